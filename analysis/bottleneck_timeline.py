@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.figures.step_timeline import StepDetail, step_detail
+from hpcpace.diagnosis.plot_source import StepDetail, step_detail
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files

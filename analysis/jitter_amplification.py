@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.diagnosis.figures.jitter import jitter_figures
+from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.summary import Jitter
 from hpcpace.errors import CannotTell
 from hpcpace.metrics.jitter.growth import GrowthCurve

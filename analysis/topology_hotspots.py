@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcpace.diagnosis.figures.hotspots import HotspotFigures, hotspot_figures
+from hpcpace.diagnosis.figures.ranks import HotspotFigures, hotspot_figures
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.quoting import printable

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.figures.interface_facts import KnownInterfaces
-from hpcpace.diagnosis.figures.network import NetworkEvidence, StepWindow, network_evidence
+from hpcpace.diagnosis.figures.network import KnownInterfaces, NetworkEvidence, StepWindow, network_evidence
 from hpcpace.diagnosis.network_summary import RateSource
 from hpcpace.metrics.network.flow_tables import Connections, Flows, InterfaceUse
 from hpcpace.metrics.network.interface_use import wire_bytes

@@ -27,7 +27,7 @@ import numpy as np
 
 from hpcpace.config import Config
 from hpcpace.diagnosis import analyze as analyses
-from hpcpace.diagnosis import credible_run as credible
+from hpcpace.diagnosis import credible
 from hpcpace.diagnosis import measure as examination
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict

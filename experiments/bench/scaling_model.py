@@ -33,8 +33,8 @@ from hpcpace.diagnosis import measure as examination
 from hpcpace.diagnosis import operation_figures as operations
 from hpcpace.diagnosis.close_up import close_up_columns
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.step_panels import StepPanels
 from hpcpace.diagnosis.verdict import main_verdict
+from hpcpace.diagnosis.within_steps import StepPanels
 from hpcpace.memory import keep_freed_memory
 from hpcpace.report.html.page import page
 from hpcpace.rundir import RunDirectory, json_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcpace.cli.runs import rows_in, show_runs
-from hpcpace.diagnosis.run_list import newest_run
+from hpcpace.diagnosis.run_state import newest_run
 from hpcpace.errors import TraceError, UsageError
 from hpcpace.run_search import find_runs, open_named_run
 from hpcpace.rundir import RUNS, Attempt, RunDirectory

@@ -10,7 +10,7 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.hang_dumps import DumpOptions, dump_options, report_dumps
 from hpcpace.cli.hang_run import report_run
 from hpcpace.cli.options import PATH
-from hpcpace.diagnosis.run_list import newest_run
+from hpcpace.diagnosis.run_state import newest_run
 from hpcpace.errors import TraceError, UsageError
 from hpcpace.run_search import find_runs, open_named_run
 from hpcpace.rundir import RUNS

@@ -9,7 +9,7 @@ import click
 
 from hpcpace.cli.hang_dumps import exit_code, hang_json, text_console
 from hpcpace.config_sources import load_config
-from hpcpace.diagnosis.records.run import read_run_record
+from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, read_start
 from hpcpace.errors import TraceError
 from hpcpace.hang.from_traces import JobRecords, read_records

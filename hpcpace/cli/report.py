@@ -24,8 +24,7 @@ from hpcpace.config_sources import load_config
 from hpcpace.diagnosis.analyze import Analysis, analyze
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.records.probe import ReadProbe, read_probe_file
-from hpcpace.diagnosis.records.result import read_result_record
+from hpcpace.diagnosis.records import ReadProbe, read_probe_file, read_result_record
 from hpcpace.diagnosis.run_state import progress_words
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.diagnosis.verdict import main_verdict

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, option, verbose
-from hpcpace.diagnosis.run_list import RunRow, run_rows
+from hpcpace.diagnosis.run_state import RunRow, run_rows
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.run_list import print_runs

@@ -1,7 +1,8 @@
-"""Some steps, taken apart operation by operation: what jitter between synchronisations and predicted gains rest on.
+"""Some steps taken apart operation by operation, with their forward and backward passes.
 
-All steps where they are few. Of a long run they are stretches spread over it, and the report says how many; figures
-from them have intervals, which show how much is known from so many steps.
+Jitter between synchronisations and predicted gains rest on them. All steps where they are few. Of a long run they are
+stretches spread over it, and the report says how many; figures from them have intervals, which show how much is known
+from so many steps.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.evidence import Evidence, TimedTraces, evidence_of
-from hpcpace.diagnosis.step_ranges import blocks_of_steps
+from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
+from hpcpace.metrics.causes.even_work import Passes, own_work
 from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.step_graph import step_graph
 from hpcpace.metrics.clocks.rank_clocks import reference_times
+from hpcpace.metrics.lateness.data_variation import DataVariation, data_variation
 from hpcpace.metrics.lateness.segments import LocalWork, local_work
 from hpcpace.metrics.operations.blocked_time import Blocks
 from hpcpace.metrics.steps import StepPanel, columns_of
@@ -28,7 +30,9 @@ from hpcpace.trace.tables import RankTrace, join_tables
 
 MOST_OPERATIONS = 1_000_000
 """Of all ranks together, about."""
-_NUM_STRETCHES, _LEAST_STEPS = 8, 4
+_NUM_STRETCHES, _MIN_STEPS = 8, 4
+_PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+_OF_DATA = (Phase.FORWARD, Phase.BACKWARD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +64,10 @@ def close_up_columns(num_steps: int, operations_per_step: float, most: int = MOS
         operations_per_step: of all ranks together, about.
         most: operations that are taken apart, about.
     """
-    num_close = int(max(most / max(operations_per_step, 1.0), _LEAST_STEPS))
+    num_close = int(max(most / max(operations_per_step, 1.0), _MIN_STEPS))
     if num_close >= num_steps:
         return np.arange(num_steps)
-    num_stretches = min(_NUM_STRETCHES, max(num_close // _LEAST_STEPS, 1))
+    num_stretches = min(_NUM_STRETCHES, max(num_close // _MIN_STEPS, 1))
     length = num_close // num_stretches
     first = np.rint(np.linspace(0, num_steps - length, num_stretches)).astype(np.int64)
     return np.unique(first[:, None] + np.arange(length))
@@ -134,4 +138,40 @@ def _blocks(evidence: Evidence, step: NDArray[np.int64]) -> Blocks:
         begin_ns=np.concatenate(begin_ns),
         end_ns=np.concatenate(end_ns),
         is_pause=np.concatenate(is_pause),
+    )
+
+
+def passes_of(close_up: CloseUp) -> list[Passes]:
+    """Return the forward and backward passes and optimizer steps of each rank."""
+    found = []
+    for trace, clock in zip(close_up.evidence.traces, close_up.evidence.clocks, strict=True):
+        phases = trace.tables["phases"]
+        chosen = np.flatnonzero(np.isin(phases["phase"], _PASSES) & (phases["end_ns"] > phases["begin_ns"]))
+        chosen = chosen[columns_of(close_up.steps.step, np.asarray(phases["step"][chosen], np.int64)) >= 0]
+        begin_ns, end_ns = (reference_times(clock, phases[name][chosen]) for name in ("begin_ns", "end_ns"))
+        found.append(Passes(kind=phases["phase"][chosen].astype(np.int64), begin_ns=begin_ns, end_ns=end_ns))
+    return found
+
+
+def data_variation_of(close_up: CloseUp) -> DataVariation | None:
+    """Return how the work of microbatches varies; None where steps are not rebuilt, or passes are not alike in number.
+
+    The n-th pass of a step is that of the same microbatch on all stages.
+    """
+    graph, passes = close_up.graph, passes_of(close_up)
+    headers = [trace.header for trace in close_up.evidence.traces]
+    if graph is None or not all(len(one.kind) for one in passes) or len({header.pp for header in headers}) < 2:
+        return None
+    panels = []
+    for one, own_ns in zip(passes, own_work(graph, passes), strict=True):
+        of_rank = [own_ns[one.kind == kind][np.argsort(one.begin_ns[one.kind == kind])] for kind in _OF_DATA]
+        panels.append(of_rank)
+    num_steps = len(graph.step)
+    counts = {len(own_ns) for of_rank in panels for own_ns in of_rank}
+    if len(counts) != 1 or graph.num_left_out or counts.pop() % num_steps:
+        return None
+    return data_variation(
+        np.array(panels).reshape(len(panels), len(_OF_DATA), num_steps, -1),
+        np.array([header.pp for header in headers]),
+        np.array([header.dp * (1 << 20) + header.tp for header in headers]),
     )

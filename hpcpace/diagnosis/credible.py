@@ -1,21 +1,39 @@
-"""Decides which ranks are believed: not those whose trace contradicts itself or all others."""
+"""Measures a run on the ranks that can be believed, and finds out what is missing from it.
+
+A rank whose operations or steps contradict those of all others would distort every figure, so it is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.measure import Measured
-from hpcpace.diagnosis.sound_stream import contradictions_of, sound_stream
+from hpcpace.diagnosis.ends import find_end
+from hpcpace.diagnosis.evidence import timed_traces
+from hpcpace.diagnosis.incomplete import contradictions_of, find_incomplete, problems_of, sound_stream
+from hpcpace.diagnosis.measure import Measured, Selection, measure
+from hpcpace.diagnosis.modes.run_end import RunEnd
+from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
+from hpcpace.diagnosis.records import AttemptRecords
+from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, run_end_line
+from hpcpace.diagnosis.summary import Incomplete
+from hpcpace.errors import CannotTell, with_reasons
 from hpcpace.metrics.contradictions import Contradiction, contradictions
+from hpcpace.metrics.steps import common_steps, used_steps
+from hpcpace.parallel import Team
+from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
 from hpcpace.trace.tables import RankTrace
 from hpcpace.units import NS_PER_S, format_duration
 
 # Clocks that are wrong by less are found by what they contradict; a rank that is so far off is not of this job.
-_MOST_STEPS_APART, _LEAST_APART_NS = 10, NS_PER_S
-_LEAST_OPERATIONS_SHARE = 0.5
+_MAX_STEPS_APART, _MIN_APART_NS = 10, NS_PER_S
+_MIN_OPERATIONS_SHARE = 0.5
+_MAX_LOST_SHOWN = 10
+_MAX_MISSING = 1 << 17  # a damaged world size must not fill the memory
 
 
 def credible_traces(traces: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
@@ -90,7 +108,7 @@ def steps_apart_ns(begin_ns: NDArray[np.int64], step_ns: float) -> NDArray[np.fl
         step_ns: how long a step takes.
     """
     apart_ns = np.median(begin_ns - np.median(begin_ns, axis=0), axis=1)
-    return np.where(np.abs(apart_ns) > max(_MOST_STEPS_APART * step_ns, _LEAST_APART_NS), apart_ns, 0.0)
+    return np.where(np.abs(apart_ns) > max(_MAX_STEPS_APART * step_ns, _MIN_APART_NS), apart_ns, 0.0)
 
 
 def _silent(measured: Measured) -> dict[int, str]:
@@ -105,7 +123,7 @@ def _silent(measured: Measured) -> dict[int, str]:
         usual = float(np.median(num_operations[members]))
         # If it is not known who does the same work, ranks may do different things, but not nothing.
         is_role_known = measured.timed.traces[members[0]].header.pp >= 0
-        least = _LEAST_OPERATIONS_SHARE * usual if is_role_known else min(usual, 1.0)
+        least = _MIN_OPERATIONS_SHARE * usual if is_role_known else min(usual, 1.0)
         for row in members[num_operations[members] < least].tolist():
             trace = measured.timed.traces[row]
             found[trace.header.rank] = (
@@ -127,3 +145,169 @@ def absent_ranks(traces: Sequence[RankTrace], world_size: int) -> tuple[int, ...
     is_absent = is_member if is_member.any() else ~is_member
     is_absent[[trace.header.rank for trace in traces]] = False
     return tuple(np.flatnonzero(is_absent).tolist())
+
+
+def ranks_with_common_steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[list[RankTrace], list[str]]:
+    """Return the traces that have the step shared by most ranks, and a sentence on each of the others.
+
+    A rank shares no step if it was killed before its first one, or if its table of steps is damaged.
+
+    Args:
+        traces: the readable traces.
+        selection: which steps count.
+
+    Returns:
+        All traces and no sentence if all share that step, or if no rank has any step that counts.
+    """
+    steps = [_used(trace, selection) for trace in traces]
+    numbers, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *steps]), return_counts=True)
+    if not len(numbers) or counts.max() == len(traces):
+        return list(traces), []
+    shared = numbers[counts.argmax()]
+    is_kept = [bool(np.isin(shared, own)) for own in steps]
+    kept = [trace for trace, has_shared in zip(traces, is_kept, strict=True) if has_shared]
+    left_out = [trace for trace, has_shared in zip(traces, is_kept, strict=True) if not has_shared]
+    sentences = [
+        f"{trace.path}: rank {trace.header.rank} shares none of its {len(trace.tables['steps'])} steps with the other "
+        "ranks; it is left out of all figures"
+        for trace in left_out
+    ]
+    return kept, sentences
+
+
+def _used(trace: RankTrace, selection: Selection) -> NDArray[np.int64]:
+    panel = common_steps([trace.tables["steps"]])
+    mask = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
+    return panel.step[mask]
+
+
+class _How(NamedTuple):
+    """Who measures, and who is told of it."""
+
+    progress: Callable[[int, int], None] | None
+    team: Team | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CredibleRun:
+    """A run as shown by the ranks that contradict neither themselves nor all others.
+
+    Attributes:
+        world_size: ranks of the run.
+        traces: those of the credible ranks, ascending by rank.
+        missing: ranks without a credible trace, ascending.
+        hosts: host names by rank, as far as they are known.
+        measured: what was measured on the credible ranks that share a step.
+        incomplete: what is missing from the run.
+        end: what ended the run before its time; None where nothing did.
+    """
+
+    world_size: int
+    traces: Sequence[RankTrace]
+    missing: tuple[int, ...]
+    hosts: Mapping[int, str]
+    measured: Measured
+    incomplete: Incomplete
+    end: RunEnd | None
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """Ranks that were not measured, and with which measured ones communicate."""
+        return absent_ranks(self.measured.timed.traces, self.world_size)
+
+
+def measure_credible_run(
+    found: AttemptTraces,
+    selection: Selection,
+    records: AttemptRecords,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    team: Team | None = None,
+) -> CredibleRun:
+    """Measure a run, and measure it again without the ranks that all others contradict, until none is left.
+
+    Args:
+        found: the readable traces, at least one, and what could not be read.
+        selection: which steps to use.
+        records: what the run's records say.
+        progress, team: as `measure_operations` takes them. Processes of a team have the same arguments.
+
+    Raises:
+        CannotTell: there is no trace that can be believed, or no step that all ranks have.
+    """
+    world_size = world_size_of(found.traces)
+    traces, contradictions = credible_traces(found.traces)
+    problems = [*found.problems, *contradictions]
+    how = _How(progress, team)
+    while traces:
+        run = _measure_traces(traces, world_size, problems, selection, records, how)
+        incredible, reasons = incredible_ranks(run.measured)
+        if not incredible:
+            return run
+        traces = [trace for trace in traces if trace.header.rank not in incredible]
+        problems += reasons
+    raise CannotTell(with_reasons("there is no trace that can be believed", problems))
+
+
+def _measure_traces(
+    traces: Sequence[RankTrace],
+    world_size: int,
+    problems: Sequence[str],
+    selection: Selection,
+    records: AttemptRecords,
+    how: _How,
+) -> CredibleRun:
+    ranks = {trace.header.rank for trace in traces}
+    missing = tuple(sorted(set(range(min(world_size, _MAX_MISSING))) - ranks))
+    hosts = {**records.run.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
+    problems = [*problems, *records.problems]
+    try:
+        measured = measure(traces, selection, progress=how.progress, team=how.team)
+    except CannotTell as error:
+        # One rank without a common step must not leave the others without figures.
+        common, left_out = ranks_with_common_steps(traces, selection)
+        figures = _without_steps(traces, how)
+        problems = [*problems, *left_out, *_problems_of(figures)]
+        incomplete = find_incomplete(
+            timed_traces(traces), problems, missing=missing, hosts=hosts, done=figures.completed
+        )
+        end = find_end(timed_traces(traces), incomplete, figures.completed.opened)
+        if not left_out:
+            ended = [] if end is None else [run_end_line(end, hosts)]
+            reasons = [*ended, str(error), *_losses(incomplete, hosts)]
+            raise CannotTell(with_reasons(reasons[0], reasons[1:])) from None
+        measured = measure(common, selection, progress=how.progress, team=how.team)
+    else:
+        problems = [*problems, *sentences_on_operations(measured), *_problems_of(measured.operations)]
+        # What is missing shows in the steps of the host.
+        timed, done = replace(measured.timed, traces=traces), measured.operations.completed
+        incomplete = find_incomplete(timed, problems, missing=missing, hosts=hosts, done=done)
+        end = find_end(timed, incomplete, done.opened)
+    return CredibleRun(
+        world_size=world_size,
+        traces=traces,
+        missing=missing,
+        hosts=hosts,
+        measured=measured,
+        incomplete=incomplete,
+        end=end,
+    )
+
+
+def _without_steps(traces: Sequence[RankTrace], how: _How) -> OperationFigures:
+    """Return the figures of the operations of traces that share no step, and so cannot be measured together."""
+    none = common_steps([trace.tables["steps"] for trace in traces]).select(slice(0))
+    return measure_operations(timed_traces(traces), none, none, progress=how.progress, team=how.team)
+
+
+def _problems_of(figures: OperationFigures) -> list[str]:
+    return list(dict.fromkeys(problem for stream in figures.streams for problem in problems_of(stream)))
+
+
+def _losses(incomplete: Incomplete, hosts: Mapping[int, str]) -> list[str]:
+    lost = [rank for rank in incomplete.ranks if rank.num_lost_operations][:_MAX_LOST_SHOWN]
+    return [
+        *(open_line(operation, hosts) for operation in incomplete.open),
+        *(incomplete_rank_line(rank, hosts) for rank in lost),
+        *incomplete.problems,
+    ]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.diagnosis.incomplete import sound_stream
 from hpcpace.diagnosis.modes.finding import IdlePhase
-from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.metrics.host_pace import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
@@ -26,7 +26,7 @@ from hpcpace.trace.tables import join_tables
 _OF_DEVICES = b"ccl"
 _OF_HOST = (Phase.GC, Phase.PACE, Phase.OTHER)
 """Phases that may be the host's alone: the device goes on meanwhile, as far as it has work."""
-_LEAST_KNOWN = 0.5
+_MIN_KNOWN = 0.5
 _DEVICE_COLUMNS = {"begin_ns": DEVICE_BEGIN_COLUMN, "end_ns": DEVICE_END_COLUMN}
 DURING_COLUMN, BOUNDED_COLUMN = "during", "is_bounded"
 HOST_BEGIN_COLUMN, HOST_END_COLUMN = "host_begin_ns", "host_end_ns"
@@ -116,7 +116,7 @@ def _on_device(trace: RankTrace) -> RankTrace:
     is_phase_known &= phases[DEVICE_END_COLUMN] >= phases[DEVICE_BEGIN_COLUMN]
     unknown = phases["step"][~is_phase_known & ~np.isin(phases["phase"], _OF_HOST)]
     is_known &= ~np.isin(steps["step"], unknown)
-    if not is_known.sum() > _LEAST_KNOWN * len(steps):
+    if not is_known.sum() > _MIN_KNOWN * len(steps):
         return trace
     tables = {"steps": _view(steps.select(is_known)), "phases": _view(phases.select(is_phase_known))}
     return replace(trace, tables={**trace.tables, **tables})

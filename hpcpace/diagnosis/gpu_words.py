@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from hpcpace.diagnosis.figures.gpus import GpuDifference
+from hpcpace.diagnosis.figures.devices import GpuDifference
 from hpcpace.diagnosis.summary import Verdict
 from hpcpace.throttling import WORDS, Throttle
 from hpcpace.wording import listed, named_ranks, percent, plural

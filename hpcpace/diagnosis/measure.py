@@ -12,36 +12,28 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.config import DiagnosisConfig
-from hpcpace.diagnosis.close_up import CloseUp, take_close_up
-from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, is_timed_there, on_devices
-from hpcpace.diagnosis.diagnose import Diagnosis, Panels, diagnose
+from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, clock_figures
+from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
+from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
-from hpcpace.diagnosis.figures.clocks import DEVICE_ERROR_NS, clock_figures
-from hpcpace.diagnosis.known_waits import are_waits_known, unknown_waits, unmatched_share
-from hpcpace.diagnosis.modes.run_end import RunEnd
+from hpcpace.diagnosis.incomplete import sound_stream
+from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
-from hpcpace.diagnosis.passes import data_variation_of
 from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
-from hpcpace.diagnosis.sound_stream import sound_stream
 from hpcpace.diagnosis.summary import Clocks
+from hpcpace.diagnosis.within_steps import are_waits_known, unknown_waits, unmatched_share
 from hpcpace.errors import CannotTell
-from hpcpace.hang.views import FoundHang
 from hpcpace.metrics.causes.what_if import Rebuilt, rebuild, transient_loss_ns
 from hpcpace.metrics.clocks.rank_clocks import reference_times
 from hpcpace.metrics.cores import CoreUse, core_use
 from hpcpace.metrics.found_stages import stages_of_traffic
-from hpcpace.metrics.lateness.arrivals import LateArrival, late_arrivals
 from hpcpace.metrics.lateness.data_variation import DataVariation
-from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.network.flow_evidence import flows_of
 from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
 from hpcpace.metrics.network.interface_evidence import interface_use
-from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.dependence import MESSAGES
-from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
 from hpcpace.metrics.roles import others_median
 from hpcpace.metrics.step_pattern import Alternation, alternation
@@ -51,7 +43,7 @@ from hpcpace.parallel import Team
 from hpcpace.trace.reader import RankTrace
 
 # Of the step, by which senders that are held at most make a predicted gain wrong.
-_MOST_HELD_SHARE = 0.02
+_MAX_HELD_SHARE = 0.02
 _AWAY = (Part.SYNC_WAIT, Part.SYNC_TRANSFER, Part.CHECKPOINT, Part.EVAL, Part.PACE)
 
 
@@ -164,7 +156,7 @@ class Measured:
         if self.host_timed:
             return None
         held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
-        if self.close_up is None or self.close_up.graph is None or held_share > _MOST_HELD_SHARE:
+        if self.close_up is None or self.close_up.graph is None or held_share > _MAX_HELD_SHARE:
             return None
         return rebuild(self.close_up.graph)
 
@@ -321,56 +313,6 @@ def _stages(measured: Measured) -> NDArray[np.int64]:
     )
 
 
-def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns: float) -> LinkFindings:
-    """Return slow links with the clocks' error in their intervals: it does not shrink with more steps.
-
-    A transfer is counted from the last enter of all ranks, so it is wrong by up to the half-widths, relative to the
-    fast groups' transfer.
-    """
-    usual_ns = [float(np.nanmedian(group.transfer_ns)) for group in groups if np.isfinite(group.transfer_ns).any()]
-    if not found.culprits or not usual_ns:
-        return found
-    share = halfwidth_ns / max(float(np.quantile(usual_ns, 0.25)), 1.0)
-    culprits = []
-    for culprit in found.culprits:
-        extra = share * (1 + culprit.effect_share)
-        low, high = (culprit.effect_share - end for end in culprit.interval)
-        low, high = culprit.effect_share - np.hypot(low, extra), culprit.effect_share + np.hypot(high, extra)
-        culprits.append(replace(culprit, interval=(float(low), float(high))))
-    return replace(found, culprits=tuple(culprits))
-
-
-def hotspots_of(measured: Measured, panels: Panels) -> tuple[Hotspot, ...]:
-    """Return the places whose ranks do their own work more slowly than others of their role; none where not known."""
-    excess_ns = own_excess_ns(panels)
-    return delay_hotspots(excess_ns, measured.places) if excess_ns is not None else ()
-
-
-def late_arrivals_of(measured: Measured, node: NDArray[np.int64], level: float) -> tuple[LateArrival, ...]:
-    """Return who is late at collectives on devices by arrival and duration alike, the latest first.
-
-    Args:
-        measured: what was measured.
-        node: of each rank, int64, (num_ranks,).
-        level: probability of naming somebody by chance.
-    """
-    close_up = measured.close_up
-    if close_up is None:
-        return ()
-    evidence = close_up.evidence
-    pairs = zip(evidence.traces, evidence.collectives, strict=True)
-    is_on_device = np.concatenate([is_timed_there(trace, table) for trace, table in pairs])
-    return late_arrivals(
-        evidence.operations,
-        evidence.matching,
-        is_on_device,
-        ranks=evidence.ranks,
-        halfwidth_ns=measured.halfwidth_ns,
-        node=node_by_rank(evidence.ranks, node),
-        level=level,
-    )
-
-
 def node_by_rank(ranks: Sequence[int], node: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the node of each rank by its number, int64, (largest rank + 1,); `node` is that of each of `ranks`."""
     found = np.zeros(max(ranks) + 1, np.int64)
@@ -430,37 +372,3 @@ def _reach_ns(measured: Measured) -> NDArray[np.float64]:
     away = parts[:, :, list(_AWAY)].sum(axis=2)
     reach: NDArray[np.float64] = np.maximum(parts.sum(axis=2) - away - measured.operations.panels.blocked_ns, 0.0)
     return reach
-
-
-def diagnose_run(
-    measured: Measured,
-    panels: Panels,
-    *,
-    hang: FoundHang | None,
-    opened: Sequence[OpenOperation],
-    absent: Sequence[int],
-    end: RunEnd | None = None,
-    settings: DiagnosisConfig,
-) -> Diagnosis:
-    """Return what is wrong with a run, from what was measured; arguments as those of `diagnose`."""
-    groups, places, clocks = measured.groups, measured.places, measured.clocks
-    # How long a message takes depends on its receiver, too; that of a collective depends on the link alone.
-    collectives = [group for group in groups if group.op != "send"] or groups
-    if any(is_host_timed(trace) for trace in measured.timed.traces):
-        panels = replace(panels, arrivals=late_arrivals_of(measured, panels.node, settings.level))
-    return diagnose(
-        panels,
-        hang=hang,
-        opened=opened,
-        links=_widened(
-            locate_links(collectives, places, floor_share=settings.link_share, level=settings.level),
-            collectives,
-            clocks.median_halfwidth_ns or 0.0,
-        ),
-        crossing=locality(groups, places),
-        is_clock_wrong=clocks.num_wrong > 0,
-        rebuilt=measured.rebuilt,
-        absent=absent,
-        end=end,
-        settings=settings,
-    )

@@ -1,4 +1,4 @@
-"""The part of a summary about the network: interfaces, and what ranks sent to each other."""
+"""The parts of a summary that are compared: the network, a probe of the hosts, and other runs."""
 
 from __future__ import annotations
 
@@ -138,3 +138,88 @@ class NetworkFigures:
     pairs: tuple[PairRow, ...]
     num_pairs: int
     median_rate_bps: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedRow:
+    """Operations of one kind and size, over groups that are alike.
+
+    Attributes:
+        op: name of the operation.
+        num_nodes, num_ranks: of each group.
+        size_bytes: content of one operation.
+        num_groups: groups that did it.
+        transfer_ns: median over steps of the mean transfer of an operation, the mean over the groups.
+        probed_ns: what it takes by the law of the probe.
+        achieved: probed_ns over transfer_ns, the share of the probed rate.
+        is_beyond: whether the size is larger than any that was probed.
+    """
+
+    op: str
+    num_nodes: int
+    num_ranks: int
+    size_bytes: int
+    num_groups: int
+    transfer_ns: float
+    probed_ns: float
+    achieved: float
+    is_beyond: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedFigures:
+    """A run next to a probe of its hosts.
+
+    Attributes:
+        source: the file of the probe.
+        probed_unix_ns: when it was taken.
+        refused: why it is not used, such as a probe of other hosts; empty if it is.
+        achieved: of all rows together, probed time over transfer; None without rows.
+        rows: the operations with the most transfer first.
+        num_unprobed: kinds of operations that the probe did not measure.
+    """
+
+    source: str
+    probed_unix_ns: int
+    refused: str
+    achieved: float | None
+    rows: tuple[ProbedRow, ...]
+    num_unprobed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRank:
+    """How one rank compares with itself in another run.
+
+    Attributes:
+        work_ns: own work per step, the mean; None where it is not known.
+        work_error: its standard error relative to it, over blocks of steps; None likewise, and for few steps.
+        caused_wait_ns: exposed wait of all ranks that began at this one, mean over ranks and steps.
+    """
+
+    rank: int
+    work_ns: float | None
+    work_error: float | None
+    caused_wait_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparable:
+    """What a comparison with other runs takes from this one besides all else; see docs/compare.md.
+
+    Attributes:
+        is_all: whether all steps but the warm-up were used, as by a report without `--steps`.
+        samples_per_step: samples of the global batch, mean over the used steps.
+        log_p50_error: standard error of the logarithm of the median step time by a block bootstrap over steps; None for
+            fewer than 8 steps.
+        log_mean_error: the same of the mean step time.
+        block_p50_ns: median step times of up to 20 blocks of consecutive steps, in their order.
+        ranks: ascending.
+    """
+
+    is_all: bool
+    samples_per_step: float
+    log_p50_error: float | None
+    log_mean_error: float | None
+    block_p50_ns: tuple[float, ...]
+    ranks: tuple[ComparedRank, ...]

@@ -1,28 +1,224 @@
-"""The arrays behind the plots of the page, taken from what was examined."""
+"""The arrays behind the plots of the page, with its slowest step rank by rank.
+
+A lane of a step is exact where it has few stretches; else it is cut into equal cells, so that its size does not grow
+with the number of operations.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TimedTraces
-from hpcpace.diagnosis.figures.step_timeline import regular_steps, slowest_step
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
+from hpcpace.diagnosis.within_steps import divide_operations
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix, node_matrix
+from hpcpace.metrics.phases import Part, parts_of_steps
+from hpcpace.trace.schema import StepFlag
+from hpcpace.trace.tables import Table
 from hpcpace.units import NS_PER_MS, NS_PER_S
 
-_MOST_HOSTS = 64
-_MOST_NODES = 512
-_MOST_CELLS = 6400
+MAX_RANKS = 16
+_MAX_LANE_CELLS = 1600
+
+
+Stretch = tuple[Part, float, float]
+"""Part, begin and end, in nanoseconds since the first of the ranks shown began the step."""
+_MAX_HOSTS = 64
+_MAX_NODES = 512
+_MAX_CELLS = 6400
 """Of all lanes together, so that a browser draws them at once."""
 _OF_PHASES = ("own_delay_ms", "phases", "communication_share", "origins", "growth", "hotspots", "slow_step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDetail:
+    """One step of a run, rank by rank.
+
+    Attributes:
+        step: its number.
+        time_ns, median_ns: its time, and the median of the regular steps.
+        work_ns, excess_ns: own work in the step, and what of it is beyond the others of the role, or the median of all
+            where roles are unknown, float64, (num_ranks,).
+        parts_ns, mean_ns: parts of the step, and of the mean regular step, float64, (num_ranks, num_parts).
+        rows: the ranks that represent all, int64, (num_lanes,).
+        lanes: the stretches of each of those, in order, (num_lanes,).
+    """
+
+    step: int
+    time_ns: float
+    median_ns: float
+    work_ns: NDArray[np.float64]
+    excess_ns: NDArray[np.float64]
+    parts_ns: NDArray[np.float64]
+    mean_ns: NDArray[np.float64]
+    rows: NDArray[np.int64]
+    lanes: tuple[tuple[Stretch, ...], ...]
+
+
+def step_detail(measured: Measured, panels: Panels) -> StepDetail:
+    """Return the representative step of a run.
+
+    Args:
+        measured: what was measured.
+        panels: its panels.
+    """
+    regular = regular_steps(measured.chosen.flags)
+    column = representative_step(panels.times_ns, _taken_apart(measured, regular))
+    return _detail(measured, panels, column)
+
+
+def slowest_step(measured: Measured, panels: Panels, *, named: Collection[int], most_cells: int) -> StepDetail:
+    """Return the slowest regular step of a run, of those that are taken apart operation by operation.
+
+    Args:
+        measured: what was measured.
+        panels: its panels.
+        named: rows of ranks to show, of which at most half of `MAX_RANKS`.
+        most_cells: of all lanes together, at least; see `lanes_of`.
+    """
+    apart = _taken_apart(measured, regular_steps(measured.chosen.flags))
+    column = int(np.argmax(np.where(apart, panels.times_ns, -np.inf)))
+    return _detail(measured, panels, column, named=named, most_cells=most_cells)
+
+
+def _detail(
+    measured: Measured, panels: Panels, column: int, *, named: Collection[int] = (), most_cells: int = 0
+) -> StepDetail:
+    regular = regular_steps(measured.chosen.flags)
+    compared, work_ns = own_excess_ns(panels), panels.work_ns[:, column]
+    excess_ns = compared[:, column] if compared is not None else work_ns - np.median(work_ns)
+    rows = representative_ranks(excess_ns, panels.role, named=named)
+    return StepDetail(
+        step=int(measured.chosen.step[column]),
+        time_ns=float(panels.times_ns[column]),
+        median_ns=float(np.median(panels.times_ns[regular])),
+        work_ns=work_ns,
+        excess_ns=excess_ns,
+        parts_ns=measured.parts[:, column],
+        mean_ns=measured.parts[:, regular].mean(axis=1),
+        rows=rows,
+        lanes=lanes_of(measured, column, rows, max(most_cells // len(rows), 1) if most_cells else _MAX_LANE_CELLS),
+    )
+
+
+def _taken_apart(measured: Measured, regular: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which regular steps are taken apart, or all of them where none is, bool, (num_steps,)."""
+    if measured.close_up is None:
+        return regular
+    some = regular & np.isin(measured.chosen.step, measured.close_up.steps.step)
+    return some if some.any() else regular
+
+
+def regular_steps(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which steps have neither checkpoint nor evaluation, or all where no step is without, (num_steps,).
+
+    Args:
+        flags: `hpcpace.trace.schema.StepFlag` of each step, (num_steps,).
+    """
+    regular = (flags & (StepFlag.CHECKPOINT | StepFlag.EVAL)) == 0
+    return regular if regular.any() else np.ones(len(flags), np.bool_)
+
+
+def representative_step(times_ns: NDArray[np.float64], regular: NDArray[np.bool_]) -> int:
+    """Return the column of the regular step whose time is closest to their median; the first of equals.
+
+    Args:
+        times_ns: step times, at least one, (num_steps,).
+        regular: which of them count, at least one, bool, (num_steps,).
+    """
+    distance = np.abs(times_ns - np.median(times_ns[regular]))
+    return int(np.argmin(np.where(regular, distance, np.inf)))
+
+
+def representative_ranks(
+    excess_ns: NDArray[np.float64],
+    role: NDArray[np.int64],
+    most: int = MAX_RANKS,
+    *,
+    named: Collection[int] = (),
+) -> NDArray[np.int64]:
+    """Return the rows that represent all ranks, ascending: all of at most `most` ranks.
+
+    Of more, the most typical rank of each role (of half as many roles as ranks fit), the one with the least excess,
+    and those named or with the largest.
+
+    Args:
+        excess_ns: work beyond that of the role, (num_ranks,).
+        role: index of each rank's role, (num_ranks,).
+        most: ranks to return, at least 4.
+        named: rows to prefer to others with a large excess.
+    """
+    if len(excess_ns) <= most:
+        return np.arange(len(excess_ns))
+    roles = np.unique(role)[: most // 2]
+    typical = [int(np.argmin(np.where(role == one, np.abs(excess_ns), np.inf))) for one in roles]
+    order = [row for row in np.argsort(-excess_ns, kind="stable").tolist() if row not in typical]
+    least = order[-1]
+    order.sort(key=lambda row: row not in named)
+    return np.array(
+        sorted({*typical, least, *[row for row in order if row != least][: most - len(typical) - 1]}), np.int64
+    )
+
+
+def lanes_of(
+    measured: Measured, column: int, rows: NDArray[np.int64], most_cells: int = _MAX_LANE_CELLS
+) -> tuple[tuple[Stretch, ...], ...]:
+    """Return what ranks did during one step, stretch by stretch, (num_lanes,).
+
+    Args:
+        measured: what was measured.
+        column: of the step among the used ones.
+        rows: of the ranks, (num_lanes,).
+        most_cells: of each lane; one with more edges gets so many equal cells, each of the part that takes most of it.
+    """
+    chosen, timed = measured.chosen, measured.timed
+    length_ns = chosen.end_ns[rows, column] - chosen.begin_ns[rows, column]
+    begin_ns, end_ns = measured.common.begin_ns[rows, column], measured.common.end_ns[rows, column]
+    is_known = np.array([timed.ranks[row] not in timed.unknown_clocks for row in rows.tolist()])
+    if is_known.any():
+        # A rank whose clock is unknown has no place in common time: its step is shown as ending with the last one.
+        begin_ns = np.where(is_known, begin_ns, end_ns[is_known].max() - length_ns)
+    late_ns = (begin_ns - begin_ns.min()).tolist()
+    return tuple(
+        _lane(measured, column, row, late, most_cells) for row, late in zip(rows.tolist(), late_ns, strict=True)
+    )
+
+
+def _lane(measured: Measured, column: int, row: int, late_ns: int, most_cells: int) -> tuple[Stretch, ...]:
+    begin_ns, end_ns = (int(times[row, column]) for times in (measured.chosen.begin_ns, measured.chosen.end_ns))
+    phases, table = measured.timed.traces[row].tables["phases"], _operations_of(measured, row)
+    near = (phases["end_ns"] > begin_ns) & (phases["begin_ns"] < end_ns)
+    met = (table["exit_ns"] > begin_ns) & (table["enter_ns"] < end_ns)
+    spans = (phases["phase"][near], phases["begin_ns"][near], phases["end_ns"][near])
+    wait_ns = table["wait_ns"][met]
+    operations = (table["enter_ns"][met], table["exit_ns"][met], table["blocked_ns"][met], wait_ns)
+    enter_ns, exit_ns, blocked_ns, _ = operations
+    edges_ns = np.concatenate([*spans[1:], enter_ns, exit_ns, exit_ns - blocked_ns, enter_ns + wait_ns])
+    edges_ns = np.unique(np.clip(np.append(edges_ns, [begin_ns, end_ns]), begin_ns, end_ns))
+    if len(edges_ns) > most_cells + 1:
+        edges_ns = np.rint(np.linspace(0, end_ns - begin_ns, most_cells + 1)).astype(np.int64) + begin_ns
+    # Each cell is treated as a step, so that the rules of the parts stay in one place.
+    part = parts_of_steps((edges_ns[:-1], edges_ns[1:]), spans, operations).argmax(axis=1)
+    starts = np.flatnonzero(np.diff(part, prepend=-1))
+    bounds = (edges_ns[np.append(starts, len(part))] - begin_ns + late_ns).astype(np.float64).tolist()
+    return tuple(zip(map(Part, part[starts].tolist()), bounds[:-1], bounds[1:], strict=True))
+
+
+def _operations_of(measured: Measured, row: int) -> Table:
+    """Return the operations of a rank in the steps that are taken apart, with their waits."""
+    close_up = measured.close_up
+    if close_up is None:
+        return Table(dict.fromkeys(("enter_ns", "exit_ns", "blocked_ns", "wait_ns"), np.zeros(0, np.int64)))
+    return divide_operations(close_up.evidence, row)
 
 
 def plot_data(
@@ -53,7 +249,7 @@ def plot_data(
         reasons["own_delay_ms"] = "no two ranks are known to do the same work"
     if not measured.are_waits_known:
         reasons.setdefault("communication_share", "operations have no counterpart, so that transfers are not known")
-    few = 2 <= places.num_nodes <= _MOST_NODES
+    few = 2 <= places.num_nodes <= _MAX_NODES
     return PlotData(
         step=measured.chosen.step,
         step_ms=panels.times_ns / NS_PER_MS,
@@ -77,7 +273,7 @@ def plot_data(
 def _slow_step(measured: Measured, panels: Panels, late: Collection[int]) -> SlowStep:
     timed = measured.timed
     named = [row for row, rank in enumerate(timed.ranks) if rank in late]
-    detail = slowest_step(measured, panels, named=named, most_cells=_MOST_CELLS)
+    detail = slowest_step(measured, panels, named=named, most_cells=_MAX_CELLS)
     regular = regular_steps(measured.chosen.flags)
     slowest = int(np.argmax(np.where(regular, panels.times_ns, -np.inf)))
     lanes = []
@@ -152,7 +348,7 @@ def _clocks(timed: TimedTraces) -> tuple[HostClock, ...] | None:
             continue
         seen.add(trace.header.node)
         found.append(_host_clock(trace.header.host, clock))
-        if len(found) == _MOST_HOSTS:
+        if len(found) == _MAX_HOSTS:
             break
     return tuple(found) or None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hpcpace.diagnosis.modes.mode import Mode
-from hpcpace.diagnosis.probe_summary import ProbedFigures
+from hpcpace.diagnosis.network_summary import ProbedFigures
 from hpcpace.diagnosis.summary import Verdict
 from hpcpace.wording import percent
 

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.diagnosis.comparable_summary import Comparable as Comparable
 from hpcpace.diagnosis.modes.finding import Culprit
 from hpcpace.diagnosis.modes.run_end import RunEnd as RunEnd
+from hpcpace.diagnosis.network_summary import Comparable as Comparable
 from hpcpace.diagnosis.network_summary import NetworkFigures
-from hpcpace.diagnosis.probe_summary import ProbedFigures as ProbedFigures
+from hpcpace.diagnosis.network_summary import ProbedFigures as ProbedFigures
 from hpcpace.metrics.clocks.causality import PairViolations
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.lateness.stages import StageComparison as StageComparison

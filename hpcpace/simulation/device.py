@@ -1,16 +1,33 @@
-"""A simulated rank with a device: host queue, streams, events, and a clock of the device with its own rate and drift.
+"""Simulated ranks with devices: host queue, streams, events, collectives, and a clock with its own rate and drift.
 
 The host issues work and runs ahead, the device does it. What the host issues takes its place in a stream at once, and
 its times follow as soon as those of everything before it are known. So the model needs no time steps, and code that
-observes CUDA events runs on it unchanged. `device_job` has collectives and runs programs.
+observes CUDA events runs on it unchanged. Programs are generators in plain Python:
 
-All times are int64 nanoseconds of the host's clock; only `SimulatedEvent.elapsed_time` shows the device's own one.
+    group = SimulatedGroup(2)
+    ranks = [SimulatedRank(), SimulatedRank()]
+
+    def program(rank):
+        for _ in range(100):
+            rank.compute(50_000)                      # the host is busy for 50 us
+            rank.launch(2_000_000)                    # a kernel of 2 ms on the current stream
+            work = group.all_reduce(rank, 300_000)    # takes 0.3 ms once all ranks are there
+            work.wait()                               # the current stream waits for it, the host does not
+            yield from rank.synchronize()             # the host waits for the device
+
+    run({rank: program(rank) for rank in ranks})
+
+A program yields what its host waits for: `yield from` `synchronize`, `wait_for` or `wait_for_room` of its rank, or a
+plain `yield`, which lets ranks catch up whose hosts are behind; use one in each step. Afterwards `SimulatedRank.done`
+has the truth: every piece of work with its label, and begin, end, idle and held time. All times are int64 nanoseconds
+of the host's clock; only `SimulatedEvent.elapsed_time` shows the device's own one.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +35,110 @@ from typing import Any
 import numpy as np
 
 from hpcpace.errors import UsageError
-from hpcpace.simulation.device_work import Work
 
 Program = Generator["Work | None", None, None]
 """A rank's program: it yields what the host waits for, or None to let the other ranks catch up."""
+
+
+class Work:
+    """Something in a stream: a kernel, a wait, a mark, or this rank's part of a collective.
+
+    Attributes:
+        label: what the program calls it.
+        is_mark: whether it is the mark of an event, which takes no time.
+        issue_ns: when the host issued it.
+        begin_ns: when the stream came to it; None until that is known.
+        end_ns: when the stream went on; None until that is known.
+        idle_ns: how long the stream had nothing to do before it, because the host had issued nothing; 0 of a mark.
+        held_ns: how long it held the stream because it waited for another stream or another rank.
+    """
+
+    __slots__ = (
+        "_awaited", "_before", "_busy_until_ns", "_dependents", "_duration_ns", "_meeting", "_num_missing",
+        "begin_ns", "end_ns", "held_ns", "idle_ns", "is_mark", "issue_ns", "label",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        before: Work | None,
+        issue_ns: int,
+        *,
+        duration_ns: int = 0,
+        awaited: Work | None = None,
+        meeting: Meeting | None = None,
+        label: Any = None,
+        is_mark: bool = False,
+    ) -> None:
+        self.label, self.issue_ns, self.is_mark = label, issue_ns, is_mark
+        self.begin_ns: int | None = None
+        self.end_ns: int | None = None
+        self.idle_ns = self.held_ns = self._busy_until_ns = 0
+        self._before, self._awaited = before, awaited
+        self._duration_ns, self._meeting = duration_ns, meeting
+        self._dependents: list[Work] = []
+        missing = [work for work in (before, awaited) if work is not None and work.end_ns is None]
+        self._num_missing = len(missing)
+        for work in missing:
+            work._dependents.append(self)
+        if not missing:
+            _advance(self)
+
+    def _ready_ns(self) -> int:
+        """Take the times of what came before; return when nothing is waited for any more."""
+        before = self._before
+        self.begin_ns = self.issue_ns if before is None else max(self.issue_ns, known(before.end_ns))
+        self._busy_until_ns = self.begin_ns if before is None else before._busy_until_ns
+        ready_ns = max(self.begin_ns, 0 if self._awaited is None else known(self._awaited.end_ns))
+        self._before = self._awaited = None  # else a stream would keep all that it ever did
+        return ready_ns
+
+    def _end(self, ready_ns: int) -> list[Work]:
+        """Take the moment at which nothing is waited for; return what only waited for this."""
+        self.held_ns = ready_ns - known(self.begin_ns)
+        self.end_ns = ready_ns + self._duration_ns
+        if not self.is_mark:
+            self.idle_ns = known(self.begin_ns) - self._busy_until_ns
+            self._busy_until_ns = self.end_ns
+        freed = []
+        for dependent in self._dependents:
+            dependent._num_missing -= 1
+            if not dependent._num_missing:
+                freed.append(dependent)
+        self._dependents = []
+        return freed
+
+
+class Meeting:
+    """A collective: it begins when the last member is there."""
+
+    def __init__(self, num_members: int) -> None:
+        self._num_members = num_members
+        self._arrived: list[tuple[Work, int]] = []
+
+    def arrive(self, work: Work, ready_ns: int) -> list[tuple[Work, int]]:
+        """Return who can go on, and when: everybody, once everybody is there."""
+        self._arrived.append((work, ready_ns))
+        if len(self._arrived) < self._num_members:
+            return []
+        last_ns = max(ready_ns for _, ready_ns in self._arrived)
+        return [(member, last_ns) for member, _ in self._arrived]
+
+
+def _advance(work: Work) -> None:
+    """Work out the times of a piece of work that nothing is missing for, and of all that follows from them."""
+    waiting = [work]
+    while waiting:
+        work = waiting.pop()
+        ready_ns = work._ready_ns()
+        ready = [(work, ready_ns)] if work._meeting is None else work._meeting.arrive(work, ready_ns)
+        for member, member_ready_ns in ready:
+            waiting += member._end(member_ready_ns)
+
+
+def known(time_ns: int | None) -> int:
+    """Return a time that must be known by now."""
+    assert time_ns is not None
+    return time_ns
 
 
 class SimulatedStream:
@@ -227,3 +344,91 @@ class SimulatedRank:
 
     def _is_over(self, work: Work) -> bool:
         return work.end_ns is not None and work.end_ns <= self.now_ns
+
+
+class SimulatedWork:
+    """What a collective returns to a rank: as much of torch's Work as the observing code uses."""
+
+    def __init__(self, rank: SimulatedRank, part: Work) -> None:
+        self.part = part
+        self._rank = rank
+
+    def wait(self, *, label: Any = "wait") -> None:
+        """Let the current stream wait for the collective; the host goes on at once."""
+        self._rank.current_stream.add(awaited=self.part, label=label)
+
+    def get_future(self) -> SimulatedWork:
+        """Return the future, which is complete at once, as that of NCCL."""
+        return self
+
+    def then(self, callback: Callable[[Any], Any]) -> None:
+        """Call back at once, on a stream that waits for the collective."""
+        stream = SimulatedStream(self._rank)  # torch takes one from a pool
+        stream.last = self.part
+        with self._rank.stream(stream):
+            callback(self)
+
+
+class SimulatedGroup:
+    """Ranks that communicate over a stream that each of them has for it, like a communicator of NCCL.
+
+    Args:
+        num_ranks: its members; which ones, show their calls.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._streams: dict[int, SimulatedStream] = {}
+        self._num_calls: dict[int, int] = {}
+        self._meetings: dict[int, Meeting] = {}
+
+    def all_reduce(
+        self, rank: SimulatedRank, transfer_ns: int, *, label: Any = "collective", on_current_stream: bool = False
+    ) -> SimulatedWork:
+        """Issue a collective, which begins after what the current stream has been given so far.
+
+        Args:
+            rank: the member that calls.
+            transfer_ns: how long it takes once all members are there.
+            label: what the truth calls it.
+            on_current_stream: whether it runs there and not on the group's own stream, as NCCL's synchronous ones do.
+        """
+        rank.compute(rank.costs.launch_ns)
+        number = self._num_calls[id(rank)] = self._num_calls.get(id(rank), 0) + 1
+        meeting = self._meetings.setdefault(number, Meeting(self._num_ranks))
+        stream = rank.current_stream
+        if not on_current_stream:
+            if id(rank) not in self._streams:
+                self._streams[id(rank)] = rank.new_stream()
+            stream = self._streams[id(rank)]
+            stream.wait_stream(rank.current_stream)
+        return SimulatedWork(rank, stream.add(duration_ns=transfer_ns, meeting=meeting, label=label))
+
+
+def run(programs: Mapping[SimulatedRank, Program]) -> None:
+    """Run the programs of all ranks to their ends, always that of the rank whose host is behind.
+
+    Raises:
+        UsageError: ranks wait for each other.
+    """
+    ranks, bodies = list(programs), list(programs.values())
+    ready = [(rank.now_ns, number) for number, rank in enumerate(ranks)]
+    heapq.heapify(ready)
+    waiting: dict[int, Work] = {}
+    while ready or waiting:
+        for number, work in list(waiting.items()):
+            if work.end_ns is not None:
+                ranks[number].now_ns = max(ranks[number].now_ns, work.end_ns)
+                heapq.heappush(ready, (ranks[number].now_ns, number))
+                del waiting[number]
+        if not ready:
+            raise UsageError(f"the simulated ranks {sorted(waiting)} wait for collectives that others never issue")
+        _, number = heapq.heappop(ready)
+        try:
+            work_or_none = next(bodies[number])
+        except StopIteration:
+            continue
+        if work_or_none is None:
+            heapq.heappush(ready, (ranks[number].now_ns, number))
+        else:
+            waiting[number] = work_or_none

@@ -21,9 +21,7 @@ from hpcpace.observe.device_clock import DeviceClock
 from hpcpace.observe.device_marks import DeviceMarks
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.simulation.device import DeviceClock as TrueClock
-from hpcpace.simulation.device import HostCosts, Program, SimulatedRank
-from hpcpace.simulation.device_job import SimulatedGroup, SimulatedWork, run
-from hpcpace.simulation.device_work import known
+from hpcpace.simulation.device import HostCosts, Program, SimulatedGroup, SimulatedRank, SimulatedWork, known, run
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, EventKind, ExitKind, Op, Phase, TraceHeader
 

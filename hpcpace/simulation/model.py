@@ -1,24 +1,338 @@
-"""A bulk-synchronous job, simulated step by step for all ranks at once.
+"""A bulk-synchronous job, simulated step by step for all ranks at once, with noise and couplings.
 
     ready_(r,n) = exit_(n-1) + work_(r,n)      entry_(r,n) = ready_(r,n) + delay_(r,n)
     exit_n = max_r entry_(r,n) + transfer
 
 This is linear in the (max,+) algebra (Baccelli, Cohen, Olsder & Quadrat 1992, Synchronization and Linearity, section
 1.3) and so monotone: a longer delay never makes an exit earlier. Only couplings, which make work or transfer depend on
-what other ranks do meanwhile, break that.
+what other ranks do meanwhile, break that; all are off by default. Every kind of noise can hit the ranks independently,
+or all of them in the same steps ("co-scheduled"). Each rank then sees the same noise, but the cost for a job that waits
+for its slowest rank is quite different.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import UsageError
-from hpcpace.simulation.couplings import Incast, PollStealing, PowerShare, Sleep, shared_ready_ns
-from hpcpace.simulation.noise import Noise, TracedNoise
+
+Sleep = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""How long ranks sleep once they are ready."""
+NoiseKind = Literal["normal", "exponential", "pareto", "rare", "periodic"]
+KINDS: tuple[NoiseKind, ...] = ("normal", "exponential", "pareto", "rare", "periodic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PollStealing:
+    """Ranks that wait by polling take processor time from ranks of their node that still compute.
+
+    A fluid model of a fair scheduler: on a node with C cores, k computing and q polling ranks, each computing rank
+    advances at the rate min(1, C / (k + weight q)). A sleeping rank takes nothing.
+
+    Attributes:
+        ranks_per_node: ranks that share the cores; their numbers are consecutive.
+        cores_per_node: computing power of a node, in cores: less than its ranks if these share cores; for two ranks on
+            the hardware threads of one core, what both achieve together (about 1.3).
+        weight: processor share of a polling rank relative to a computing one: 1 is the same, 0 nothing.
+    """
+
+    ranks_per_node: int
+    cores_per_node: float
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node < 1 or self.cores_per_node <= 0 or self.weight < 0:
+            raise UsageError(f"poll stealing needs ranks, cores and a weight of at least 0, not {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerShare:
+    """Sleeping ranks leave power to computing ranks of their node; polling ranks do not.
+
+    Attributes:
+        ranks_per_node: ranks that share the power budget.
+        boost: how much faster a rank computes while all others of its node sleep; proportionally less with fewer.
+    """
+
+    ranks_per_node: int
+    boost: float
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node < 2 or self.boost < 0:
+            raise UsageError(f"a shared power budget needs 2 ranks per node and a boost of at least 0, not {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incast:
+    """All ranks send over one link, whose goodput falls when many send at once.
+
+    A fluid link: k simultaneous messages share the goodput g(k) = 1 for k <= limit, else
+    max(floor, 1 / (1 + collapse (k - limit) / limit)) of its rate (shape after Phanishayee et al. 2008, Measurement and
+    Analysis of TCP Throughput Collapse; the parameters depend on the network and must be measured).
+
+    Attributes:
+        message_ns: time of one message alone on the link.
+        limit: simultaneous messages that the link carries without loss.
+        collapse: strength; 0 means no loss at all.
+        floor: least goodput.
+    """
+
+    message_ns: float
+    limit: int = 1
+    collapse: float = 0.0
+    floor: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.message_ns < 0 or self.limit < 1 or self.collapse < 0 or not 0 < self.floor <= 1:
+            raise UsageError(f"incast needs a message, a limit of at least 1 and a collapse of at least 0, not {self}")
+
+    def end_ns(self, entry_ns: NDArray[np.float64]) -> float:
+        """Return when the last message has arrived.
+
+        Equal messages under processor sharing end in the order in which they began, so a loop over begins and ends is
+        exact.
+
+        Args:
+            entry_ns: when each rank begins to send, float64, (num_ranks,).
+        """
+        begins = np.sort(entry_ns)
+        if self.collapse == 0.0:
+            # Lindley's recursion: a link that never idles while there is work ends with its last busy period.
+            after = np.arange(len(begins), 0, -1) * self.message_ns
+            return float((begins + after).max())
+        return self._shared(begins.tolist())
+
+    def goodput(self, num_active: int) -> float:
+        """Return the share of its rate that the link delivers with this many simultaneous messages."""
+        excess = max(num_active - self.limit, 0) / self.limit
+        return max(self.floor, 1.0 / (1.0 + self.collapse * excess))
+
+    def _shared(self, begins: list[float]) -> float:
+        served, now, first, last = 0.0, begins[0], 0, 0
+        ends: list[float] = []  # of the messages that have begun, in attained service
+        while first < len(begins):
+            active = last - first
+            until_begin = begins[last] - now if last < len(begins) else float("inf")
+            rate = self.goodput(active) / active if active else 0.0
+            until_end = (ends[first] - served) / rate if active else float("inf")
+            if until_begin <= until_end:
+                served, now = served + rate * until_begin, begins[last]
+                ends.append(served + self.message_ns)
+                last += 1
+            else:
+                served, now = ends[first], now + until_end
+                first += 1
+        return now
+
+
+def shared_ready_ns(
+    work_ns: NDArray[np.float64],
+    sleep: Sleep,
+    *,
+    poll: PollStealing | None,
+    power: PowerShare | None,
+) -> NDArray[np.float64]:
+    """Return when each rank has done its work, counted from their common begin, if the ranks of a node interact.
+
+    This loops over the ends of work and of delays, for all nodes at once: rates are constant in between.
+
+    Args:
+        work_ns: time of the work at full rate, float64, (num_nodes, ranks_per_node).
+        sleep: returns how long each rank sleeps from when each is ready, both shaped like `work_ns`.
+        poll: what polling costs; None for nothing.
+        power: what sleeping gains; None for nothing.
+    """
+    left, ready = np.maximum(work_ns, 0.0), np.zeros_like(work_ns)
+    entry = np.where(left > 0.0, np.inf, sleep(ready))
+    now = np.zeros(len(work_ns))
+    for _ in range(2 * work_ns.shape[1]):
+        computing = left > 0.0
+        num_computing = computing.sum(axis=1)
+        if not num_computing.any():
+            break
+        sleeping = ~computing & (entry > now[:, np.newaxis])
+        num_sleeping = sleeping.sum(axis=1)
+        rate = _rates(num_computing, num_sleeping, work_ns.shape[1], poll, power)
+        least = np.where(computing, left, np.inf).min(axis=1)
+        end = now + least / rate
+        wake = np.where(sleeping, entry, np.inf).min(axis=1)
+        ends = (num_computing > 0) & (end <= wake)
+        then = np.where(num_computing > 0, np.minimum(end, wake), now)
+        done = computing & ends[:, np.newaxis] & (left <= least[:, np.newaxis])
+        left = np.where(computing, left - ((then - now) * rate)[:, np.newaxis], 0.0)
+        # Rounding must not leave a rank with a tiny rest of work.
+        left = np.where(done, 0.0, np.where(computing, np.maximum(left, np.finfo(np.float64).tiny), 0.0))
+        now = then
+        ready = np.where(done, now[:, np.newaxis], ready)
+        entry = np.where(done, now[:, np.newaxis] + sleep(ready), entry)
+    return ready
+
+
+def _rates(
+    num_computing: NDArray[np.int64],
+    num_sleeping: NDArray[np.int64],
+    num_ranks: int,
+    poll: PollStealing | None,
+    power: PowerShare | None,
+) -> NDArray[np.float64]:
+    """Return how fast the computing ranks of each node advance, float64, (num_nodes,)."""
+    rate = np.ones(len(num_computing))
+    if poll is not None:
+        num_polling = num_ranks - num_computing - num_sleeping
+        wanted = np.maximum(num_computing + poll.weight * num_polling, 1.0)
+        rate = np.minimum(rate, poll.cores_per_node / wanted)
+    if power is not None:
+        rate = rate * (1.0 + power.boost * num_sleeping / (num_ranks - 1))
+    return rate
+
+
+class Noise(Protocol):
+    """Noise whose size does not depend on when a step begins."""
+
+    def draw(self, num_ranks: int, num_steps: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Return what is added to the work in nanoseconds, float64, (num_steps, num_ranks)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParametricNoise:
+    """Noise by formula, with the same distribution on every rank.
+
+    Attributes:
+        kind: normal (mean 0, may be negative), exponential, pareto (second kind, starting at 0), rare (an event with a
+            probability, else nothing), periodic (an event at regular steps, each rank with its own first step).
+        size_ns: standard deviation, mean, scale, or size of an event.
+        probability: of a rare event, in each step of each rank.
+        index: tail index of pareto noise; the mean is finite above 1.
+        period: steps between two periodic events of a rank.
+        is_coscheduled: whether all ranks have it in the same steps.
+    """
+
+    kind: NoiseKind
+    size_ns: float
+    probability: float = 0.01
+    index: float = 3.0
+    period: int = 50
+    is_coscheduled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(f"unknown noise {self.kind!r}: choose one of {', '.join(KINDS)}")
+        if self.size_ns < 0 or not 0 <= self.probability <= 1 or self.period < 1 or self.index <= 0:
+            raise UsageError(f"noise needs a size of at least 0, a probability, an index and a period, not {self}")
+
+    def draw(self, num_ranks: int, num_steps: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Return what is added to the work in nanoseconds, float64, (num_steps, num_ranks)."""
+        shape = (num_steps, 1 if self.is_coscheduled else num_ranks)
+        match self.kind:
+            case "normal":
+                drawn = generator.standard_normal(shape)
+            case "exponential":
+                drawn = generator.standard_exponential(shape)
+            case "pareto":
+                drawn = generator.pareto(self.index, shape)
+            case "rare":
+                drawn = (generator.random(shape) < self.probability).astype(np.float64)
+            case "periodic":
+                first = generator.integers(self.period, size=shape[1])
+                drawn = ((np.arange(num_steps)[:, np.newaxis] + first) % self.period == 0).astype(np.float64)
+        drawn *= self.size_ns
+        return _on_all(drawn, num_ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResampledNoise:
+    """Noise drawn from measured residuals in stretches, which keeps serial correlation.
+
+    Attributes:
+        residual_ns: work less its step and rank effects, float64, (num_measured_ranks, num_measured_steps), from
+            `hpcpace.metrics.jitter.variance_shares.split_work`.
+        length: steps of a stretch.
+        is_coscheduled: whether all ranks get the same stretches of the same measured rank.
+    """
+
+    residual_ns: NDArray[np.float64]
+    length: int = 16
+    is_coscheduled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.residual_ns.ndim != 2 or not self.residual_ns.size or not 1 <= self.length <= self.residual_ns.shape[1]:
+            raise UsageError(
+                f"residuals have shape {self.residual_ns.shape} and stretches {self.length} steps: give (ranks, "
+                "steps), and a stretch no longer than the steps"
+            )
+
+    def draw(self, num_ranks: int, num_steps: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Return what is added to the work in nanoseconds, float64, (num_steps, num_ranks)."""
+        num_measured, num_measured_steps = self.residual_ns.shape
+        shape = (-(-num_steps // self.length), 1 if self.is_coscheduled else num_ranks)
+        rank = generator.integers(num_measured, size=shape)
+        first = generator.integers(num_measured_steps - self.length + 1, size=shape)
+        step = first[:, np.newaxis] + np.arange(self.length)[:, np.newaxis]
+        drawn = self.residual_ns[rank[:, np.newaxis], step].reshape(-1, shape[1])[:num_steps]
+        return _on_all(drawn, num_ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedNoise:
+    """Noise from a trace of detours, times in which a rank was interrupted; the trace repeats for ever.
+
+    Work that begins at a time of the trace ends when the time without detours has grown by the work (Hoefler, Schneider
+    & Lumsdaine 2010, Characterizing the Influence of System Noise, section IV). Ranks start at random places of the
+    trace, or all at the same place.
+
+    Attributes:
+        begin_ns: begin of each detour, ascending, float64, (num_detours,).
+        duration_ns: length of each detour, without overlaps, float64, (num_detours,).
+        period_ns: length of the trace.
+        is_coscheduled: whether all ranks are at the same place of the trace.
+    """
+
+    begin_ns: NDArray[np.float64]
+    duration_ns: NDArray[np.float64]
+    period_ns: float
+    is_coscheduled: bool = False
+
+    def __post_init__(self) -> None:
+        end_ns = self.begin_ns + self.duration_ns
+        following_ns = np.append(self.begin_ns[1:], self.period_ns)
+        if not len(end_ns) or self.begin_ns[0] < 0 or (self.duration_ns <= 0).any() or (end_ns > following_ns).any():
+            raise UsageError("the detours of a noise trace must not overlap, and must all end within its period")
+        if float(self.duration_ns.sum()) >= self.period_ns:
+            raise UsageError("a noise trace must leave time without detours: otherwise no work would ever end")
+
+    def places(self, num_ranks: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Return where in the trace each rank is at time 0, float64, (num_ranks,)."""
+        return np.broadcast_to(generator.random(1 if self.is_coscheduled else num_ranks) * self.period_ns, num_ranks)
+
+    def end_ns(self, begin_ns: NDArray[np.float64], work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return when work that begins at times of the trace ends, float64, shaped like `begin_ns`."""
+        time_ns, free_ns = self._curve
+        period, of_period = np.divmod(begin_ns, self.period_ns)
+        wanted = np.interp(of_period, time_ns, free_ns) + work_ns
+        more, of_period = np.divmod(wanted, free_ns[-1])
+        return np.asarray((period + more) * self.period_ns + np.interp(of_period, free_ns, time_ns))
+
+    @cached_property
+    def _curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the corners of the curve of time without detours over time, both ascending."""
+        time_ns = np.column_stack([self.begin_ns, self.begin_ns + self.duration_ns]).ravel()
+        held_ns = np.repeat(np.cumsum(self.duration_ns), 2)
+        held_ns[::2] -= self.duration_ns
+        time_ns = np.concatenate([[0.0], time_ns, [self.period_ns]])
+        free_ns = time_ns - np.concatenate([[0.0], held_ns, held_ns[-1:]])
+        # No free time passes in a detour; rounding must not make it go backwards.
+        return time_ns, np.asarray(np.maximum.accumulate(free_ns))
+
+
+def _on_all(drawn: NDArray[np.float64], num_ranks: int) -> NDArray[np.float64]:
+    """Return the noise of one rank as that of all ranks; noise drawn for each rank is returned as is, writable."""
+    return drawn if drawn.shape[1] == num_ranks else np.repeat(drawn, num_ranks, axis=1)
 
 
 class DelayRule(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.synthetic_run import MS, Ending, SyntheticRun
-from hpcpace.diagnosis.run_list import run_row
+from hpcpace.diagnosis.run_state import run_row
 from hpcpace.trace.schema import EventKind
 
 LONG_AGO_S = 1_700_000_000

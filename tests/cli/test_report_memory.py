@@ -36,8 +36,8 @@ def num_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     number = 1 if request.param == "one process" else 2
     for module in (parallel, operation_figures):
         monkeypatch.setattr(module, "num_threads", lambda: number if parallel._forked is None else 1)
-    monkeypatch.setattr(operation_figures, "_LEAST_SHARED", 0)
-    monkeypatch.setattr(operation_figures, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(operation_figures, "_MIN_SHARED", 0)
+    monkeypatch.setattr(operation_figures, "_MIN_ROWS", 1)
     monkeypatch.setitem(operation_figures.measure_operations.__kwdefaults__, "max_rows", 2_000)
     return number
 

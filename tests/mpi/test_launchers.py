@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from hpcpace.diagnosis.attempts import attempt_rows
+from hpcpace.diagnosis.figures.overview import attempt_rows
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.report.words.attempts import attempts_differ
 from hpcpace.rundir import open_run

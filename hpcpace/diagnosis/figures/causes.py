@@ -1,30 +1,56 @@
-"""Where waiting began, what the steps hang on, and what they would take with one thing as usual."""
+"""What waiting costs: jitter, where waiting began, what the steps hang on, and what a change would gain."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
-from hpcpace.diagnosis.close_up import CloseUp
+from hpcpace.diagnosis.close_up import CloseUp, passes_of
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.measure import Measured, node_by_rank, own_excess_ns
 from hpcpace.diagnosis.modes.pipeline import stage_excess
-from hpcpace.diagnosis.passes import passes_of
-from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, PipelineBubble
+from hpcpace.diagnosis.summary import (
+    Causes,
+    GainRow,
+    Growth,
+    Jitter,
+    OriginRow,
+    PathRow,
+    PipelineBubble,
+    Prediction,
+    Predictions,
+    SensitivityRow,
+)
 from hpcpace.metrics.causes.bubble import microbatches, pipeline_bubble
 from hpcpace.metrics.causes.even_work import even_gain
 from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.what_if import Change, stage_change, what_if
+from hpcpace.metrics.grouped import grouped_medians
+from hpcpace.metrics.jitter.amplification import amplification, noise_amplification, noise_intensity, noise_shares
+from hpcpace.metrics.jitter.bound_switches import bound_switches, collective_sensitivity
+from hpcpace.metrics.jitter.extrapolation import Refusal, TransferTerm, extrapolate
+from hpcpace.metrics.jitter.growth import GrowthCurve, work_growth
+from hpcpace.metrics.jitter.null_model import NullModel, null_model
+from hpcpace.metrics.jitter.variance_shares import WorkParts, split_work
 from hpcpace.metrics.lateness.own_delay import agreement
+from hpcpace.metrics.lateness.segments import LocalWork, SegmentPanel, segment_panels
 from hpcpace.metrics.operations.communication import op_name
+from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.roles import others_median
 from hpcpace.parallel import run_both
+from hpcpace.trace.schema import Op
 
-_MOST_ROWS = 3
-_MOST_PATH = 6
+_MAX_ROWS = 3
+_MAX_PATH = 6
 _NEEDLESS = (Part.DATA, Part.GC)
 _EVEN = "all work, if it were even"
+_FACTORS = (1, 2, 4, 8, 16)
+_MAX_SENSITIVITY_ROWS = 4
+_Z = float(ndtri(0.975))
 
 
 def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
@@ -91,12 +117,12 @@ def _slow_places(panels: Panels) -> list[Change]:
         return []
     of_rank = excess_ns.mean(axis=1)
     changes = [
-        Change(kind="rank", id=int(panels.rank[row]), ranks=(int(row),)) for row in of_rank.argsort()[::-1][:_MOST_ROWS]
+        Change(kind="rank", id=int(panels.rank[row]), ranks=(int(row),)) for row in of_rank.argsort()[::-1][:_MAX_ROWS]
     ]
     nodes = np.unique(panels.node)
     if 1 < len(nodes) < len(panels.rank):
         of_node = np.array([of_rank[panels.node == node].mean() for node in nodes])
-        for at in of_node.argsort()[::-1][:_MOST_ROWS]:
+        for at in of_node.argsort()[::-1][:_MAX_ROWS]:
             rows = np.flatnonzero(panels.node == nodes[at])
             changes.append(Change(kind="node", id=int(nodes[at]), ranks=tuple(rows.tolist())))
     return changes
@@ -166,7 +192,7 @@ def _origins(measured: Measured) -> tuple[OriginRow, ...]:
     found, ranks = measured.operations.origins, measured.timed.ranks
     # The whole that shares are of is all exposed wait, also what cannot be traced to a rank.
     waited_ns = max(float(measured.parts[:, :, list(EXPOSED_WAIT)].sum()), _traced_ns(measured), 1.0)
-    rows = found.caused_ns.argsort()[::-1][: 2 * _MOST_ROWS]
+    rows = found.caused_ns.argsort()[::-1][: 2 * _MAX_ROWS]
     scale = max(float(measured.parts.sum()), 1.0)
     return tuple(
         OriginRow(
@@ -191,7 +217,7 @@ def _path(measured: Measured) -> tuple[PathRow, ...]:
         PathRow(name=f"transfer of {op_name(kind)}", share=length_ns / total_ns)
         for kind, length_ns in sorted(path.transfer_ns.items())
     ]
-    return tuple(sorted(rows, key=lambda row: -row.share)[:_MOST_PATH])
+    return tuple(sorted(rows, key=lambda row: -row.share)[:_MAX_PATH])
 
 
 def _suspected(measured: Measured, close_up: CloseUp, panels: Panels) -> tuple[int, ...]:
@@ -217,3 +243,227 @@ def _bubble(measured: Measured, close_up: CloseUp, panels: Panels) -> PipelineBu
     if found is None:
         return None
     return PipelineBubble(share=found.share, ideal_share=found.ideal_share, by_stage=tuple(found.by_stage.tolist()))
+
+
+def jitter_figures(
+    measured: Measured, panels: Panels, transfer: TransferTerm | None = None
+) -> tuple[Jitter | None, GrowthCurve | None]:
+    """Return the figures of jitter and the curve behind them.
+
+    None where no two ranks wait for each other, or own work is not known. `transfer` is how transfers grow with nodes,
+    where a probe says so.
+    """
+    if panels.host_timed:
+        return None, None
+    panel = _largest_loss(measured, panels)
+    if panel is None or panel.work_ns.shape[1] < 2:
+        return None, None
+    rows = np.searchsorted(panels.rank, panel.members)
+    work_ns, node = panel.work_ns, panels.node[rows]
+    found = amplification(work_ns)
+    if found is None:
+        return None, None
+    parts = split_work(work_ns, node)
+    null = null_model(work_ns, node, parts=parts)
+    shares, bound = noise_shares(work_ns), bound_switches(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
+    curve = _curve(work_ns, parts, null)
+    columns = np.isin(measured.chosen.step, panel.step)
+    is_everywhere = len(np.unique(node)) == len(np.unique(panels.node))
+    jitter = Jitter(
+        ranks=panel.members,
+        num_steps=work_ns.shape[1],
+        num_segments=work_ns.shape[2],
+        amplification=found.amplification,
+        interval=(found.low, found.high) if found.low is not None and found.high is not None else None,
+        persistent=found.persistent,
+        persistent_null=found.persistent_null,
+        transient=found.transient,
+        loss_share=found.loss_ns / panels.mean_time_ns,
+        null=null.expected if null else None,
+        null_interval=(null.low, null.high) if null else None,
+        comparison=str(null.comparison) if null else "",
+        is_node_unit=bool(null and null.is_node_unit),
+        common_share=shares.common if shares else None,
+        rank_share=shares.rank if shares else None,
+        residual_share=shares.residual if shares else None,
+        noise_intensity=noise_intensity(work_ns),
+        # A pipeline's step is longer than any rank's work by its bubble, which is no noise. Nor are waits that look
+        # like transfers.
+        noise_amplification=noise_amplification(
+            panels.times_ns[columns], work_ns, panels.transfer_ns.mean(axis=0)[columns]
+        )
+        if len(np.unique(panels.stage)) == 1 and measured.are_waits_known
+        else None,
+        compute_bound_share=bound.compute_share if bound else None,
+        num_regime_switches=bound.num_switches if bound else 0,
+        growth=_growth(curve),
+        predictions=_predictions(work_ns, node, parts, panels.mean_time_ns, transfer if is_everywhere else None),
+    )
+    return jitter, curve
+
+
+def _curve(work_ns: NDArray[np.float64], parts: WorkParts | None, null: NullModel | None) -> GrowthCurve | None:
+    curve = work_growth(work_ns, parts) if parts is not None else None
+    if curve is None or curve.null is None or null is None:
+        return curve
+    # With all units it is what the null model has from many more draws.
+    return replace(curve, null=np.append(curve.null[:-1], null.expected))
+
+
+def _largest_loss(measured: Measured, panels: Panels) -> SegmentPanel | None:
+    """Return the work of the ranks that wait for each other, of the set that loses most."""
+    found = _panels_of_groups(measured)
+    if not found and panels.is_role_known:
+        found = [_of_role(panels, measured, value) for value in np.unique(panels.role)]
+    found = [panel for panel in found if panel is not None and len(panel.members) > 1]
+    return max(found, key=lambda panel: _loss_ns(panel.work_ns), default=None)
+
+
+def _loss_ns(work_ns: NDArray[np.float64]) -> float:
+    return float((work_ns.max(axis=0) - work_ns.mean(axis=0)).mean(axis=0).sum()) if work_ns.size else 0.0
+
+
+def _panels_of_groups(measured: Measured) -> list[SegmentPanel]:
+    close_up = measured.close_up
+    if close_up is None:
+        return []
+    found = segment_panels(
+        close_up.evidence.operations,
+        close_up.steps,
+        close_up.work,
+        ranks=close_up.ranks,
+        blocks=close_up.blocks,
+    )
+    return list(found)
+
+
+def _of_role(panels: Panels, measured: Measured, value: int) -> SegmentPanel:
+    rows = panels.role == value
+    return SegmentPanel(
+        members=tuple(panels.rank[rows].tolist()),
+        step=measured.chosen.step,
+        work_ns=panels.work_ns[rows][:, :, None],
+        op=np.array([Op.ALL_REDUCE], np.uint8),
+        num_left_out=0,
+    )
+
+
+def _growth(curve: GrowthCurve | None) -> Growth | None:
+    if curve is None:
+        return None
+
+    def values(array: NDArray[np.float64] | None) -> tuple[float, ...]:
+        return tuple(array.tolist()) if array is not None else ()
+
+    interval = None
+    if curve.exponent_low is not None and curve.exponent_high is not None:
+        interval = (curve.exponent_low, curve.exponent_high)
+    return Growth(
+        k=tuple(curve.k.tolist()),
+        amplification=values(curve.amplification),
+        low=values(curve.low),
+        high=values(curve.high),
+        null=values(curve.null),
+        exponent=curve.exponent,
+        exponent_interval=interval,
+    )
+
+
+def _predictions(
+    work_ns: NDArray[np.float64],
+    node: NDArray[np.int64],
+    parts: WorkParts | None,
+    mean_time_ns: float,
+    transfer: TransferTerm | None,
+) -> Predictions:
+    num_nodes = len(np.unique(node)) * np.array(_FACTORS, np.int64)
+    found = extrapolate(work_ns, node, num_nodes, parts=parts, transfer=transfer)
+    if isinstance(found, Refusal):
+        return Predictions(refused=found.reason, label="", points=())
+    points = tuple(
+        Prediction(
+            num_nodes=int(count),
+            loss_share=float(loss) / mean_time_ns,
+            interval=(float(low) / mean_time_ns, float(high) / mean_time_ns),
+            is_speculative=bool(speculative),
+        )
+        for count, loss, low, high, speculative in zip(
+            found.num_nodes, found.loss_ns, found.low_ns, found.high_ns, found.is_speculative, strict=True
+        )
+    )
+    return Predictions(refused="", label=found.label, points=points)
+
+
+def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
+    """Return how transfers depend on skew, for the kinds and sizes of collectives that take most time.
+
+    Skew is the largest less the smallest of what its ranks worked before an operation beyond the usual of their role
+    there, which needs no common clock; transfer is the largest of its ranks, which does. Interval: slope and 1.96
+    standard errors on either side.
+
+    Returns:
+        None of them where there are no operations, own work is not known, or too few collectives have a skew beyond the
+        clocks' error.
+    """
+    close_up = measured.close_up
+    if close_up is None or measured.host_timed:
+        return ()
+    evidence = close_up.evidence
+    done, matching = evidence.operations, evidence.matching
+    mask = synchronises(done.op) & matching.is_matched & close_up.work.is_known & (done.group_size > 1)
+    rows = matching.order[mask[matching.order]]
+    if not len(rows):
+        return ()
+    starts = np.flatnonzero(np.diff(matching.instance[rows], prepend=-1))
+    delay_ns, first = _beyond_usual(close_up.work, rows), rows[starts]
+    skew_ns = np.maximum.reduceat(delay_ns, starts) - np.minimum.reduceat(delay_ns, starts)
+    transfer_ns = np.maximum.reduceat(evidence.waits.transfer_ns[rows], starts).astype(np.float64)
+    error_ns = _clock_error_ns(measured)
+    _, size = np.unique(done.size_bytes[first], return_inverse=True)
+    key = (size * (int(done.group_size[first].max()) + 1) + done.group_size[first]) << 8 | done.op[first]
+    place = done.group[first] * close_up.work.num_positions + close_up.work.position[first]
+    _, example, kind = np.unique(key, return_index=True, return_inverse=True)
+    total_ns = np.bincount(kind, weights=transfer_ns)
+    found = []
+    for number in total_ns.argsort()[::-1].tolist():
+        of_kind = np.flatnonzero(kind == number)
+        of_kind = of_kind[np.argsort(done.enter_ns[first[of_kind]], kind="stable")]
+        slope = collective_sensitivity(transfer_ns[of_kind], skew_ns[of_kind], error_ns, place[of_kind])
+        if slope is None:
+            continue
+        row = first[example[number]]
+        half_width = _Z * slope.standard_error
+        found.append(
+            SensitivityRow(
+                op=op_name(int(done.op[row])),
+                group_size=int(done.group_size[row]),
+                size_bytes=int(done.size_bytes[row]),
+                slope=slope.slope,
+                interval=(slope.slope - half_width, slope.slope + half_width),
+                num_operations=slope.num_operations,
+            )
+        )
+        if len(found) == _MAX_SENSITIVITY_ROWS:
+            break
+    return tuple(found)
+
+
+def _beyond_usual(work: LocalWork, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return own work before operations less the median of their role and position, over ranks and steps.
+
+    One reference for all ranks of a role: medians of the others, as blame takes them, would make the skew too wide.
+    """
+    value = work.work_ns[rows].astype(np.float64)
+    cell = work.role[rows] * work.num_positions + work.position[rows]
+    usual = grouped_medians(cell, value, int(cell.max()) + 1)
+    beyond: NDArray[np.float64] = value - usual[cell]
+    return beyond
+
+
+def _clock_error_ns(measured: Measured) -> float:
+    """Return the largest over ranks of the median half-width: an operation's error is that of its worst clock."""
+    halfwidths: list[NDArray[np.float64]] = [
+        clock.to_reference(end_ns).halfwidth_ns
+        for clock, end_ns in zip(measured.timed.clocks, measured.chosen.end_ns, strict=True)
+    ]
+    return max(float(np.median(halfwidth_ns)) for halfwidth_ns in halfwidths)

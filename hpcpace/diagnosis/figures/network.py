@@ -1,23 +1,27 @@
-"""What interfaces and connections carried during the used steps: the report's section on the network."""
+"""What interfaces and connections carried during the used steps: the report's section and plots of the network."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.figures.interface_facts import KnownInterfaces
+from hpcpace.audit.facts import Snapshot
+from hpcpace.diagnosis.credible import CredibleRun
+from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.network_summary import (
     DirectionUse,
     HostRetransmissions,
     InterfaceRow,
     NetworkFigures,
     PairRow,
+    RateSource,
 )
+from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots
 from hpcpace.metrics.network.event_rates import KINDS, interface_events, is_raised, retransmitted, usual_rate
-from hpcpace.metrics.network.flow_tables import Flows
+from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
 from hpcpace.metrics.network.interface_use import (
     RECEIVED,
     SENT,
@@ -26,23 +30,110 @@ from hpcpace.metrics.network.interface_use import (
     interface_loads,
     interface_totals,
     is_rdma,
+    select_interfaces,
     summed_up_share,
 )
 from hpcpace.metrics.network.pair_traffic import PairTraffic, node_pairs, rank_pairs
 from hpcpace.metrics.topology import Topology
 from hpcpace.units import NS_PER_S
 
+_PER_GIGA = 10**9
+_LOOPBACK = "lo"
+_NO_RATE: RateSource = ""
 FloatArray = NDArray[np.float64]
-
 _BITS = 8
-_MOST_PAIRS = 2000
-_LEAST_FOREIGN = 0.05  # of the line rate, or else of the bytes, to be worth telling
+_MAX_PAIRS = 2000
+_MIN_FOREIGN = 0.05  # of the line rate, or else of the bytes, to be worth telling
 _PART_OF_MOST = 0.1  # of the bytes of the pair with most, for a pair's rate to be compared
 PART_TO_COUNT = 0.01
 """Of the bytes of the pair with most, for a pair to be listed before others and to have a rate on the map."""
-
-_MOST_SUMMED_UP = 0.02  # of all bytes, in connections of which only sums are recorded
+_MAX_SUMMED_UP = 0.02  # of all bytes, in connections of which only sums are recorded
 _USUAL_SEGMENT = 1448  # bytes of payload, to count what was sent in packets
+_MAX_LINES = 1024
+_MAX_HOSTS = 1024
+_PER_MEGA = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterfaceFacts:
+    """One interface.
+
+    Attributes:
+        speed_bps: line rate that the device reports, 0 unknown.
+        shaped_bps: rate to which a token bucket shapes what it sends, 0 without one.
+        mtu: 0 unknown.
+        master: bond or bridge that it is part of, which counts its bytes again; empty without one.
+    """
+
+    speed_bps: int
+    shaped_bps: int
+    mtu: int
+    master: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownInterfaces:
+    """Interfaces whose bytes count once, with what is known of them.
+
+    Attributes:
+        use: their counters, with line rates from the trace, or else the snapshot, or the rate of a token bucket below.
+        rate_source: who says the line rate, (num_interfaces,).
+        mtu: 0 unknown, (num_interfaces,).
+    """
+
+    use: InterfaceUse
+    rate_source: tuple[RateSource, ...]
+    mtu: NDArray[np.int64]
+
+
+def interface_facts(snapshots: Sequence[Snapshot]) -> dict[tuple[str, str], InterfaceFacts]:
+    """Return the facts of all interfaces by host and name; an RDMA port is called `mlx5_0/1`."""
+    found = {}
+    for snapshot in snapshots:
+        for device in snapshot.net or ():
+            found[snapshot.host, device.name] = InterfaceFacts(
+                speed_bps=(device.speed_mbps or 0) * 10**6,
+                shaped_bps=round((device.shaped_mbps or 0) * 10**6),
+                mtu=device.mtu or 0,
+                master=device.master,
+            )
+        for adapter in snapshot.rdma or ():
+            for port in adapter.ports:
+                speed_bps = round((port.rate_gbps or 0) * _PER_GIGA)
+                name = f"{adapter.name}/{port.number}"
+                found[snapshot.host, name] = InterfaceFacts(speed_bps=speed_bps, shaped_bps=0, mtu=0, master="")
+    return found
+
+
+def known_interfaces(use: InterfaceUse, facts: Mapping[tuple[str, str], InterfaceFacts]) -> KnownInterfaces:
+    """Return the interfaces without loopbacks and parts of bonds and bridges, with their line rates.
+
+    Args:
+        use: counters of all interfaces.
+        facts: what snapshots say; empty without any.
+    """
+    listed = set(use.names)
+    is_counted = [
+        name != _LOOPBACK and (host, facts[host, name].master if (host, name) in facts else "") not in listed
+        for host, name in use.names
+    ]
+    use = select_interfaces(use, np.array(is_counted, np.bool_))
+    rates = [
+        _line_rate(int(rate_bps), facts.get(name)) for name, rate_bps in zip(use.names, use.line_rate_bps, strict=True)
+    ]
+    return KnownInterfaces(
+        use=replace(use, line_rate_bps=np.array([rate_bps for rate_bps, _ in rates], np.int64)),
+        rate_source=tuple(source for _, source in rates),
+        mtu=np.array([facts[name].mtu if name in facts else 0 for name in use.names], np.int64),
+    )
+
+
+def _line_rate(recorded_bps: int, facts: InterfaceFacts | None) -> tuple[int, RateSource]:
+    rate_bps = recorded_bps or (facts.speed_bps if facts else 0)
+    shaped_bps = facts.shaped_bps if facts else 0
+    if shaped_bps and not 0 < rate_bps <= shaped_bps:
+        return shaped_bps, "tc"
+    return (rate_bps, "device") if rate_bps else (0, _NO_RATE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +194,7 @@ def network_evidence(
     if known is not None and len(known.use.names):
         loads = interface_loads(
             known.use,
-            flows if flows is None or summed_up_share(flows) <= _MOST_SUMMED_UP else None,
+            flows if flows is None or summed_up_share(flows) <= _MAX_SUMMED_UP else None,
             begin_ns=window.begin_ns,
             end_ns=window.end_ns,
             is_recorded=is_recorded,
@@ -142,7 +233,7 @@ def network_figures(evidence: NetworkEvidence) -> NetworkFigures | None:
 def _longest(pairs: Sequence[PairRow]) -> tuple[PairRow, ...]:
     """Return the pairs that send longest, those that carry next to nothing last."""
     least = PART_TO_COUNT * max((row.bytes_per_step for row in pairs), default=0.0)
-    return tuple(sorted(pairs, key=lambda row: (row.bytes_per_step < least, -(row.busy_share or 0.0)))[:_MOST_PAIRS])
+    return tuple(sorted(pairs, key=lambda row: (row.bytes_per_step < least, -(row.busy_share or 0.0)))[:_MAX_PAIRS])
 
 
 def host_traffic(evidence: NetworkEvidence) -> PairTraffic | None:
@@ -193,7 +284,7 @@ def _direction(
     line = float(loads.line_rate_bps[row]) / _BITS
     of_line = _share(foreign, line)
     of_bytes = _share(foreign, mean)
-    is_worth = ((of_line if of_line is not None else of_bytes) or 0.0) >= _LEAST_FOREIGN
+    is_worth = ((of_line if of_line is not None else of_bytes) or 0.0) >= _MIN_FOREIGN
     return DirectionUse(
         bytes_per_step=_finite(mean) * window.step_s,
         mean_bps=_finite(mean) * _BITS,
@@ -226,7 +317,7 @@ def _why_unknown(evidence: NetworkEvidence, row: int) -> str:
         return "counters of RDMA do not say whose bytes they count"
     if evidence.flows is None:
         return "the traces have no connections"
-    if summed_up_share(evidence.flows) > _MOST_SUMMED_UP:
+    if summed_up_share(evidence.flows) > _MAX_SUMMED_UP:
         return "ranks have more connections than are recorded one by one"
     if not evidence.is_recorded[loads.node[row]]:
         return "not all ranks of the host recorded their connections"
@@ -300,3 +391,99 @@ def _hosts(evidence: NetworkEvidence) -> dict[int, str]:
         pairs = zip(ends.peer_rank.tolist(), ends.peer_node.tolist(), strict=True)
         hosts = {rank: places.node_names[node] for rank, node in pairs if node >= 0} | hosts
     return hosts
+
+
+def network_plots(evidence: NetworkEvidence, figures: NetworkFigures | None) -> NetworkPlots | None:
+    """Return what the plots of the network show, interfaces in the order of the figures; None without figures."""
+    if figures is None:
+        return None
+    loads, window = evidence.loads, evidence.window
+    step_mb, rate_mbps, hosts = _matrices(evidence)
+    return NetworkPlots(
+        time_s=(loads.edges_ns[:-1] - window.begin_ns) / NS_PER_S if loads is not None else np.zeros(0),
+        lines=_lines(loads, figures) if loads is not None else (),
+        num_interfaces=len(figures.interfaces),
+        hosts=hosts,
+        step_mb=step_mb,
+        rate_mbps=rate_mbps,
+    )
+
+
+def _lines(loads: InterfaceLoads, figures: NetworkFigures) -> tuple[InterfaceLine, ...]:
+    row_of = {name: row for row, name in enumerate(loads.names)}
+    per_cell = _BITS / _PER_MEGA / loads.cell_s
+    found = []
+    for shown in figures.interfaces[:_MAX_LINES]:
+        row = row_of[shown.host, shown.interface]
+        foreign_bytes = loads.total_bytes[:, row] - loads.job_bytes[:, row]
+        found.append(
+            InterfaceLine(
+                host=shown.host,
+                interface=shown.interface,
+                line_mbps=shown.line_rate_bps / _PER_MEGA if shown.line_rate_bps else None,
+                total_mbps=loads.total_bytes[:, row] * per_cell,
+                foreign_mbps=np.maximum(foreign_bytes, 0.0) * per_cell,
+            )
+        )
+    return tuple(found)
+
+
+def _matrices(evidence: NetworkEvidence) -> tuple[NDArray[np.float64], NDArray[np.float64], tuple[str, ...]]:
+    """Return payload per step in MB and rate in Mb/s from host to host, and the hosts, those of a leaf side by side."""
+    traffic, places = host_traffic(evidence), evidence.places
+    if traffic is None or places.num_nodes > _MAX_HOSTS:
+        return np.zeros((0, 0)), np.zeros((0, 0)), ()
+    order = np.argsort(places.node_leaf, kind="stable")
+    place = np.empty(places.num_nodes, np.int64)
+    place[order] = np.arange(places.num_nodes)
+    step_mb, rate_mbps = np.full((2, places.num_nodes, places.num_nodes), np.nan)
+    is_used = traffic.acked_bytes > 0
+    cells = place[traffic.source[is_used]], place[traffic.destination[is_used]]
+    step_mb[cells] = traffic.acked_bytes[is_used] / evidence.window.num_steps / _PER_MEGA
+    # The rate of small messages is that of round trips.
+    carried = traffic.acked_bytes[is_used]
+    counts = carried >= PART_TO_COUNT * carried.max(initial=0)
+    rate_mbps[cells] = np.where(counts, traffic.bytes_per_s[is_used] * _BITS / _PER_MEGA, np.nan)
+    return step_mb, rate_mbps, tuple(places.node_names[node] for node in order.tolist())
+
+
+def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot]) -> NetworkEvidence:
+    """Return what was recorded of the network in the time of the used steps.
+
+    Args:
+        run: the run.
+        snapshots: those of its hosts; none where the audit saved none.
+    """
+    measured = run.measured
+    known = None
+    if measured.interfaces is not None:
+        known = known_interfaces(measured.interfaces, interface_facts(snapshots))
+    return network_evidence(known, measured.flows, step_window(measured), measured.places, _are_recorded(run))
+
+
+def step_window(measured: Measured) -> StepWindow:
+    """Return the time of the used steps, by the ranks whose clock is known, or by the first one."""
+    unknown = measured.timed.unknown_clocks
+    rows = [row for row, rank in enumerate(measured.timed.ranks) if rank not in unknown] or [0]
+    begin_ns = int(measured.common.begin_ns[rows, 0].min())
+    return StepWindow(
+        begin_ns=begin_ns,
+        end_ns=max(int(measured.common.end_ns[rows, -1].max()), begin_ns + 1),
+        num_steps=int(measured.common.step[-1] - measured.common.step[0]) + 1,
+    )
+
+
+def _are_recorded(run: CredibleRun) -> NDArray[np.bool_]:
+    """Return of which nodes all ranks have connections in their traces, (num_nodes,).
+
+    Where the host of a rank without a trace is not known, it may be any.
+    """
+    places = run.measured.places
+    unknown_clocks = run.measured.timed.unknown_clocks
+    is_recorded = np.ones(places.num_nodes, np.bool_)
+    for trace, node in zip(run.measured.timed.traces, places.node.tolist(), strict=True):
+        is_recorded[node] &= len(trace.tables["flows"]) > 0 and trace.header.rank not in unknown_clocks
+    for rank in run.missing:
+        host = run.hosts.get(rank, "")
+        is_recorded &= np.array([bool(host) and name.partition("#")[0] != host for name in places.node_names])
+    return is_recorded

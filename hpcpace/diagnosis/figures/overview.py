@@ -1,25 +1,150 @@
-"""The figures at the head of a report: steps used, where their time went, and what tracing cost."""
+"""The figures at the head of a report: steps, shares of their time, tracing, attempts, pacing and a hang."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from hpcpace.diagnosis.figures.step_counting import step_sources, step_warnings
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.diagnosis.credible import ranks_with_common_steps
+from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.diagnosis.measure import Measured, Selection
-from hpcpace.diagnosis.summary import Shares, Steps, Tracing
+from hpcpace.diagnosis.network_summary import Comparable, ComparedRank
+from hpcpace.diagnosis.summary import (
+    AttemptRow,
+    HangFigures,
+    PacingFigures,
+    RankStack,
+    Shares,
+    Steps,
+    Switches,
+    Tracing,
+    World,
+)
+from hpcpace.errors import TraceError
+from hpcpace.hang.words import call_name
+from hpcpace.metrics.clocks.rank_clocks import rank_clocks
 from hpcpace.metrics.operations.overlap import overlap_share
-from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, share_of
-from hpcpace.metrics.step_pattern import num_far_shorter
-from hpcpace.metrics.steps import is_plain, is_unphased, is_warmup
-from hpcpace.rundir import Attempt
+from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, share_of
+from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error
+from hpcpace.metrics.step_pattern import Alternation, num_far_shorter
+from hpcpace.metrics.steps import common_steps, is_plain, is_unphased, is_warmup, step_times, used_steps
+from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace, Table
-from hpcpace.trace.schema import StepFlag
+from hpcpace.trace.schema import EventKind, StepFlag
+from hpcpace.units import format_duration
+from hpcpace.wording import listed, percent, plural, rank_list
 
-_LEAST_COMMUNICATION = 0.001
+_MAX_COUNTS = 3
+_SEE = "see --step-from"
+_IRREGULAR_SHARE = 0.05
+_MIN_COMMUNICATION = 0.001
+_MAX_BLOCKS = 20
+_MIN_STEPS = 8
+_MAX_STACKS = 8
+_MAX_FRAMES = 32
+_MAX_LINKS = 16
+_MAX_ATTEMPTS = 16
 
 
-def step_figures(measured: Measured, selection: Selection, traces: Sequence[RankTrace]) -> Steps:
-    """Return which steps the figures use; `traces` are all readable ones of the attempt."""
+def step_sources(traces: Sequence[RankTrace]) -> tuple[str, ...]:
+    """Return how the traces say that steps were found, the way of most ranks first; empty where they do not say it."""
+    ranks: dict[str, list[int]] = {}
+    for trace in traces:
+        if text := _last_source(trace)[1]:
+            ranks.setdefault(text, []).append(trace.header.rank)
+    ways = sorted(ranks, key=lambda text: -len(ranks[text]))
+    return tuple(ways) if len(ways) < 2 else tuple(f"{text} ({rank_list(ranks[text])})" for text in ways)
+
+
+def step_warnings(
+    traces: Sequence[RankTrace], pattern: Alternation | None, num_short: int, num_used: int
+) -> tuple[str, ...]:
+    """Return what is implausible about how steps were counted, one sentence each.
+
+    Args:
+        traces: all readable traces of the attempt.
+        pattern: how steps alternate.
+        num_short: steps that are far shorter than the others on all ranks.
+        num_used: steps used.
+    """
+    found = [_alternating(pattern)] if pattern is not None else []
+    if num_short and pattern is None:
+        found.append(
+            f"{num_short} of {num_used} steps take less than a fifth of the usual time on all ranks: what is counted "
+            f"as a step may be part of one; {_SEE}"
+        )
+    if (uneven := _uneven_counts(traces)) is not None:
+        found.append(f"ranks recorded different numbers of steps ({uneven}): they may not count the same; {_SEE}")
+    irregular = max((_last_source(trace)[0] / max(len(trace.tables["steps"]), 1) for trace in traces), default=0.0)
+    if irregular >= _IRREGULAR_SHARE:
+        found.append(f"updates out of order, {percent(irregular)} of the steps: some may be miscounted; {_SEE}")
+    return tuple(found)
+
+
+def _alternating(pattern: Alternation) -> str:
+    lengths = f"between {format_duration(pattern.short_ns)} and {format_duration(pattern.long_ns)} on all ranks"
+    if pattern.period == 2:
+        return f"steps alternate {lengths}: what is counted as a step may be half of one; {_SEE}"
+    which = f"{pattern.num_short} of every {pattern.period} are short"
+    return f"steps alternate {lengths}, {which}: what is counted as a step may be part of one; {_SEE}"
+
+
+def _uneven_counts(traces: Sequence[RankTrace]) -> str | None:
+    """Return the numbers of steps of ranks whose traces are complete, in words; None if they are alike."""
+    whole = [trace for trace in traces if trace.closed_cleanly and not trace.tables["account"]["dropped"].any()]
+    counts = {trace.header.rank: len(np.unique(trace.tables["steps"]["step"])) for trace in whole}
+    if not counts or max(counts.values()) - min(counts.values()) <= 1:
+        return None
+    return _counts_in_words(counts)
+
+
+def _counts_in_words(counts: Mapping[int, int]) -> str:
+    ranks: dict[int, list[int]] = {}
+    for rank, count in counts.items():
+        ranks.setdefault(count, []).append(rank)
+    ways = sorted(ranks.items(), key=lambda item: -len(item[1]))
+    more = [plural(len(ways) - _MAX_COUNTS, "further number")] if ways[_MAX_COUNTS:] else []
+    return listed([*(f"{count} on {rank_list(of)}" for count, of in ways[:_MAX_COUNTS]), *more])
+
+
+def _last_source(trace: RankTrace) -> tuple[int, str]:
+    """Return the number of updates out of order and the text of the last row on how steps were found."""
+    events = trace.tables.get("events")
+    rows = np.flatnonzero(events["kind"] == EventKind.STEP_SOURCE) if events is not None else np.zeros(0, np.int64)
+    if events is None or not len(rows):
+        return 0, ""
+    return int(events["code"][rows[-1]]), bytes(events["text"][rows[-1]]).decode(errors="replace").rstrip("\0")
+
+
+def world_figures(run: JudgedAttempt) -> World:
+    """Return who took part."""
+    credible, record = run.credible, run.records.run
+    headers = [trace.header for trace in credible.traces]
+    return World(
+        world_size=credible.world_size,
+        ranks=tuple(header.rank for header in headers),
+        missing=credible.missing,
+        hosts=tuple(dict.fromkeys(header.host for header in headers)),
+        mesh=headers[0].mesh,
+        samples_unit=headers[0].samples_unit,
+        emulation=record.emulation,
+        imported=record.imported,
+    )
+
+
+def switch_figures(run: JudgedAttempt) -> Switches:
+    """Return where the places of hosts come from."""
+    placed, num_leaves = run.placed, run.measured.places.num_leaves
+    return Switches(source=placed.source if num_leaves else "", num_leaves=num_leaves, problems=placed.problems)
+
+
+def step_figures(run: JudgedAttempt) -> Steps:
+    """Return which steps the figures use."""
+    measured, traces = run.measured, run.placed.traces
     panel, used = measured.panel, measured.used
     flags = panel.flags[used]
     return Steps(
@@ -28,7 +153,7 @@ def step_figures(measured: Measured, selection: Selection, traces: Sequence[Rank
         last=int(panel.step[used][-1]),
         num_common=len(panel),
         num_seen=panel.num_seen,
-        num_warmup=0 if selection.include_warmup else int(is_warmup(panel.flags).sum()),
+        num_warmup=0 if run.selection.include_warmup else int(is_warmup(panel.flags).sum()),
         num_plain=int(is_plain(panel.flags).sum()),
         num_unphased=int(is_unphased(panel.flags).sum()),
         has_phases=not measured.is_unphased,
@@ -41,11 +166,12 @@ def step_figures(measured: Measured, selection: Selection, traces: Sequence[Rank
     )
 
 
-def share_figures(measured: Measured) -> Shares:
+def share_figures(run: JudgedAttempt) -> Shares:
     """Return where the time of the steps went; nothing known where phases are not those of the device.
 
     Where waits are not known, what seems to be transfer has them in it.
     """
+    measured = run.measured
     if measured.host_timed:
         return Shares(busy=None, exposed_wait=None, transfer=None, other=None)
     busy, wait, transfer = (share_of(measured.parts, of) for of in (BUSY, EXPOSED_WAIT, EXPOSED_TRANSFER))
@@ -64,8 +190,9 @@ def _account_of_steps(trace: RankTrace) -> Table:
     return account.select(account["time_ns"] >= begins_ns.min())
 
 
-def tracing_figures(attempt: Attempt, traces: Sequence[RankTrace]) -> Tracing:
-    """Return what recording these traces cost."""
+def tracing_figures(run: JudgedAttempt) -> Tracing:
+    """Return what recording the traces of the credible ranks cost."""
+    attempt, traces = run.attempt, run.credible.traces
     accounts = [_account_of_steps(trace) for trace in traces]
     cost_ns = sum(int(account["cost_ns"].sum()) for account in accounts)
     span_ns = sum(
@@ -86,7 +213,159 @@ def _overlap(measured: Measured) -> float | None:
     """Return the share of communication that is hidden behind computation."""
     under_way_ns = measured.operations.panels.under_way_ns.sum(axis=1)
     # One rank communicates with nobody, and what takes hardly any time has no share worth telling.
-    if len(measured.timed.ranks) < 2 or under_way_ns.sum() < _LEAST_COMMUNICATION * measured.lengths_ns.sum():
+    if len(measured.timed.ranks) < 2 or under_way_ns.sum() < _MIN_COMMUNICATION * measured.lengths_ns.sum():
         return None
     exposed_ns = measured.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
     return overlap_share(under_way_ns, exposed_ns)
+
+
+def comparable_figures(run: JudgedAttempt) -> Comparable:
+    """Return what a comparison takes from a run besides its other figures."""
+    measured = run.measured
+    times_ns = measured.times_ns.astype(np.float64)
+    has_times = bool((times_ns > 0).all())
+    return Comparable(
+        is_all=run.selection == Selection(),
+        samples_per_step=float(measured.chosen.samples.mean()),
+        log_p50_error=log_median_error(times_ns) if has_times else None,
+        log_mean_error=log_mean_error(times_ns) if has_times else None,
+        block_p50_ns=_block_medians(times_ns),
+        ranks=_ranks(measured),
+    )
+
+
+def _block_medians(times_ns: NDArray[np.float64]) -> tuple[float, ...]:
+    blocks = np.array_split(times_ns, min(_MAX_BLOCKS, len(times_ns)))
+    return tuple(float(np.median(block)) for block in blocks)
+
+
+def _ranks(measured: Measured) -> tuple[ComparedRank, ...]:
+    work_ns = measured.parts[:, :, list(OWN_WORK)].sum(axis=2)
+    num_ranks, num_steps = work_ns.shape
+    mean_ns = work_ns.mean(axis=1)
+    error_ns = _error_of_mean(work_ns) if num_steps >= _MIN_STEPS else None
+    caused_ns = measured.operations.origins.caused_ns / (num_ranks * num_steps)
+    return tuple(
+        ComparedRank(
+            rank=rank,
+            work_ns=float(mean_ns[row]) if (is_known := rank not in measured.host_timed) else None,
+            work_error=float(error_ns[row] / mean_ns[row])
+            if is_known and error_ns is not None and mean_ns[row]
+            else None,
+            caused_wait_ns=float(caused_ns[row]) if is_known else 0.0,
+        )
+        for row, rank in enumerate(measured.timed.ranks)
+    )
+
+
+def _error_of_mean(work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    means = block_means(work_ns)
+    return np.asarray(means.std(axis=1, ddof=1) / means.shape[1] ** 0.5)
+
+
+def pacing_figures(run: JudgedAttempt) -> PacingFigures | None:
+    """Return the outcome of pacing; None where the run was not paced.
+
+    Where pacing waits on devices and their times are known, it has the slack of the ranks: the exposed wait of a rank
+    in a step less that of the rank that waits least there. To remove all waits gains the share of exposed wait at most.
+    """
+    pacing, panels = run.records.pacing, run.panels
+    if pacing is None or not pacing.waits_on_device or panels.host_timed or panels.parts_ns is None:
+        return pacing
+    if not run.measured.are_waits_known:
+        return pacing
+    slack_ns = (panels.wait_ns - panels.wait_ns.min(axis=0)).mean(axis=1)
+    most = int(np.argmax(slack_ns))
+    return replace(
+        pacing,
+        slack_ns=float(slack_ns.mean()),
+        most_slack_ns=float(slack_ns[most]),
+        most_slack_rank=int(panels.rank[most]),
+        most_gain=share_of(panels.parts_ns, EXPOSED_WAIT),
+    )
+
+
+def hang_figures(run: JudgedAttempt) -> HangFigures | None:
+    """Return who held up whom; None without a hang."""
+    found = run.hang
+    if found is None:
+        return None
+    hang, job, call = found.hang, found.job, found.hang.call
+    views = [job.ranks[rank] for rank in hang.culprits or hang.could_be]
+    return HangFigures(
+        kind=str(hang.kind),
+        culprits=hang.culprits,
+        could_be=hang.could_be,
+        waiting=hang.waiting,
+        reason=hang.reason,
+        operation="" if call is None else call_name(call, job),
+        op="" if call is None else call.op,
+        group="" if call is None else job.groups[call.channel.group].name,
+        seq=-1 if call is None else call.seq,
+        step=-1 if call is None else call.step,
+        age_ns=None if hang.since_ns is None else job.now_ns - hang.since_ns,
+        chain=tuple(call_name(each, job) for each in hang.chain[-_MAX_LINKS:]),
+        stacks=tuple(RankStack(rank=view.rank, frames=view.stack[-_MAX_FRAMES:]) for view in views if view.stack)[
+            :_MAX_STACKS
+        ],
+    )
+
+
+def attempt_rows(
+    run: RunDirectory, attempt: Attempt, traces: Sequence[RankTrace], selection: Selection
+) -> tuple[AttemptRow, ...]:
+    """Return a row for each attempt of a run, the last 16 at most; none if there is only one attempt.
+
+    Args:
+        run: the run.
+        attempt: the attempt that is reported.
+        traces: its readable traces, ascending by rank.
+        selection: which steps count, of all attempts alike.
+    """
+    attempts = run.attempts()
+    if len(attempts) < 2:
+        return ()
+    shown = [other for other in attempts[-_MAX_ATTEMPTS:] if other.number != attempt.number]
+    rows = [_row(attempt, traces, selection), *(_row(other, _traces(other), selection) for other in shown)]
+    return tuple(sorted(rows, key=lambda row: row.attempt))
+
+
+def _traces(attempt: Attempt) -> Sequence[RankTrace]:
+    try:
+        return read_attempt(attempt, most_rows=0).traces
+    except TraceError:
+        return ()
+
+
+def _row(attempt: Attempt, traces: Sequence[RankTrace], selection: Selection) -> AttemptRow:
+    num_steps, first, last, p50_ns = _steps(traces, selection)
+    return AttemptRow(
+        attempt=attempt.number,
+        world_size=world_size_of(traces) if traces else 0,
+        num_ranks=len(traces),
+        hosts=tuple(dict.fromkeys(trace.header.host for trace in traces)),
+        mesh=traces[0].header.mesh if traces else "",
+        num_steps=num_steps,
+        first=first,
+        last=last,
+        p50_ns=p50_ns,
+        num_not_closed=sum(not trace.closed_cleanly for trace in traces),
+        num_inside=sum(len(trace.open_collectives) > 0 for trace in traces),
+    )
+
+
+def _steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[int, int | None, int | None, float | None]:
+    """Return how many steps count, the first and the last of them, and their median time."""
+    traces, _ = ranks_with_common_steps(traces, selection)
+    panel = common_steps([trace.tables["steps"] for trace in traces])
+    used = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
+    if not used.any():
+        return 0, None, None, None
+    clocks, unknown = rank_clocks(traces)
+    known = [index for index, trace in enumerate(traces) if trace.header.rank not in unknown] or [0]
+    begin_ns, end_ns = (
+        np.array([clocks[index].to_reference(own[index]).time_ns for index in known])
+        for own in (panel.begin_ns, panel.end_ns)
+    )
+    times_ns, step = step_times(panel.step, begin_ns, end_ns)[used], panel.step[used]
+    return len(step), int(step[0]), int(step[-1]), float(np.median(times_ns))

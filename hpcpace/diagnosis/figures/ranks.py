@@ -1,71 +1,73 @@
-"""The figures of each rank and role: parts of the step, excess over the role, communication."""
+"""The figures of ranks, roles and places: parts of the step, excess over the role, slow places, cores."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.summary import RankRow, RoleRow
-from hpcpace.metrics.operations.communication import RankTotals
+from hpcpace.config import DiagnosisConfig
+from hpcpace.diagnosis.judged import JudgedRun, hotspots_of
+from hpcpace.diagnosis.measure import Measured, own_excess_ns
+from hpcpace.diagnosis.modes.cores import is_notable
+from hpcpace.diagnosis.modes.finding import Panels
+from hpcpace.diagnosis.modes.straggler import search_stragglers, work_excess
+from hpcpace.diagnosis.sentences import suspect_line
+from hpcpace.diagnosis.summary import HostCores, RankRow, RoleRow
+from hpcpace.hostlist import exclusion
+from hpcpace.metrics.lateness.hotspots import Hotspot
+from hpcpace.metrics.network.links import LinkCulprit, locate_links
+from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix, node_matrix
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, Part
-from hpcpace.metrics.roles import Excess, WorkExcess
+from hpcpace.metrics.roles import WorkExcess
+from hpcpace.metrics.topology import Topology
 from hpcpace.trace.reader import RankTrace
 
+_MAX_NODES = 512
 
-def rank_figures(
-    traces: Sequence[RankTrace],
-    parts: NDArray[np.float64],
-    totals: RankTotals,
-    *,
-    excess: WorkExcess | None,
-    late: Collection[int] = (),
-    host_timed: Collection[int] = (),
-    unknown_waits: Collection[int] = (),
-) -> tuple[tuple[RankRow, ...], tuple[RoleRow, ...]]:
-    """Return a row per rank and per role.
 
-    Args:
-        traces: ascending by rank.
-        parts: nanoseconds, (num_ranks, num_steps, num_parts).
-        totals: of the operations of these steps.
-        excess: of own work over the roles; None where own work is not known.
-        late: the ranks that the verdict names as late: their excess is marked, and no other.
-        host_timed: the ranks whose parts are times of the host, and not shown.
-        unknown_waits: the ranks whose waits are not told from transfers.
-    """
-    num_steps = parts.shape[1]
-    mean = parts.mean(axis=1)
-    members: dict[str, list[int]] = {}
-    for index, trace in enumerate(traces):
-        members.setdefault(_role(trace), []).append(index)
-    rows = tuple(
-        RankRow(
-            rank=trace.header.rank,
-            host=trace.header.host,
-            role=_role(trace),
-            step_ns=float(mean[index].sum()),
-            **_parts(mean[index], {trace.header.rank}, host_timed, unknown_waits),
-            excess=_marked(excess.of_rank(index), is_late=trace.header.rank in late) if excess is not None else None,
-            num_operations=float(totals.num_operations[index] / num_steps),
-            size_bytes=float(totals.size_bytes[index] / num_steps),
-            **_communication(totals, index, num_steps, is_known=trace.header.rank not in unknown_waits),
+def rank_rows(run: JudgedRun) -> tuple[RankRow, ...]:
+    """Return a row per rank; only the excess of ranks that the verdict names as late is marked."""
+    measured, excess, totals = run.measured, run.excess, run.measured.operations.totals
+    mean, num_steps = measured.parts.mean(axis=1), measured.parts.shape[1]
+    found = []
+    for index, trace in enumerate(measured.timed.traces):
+        rank = trace.header.rank
+        own, is_late = excess.of_rank(index) if excess is not None else None, rank in run.diagnosis.late_ranks
+        is_known = rank not in measured.unknown_waits
+        found.append(
+            RankRow(
+                rank=rank,
+                host=trace.header.host,
+                role=_role(trace),
+                step_ns=float(mean[index].sum()),
+                **_parts(mean[index], {rank}, measured),
+                excess=replace(own, is_marked=is_late) if own is not None else None,
+                num_operations=float(totals.num_operations[index] / num_steps),
+                size_bytes=float(totals.size_bytes[index] / num_steps),
+                wait_ns=float(totals.wait_ns[index] / num_steps) if is_known else None,
+                transfer_ns=float(totals.transfer_ns[index] / num_steps) if is_known else None,
+            )
         )
-        for index, trace in enumerate(traces)
-    )
-    roles = []
+    return tuple(found)
+
+
+def role_rows(run: JudgedRun) -> tuple[RoleRow, ...]:
+    """Return a row per role."""
+    measured, mean = run.measured, run.measured.parts.mean(axis=1)
+    members: dict[str, list[int]] = {}
+    for index, trace in enumerate(measured.timed.traces):
+        members.setdefault(_role(trace), []).append(index)
+    found = []
     for role, indices in members.items():
-        of_role, ranks = mean[indices].mean(axis=0), tuple(traces[index].header.rank for index in indices)
-        known = _parts(of_role, set(ranks), host_timed, unknown_waits)
-        roles.append(RoleRow(role=role, ranks=ranks, step_ns=float(of_role.sum()), **known))
-    return rows, tuple(roles)
-
-
-def _marked(excess: Excess | None, *, is_late: bool) -> Excess | None:
-    return None if excess is None else replace(excess, is_marked=is_late)
+        mean_ns = mean[indices].mean(axis=0)
+        ranks = tuple(measured.timed.ranks[index] for index in indices)
+        known = _parts(mean_ns, set(ranks), measured)
+        found.append(RoleRow(role=role, ranks=ranks, step_ns=float(mean_ns.sum()), **known))
+    return tuple(found)
 
 
 def _role(trace: RankTrace) -> str:
@@ -79,14 +81,12 @@ class _Parts(TypedDict):
     busy_share: float | None
 
 
-def _parts(
-    mean_ns: NDArray[np.float64], ranks: set[int], host_timed: Collection[int], unknown_waits: Collection[int]
-) -> _Parts:
-    if not ranks.isdisjoint(host_timed):
+def _parts(mean_ns: NDArray[np.float64], ranks: set[int], measured: Measured) -> _Parts:
+    if not ranks.isdisjoint(measured.host_timed):
         return {"parts_ns": None, "shares": None, "busy_share": None}
-    shares = relative(mean_ns)
+    shares = mean_ns / max(float(mean_ns.sum()), 1.0)
     busy = float(shares[list(BUSY)].sum())
-    if not ranks.isdisjoint(unknown_waits):
+    if not ranks.isdisjoint(measured.unknown_waits):
         return {"parts_ns": _without_waits(mean_ns), "shares": _without_waits(shares), "busy_share": busy}
     return {"parts_ns": {**_named(mean_ns)}, "shares": {**_named(shares)}, "busy_share": busy}
 
@@ -98,23 +98,106 @@ def _without_waits(values: NDArray[np.float64]) -> dict[str, float | None]:
     return {**_named(moved), **dict.fromkeys([part.name.lower() for part in EXPOSED_WAIT])}
 
 
-class _Communication(TypedDict):
-    wait_ns: float | None
-    transfer_ns: float | None
-
-
-def _communication(totals: RankTotals, index: int, num_steps: int, *, is_known: bool) -> _Communication:
-    if not is_known:
-        return {"wait_ns": None, "transfer_ns": None}
-    wait_ns, transfer_ns = (float(values[index] / num_steps) for values in (totals.wait_ns, totals.transfer_ns))
-    return {"wait_ns": wait_ns, "transfer_ns": transfer_ns}
-
-
 def _named(values: NDArray[np.float64]) -> dict[str, float]:
     return {part.name.lower(): float(values[part]) for part in Part}
 
 
-def relative(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return values relative to their sum."""
-    shares: NDArray[np.float64] = values / max(float(values.sum()), 1.0)
-    return shares
+@dataclass(frozen=True, kw_only=True)
+class HotspotFigures:
+    """The hotspots of a run.
+
+    Attributes:
+        spots: slow ranks, nodes and leaves, by what they add to their own work; the largest effect first.
+        links: slow links, by what they add to the transfers that pass them; the largest effect first.
+        excess: mean excess of the own work of each of `spots` over the roles, with its 95 % interval.
+        link_ends: both ends of each link, by its id.
+        matrices: transfers between nodes (of at most 512) and between leaf switches, where there are two or more.
+        is_compared: whether any two ranks are known to do the same work.
+        exclude: the line that keeps the slow nodes out of the next job; empty without any, or where that is all.
+        reasons: why nothing is named, or what cannot be told apart, as sentences.
+    """
+
+    spots: tuple[Hotspot, ...]
+    links: tuple[LinkCulprit, ...]
+    excess: tuple[tuple[float, tuple[float, float]], ...]
+    link_ends: Mapping[str, str]
+    matrices: tuple[tuple[str, TransferMatrix], ...]
+    is_compared: bool
+    exclude: str
+    reasons: tuple[str, ...]
+
+
+def hotspot_figures(measured: Measured, panels: Panels, settings: DiagnosisConfig | None = None) -> HotspotFigures:
+    """Return where a run is held up.
+
+    Args:
+        measured: what was measured.
+        panels: its panels.
+        settings: the thresholds of the diagnosis.
+    """
+    settings, places, groups = settings or DiagnosisConfig(), measured.places, measured.groups
+    wrong = suspect_line(measured.clocks)
+    # What a wrong clock makes of transfers would blame the innocent.
+    found = locate_links([] if wrong else groups, places, floor_share=settings.link_share, level=settings.level)
+    spots, work_ns = hotspots_of(measured, panels), max(float(panels.work_ns.mean()), 1.0)
+    is_compared = own_excess_ns(panels) is not None
+    excess = work_excess(panels, search_stragglers(panels, settings).slow)
+    matrices = [("node", node_matrix(groups, places))] if 2 <= places.num_nodes <= _MAX_NODES else []
+    matrices += [("leaf switch", leaf_matrix(groups, places))] if places.num_leaves > 1 else []
+    reasons = []
+    if not is_compared:
+        reasons.append("no two ranks are known to do the same work: places are not compared")
+    elif not spots:
+        reasons.append("no rank, node or leaf is slower than its peers beyond noise")
+    if wrong:
+        reasons.append(f"{wrong}; links are not judged")
+    elif found.reason or not found.culprits:
+        reasons.append(found.reason or "no link is slower than its peers")
+    return HotspotFigures(
+        spots=spots,
+        links=found.culprits,
+        excess=tuple(place_excess(excess, places, spot) for spot in spots),
+        link_ends=places.link_ends,
+        matrices=tuple(matrices),
+        is_compared=is_compared,
+        exclude=_exclude(spots, found.culprits, places, settings.straggler_share * work_ns),
+        reasons=tuple(reasons),
+    )
+
+
+def place_excess(excess: WorkExcess, places: Topology, spot: Hotspot) -> tuple[float, tuple[float, float]]:
+    """Return the mean excess of a place's ranks over their roles, with its 95 % interval; `excess` by `work_excess`."""
+    return excess.of(places.rows_of(spot.kind, spot.id).tolist()) or (0.0, (0.0, 0.0))
+
+
+def _exclude(spots: Sequence[Hotspot], links: Sequence[LinkCulprit], places: Topology, floor_ns: float) -> str:
+    """Return the line against slow nodes, and those of slow ranks and of host links, with an effect that counts."""
+    of_host = dict(zip(places.node_names, places.slurm_names, strict=True))
+    of_rank = {str(rank): places.slurm_names[node] for rank, node in zip(places.ranks, places.node, strict=True)}
+    names = {"node": of_host, "rank": of_rank}
+    faulty = {names[spot.kind][spot.id] for spot in spots if spot.kind in names and spot.effect_ns >= floor_ns}
+    faulty |= {of_host[link.ids[0]] for link in links if len(link.ids) == 1 and link.ids[0] in of_host}
+    return exclusion(faulty, places.slurm_names)
+
+
+def core_figures(panels: Panels) -> tuple[HostCores, ...]:
+    """Return the hosts on which some rank waits notably for a core, the one of the longest waiting first."""
+    use = panels.cores
+    if use is None:
+        return ()
+    rows = []
+    for node in np.unique(panels.node[is_notable(use)]).tolist():
+        near = np.flatnonzero(panels.node == node)
+        rows.append(
+            HostCores(
+                host=panels.host[near[0]],
+                num_ranks=len(near),
+                num_cpus=len(frozenset().union(*(use.cpus[row] for row in near))),
+                running=float(np.nansum(use.running[near])),
+                ready=float(np.nansum(use.running[near] + use.queued[near])),
+                waiting=float(np.nanmax(use.waiting[near])),
+                pressure=float(np.nanmax(use.pressure[near])),
+                throttled=float(np.nanmax(use.throttled[near])),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.waiting))

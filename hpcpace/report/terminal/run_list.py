@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hpcpace.diagnosis.run_list import RunRow
-from hpcpace.diagnosis.run_state import State, progress_line
+from hpcpace.diagnosis.run_state import RunRow, State, progress_line
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import notes
 from hpcpace.units import NS_PER_S, format_count

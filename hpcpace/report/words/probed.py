@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from hpcpace.diagnosis.probe_summary import ProbedFigures, ProbedRow
+from hpcpace.diagnosis.network_summary import ProbedFigures, ProbedRow
 from hpcpace.report.words.probe import size_words
 from hpcpace.units import NS_PER_S, format_duration
 from hpcpace.wording import percent, plural

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.diagnosis.clocks import causality_of
 from hpcpace.diagnosis.close_up import with_steps
 from hpcpace.diagnosis.credible import steps_apart_ns
 from hpcpace.diagnosis.devices import on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evidence_of, timed_traces
-from hpcpace.diagnosis.figures.clocks import causality_of
-from hpcpace.diagnosis.figures.step_timeline import regular_steps
-from hpcpace.diagnosis.sound_stream import problems_of, sound_stream
+from hpcpace.diagnosis.incomplete import problems_of, sound_stream
+from hpcpace.diagnosis.plot_source import regular_steps
 from hpcpace.errors import CannotTell, UsageError, with_reasons
 from hpcpace.metrics.causes.propagation import last_partner
 from hpcpace.metrics.clocks.rank_clocks import reference_times

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.attempts import attempt_rows
+from hpcpace.diagnosis.figures.overview import attempt_rows
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import AttemptRow
 from hpcpace.report.words.attempts import attempts_differ, ended

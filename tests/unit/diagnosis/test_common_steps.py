@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.diagnosis.common_steps import ranks_with_common_steps
+from hpcpace.diagnosis.credible import ranks_with_common_steps
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.trace.schema import TABLES, StepFlag, TraceHeader
 from hpcpace.trace.tables import RankTrace, Table

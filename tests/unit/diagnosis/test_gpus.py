@@ -10,7 +10,7 @@ import pytest
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, analyze_traces, examine
-from hpcpace.diagnosis.figures.gpus import GpuDifference, GpuState, gpu_differences, gpu_state
+from hpcpace.diagnosis.figures.devices import GpuDifference, GpuState, gpu_differences, gpu_state
 from hpcpace.diagnosis.gpu_words import gpu_advice, gpu_sentence, with_gpus
 from hpcpace.diagnosis.summary import Verdict
 from hpcpace.throttling import Throttle

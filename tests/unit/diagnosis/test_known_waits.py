@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.diagnosis.known_waits import are_waits_known, unknown_waits
-from hpcpace.diagnosis.step_panels import StepPanels
+from hpcpace.diagnosis.within_steps import StepPanels, are_waits_known, unknown_waits
 from hpcpace.metrics.phases import Part
 
 

@@ -14,10 +14,9 @@ from experiments.score.lost import with_losses
 from experiments.score.scenario import Scenario
 from hpcpace.cli import cli
 from hpcpace.diagnosis.analyze import examine
-from hpcpace.diagnosis.credible import absent_ranks
-from hpcpace.diagnosis.credible_run import measure_credible_run
+from hpcpace.diagnosis.credible import absent_ranks, measure_credible_run
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.records.attempt import AttemptRecords
+from hpcpace.diagnosis.records import AttemptRecords
 from hpcpace.trace.attempt_reader import AttemptTraces
 
 SLOW_RANK = Scenario(seed=1, num_ranks=8, num_steps=100, fault="slow_rank", size=0.4, target=5)

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 from known_traffic import GIGABIT, MB, interface_use, ring_job
 
-from hpcpace.diagnosis.figures.interface_facts import InterfaceFacts, known_interfaces
-from hpcpace.diagnosis.figures.network import NetworkEvidence, network_figures
-from hpcpace.diagnosis.figures.network_plots import network_plots
+from hpcpace.diagnosis.figures.network import (
+    InterfaceFacts,
+    NetworkEvidence,
+    known_interfaces,
+    network_figures,
+    network_plots,
+)
 from hpcpace.diagnosis.network_summary import InterfaceRow, NetworkFigures
 from hpcpace.metrics.topology import topology_of
 

@@ -10,9 +10,9 @@ import pytest
 
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import gather_evidence, timed_traces
+from hpcpace.diagnosis.incomplete import problems_of
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.operation_figures import MAX_ROWS, measure_operations
-from hpcpace.diagnosis.sound_stream import problems_of
 from hpcpace.metrics.operations.totals_by_kind import join_kinds, totals_by_kind
 from hpcpace.metrics.steps import common_steps
 from hpcpace.rundir import RunDirectory
@@ -93,14 +93,14 @@ def measured_in(run: RunDirectory, *, max_rows: int = MAX_ROWS, progress=None, u
 def with_cores(monkeypatch, num_cores):
     for module in ("parallel", "diagnosis.operation_figures"):
         monkeypatch.setattr(f"hpcpace.{module}.num_threads", lambda: num_cores)
-    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._LEAST_SHARED", 0)
+    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._MIN_SHARED", 0)
 
 
 @pytest.mark.parametrize(("max_rows", "num_cores"), [(10_000, 1), (10_000, 2), (5_000, 3), (5_000, 7), (10**6, 2)])
 def test_figures_do_not_depend_on_ranges_and_processes(run, monkeypatch, max_rows, num_cores):
     expected = summary_of(run)
     with_cores(monkeypatch, num_cores)
-    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._LEAST_ROWS", 100)
+    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._MIN_ROWS", 100)
     monkeypatch.setitem(measure_operations.__kwdefaults__, "max_rows", max_rows)
     assert summary_of(run) == expected
 

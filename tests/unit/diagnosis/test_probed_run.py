@@ -17,7 +17,7 @@ from hpcpace.cli.report import command
 from hpcpace.config import Config, DiagnosisConfig
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.records.probe import ReadProbe
+from hpcpace.diagnosis.records import ReadProbe
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.report.html.sections import probed_table

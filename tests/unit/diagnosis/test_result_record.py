@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.diagnosis.records.result import ResultRecord, read_result_record
+from hpcpace.diagnosis.records import ResultRecord, read_result_record
 from hpcpace.diagnosis.summary import RankMemory
 from hpcpace.rundir import Attempt
 

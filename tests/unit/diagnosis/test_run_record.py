@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hpcpace.diagnosis.records.run import RunRecord, read_run_record
+from hpcpace.diagnosis.records import RunRecord, read_run_record
 from hpcpace.rundir import Attempt, json_text
 
 

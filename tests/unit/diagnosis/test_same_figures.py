@@ -59,8 +59,8 @@ def test_summaries_are_equal_however_they_are_measured(tmp_path, monkeypatch, nu
     expected = summary_of(run, found)
     num_processes = _NUM_PROCESSES[seed % len(_NUM_PROCESSES)]
     num_rows = sum(len(trace.tables["collectives"]) for trace in found.traces)
-    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._LEAST_SHARED", 0)
-    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._LEAST_ROWS", 1)
+    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._MIN_SHARED", 0)
+    monkeypatch.setattr("hpcpace.diagnosis.operation_figures._MIN_ROWS", 1)
     monkeypatch.setattr("hpcpace.diagnosis.operation_figures.num_threads", lambda: num_processes)
     monkeypatch.setitem(measure_operations.__kwdefaults__, "max_rows", num_processes * num_rows // _NUM_RANGES)
     _shuffle_files(monkeypatch, seed)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.figures.sensitivity import sensitivity_figures
+from hpcpace.diagnosis.figures.causes import sensitivity_figures
 from hpcpace.diagnosis.measure import Selection, measure
 from hpcpace.diagnosis.summary import SensitivityRow
 from hpcpace.report.words.causes import skew_reading

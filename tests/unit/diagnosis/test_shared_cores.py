@@ -15,7 +15,7 @@ from experiments.score.scenario import Scenario
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
-from hpcpace.diagnosis.figures.cores import core_figures
+from hpcpace.diagnosis.figures.ranks import core_figures
 from hpcpace.diagnosis.modes.cores import NOTABLE_WAIT
 from hpcpace.diagnosis.modes.straggler import search_stragglers
 from hpcpace.diagnosis.verdict import verdict_of

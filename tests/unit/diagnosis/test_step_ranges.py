@@ -8,8 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcpace.diagnosis.evidence import evidence_of, gather_evidence, timed_traces
-from hpcpace.diagnosis.step_ranges import divide_steps, iter_share
+from hpcpace.diagnosis.evidence import divide_steps, evidence_of, gather_evidence, iter_share, timed_traces
 from hpcpace.errors import TraceError
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.clocks.rank_clocks import reference_times
@@ -93,9 +92,7 @@ def test_ranges_of_ranks_without_a_clock_are_gathered_once(tmp_path, monkeypatch
     # Without samples and without the key of a host, only the first rank's clock is known.
     traces = [stream_trace(write(tmp_path, rank, close=True)) for rank in range(_RANKS)]
     gathered = []
-    monkeypatch.setattr(
-        "hpcpace.diagnosis.step_ranges.evidence_of", lambda *of: gathered.append(of) or evidence_of(*of)
-    )
+    monkeypatch.setattr("hpcpace.diagnosis.evidence.evidence_of", lambda *of: gathered.append(of) or evidence_of(*of))
     ranges = list(iter_evidence(traces, max_rows=20_000))
     assert len(gathered) == len(ranges) > 2 and all(evidence.unknown_clocks == (1, 2) for evidence in ranges)
     assert not any(evidence.matching.is_matched.any() for evidence in ranges)

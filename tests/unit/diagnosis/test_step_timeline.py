@@ -15,7 +15,8 @@ from experiments.synthetic_run import (
     Extra,
     SyntheticRun,
 )
-from hpcpace.diagnosis.figures.step_timeline import (
+from hpcpace.diagnosis.measure import Selection, measure, panels_of
+from hpcpace.diagnosis.plot_source import (
     lanes_of,
     regular_steps,
     representative_ranks,
@@ -23,7 +24,6 @@ from hpcpace.diagnosis.figures.step_timeline import (
     slowest_step,
     step_detail,
 )
-from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.metrics.phases import Part
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase, StepFlag

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.diagnosis.records.trial import read_trial_record
+from hpcpace.diagnosis.records import read_trial_record
 from hpcpace.pace.pacing_points import PacingPoint
 from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.pace.settings import PaceSettings

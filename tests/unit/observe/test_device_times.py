@@ -8,8 +8,7 @@ from hpcpace.observe.device_clock import DeviceClock
 from hpcpace.observe.device_marks import DeviceMarks
 from hpcpace.observe.device_times import DeviceTimes
 from hpcpace.simulation import device
-from hpcpace.simulation.device import HostCosts, SimulatedRank
-from hpcpace.simulation.device_job import SimulatedGroup, SimulatedWork
+from hpcpace.simulation.device import HostCosts, SimulatedGroup, SimulatedRank, SimulatedWork
 from hpcpace.trace.schema import ExitKind, Op
 
 FREE = HostCosts(launch_ns=0, record_ns=0, synchronize_ns=0)

@@ -25,8 +25,8 @@ from analysis import (
 )
 from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
-from hpcpace.diagnosis.figures.hotspots import hotspot_figures
-from hpcpace.diagnosis.figures.jitter import jitter_figures
+from hpcpace.diagnosis.figures.causes import jitter_figures
+from hpcpace.diagnosis.figures.ranks import hotspot_figures
 from hpcpace.diagnosis.measure import measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
 from hpcpace.diagnosis.verdict import main_verdict

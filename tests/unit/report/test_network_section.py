@@ -12,8 +12,7 @@ from known_traffic import GIGABIT, MB, ring_job
 from report_sample import SampleVerdict, sample_plots, sample_summary
 from rich.console import Console
 
-from hpcpace.diagnosis.figures.network import NetworkEvidence, network_figures
-from hpcpace.diagnosis.figures.network_plots import network_plots
+from hpcpace.diagnosis.figures.network import NetworkEvidence, network_figures, network_plots
 from hpcpace.diagnosis.network_summary import NetworkFigures
 from hpcpace.report.html.network import MAX_HOSTS, MAX_LINES, MAX_ROWS, network_drawn
 from hpcpace.report.html.packed import compressed

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcpace.errors import UsageError
-from hpcpace.simulation.device import DeviceClock, HostCosts, SimulatedRank
-from hpcpace.simulation.device_job import SimulatedGroup, run
+from hpcpace.simulation.device import DeviceClock, HostCosts, SimulatedGroup, SimulatedRank, run
 
 FREE = HostCosts(launch_ns=0, record_ns=0, synchronize_ns=0)
 START_NS = 1_000_000_000

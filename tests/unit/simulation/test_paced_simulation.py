@@ -7,7 +7,7 @@ import pytest
 
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.simulation import KINDS, Incast, ParametricNoise, PollStealing, SimulatedJob, TracedNoise, simulate
-from hpcpace.simulation.paced import PacedRanks, off_then_on
+from hpcpace.simulation.published import PacedRanks, off_then_on
 
 DELAYING = ("published-window", "published-spread", "slack", "stagger")
 NUM_SET_UPS = 100

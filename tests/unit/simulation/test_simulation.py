@@ -17,7 +17,7 @@ from hpcpace.simulation import (
     TracedNoise,
     simulate,
 )
-from hpcpace.simulation.couplings import shared_ready_ns
+from hpcpace.simulation.model import shared_ready_ns
 
 
 class Delays:

@@ -19,8 +19,8 @@ import pytest
 from rows import ADDERS, header, random_rows
 
 from hpcpace.diagnosis.evidence import timed_traces
+from hpcpace.diagnosis.incomplete import problems_of
 from hpcpace.diagnosis.operation_figures import measure_operations
-from hpcpace.diagnosis.sound_stream import problems_of
 from hpcpace.errors import TraceError
 from hpcpace.metrics.steps import common_steps
 from hpcpace.rundir import Attempt

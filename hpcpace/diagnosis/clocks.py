@@ -17,8 +17,8 @@ from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS
 
-_MOST_VIOLATIONS = 10_000_000
-_MOST_SUSPECTS = 16
+_MAX_VIOLATIONS = 10_000_000
+_MAX_SUSPECTS = 16
 _ROUNDING_NS = RESOLUTION_NS["collectives"]["enter_ns"]
 # Device times are tied to the host's when a thread sees that the device is idle, and elapsed times come as float32.
 DEVICE_ERROR_NS = 100_000
@@ -78,10 +78,10 @@ def join_causality(parts: Sequence[Causality]) -> Causality:
         num_negative=sum(part.num_negative for part in parts),
         num_messages=sum(part.num_messages for part in parts),
         leads_ns=leads_ns,
-        exit_node=np.concatenate([part.exit_node for part in parts])[:_MOST_VIOLATIONS],
-        enter_node=np.concatenate([part.enter_node for part in parts])[:_MOST_VIOLATIONS],
-        size_ns=np.concatenate([part.size_ns for part in parts])[:_MOST_VIOLATIONS],
-        allowed_ns=np.concatenate([part.allowed_ns for part in parts])[:_MOST_VIOLATIONS],
+        exit_node=np.concatenate([part.exit_node for part in parts])[:_MAX_VIOLATIONS],
+        enter_node=np.concatenate([part.enter_node for part in parts])[:_MAX_VIOLATIONS],
+        size_ns=np.concatenate([part.size_ns for part in parts])[:_MAX_VIOLATIONS],
+        allowed_ns=np.concatenate([part.allowed_ns for part in parts])[:_MAX_VIOLATIONS],
     )
 
 
@@ -127,7 +127,7 @@ def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality) -
         ),
         num_wrong=verdict.num_wrong,
         num_suspects=len(verdict.suspects),
-        suspects=tuple(_named(suspect, hosts) for suspect in verdict.suspects[:_MOST_SUSPECTS]),
+        suspects=tuple(_named(suspect, hosts) for suspect in verdict.suspects[:_MAX_SUSPECTS]),
     )
 
 
@@ -137,7 +137,7 @@ def _named(suspect: Suspect, hosts: Mapping[int, str]) -> ClockSuspect:
         host=hosts[suspect.node],
         ahead_ns=suspect.ahead_ns,
         behind_ns=suspect.behind_ns,
-        against=tuple(hosts[node] for node in suspect.against[:_MOST_SUSPECTS]),
+        against=tuple(hosts[node] for node in suspect.against[:_MAX_SUSPECTS]),
         num_against=len(suspect.against),
     )
 

@@ -1,0 +1,202 @@
+"""An attempt as every figure of its report takes it: what was measured, and what is wrong with it.
+
+Each part is computed when it is first asked for, so a verdict on traces alone takes no more than it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.audit.facts import Snapshot
+from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.diagnosis.credible import CredibleRun
+from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
+from hpcpace.diagnosis.diagnose import Diagnosis, diagnose
+from hpcpace.diagnosis.figures.devices import gpu_differences, gpu_state
+from hpcpace.diagnosis.figures.network import NetworkEvidence, recorded_network
+from hpcpace.diagnosis.flow_evidence import flow_findings
+from hpcpace.diagnosis.gpu_words import with_gpus
+from hpcpace.diagnosis.incomplete import held_up
+from hpcpace.diagnosis.measure import Measured, Selection, node_by_rank, own_excess_ns, panels_of
+from hpcpace.diagnosis.modes.finding import Panels
+from hpcpace.diagnosis.modes.straggler import work_excess
+from hpcpace.diagnosis.records import AttemptRecords, ReadProbe
+from hpcpace.diagnosis.summary import Verdict
+from hpcpace.diagnosis.verdict import verdict_of, with_end
+from hpcpace.hang.from_traces import records_of
+from hpcpace.hang.notices import Notice
+from hpcpace.hang.search import hang_in
+from hpcpace.hang.views import FoundHang
+from hpcpace.metrics.lateness.arrivals import LateArrival, late_arrivals
+from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
+from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
+from hpcpace.metrics.network.transfers import GroupTransfers
+from hpcpace.metrics.roles import WorkExcess
+from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.topology.placing import PlacedTraces
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedRun:
+    """What was measured on traces, and what follows from it.
+
+    Attributes:
+        credible: the run as its credible ranks show it.
+        records: what its records say; empty without a run directory.
+        selection: which steps were used.
+        config: the thresholds of diagnosis and audit.
+        snapshots, unread: what the audit saved with the run, and why some of it cannot be read.
+        notices: what ranks wrote when a step had lasted too long.
+        probe: of the hosts, to compare with.
+    """
+
+    credible: CredibleRun
+    records: AttemptRecords = field(default_factory=AttemptRecords)
+    selection: Selection = field(default_factory=Selection)
+    config: Config = field(default_factory=Config)
+    snapshots: Sequence[Snapshot] = ()
+    unread: Sequence[str] = ()
+    notices: Mapping[int, Notice] = field(default_factory=dict)
+    probe: ReadProbe | None = None
+
+    @property
+    def measured(self) -> Measured:
+        """What was measured on the credible ranks."""
+        return self.credible.measured
+
+    @cached_property
+    def thresholds(self) -> DiagnosisConfig:
+        """The thresholds of this run: where ranks share cores on purpose, that is no finding."""
+        settings = self.config.diagnosis
+        return replace(settings, core_share=1.0) if self.records.run.shared_cores else settings
+
+    @cached_property
+    def network(self) -> NetworkEvidence:
+        """What was recorded of the network."""
+        return recorded_network(self.credible, self.snapshots)
+
+    @cached_property
+    def panels(self) -> Panels:
+        """What is judged, with what the job's connections show."""
+        panels, kinds = panels_of(self.measured), self.measured.operations.kinds
+        panels = replace(panels, flows=flow_findings(self.network, self.thresholds, kinds, panels))
+        # Hosts of a lab share the cores of one machine, which says nothing of the cluster that it shows.
+        return replace(panels, cores=None, lab_cores=panels.cores) if self.records.run.is_lab else panels
+
+    @cached_property
+    def hang(self) -> FoundHang | None:
+        """What held the job up; None without an operation that a rank may have been in at its end."""
+        run = self.credible
+        if not held_up(run.incomplete.open, run.traces):
+            return None
+        job = records_of(run.traces, world_size=run.world_size, hosts=run.hosts, notices=self.notices)
+        return hang_in(job, hang_s=self.thresholds.hang_s)
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """What is wrong with the run."""
+        measured, settings, panels = self.measured, self.thresholds, self.panels
+        groups, places, clocks = measured.groups, measured.places, measured.clocks
+        # How long a message takes depends on its receiver, too; that of a collective depends on the link alone.
+        collectives = [group for group in groups if group.op != "send"] or groups
+        links = locate_links(collectives, places, floor_share=settings.link_share, level=settings.level)
+        if any(is_host_timed(trace) for trace in measured.timed.traces):
+            panels = replace(panels, arrivals=_late_arrivals(measured, panels.node, settings.level))
+        return diagnose(
+            panels,
+            hang=self.hang,
+            opened=self.credible.incomplete.open,
+            links=_widened(links, collectives, clocks.median_halfwidth_ns or 0.0),
+            crossing=locality(groups, places),
+            is_clock_wrong=clocks.num_wrong > 0,
+            rebuilt=measured.rebuilt,
+            absent=self.credible.absent,
+            end=self.credible.end,
+            settings=settings,
+        )
+
+    @cached_property
+    def excess(self) -> WorkExcess | None:
+        """The excess of own work over the roles; None where own work is not known."""
+        return None if self.panels.host_timed else work_excess(self.panels, self.diagnosis.slow)
+
+    @cached_property
+    def hotspots(self) -> tuple[Hotspot, ...]:
+        """The places whose ranks do their own work more slowly than others of their role; none where not known."""
+        return hotspots_of(self.measured, self.panels)
+
+    def verdict(self, remarks: Sequence[str] = ()) -> Verdict:
+        """Return the verdict, with what held GPUs back and what ended the run; `remarks` are added to its reasons."""
+        hosts, panels = self.credible.hosts, self.panels
+        traces, steps = self.measured.timed.traces, self.measured.chosen
+        states = [
+            gpu_state(trace.tables["host"], begin_ns, end_ns) if "host" in trace.tables else None
+            for trace, begin_ns, end_ns in zip(traces, steps.begin_ns[:, 0], steps.end_ns[:, -1], strict=True)
+        ]
+        differences = gpu_differences(states, panels.role.tolist(), panels.rank.tolist())
+        verdict = verdict_of(self.diagnosis, hosts=hosts, remarks=remarks)
+        verdict = with_gpus(verdict, differences, self.diagnosis.late_ranks, hosts)
+        return with_end(verdict, self.credible.end, hosts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedAttempt(JudgedRun):
+    """The same of an attempt with its run directory; `placed` are all its readable traces and their leaf switches."""
+
+    run: RunDirectory
+    attempt: Attempt
+    placed: PlacedTraces
+
+
+def hotspots_of(measured: Measured, panels: Panels) -> tuple[Hotspot, ...]:
+    """Return the places whose ranks do their own work more slowly than others of their role; none where not known."""
+    excess_ns = own_excess_ns(panels)
+    return delay_hotspots(excess_ns, measured.places) if excess_ns is not None else ()
+
+
+def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns: float) -> LinkFindings:
+    """Return slow links with the clocks' error in their intervals: it does not shrink with more steps.
+
+    A transfer is counted from the last enter of all ranks, so it is wrong by up to the half-widths, relative to the
+    fast groups' transfer.
+    """
+    usual_ns = [float(np.nanmedian(group.transfer_ns)) for group in groups if np.isfinite(group.transfer_ns).any()]
+    if not found.culprits or not usual_ns:
+        return found
+    share = halfwidth_ns / max(float(np.quantile(usual_ns, 0.25)), 1.0)
+    culprits = []
+    for culprit in found.culprits:
+        extra = share * (1 + culprit.effect_share)
+        low, high = (culprit.effect_share - end for end in culprit.interval)
+        low, high = culprit.effect_share - np.hypot(low, extra), culprit.effect_share + np.hypot(high, extra)
+        culprits.append(replace(culprit, interval=(float(low), float(high))))
+    return replace(found, culprits=tuple(culprits))
+
+
+def _late_arrivals(measured: Measured, node: NDArray[np.int64], level: float) -> tuple[LateArrival, ...]:
+    """Return who is late at collectives on devices by arrival and duration alike, the latest first.
+
+    Args:
+        measured: what was measured.
+        node: of each rank, int64, (num_ranks,).
+        level: probability of naming somebody by chance.
+    """
+    close_up = measured.close_up
+    if close_up is None:
+        return ()
+    evidence = close_up.evidence
+    pairs = zip(evidence.traces, evidence.collectives, strict=True)
+    return late_arrivals(
+        evidence.operations,
+        evidence.matching,
+        np.concatenate([is_timed_there(trace, table) for trace, table in pairs]),
+        ranks=evidence.ranks,
+        halfwidth_ns=measured.halfwidth_ns,
+        node=node_by_rank(evidence.ranks, node),
+        level=level,
+    )

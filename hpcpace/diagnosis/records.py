@@ -1,0 +1,246 @@
+"""The records of an attempt besides its traces: run.json, result.json, trial.json and probe.json.
+
+run.json knows ranks without a trace, too. A record that is missing or foreign leaves its fields empty; one that cannot
+be used adds a sentence to the problems of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcpace.diagnosis.run_state import model_dtype
+from hpcpace.diagnosis.summary import PacingFigures, RankMemory
+from hpcpace.errors import ProbeError
+from hpcpace.json_files import read_json
+from hpcpace.probe.record import MOST_BYTES, ProbeRecord, probe_from, read_probe
+from hpcpace.quoting import printable
+from hpcpace.rundir import Attempt
+from hpcpace.trace.header import MOST_RANKS
+
+_MAX_TEXT = 500
+_MAX_UNKNOWN = 16
+_MAX_BYTES = 1 << 26  # a loss a step, of two million
+_MAX_NUMBER = 1 << 62
+_MAX_NAMES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The record of one attempt.
+
+    Attributes:
+        hosts: host names by rank.
+        emulation: in what way the speed of computation was not real, as in a lab; empty where it was.
+        versions: names and versions of what ran.
+        dtype: type that `hpcpace train` computed in; empty of other programs.
+        is_lab: whether it ran in a lab of hpcpace.
+        shared_cores: whether ranks shared cores on purpose.
+        imported: which tool recorded the run and what it left out, as a sentence; empty for hpcpace itself.
+    """
+
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    emulation: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+    dtype: str = ""
+    is_lab: bool = False
+    shared_cores: bool = False
+    imported: str = ""
+
+
+def read_run_record(attempt: Attempt, problems: list[str]) -> RunRecord:
+    """Return what run.json says; a sentence is added to `problems` where it cannot be used."""
+    return read_json(attempt, attempt.run_json.name, _run, problems) or RunRecord()
+
+
+def _run(content: Any) -> RunRecord:
+    return RunRecord(
+        hosts=dict(_host(entry) for entry in content.get("ranks", [])),
+        emulation=_text(content.get("environment", {}).get("HPCPACE_LAB_EMULATION", "")),
+        versions=tuple((_text(name), _text(of)) for name, of in content.get("versions", {}).items() if of),
+        dtype=model_dtype(content),
+        is_lab="HPCPACE_LAB_NAME" in content.get("environment", {}),
+        shared_cores=content.get("config", {}).get("train", {}).get("shared_cores") is True,
+        imported=_imported(content.get("imported")),
+    )
+
+
+def _imported(content: Any) -> str:
+    if not isinstance(content, dict):
+        return ""
+    unknown = [printable(_text(phrase)) for phrase in content.get("unknown", [])][:_MAX_UNKNOWN]
+    tool = printable(_text(content.get("tool", "")))
+    return f"recorded by {tool}" + (f"; not in its files: {', '.join(unknown)}" if unknown else "")
+
+
+def _host(entry: Any) -> tuple[int, str]:
+    rank = entry["rank"]
+    if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
+        raise ValueError(f"a rank is {rank!r}")
+    return rank, _text(entry["host"])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value[:_MAX_TEXT]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRecord:
+    """What a training came to.
+
+    Attributes:
+        outcome: finished, stopped or out of memory; empty where it is not known.
+        cause: the words of the error where memory was not enough.
+        memory: the most that each rank had, as far as they told it, ascending by rank.
+    """
+
+    outcome: str = ""
+    cause: str = ""
+    memory: tuple[RankMemory, ...] = ()
+
+
+def read_result_record(attempt: Attempt, problems: list[str]) -> ResultRecord:
+    """Return what result.json says; a sentence is added to `problems` where it cannot be used."""
+    found = read_json(attempt, attempt.result_json.name, _result, problems, most_bytes=_MAX_BYTES)
+    return found or ResultRecord()
+
+
+def _result(content: Any) -> ResultRecord:
+    memory = [
+        RankMemory(
+            rank=_number(row["rank"]),
+            rss_bytes=_number(row["rss_bytes"]),
+            device_bytes=_number(row["device_bytes"]),
+        )
+        for row in content.get("peak_memory", [])
+    ]
+    return ResultRecord(
+        outcome=str(content.get("outcome", ""))[:_MAX_TEXT],
+        cause=str(content.get("cause", ""))[:_MAX_TEXT],
+        memory=tuple(sorted(memory, key=lambda row: row.rank)),
+    )
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < _MAX_NUMBER:
+        raise ValueError(f"{value!r} is no number of a rank or of bytes")
+    return value
+
+
+def read_trial_record(attempt: Attempt, problems: list[str]) -> PacingFigures | None:
+    """Return what trial.json says; None where the run was not paced.
+
+    A sentence is added to `problems` where it cannot be used.
+    """
+    return read_json(attempt, attempt.trial_json.name, _figures, problems)
+
+
+def _figures(content: Any) -> PacingFigures:
+    trial = content["trial"] or {}
+    effect = trial.get("effect") or {}
+    return PacingFigures(
+        policy=_printable(content["policy"]),
+        tried=_printable(content["tried"]),
+        is_on=content["is_on"] is True,
+        sentence=_printable(content["sentence"]),
+        mechanisms=tuple(_printable(name) for name in content["mechanisms"][:_MAX_NAMES]),
+        points=tuple(dict.fromkeys(_printable(point["name"]) for point in content["points"][:_MAX_NAMES])),
+        outcome=_printable(trial.get("outcome", "")),
+        gain=_finite(effect.get("mean")),
+        interval=_interval(effect),
+        detectable=_finite(effect.get("detectable")),
+        num_pairs=_count(trial.get("num_pairs", 0)),
+        step_off_ns=_finite(trial.get("step_off_ns")),
+        step_on_ns=_finite(trial.get("step_on_ns")),
+        cv_off=_finite(trial.get("variation_off")),
+        cv_on=_finite(trial.get("variation_on")),
+        waits_on_device=(content.get("facts") or {}).get("waits_on_device") is True,
+    )
+
+
+def _interval(effect: Any) -> tuple[float, float] | None:
+    low, high = _finite(effect.get("low")), _finite(effect.get("high"))
+    return None if low is None or high is None else (low, high)
+
+
+def _finite(value: Any) -> float | None:
+    if value is None or isinstance(value, bool):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _printable(value: Any) -> str:
+    return printable(str(value)[:_MAX_TEXT])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadProbe:
+    """A saved probe, and the file that it came from."""
+
+    source: str
+    record: ProbeRecord
+
+
+def read_probe_file(path: Path) -> ReadProbe:
+    """Return the probe in a file.
+
+    Raises:
+        ProbeError: it cannot be read, or is no probe.
+    """
+    return ReadProbe(source=printable(str(path)), record=read_probe(path))
+
+
+def read_probe_record(attempt: Attempt, problems: list[str]) -> ReadProbe | None:
+    """Return the probe that was saved with an attempt; a sentence is added to `problems` where it cannot be used."""
+    name = attempt.probe_json.name
+    try:
+        with attempt.open() as folder:
+            content = folder.read(name, most_bytes=MOST_BYTES)
+        return ReadProbe(source=name, record=probe_from(content, name))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ProbeError as error:
+        reason = str(error)
+    problems.append(f"{attempt.probe_json} is left out ({printable(reason)[:200]})")
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRecords:
+    """What the records of an attempt say; empty where they are missing or cannot be used.
+
+    Attributes:
+        run: from run.json.
+        result: from result.json.
+        pacing: from trial.json; None if the run was not paced.
+        probe: from probe.json; None if the hosts were not probed with it.
+        problems: one sentence for each record that cannot be used.
+    """
+
+    run: RunRecord = field(default_factory=RunRecord)
+    result: ResultRecord = field(default_factory=ResultRecord)
+    pacing: PacingFigures | None = None
+    probe: ReadProbe | None = None
+    problems: tuple[str, ...] = ()
+
+
+def read_records(attempt: Attempt) -> AttemptRecords:
+    """Read the records of an attempt."""
+    problems: list[str] = []
+    run, result = read_run_record(attempt, problems), read_result_record(attempt, problems)
+    pacing, probe = read_trial_record(attempt, problems), read_probe_record(attempt, problems)
+    return AttemptRecords(run=run, result=result, pacing=pacing, probe=probe, problems=tuple(problems))

@@ -1,1 +1,0 @@
-"""What a run wrote down about itself: run.json, result.json, trial.json."""
