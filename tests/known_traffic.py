@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.figures.network import KnownInterfaces, NetworkEvidence, StepWindow, network_evidence
+from hpcpace.diagnosis.figures.network import KnownInterfaces, NetworkEvidence, StepWindow
 from hpcpace.diagnosis.network_summary import RateSource
 from hpcpace.metrics.network.flow_tables import Connections, Flows, InterfaceUse
 from hpcpace.metrics.network.interface_use import wire_bytes
@@ -168,4 +168,10 @@ def ring_job(
         addresses=[f"spine.leaf{row // 4 + 1}.{host}" for row, host in enumerate(hosts)],
     )
     window = StepWindow(begin_ns=0, end_ns=num_seconds * S, num_steps=10 * num_seconds)
-    return network_evidence(known, carried if has_flows else None, window, places, np.full(num_hosts, has_flows))
+    return NetworkEvidence(
+        window=window,
+        places=places,
+        known=known,
+        flows=carried if has_flows else None,
+        is_recorded=np.full(num_hosts, has_flows),
+    )

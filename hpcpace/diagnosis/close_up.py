@@ -32,6 +32,7 @@ MOST_OPERATIONS = 1_000_000
 """Of all ranks together, about."""
 _NUM_STRETCHES, _MIN_STEPS = 8, 4
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+_BLOCKED = (Phase.GRAD_SYNC, Phase.PACE)
 _OF_DATA = (Phase.FORWARD, Phase.BACKWARD)
 
 
@@ -123,34 +124,30 @@ def with_steps(stream: TraceStream, stretches: Sequence[tuple[int, int]]) -> Ran
 
 def _blocks(evidence: Evidence, step: NDArray[np.int64]) -> Blocks:
     """Return the stretches of some steps in which ranks waited inside torch, or were paced, on the common clock."""
-    rank, begin_ns, end_ns, is_pause = [], [], [], []
+    parts = [
+        (np.full(len(phase), rank, np.int64), begin_ns, end_ns, phase == Phase.PACE)
+        for rank, (phase, begin_ns, end_ns) in zip(evidence.ranks, _phases(evidence, step, _BLOCKED), strict=True)
+    ]
+    rank, begin_ns, end_ns, is_pause = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Blocks(rank=rank, begin_ns=begin_ns, end_ns=end_ns, is_pause=is_pause)
+
+
+def _phases(
+    evidence: Evidence, step: NDArray[np.int64], kinds: Sequence[Phase]
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield kind, begin and end of the phases of some kinds in some steps, of each rank, on the common clock."""
     for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
         phases = trace.tables["phases"]
-        is_block = (phases["phase"] == Phase.GRAD_SYNC) | (phases["phase"] == Phase.PACE)
-        chosen = np.flatnonzero(is_block & (phases["end_ns"] > phases["begin_ns"]))
+        chosen = np.flatnonzero(np.isin(phases["phase"], kinds) & (phases["end_ns"] > phases["begin_ns"]))
         chosen = chosen[columns_of(step, np.asarray(phases["step"][chosen], np.int64)) >= 0]
-        begin_ns.append(reference_times(clock, phases["begin_ns"][chosen]))
-        end_ns.append(reference_times(clock, phases["end_ns"][chosen]))
-        is_pause.append(phases["phase"][chosen] == Phase.PACE)
-        rank.append(np.full(len(chosen), trace.header.rank, np.int64))
-    return Blocks(
-        rank=np.concatenate(rank),
-        begin_ns=np.concatenate(begin_ns),
-        end_ns=np.concatenate(end_ns),
-        is_pause=np.concatenate(is_pause),
-    )
+        begin_ns, end_ns = (reference_times(clock, phases[name][chosen]) for name in ("begin_ns", "end_ns"))
+        yield phases["phase"][chosen], begin_ns, end_ns
 
 
 def passes_of(close_up: CloseUp) -> list[Passes]:
     """Return the forward and backward passes and optimizer steps of each rank."""
-    found = []
-    for trace, clock in zip(close_up.evidence.traces, close_up.evidence.clocks, strict=True):
-        phases = trace.tables["phases"]
-        chosen = np.flatnonzero(np.isin(phases["phase"], _PASSES) & (phases["end_ns"] > phases["begin_ns"]))
-        chosen = chosen[columns_of(close_up.steps.step, np.asarray(phases["step"][chosen], np.int64)) >= 0]
-        begin_ns, end_ns = (reference_times(clock, phases[name][chosen]) for name in ("begin_ns", "end_ns"))
-        found.append(Passes(kind=phases["phase"][chosen].astype(np.int64), begin_ns=begin_ns, end_ns=end_ns))
-    return found
+    found = _phases(close_up.evidence, close_up.steps.step, _PASSES)
+    return [Passes(kind=kind.astype(np.int64), begin_ns=begin_ns, end_ns=end_ns) for kind, begin_ns, end_ns in found]
 
 
 def data_variation_of(close_up: CloseUp) -> DataVariation | None:

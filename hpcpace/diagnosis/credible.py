@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, run_end
 from hpcpace.diagnosis.summary import Incomplete
 from hpcpace.errors import CannotTell, with_reasons
 from hpcpace.metrics.contradictions import Contradiction, contradictions
-from hpcpace.metrics.steps import common_steps, used_steps
+from hpcpace.metrics.steps import common_steps
 from hpcpace.parallel import Team
 from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
 from hpcpace.trace.tables import RankTrace
@@ -53,11 +52,8 @@ def _sentence(trace: RankTrace, found: Sequence[Contradiction]) -> str:
 
 def sentences_on_operations(measured: Measured) -> list[str]:
     """Return a sentence for each trace whose operations contradict themselves, though not too many of them."""
-    said = []
-    for stream in measured.operations.streams:
-        found = contradictions_of(stream)
-        said += [_sentence(stream.original, found)] if found else []
-    return said
+    found = [(stream.original, contradictions_of(stream)) for stream in measured.operations.streams]
+    return [_sentence(trace, said) for trace, said in found if said]
 
 
 def incredible_ranks(measured: Measured) -> tuple[set[int], list[str]]:
@@ -68,12 +64,8 @@ def incredible_ranks(measured: Measured) -> tuple[set[int], list[str]]:
 
 def _contradictory(measured: Measured) -> dict[int, str]:
     """Return the ranks whose operations contradict themselves."""
-    found = {stream.original.header.rank: (stream, contradictions_of(stream)) for stream in measured.operations.streams}
-    return {
-        rank: _sentence(stream.original, said)
-        for rank, (stream, said) in found.items()
-        if any(one.is_grave for one in said)
-    }
+    found = [(stream.original, contradictions_of(stream)) for stream in measured.operations.streams]
+    return {trace.header.rank: _sentence(trace, said) for trace, said in found if any(one.is_grave for one in said)}
 
 
 def _apart_in_time(measured: Measured) -> dict[int, str]:
@@ -159,7 +151,8 @@ def ranks_with_common_steps(traces: Sequence[RankTrace], selection: Selection) -
     Returns:
         All traces and no sentence if all share that step, or if no rank has any step that counts.
     """
-    steps = [_used(trace, selection) for trace in traces]
+    panels = [common_steps([trace.tables["steps"]]) for trace in traces]
+    steps = [panel.step[selection.used(panel)] for panel in panels]
     numbers, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *steps]), return_counts=True)
     if not len(numbers) or counts.max() == len(traces):
         return list(traces), []
@@ -173,19 +166,6 @@ def ranks_with_common_steps(traces: Sequence[RankTrace], selection: Selection) -
         for trace in left_out
     ]
     return kept, sentences
-
-
-def _used(trace: RankTrace, selection: Selection) -> NDArray[np.int64]:
-    panel = common_steps([trace.tables["steps"]])
-    mask = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
-    return panel.step[mask]
-
-
-class _How(NamedTuple):
-    """Who measures, and who is told of it."""
-
-    progress: Callable[[int, int], None] | None
-    team: Team | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +218,8 @@ def measure_credible_run(
     world_size = world_size_of(found.traces)
     traces, contradictions = credible_traces(found.traces)
     problems = [*found.problems, *contradictions]
-    how = _How(progress, team)
     while traces:
-        run = _measure_traces(traces, world_size, problems, selection, records, how)
+        run = _measure_traces(traces, world_size, problems, selection, records, progress, team)
         incredible, reasons = incredible_ranks(run.measured)
         if not incredible:
             return run
@@ -255,28 +234,28 @@ def _measure_traces(
     problems: Sequence[str],
     selection: Selection,
     records: AttemptRecords,
-    how: _How,
+    progress: Callable[[int, int], None] | None,
+    team: Team | None,
 ) -> CredibleRun:
     ranks = {trace.header.rank for trace in traces}
     missing = tuple(sorted(set(range(min(world_size, _MAX_MISSING))) - ranks))
     hosts = {**records.run.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
     problems = [*problems, *records.problems]
     try:
-        measured = measure(traces, selection, progress=how.progress, team=how.team)
+        measured = measure(traces, selection, progress=progress, team=team)
     except CannotTell as error:
         # One rank without a common step must not leave the others without figures.
         common, left_out = ranks_with_common_steps(traces, selection)
-        figures = _without_steps(traces, how)
+        timed, none = timed_traces(traces), common_steps([trace.tables["steps"] for trace in traces]).select(slice(0))
+        figures = measure_operations(timed, none, none, progress=progress, team=team)
         problems = [*problems, *left_out, *_problems_of(figures)]
-        incomplete = find_incomplete(
-            timed_traces(traces), problems, missing=missing, hosts=hosts, done=figures.completed
-        )
-        end = find_end(timed_traces(traces), incomplete, figures.completed.opened)
+        incomplete = find_incomplete(timed, problems, missing=missing, hosts=hosts, done=figures.completed)
+        end = find_end(timed, incomplete, figures.completed.opened)
         if not left_out:
             ended = [] if end is None else [run_end_line(end, hosts)]
             reasons = [*ended, str(error), *_losses(incomplete, hosts)]
             raise CannotTell(with_reasons(reasons[0], reasons[1:])) from None
-        measured = measure(common, selection, progress=how.progress, team=how.team)
+        measured = measure(common, selection, progress=progress, team=team)
     else:
         problems = [*problems, *sentences_on_operations(measured), *_problems_of(measured.operations)]
         # What is missing shows in the steps of the host.
@@ -292,12 +271,6 @@ def _measure_traces(
         incomplete=incomplete,
         end=end,
     )
-
-
-def _without_steps(traces: Sequence[RankTrace], how: _How) -> OperationFigures:
-    """Return the figures of the operations of traces that share no step, and so cannot be measured together."""
-    none = common_steps([trace.tables["steps"] for trace in traces]).select(slice(0))
-    return measure_operations(timed_traces(traces), none, none, progress=how.progress, team=how.team)
 
 
 def _problems_of(figures: OperationFigures) -> list[str]:

@@ -63,8 +63,16 @@ def find_incomplete(
         done: what completed operations reveal.
     """
     missing = missing[:_MAX_RANKS]
-    opened = gather_operations(sorted([*_opened(timed), *done.opened], key=lambda part: part.rank))
-    ends_ns = _ends_ns(timed)
+    pairs = list(zip(timed.traces, timed.clocks, strict=True))
+    # Those that were under way when a journal was last written, and those that never completed.
+    inside = [rank_operations(trace, clock, trace.open_collectives) for trace, clock in pairs]
+    opened = gather_operations(sorted([*inside, *done.opened], key=lambda part: part.rank))
+    # When each rank's recording ended, at its last flush, on the common clock; none where it never flushed.
+    ends_ns = {
+        trace.header.rank: int(clock.to_reference(trace.tables["account"]["time_ns"]).time_ns.max())
+        for trace, clock in pairs
+        if len(trace.tables["account"])
+    }
     end_ns = max([*ends_ns.values(), done.end_ns])
     closed = {trace.header.rank: trace.closed_cleanly for trace in timed.traces}
     first_step = max((trace.first_step for trace in timed.traces), default=0)
@@ -74,12 +82,19 @@ def find_incomplete(
         if len(trace.tables["steps"])
     }
     examined = closed | dict.fromkeys(missing, False)
-    lost = lost_operations(_kept_records(done.records, first_step), opened, examined, first_steps)
+    records = done.records
+    if first_step:  # the first step that all ranks have kept: they drop their first ones chunk by chunk
+        rows = select_rows(records.rows, np.flatnonzero(records.rows.step >= first_step))
+        records = replace(records, rows=rows)
+    lost = lost_operations(records, opened, examined, first_steps)
     last_ns = max((ns for rank, ns in ends_ns.items() if rank not in timed.unknown_clocks), default=0)
     gaps_ns = {rank: last_ns - ns for rank, ns in ends_ns.items() if rank not in timed.unknown_clocks}
-    cut = [_incomplete_rank(trace, lost.get(trace.header.rank, _NOTHING), gaps_ns) for trace in timed.traces]
+    cut = [
+        _incomplete_rank(rank, trace.header.host, trace, lost.get(rank, _NOTHING), gaps_ns.get(rank))
+        for rank, trace in zip(timed.ranks, timed.traces, strict=True)
+    ]
     cut = [rank for rank in cut if rank.num_lost_operations or rank.num_dropped or not closed[rank.rank]]
-    cut += [_missing_rank(rank, hosts.get(rank, ""), lost.get(rank, _NOTHING)) for rank in missing]
+    cut += [_incomplete_rank(rank, hosts.get(rank, ""), None, lost.get(rank, _NOTHING), None) for rank in missing]
     cut.sort(key=lambda rank: (-rank.num_lost_operations, rank.rank))
     return Incomplete(
         problems=tuple(problems),
@@ -88,13 +103,6 @@ def find_incomplete(
         open=tuple(open_operations(opened, done.records.rows, end_ns=end_ns, ends_ns=ends_ns, limit=_MAX_OPEN_SHOWN)),
         ranks=tuple(cut[:_MAX_RANKS]),
     )
-
-
-def _kept_records(records: Records, first_step: int) -> Records:
-    """Return records without those before the first step that all ranks have kept: ranks drop them chunk by chunk."""
-    if not first_step:
-        return records
-    return replace(records, rows=select_rows(records.rows, np.flatnonzero(records.rows.step >= first_step)))
 
 
 def completed_of(evidence: Evidence) -> Completed:
@@ -130,47 +138,20 @@ def held_up(operations: Sequence[OpenOperation], traces: Sequence[RankTrace]) ->
     return [one for one in operations if any(last_steps.get(rank, -1) <= one.step for rank in one.inside)]
 
 
-def _opened(timed: TimedTraces) -> list[RankOperations]:
-    """Return the operations that were under way when a journal was last written."""
-    return [
-        rank_operations(trace, clock, trace.open_collectives)
-        for trace, clock in zip(timed.traces, timed.clocks, strict=True)
-    ]
-
-
-def _ends_ns(timed: TimedTraces) -> dict[int, int]:
-    """Return when each rank's recording ended, at its last flush, on the common clock; none where it never flushed."""
-    return {
-        trace.header.rank: int(clock.to_reference(trace.tables["account"]["time_ns"]).time_ns.max())
-        for trace, clock in zip(timed.traces, timed.clocks, strict=True)
-        if len(trace.tables["account"])
-    }
-
-
-def _incomplete_rank(trace: RankTrace, lost: LostOperations, gaps_ns: Mapping[int, int]) -> IncompleteRank:
-    steps = np.asarray(trace.tables["steps"]["step"], np.int64)
-    return IncompleteRank(
-        rank=trace.header.rank,
-        host=trace.header.host,
-        has_trace=True,
-        last_step=int(steps.max()) if len(steps) else None,
-        gap_ns=gaps_ns.get(trace.header.rank),
-        num_lost_operations=lost.num_operations,
-        num_lost_steps=max(lost.step - 1 - int(steps.max(initial=-1)), 0),
-        num_dropped=int(trace.tables["account"]["dropped"].sum()),
-    )
-
-
-def _missing_rank(rank: int, host: str, lost: LostOperations) -> IncompleteRank:
+def _incomplete_rank(
+    rank: int, host: str, trace: RankTrace | None, lost: LostOperations, gap_ns: int | None
+) -> IncompleteRank:
+    steps = np.asarray(trace.tables["steps"]["step"] if trace is not None else [], np.int64)
+    num_steps = lost.step - 1 - int(steps.max(initial=-1))
     return IncompleteRank(
         rank=rank,
         host=host,
-        has_trace=False,
-        last_step=None,
-        gap_ns=None,
+        has_trace=trace is not None,
+        last_step=int(steps.max()) if len(steps) else None,
+        gap_ns=gap_ns,
         num_lost_operations=lost.num_operations,
-        num_lost_steps=max(lost.step, 0),
-        num_dropped=0,
+        num_lost_steps=max(num_steps if trace is not None else lost.step, 0),
+        num_dropped=int(trace.tables["account"]["dropped"].sum()) if trace is not None else 0,
     )
 
 
@@ -233,22 +214,19 @@ class SoundStream(TraceStream):
         bad, example = implausible(rows, "collectives")
         for what, is_so in collectives_contradict(rows):
             if is_so.any():
-                for number in self._blocks_of(np.flatnonzero(is_so), num_lead, first):
-                    self._faults_of(number).contradict[what] += 1
+                for faults in self._faults_of(np.flatnonzero(is_so), num_lead, first):
+                    faults.contradict[what] += 1
         if not len(bad):
             return rows
-        for number in self._blocks_of(np.flatnonzero(bad), num_lead, first):
-            self._faults_of(number).num_implausible += 1
-            self._faults_of(number).example = self._faults_of(number).example or example
+        for faults in self._faults_of(np.flatnonzero(bad), num_lead, first):
+            faults.num_implausible += 1
+            faults.example = faults.example or example
         return rows.select(~bad)
 
-    def _blocks_of(self, rows: NDArray[np.int64], num_lead: int, first: int) -> list[int]:
-        """Return the block of each row behind the first `num_lead`."""
-        numbers: list[int] = self.blocks_of_rows(first, rows[rows >= num_lead] - num_lead).tolist()
-        return numbers
-
-    def _faults_of(self, number: int) -> BlockFaults:
-        return self.faults.setdefault(number, BlockFaults())
+    def _faults_of(self, rows: NDArray[np.int64], num_lead: int, first: int) -> list[BlockFaults]:
+        """Return the faults of the block of each row behind the first `num_lead`."""
+        numbers = self.blocks_of_rows(first, rows[rows >= num_lead] - num_lead).tolist()
+        return [self.faults.setdefault(number, BlockFaults()) for number in numbers]
 
 
 def sound_stream(trace: RankTrace) -> SoundStream:

@@ -55,6 +55,10 @@ class Selection:
     first: int | None = None
     stop: int | None = None
 
+    def used(self, panel: StepPanel) -> NDArray[np.bool_]:
+        """Return which common steps are used, bool, (num_common,)."""
+        return used_steps(panel, include_warmup=self.include_warmup, first=self.first, stop=self.stop)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -214,7 +218,7 @@ def measure(
     """
     traces = on_devices(traces)
     panel = common_steps([trace.tables["steps"] for trace in traces])
-    used = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
+    used = selection.used(panel)
     if not used.any():
         raise CannotTell(_why_no_steps(traces, panel))
     timed = timed_traces(traces)

@@ -7,8 +7,7 @@ as whole nanoseconds, and what operations of one range do in the steps of anothe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,11 +243,8 @@ def measure_operations(
     return _Shares(timed, chosen, common, max_rows, progress).measured(team)
 
 
-class _Told(NamedTuple):
-    """What a process of a team learns: the figures, and what is wrong with the rows of each rank."""
-
-    figures: OperationFigures
-    faults: list[tuple[dict[int, str], dict[int, BlockFaults]]]
+_Faults = list[tuple[dict[int, str], dict[int, BlockFaults]]]
+"""Of each rank, which blocks are damaged, and what is wrong with rows of others."""
 
 
 class _Shares:
@@ -280,20 +276,24 @@ class _Shares:
             share = shares[team.rank]
             return self._measure(share, panels, tell), panels.select(self._columns(share))
 
-        def finish(parts: Sequence[tuple[_ShareFigures, StepPanels] | None]) -> tuple[_Told, _Told]:
+        def finish(
+            parts: Sequence[tuple[_ShareFigures, StepPanels] | None],
+        ) -> tuple[tuple[OperationFigures, _Faults], tuple[OperationFigures, _Faults]]:
             found = [part for part in parts if part is not None]
             for share, (_, of_share) in zip(shares[1:], found[1:], strict=True):
                 panels.put(self._columns(share), of_share)
             whole = self._joined([figures for figures, _ in found], panels)
             light = replace(whole, panels=panels.select(slice(0)), transfers=(), streams=())
-            faults = [(stream.damaged, stream.faults) for stream in self._streams]
-            return _Told(whole, []), _Told(light, faults)
+            return (whole, []), (light, [(stream.damaged, stream.faults) for stream in self._streams])
 
-        told = team.together(work, finish, lambda num_done: self._show(num_done, shares))
-        for stream, (damaged, faults) in zip(self._streams, told.faults, strict=False):
+        figures, faults = team.together(work, finish, lambda num_done: self._show(num_done, shares))
+        self._note(faults)
+        return replace(figures, streams=self._streams)
+
+    def _note(self, of_ranks: _Faults) -> None:
+        for stream, (damaged, faults) in zip(self._streams, of_ranks, strict=False):
             stream.damaged.update(damaged)
             stream.faults.update(faults)
-        return replace(told.figures, streams=self._streams)
 
     def _by_this_machine(self) -> OperationFigures:
         num_rows = sum(stream.num_collectives for stream in self._streams)
@@ -343,12 +343,9 @@ class _Shares:
         return slice(first, num_complete(self._chosen, share.stops[-1]))
 
     def _joined(self, shares: Sequence[_ShareFigures], panels: StepPanels) -> OperationFigures:
-        for share in shares:
-            for stream, damaged, faults in zip(self._streams, share.damaged, share.faults, strict=True):
-                stream.damaged.update(damaged)
-                stream.faults.update(faults)
         kinds: dict[tuple[int, int], KindTotals] = {}
         for share in shares:
+            self._note(share.faults)
             add_kinds(kinds, list(share.kinds.values()))
         completed = [part for share in shares for part in share.completed]
         transfers = [part for share in shares for part in share.transfers]
@@ -356,11 +353,11 @@ class _Shares:
             panels=panels,
             has_messages=any(share.has_messages for share in shares),
             transfers=tuple(transfer_series(transfers, panels.num_steps)),
-            totals=_summed([share.totals for share in shares]),
+            totals=_summed([part for share in shares for part in share.totals]),
             kinds=tuple(join_kinds(kinds.values())),
-            origins=join_origins([share.origins for share in shares]),
-            path=join_paths([share.path for share in shares]),
-            causality=join_causality([share.causality for share in shares]),
+            origins=join_origins([part for share in shares for part in share.origins]),
+            path=join_paths([part for share in shares for part in share.path]),
+            causality=join_causality([part for share in shares for part in share.causality]),
             completed=Completed(
                 records=join_records([part.records for part in completed]),
                 end_ns=max(part.end_ns for part in completed),
@@ -378,20 +375,19 @@ def num_complete(chosen: StepPanel, stop: int | None) -> int:
     return len(chosen) if stop is None else int(np.searchsorted(chosen.step, stop - MARGIN_STEPS))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _ShareFigures:
     """The figures of one share of the steps, without those of single steps, which go into panels of the caller."""
 
-    has_messages: bool
-    transfers: list[TransferSums]
-    totals: RankTotals
-    kinds: dict[tuple[int, int], KindTotals]
-    origins: Origins
-    path: PathSums
-    causality: Causality
-    completed: list[Completed]
-    damaged: list[dict[int, str]]
-    faults: list[dict[int, BlockFaults]]
+    has_messages: bool = False
+    transfers: list[TransferSums] = field(default_factory=list)
+    totals: list[RankTotals] = field(default_factory=list)
+    kinds: dict[tuple[int, int], KindTotals] = field(default_factory=dict)
+    origins: list[Origins] = field(default_factory=list)
+    path: list[PathSums] = field(default_factory=list)
+    causality: list[Causality] = field(default_factory=list)
+    completed: list[Completed] = field(default_factory=list)
+    faults: _Faults = field(default_factory=list)
 
 
 class _ShareSums:
@@ -402,12 +398,7 @@ class _ShareSums:
         self._within = WithinSteps(timed, common)
         self._num_done = 0
         self._tails: list[Table | None] = [None] * len(timed.traces)
-        self._has_messages = False
-        self._transfers: list[TransferSums] = []
-        self._totals: list[RankTotals] = []
-        self._kinds: dict[tuple[int, int], KindTotals] = {}
-        self._causality: list[Causality] = []
-        self._completed: list[Completed] = []
+        self._found = _ShareFigures()
 
     def begin(self, stop: int, evidence: Evidence) -> None:
         """Take from the steps just before the first range what goes on in it."""
@@ -419,13 +410,14 @@ class _ShareSums:
         """Add a range of steps that ends before `stop`."""
         done, steps = evidence.operations, self._chosen.step
         mask = columns_of(steps, done.step) >= 0
-        self._has_messages = self._has_messages or bool(is_one_of(done.op, MESSAGES).any())
-        self._transfers.append(transfer_sums(evidence, steps))
+        found = self._found
+        found.has_messages |= bool(is_one_of(done.op, MESSAGES).any())
+        found.transfers.append(transfer_sums(evidence, steps))
         mask &= done.exit_kind != ExitKind.FAILED  # which says nothing about how long operations take
-        self._totals.append(rank_totals(done, evidence.waits, mask, evidence.ranks))
-        add_kinds(self._kinds, totals_by_kind(done, evidence.matching, evidence.waits, mask))
-        self._causality = [join_causality([*self._causality, causality_of(evidence)])]
-        self._completed.append(replace(completed_of(evidence), opened=never_completed(evidence)))
+        found.totals.append(rank_totals(done, evidence.waits, mask, evidence.ranks))
+        add_kinds(found.kinds, totals_by_kind(done, evidence.matching, evidence.waits, mask))
+        found.causality = [join_causality([*found.causality, causality_of(evidence)])]
+        found.completed.append(replace(completed_of(evidence), opened=never_completed(evidence)))
         columns = slice(self._num_done, max(num_complete(self._chosen, stop), self._num_done))
         self._within.add(stop, evidence, columns)
         self._add_to_panels(stop, evidence, columns)
@@ -448,17 +440,13 @@ class _ShareSums:
 
     def figures(self, streams: Sequence[SoundStream]) -> _ShareFigures:
         """Return what was found in all ranges of some streams."""
-        return _ShareFigures(
-            has_messages=self._has_messages,
-            transfers=self._transfers,
-            totals=_summed(self._totals),
-            kinds=self._kinds,
-            origins=self._within.origins,
-            path=self._within.path,
-            causality=self._causality[0],
-            completed=self._completed,
-            damaged=[stream.damaged for stream in streams],
-            faults=[stream.faults for stream in streams],
+        found, within = self._found, self._within
+        return replace(
+            found,
+            totals=[_summed(found.totals)],
+            origins=[within.origins],
+            path=[within.path],
+            faults=[(stream.damaged, stream.faults) for stream in streams],
         )
 
 

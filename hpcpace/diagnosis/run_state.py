@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcpace.rundir import RunDirectory, open_run
+from hpcpace.rundir import open_run
 
 # A flush a second, late by what a busy disk and the clock of a file server can take.
 _FRESH_S = 10.0
@@ -284,25 +284,25 @@ class RunRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Report:
-    """What summary.json says of an attempt; `is_final` where all traces that it had read were closed."""
-
-    attempt: int
-    mode: str
-    headline: str
-    speed: float | None
-    speed_unit: str
-    num_ranks: int
-    is_final: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Result:
     """What result.json says."""
 
     outcome: str = ""
     speed: float | None = None
     speed_unit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Report(_Result):
+    """What summary.json says of an attempt, by default nothing; `is_final` if all traces that it had read were closed.
+
+    The outcome is the mode of the verdict.
+    """
+
+    attempt: int = -1
+    headline: str = ""
+    num_ranks: int = 0
+    is_final: bool = False
 
 
 def run_rows(paths: Iterable[Path]) -> list[RunRow]:
@@ -321,10 +321,12 @@ def run_row(path: Path) -> RunRow:
     attempt = attempts[-1]
     start = read_start(attempt, problems)
     result = read_json(attempt, attempt.result_json.name, _result, problems, most_bytes=MOST_BYTES) or _Result()
-    report = _current_report(run, attempt, problems)
-    mode = report.mode if report is not None else ""
-    found = attempt_state(attempt, start, outcome=result.outcome, verdict=mode)
-    measured = report if report is not None and report.speed is not None else result
+    report = read_json(run, run.summary_json.name, _report, problems) or _Report()
+    # A report from before the attempt ended, or on another one, says nothing.
+    if report.attempt != attempt.number or not (report.is_final or journals_of(attempt)):
+        report = _Report()
+    found = attempt_state(attempt, start, outcome=result.outcome, verdict=report.outcome)
+    measured = report if report.speed is not None else result
     return RunRow(
         path=str(path),
         attempt=attempt.number,
@@ -332,11 +334,11 @@ def run_row(path: Path) -> RunRow:
         state=found.state,
         num_steps=found.num_steps,
         planned_steps=start.planned_steps,
-        verdict=mode or NOT_REPORTED,
-        headline=report.headline if report is not None else "",
+        verdict=report.outcome or NOT_REPORTED,
+        headline=report.headline,
         speed=measured.speed,
         speed_unit=measured.speed_unit if measured.speed is not None else "",
-        num_ranks=start.num_ranks or (report.num_ranks if report is not None else 0),
+        num_ranks=start.num_ranks or report.num_ranks,
         created_unix_ns=start.created_unix_ns or _changed_ns(attempt),
         dtype=start.dtype,
         problems=tuple(problems),
@@ -365,14 +367,6 @@ def _changed_ns(attempt: Attempt) -> int:
         return 0
 
 
-def _current_report(run: RunDirectory, attempt: Attempt, problems: list[str]) -> _Report | None:
-    """Return the report of an attempt; None if there is none, or one from before the attempt ended."""
-    report = read_json(run, run.summary_json.name, _report, problems)
-    if report is None or report.attempt != attempt.number:
-        return None
-    return report if report.is_final or journals_of(attempt) else None
-
-
 def _report(content: Any) -> _Report:
     verdict, world, throughput = content["verdict"], content["world"], content["throughput"]
     speed, unit = _rate(throughput["samples_per_s"]), _text(world["samples_unit"])
@@ -381,7 +375,7 @@ def _report(content: Any) -> _Report:
         speed, unit = (None if mean_ns is None else NS_PER_S / mean_ns), "steps"
     return _Report(
         attempt=int(content["attempt"]),
-        mode=_text(verdict["mode"]),
+        outcome=_text(verdict["mode"]),
         headline=_text(verdict["headline"]),
         speed=speed,
         speed_unit=unit,

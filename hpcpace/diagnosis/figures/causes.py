@@ -312,29 +312,18 @@ def _curve(work_ns: NDArray[np.float64], parts: WorkParts | None, null: NullMode
 
 def _largest_loss(measured: Measured, panels: Panels) -> SegmentPanel | None:
     """Return the work of the ranks that wait for each other, of the set that loses most."""
-    found = _panels_of_groups(measured)
+    found: list[SegmentPanel] = []
+    if (close_up := measured.close_up) is not None:
+        operations, ranks, blocks = close_up.evidence.operations, close_up.ranks, close_up.blocks
+        found += segment_panels(operations, close_up.steps, close_up.work, ranks=ranks, blocks=blocks)
     if not found and panels.is_role_known:
         found = [_of_role(panels, measured, value) for value in np.unique(panels.role)]
-    found = [panel for panel in found if panel is not None and len(panel.members) > 1]
-    return max(found, key=lambda panel: _loss_ns(panel.work_ns), default=None)
 
+    def loss_ns(panel: SegmentPanel) -> float:
+        work_ns = panel.work_ns
+        return float((work_ns.max(axis=0) - work_ns.mean(axis=0)).mean(axis=0).sum()) if work_ns.size else 0.0
 
-def _loss_ns(work_ns: NDArray[np.float64]) -> float:
-    return float((work_ns.max(axis=0) - work_ns.mean(axis=0)).mean(axis=0).sum()) if work_ns.size else 0.0
-
-
-def _panels_of_groups(measured: Measured) -> list[SegmentPanel]:
-    close_up = measured.close_up
-    if close_up is None:
-        return []
-    found = segment_panels(
-        close_up.evidence.operations,
-        close_up.steps,
-        close_up.work,
-        ranks=close_up.ranks,
-        blocks=close_up.blocks,
-    )
-    return list(found)
+    return max((panel for panel in found if len(panel.members) > 1), key=loss_ns, default=None)
 
 
 def _of_role(panels: Panels, measured: Measured, value: int) -> SegmentPanel:

@@ -212,13 +212,9 @@ def _difference(rank: int, state: GpuState, others: Sequence[GpuState]) -> GpuDi
 
 
 def _stands_out(reason: Throttle, state: GpuState, others: Sequence[GpuState]) -> bool:
-    usual = 0.0 if reason in FAULTS else _usual([other.reasons[reason] for other in others])
-    return state.reasons[reason] - usual >= _MIN_SHARE
-
-
-def _usual(values: Sequence[float]) -> float:
     # With nobody to compare with, whatever a GPU does is usual.
-    return float(np.median(values)) if values else 1.0
+    usual = float(np.median([other.reasons[reason] for other in others])) if others else 1.0
+    return state.reasons[reason] - (0.0 if reason in FAULTS else usual) >= _MIN_SHARE
 
 
 def _lower(others: Sequence[float], value: float) -> tuple[float, float] | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.diagnosis.credible import CredibleRun
-from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.network_summary import (
     DirectionUse,
     HostRetransmissions,
@@ -168,7 +168,6 @@ class NetworkEvidence:
         window: the time of the used steps.
         places: where the ranks are.
         known: the interfaces; None without a sample of any.
-        loads, totals: what they carried; None likewise.
         flows: the connections; None in traces without them.
         is_recorded: of which nodes all ranks recorded their connections, (num_nodes,).
     """
@@ -176,39 +175,22 @@ class NetworkEvidence:
     window: StepWindow
     places: Topology
     known: KnownInterfaces | None
-    loads: InterfaceLoads | None
-    totals: InterfaceTotals | None
     flows: Flows | None
     is_recorded: NDArray[np.bool_]
 
-
-def network_evidence(
-    known: KnownInterfaces | None,
-    flows: Flows | None,
-    window: StepWindow,
-    places: Topology,
-    is_recorded: NDArray[np.bool_],
-) -> NetworkEvidence:
-    """Return what interfaces carried in the time of the used steps; arguments as of `NetworkEvidence`."""
-    loads = None
-    if known is not None and len(known.use.names):
-        loads = interface_loads(
-            known.use,
-            flows if flows is None or summed_up_share(flows) <= _MAX_SUMMED_UP else None,
-            begin_ns=window.begin_ns,
-            end_ns=window.end_ns,
-            is_recorded=is_recorded,
-            mtu=known.mtu,
+    @cached_property
+    def loads(self) -> InterfaceLoads | None:
+        """What the interfaces carried; None without a sample of any."""
+        if self.known is None or not len(self.known.use.names):
+            return None
+        return interface_loads(
+            self.known.use,
+            self.flows if self.flows is None or summed_up_share(self.flows) <= _MAX_SUMMED_UP else None,
+            begin_ns=self.window.begin_ns,
+            end_ns=self.window.end_ns,
+            is_recorded=self.is_recorded,
+            mtu=self.known.mtu,
         )
-    return NetworkEvidence(
-        window=window,
-        places=places,
-        known=known if loads is not None else None,
-        loads=loads,
-        totals=interface_totals(loads) if loads is not None else None,
-        flows=flows,
-        is_recorded=is_recorded,
-    )
 
 
 def network_figures(evidence: NetworkEvidence) -> NetworkFigures | None:
@@ -244,9 +226,10 @@ def host_traffic(evidence: NetworkEvidence) -> PairTraffic | None:
 
 
 def _interface_rows(evidence: NetworkEvidence) -> list[InterfaceRow]:
-    loads, totals, known = evidence.loads, evidence.totals, evidence.known
-    if loads is None or totals is None or known is None:
+    loads, known = evidence.loads, evidence.known
+    if loads is None or known is None:
         return []
+    totals = interface_totals(loads)
     counts = interface_events(known.use, begin_ns=evidence.window.begin_ns, end_ns=evidence.window.end_ns)
     raised = _raised(evidence, counts, loads)
     carried = np.nan_to_num(totals.bytes_per_s).sum(axis=0)
@@ -458,18 +441,17 @@ def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot]) -> Network
     known = None
     if measured.interfaces is not None:
         known = known_interfaces(measured.interfaces, interface_facts(snapshots))
-    return network_evidence(known, measured.flows, step_window(measured), measured.places, _are_recorded(run))
-
-
-def step_window(measured: Measured) -> StepWindow:
-    """Return the time of the used steps, by the ranks whose clock is known, or by the first one."""
     unknown = measured.timed.unknown_clocks
+    # By the ranks whose clock is known, or by the first one.
     rows = [row for row, rank in enumerate(measured.timed.ranks) if rank not in unknown] or [0]
     begin_ns = int(measured.common.begin_ns[rows, 0].min())
-    return StepWindow(
+    window = StepWindow(
         begin_ns=begin_ns,
         end_ns=max(int(measured.common.end_ns[rows, -1].max()), begin_ns + 1),
         num_steps=int(measured.common.step[-1] - measured.common.step[0]) + 1,
+    )
+    return NetworkEvidence(
+        window=window, places=measured.places, known=known, flows=measured.flows, is_recorded=_are_recorded(run)
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.diagnosis.credible import ranks_with_common_steps
 from hpcpace.diagnosis.judged import JudgedAttempt
@@ -30,7 +29,7 @@ from hpcpace.metrics.operations.overlap import overlap_share
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, share_of
 from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error
 from hpcpace.metrics.step_pattern import Alternation, num_far_shorter
-from hpcpace.metrics.steps import common_steps, is_plain, is_unphased, is_warmup, step_times, used_steps
+from hpcpace.metrics.steps import common_steps, is_plain, is_unphased, is_warmup, step_times
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace, Table
@@ -99,10 +98,6 @@ def _uneven_counts(traces: Sequence[RankTrace]) -> str | None:
     counts = {trace.header.rank: len(np.unique(trace.tables["steps"]["step"])) for trace in whole}
     if not counts or max(counts.values()) - min(counts.values()) <= 1:
         return None
-    return _counts_in_words(counts)
-
-
-def _counts_in_words(counts: Mapping[int, int]) -> str:
     ranks: dict[int, list[int]] = {}
     for rank, count in counts.items():
         ranks.setdefault(count, []).append(rank)
@@ -224,26 +219,25 @@ def comparable_figures(run: JudgedAttempt) -> Comparable:
     measured = run.measured
     times_ns = measured.times_ns.astype(np.float64)
     has_times = bool((times_ns > 0).all())
+    blocks = np.array_split(times_ns, min(_MAX_BLOCKS, len(times_ns)))
     return Comparable(
         is_all=run.selection == Selection(),
         samples_per_step=float(measured.chosen.samples.mean()),
         log_p50_error=log_median_error(times_ns) if has_times else None,
         log_mean_error=log_mean_error(times_ns) if has_times else None,
-        block_p50_ns=_block_medians(times_ns),
+        block_p50_ns=tuple(float(np.median(block)) for block in blocks),
         ranks=_ranks(measured),
     )
-
-
-def _block_medians(times_ns: NDArray[np.float64]) -> tuple[float, ...]:
-    blocks = np.array_split(times_ns, min(_MAX_BLOCKS, len(times_ns)))
-    return tuple(float(np.median(block)) for block in blocks)
 
 
 def _ranks(measured: Measured) -> tuple[ComparedRank, ...]:
     work_ns = measured.parts[:, :, list(OWN_WORK)].sum(axis=2)
     num_ranks, num_steps = work_ns.shape
     mean_ns = work_ns.mean(axis=1)
-    error_ns = _error_of_mean(work_ns) if num_steps >= _MIN_STEPS else None
+    error_ns = None
+    if num_steps >= _MIN_STEPS:
+        means = block_means(work_ns)
+        error_ns = means.std(axis=1, ddof=1) / means.shape[1] ** 0.5
     caused_ns = measured.operations.origins.caused_ns / (num_ranks * num_steps)
     return tuple(
         ComparedRank(
@@ -256,11 +250,6 @@ def _ranks(measured: Measured) -> tuple[ComparedRank, ...]:
         )
         for row, rank in enumerate(measured.timed.ranks)
     )
-
-
-def _error_of_mean(work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    means = block_means(work_ns)
-    return np.asarray(means.std(axis=1, ddof=1) / means.shape[1] ** 0.5)
 
 
 def pacing_figures(run: JudgedAttempt) -> PacingFigures | None:
@@ -358,7 +347,7 @@ def _steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[int, int 
     """Return how many steps count, the first and the last of them, and their median time."""
     traces, _ = ranks_with_common_steps(traces, selection)
     panel = common_steps([trace.tables["steps"] for trace in traces])
-    used = used_steps(panel, include_warmup=selection.include_warmup, first=selection.first, stop=selection.stop)
+    used = selection.used(panel)
     if not used.any():
         return 0, None, None, None
     clocks, unknown = rank_clocks(traces)
