@@ -207,15 +207,7 @@ def _analysis(judged: JudgedAttempt) -> Analysis:
         sensitivity=sensitivity,
         **figures,
     )
-    plots = plot_data(
-        measured,
-        panels,
-        curve=growth,
-        is_node_unit=jitter is not None and jitter.is_node_unit,
-        hotspots=hotspots,
-        versions=judged.records.run.versions,
-        late=diagnosis.late_ranks,
-    )
+    plots = plot_data(judged, growth, is_node_unit=jitter is not None and jitter.is_node_unit)
     return Analysis(summary=summary, plots=replace(plots, network=network_plots(judged.network, summary.network)))
 
 

@@ -28,7 +28,7 @@ from hpcpace.trace.schema import Phase
 from hpcpace.trace.stream import TraceStream
 from hpcpace.trace.tables import RankTrace, join_tables
 
-MOST_OPERATIONS = 1_000_000
+MAX_OPERATIONS = 1_000_000
 """Of all ranks together, about."""
 _NUM_STRETCHES, _MIN_STEPS = 8, 4
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -57,7 +57,7 @@ class CloseUp:
     graph: StepGraph | None
 
 
-def close_up_columns(num_steps: int, operations_per_step: float, most: int = MOST_OPERATIONS) -> NDArray[np.int64]:
+def close_up_columns(num_steps: int, operations_per_step: float, most: int = MAX_OPERATIONS) -> NDArray[np.int64]:
     """Return the positions of the steps to take apart, ascending, int64: all, or eight stretches spread over the run.
 
     Args:

@@ -123,7 +123,7 @@ def _on_device(trace: RankTrace) -> RankTrace:
 
 
 def _shows_waits(trace: RankTrace) -> bool:
-    """Return whether waits for collectives can be told from work; else all ranks seem to work alike."""
+    """Return whether waits for collectives can be distinguished from work; else all ranks seem to work alike."""
     if trace.header.world_size == 1 or (trace.tables["phases"]["phase"] == Phase.GRAD_SYNC).any():
         return True
     some = sound_stream(trace).blocks(0, 1)

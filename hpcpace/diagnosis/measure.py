@@ -113,12 +113,12 @@ class Measured:
 
     @cached_property
     def unknown_waits(self) -> tuple[int, ...]:
-        """Ranks whose waits are not told from transfers, because what blocks them has no counterpart."""
+        """Ranks whose waits cannot be distinguished from transfers, because what blocks them has no counterpart."""
         return tuple(np.array(self.timed.ranks)[unknown_waits(self.operations.panels)].tolist())
 
     @cached_property
     def are_waits_known(self) -> bool:
-        """Whether waits are told from transfers in the means over all ranks."""
+        """Whether waits can be distinguished from transfers in the means over all ranks."""
         return are_waits_known(self.operations.panels)
 
     @cached_property

@@ -107,7 +107,7 @@ class Lane:
         rank, host: whose.
         part: what each stretch went to, by name of `Part` in lower case.
         begin_ms, end_ms: of each stretch, milliseconds since the first rank shown began the step.
-        are_waits_known: whether waits are told from transfers.
+        are_waits_known: whether waits can be distinguished from transfers.
     """
 
     rank: int

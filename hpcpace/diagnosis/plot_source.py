@@ -6,7 +6,7 @@ with the number of operations.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TimedTraces
+from hpcpace.diagnosis.judged import JudgedRun
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
 from hpcpace.diagnosis.within_steps import divide_operations
@@ -221,23 +222,15 @@ def _operations_of(measured: Measured, row: int) -> Table:
     return divide_operations(close_up.evidence, row)
 
 
-def plot_data(
-    measured: Measured,
-    panels: Panels,
-    *,
-    curve: GrowthCurve | None,
-    is_node_unit: bool,
-    hotspots: Sequence[Hotspot],
-    versions: tuple[tuple[str, str], ...],
-    late: Collection[int] = (),
-) -> PlotData:
-    """Return what the plots of a page show.
+def plot_data(run: JudgedRun, curve: GrowthCurve | None, *, is_node_unit: bool) -> PlotData:
+    """Return what the plots of a page show, but for those of the network.
 
     Args:
-        measured, panels: the run.
-        curve, is_node_unit, hotspots, versions: what else is drawn or listed.
-        late: ranks that the verdict names, which lanes have before others.
+        run: the run.
+        curve: how the loss grows with scale; None where that is not known.
+        is_node_unit: whether the curve counts nodes.
     """
+    measured, panels = run.measured, run.panels
     headers = [trace.header for trace in measured.timed.traces]
     excess_ns = own_excess_ns(panels)
     places, groups = measured.places, measured.groups
@@ -259,13 +252,13 @@ def plot_data(
         communication_share=None
         if panels.host_timed or not measured.are_waits_known
         else transfer_ns / np.maximum(panels.work_ns.mean(axis=0) + transfer_ns, 1.0),
-        slow_step=None if panels.host_timed else _slow_step(measured, panels, late),
+        slow_step=None if panels.host_timed else _slow_step(measured, panels, run.diagnosis.late_ranks),
         growth=_growth(curve, is_node_unit=is_node_unit),
         leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
         node_matrix=_matrix(node_matrix(groups, places)) if few else None,
-        hotspots=tuple(_row(spot) for spot in hotspots),
+        hotspots=tuple(_row(spot) for spot in run.hotspots),
         clocks=_clocks(measured.timed),
-        versions=versions,
+        versions=run.records.run.versions,
         reasons=reasons,
     )
 

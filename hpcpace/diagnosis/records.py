@@ -91,12 +91,12 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRecord:
-    """What a training came to.
+    """The end of a training.
 
     Attributes:
         outcome: finished, stopped or out of memory; empty where it is not known.
         cause: the words of the error where memory was not enough.
-        memory: the most that each rank had, as far as they told it, ascending by rank.
+        memory: the most that each rank had, as far as they reported it, ascending by rank.
     """
 
     outcome: str = ""

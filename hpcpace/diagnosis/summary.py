@@ -28,7 +28,7 @@ from hpcpace.metrics.topology import SLURM_ADDRESS as SLURM_ADDRESS
 
 SCHEMA = "hpcpace-summary/2"
 WAIT_OR_TRANSFER = "wait or transfer"
-"""Blocked communication where nothing tells the two apart."""
+"""Blocked communication where the two cannot be distinguished."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class Steps:
         num_warmup: common steps left out as warm-up.
         num_plain: common steps recorded without detail, and so left out.
         num_unphased: common steps recorded without phases.
-        kept_from: the first step that the trace still has, where ranks were told to keep only the last ones; else 0.
+        kept_from: the first step that the trace still has, where ranks keep only the last ones; else 0.
         has_phases: whether the used steps were recorded with phases; others are used only if none was.
         num_checkpoint, num_eval: used steps with a checkpoint or an evaluation.
         num_apart: used steps that were taken apart operation by operation: all, or stretches spread over a long run.
@@ -173,7 +173,7 @@ class Shares:
     def whole(self) -> tuple[tuple[str, float], ...] | None:
         """Names and values of busy, exposed wait, transfer and other; None where they are not known.
 
-        Wait and transfer are one where nothing tells them apart.
+        Wait and transfer are one where they cannot be distinguished.
         """
         if self.busy is None or self.transfer is None or self.other is None:
             return None
@@ -188,7 +188,7 @@ class Tracing:
 
     The overhead is None where it is not recorded, as in runs of other tools.
 
-    `files` is a digest of the names and sizes of the trace files, which tells whether they have changed since.
+    `files` is a digest of the names and sizes of the trace files, which shows whether they have changed since.
     """
 
     overhead_share: float | None

@@ -339,7 +339,7 @@ def unmatched_share(panels: StepPanels) -> NDArray[np.float64]:
 
 
 def unknown_waits(panels: StepPanels) -> NDArray[np.bool_]:
-    """Return the ranks whose waits are not told from transfers, bool, (num_ranks,).
+    """Return the ranks whose waits cannot be distinguished from transfers, bool, (num_ranks,).
 
     What blocks them without a counterpart is more than a tenth of all that blocks them, and a thousandth of the step.
     """
@@ -347,7 +347,7 @@ def unknown_waits(panels: StepPanels) -> NDArray[np.bool_]:
 
 
 def are_waits_known(panels: StepPanels) -> bool:
-    """Return whether waits are told from transfers in the means over all ranks, as `unknown_waits` judges one."""
+    """Return whether waits can be distinguished from transfers in the means over ranks; see `unknown_waits`."""
     return not _is_unknown(*(values.sum() for values in _blocked_ns(panels)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def _in_short(finding: AuditFinding) -> str:
 def _matches(
     job: AuditedJob, findings: Iterable[AuditFinding], blamed: Sequence[DiagnosisFinding], hosts: Mapping[int, str]
 ) -> Iterator[AuditMatch]:
-    """Yield the findings on those who are blamed, by culprit, the most telling first."""
+    """Yield the findings on blamed ranks and nodes, by culprit; the rarest of each come first."""
     by_host = {host.name: host.ranks for host in job.hosts}
     by_host[""] = tuple(rank for host in job.hosts for rank in host.ranks)
     world = {rank.rank for rank in by_host[""]}
@@ -164,8 +164,7 @@ def _subject(finding: AuditFinding, ranks: frozenset[int], gpus: Collection[str]
     return f"its {place}", "has"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
+class _Kind(NamedTuple):
     """What groups must have in common to be compared with one law."""
 
     op: str

@@ -118,7 +118,7 @@ class GpuDifference:
 
     @property
     def is_notable(self) -> bool:
-        """Whether it is told of a rank that is not late: a lower clock alone, or heat alone, is not."""
+        """Whether it is reported of a rank that is not late: a lower clock alone, or heat alone, is not."""
         return bool(self.reasons or self.counted or self.power_limit_mw)
 
     @property

@@ -43,7 +43,7 @@ _NO_RATE: RateSource = ""
 FloatArray = NDArray[np.float64]
 _BITS = 8
 _MAX_PAIRS = 2000
-_MIN_FOREIGN = 0.05  # of the line rate, or else of the bytes, to be worth telling
+_MIN_FOREIGN = 0.05  # of the line rate, or else of the bytes, to be worth reporting
 _PART_OF_MOST = 0.1  # of the bytes of the pair with most, for a pair's rate to be compared
 PART_TO_COUNT = 0.01
 """Of the bytes of the pair with most, for a pair to be listed before others and to have a rate on the map."""
@@ -52,6 +52,30 @@ _USUAL_SEGMENT = 1448  # bytes of payload, to count what was sent in packets
 _MAX_LINES = 1024
 _MAX_HOSTS = 1024
 _PER_MEGA = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWindow:
+    """The time of the used steps.
+
+    Attributes:
+        begin_ns, end_ns: on the common clock.
+        num_steps: steps from the first to the last of them, those without detail included.
+    """
+
+    begin_ns: int
+    end_ns: int
+    num_steps: int
+
+    @property
+    def duration_s(self) -> float:
+        """Length in seconds."""
+        return (self.end_ns - self.begin_ns) / NS_PER_S
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step."""
+        return self.duration_s / self.num_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +108,80 @@ class KnownInterfaces:
     use: InterfaceUse
     rate_source: tuple[RateSource, ...]
     mtu: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkEvidence:
+    """What the figures and plots of the network rest on.
+
+    Attributes:
+        window: the time of the used steps.
+        places: where the ranks are.
+        known: the interfaces; None without a sample of any.
+        flows: the connections; None in traces without them.
+        is_recorded: of which nodes all ranks recorded their connections, (num_nodes,).
+    """
+
+    window: StepWindow
+    places: Topology
+    known: KnownInterfaces | None
+    flows: Flows | None
+    is_recorded: NDArray[np.bool_]
+
+    @cached_property
+    def loads(self) -> InterfaceLoads | None:
+        """What the interfaces carried; None without a sample of any."""
+        if self.known is None or not len(self.known.use.names):
+            return None
+        return interface_loads(
+            self.known.use,
+            self.flows if self.flows is None or summed_up_share(self.flows) <= _MAX_SUMMED_UP else None,
+            begin_ns=self.window.begin_ns,
+            end_ns=self.window.end_ns,
+            is_recorded=self.is_recorded,
+            mtu=self.known.mtu,
+        )
+
+
+def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot]) -> NetworkEvidence:
+    """Return what was recorded of the network in the time of the used steps.
+
+    Args:
+        run: the run.
+        snapshots: those of its hosts; none where the audit saved none.
+    """
+    measured = run.measured
+    known = None
+    if measured.interfaces is not None:
+        known = known_interfaces(measured.interfaces, interface_facts(snapshots))
+    unknown = measured.timed.unknown_clocks
+    # By the ranks whose clock is known, or by the first one.
+    rows = [row for row, rank in enumerate(measured.timed.ranks) if rank not in unknown] or [0]
+    begin_ns = int(measured.common.begin_ns[rows, 0].min())
+    window = StepWindow(
+        begin_ns=begin_ns,
+        end_ns=max(int(measured.common.end_ns[rows, -1].max()), begin_ns + 1),
+        num_steps=int(measured.common.step[-1] - measured.common.step[0]) + 1,
+    )
+    return NetworkEvidence(
+        window=window, places=measured.places, known=known, flows=measured.flows, is_recorded=_are_recorded(run)
+    )
+
+
+def _are_recorded(run: CredibleRun) -> NDArray[np.bool_]:
+    """Return of which nodes all ranks have connections in their traces, (num_nodes,).
+
+    Where the host of a rank without a trace is not known, it may be any.
+    """
+    places = run.measured.places
+    unknown_clocks = run.measured.timed.unknown_clocks
+    is_recorded = np.ones(places.num_nodes, np.bool_)
+    for trace, node in zip(run.measured.timed.traces, places.node.tolist(), strict=True):
+        is_recorded[node] &= len(trace.tables["flows"]) > 0 and trace.header.rank not in unknown_clocks
+    for rank in run.missing:
+        host = run.hosts.get(rank, "")
+        is_recorded &= np.array([bool(host) and name.partition("#")[0] != host for name in places.node_names])
+    return is_recorded
 
 
 def interface_facts(snapshots: Sequence[Snapshot]) -> dict[tuple[str, str], InterfaceFacts]:
@@ -134,63 +232,6 @@ def _line_rate(recorded_bps: int, facts: InterfaceFacts | None) -> tuple[int, Ra
     if shaped_bps and not 0 < rate_bps <= shaped_bps:
         return shaped_bps, "tc"
     return (rate_bps, "device") if rate_bps else (0, _NO_RATE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepWindow:
-    """The time of the used steps.
-
-    Attributes:
-        begin_ns, end_ns: on the common clock.
-        num_steps: steps from the first to the last of them, those without detail included.
-    """
-
-    begin_ns: int
-    end_ns: int
-    num_steps: int
-
-    @property
-    def duration_s(self) -> float:
-        """Length in seconds."""
-        return (self.end_ns - self.begin_ns) / NS_PER_S
-
-    @property
-    def step_s(self) -> float:
-        """Seconds per step."""
-        return self.duration_s / self.num_steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkEvidence:
-    """What the figures and plots of the network rest on.
-
-    Attributes:
-        window: the time of the used steps.
-        places: where the ranks are.
-        known: the interfaces; None without a sample of any.
-        flows: the connections; None in traces without them.
-        is_recorded: of which nodes all ranks recorded their connections, (num_nodes,).
-    """
-
-    window: StepWindow
-    places: Topology
-    known: KnownInterfaces | None
-    flows: Flows | None
-    is_recorded: NDArray[np.bool_]
-
-    @cached_property
-    def loads(self) -> InterfaceLoads | None:
-        """What the interfaces carried; None without a sample of any."""
-        if self.known is None or not len(self.known.use.names):
-            return None
-        return interface_loads(
-            self.known.use,
-            self.flows if self.flows is None or summed_up_share(self.flows) <= _MAX_SUMMED_UP else None,
-            begin_ns=self.window.begin_ns,
-            end_ns=self.window.end_ns,
-            is_recorded=self.is_recorded,
-            mtu=self.known.mtu,
-        )
 
 
 def network_figures(evidence: NetworkEvidence) -> NetworkFigures | None:
@@ -428,44 +469,3 @@ def _matrices(evidence: NetworkEvidence) -> tuple[NDArray[np.float64], NDArray[n
     counts = carried >= PART_TO_COUNT * carried.max(initial=0)
     rate_mbps[cells] = np.where(counts, traffic.bytes_per_s[is_used] * _BITS / _PER_MEGA, np.nan)
     return step_mb, rate_mbps, tuple(places.node_names[node] for node in order.tolist())
-
-
-def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot]) -> NetworkEvidence:
-    """Return what was recorded of the network in the time of the used steps.
-
-    Args:
-        run: the run.
-        snapshots: those of its hosts; none where the audit saved none.
-    """
-    measured = run.measured
-    known = None
-    if measured.interfaces is not None:
-        known = known_interfaces(measured.interfaces, interface_facts(snapshots))
-    unknown = measured.timed.unknown_clocks
-    # By the ranks whose clock is known, or by the first one.
-    rows = [row for row, rank in enumerate(measured.timed.ranks) if rank not in unknown] or [0]
-    begin_ns = int(measured.common.begin_ns[rows, 0].min())
-    window = StepWindow(
-        begin_ns=begin_ns,
-        end_ns=max(int(measured.common.end_ns[rows, -1].max()), begin_ns + 1),
-        num_steps=int(measured.common.step[-1] - measured.common.step[0]) + 1,
-    )
-    return NetworkEvidence(
-        window=window, places=measured.places, known=known, flows=measured.flows, is_recorded=_are_recorded(run)
-    )
-
-
-def _are_recorded(run: CredibleRun) -> NDArray[np.bool_]:
-    """Return of which nodes all ranks have connections in their traces, (num_nodes,).
-
-    Where the host of a rank without a trace is not known, it may be any.
-    """
-    places = run.measured.places
-    unknown_clocks = run.measured.timed.unknown_clocks
-    is_recorded = np.ones(places.num_nodes, np.bool_)
-    for trace, node in zip(run.measured.timed.traces, places.node.tolist(), strict=True):
-        is_recorded[node] &= len(trace.tables["flows"]) > 0 and trace.header.rank not in unknown_clocks
-    for rank in run.missing:
-        host = run.hosts.get(rank, "")
-        is_recorded &= np.array([bool(host) and name.partition("#")[0] != host for name in places.node_names])
-    return is_recorded

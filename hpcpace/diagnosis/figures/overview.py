@@ -49,6 +49,52 @@ _MAX_LINKS = 16
 _MAX_ATTEMPTS = 16
 
 
+def world_figures(run: JudgedAttempt) -> World:
+    """Return who took part."""
+    credible, record = run.credible, run.records.run
+    headers = [trace.header for trace in credible.traces]
+    return World(
+        world_size=credible.world_size,
+        ranks=tuple(header.rank for header in headers),
+        missing=credible.missing,
+        hosts=tuple(dict.fromkeys(header.host for header in headers)),
+        mesh=headers[0].mesh,
+        samples_unit=headers[0].samples_unit,
+        emulation=record.emulation,
+        imported=record.imported,
+    )
+
+
+def switch_figures(run: JudgedAttempt) -> Switches:
+    """Return where the places of hosts come from."""
+    placed, num_leaves = run.placed, run.measured.places.num_leaves
+    return Switches(source=placed.source if num_leaves else "", num_leaves=num_leaves, problems=placed.problems)
+
+
+def step_figures(run: JudgedAttempt) -> Steps:
+    """Return which steps the figures use."""
+    measured, traces = run.measured, run.placed.traces
+    panel, used = measured.panel, measured.used
+    flags = panel.flags[used]
+    return Steps(
+        num_used=int(used.sum()),
+        first=int(panel.step[used][0]),
+        last=int(panel.step[used][-1]),
+        num_common=len(panel),
+        num_seen=panel.num_seen,
+        num_warmup=0 if run.selection.include_warmup else int(is_warmup(panel.flags).sum()),
+        num_plain=int(is_plain(panel.flags).sum()),
+        num_unphased=int(is_unphased(panel.flags).sum()),
+        has_phases=not measured.is_unphased,
+        kept_from=max(trace.first_step for trace in traces),
+        num_checkpoint=int(((flags & StepFlag.CHECKPOINT) != 0).sum()),
+        num_eval=int(((flags & StepFlag.EVAL) != 0).sum()),
+        num_apart=len(measured.close_up.steps) if measured.close_up is not None else 0,
+        sources=step_sources(traces),
+        warnings=step_warnings(traces, measured.alternation, num_far_shorter(measured.lengths_ns), int(used.sum())),
+    )
+
+
 def step_sources(traces: Sequence[RankTrace]) -> tuple[str, ...]:
     """Return how the traces say that steps were found, the way of most ranks first; empty where they do not say it."""
     ranks: dict[str, list[int]] = {}
@@ -115,52 +161,6 @@ def _last_source(trace: RankTrace) -> tuple[int, str]:
     return int(events["code"][rows[-1]]), bytes(events["text"][rows[-1]]).decode(errors="replace").rstrip("\0")
 
 
-def world_figures(run: JudgedAttempt) -> World:
-    """Return who took part."""
-    credible, record = run.credible, run.records.run
-    headers = [trace.header for trace in credible.traces]
-    return World(
-        world_size=credible.world_size,
-        ranks=tuple(header.rank for header in headers),
-        missing=credible.missing,
-        hosts=tuple(dict.fromkeys(header.host for header in headers)),
-        mesh=headers[0].mesh,
-        samples_unit=headers[0].samples_unit,
-        emulation=record.emulation,
-        imported=record.imported,
-    )
-
-
-def switch_figures(run: JudgedAttempt) -> Switches:
-    """Return where the places of hosts come from."""
-    placed, num_leaves = run.placed, run.measured.places.num_leaves
-    return Switches(source=placed.source if num_leaves else "", num_leaves=num_leaves, problems=placed.problems)
-
-
-def step_figures(run: JudgedAttempt) -> Steps:
-    """Return which steps the figures use."""
-    measured, traces = run.measured, run.placed.traces
-    panel, used = measured.panel, measured.used
-    flags = panel.flags[used]
-    return Steps(
-        num_used=int(used.sum()),
-        first=int(panel.step[used][0]),
-        last=int(panel.step[used][-1]),
-        num_common=len(panel),
-        num_seen=panel.num_seen,
-        num_warmup=0 if run.selection.include_warmup else int(is_warmup(panel.flags).sum()),
-        num_plain=int(is_plain(panel.flags).sum()),
-        num_unphased=int(is_unphased(panel.flags).sum()),
-        has_phases=not measured.is_unphased,
-        kept_from=max(trace.first_step for trace in traces),
-        num_checkpoint=int(((flags & StepFlag.CHECKPOINT) != 0).sum()),
-        num_eval=int(((flags & StepFlag.EVAL) != 0).sum()),
-        num_apart=len(measured.close_up.steps) if measured.close_up is not None else 0,
-        sources=step_sources(traces),
-        warnings=step_warnings(traces, measured.alternation, num_far_shorter(measured.lengths_ns), int(used.sum())),
-    )
-
-
 def share_figures(run: JudgedAttempt) -> Shares:
     """Return where the time of the steps went; nothing known where phases are not those of the device.
 
@@ -177,12 +177,14 @@ def share_figures(run: JudgedAttempt) -> Shares:
     return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=overlap)
 
 
-def _account_of_steps(trace: RankTrace) -> Table:
-    """Return the account of a trace; where its first steps were dropped, that of the others."""
-    account, begins_ns = trace.tables["account"], trace.tables["steps"]["begin_ns"]
-    if not trace.first_step or not len(begins_ns):
-        return account
-    return account.select(account["time_ns"] >= begins_ns.min())
+def _overlap(measured: Measured) -> float | None:
+    """Return the share of communication that is hidden behind computation."""
+    under_way_ns = measured.operations.panels.under_way_ns.sum(axis=1)
+    # One rank communicates with nobody, and what takes hardly any time has no share worth reporting.
+    if len(measured.timed.ranks) < 2 or under_way_ns.sum() < _MIN_COMMUNICATION * measured.lengths_ns.sum():
+        return None
+    exposed_ns = measured.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
+    return overlap_share(under_way_ns, exposed_ns)
 
 
 def tracing_figures(run: JudgedAttempt) -> Tracing:
@@ -204,14 +206,12 @@ def tracing_figures(run: JudgedAttempt) -> Tracing:
     )
 
 
-def _overlap(measured: Measured) -> float | None:
-    """Return the share of communication that is hidden behind computation."""
-    under_way_ns = measured.operations.panels.under_way_ns.sum(axis=1)
-    # One rank communicates with nobody, and what takes hardly any time has no share worth telling.
-    if len(measured.timed.ranks) < 2 or under_way_ns.sum() < _MIN_COMMUNICATION * measured.lengths_ns.sum():
-        return None
-    exposed_ns = measured.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
-    return overlap_share(under_way_ns, exposed_ns)
+def _account_of_steps(trace: RankTrace) -> Table:
+    """Return the account of a trace; where its first steps were dropped, that of the others."""
+    account, begins_ns = trace.tables["account"], trace.tables["steps"]["begin_ns"]
+    if not trace.first_step or not len(begins_ns):
+        return account
+    return account.select(account["time_ns"] >= begins_ns.min())
 
 
 def comparable_figures(run: JudgedAttempt) -> Comparable:
@@ -319,13 +319,6 @@ def attempt_rows(
     return tuple(sorted(rows, key=lambda row: row.attempt))
 
 
-def _traces(attempt: Attempt) -> Sequence[RankTrace]:
-    try:
-        return read_attempt(attempt, most_rows=0).traces
-    except TraceError:
-        return ()
-
-
 def _row(attempt: Attempt, traces: Sequence[RankTrace], selection: Selection) -> AttemptRow:
     num_steps, first, last, p50_ns = _steps(traces, selection)
     return AttemptRow(
@@ -358,3 +351,10 @@ def _steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[int, int 
     )
     times_ns, step = step_times(panel.step, begin_ns, end_ns)[used], panel.step[used]
     return len(step), int(step[0]), int(step[-1]), float(np.median(times_ns))
+
+
+def _traces(attempt: Attempt) -> Sequence[RankTrace]:
+    try:
+        return read_attempt(attempt, most_rows=0).traces
+    except TraceError:
+        return ()

@@ -114,7 +114,7 @@ class HotspotFigures:
         matrices: transfers between nodes (of at most 512) and between leaf switches, where there are two or more.
         is_compared: whether any two ranks are known to do the same work.
         exclude: the line that keeps the slow nodes out of the next job; empty without any, or where that is all.
-        reasons: why nothing is named, or what cannot be told apart, as sentences.
+        reasons: why nothing is named, or what cannot be distinguished, as sentences.
     """
 
     spots: tuple[Hotspot, ...]
