@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import simulated_device
+from simulated_device import HostCosts, SimulatedGroup, SimulatedRank, SimulatedWork
 
 from hpcpace.observe.device_clock import DeviceClock
 from hpcpace.observe.device_marks import DeviceMarks
 from hpcpace.observe.device_times import DeviceTimes
-from hpcpace.simulation import device
-from hpcpace.simulation.device import HostCosts, SimulatedGroup, SimulatedRank, SimulatedWork
 from hpcpace.trace.schema import ExitKind, Op
 
 FREE = HostCosts(launch_ns=0, record_ns=0, synchronize_ns=0)
@@ -230,7 +230,7 @@ def test_marks_without_an_event_are_unknown_and_counted_and_events_are_used_agai
 
 @pytest.mark.parametrize("rate_ppm", [-200.0, 0.0, 40.0])
 def test_marks_are_mapped_by_the_anchors_on_both_sides(rate_ppm):
-    one = Observed(device_clock=device.DeviceClock(rate_ppm=rate_ppm, drift_ppm_per_s=0.001))
+    one = Observed(device_clock=simulated_device.DeviceClock(rate_ppm=rate_ppm, drift_ppm_per_s=0.001))
     marks = []
     for _ in range(300):
         one.rank.compute(100 * MS)
@@ -256,7 +256,7 @@ def test_anchors_are_due_more_rarely_up_to_every_30_seconds():
 
 
 def test_marks_are_not_read_before_it_shows_how_fast_the_clock_is():
-    rank = SimulatedRank(costs=FREE, device_clock=device.DeviceClock(rate_ppm=100.0))
+    rank = SimulatedRank(costs=FREE, device_clock=simulated_device.DeviceClock(rate_ppm=100.0))
     clock = DeviceClock(rank.new_event, clock=rank.clock)
     marks = DeviceMarks(clock)
     clock.anchor()

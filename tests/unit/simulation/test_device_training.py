@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated_device import DeviceClock, HostCosts
+from simulated_training import DeviceJob, DeviceStep, write_device_traces
 
-from hpcpace.simulation.device import DeviceClock, HostCosts
-from hpcpace.simulation.device_training import DeviceJob, DeviceStep, write_device_traces
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, Phase
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from simulated_device import DeviceClock as TrueClock
+from simulated_device import HostCosts, Program, SimulatedGroup, SimulatedRank, SimulatedWork, known, run
 
 from hpcpace.observe.device_clock import DeviceClock
 from hpcpace.observe.device_marks import DeviceMarks
 from hpcpace.observe.device_times import DeviceTimes
-from hpcpace.simulation.device import DeviceClock as TrueClock
-from hpcpace.simulation.device import HostCosts, Program, SimulatedGroup, SimulatedRank, SimulatedWork, known, run
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, EventKind, ExitKind, Op, Phase, TraceHeader
 
