@@ -1,4 +1,4 @@
-"""The figures of the common clock: its certified bound, its measured error, and what causality says against it."""
+"""The common clock: its certified bound, its measured error, contradictions to causality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures a run on the ranks that can be believed, and finds out what is missing from it.
+"""Measures a run on the ranks that can be believed, and finds what is missing from it.
 
 A rank whose operations or steps contradict those of all others would distort every figure, so it is left out.
 """

@@ -1,4 +1,4 @@
-"""Which ranks used a device, and their traces with the times of the device in place of those of the host.
+"""Ranks that used a device, with the times of the device in place of those of the host.
 
 The host of such a rank issues work and runs ahead of its device, so host times of its phases do not show what takes
 time there. With those of the device, all figures are measured as on ranks without one.

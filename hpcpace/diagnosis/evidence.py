@@ -1,4 +1,4 @@
-"""Operations of all ranks on one clock and matched, read one range of steps after the other.
+"""Operations of all ranks on one clock and matched, read range by range of steps.
 
 Every figure rests on them. Rows are in a file in the order in which operations completed, so those of a range are read
 with a margin; an operation that ranks count to different ranges moves to the later one.

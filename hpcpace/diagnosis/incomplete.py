@@ -1,4 +1,4 @@
-"""What is missing or damaged in traces: operations that never completed, lost records, rows that cannot be.
+"""Gaps and damage of traces: operations that never completed, lost and impossible rows.
 
 A trace may have been cut off at any time, and its rows may be damaged: both are found while operations are read.
 """

@@ -1,4 +1,4 @@
-"""An attempt as every figure of its report takes it: what was measured, and what is wrong with it.
+"""A run as every figure of its report takes it: its measurements, and its diagnosis.
 
 Each part is computed when it is first asked for, so a verdict on traces alone takes no more than it needs.
 """

@@ -1,4 +1,4 @@
-"""The parts of a summary that are compared: the network, a probe of the hosts, and other runs."""
+"""Parts of a summary: the network, a probe of the hosts, and what comparisons need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures that rest on operations: read, matched and measured one range of steps after the other.
+"""Figures that rest on operations, measured one range of steps after the other.
 
 What is kept of a range does not grow with its operations, and does not depend on where ranges begin: times are summed
 as whole nanoseconds, and what operations of one range do in the steps of another is measured with that range.

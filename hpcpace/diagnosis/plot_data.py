@@ -1,4 +1,4 @@
-"""The arrays that the plots of the HTML report show, as the metrics leave them, before anything is thinned out.
+"""The arrays that the plots of the HTML report show, before anything is thinned out.
 
 Every field is optional: a plot without its data is left out, and the page says why.
 """

@@ -1,4 +1,4 @@
-"""The records of an attempt besides its traces: run.json, result.json, trial.json and probe.json.
+"""The records of an attempt: run.json, result.json, trial.json and probe.json.
 
 run.json knows ranks without a trace, too. A record that is missing or foreign leaves its fields empty; one that cannot
 be used adds a sentence to the problems of the run.

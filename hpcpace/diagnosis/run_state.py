@@ -1,4 +1,4 @@
-"""What `hpcpace list` shows of a run, found from little: file times, records and a trace or two.
+"""The state of runs for `hpcpace list`, from file times, records and a trace or two.
 
 A rank that records writes its journal once per flush, whatever it does, and removes it when it closes its trace. So a
 journal that was just written means a rank that runs, and an old one a rank that was killed. No trace is read of a run

@@ -1,4 +1,4 @@
-"""What goes on within each step: its parts, where waiting began, and what the step hangs on.
+"""Each step from within: its parts, where waiting began, and its critical path.
 
 Measured for a range of steps at a time. An operation without a counterpart does not say when its last member came, so
 the waits of some ranks are not known.

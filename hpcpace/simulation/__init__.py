@@ -1,4 +1,4 @@
-"""A vectorised model of a bulk-synchronous job: what noise costs it, and what it can gain from delaying early ranks."""
+"""A vectorised model of a bulk-synchronous job: the cost of noise, and the gain of pacing."""
 
 from hpcpace.simulation.model import (
     KINDS,

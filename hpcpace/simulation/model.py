@@ -1,4 +1,4 @@
-"""A bulk-synchronous job, simulated step by step for all ranks at once, with noise and couplings.
+"""A bulk-synchronous job with noise and couplings, simulated step by step for all ranks.
 
     ready_(r,n) = exit_(n-1) + work_(r,n)      entry_(r,n) = ready_(r,n) + delay_(r,n)
     exit_n = max_r entry_(r,n) + transfer

@@ -1,4 +1,4 @@
-"""What a published gain of pacing would require: which coupling, and how strong, for the model to show it.
+"""The coupling, and its strength, that the model needs to show a published gain of pacing.
 
 First, the throughput and variation of the baseline are fitted for each number of nodes separately: noise, imbalance and
 transfer are what the table requires, not what anybody measured. Then policies run in the fitted job.

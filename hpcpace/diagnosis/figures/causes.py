@@ -1,4 +1,4 @@
-"""What waiting costs: jitter, where waiting began, what the steps hang on, and what a change would gain."""
+"""The cost of waiting: jitter, origins of waits, the critical path, gains of changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GPUs did in each phase, and what held back those of some ranks, compared with the others of their role.
+"""GPUs: how they spent each phase, and how some differ from the others of their role.
 
 The state of GPUs is from the `host` tables, once a second. A value of 0 is unknown, and so is one that no GPU can have.
 A lower clock is no fault by itself: it is reported of ranks that are late anyway, and elsewhere only with a reason that

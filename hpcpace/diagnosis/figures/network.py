@@ -1,4 +1,4 @@
-"""What interfaces and connections carried during the used steps: the report's section and plots of the network."""
+"""Traffic of interfaces and connections during the used steps: section and plots."""
 
 from __future__ import annotations
 

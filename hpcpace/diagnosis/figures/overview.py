@@ -1,4 +1,4 @@
-"""The figures at the head of a report: steps, shares of their time, tracing, attempts, pacing and a hang."""
+"""The head of a report: steps, shares of their time, tracing, attempts, pacing, a hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of ranks, roles and places: parts of the step, excess over the role, slow places, cores."""
+"""Ranks, roles and places: parts of the step, excess over the role, slow places, cores."""
 
 from __future__ import annotations
 
