@@ -35,13 +35,13 @@ def _commands(
 
 COMMANDS = dict(_commands())
 OPTIONS = [
-    pytest.param(path, param, id=" ".join((*path, param.opts[0])))
+    (path, param)
     for path, command in COMMANDS.items()
     for param in command.params
     if isinstance(param, click.Option) and param.name != "version"
 ]
 PARAMETERS = [
-    pytest.param(param, id=" ".join((*path, str(param.name))))
+    (" ".join((*path, str(param.name))), param)
     for path, command in COMMANDS.items()
     for param in command.params
     if isinstance(param.type, (click.types.IntParamType, click.types.FloatParamType))
@@ -72,16 +72,25 @@ def test_a_command_of_many_options_has_all_of_them_below_headings(path: tuple[st
         assert f"\n{heading or 'Options'}:\n" in shown
 
 
-@pytest.mark.parametrize(("path", "option"), OPTIONS)
-def test_the_help_of_an_option_starts_with_a_verb_and_shows_its_default(
-    path: tuple[str, ...], option: click.Option
-) -> None:
-    assert isinstance(option, Option)
-    assert option.help is not None and option.help.split()[0] in VERBS.split() and option.help.endswith((".", "..."))
-    if not option.is_flag or option.secondary_opts:  # a switch is off where it is not given
-        record = option.get_help_record(click.Context(COMMANDS[path]))
-        assert option.default_words()
-        assert record is not None and f"[{'' if option.required else 'default: '}{option.default_words()}" in record[1]
+def _wrong_help(path: tuple[str, ...], option: click.Option) -> str:
+    """Return what is wrong with the help of an option; nothing if it is as it should be."""
+    if not isinstance(option, Option):
+        return "is not an option of hpcpace"
+    if option.help is None or option.help.split()[0] not in VERBS.split() or not option.help.endswith((".", "...")):
+        return f"has the help {option.help!r}"
+    if option.is_flag and not option.secondary_opts:  # a switch is off where it is not given
+        return ""
+    if not option.default_words():
+        return "has no default in words"
+    record = option.get_help_record(click.Context(COMMANDS[path]))
+    shown = f"[{'' if option.required else 'default: '}{option.default_words()}"
+    return "" if record is not None and shown in record[1] else f"does not show {shown}"
+
+
+def test_the_help_of_an_option_starts_with_a_verb_and_shows_its_default() -> None:
+    assert OPTIONS
+    wrong = {" ".join((*path, option.opts[0])): _wrong_help(path, option) for path, option in OPTIONS}
+    assert {name: what for name, what in wrong.items() if what} == {}
 
 
 @pytest.mark.parametrize(
@@ -100,15 +109,24 @@ def test_help_shows_default_and_bounds(words: list[str], shown: str) -> None:
     assert shown in " ".join(output.split())
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
-@pytest.mark.parametrize("param", PARAMETERS)
-def test_every_number_has_bounds(param: click.Parameter, value: str) -> None:
-    with pytest.raises(click.BadParameter) as caught:
+def _wrong_refusal(param: click.Parameter, value: str) -> str:
+    """Return what is wrong with the refusal of a value that is no number within bounds; nothing if all is right."""
+    try:
         param.type_cast_value(click.Context(cli), (value,) if param.multiple else value)
-    message = caught.value.format_message()
-    assert f"{float(value) if value != 'one' and isinstance(param.type, click.FloatRange) else value}" in message
-    if isinstance(param.type, click.FloatRange) and value != "one":
-        assert f"x<={param.type.max}" in message
+    except click.BadParameter as error:
+        message = error.format_message()
+    else:
+        return "is taken"
+    is_range = isinstance(param.type, click.FloatRange) and value != "one"
+    if f"{float(value) if is_range else value}" not in message:
+        return f"is not named: {message}"
+    return f"has no upper bound: {message}" if is_range and f"x<={param.type.max}" not in message else ""
+
+
+def test_every_number_has_bounds() -> None:
+    assert PARAMETERS
+    wrong = {f"{name} {value}": _wrong_refusal(param, value) for name, param in PARAMETERS for value in NO_NUMBERS}
+    assert {call: what for call, what in wrong.items() if what} == {}
 
 
 # Texts with numbers in them, each in a call that can only go wrong in that number.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 from rows import assert_table, header, random_rows, record
 
 from hpcpace.errors import TraceError
@@ -38,7 +39,7 @@ def _described(**changes: Any) -> bytes:
     return _sealed({**description, **changes})
 
 
-@pytest.mark.parametrize("num_left_bytes", range(1, _RECORD_BYTES))
+@each_case("num_left_bytes", range(1, _RECORD_BYTES))
 def test_a_last_record_cut_at_any_byte_is_left_out_and_said_so(num_left_bytes):
     content = journal.decode(_HEADER + _RECORDS[: -_RECORD_BYTES + num_left_bytes], "here")
     numbers, rows = content.rows["phases"]
@@ -54,7 +55,7 @@ def test_garbage_behind_the_last_record_is_left_out(garbage):
     assert content.num_left_bytes == len(garbage)
 
 
-@pytest.mark.parametrize("bit", range(8 * _RECORD_BYTES))
+@each_case("bit", range(8 * _RECORD_BYTES))
 def test_a_record_with_any_bit_flipped_is_left_out_with_those_behind_it(bit):
     damaged = bytearray(_RECORDS)
     damaged[10 * _RECORD_BYTES + bit // 8] ^= 1 << bit % 8
@@ -95,7 +96,7 @@ def test_a_row_that_was_written_twice_counts_once():
     assert content.rows["phases"][0].tolist() == list(range(20))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "message"),
     [
         (b"", "not an hpcpace journal"),

@@ -1,0 +1,73 @@
+"""Many cases in one test: all of them run, and the test names those that failed.
+
+An item of pytest costs its fixtures, its report and a place in the plan of every worker. A table of hundreds of cases
+that need no fixture of their own runs much faster as one item.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+Ids = Iterable[str] | Callable[[Any], object] | None
+MAX_NAME_CHARS = 200
+
+
+def each_case(
+    names: str | Sequence[str], cases: Iterable[Any], ids: Ids = None
+) -> Callable[[Callable[..., None]], Any]:
+    """Run a test for each case, as pytest.mark.parametrize does, but as one item that collects all failures.
+
+    Fixtures are made once for all cases, so that a test may only take those that no case changes.
+
+    Args:
+        names: arguments of the test, separated by commas, or a list of them.
+        cases: their values, as parametrize takes them; pytest.param may name a case, but not mark it.
+        ids: names of the cases, or a function that makes the name of a value.
+    """
+    arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    table = [_values(case, len(arguments)) for case in cases]
+    ids = ids if ids is None or callable(ids) else list(ids)
+    labels = [given or _label(values, ids, number) for number, (values, given) in enumerate(table)]
+
+    def decorate(test: Callable[..., None]) -> Any:
+        @functools.wraps(test)
+        def loop(**fixtures: Any) -> None:
+            assert table, "there are no cases"
+            failures = []
+            for label, (values, _) in zip(labels, table, strict=True):
+                try:
+                    test(**fixtures, **dict(zip(arguments, values, strict=True)))
+                except (Exception, pytest.fail.Exception) as error:
+                    failures.append(f"[{label}] {type(error).__name__}: {error}")
+            assert not failures, f"{len(failures)} of {len(table)} cases failed:\n" + "\n".join(failures)
+
+        kept = [one for name, one in inspect.signature(test).parameters.items() if name not in arguments]
+        loop.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+        return loop
+
+    return decorate
+
+
+def _values(case: Any, num_arguments: int) -> tuple[tuple[Any, ...], str | None]:
+    given = None
+    if isinstance(case, type(pytest.param())):
+        assert not case.marks, "a case of a loop cannot be marked"
+        values, given = tuple(case.values), case.id
+    else:
+        values = (case,) if num_arguments == 1 else tuple(case)
+    assert len(values) == num_arguments, f"{values} are not {num_arguments} values"
+    return values, given if isinstance(given, str) else None
+
+
+def _label(values: tuple[Any, ...], ids: Ids, number: int) -> str:
+    if ids is not None and not callable(ids):
+        return str(list(ids)[number])
+    shown = [ids(value) if ids is not None else None for value in values]
+    return "-".join(str(one) if one is not None else repr(value) for one, value in zip(shown, values, strict=True))[
+        :MAX_NAME_CHARS
+    ]
