@@ -63,7 +63,7 @@ def save_checkpoints(run: Path) -> int:
     import torch.distributed.checkpoint as dcp
 
     from hpcpace.train.checkpoint import reason_of
-    from hpcpace.train.checkpoint_writer import NewCheckpoint, clear_checkpoints
+    from hpcpace.train.checkpoint_folder import NewCheckpoint, clear_checkpoints
 
     torch.set_num_threads(1)
     folder = run / "checkpoints"
@@ -71,7 +71,8 @@ def save_checkpoints(run: Path) -> int:
         clear_checkpoints(folder)
         for step in range(_NUM_CHECKPOINTS):
             with NewCheckpoint(folder, f"step-{step:08d}") as checkpoint:
-                dcp.save({"weight": torch.ones(8)}, storage_writer=checkpoint.writer(), no_dist=True)
+                with checkpoint.writer() as writer:
+                    dcp.save({"weight": torch.ones(8)}, storage_writer=writer, no_dist=True)
                 checkpoint.publish(num_kept=2)
     except (dcp.CheckpointException, OSError, HpcpaceError) as error:
         print(reason_of(error))

@@ -1,12 +1,14 @@
 """Checkpoints: a training resumes after a stop as if there had been none.
 
-A checkpoint is a folder `step-N` of torch.distributed.checkpoint, in which each rank writes what it alone has, with
-progress.json beside. It is written under another name and renamed when all of it is on disk, so that a job that is
-killed meanwhile leaves the one before. Nobody but the user can write to it, and reading one runs no code from it.
+A checkpoint is a folder `step-N` of safetensors, which torch.distributed.checkpoint writes and reads: each rank writes
+the tensors that no other rank has, and rank 0 adds progress.json. It is written under another name and renamed when all
+of it is on disk, so that a job that is killed meanwhile leaves the previous one. Nobody but the user can write to it,
+and safetensors hold no code.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
@@ -19,23 +21,29 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from hpcpace.errors import DataError, HpcpaceError, TrainingFailed
 from hpcpace.files import Folder
+from hpcpace.quoting import printable, shortened, shown
 from hpcpace.rundir import RunDirectory
-from hpcpace.train.checkpoint_access import check_access, open_checkpoint, unreadable
+from hpcpace.train.checkpoint_folder import (
+    NewCheckpoint,
+    check_access,
+    check_files,
+    clear_checkpoints,
+    held_path,
+    open_checkpoint,
+    unreadable,
+)
 from hpcpace.train.checkpoint_history import PROGRESS, History, identity_of, write_history
-from hpcpace.train.checkpoint_reader import CheckpointReader, TensorPlanner
-from hpcpace.train.checkpoint_writer import NewCheckpoint, clear_checkpoints
 from hpcpace.train.mesh import Mesh
 from hpcpace.train.parallel import Replica
 from hpcpace.train.plan import TrainPlan
 
 _NUM_KEPT = 2
 _NAME = re.compile(r"step-([0-9]+)")
-# For each tensor there are some 300 bytes on what it is and where.
-_METADATA_BYTES_PER_TENSOR = 1 << 10
-_MOST_OTHER_METADATA_BYTES = 1 << 20
 _T = TypeVar("_T")
 
 
@@ -127,7 +135,8 @@ class Checkpoints:
             self._agree(lambda: clear_checkpoints(self._folder) if self._is_writer else None, failed)
             new = self._agree(lambda: held.enter_context(NewCheckpoint(self._folder, target.name)), failed)
             try:
-                dcp.save(self._state(is_saved=True), storage_writer=new.writer(), process_group=self._group)
+                with new.writer() as writer:
+                    dcp.save(self._state(is_saved=True), storage_writer=writer, process_group=self._group)
             except (dcp.CheckpointException, OSError) as error:
                 raise failed(error) from error
             self._agree(lambda: self._finish(new, history) if self._is_writer else None, failed)
@@ -143,19 +152,20 @@ class Checkpoints:
                 ranks raise alike.
         """
         _make_state(self._optimizer)
-        state = self._state(is_saved=False)
-        num_tensors = len(state) * dist.get_world_size()
-        most_bytes = _MOST_OTHER_METADATA_BYTES + _METADATA_BYTES_PER_TENSOR * num_tensors
         with ExitStack() as held, _quiet():
             reader = self._agree(
-                lambda: CheckpointReader(held.enter_context(open_checkpoint(path)), most_metadata_bytes=most_bytes),
+                lambda: _TensorReader(held.enter_context(open_checkpoint(path))),
                 lambda error: error if isinstance(error, DataError) else unreadable(path, reason_of(error)),
             )
             try:
-                dcp.load(state, storage_reader=reader, planner=TensorPlanner(), process_group=self._group)
+                dcp.load(
+                    self._state(is_saved=False),
+                    storage_reader=reader,
+                    planner=_SameTensors(),
+                    process_group=self._group,
+                )
             except (dcp.CheckpointException, OSError, RuntimeError) as error:
-                cause = _cause(error)
-                raise (cause if isinstance(cause, DataError) else unreadable(path, reason_of(cause))) from error
+                raise unreadable(path, reader.named(reason_of(error))) from error
 
     def _state(self, *, is_saved: bool) -> dict[str, Tensor]:
         """Return this rank's tensors, each under a name that only ranks with the same values share."""
@@ -194,12 +204,63 @@ class Checkpoints:
         return cast(_T, result)
 
 
+class _SameTensors(dcp.DefaultLoadPlanner):
+    """Loads whole tensors into ones of their type, where torch would convert them and leave gaps as they are."""
+
+    def create_local_plan(self) -> dcp.LoadPlan:
+        """Return the plan of this rank.
+
+        Raises:
+            ValueError: a tensor is of another type, or parts of it are missing or there twice.
+        """
+        assert self.metadata is not None
+        for name, wanted in self.state_dict.items():
+            stored = self.metadata.state_dict_metadata.get(name)
+            if not isinstance(stored, TensorStorageMetadata):
+                continue  # torch says which are missing
+            if stored.properties.dtype != wanted.dtype:
+                raise ValueError(f"{name} has type {stored.properties.dtype}, not {wanted.dtype}")
+            if stored.size != wanted.size():
+                raise ValueError(f"{name} has shape {shown(tuple(stored.size))}, not {shown(tuple(wanted.size()))}")
+            num_dims = {len(place) for chunk in stored.chunks for place in (chunk.offsets, chunk.sizes)}
+            num_elements = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
+            if num_dims != {len(stored.size)} or num_elements != math.prod(stored.size):
+                raise ValueError(f"the parts of {name} do not make up its shape {shown(tuple(stored.size))}")
+        return super().create_local_plan()
+
+
+class _TensorReader(HuggingFaceStorageReader):
+    """Reads the tensors of a checkpoint whose folder is held, so that nobody can exchange it.
+
+    Raises:
+        DataError: somebody else could have written to it, or its headers cannot be read.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        check_files(folder)
+        super().__init__(held_path(folder))
+        self._folder = folder
+        try:
+            self._metadata = super().read_metadata()
+        except Exception as error:  # whatever headers that somebody made up let torch and safetensors raise
+            raise unreadable(folder.path, self.named(reason_of(error))) from error
+
+    # Torch logs a traceback where this fails, so it was done before.
+    def read_metadata(self) -> Metadata:
+        """Return what the headers say."""
+        return self._metadata
+
+    def named(self, reason: str) -> str:
+        """Return a reason with the names that users know."""
+        return reason.replace(held_path(self._folder), str(self._folder.path))
+
+
 def reason_of(error: BaseException) -> str:
     """Return the first cause of an error that torch.distributed.checkpoint or the file system raised, in a line."""
     error = _cause(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
-    return " ".join((str(error) or type(error).__name__).splitlines()[:1])
+    return shortened(printable(" ".join((str(error) or type(error).__name__).splitlines()[:1])), max_letters=300)
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:

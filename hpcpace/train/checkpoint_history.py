@@ -12,7 +12,7 @@ from typing import Any
 from hpcpace.errors import DataError
 from hpcpace.files import Folder, read_most
 from hpcpace.quoting import shown
-from hpcpace.train.checkpoint_access import (
+from hpcpace.train.checkpoint_folder import (
     WRITERS_FILE_MODE,
     check_files,
     open_checkpoint,
@@ -21,7 +21,7 @@ from hpcpace.train.checkpoint_access import (
 )
 from hpcpace.train.plan import TrainPlan
 
-CHECKPOINT_SCHEMA = "hpcpace-checkpoint/1"
+CHECKPOINT_SCHEMA = "hpcpace-checkpoint/2"
 PROGRESS = "progress.json"
 # A loss takes some 30 bytes, an evaluation some 150. The rest is for runs that had more steps than they are given now.
 _BYTES_PER_STEP = 512

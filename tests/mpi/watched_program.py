@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 
 VICTIM, FAULTY_STEP = 1, 8
 FOREVER_S = 1000
-# gloo's threads record the completion of an operation after the main thread has gone on. A signal that stops all threads
-# before they did leaves an operation open that the rank has finished.
+# gloo's threads record that an operation is complete after the main thread has gone on. A signal that stops all of them
+# earlier leaves an operation open that the rank has finished.
 SETTLE_S = 0.5
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from hpcpace.config import ClockConfig, Config, TraceConfig, TrainConfig
 from hpcpace.train.data import open_data
@@ -78,7 +78,7 @@ def stopped(info, comm, folder):
 
 def killed(info, comm, folder):
     """End rank 0 without warning in the middle of its second checkpoint."""
-    write, num_calls = FileSystemWriter.write_data, 0
+    write, num_calls = HuggingFaceStorageWriter.write_data, 0
 
     def write_data(*args, **kwargs):
         nonlocal num_calls
@@ -88,7 +88,7 @@ def killed(info, comm, folder):
             os.kill(os.getpid(), signal.SIGKILL)
         return future
 
-    FileSystemWriter.write_data = write_data
+    HuggingFaceStorageWriter.write_data = write_data
     run(info, comm, folder, steps=9, checkpoint_every=3)
 
 

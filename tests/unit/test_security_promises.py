@@ -102,7 +102,7 @@ PROMISES = {
         "unit/train/test_checkpoint_access.py::test_a_checkpoint_of_somebody_else_is_refused",
         "unit/train/test_checkpoint_access.py::test_a_checkpoint_that_others_can_write_to_is_refused",
         "unit/train/test_checkpoint_access.py::test_a_copy_of_a_checkpoint_of_somebody_else_is_resumed",
-        "unit/train/test_hostile_checkpoint.py::test_code_in_the_metadata_is_not_run",
+        "unit/train/test_hostile_checkpoint.py::test_code_in_other_files_is_not_run",
         "unit/train/test_hostile_checkpoint.py::test_code_in_a_file_of_tensors_is_not_run",
     ),
     "Training scripts, data, configuration files": ("unit/test_sbatch_scripts.py::test_runs_the_prelude_first",),

@@ -88,7 +88,7 @@ def _changed(**changes: Any) -> str:
     [
         ("", "cannot read the checkpoint"),
         ("{", "cannot read the checkpoint"),
-        ("{}", "it has schema None, not hpcpace-checkpoint/1"),
+        ("{}", "it has schema None, not hpcpace-checkpoint/2"),
         ("[]", "it is not a table"),
         ("NaN", "it is not a table"),
         (b"\xff\xfe\x00", "cannot read the checkpoint"),

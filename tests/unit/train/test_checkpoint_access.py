@@ -15,14 +15,15 @@ pytest.importorskip("torch")
 import torch
 
 from hpcpace.errors import DataError, TrainingFailed
-from hpcpace.train import checkpoint_access
+from hpcpace.train import checkpoint_folder
 from hpcpace.train.checkpoint import find_checkpoint
 from hpcpace.train.checkpoint_history import read_history
 from hpcpace.train.resume import StartPoint, agree_on_start
 from hpcpace.world.environment import rank_info
 
 NOBODY = 65534
-PARTS = ("checkpoints", "step-00000001", ".metadata", "__0_0.distcp", "progress.json")
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
+PARTS = ("checkpoints", "step-00000001", SHARD, "progress.json")
 
 
 def _part(checkpoint: Path, name: str) -> Path:
@@ -116,13 +117,13 @@ def test_a_run_in_a_folder_that_everybody_can_write_to_is_resumed(small_run, che
 
 
 def test_files_of_other_ranks_are_looked_at_too(small_run, checkpoint: Path) -> None:
-    (checkpoint / "__7_0.distcp").touch()
-    (checkpoint / "__7_0.distcp").chmod(0o666)
-    with pytest.raises(DataError, match=r"__7_0\.distcp can be written to by everybody"):
+    (checkpoint / "shard-00007.safetensors").touch()
+    (checkpoint / "shard-00007.safetensors").chmod(0o666)
+    with pytest.raises(DataError, match=r"shard-00007\.safetensors can be written to by everybody"):
         _resume(small_run)
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "step-00000001", "progress.json", "__0_0.distcp", "notes"])
+@pytest.mark.parametrize("name", ["checkpoints", "step-00000001", "progress.json", SHARD, "notes"])
 def test_links_in_the_folder_of_checkpoints_are_not_followed(
     small_run, checkpoint: Path, tmp_path: Path, name: str
 ) -> None:
@@ -146,11 +147,11 @@ def test_a_run_and_a_checkpoint_may_be_named_by_a_link(small_run, checkpoint: Pa
 def test_a_checkpoint_that_is_exchanged_after_it_was_opened_is_not_read(
     small_run, checkpoint: Path, tmp_path: Path
 ) -> None:
-    with checkpoint_access.open_checkpoint(checkpoint) as folder:
+    with checkpoint_folder.open_checkpoint(checkpoint) as folder:
         checkpoint.rename(tmp_path / "moved")
         checkpoint.mkdir()
-        (checkpoint / ".metadata").write_text("exchanged")
-        descriptor = checkpoint_access.open_checkpoint_file(folder, ".metadata")
+        (checkpoint / SHARD).write_text("exchanged")
+        descriptor = checkpoint_folder.open_checkpoint_file(folder, SHARD)
     assert os.read(descriptor, 9) != b"exchanged"
     os.close(descriptor)
 
@@ -165,7 +166,7 @@ def test_a_checkpoint_is_written_so_that_it_is_resumed(small_run, umask: Callabl
     assert _resume(small_run).checkpoint == path
     assert all(torch.equal(value, wanted[name]) for name, value in small_run.state().items())
     modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in path.iterdir()}
-    assert modes == dict.fromkeys((".metadata", "__0_0.distcp", "progress.json"), 0o644 & ~mask)
+    assert modes == dict.fromkeys((SHARD, "progress.json"), 0o644 & ~mask)
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in (path, path.parent)} == {0o755 & ~mask}
 
 
