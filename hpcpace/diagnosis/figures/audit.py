@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from hpcpace.audit.facts import RankFacts, Snapshot
-from hpcpace.audit.findings import AuditFinding, Severity
-from hpcpace.audit.grouping import blocks, grouped, kind_of
+from hpcpace.audit.findings import AuditFinding, Severity, blocks, grouped, kind_of
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.settings import AuditConfig
