@@ -15,8 +15,8 @@ from torch.nn import functional
 from experiments.bench.computing import add_options, open_device
 from experiments.bench.turns import Step, check_same_gradients, compare, training_step
 from experiments.bench.vision import load_torchvision
+from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.images import open_images
-from hpcpace.train.optimizer import build_optimizer
 from hpcpace.train.precision import autocast
 from hpcpace.train.presets import RESNET18
 from hpcpace.train.resnet18 import ResNet, build_resnet

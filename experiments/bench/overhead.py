@@ -40,8 +40,7 @@ from experiments.bench.device_events import EventUse, counted
 from experiments.bench.pairs import Pairs, alternate, median_interval
 from hpcpace.config import ClockConfig, Config, TrainConfig
 from hpcpace.train.data import open_text
-from hpcpace.train.data_parallel import replicate
-from hpcpace.train.optimizer import build_optimizer
+from hpcpace.train.data_parallel import build_optimizer, replicate
 from hpcpace.train.parallel import build_replica
 from hpcpace.train.plan import plan_training
 from hpcpace.world.clock import ClockSync

@@ -18,8 +18,8 @@ from experiments.bench.computing import add_options, flops_per_token, open_devic
 from experiments.bench.gpt2_peers import Peer, check_same_work, nanogpt_peer, transformers_peer
 from experiments.bench.turns import compare, training_step
 from hpcpace.train.data import open_text
+from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.gpt2 import build_gpt2
-from hpcpace.train.optimizer import build_optimizer
 from hpcpace.train.precision import autocast
 from hpcpace.train.presets import GPT2_PRESETS, GPT2Shape
 

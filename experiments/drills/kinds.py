@@ -27,7 +27,7 @@ from experiments.drills.evidence import (
     read_all,
 )
 from hpcpace.errors import HpcpaceError
-from hpcpace.lab.slurm_conf import KILL_WAIT_S, NODE_TIMEOUT_S
+from hpcpace.lab.plan import KILL_WAIT_S, NODE_TIMEOUT_S
 from hpcpace.trace.tables import RankTrace
 from hpcpace.units import NS_PER_S
 

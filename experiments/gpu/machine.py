@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from experiments.gpu.place import Place, answer
-from hpcpace.audit.nvml import read_nvml
+from hpcpace.audit.snapshot import read_nvml
 from hpcpace.audit.tree import Unreadable
 from hpcpace.metrics.kernels import library
 from hpcpace.observe.compiled import find_layer

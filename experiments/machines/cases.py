@@ -23,7 +23,7 @@ from experiments.machines.machine import (
 )
 from experiments.machines.real import dgx_spark, magny_cours_sparse, raptor_lake, xeon_e7_4870
 from hpcpace.audit.facts import Counters, Nvml, Snapshot
-from hpcpace.audit.nccl_log import NcclLog
+from hpcpace.audit.job import NcclLog
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 

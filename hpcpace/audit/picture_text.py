@@ -1,11 +1,16 @@
-"""A picture of the machine in a terminal of 80 columns, without any letter beyond ASCII."""
+"""A picture of the machine in a terminal of 80 columns, in ASCII, and as SVG and an HTML page.
+
+Everything from a snapshot is escaped.
+"""
 
 from __future__ import annotations
 
+import html
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hpcpace.audit.picture import DrawnCores, DrawnDevice, DrawnNode, DrawnPackage, Picture, links_of, ranks_text
+from hpcpace.quoting import printable
 
 WIDTH = 80
 _INSIDE = WIDTH - 4
@@ -126,3 +131,199 @@ def _wrapped(text: str, indent: str = "  ") -> list[str]:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+_WIDTH = 1120
+_GAP = 16
+_LINE = 18
+_CELL = 16
+_MOST_CELLS = 1_024
+_MOST_LINES = 16
+_NUM_COLORS = 8
+_LETTER = 6.6
+"""Width of a letter in pixels, at the size of most texts."""
+
+_NEAR = {"PIX": "near", "PXB": "near", "PHB": "middle", "NODE": "middle", "SYS": "far"}
+_STYLE = """
+.show { --page:#fff; --box:#f5f5f2; --inner:#fff; --ink:#1b1f23; --muted:#5a636b; --rule:#c9c9c2; --none:#dcdcd6;
+  --many:#3d3d3d; --near:#cfe8dd; --middle:#f6e6bb; --far:#f3cbb8; --r0:#0072b2; --r1:#d55e00; --r2:#00845f;
+  --r3:#b65a95; --r4:#b98300; --r5:#3f93c9; --r6:#7d4fa8; --r7:#8a8d91;
+  font:12px system-ui,"Segoe UI",Roboto,"Liberation Sans",sans-serif; background:var(--page); fill:var(--ink) }
+@media (prefers-color-scheme: dark) { .show { --page:#14171a; --box:#1c2024; --inner:#262b30; --ink:#e9eaeb;
+  --muted:#a3abb2; --rule:#4a5158; --none:#3a4046; --many:#d5d5d5; --near:#1f4a3b; --middle:#574715; --far:#5e2f1c } }
+.show .head { font-size:17px; font-weight:650 } .show .name { font-weight:650 } .show .muted { fill:var(--muted) }
+.show .box { fill:var(--box); stroke:var(--rule) } .show .inner { fill:var(--inner); stroke:var(--rule) }
+.show .none { fill:var(--none) } .show .many { fill:var(--many) } .show .cell { text-anchor:middle }
+.show .near { fill:var(--near) } .show .middle { fill:var(--middle) } .show .far { fill:var(--far) }
+""" + "".join(f".show .r{number} {{ fill:var(--r{number}) }}\n" for number in range(_NUM_COLORS))
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>
+:root {{ color-scheme: light dark }}
+body {{ margin:0 auto; max-width:1152px; padding:16px; font:15px/1.5 system-ui,"Segoe UI",Roboto,sans-serif }}
+pre {{ overflow-x:auto; font:13px/1.45 ui-monospace,Menlo,Consolas,"Liberation Mono",monospace }}
+.picture {{ overflow-x:auto; margin:0 0 24px }} .picture svg {{ min-width:760px; width:100%; height:auto }}
+</style></head><body>
+<h1>{title}</h1>
+<h2>Verdict</h2>
+<pre>{verdict}</pre>
+<h2>Machine</h2>
+{drawn}
+<pre>{foot}</pre>
+</body></html>
+"""
+
+
+def html_page(drawn: Sequence[Picture], verdict: Iterable[str], skipped: Mapping[str, str], num_left: int = 0) -> str:
+    """Return a page with the verdict, a picture of each kind of host, and which rules did not apply."""
+    title = f"hpcpace audit: {', '.join(picture.title for picture in drawn)}"
+    left = [f"{num_left} more kinds of hosts are not drawn"] if num_left else []
+    return _PAGE.format(
+        title=_escaped(title[:200]),
+        verdict=_escaped("\n".join(verdict)),
+        drawn="\n".join(f'<div class="picture">{svg([picture])}</div>' for picture in drawn),
+        foot=_escaped("\n".join([*left, *skipped_lines(skipped)])),
+    )
+
+
+def svg(drawn: Sequence[Picture]) -> str:
+    """Return pictures below each other as one SVG document."""
+    sheet = _Sheet()
+    bottom: float = _GAP
+    for picture in drawn:
+        bottom = _draw(sheet, picture, bottom) + _GAP
+    label = _escaped("; ".join(picture.title for picture in drawn)[:200])
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="show" role="img" aria-label="{label}" width="{_WIDTH}" '
+        f'height="{bottom:.0f}" viewBox="0 0 {_WIDTH} {bottom:.0f}"><style>{_STYLE}</style>\n'
+        f'<rect width="100%" height="100%" style="fill:var(--page)"/>\n' + "\n".join(sheet.parts) + "\n</svg>\n"
+    )
+
+
+class _Sheet:
+    """The elements drawn so far."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+
+    def rect(self, x: float, y: float, width: float, height: float, kind: str, title: str = "") -> None:
+        inside = f"<title>{_escaped(title)}</title>" if title else ""
+        self.parts.append(
+            f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2">'
+            f"{inside}</rect>"
+        )
+
+    def text(self, x: float, y: float, text: str, kind: str = "", width: float = _WIDTH) -> None:
+        """Write a line, cut to what fits into a width in pixels."""
+        most = max(4, int(width / _LETTER))
+        shown = text if len(text) <= most else f"{text[: most - 3]}..."
+        self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{_escaped(shown)}</text>')
+
+
+def _escaped(text: str) -> str:
+    return "\n".join(html.escape(printable(line)) for line in text.split("\n"))
+
+
+def _draw(sheet: _Sheet, picture: Picture, y: float) -> float:
+    """Draw a picture from y on, and return where it ends."""
+    sheet.text(_GAP, y + 16, picture.title, "head")
+    sheet.text(_GAP, y + 36, picture.subtitle, "muted")
+    y += 48
+    num_cores = sum(len(group.cores) for package in picture.packages for node in package.nodes for group in node.groups)
+    each = max(1, -(-num_cores // _MOST_CELLS))
+    columns = 2 if len(picture.packages) > 1 else 1
+    width = (_WIDTH - (columns + 1) * _GAP) / columns
+    for start in range(0, len(picture.packages), columns):
+        row = picture.packages[start : start + columns]
+        places = [_GAP + column * (width + _GAP) for column in range(columns)]
+        y = max(_package(sheet, package, x, y, width, each) for package, x in zip(row, places, strict=False)) + _GAP
+    if picture.unplaced:
+        sheet.text(_GAP, y + 12, "Where these are is not known", "name")
+        y = _devices(sheet, picture.unplaced, _GAP, y + _LINE, _WIDTH - 2 * _GAP) + _GAP
+    for text in (*(f"{title}, no CPUs" for title in picture.elsewhere), *picture.notes)[:_MOST_LINES]:
+        sheet.text(_GAP, y + 12, text, "muted", _WIDTH - 2 * _GAP)
+        y += _LINE
+    for title, rows, names in links_of(picture):
+        y = _links(sheet, picture, title, rows, names, y + 8)
+    return y
+
+
+def _package(sheet: _Sheet, package: DrawnPackage, x: float, y: float, width: float, each: int) -> float:
+    inside = _Sheet()
+    inside.text(x + 12, y + 20, package.title, "name")
+    bottom = y + 30
+    for node in package.nodes:
+        bottom = _node(inside, node, x + 10, bottom, width - 20, each) + 10
+    sheet.rect(x, y, width, bottom - y, "box")
+    sheet.parts += inside.parts
+    return bottom
+
+
+def _node(sheet: _Sheet, node: DrawnNode, x: float, y: float, width: float, each: int) -> float:
+    inside = _Sheet()
+    inside.text(x + 10, y + 17, node.title, "name", width / 2)
+    inside.text(x + 20 + _LETTER * len(node.title) * 1.1, y + 17, node.caches, "muted", width / 2)
+    bottom = _cells(inside, node, x + 10, y + 26, width - 20, each) + 6
+    for group in node.groups[:_MOST_LINES]:
+        inside.rect(x + 10, bottom + 3, 10, 10, _color(group))
+        who = group.ranks_text or "no rank"
+        inside.text(x + 26, bottom + 12, f"{who}: {len(group.cores)} cores, CPUs {group.cpus}", "", width - 40)
+        bottom += _LINE
+    if len(node.groups) > _MOST_LINES:
+        inside.text(x + 26, bottom + 12, f"{len(node.groups) - _MOST_LINES} more groups of cores", "muted")
+        bottom += _LINE
+    bottom = _devices(inside, node.devices, x + 10, bottom + 4, width - 20) + 6
+    sheet.rect(x, y, width, bottom - y, "inner")
+    sheet.parts += inside.parts
+    return bottom
+
+
+def _cells(sheet: _Sheet, node: DrawnNode, x: float, y: float, width: float, each: int) -> float:
+    """Draw a square for each core, or for `each` cores of one group."""
+    across = max(1, int(width // _CELL))
+    number = 0
+    for group in node.groups:
+        for start in range(0, len(group.cores), each):
+            cores = DrawnCores(cores=group.cores[start : start + each], ranks=group.ranks, partly=group.partly)
+            row, column = divmod(number, across)
+            title = f"CPUs {cores.cpus}: {group.ranks_text or 'no rank'}"
+            sheet.rect(x + column * _CELL, y + row * _CELL, _CELL - 2, _CELL - 2, _color(group), title)
+            number += 1
+    return y + -(-number // across) * _CELL
+
+
+def _color(group: DrawnCores) -> str:
+    ranks = sorted({*group.ranks, *group.partly})
+    return "none" if not ranks else "many" if len(ranks) > 1 else f"r{ranks[0] % _NUM_COLORS}"
+
+
+def _devices(sheet: _Sheet, devices: Sequence[DrawnDevice], x: float, y: float, width: float) -> float:
+    """Draw devices as boxes, two in a row."""
+    each = (width - 8) / 2
+    for number, device in enumerate(devices):
+        left, top = x + number % 2 * (each + 8), y + number // 2 * 44
+        sheet.rect(left, top, each, 38, "box", f"{device.name} {device.address}")
+        color = f"r{device.ranks[0] % _NUM_COLORS}" if len(device.ranks) == 1 else "many" if device.ranks else "none"
+        sheet.rect(left, top, 5, 38, color)
+        head = "  ".join(filter(None, (device.name, device.address, ranks_text(device.ranks))))
+        sheet.text(left + 12, top + 15, head, "name", (each - 16) / 1.1)
+        sheet.text(left + 12, top + 31, device.detail, "muted", each - 16)
+    return y + -(-len(devices) // 2) * 44
+
+
+def _links(sheet: _Sheet, picture: Picture, title: str, rows: Sequence[str], columns: Sequence[str], y: float) -> float:
+    sheet.text(_GAP, y + 14, f"Links, {title}", "name")
+    first = _GAP + 12 + _LETTER * max(map(len, rows))
+    width = min(64.0, (_WIDTH - _GAP - first) / len(columns))
+    top = y + 22
+    for column, name in enumerate(columns):
+        sheet.text(first + (column + 0.5) * width, top + 13, name, "cell muted", width)
+    for number, row in enumerate(rows, start=1):
+        line = top + number * 20
+        sheet.text(_GAP, line + 13, row, "muted")
+        for column, name in enumerate(columns):
+            link = picture.links.get((row, name), "X")
+            kind = "near" if link.startswith("NV") else _NEAR.get(link, "none")
+            sheet.rect(first + column * width, line, width - 2, 18, kind, f"{row} to {name}: {link}")
+            sheet.text(first + (column + 0.5) * width, line + 13, link, "cell", width + 8)
+    return top + (len(rows) + 1) * 20

@@ -1,22 +1,24 @@
-"""The result of an audit: findings, CPU bindings, path classes and exit code, and the same as JSON."""
+"""The result of an audit: findings, bindings, path classes and exit code; as JSON and for Prometheus."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import hpcpace
-from hpcpace.audit.findings import AuditFinding, Severity
-from hpcpace.audit.grouping import grouped
+from hpcpace.audit.findings import AuditFinding, Severity, grouped
 from hpcpace.audit.hardware import class_of_nccl
 from hpcpace.audit.job import AuditedHost, AuditedJob
-from hpcpace.audit.masks import bind_masks, bind_option, gpu_nodes, with_masks
-from hpcpace.audit.rulebook import RuleRun, run_rules
+from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
+from hpcpace.audit.rules.fixes import bind_masks, bind_option, gpu_nodes, with_masks
 from hpcpace.audit.schema import plain
 from hpcpace.audit.tree import Unreadable
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING
+from hpcpace.exposition import Family, Kind
+from hpcpace.exposition import exposition as text_of
 
 SCHEMA = "hpcpace-audit/1"
 BINDING_RULES = ("A02", "A03", "A04", "A05", "S05")
@@ -227,3 +229,27 @@ def _matrix(host: AuditedHost) -> PathMatrix | None:
             for gpu, row in zip(gpus, physical, strict=True)
         ),
     )
+
+
+def exposition(result: AuditResult) -> str:
+    """Return the number of findings of each rule, and the audit's exit code, in Prometheus' text format 0.0.4.
+
+    Rules without findings are listed with 0, so that an alert can distinguish a clean node from one not audited.
+    """
+    counts = Counter((finding.host, finding.rule, finding.severity) for finding in result.findings)
+    findings = Family(
+        name="hpcpace_audit_findings",
+        kind=Kind.GAUGE,
+        help="Findings by node, rule and severity (F fail, W warning, U unknown).",
+    )
+    for host in result.hosts:
+        for rule in BY_ID:
+            for severity in (Severity.FAIL, Severity.WARNING, Severity.UNKNOWN):
+                findings.add(counts[host, rule, severity], {"node": host, "rule": rule, "severity": str(severity)})
+    code = Family(
+        name="hpcpace_audit_exit_code",
+        kind=Kind.GAUGE,
+        help="Exit code of the audit (0 clean, 1 warning, 3 unknown or incomplete, 4 fail).",
+    )
+    code.add(result.exit_code, {})
+    return text_of([findings, code])

@@ -14,7 +14,7 @@ from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, ConfigError, UsageError
 from hpcpace.quoting import printable
 from hpcpace.rundir import RunDirectory
-from hpcpace.train.mesh import parse_mesh
+from hpcpace.train.presets import parse_mesh
 
 _TERMINATED = 143
 # A node that has died must not hold up the report.

@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from hpcpace.audit.differences import differences
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.gather import (
     NUM_OURS_OF_STEP,
@@ -25,15 +24,13 @@ from hpcpace.audit.gather import (
     own_part,
     snapshot_folder,
 )
-from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.nccl_log import read_nccl_log
-from hpcpace.audit.prometheus import exposition
-from hpcpace.audit.result import AuditResult, audit
+from hpcpace.audit.job import AuditedJob, read_nccl_log
+from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.rulebook import BY_ID, check_ids
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
-from hpcpace.audit.verdict import explanation, map_lines, matrix_lines, prolog_line, verdict_lines
+from hpcpace.audit.verdict import differences, explanation, map_lines, matrix_lines, prolog_line, verdict_lines
 from hpcpace.cli.audit_show import TERMINAL, check_show, shown_lines, write_picture
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, verbose

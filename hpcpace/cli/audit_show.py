@@ -10,10 +10,9 @@ from pathlib import Path
 
 import click
 
-from hpcpace.audit.drawing import pictures
 from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.picture_svg import html_page, svg
-from hpcpace.audit.picture_text import legend_lines, picture_lines, skipped_lines
+from hpcpace.audit.picture import pictures
+from hpcpace.audit.picture_text import html_page, legend_lines, picture_lines, skipped_lines, svg
 from hpcpace.audit.result import AuditResult
 from hpcpace.audit.verdict import verdict_lines
 from hpcpace.errors import UsageError

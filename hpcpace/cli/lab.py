@@ -22,8 +22,7 @@ from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import command_on
 from hpcpace.lab.lab import Lab, bring_down
-from hpcpace.lab.status import read_status
-from hpcpace.lab.status_table import print_status, table_console
+from hpcpace.lab.status import print_status, read_status, table_console
 from hpcpace.units import format_rate, parse_rate
 from hpcpace.world.environment import process_environ
 

@@ -10,10 +10,20 @@ from hpcpace.cli.commands import Group
 from hpcpace.cli.lab_inside import attach_inside, name_option
 from hpcpace.cli.options import Real, Whole, headed, option
 from hpcpace.lab.fault import InsideLab, LabFault
-from hpcpace.lab.fault_kinds import FillDisk, KillHost, KillRank, PauseHost, SlowHost
+from hpcpace.lab.fault_kinds import (
+    ChangeMtu,
+    FillDisk,
+    FlapLink,
+    KillHost,
+    KillRank,
+    LossyLink,
+    PauseHost,
+    SlowHost,
+    SlowLink,
+    Traffic,
+)
 from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
-from hpcpace.lab.link_faults import ChangeMtu, FlapLink, LossyLink, SlowLink, Traffic
-from hpcpace.lab.status_table import fault_words, print_faults, table_console
+from hpcpace.lab.status import fault_words, print_faults, table_console
 
 MOST_S = 1_000_000
 MOST_CORES = 1024

@@ -21,9 +21,15 @@ from hpcpace.lab.environment import lab_environ
 from hpcpace.lab.fabric import build_switches
 from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.lab.hosts import host_pid, start_hosts
-from hpcpace.lab.plan import CONTROLLER, CONTROLLER_ADDRESS, LabPlan
-from hpcpace.lab.settings import read_config
-from hpcpace.lab.slurm_conf import CGROUP_CONF, slurm_conf, topology_conf
+from hpcpace.lab.plan import (
+    CGROUP_CONF,
+    CONTROLLER,
+    CONTROLLER_ADDRESS,
+    LabPlan,
+    read_config,
+    slurm_conf,
+    topology_conf,
+)
 
 Progress = Callable[[str, int, int], None]
 

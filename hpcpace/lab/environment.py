@@ -10,8 +10,7 @@ from pathlib import Path
 
 from hpcpace.errors import UsageError
 from hpcpace.lab.files import LabFiles
-from hpcpace.lab.plan import LabPlan
-from hpcpace.lab.settings import read_config
+from hpcpace.lab.plan import LabPlan, read_config
 from hpcpace.world.environment import process_environ
 
 _PACKAGES = {

@@ -18,9 +18,7 @@ from hpcpace.lab.fault import InsideLab, Wait
 from hpcpace.lab.fault_kinds import KillHost
 from hpcpace.lab.faults import FaultRecord, end_faults_of, fault_records
 from hpcpace.lab.files import LabFiles, writable_to_owner_only
-from hpcpace.lab.plan import LabPlan
-from hpcpace.lab.settings import read_config
-from hpcpace.lab.truth import TruthLog
+from hpcpace.lab.plan import LabPlan, TruthLog, read_config
 
 
 def hold(lab: InsideLab, record: FaultRecord, undone: threading.Event) -> FaultRecord:

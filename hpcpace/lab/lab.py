@@ -24,9 +24,7 @@ from hpcpace.lab.environment import check_requirements, lab_environ
 from hpcpace.lab.files import BASE, LabFiles, check_base, writable_to_owner_only
 from hpcpace.lab.hosts import is_lab_host
 from hpcpace.lab.namespaces import Anchor, lab_command, start_anchor
-from hpcpace.lab.plan import LabPlan
-from hpcpace.lab.settings import read_config, write_config
-from hpcpace.lab.truth import TruthLog
+from hpcpace.lab.plan import LabPlan, TruthLog, read_config, write_config
 from hpcpace.rundir import write_json
 
 Progress = Callable[[str, int, int], None]

@@ -1,15 +1,39 @@
-"""A lab as its settings describe it: hosts, switches, links, and the true clock offsets."""
+"""A lab as its settings describe it: hosts, switches, links, clocks, slurm.conf, and its log of truth.
+
+The log has one JSON object per line with `event`, `unix_ns` and `monotonic_ns` (the machine's CLOCK_MONOTONIC; a host's
+clock is ahead of it by the host's `clock_offset_s`). It is kept in the lab's folder, outside every run directory, and
+only the lab's own commands and tests read it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from hpcpace.config import LabConfig
 from hpcpace.errors import UsageError
+from hpcpace.lab.files import LabFiles
+from hpcpace.redaction import Redaction
+from hpcpace.rundir import write_json
 from hpcpace.units import parse_rate, parse_size
+
+
+def write_config(files: LabFiles, config: LabConfig) -> None:
+    """Save the settings of a lab."""
+    write_json(files.config_json, dataclasses.asdict(config))
+
+
+def read_config(files: LabFiles) -> LabConfig:
+    """Return the settings that a lab was started with."""
+    values = json.loads(files.config_json.read_text())
+    return LabConfig(**{**values, "share": tuple(values["share"])})
+
 
 SPINE = "spine"
 CONTROLLER = "login"
@@ -151,3 +175,108 @@ class LabPlan:
                 f"{self.hosts[-1].name}), an uplink after its leaf ({', '.join(self.leaves)})"
             )
         return self.links[name]
+
+
+CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
+NODE_TIMEOUT_S = 30
+KILL_WAIT_S = 15
+"""Seconds from SIGTERM to SIGKILL, long enough for a report."""
+
+
+def slurm_conf(plan: LabPlan, files: LabFiles, *, first_job_id: int = 1) -> str:
+    """Return slurm.conf for a cluster with one partition.
+
+    Args:
+        plan: plan of the lab.
+        files: files of the lab.
+        first_job_id: id of the first job.
+    """
+    settings = {
+        "ClusterName": "lab",
+        "SlurmctldHost": f"{CONTROLLER}({CONTROLLER_ADDRESS})",
+        "FirstJobId": first_job_id,
+        "SlurmUser": "root",
+        "SlurmdUser": "root",
+        "AuthType": "auth/munge",
+        # A requeued job is held until its credential expires, by default after 120 s.
+        "AuthInfo": f"socket={files.munge_socket},cred_expire=5",
+        "CredType": "cred/munge",
+        "StateSaveLocation": files.state_dir,
+        "SlurmdSpoolDir": files.spool_dir("%n"),
+        "SlurmctldPidFile": files.daemon_pid("slurmctld"),
+        "SlurmdPort": SLURMD_PORT,
+        "SlurmdPidFile": files.folder / "slurmd-%n.pid",
+        "ProctrackType": "proctrack/linuxproc",
+        # task/affinity refuses more tasks on a node than the machine has cores.
+        "TaskPlugin": "task/none",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core",
+        # Use the number of CPUs in this file, whatever the machine has.
+        "SlurmdParameters": "config_overrides",
+        # Sets SLURM_TOPOLOGY_ADDR, which shows jobs where their nodes are in the network.
+        "TopologyPlugin": "topology/tree",
+        # The controller contacts every node directly, so that a dead node does not cut off others.
+        "TreeWidth": 256,
+        # A dead node is noticed after this time instead of the default 300 s.
+        "SlurmdTimeout": NODE_TIMEOUT_S,
+        # Refuse a job that can never start; otherwise it would wait forever.
+        "EnforcePartLimits": "ALL",
+        "ReturnToService": 2,
+        "JobAcctGatherType": "jobacct_gather/none",
+        "JobCompType": "jobcomp/filetxt",
+        "JobCompLoc": files.finished_jobs,
+        "MailProg": "/bin/true",
+        # The protocol of the MPICH wheel.
+        "MpiDefault": "pmi2",
+        "SwitchType": "switch/none",
+        "KillWait": KILL_WAIT_S,
+    }
+    lines = [f"{key}={value}" for key, value in settings.items()]
+    lines += [
+        f"NodeName={host.name} NodeAddr={host.address} CPUs={plan.config.cpus_per_host} State=UNKNOWN"
+        for host in plan.hosts
+    ]
+    lines.append("PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+    return "\n".join(lines) + "\n"
+
+
+def topology_conf(plan: LabPlan) -> str:
+    """Return topology.conf: which nodes are connected to which leaf."""
+    lines = [
+        f"SwitchName={leaf} Nodes={','.join(host.name for host in plan.hosts if host.leaf == leaf)}"
+        for leaf in plan.leaves
+    ]
+    lines.append(f"SwitchName={SPINE} Switches={','.join(plan.leaves)}")
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class TruthLog:
+    """The log file, to which several processes append."""
+
+    path: Path
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Append one event with the current time, secrets redacted."""
+        entry = {"event": event, "unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns(), **facts}
+        line = json.dumps(Redaction().content(entry), sort_keys=True) + "\n"
+        # A single write to a file opened for appending: lines of two processes do not mix.
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def write_lab(self, plan: LabPlan) -> None:
+        """Append the lab itself: settings, hosts with their clocks, and links."""
+        self.write(
+            "lab",
+            config=dataclasses.asdict(plan.config),
+            hosts=[dataclasses.asdict(host) for host in plan.hosts],
+            links=[dataclasses.asdict(link) for link in plan.links.values()],
+            emulation=plan.emulation,
+        )
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all events, the oldest first."""
+        return [json.loads(line) for line in self.path.read_text().splitlines()]

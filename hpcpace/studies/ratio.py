@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcpace.studies.setups import Setup
-from hpcpace.train.gloo_messages import messages
+from hpcpace.train.gloo_messages import PacketOverhead, link_volumes, messages, wire_matrix
 from hpcpace.train.operations import Operation, master_itemsize
-from hpcpace.train.packet_overhead import PacketOverhead, link_volumes, wire_matrix
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
 from hpcpace.train.volume import step_operations

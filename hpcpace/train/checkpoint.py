@@ -38,9 +38,9 @@ from hpcpace.train.checkpoint_folder import (
     unreadable,
 )
 from hpcpace.train.checkpoint_history import PROGRESS, History, identity_of, write_history
-from hpcpace.train.mesh import Mesh
 from hpcpace.train.parallel import Replica
 from hpcpace.train.plan import TrainPlan
+from hpcpace.train.presets import Mesh
 
 _NUM_KEPT = 2
 _NAME = re.compile(r"step-([0-9]+)")

@@ -1,8 +1,8 @@
-"""Who owns a checkpoint, and who else can write to it.
+"""The folder of a checkpoint: who owns it, who else can write to it, and how it is made.
 
 A checkpoint decides what a training resumes from, so it must be the work of the user who resumes it, or of root. Owner
 and mode are read from descriptors that are held, and what is read later is opened in the same folder: nothing can be
-exchanged between the look and the use.
+exchanged between the check and the use. A new one is closed to the writes of others, whatever the umask.
 """
 
 from __future__ import annotations

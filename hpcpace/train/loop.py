@@ -20,16 +20,14 @@ from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints
 from hpcpace.train.checkpoint_history import History
 from hpcpace.train.data import TrainingData
-from hpcpace.train.evaluation import Evaluator, to_device
+from hpcpace.train.data_parallel import build_optimizer
+from hpcpace.train.evaluation import Evaluator, LossLog, to_device
 from hpcpace.train.inject import Injector
-from hpcpace.train.losses import LossLog
-from hpcpace.train.memory import is_out_of_memory, memory_facts
-from hpcpace.train.optimizer import build_optimizer
 from hpcpace.train.parallel import Replica, build_replica
 from hpcpace.train.plan import TrainPlan, parallelism_facts
 from hpcpace.train.precision import master_dtype
 from hpcpace.train.progress import ProgressView, progress_view
-from hpcpace.train.result import TrainResult, out_of_memory, write_result
+from hpcpace.train.result import TrainResult, is_out_of_memory, memory_facts, out_of_memory, write_result
 from hpcpace.train.resume import StartPoint, agree_on_start
 from hpcpace.train.stopping import EarlySignal, StopVote, side_group
 from hpcpace.units import NS_PER_S

@@ -1,5 +1,6 @@
-"""A model on this rank's place of the mesh: torch's own tensor parallelism, pipelining and data parallelism together.
+"""A model on this rank's place in the mesh: tensor parallelism, pipelining, data parallelism.
 
+All three are torch's own; a pipeline follows the schedules of torch.distributed.pipelining over a replica's ranks.
 Whatever the mesh, the gradient is that of the mean over the global batch: microbatches of equal size are averaged
 within a replica, replicas of equal size by DDP or fully_shard.
 """
@@ -7,7 +8,7 @@ within a replica, replicas of equal size by DDP or fully_shard.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +17,140 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcpace.train.data_parallel import average_replicas, replicate, shard
-from hpcpace.train.gpt2 import GPT2
-from hpcpace.train.mesh import DIMENSIONS, Mesh
-from hpcpace.train.models import Model, build_stage
-from hpcpace.train.pipeline import Microbatch, Pipeline, build_pipeline
+from hpcpace.train.gpt2 import GPT2, build_gpt2, cut
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.precision import autocast, compute_dtype, master_dtype, sharding_policy
-from hpcpace.train.presets import GPT2Shape
-from hpcpace.train.tensor_parallel import cut
+from hpcpace.train.presets import DIMENSIONS, GPT2Shape, Mesh, ModelShape, ResNetShape
+from hpcpace.train.resnet18 import ResNet, build_resnet
+
+Model = GPT2 | ResNet
+"""A model, or a stage of it: takes inputs and, for the loss, targets; `pieces()` are its parts of equal work."""
+
+
+def build_stage(
+    shape: ModelShape,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    stage: int = 0,
+    num_stages: int = 1,
+) -> Model:
+    """Build a pipeline stage of a model with its initial parameters; the whole model is stage 0 of 1.
+
+    Raises:
+        ValueError: a stage of a model that has none.
+    """
+    if isinstance(shape, ResNetShape):
+        if num_stages != 1:
+            raise ValueError(f"resnet18 has one stage, not {num_stages}")
+        return build_resnet(shape, seed=seed, dtype=dtype, device=device)
+    return build_gpt2(shape, seed=seed, dtype=dtype, device=device, stage=stage, num_stages=num_stages)
+
+
+_SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The stages of a rank and the order in which they take microbatches.
+
+    Attributes:
+        stages: this rank's stages, from the front of the model to its back.
+        schedule: one of torch's.
+        context: what forward and backward run in.
+    """
+
+    stages: tuple[PipelineStage, ...]
+    schedule: Any
+    context: Callable[[], AbstractContextManager[None]]
+
+    def forward_backward(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Train on the replica's batch; return its mean loss on the rank of the last stage."""
+        return self._run(self.schedule.step, inputs, targets)
+
+    def forward_only(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return the mean loss of the replica's batch on the rank of the last stage, and leave no gradients."""
+        return self._run(self.schedule.eval, inputs, targets)
+
+    def _run(self, run: Callable[..., Any], inputs: Tensor, targets: Tensor) -> Tensor | None:
+        losses: list[Tensor] = []
+        ends: dict[str, Any] = {}
+        if self.stages[-1].is_last:
+            # The last stage computes the loss itself, so that it counts as forward: `targets` is an argument of it.
+            ends = {"target": targets, "targets": targets, "losses": losses}
+        with self.context():
+            run(*([inputs] if self.stages[0].is_first else []), return_outputs=False, **ends)
+        return torch.stack(losses).detach().sum() if losses else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Microbatch:
+    """What passes through a pipeline for one microbatch, as tensors on the meta device.
+
+    Attributes:
+        tokens: what the first stage takes.
+        hidden: what goes from stage to stage.
+        loss: what the last stage gives.
+    """
+
+    tokens: Tensor
+    hidden: Tensor
+    loss: Tensor
+
+
+def build_pipeline(
+    modules: Sequence[nn.Module],
+    *,
+    indices: Sequence[int],
+    num_stages: int,
+    schedule: str,
+    num_microbatches: int,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    microbatch: Microbatch,
+    context: Callable[[], AbstractContextManager[None]],
+) -> Pipeline:
+    """Put this rank's stages into a schedule.
+
+    Args:
+        modules: this rank's stages.
+        indices: the place of each among all stages.
+        num_stages: of the whole pipeline; more than the ranks of `group` with the interleaved schedule.
+        schedule: `1f1b`, `gpipe` or `interleaved`.
+        num_microbatches: pieces of the replica's batch.
+        group: the ranks of the pipeline.
+        device: of this rank.
+        microbatch: the shapes and types of what passes through.
+        context: what forward and backward run in.
+    """
+    # With the shapes given, torch need not find them out by running the model and sending them about.
+    stages = tuple(
+        PipelineStage(
+            module,
+            index,
+            num_stages,
+            device,
+            input_args=microbatch.tokens if index == 0 else microbatch.hidden,
+            output_args=microbatch.loss if index == num_stages - 1 else microbatch.hidden,
+            group=group,
+        )
+        for module, index in zip(modules, indices, strict=True)
+    )
+    built = _SCHEDULES[schedule](
+        list(stages) if schedule == "interleaved" else stages[0],
+        num_microbatches,
+        loss_fn=lambda loss, _: loss / num_microbatches,
+        scale_grads=False,
+    )
+    return Pipeline(stages=stages, schedule=built, context=context)
+
 
 Compute = Callable[[Tensor, Tensor], Tensor | None]
 

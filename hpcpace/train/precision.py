@@ -1,17 +1,26 @@
-"""Mixed precision: a stage computes in the type of `--dtype` and keeps its parameters in a master type.
+"""Mixed precision, and initial weights that depend on the seed and their name alone.
 
-With bfloat16 the masters are float32, as in Micikevicius et al. 2018: torch's autocast rounds what a matrix product or
-a convolution takes, and gradients arrive in the type of the parameters. The hidden state between the layers is
-bfloat16, too, so that a pipeline and tensor parallelism send it in two bytes.
+A stage computes in the type of `--dtype` and keeps its parameters in a master type. With bfloat16 the masters are
+float32, as in Micikevicius et al. 2018: torch's autocast rounds what a matrix product or a convolution takes, and
+gradients arrive in the type of the parameters. The hidden state between the layers is bfloat16, too, so that a pipeline
+and tensor parallelism send it in two bytes.
 """
 
 from __future__ import annotations
+
+import hashlib
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from hpcpace.train.operations import MASTER_DTYPES
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """Return a generator on the CPU that draws the same for a seed and a parameter's name on every rank."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def compute_dtype(dtype: str) -> torch.dtype:

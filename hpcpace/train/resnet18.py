@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hpcpace.train.initial_weights import generator_of
-from hpcpace.train.precision import BatchNorm2d
+from hpcpace.train.precision import BatchNorm2d, generator_of
 from hpcpace.train.presets import ResNetShape
 
 

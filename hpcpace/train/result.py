@@ -1,4 +1,4 @@
-"""The result of a training: finished, stopped early, or out of memory; written into its attempt."""
+"""The result of a training, written into its attempt: finished, stopped, or out of memory, with its peak."""
 
 from __future__ import annotations
 
@@ -14,11 +14,46 @@ import torch
 
 from hpcpace.errors import TrainingFailed
 from hpcpace.rundir import Attempt
-from hpcpace.train.memory import memory_facts
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
 from hpcpace.units import format_bytes
 from hpcpace.world.environment import RankInfo
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Return the peak memory of this process so far: `rss_bytes`, and `device_bytes`, 0 without a GPU.
+
+    Linux counts the first (VmHWM of /proc/self/status), torch's caching allocator the second; what CUDA, NCCL and
+    libraries take besides torch's tensors is not in it.
+    """
+    device_bytes = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0
+    return {"rss_bytes": _peak_rss_bytes(), "device_bytes": device_bytes}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory ran out.
+
+    On CPUs torch raises a plain RuntimeError, which only its text tells from others ("DefaultCPUAllocator: can't
+    allocate memory" in c10/core/impl/alloc_cpu.cpp; NCCL and gloo pass on the words of the system).
+    """
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    texts = r"can't allocate memory|not enough memory|CUDA out of memory|Cannot allocate memory|std::bad_alloc"
+    return isinstance(error, (RuntimeError, OSError)) and re.search(texts, str(error)) is not None
+
+
+def memory_facts(device: torch.device, *, rank: int, host: str) -> dict[str, Any]:
+    """Return what a run records of the memory of a rank."""
+    return {"rank": rank, "host": host, **peak_memory(device)}
+
+
+def _peak_rss_bytes() -> int:
+    # ru_maxrss would do as well, had it not the peak of the process that this one was started from.
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
 
 RESULT_SCHEMA = "hpcpace-result/2"
 

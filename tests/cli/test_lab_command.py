@@ -20,8 +20,7 @@ from hpcpace.lab import lab as lab_module
 from hpcpace.lab.environment import NAME_VARIABLE
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.namespaces import Anchor
-from hpcpace.lab.settings import write_config
-from hpcpace.lab.truth import TruthLog
+from hpcpace.lab.plan import TruthLog, write_config
 from hpcpace.rundir import write_json
 
 _COMMANDS = ["up", "status", "run", "shell", "down", "truth"]

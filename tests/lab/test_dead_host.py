@@ -42,7 +42,7 @@ from hpcpace.lab.fault import InsideLab
 from hpcpace.lab.fault_kinds import KillHost
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.plan import LabPlan
-from hpcpace.lab.settings import read_config
+from hpcpace.lab.plan import read_config
 files = LabFiles.of(sys.argv[1])
 lab = InsideLab(LabPlan(read_config(files)), files)
 print("ready", flush=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.plan import TruthLog
 from hpcpace.lab.status import LabStatus, status_of
-from hpcpace.lab.truth import TruthLog
 
 Inject = Callable[..., str]
 WAIT_S = 30

@@ -400,7 +400,10 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
         if name in ("bind", "listen", "create_server", "create_connection", "urlopen", "connect", "Open_port")
     ]
     known = {
-        "hpcpace/audit/shaping.py": {"bind", "connect"},  # the kernel's own socket for traffic shaping, on this host
+        "hpcpace/audit/collect_network.py": {
+            "bind",
+            "connect",
+        },  # the kernel's own socket for traffic shaping, on this host
         "hpcpace/observe/last_line.py": {"bind", "listen", "connect"},  # a Unix socket, see below
         "hpcpace/world/rendezvous.py": {"connect"},  # asks whether torch's store answers
         "hpcpace/callbacks/loop.py": {"bind"},  # arguments of a signature

@@ -1,15 +1,240 @@
-"""Rules H01 and H02: nodes that differ from the others of the job, and the job's placement in the network."""
+"""Rules H01, H02, S01 to S04, S06, C01 and C02: differing nodes, placement, kernel, limits, NCCL."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown
-from hpcpace.audit.job import AuditedHost, AuditedJob
+from hpcpace.audit.hardware import sum_of
+from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
+from hpcpace.audit.rules.fixes import fewer_ranks_fix
 from hpcpace.audit.tree import Unreadable
 from hpcpace.hostlist import exclude_option
 from hpcpace.quoting import printable, shell_word
+from hpcpace.units import format_bytes
+
+_FAST_WITH_POWERSAVE = ("intel_pstate", "amd-pstate-epp")
+# These drivers choose frequencies themselves; their "powersave" is the default governor, not the lowest clock
+# (Documentation/admin-guide/pm/intel_pstate.rst, amd-pstate.rst).
+
+_DEBUG_VARIABLES = (
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NET_GDR_LEVEL"),
+    *("NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_CHECKS_DISABLE"),
+)
+"""Variables that NCCL's manual describes for debugging, not for production."""
+
+
+def s01_governor(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find CPUs whose governor keeps clocks low."""
+    cpus = host.snapshot.hardware.cpus
+    if cpus.governors is None:
+        raise host.unreadable("the frequency governors", "cpus/governors", "cpus/online")
+    fine = {"performance"} | ({"powersave"} if cpus.driver in _FAST_WITH_POWERSAVE else set())
+    for governor, members in cpus.governors.items():
+        if governor not in fine:
+            yield AuditFinding(
+                rule="S01",
+                severity=Severity.WARNING,
+                host=host.name,
+                place=f"CPUs {printable(members)}",
+                seen=f"use governor {printable(governor)}" + (f" of {printable(cpus.driver)}" if cpus.driver else ""),
+                cost="clocks rise only after load has arrived, so short bursts between collectives run slowly",
+                fix="cpupower frequency-set -g performance  # admin; or srun --cpu-freq=performance ...",
+                certainty=Certainty.READ,
+            )
+
+
+def s02_numa_balancing(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find GPU nodes on which the kernel migrates pages between NUMA nodes."""
+    if not host.has_gpus:
+        raise Skip("no GPU")
+    value = host.snapshot.kernel.numa_balancing
+    if value is None:
+        raise host.unreadable("numa_balancing", "kernel/numa_balancing")
+    if value > 0:
+        yield AuditFinding(
+            rule="S02",
+            severity=Severity.WARNING,
+            host=host.name,
+            place="",
+            seen=f"numa_balancing is {value}",
+            cost="the kernel unmaps pages to find out who uses them, which stalls copies to and from GPUs",
+            fix="echo 0 > /proc/sys/kernel/numa_balancing  # admin; NVIDIA and ROCm both recommend it",
+            certainty=Certainty.READ,
+        )
+
+
+def s03_huge_pages(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Report the setting of transparent huge pages unless it is the usual madvise."""
+    kernel = host.snapshot.kernel
+    if kernel.huge_pages is None or kernel.huge_pages_defrag is None:
+        raise host.unreadable("transparent huge pages", "kernel/huge_pages_enabled", "kernel/huge_pages_defrag")
+    if kernel.huge_pages in ("never", "always") or kernel.huge_pages_defrag == "always":
+        yield AuditFinding(
+            rule="S03",
+            severity=Severity.INFORMATION,
+            host=host.name,
+            place="",
+            seen=f"transparent huge pages are set to {kernel.huge_pages}, defrag to {kernel.huge_pages_defrag}",
+            cost="always with defrag stalls while memory is compacted; never has more TLB misses",
+            fix="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled  # admin, if measurements support it",
+            certainty=Certainty.READ,
+        )
+
+
+def s04_threads(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find ranks that together start more OpenMP threads than they have CPUs."""
+    if not host.ranks:
+        return
+    masks = [host.mask(rank) for rank in host.ranks]
+    cpus = sum_of(masks).bit_count()
+    set_by = [_threads(rank.variables) for rank in host.ranks]
+    threads = sum(count or mask.bit_count() for count, mask in zip(set_by, masks, strict=True))
+    each = max(1, cpus // len(host.ranks))
+    is_unset = any(count is None for count in set_by)
+    if threads <= cpus and not (is_unset and len(host.ranks) > 1):
+        return
+    is_crowded = threads > cpus
+    yield AuditFinding(
+        rule="S04",
+        severity=Severity.WARNING if is_crowded else Severity.INFORMATION,
+        host=host.name,
+        place="",
+        seen=("OMP_NUM_THREADS is not set" if is_unset else "OMP_NUM_THREADS is set")
+        + f", and {len(host.ranks)} ranks start up to {threads} threads on {cpus} CPUs",
+        cost="threads wait for each other" if is_crowded else "each rank uses all CPUs of its mask",
+        fix=_threads_fix(host, cpus, each),
+        certainty=Certainty.INFERRED,
+        ranks=tuple(rank.rank for rank in host.ranks),
+    )
+
+
+def s06_limits(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find a small /dev/shm, and ranks that may open only a few files."""
+    shm = host.snapshot.kernel.shm_bytes
+    if shm is not None and shm < job.settings.least_shm:
+        yield AuditFinding(
+            rule="S06",
+            severity=Severity.WARNING,
+            host=host.name,
+            place="/dev/shm",
+            seen=f"has only {format_bytes(shm)}",
+            cost="NCCL's shared memory and data loaders may fail with a bus error",
+            fix="docker run --shm-size=8g ...  # or --ipc=host; enroot and Singularity use the host's, where an admin "
+            "can mount -o remount,size=8g /dev/shm",
+            certainty=Certainty.READ,
+        )
+    for rank in host.ranks:
+        if rank.open_files is None:
+            raise host.unreadable("its open-files limit", f"rank/{rank.rank}/open_files", f"rank/{rank.rank}/limits")
+        if 0 <= rank.open_files < job.settings.least_open_files:
+            yield AuditFinding(
+                rule="S06",
+                severity=Severity.WARNING,
+                host=host.name,
+                place=rank_place(rank),
+                seen=f"may open only {rank.open_files} files",
+                cost="connections to many ranks, and files of data loaders, run out of descriptors",
+                fix=f"ulimit -n {max(65536, job.settings.least_open_files)}",
+                certainty=Certainty.READ,
+                ranks=(rank.rank,),
+            )
+    if shm is None:
+        raise host.unreadable("the size of /dev/shm", "kernel/shm")
+
+
+def c01_debug_variables(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find debug variables that were left behind."""
+    sources: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, value in host.snapshot.kernel.nccl_conf.items():
+        if name in _DEBUG_VARIABLES:
+            sources.setdefault("/etc/nccl.conf", {})[f"{name}={value}"] = ()
+    for rank in host.ranks:
+        for source, variables in (("environment", rank.variables), ("~/.nccl.conf", rank.user_conf)):
+            for name in variables.keys() & set(_DEBUG_VARIABLES):
+                users = sources.setdefault(source, {})
+                users[f"{name}={variables[name]}"] = (*users.get(f"{name}={variables[name]}", ()), rank.rank)
+    for source, settings in sources.items():
+        for setting, ranks in sorted(settings.items()):
+            name = setting.partition("=")[0]
+            yield AuditFinding(
+                rule="C01",
+                severity=Severity.WARNING,
+                host=host.name,
+                place=source,
+                seen=printable(setting),
+                cost="this debug variable overrides what NCCL would choose for message size and topology",
+                fix=f"unset {name}" if source == "environment" else f"sed -i '/^{name} *=/d' {source}",
+                certainty=Certainty.READ,
+                ranks=ranks,
+            )
+    if "etc/nccl.conf" in host.snapshot.unreadable:
+        raise host.unreadable("/etc/nccl.conf", "etc/nccl.conf")
+
+
+def c02_log(job: AuditedJob) -> Iterator[AuditFinding]:
+    """Find connections in NCCL's log with slower transports than the nodes allow."""
+    if job.nccl_log is None:
+        raise Skip("no NCCL log was given: add --nccl-log")
+    host_of = {rank.rank: host for host in job.hosts for rank in host.ranks}
+    within: dict[str, list[tuple[int, int]]] = {}
+    sockets: dict[str, list[tuple[int, int]]] = {}
+    for sender, receiver, transport in sorted(job.nccl_log.edges):
+        host, other = host_of.get(sender), host_of.get(receiver)
+        if host is None or other is None:
+            raise Unreadable(
+                f"the node of rank {sender if host is None else receiver} in the NCCL log: no snapshot has it"
+            )
+        if host is other and not transport.startswith("P2P"):
+            within.setdefault(host.name, []).append((sender, receiver))
+        elif host is not other and transport.startswith("NET/Socket") and _has_active_port(host):
+            sockets.setdefault(host.name, []).append((sender, receiver))
+    for name, edges in within.items():
+        yield _connections(
+            name, edges, "host memory within the node instead of P2P", "unset NCCL_P2P_DISABLE NCCL_P2P_LEVEL"
+        )
+    for name, edges in sockets.items():
+        yield _connections(name, edges, "sockets although the node has RDMA", "unset NCCL_IB_DISABLE NCCL_NET")
+
+
+def _connections(host: str, edges: list[tuple[int, int]], what: str, fix: str) -> AuditFinding:
+    sender, receiver = edges[0]
+    users = f"{len(edges)} connections, such as rank {sender} to {receiver}, use"
+    if len(edges) == 1:
+        users = f"the connection from rank {sender} to {receiver} uses"
+    return AuditFinding(
+        rule="C02",
+        severity=Severity.WARNING,
+        host=host,
+        place="",
+        seen=f"{users} {what}",
+        cost="collectives run at the rate of these connections",
+        fix=f"{fix}  # see also A09, N01, N04",
+        certainty=Certainty.READ,
+        ranks=tuple(sorted({rank for edge in edges for rank in edge})),
+    )
+
+
+def _has_active_port(host: AuditedHost) -> bool:
+    return any(port.state == "ACTIVE" for _, port in host.rdma_ports)
+
+
+def _threads_fix(host: AuditedHost, cpus: int, each: int) -> str:
+    """Return what keeps the threads apart; a thread per rank is too much if there are more ranks than CPUs."""
+    if len(host.ranks) > cpus:
+        return f"{fewer_ranks_fix(host.ranks[0], cpus)}  # {len(host.ranks)} ranks on {cpus} CPUs"
+    has_mkl = any("MKL_NUM_THREADS" in rank.variables for rank in host.ranks)
+    return f"export OMP_NUM_THREADS={each}" + (f" MKL_NUM_THREADS={each}" if has_mkl else "")
+
+
+def _threads(variables: Mapping[str, str]) -> int | None:
+    """Return how many threads a rank's variables ask for, None if they do not say."""
+    # OMP_NUM_THREADS may be a list with one number per nesting level.
+    counts = [variables.get(name, "").split(",")[0].strip() for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+    numbers = [int(count) for count in counts if count.isdigit() and len(count) < 6]
+    return max(numbers) if numbers else None
+
 
 _MOST_SHOWN = 60
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hpcpace.audit.findings import AuditFinding
-from hpcpace.audit.rules import adapters, affinity, gpu_state, gpus, hosts, network_variables, pcie, ports, system
+from hpcpace.audit.rules import affinity, gpus, hosts, network_variables, pcie, ports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
         "between NUMA nodes (SYS, F) it also crosses the NUMA interconnect. On GPUs attached by NVLink-C2C this "
         "is normal and not reported.",
         fix="check BIOS settings and slot map; set NCCL_NET_GDR_LEVEL only after measuring",
-        check=adapters.n01_far_nic,
+        check=ports.n01_far_nic,
     ),
     Rule(
         id="N02",
@@ -165,7 +165,7 @@ RULES: tuple[Rule, ...] = (
         why="GPUs that map to the same adapter share its rate while others idle. An adapter far from all GPUs "
         "(storage, management) slows down whatever NCCL sends over it.",
         fix="NCCL_IB_HCA=^NAME, or a different slot map",
-        check=adapters.n02_shared_nic,
+        check=ports.n02_shared_nic,
     ),
     Rule(
         id="N03",
@@ -240,7 +240,7 @@ RULES: tuple[Rule, ...] = (
         why="Without nvidia_peermem or dma-buf, every message between nodes goes through host memory: W on one node, "
         "F on several.",
         fix="modprobe nvidia-peermem, or NVIDIA's open kernel module with Linux 5.12 or newer",
-        check=adapters.n09_gpudirect,
+        check=ports.n09_gpudirect,
     ),
     Rule(
         id="P01",
@@ -317,7 +317,7 @@ RULES: tuple[Rule, ...] = (
         why="One GPU with fewer active links slows down every collective within the node. Behind NVLink switches, a "
         "GPU can compute only after the fabric manager has registered it.",
         fix="nvidia-smi nvlink -s; check the fabric manager",
-        check=gpu_state.p07_nvlink,
+        check=gpus.p07_nvlink,
     ),
     Rule(
         id="P08",
@@ -327,7 +327,7 @@ RULES: tuple[Rule, ...] = (
         reads="NVML: throttle reasons, power limit, application clocks, ECC, persistence",
         why="All ranks wait for a GPU that its hardware slows down (F), or that is capped (W).",
         fix="check cooling and power; nvidia-smi -rac, -pl, -pm",
-        check=gpu_state.p08_state,
+        check=gpus.p08_state,
     ),
     Rule(
         id="S01",
@@ -338,7 +338,7 @@ RULES: tuple[Rule, ...] = (
         why="Governors other than performance raise the clock only after load has arrived. powersave with "
         "intel_pstate or amd-pstate-epp is fine, because there the processor chooses.",
         fix="cpupower frequency-set -g performance, or srun --cpu-freq=performance",
-        check=system.s01_governor,
+        check=hosts.s01_governor,
     ),
     Rule(
         id="S02",
@@ -348,7 +348,7 @@ RULES: tuple[Rule, ...] = (
         reads="/proc/sys/kernel/numa_balancing",
         why="The kernel unmaps pages to find out who uses them, which stalls copies from those pages.",
         fix="echo 0 > /proc/sys/kernel/numa_balancing",
-        check=system.s02_numa_balancing,
+        check=hosts.s02_numa_balancing,
     ),
     Rule(
         id="S03",
@@ -358,7 +358,7 @@ RULES: tuple[Rule, ...] = (
         reads="/sys/kernel/mm/transparent_hugepage",
         why="Reports the state only: the best setting depends on the job.",
         fix="madvise, if measurements support it",
-        check=system.s03_huge_pages,
+        check=hosts.s03_huge_pages,
     ),
     Rule(
         id="S04",
@@ -369,7 +369,7 @@ RULES: tuple[Rule, ...] = (
         why="When all ranks together start more threads than they have CPUs, the threads wait for each other (W). "
         "Unless OMP_NUM_THREADS is set, each rank starts one thread per CPU of its mask (I where they fit).",
         fix="export OMP_NUM_THREADS=N",
-        check=system.s04_threads,
+        check=hosts.s04_threads,
     ),
     Rule(
         id="S05",
@@ -390,7 +390,7 @@ RULES: tuple[Rule, ...] = (
         why="Containers start with 64 MB of /dev/shm, which is too little for NCCL and data loaders. N04 checks "
         "locked memory.",
         fix="--shm-size or --ipc=host; ulimit -n",
-        check=system.s06_limits,
+        check=hosts.s06_limits,
     ),
     Rule(
         id="C01",
@@ -401,7 +401,7 @@ RULES: tuple[Rule, ...] = (
         why="NCCL's manual describes them for debugging: they override what NCCL would choose for the message size "
         "and topology.",
         fix="unset them",
-        check=system.c01_debug_variables,
+        check=hosts.c01_debug_variables,
     ),
     Rule(
         id="C02",
@@ -412,7 +412,7 @@ RULES: tuple[Rule, ...] = (
         why="Connections over shared memory within a node, or over sockets between nodes despite RDMA, are slower "
         "than the hardware allows.",
         fix="unset the variables that disable P2P or RDMA",
-        check=system.c02_log,
+        check=hosts.c02_log,
     ),
     Rule(
         id="H02",

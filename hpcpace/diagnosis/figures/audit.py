@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcpace.audit.facts import RankFacts
-from hpcpace.audit.findings import AuditFinding, Severity
-from hpcpace.audit.grouping import blocks, grouped, kind_of
+from hpcpace.audit.findings import AuditFinding, Severity, blocks, grouped, kind_of
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.diagnosis.devices import has_device

@@ -12,9 +12,9 @@ from experiments.machines.real import dgx_spark
 from hpcpace.audit import cpusets
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.job import AuditedHost, AuditedJob
-from hpcpace.audit.masks import bind_masks, bind_option, with_masks
 from hpcpace.audit.result import BINDING_RULES, audit
 from hpcpace.audit.rulebook import run_rules
+from hpcpace.audit.rules.fixes import bind_masks, bind_option, with_masks
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.tree import Unreadable
 

@@ -11,7 +11,7 @@ import pytest
 
 from hpcpace.audit.collect_rank import visible_gpus
 from hpcpace.audit.facts import RankGpu
-from hpcpace.audit.nvml import kernel_address, read_nvml
+from hpcpace.audit.snapshot import kernel_address, read_nvml
 from hpcpace.audit.tree import Tree, Unreadable
 
 GPUS = tuple(RankGpu(address=f"0000:{bus}:00.0", uuid=f"GPU-{bus}aa") for bus in ("1b", "2c", "3d"))

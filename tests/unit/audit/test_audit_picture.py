@@ -10,12 +10,10 @@ import pytest
 
 from experiments.machines.cases import CASES, HEALTHY, cgroup_cut, dgx_h100, small_node
 from experiments.machines.machine import Machine, threaded
-from hpcpace.audit.drawing import MOST_PICTURES, pictures
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.picture import Picture
-from hpcpace.audit.picture_svg import html_page, svg
-from hpcpace.audit.picture_text import WIDTH, legend_lines, picture_lines
+from hpcpace.audit.picture import MOST_PICTURES, Picture, pictures
+from hpcpace.audit.picture_text import WIDTH, html_page, legend_lines, picture_lines, svg
 from hpcpace.audit.snapshot import take_tree
 
 

@@ -23,8 +23,7 @@ from experiments.machines.cases import (
 )
 from experiments.machines.machine import GPU, IB_NIC, MELLANOX, NVIDIA, Machine, memory_folder, threaded
 from hpcpace.audit.findings import AuditFinding, Severity
-from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.nccl_log import NcclLog
+from hpcpace.audit.job import AuditedJob, NcclLog
 from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
 from hpcpace.audit.rules.network_variables import hca_selects
 from hpcpace.audit.rules.table import RULES

@@ -12,11 +12,11 @@ import pytest
 
 from experiments.machines.cases import CASES, HEALTHY, Case, dgx_h100, small_node
 from experiments.machines.machine import Machine, threaded
-from hpcpace.audit.differences import differences
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, read_attempt, save_snapshots
+from hpcpace.audit.verdict import differences
 from hpcpace.errors import SnapshotError, UsageError
 from hpcpace.rundir import open_run
 

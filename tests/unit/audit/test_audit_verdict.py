@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from experiments.machines.cases import CASES, mtu_differs
-from hpcpace.audit.findings import CANNOT_DETERMINE, AuditFinding, Certainty, Severity
-from hpcpace.audit.grouping import blocks, grouped, hosts_text, place_text
+from hpcpace.audit.findings import (
+    CANNOT_DETERMINE,
+    AuditFinding,
+    Certainty,
+    Severity,
+    blocks,
+    grouped,
+    hosts_text,
+    place_text,
+)
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import AuditResult, audit
 from hpcpace.audit.snapshot import take_tree

@@ -10,8 +10,20 @@ import psutil
 import pytest
 
 from hpcpace.errors import UsageError
-from hpcpace.lab.fault_kinds import KINDS, FillDisk, KillHost, KillRank, PauseHost, SlowHost, rank_process
-from hpcpace.lab.link_faults import ChangeMtu, FlapLink, LossyLink, SlowLink, Traffic
+from hpcpace.lab.fault_kinds import (
+    KINDS,
+    ChangeMtu,
+    FillDisk,
+    FlapLink,
+    KillHost,
+    KillRank,
+    LossyLink,
+    PauseHost,
+    SlowHost,
+    SlowLink,
+    Traffic,
+    rank_process,
+)
 
 _NO_HOST = "no host 'n9' in this lab: the hosts are n1 to n4"
 _NO_RATE = "--rate: '1tbit' is not a rate like 500mbit or 1gbit"

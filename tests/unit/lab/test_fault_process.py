@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import pytest
 
 from hpcpace.errors import HpcpaceError
-from hpcpace.lab import fault_kinds, fault_process, link_faults
+from hpcpace.lab import fault_kinds, fault_process
 from hpcpace.lab import files as files_module
 from hpcpace.lab.fault import InsideLab, LabFault, Wait
 from hpcpace.lab.fault_process import hold
 from hpcpace.lab.faults import FaultRecord, fault_records
-from hpcpace.lab.settings import write_config
-from hpcpace.lab.truth import TruthLog
+from hpcpace.lab.plan import TruthLog, write_config
 
 
 class FakeTime(threading.Event):
@@ -186,7 +185,7 @@ def test_the_log_has_no_end_of_one_that_could_not_be_undone(lab, use):
 def test_a_link_flaps_at_the_times_that_were_asked_for(monkeypatch, lab, use):
     time = use(FakeTime())
     seen: list[tuple[float, str, bool]] = []
-    monkeypatch.setattr(link_faults, "set_up", lambda link, is_up: seen.append((time.now_s, link.name, is_up)))
+    monkeypatch.setattr(fault_kinds, "set_up", lambda link, is_up: seen.append((time.now_s, link.name, is_up)))
     hold(lab, record_of("flap-link", 2.0, 10.0, link="leaf1", period_s=4.0, down_s=1.0), time)
     assert seen == [
         (2.0, "leaf1", False),

@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hpcpace.errors import HpcpaceError, UsageError
-from hpcpace.lab import faults, link_faults
-from hpcpace.lab.fault_kinds import PauseHost
+from hpcpace.lab import fault_kinds, faults
+from hpcpace.lab.fault_kinds import PauseHost, SlowLink, Traffic
 from hpcpace.lab.faults import FaultRecord, _new_id, fault_records, start_fault, undo_fault
-from hpcpace.lab.link_faults import SlowLink, Traffic
 
 
 def record_of(fault_id: str, **changes: object) -> FaultRecord:
@@ -160,7 +159,7 @@ def test_refuses_to_undo_a_fault_that_has_come_to_its_end(lab, state):
 
 def test_undoes_a_fault_itself_where_the_process_of_it_has_died(monkeypatch, lab):
     shaped = []
-    monkeypatch.setattr(link_faults, "set_rate", lambda link, rate_bps, host_pid: shaped.append((link.name, rate_bps)))
+    monkeypatch.setattr(fault_kinds, "set_rate", lambda link, rate_bps, host_pid: shaped.append((link.name, rate_bps)))
     record_of("f1", state="active", pid=(1 << 22) + 1).write(lab.files)
     record = undo_fault(lab, "f1")
     assert shaped == [("leaf1", 500_000_000)]

@@ -19,7 +19,7 @@ from hpcpace.lab.fault_kinds import FILLER, FillDisk, PauseHost
 from hpcpace.lab.faults import FaultRecord, start_fault
 from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.lab.lab import bring_down
-from hpcpace.lab.settings import write_config
+from hpcpace.lab.plan import write_config
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hpcpace.config import LabConfig
 from hpcpace.errors import HpcpaceError
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import host_pid, living_pid
-from hpcpace.lab.settings import read_config, write_config
+from hpcpace.lab.plan import read_config, write_config
 
 
 def test_a_lab_lies_below_run_under_its_name():

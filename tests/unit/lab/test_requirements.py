@@ -17,7 +17,7 @@ from hpcpace.lab.environment import (
     check_requirements,
     lab_environ,
 )
-from hpcpace.lab.settings import write_config
+from hpcpace.lab.plan import write_config
 
 
 def _missing(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:

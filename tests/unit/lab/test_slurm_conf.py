@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcpace.config import LabConfig
-from hpcpace.lab.plan import LabPlan
-from hpcpace.lab.slurm_conf import slurm_conf, topology_conf
+from hpcpace.lab.plan import LabPlan, slurm_conf, topology_conf
 
 
 def lines_of(files, **settings: object) -> list[str]:

@@ -15,8 +15,7 @@ from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.fault_kinds import KINDS
 from hpcpace.lab.faults import FaultRecord
 from hpcpace.lab.plan import LabPlan
-from hpcpace.lab.status import HostStatus, LabStatus
-from hpcpace.lab.status_table import fault_words, print_status, table_console
+from hpcpace.lab.status import HostStatus, LabStatus, fault_words, print_status, table_console
 
 _LARGEST = (1 << 62) - 1
 _SETTINGS = {

@@ -9,13 +9,12 @@ import time
 from collections import Counter
 
 from hpcpace.config import LabConfig
-from hpcpace.lab.plan import LabPlan
-from hpcpace.lab.truth import TruthLog
+from hpcpace.lab.plan import LabPlan, TruthLog
 
 _WRITER = """
 import sys
 from pathlib import Path
-from hpcpace.lab.truth import TruthLog
+from hpcpace.lab.plan import TruthLog
 log = TruthLog(Path(sys.argv[1]))
 sys.stdin.readline()
 for number in range(300):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.errors import DataError
-from hpcpace.train.bpe import BytePairEncoder, byte_characters, load_encoder, word_pattern
+from hpcpace.train.data import BytePairEncoder, byte_characters, load_encoder, word_pattern
 
 
 def _encoder(*merges: tuple[str, str]) -> BytePairEncoder:

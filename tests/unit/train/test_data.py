@@ -9,8 +9,7 @@ import pytest
 
 from hpcpace.config import TrainConfig
 from hpcpace.errors import DataError
-from hpcpace.train.bpe import byte_characters
-from hpcpace.train.data import TextData, TokenText, check_data, open_data, open_text
+from hpcpace.train.data import TextData, TokenText, byte_characters, check_data, open_data, open_text
 from hpcpace.train.plan import TrainPlan, plan_training
 
 

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpcpace.train.memory import is_out_of_memory, peak_memory  # noqa: E402
+from hpcpace.train.result import is_out_of_memory, peak_memory  # noqa: E402
 
 
 def test_the_peak_covers_what_was_taken_and_stays() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hpcpace.errors import MeshError
-from hpcpace.train.mesh import Mesh, parse_mesh
+from hpcpace.train.presets import Mesh, parse_mesh
 
 
 def test_no_text_means_data_parallelism_over_all_ranks() -> None:

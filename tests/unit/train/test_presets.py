@@ -4,8 +4,7 @@ import pytest
 
 from hpcpace.config import PRESETS
 from hpcpace.errors import MeshError
-from hpcpace.train.mesh import Mesh
-from hpcpace.train.presets import GPT2_PRESETS, RESNET18
+from hpcpace.train.presets import GPT2_PRESETS, RESNET18, Mesh
 
 
 def test_every_preset_of_the_settings_has_a_shape() -> None:

@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpcpace.train.compression import INT8_BLOCK, int8_message_bytes  # noqa: E402
-from hpcpace.train.quantize import dequantize, quantize  # noqa: E402
+from hpcpace.train.data_parallel import dequantize, quantize  # noqa: E402
+from hpcpace.train.operations import INT8_BLOCK, int8_message_bytes  # noqa: E402
 
 
 def _values(rows: int, blocks: int, dtype=torch.float32):

@@ -7,9 +7,17 @@ import pytest
 
 from hpcpace.config import TrainConfig
 from hpcpace.errors import ConfigError, MeshError
-from hpcpace.train.mesh import Mesh
-from hpcpace.train.plan import parallelism_facts, plan_training
-from hpcpace.train.support_matrix import CONFLICTS, FEATURES, NEEDS, features, refusal, support_matrix
+from hpcpace.train.plan import (
+    CONFLICTS,
+    FEATURES,
+    NEEDS,
+    features,
+    parallelism_facts,
+    plan_training,
+    refusal,
+    support_matrix,
+)
+from hpcpace.train.presets import Mesh
 
 CLI_DOC = Path(__file__).parents[3] / "docs" / "cli.md"
 

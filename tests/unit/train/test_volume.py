@@ -8,10 +8,9 @@ import pytest
 
 from hpcpace.config import TrainConfig
 from hpcpace.errors import ConfigError
-from hpcpace.train.gloo_messages import messages, payload_matrix
-from hpcpace.train.mesh import Mesh
-from hpcpace.train.packet_overhead import LinkVolume, PacketOverhead, link_volumes, wire_matrix
+from hpcpace.train.gloo_messages import LinkVolume, PacketOverhead, link_volumes, messages, payload_matrix, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
+from hpcpace.train.presets import Mesh
 from hpcpace.train.volume import (
     Operation,
     averaging_operations,
