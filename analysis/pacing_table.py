@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcpace.errors import CannotTell, UsageError
-from hpcpace.metrics.repetitions import Estimate
+from hpcpace.metrics.resampling import Estimate
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.metrics.repetitions import share_of
+from hpcpace.metrics.resampling import share_of
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.load import load_runs
 from hpcpace.runs.measured import MeasuredRun

@@ -20,7 +20,7 @@ from statistics import median, pstdev
 
 import numpy as np
 
-from hpcpace.metrics.repetitions import share_of
+from hpcpace.metrics.resampling import share_of
 from hpcpace.metrics.run_difference import PRIOR_CV, log_difference
 from hpcpace.runs.csv_form import read_csv
 

@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.links.simulated import SimulatedLinks, simulate
-from hpcpace.metrics.network.flow_figures import flow_figures
+from hpcpace.metrics.network.flow_figures import flow_figures, foreign_on_links
 from hpcpace.metrics.network.flow_links import locate_by_flows
-from hpcpace.metrics.network.foreign_links import foreign_on_links
 from hpcpace.metrics.network.interface_use import interface_loads
 from hpcpace.metrics.network.link_faults import FlowFindings, LinkCause
 from hpcpace.units import NS_PER_S

@@ -10,7 +10,7 @@ from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Te
 from experiments.pacing.jobs import at_most
 from experiments.pacing.launch import run_job
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.metrics.repetitions import mean_of
+from hpcpace.metrics.resampling import mean_of
 
 NUM_SEEDS = {Effort.FULL: 20, Effort.TRY: 1}
 STEPS = {Effort.FULL: 400, Effort.TRY: 120}

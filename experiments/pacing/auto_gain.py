@@ -9,7 +9,7 @@ import numpy as np
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
 from experiments.pacing.jobs import HEAD, TRIAL, Scene, Series, run_scenes, series_of, spelled
 from experiments.pacing.polling import NUM_CORES, PACE, RANKS_PER_CORE, SHARED, STEPS, STRAGGLERS
-from hpcpace.metrics.repetitions import mean_of
+from hpcpace.metrics.resampling import mean_of
 
 LONGER, DEFAULT, TIGHT = "200 steps more", "default bounds", "at most 5 %"
 NUM_RANKS = RANKS_PER_CORE * NUM_CORES

@@ -11,7 +11,7 @@ import numpy as np
 from experiments.pacing.experiment import Effort, Tell
 from experiments.pacing.launch import Ran, run_job
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.metrics.repetitions import Estimate, mean_of
+from hpcpace.metrics.resampling import Estimate, mean_of
 
 HEAD = ("scene", "policy", "jobs", "step, unpaced", "change of the step, paced", "CV, unpaced to paced", "trial")
 TRIAL = {"block_steps": 20, "window_steps": 10, "dropped_steps": 4, "aa_pairs": 3, "max_pairs": 8}

@@ -10,7 +10,7 @@ from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Te
 from experiments.pacing.in_lab import LabJob, run_together, slow_lab
 from experiments.pacing.jobs import PUBLISHED, spelled
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.metrics.repetitions import Estimate, mean_of
+from hpcpace.metrics.resampling import Estimate, mean_of
 
 RATE = "50mbit"
 STEPS = {Effort.FULL: 140, Effort.TRY: 70}

@@ -30,9 +30,8 @@ from hpcpace.errors import (
 )
 from hpcpace.files import write_file
 from hpcpace.folding import folded_message
-from hpcpace.probe.acceptance import changes, check_comparable
 from hpcpace.probe.change import is_unclear, outcome_words
-from hpcpace.probe.host_changes import left_out
+from hpcpace.probe.host_changes import changes, check_comparable, left_out
 from hpcpace.probe.parts import PART_NAMES, chosen_parts, measure_parts
 from hpcpace.probe.record import ProbeRecord, read_probe
 from hpcpace.probe.world import ProbeWorld

@@ -10,9 +10,15 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
-from hpcpace.metrics.clocks.causality import pair_violations
 from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.clocks.suspects import Contradictions, Suspect, contradictions, judge, proven_leads
+from hpcpace.metrics.clocks.suspects import (
+    Contradictions,
+    Suspect,
+    contradictions,
+    judge,
+    pair_violations,
+    proven_leads,
+)
 from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS
@@ -34,7 +40,7 @@ class Causality:
         num_messages: messages received before they were sent.
         leads_ns: by how much the clock of node b is ahead of that of a at least, by (a, b).
         exit_node, enter_node, size_ns, allowed_ns: such rows, of the first operations that have some, each
-            (num_violations,), as `hpcpace.metrics.clocks.causality.pair_violations` takes them.
+            (num_violations,), as `hpcpace.metrics.clocks.suspects.pair_violations` takes them.
     """
 
     num_checked: int

@@ -14,7 +14,7 @@ import numpy as np
 from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd
 from hpcpace.diagnosis.summary import Incomplete
-from hpcpace.metrics.clocks.rank_clocks import reference_times
+from hpcpace.metrics.clocks.common_clock import reference_times
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.operations.matching import RankOperations

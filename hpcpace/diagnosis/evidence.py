@@ -14,8 +14,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.clocks.rank_clocks import rank_clocks, reference_times
+from hpcpace.metrics.clocks.common_clock import CommonClock, rank_clocks, reference_times
 from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of
 from hpcpace.metrics.operations.matching import (
     Matching,

@@ -15,7 +15,7 @@ from hpcpace.diagnosis.modes.run_end import RunEnd as RunEnd
 from hpcpace.diagnosis.network_summary import Comparable as Comparable
 from hpcpace.diagnosis.network_summary import NetworkFigures
 from hpcpace.diagnosis.network_summary import ProbedFigures as ProbedFigures
-from hpcpace.metrics.clocks.causality import PairViolations
+from hpcpace.metrics.clocks.suspects import PairViolations
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.lateness.stages import StageComparison as StageComparison
 from hpcpace.metrics.operations.communication import Kind as Kind

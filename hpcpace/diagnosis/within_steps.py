@@ -14,16 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.evidence import MARGIN_STEPS, Evidence, TimedTraces
-from hpcpace.metrics.causes.bubble import covered_by_waits
-from hpcpace.metrics.causes.critical_path import WORK, critical_path
+from hpcpace.metrics.causes.critical_path import WORK, covered_by_waits, critical_path
 from hpcpace.metrics.causes.propagation import Origins, delay_origins, join_origins, last_partner
-from hpcpace.metrics.clocks.rank_clocks import reference_times
+from hpcpace.metrics.clocks.common_clock import reference_times
 from hpcpace.metrics.lateness.segments import Blocking, blocks_caller
-from hpcpace.metrics.operations.blocked_time import Blocks
 from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of, synchronises
-from hpcpace.metrics.operations.exposed_waits import HeldUp, Stretches, exposed_waits_ns
 from hpcpace.metrics.operations.matching import Matching, Operations, join_rows, rank_slices, select_rows
 from hpcpace.metrics.operations.overlap import under_way_ns
+from hpcpace.metrics.operations.waits import Blocks, HeldUp, Stretches, exposed_waits_ns
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part, parts_of_steps
 from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.trace.schema import Op, Phase

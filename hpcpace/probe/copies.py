@@ -1,22 +1,240 @@
-"""The part that measures copies: within the memory of each NUMA node, and between that memory and each GPU.
+"""Rates of copies: in the memory of each NUMA node, and between GPUs and that memory.
 
 Hosts that are one machine take turns, and so do the GPUs of a host.
+
+Each core copies in a thread that is bound to it, between arrays that it has touched first, so that Linux has put them
+into its node's memory. All threads copy at once, as in STREAM (McCalpin, 1995), whose way of counting is used: reads
+plus writes. Copies of GPUs have not been run on a GPU so far: pinned memory is copied by the device itself, other
+memory through a buffer of the driver; durations are those of events on the device's stream.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import os
+import re
+import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+
+from hpcpace.audit.snapshot import take_host
+from hpcpace.audit.tree import Tree
+from hpcpace.probe.limits import pcie_rate
+from hpcpace.units import NS_PER_MS, NS_PER_S
+from hpcpace.world.deadline import in_time
+
+if TYPE_CHECKING:
+    import torch
+import dataclasses
 
 from hpcpace.probe.copies_record import CopiesRecord, DeviceRate, MemoryRate
-from hpcpace.probe.cores import CoreShare, share_cores
-from hpcpace.probe.device_copies import device_rates
-from hpcpace.probe.memory_copies import NodeRate, affordable_bytes, memory_rates, numa_of_cpus
+from hpcpace.probe.noise import CoreShare, share_cores
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.probe.world import ProbeWorld
 from hpcpace.world.deadline import Deadline
+
+NODES = Path("/sys/devices/system/node")
+_READ_AND_WRITTEN = 2
+_SET_UP_TIMEOUT_S = 30.0
+# Of the memory that is free, what the arrays of all cores may take.
+_MEMORY_SHARE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRate:
+    """What the cores of one rank reached on one NUMA node; attributes as of `MemoryRate`."""
+
+    numa_node: int
+    num_threads: int
+    rate: float
+
+
+def numa_of_cpus(nodes: Path = NODES) -> dict[int, int]:
+    """Return the NUMA node of each core; empty where the kernel knows none.
+
+    Args:
+        nodes: where the kernel lists them.
+    """
+    found = {}
+    for folder in sorted(nodes.glob("node[0-9]*")):
+        try:
+            text = (folder / "cpulist").read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+            found.update(dict.fromkeys(range(int(first), int(last or first) + 1), int(folder.name[4:])))
+    return found
+
+
+def affordable_bytes(num_cpus: int) -> int:
+    """Return how large each of two arrays of so many cores may be."""
+    return int(_MEMORY_SHARE * psutil.virtual_memory().available / (2 * max(num_cpus, 1)))
+
+
+def memory_rates(
+    cpus: Sequence[int], numa_of_cpu: Mapping[int, int], *, length_s: float, array_bytes: int
+) -> list[NodeRate]:
+    """Return the rate of some cores for each NUMA node, ascending; all of them copy at once.
+
+    Args:
+        cpus: the cores.
+        numa_of_cpu: node of each core; 0 for those not listed.
+        length_s: for which they copy.
+        array_bytes: of each of a core's two arrays; more than its share of the caches.
+    """
+    barrier = threading.Barrier(max(len(cpus), 1), timeout=_SET_UP_TIMEOUT_S)
+    rates: dict[int, float] = {}
+
+    def copy(cpu: int) -> None:
+        try:
+            os.sched_setaffinity(0, {cpu})  # of this thread
+            source, target = np.ones(array_bytes // 8), np.zeros(array_bytes // 8)
+            target.fill(2.0)
+            barrier.wait()
+        except (OSError, MemoryError):
+            barrier.abort()
+            return
+        except threading.BrokenBarrierError:
+            return
+        begin_s, num_copies = time.perf_counter(), 0
+        while (now_s := time.perf_counter()) < begin_s + length_s or not num_copies:
+            np.copyto(target, source)
+            num_copies += 1
+        now_s = time.perf_counter()
+        rates[cpu] = _READ_AND_WRITTEN * num_copies * target.nbytes / (now_s - begin_s)
+
+    threads = [threading.Thread(target=copy, args=(cpu,), name=f"hpcpace-copy-{cpu}") for cpu in cpus]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = []
+    for node in sorted({numa_of_cpu.get(cpu, 0) for cpu in rates}):
+        of_node = [rate for cpu, rate in rates.items() if numa_of_cpu.get(cpu, 0) == node]
+        found.append(NodeRate(numa_node=node, num_threads=len(of_node), rate=sum(of_node)))
+    return found
+
+
+_COPY_BYTES = 64 << 20
+_NUM_WARM_UPS, _NUM_COPIES = 2, 5
+_READ_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDeviceRate:
+    """What the device of this rank reached; attributes as of `DeviceRate`."""
+
+    device: int
+    bus_id: str
+    numa_node: int
+    is_pinned: bool
+    to_device: float
+    from_device: float
+    limit: float | None
+
+
+def device_rates(device: torch.device, numa_of_cpu: Mapping[int, int]) -> list[OwnDeviceRate]:
+    """Return the rates of copies between a GPU and the memory of each NUMA node on whose cores this rank may run.
+
+    Args:
+        device: of type cuda.
+        numa_of_cpu: node of each core; 0 for those not listed.
+
+    Raises:
+        RuntimeError: torch's, such as no memory left on the device.
+    """
+    bus_id = pci_address(device)
+    limit = _limit(bus_id) if bus_id else None
+    cpus_of_node: dict[int, set[int]] = {}
+    for cpu in os.sched_getaffinity(0):
+        cpus_of_node.setdefault(numa_of_cpu.get(cpu, 0), set()).add(cpu)
+    return [
+        OwnDeviceRate(
+            device=device.index or 0,
+            bus_id=bus_id,
+            numa_node=node,
+            is_pinned=is_pinned,
+            to_device=to_device,
+            from_device=from_device,
+            limit=limit,
+        )
+        for node, cpus in sorted(cpus_of_node.items())
+        for is_pinned, to_device, from_device in _on_cores(cpus, device)
+    ]
+
+
+def pci_address(device: torch.device) -> str:
+    """Return the address of a GPU as Linux writes it, like `0000:17:00.0`; empty if torch does not say."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if any(part is None for part in parts):
+        return ""
+    domain, bus, slot = parts
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+
+def _limit(bus_id: str) -> float | None:
+    try:
+        snapshot = in_time(lambda: take_host(Tree(), host=""), _READ_TIMEOUT_S, "reading /sys")
+    except Exception:  # a host whose facts cannot be read can still be measured
+        return None
+    found = [each for each in snapshot.hardware.pci or () if each.address == bus_id]
+    return pcie_rate(found[0]) if found else None
+
+
+def _on_cores(cpus: set[int], device: torch.device) -> list[tuple[bool, float, float]]:
+    """Return the rates in a thread bound to some cores, where memory that it touches first belongs to their node."""
+    found: list[tuple[bool, float, float]] = []
+    failed: list[RuntimeError] = []
+
+    def copy() -> None:
+        try:
+            os.sched_setaffinity(0, cpus)
+            found.extend(_rates(device))
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=copy, name="hpcpace-device-copy")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found
+
+
+def _rates(device: torch.device) -> Iterator[tuple[bool, float, float]]:
+    import torch
+
+    with torch.cuda.device(device):
+        on_device = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
+        for is_pinned in (True, False):
+            on_host = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=is_pinned)
+            on_host.fill_(1)
+            yield is_pinned, _rate(on_device, on_host), _rate(on_host, on_device)
+
+
+def _rate(target: Any, source: Any) -> float:
+    """Return the median rate of copies, bytes per second."""
+    import torch
+
+    times_ns = []
+    for _ in range(_NUM_WARM_UPS + _NUM_COPIES):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        target.copy_(source, non_blocking=True)
+        end.record()
+        end.synchronize()
+        times_ns.append(begin.elapsed_time(end) * NS_PER_MS)
+    usual_ns = sorted(times_ns[_NUM_WARM_UPS:])[_NUM_COPIES // 2]
+    return float(target.numel() * NS_PER_S / usual_ns)
+
 
 _LENGTH_S = 0.5
 # Threads make and touch their arrays before they copy.

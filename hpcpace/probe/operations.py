@@ -1,15 +1,181 @@
-"""The operations of a sweep: how each is issued, what it must return, and how nccl-tests turn its time into a rate."""
+"""Timed operations of a probe, in groups of ranks below torch's dispatcher.
+
+Durations are those of the host's clock or, for NCCL, of the device's. Nothing observes these groups, and no group of a
+job changes: only members call, while `torch.distributed.new_group` would need every rank of the job.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.probe.groups import ProbeGroup
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
+from collections.abc import Sequence
+from datetime import timedelta
+
+from hpcpace.probe.world import ProbeWorld
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """What one rank measured.
+
+    Attributes:
+        duration_ns: from the end of one call to the end of the next, float64, (num_calls,): calls follow each other
+            without a pause, as in nccl-tests.
+        gap_ns: from the end of one call to the begin of the next on the host, float64, (num_calls,).
+    """
+
+    duration_ns: NDArray[np.float64]
+    gap_ns: NDArray[np.float64]
+
+
+def timed_calls(issue: Callable[[], list[Any]], num_calls: int, device: torch.device) -> Times:
+    """Call an operation once more than asked for, and time all calls but the first.
+
+    Args:
+        issue: begins the operation; returns what is waited for, in order.
+        num_calls: how many are timed, at least 1.
+        device: of the buffers.
+
+    Raises:
+        RuntimeError: the operation failed.
+    """
+    with _without_collections():
+        return _on_device(issue, num_calls) if device.type == "cuda" else _on_host(issue, num_calls)
+
+
+def _on_host(issue: Callable[[], list[Any]], num_calls: int) -> Times:
+    begin_ns = np.empty(num_calls + 1, np.int64)
+    end_ns = np.empty(num_calls + 1, np.int64)
+    clock = time.perf_counter_ns
+    for call in range(num_calls + 1):
+        begin_ns[call] = clock()
+        for work in issue():
+            work.wait()
+        end_ns[call] = clock()
+    return Times(duration_ns=np.diff(end_ns).astype(np.float64), gap_ns=(begin_ns[1:] - end_ns[:-1]).astype(np.float64))
+
+
+def _on_device(issue: Callable[[], list[Any]], num_calls: int) -> Times:
+    import torch
+
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(num_calls + 1)]
+    gap_ns = np.empty(num_calls + 1)
+    clock = time.perf_counter_ns
+    ended_ns = clock()
+    for call, event in enumerate(events):
+        gap_ns[call] = clock() - ended_ns
+        for work in issue():
+            work.wait()  # lets the stream wait, not the host
+        event.record()
+        ended_ns = clock()
+    torch.cuda.synchronize()
+    milliseconds = [before.elapsed_time(after) for before, after in pairwise(events)]
+    return Times(duration_ns=np.array(milliseconds) * 1e6, gap_ns=gap_ns[1:])
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class ProbeGroup:
+    """Some ranks of a probe and a backend of torch that connects them.
+
+    Collective: all `ranks` make it with the same arguments.
+
+    Args:
+        world: the ranks of the probe.
+        name: of the group; each is used once.
+        ranks: its members, ascending, with this one.
+
+    Raises:
+        RuntimeError: a member did not come within the world's timeout.
+    """
+
+    def __init__(self, world: ProbeWorld, name: str, ranks: Sequence[int]) -> None:
+        import torch.distributed as dist
+
+        self.ranks = tuple(ranks)
+        self.own = self.ranks.index(world.rank)
+        self.device = world.device
+        store = dist.PrefixStore(f"group/{name}", world.board.store)
+        self.backend = _backend(world.backend, store, self.own, len(self.ranks), world.timeout_s)
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def close(self) -> None:
+        """End the group, also where members have failed."""
+        if self.device.type == "cuda":
+            self.backend.abort()  # a shutdown would wait for operations that may never end
+
+    def maxima(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all members, the same on all of them.
+
+        Collective: every member calls this with as many values.
+
+        Raises:
+            RuntimeError: a member did not take part within the timeout.
+        """
+        from torch.distributed import ReduceOp
+
+        return self._reduced(values, ReduceOp.MAX)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each value over all members.
+
+        Collective: every member calls this with as many values.
+
+        Raises:
+            RuntimeError: a member did not take part within the timeout.
+        """
+        from torch.distributed import ReduceOp
+
+        return self._reduced(values, ReduceOp.SUM)
+
+    def _reduced(self, values: Sequence[float], op: Any) -> list[float]:
+        import torch
+        from torch._C._distributed_c10d import AllreduceOptions
+
+        options = AllreduceOptions()
+        options.reduceOp = op
+        tensor = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        self.backend.allreduce([tensor], options).wait()
+        reduced: list[float] = tensor.tolist()
+        return reduced
+
+
+def _backend(name: str, store: Any, rank: int, num_ranks: int, timeout_s: float) -> Any:
+    timeout = timedelta(seconds=timeout_s)
+    if name == "gloo":
+        from torch._C._distributed_c10d import ProcessGroupGloo
+
+        return ProcessGroupGloo(store, rank, num_ranks, timeout=timeout)
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # torch without CUDA has none
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL(store, rank, num_ranks, options)
+
 
 ITEM_BYTES = 4  # float32
 _MOST_VALUE = 64

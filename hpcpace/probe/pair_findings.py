@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from hpcpace.probe.follow_up import LEAST_LATENCY_TESTS, LEAST_TESTS
 from hpcpace.probe.pair_record import LinkFinding
 from hpcpace.probe.pair_results import PairResults
+from hpcpace.probe.pair_search import LEAST_LATENCY_TESTS, LEAST_TESTS
 from hpcpace.probe.pair_solver import SlowLinks
 from hpcpace.quoting import printable
 from hpcpace.units import format_duration, format_rate

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hpcpace.probe.pair_network import NO_LINK, FloatArray, IntArray, PairNetwork
+from hpcpace.probe.pair_network import NO_LINK, FloatArray, IntArray, Pair, PairNetwork, Round
 from hpcpace.probe.pair_solver import LinkTests, SlowLinks, find_slow_links, outlier_limit
-from hpcpace.probe.rounds import Pair, Round
 
 LEAST_LATENCY_NS = 5_000.0
 """By less than this, latencies differ because of schedulers and interrupts, not because of links."""

@@ -16,14 +16,13 @@ from typing import Any
 
 from hpcpace.errors import WorldError
 from hpcpace.probe.pair_findings import link_findings
-from hpcpace.probe.pair_network import pair_network
+from hpcpace.probe.pair_network import Round, pair_network
 from hpcpace.probe.pair_player import Meeting, PairPlayer, RoundPlan, RoundTimes, Seat, reachable
 from hpcpace.probe.pair_record import BisectionRow, PairRow, PairsRecord
 from hpcpace.probe.pair_results import PairResult, PairResults
 from hpcpace.probe.pair_search import search_slow_links
 from hpcpace.probe.pair_sockets import Listener
 from hpcpace.probe.record import ProbedHost, ProbeRecord
-from hpcpace.probe.rounds import Round
 from hpcpace.probe.world import ProbeWorld
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.environment import host_identity, process_environ

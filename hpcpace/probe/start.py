@@ -12,10 +12,9 @@ import hpcpace
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.tree import Tree
 from hpcpace.errors import WorldError
-from hpcpace.probe.board import Board
 from hpcpace.probe.limits import NetworkRate, network_rate
 from hpcpace.probe.record import ProbedHost, ProbeRecord
-from hpcpace.probe.world import ProbeWorld
+from hpcpace.probe.world import Board, ProbeWorld
 from hpcpace.quoting import printable
 from hpcpace.world.deadline import in_time
 from hpcpace.world.environment import RankInfo, host_identity

@@ -24,16 +24,20 @@ from hpcpace.diagnosis.summary import (
     Predictions,
     SensitivityRow,
 )
-from hpcpace.metrics.causes.bubble import microbatches, pipeline_bubble
-from hpcpace.metrics.causes.even_work import even_gain
+from hpcpace.metrics.causes.critical_path import microbatches, pipeline_bubble
 from hpcpace.metrics.causes.replay import StepGraph
-from hpcpace.metrics.causes.what_if import Change, stage_change, what_if
+from hpcpace.metrics.causes.what_if import Change, even_gain, stage_change, what_if
 from hpcpace.metrics.grouped import grouped_medians
-from hpcpace.metrics.jitter.amplification import amplification, noise_amplification, noise_intensity, noise_shares
-from hpcpace.metrics.jitter.bound_switches import bound_switches, collective_sensitivity
+from hpcpace.metrics.jitter.amplification import (
+    amplification,
+    bound_switches,
+    collective_sensitivity,
+    noise_amplification,
+    noise_intensity,
+    noise_shares,
+)
 from hpcpace.metrics.jitter.extrapolation import Refusal, TransferTerm, extrapolate
-from hpcpace.metrics.jitter.growth import GrowthCurve, work_growth
-from hpcpace.metrics.jitter.null_model import NullModel, null_model
+from hpcpace.metrics.jitter.growth import GrowthCurve, NullModel, null_model, work_growth
 from hpcpace.metrics.jitter.variance_shares import WorkParts, split_work
 from hpcpace.metrics.lateness.own_delay import agreement
 from hpcpace.metrics.lateness.segments import LocalWork, SegmentPanel, segment_panels

@@ -20,8 +20,18 @@ from hpcpace.diagnosis.network_summary import (
     RateSource,
 )
 from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots
-from hpcpace.metrics.network.event_rates import KINDS, interface_events, is_raised, retransmitted, usual_rate
-from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
+from hpcpace.metrics.network.flow_tables import (
+    KINDS,
+    Flows,
+    InterfaceUse,
+    PairTraffic,
+    interface_events,
+    is_raised,
+    node_pairs,
+    rank_pairs,
+    retransmitted,
+    usual_rate,
+)
 from hpcpace.metrics.network.interface_use import (
     RECEIVED,
     SENT,
@@ -33,7 +43,6 @@ from hpcpace.metrics.network.interface_use import (
     select_interfaces,
     summed_up_share,
 )
-from hpcpace.metrics.network.pair_traffic import PairTraffic, node_pairs, rank_pairs
 from hpcpace.metrics.topology import Topology
 from hpcpace.units import NS_PER_S
 

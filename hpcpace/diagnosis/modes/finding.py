@@ -14,8 +14,7 @@ from hpcpace.metrics.lateness.arrivals import LateArrival
 from hpcpace.metrics.lateness.data_variation import DataVariation
 from hpcpace.metrics.lateness.stages import StageComparison
 from hpcpace.metrics.network.link_faults import FlowFindings
-from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
-from hpcpace.metrics.step_pattern import Alternation
+from hpcpace.metrics.phases import EXPOSED_TRANSFER, Alternation, Part, share_of
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]

@@ -34,12 +34,11 @@ from numpy.typing import NDArray
 from hpcpace.metrics.causes.replay import GATE, START, TRANSFER, WAIT, WORK, FloatArray, Int64Array, StepGraph
 from hpcpace.metrics.kernels import library
 from hpcpace.metrics.lateness.segments import LocalWork
-from hpcpace.metrics.operations.blocked_time import NO_BLOCKS, Blocks, blocks_of
 from hpcpace.metrics.operations.dependence import depends_on_others, releases_others
 from hpcpace.metrics.operations.matching import Matching, Operations
 from hpcpace.metrics.operations.messages_in_flight import messages_in_flight
 from hpcpace.metrics.operations.recurring import Slots, recurring_slots
-from hpcpace.metrics.operations.waits import Waits
+from hpcpace.metrics.operations.waits import NO_BLOCKS, Blocks, Waits, blocks_of
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.schema import ExitKind, Op
 

@@ -1,7 +1,15 @@
-"""Whose clock is wrong: what causality proves about pairs of hosts, and the fewest wrong clocks that explain it all.
+"""Violations of causality, the clocks that cause them, and clocks from collectives alone.
 
 If an exit depends on an enter on another host but is recorded earlier, beyond half-widths and rounding, one clock is
 ahead of the other by at least that much. Only further hosts can show which of the two is wrong.
+
+No rank leaves a synchronising operation before all have entered. That orders times on different hosts, whatever their
+clocks say, and bounds the offset o of two ranks a and b (local time of b minus that of a): it is between enter_b -
+exit_a and exit_b - enter_a of every operation of both. These bounds are certain while clocks do not drift by more
+within a stretch of time, but one-sided: where b always comes last, the upper bound and the middle half contain its
+peer's wait. Ranks leave such an operation nearly together, so the estimate is the median of exit_b - exit_a within the
+bounds, over the half of operations with the shortest transfers. Its half-width is the longest of these transfers plus
+twice the median deviation of their differences: a rank that waited is woken later than one that came last.
 """
 
 from __future__ import annotations
@@ -12,11 +20,168 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.clocks.causality import shows_all_members, shows_peer
-from hpcpace.metrics.operations.dependence import releases_others
+from hpcpace.metrics.operations.dependence import FROM_ROOT, TO_ROOT, is_one_of, releases_others, synchronises
 from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Matching, Operations, select_rows
 from hpcpace.metrics.operations.waits import Waits
 from hpcpace.trace.schema import ExitKind, Op
+
+Int64Array = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+def shows_all_members(operations: Operations) -> BoolArray:
+    """Return whose completion shows that all members of the group have entered, bool, (num_operations,).
+
+    These are synchronising operations on every rank, and reduce and gather on their root. An all_to_all does not show
+    it, because with uneven parts a rank need not hear from all. Nor does an empty operation, which may send nothing.
+    """
+    to_root = is_one_of(operations.op, TO_ROOT) & (operations.rank == operations.peer)
+    return np.asarray(meets_all(operations.op, operations.size_bytes) | (to_root & (operations.size_bytes > 0)))
+
+
+def meets_all(op: NDArray[np.uint8], size_bytes: Int64Array) -> BoolArray:
+    """Return which operations show on every rank that all members have entered, bool, (num_operations,).
+
+    Args:
+        op: operations, (num_operations,).
+        size_bytes: their content.
+    """
+    return np.asarray(synchronises(op) & (op != Op.ALL_TO_ALL) & ((op == Op.BARRIER) | (size_bytes > 0)))
+
+
+def shows_peer(operations: Operations) -> BoolArray:
+    """Return whose completion shows that the rank `peer` has entered, bool, (num_operations,).
+
+    These are broadcast and scatter on all ranks but the root, and recv. A completed send shows nothing, because small
+    messages are buffered.
+    """
+    op, is_root = operations.op, operations.rank == operations.peer
+    from_peer = (is_one_of(op, FROM_ROOT) & ~is_root) | (op == Op.RECV)
+    return np.asarray((operations.size_bytes > 0) & (operations.peer >= 0) & from_peer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairViolations:
+    """Ranks of one node that left a collective before a rank of another node had entered it.
+
+    Attributes:
+        exit_node: node of the ranks that left too early.
+        enter_node: node of the rank that entered last.
+        num_violations: number of exits before the last enter.
+        median_ns: their median size.
+        max_ns: their largest size.
+        num_unexplained: violations larger than both half-widths and rounding together: a clock is wrong.
+    """
+
+    exit_node: int
+    enter_node: int
+    num_violations: int
+    median_ns: int
+    max_ns: int
+    num_unexplained: int
+
+
+def pair_violations(
+    exit_node: Int64Array, enter_node: Int64Array, size_ns: Int64Array, allowed_ns: FloatArray
+) -> tuple[PairViolations, ...]:
+    """Return the violations by node pair, the pair with most unexplained ones first.
+
+    Args:
+        exit_node: node of each rank that left too early, (num_violations,).
+        enter_node: node of the rank that entered last.
+        size_ns: by how much the exit comes before the enter.
+        allowed_ns: how much of that half-widths and rounding explain.
+    """
+    pairs = [
+        _pair(int(a), int(b), size_ns[chosen], allowed_ns[chosen])
+        for a, b in np.unique(np.stack([exit_node, enter_node], axis=1), axis=0)
+        for chosen in [(exit_node == a) & (enter_node == b)]
+    ]
+    pairs.sort(key=lambda pair: (-pair.num_unexplained, -pair.num_violations, pair.exit_node, pair.enter_node))
+    return tuple(pairs)
+
+
+def _pair(exit_node: int, enter_node: int, sizes_ns: Int64Array, allowed_ns: FloatArray) -> PairViolations:
+    return PairViolations(
+        exit_node=exit_node,
+        enter_node=enter_node,
+        num_violations=len(sizes_ns),
+        median_ns=int(np.median(sizes_ns)),
+        max_ns=int(sizes_ns.max()),
+        num_unexplained=int((sizes_ns > allowed_ns).sum()),
+    )
+
+
+_MOST_STRETCHES = 64
+_LEAST_OPERATIONS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockBounds:
+    """The clock of one rank against that of another, one row a stretch of time.
+
+    Attributes:
+        local_ns: middle of the stretch on the rank's own clock, int64, (num_stretches,), ascending.
+        offset_ns: local time less reference time, int64, (num_stretches,).
+        halfwidth_ns: the true offset is within `offset_ns` +- `halfwidth_ns`, if ranks leave operations within the time
+            of a transfer, int64, (num_stretches,).
+        contradiction_ns: by how much bounds contradict each other at most; 0 where they do not.
+        num_operations: operations used, int64, (num_stretches,).
+    """
+
+    local_ns: Int64Array
+    offset_ns: Int64Array
+    halfwidth_ns: Int64Array
+    contradiction_ns: int
+    num_operations: Int64Array
+
+
+def collective_bounds(
+    enter_ns: Int64Array,
+    exit_ns: Int64Array,
+    reference_enter_ns: Int64Array,
+    reference_exit_ns: Int64Array,
+    transfer_ns: Int64Array | None = None,
+) -> ClockBounds | None:
+    """Return the clock of a rank by operations that it and the reference took part in; None without any.
+
+    Args:
+        enter_ns, exit_ns: the rank's own times, int64, (num_operations,).
+        reference_enter_ns, reference_exit_ns: those of the reference, of the same operations in the same order.
+        transfer_ns: at most how long each of them transferred: the shortest time that a member was in it, int64,
+            (num_operations,). Without it, the shorter one of the two ranks.
+    """
+    if not len(enter_ns):
+        return None
+    order = np.argsort(enter_ns, kind="stable")
+    low = (enter_ns - reference_exit_ns)[order]
+    high = (exit_ns - reference_enter_ns)[order]
+    apart = (exit_ns - reference_exit_ns)[order]
+    shortest = np.minimum(exit_ns - enter_ns, reference_exit_ns - reference_enter_ns)
+    transfer = np.maximum(shortest if transfer_ns is None else np.minimum(shortest, transfer_ns), 0)[order]
+    local = enter_ns[order]
+    num_stretches = int(np.clip(len(local) // _LEAST_OPERATIONS, 1, _MOST_STRETCHES))
+    starts = np.linspace(0, len(local), num_stretches, endpoint=False).astype(np.int64)
+    lowest, highest = np.maximum.reduceat(low, starts), np.minimum.reduceat(high, starts)
+    usual = np.empty((2, num_stretches), np.int64)
+    for stretch, rows in enumerate(np.split(np.arange(len(local)), starts[1:])):
+        is_short = transfer[rows] <= np.median(transfer[rows])
+        middle = np.median(apart[rows][is_short])
+        scatter = 2 * np.median(np.abs(apart[rows][is_short] - middle))
+        usual[:, stretch] = middle, transfer[rows][is_short].max() + scatter
+    least, most = np.minimum(lowest, highest), np.maximum(lowest, highest)
+    offset = np.clip(usual[0], least, most)
+    certain = np.maximum(offset - least, most - offset)
+    count = np.diff(np.append(starts, len(local)))
+    return ClockBounds(
+        local_ns=local[starts + count // 2],
+        offset_ns=offset,
+        halfwidth_ns=np.minimum(certain, usual[1]),
+        contradiction_ns=max(int((lowest - highest).max()), 0),
+        num_operations=count,
+    )
+
 
 MOST_WRONG = 3
 """If more clocks than this are wrong, the search stops: everybody in a contradiction is a suspect."""

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.grouped import stable_order
-from hpcpace.metrics.operations.blocked_time import NO_BLOCKS, Blocks, blocked_before, blocks_of, rows_of_ranks
 from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.operations.matching import UNKNOWN_GROUP, Operations
+from hpcpace.metrics.operations.waits import NO_BLOCKS, Blocks, blocked_before, blocks_of, rows_of_ranks
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.schema import Op
 

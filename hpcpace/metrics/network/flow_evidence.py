@@ -1,4 +1,4 @@
-"""What the traces of an attempt say of connections and interfaces: counters become differences on the common clock.
+"""Evidence from connections and interfaces: counters of traces as differences over time.
 
 Nobody tells a rank who is at the other end of a connection. The two ends of a connection list the same addresses the
 other way round, so the traces of all ranks tell it without a message in the job.
@@ -9,17 +9,156 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.clocks.rank_clocks import reference_times
-from hpcpace.metrics.network.counter_steps import CounterSteps, counter_steps
-from hpcpace.metrics.network.flow_tables import BoolArray, Connections, Flows, IntArray
+from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
+from hpcpace.metrics.network.flow_tables import BoolArray, Connections, Flows, IntArray, InterfaceUse
 from hpcpace.metrics.topology import Topology
 from hpcpace.trace.schema import OTHER_CONNECTIONS, FlowFlag
 from hpcpace.trace.tables import RankTrace, Table
 from hpcpace.units import NS_PER_S
+
+_MOST = 1 << 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class CounterSteps:
+    """What counters grew by from one sample to the next, by key and time.
+
+    Attributes:
+        key: whose counters, (num_steps,).
+        begin_ns, end_ns: times of both samples, as recorded, (num_steps,).
+        last_row: row of the later sample, (num_steps,).
+        grown: by column what was added, (num_steps,) each.
+    """
+
+    key: IntArray
+    begin_ns: IntArray
+    end_ns: IntArray
+    last_row: IntArray
+    grown: dict[str, IntArray]
+
+
+def counter_steps(
+    keys: IntArray, table: Mapping[str, NDArray[Any]], columns: Sequence[str], resettable: Sequence[str] = ()
+) -> CounterSteps:
+    """Return the steps of counters; those over which one of `columns` fell are left out.
+
+    Args:
+        keys: whose counters a row has, (num_rows,).
+        table: `time_ns` and the columns; of rows with one key and time the first counts, and rows with values that no
+            counter has do not.
+        columns: counters that only ever grow.
+        resettable: counters of which nothing is known where they fell, so that they count as unchanged.
+    """
+    times_ns = table["time_ns"].astype(np.int64)
+    is_sound = (times_ns > -_MOST) & (times_ns < _MOST)
+    for name in (*columns, *resettable):
+        is_sound &= (table[name] >= 0) & (table[name] < _MOST)
+    rows = np.flatnonzero(is_sound)
+    rows = rows[np.lexsort((times_ns[rows], keys[rows]))]
+    is_repeated = (np.diff(keys[rows]) == 0) & (np.diff(times_ns[rows]) == 0)
+    rows = np.delete(rows, np.flatnonzero(is_repeated) + 1)
+    first, last = rows[:-1], rows[1:]
+    grown = {name: table[name][last].astype(np.int64) - table[name][first] for name in (*columns, *resettable)}
+    is_step = keys[first] == keys[last]
+    for name in columns:
+        is_step &= grown[name] >= 0
+    return CounterSteps(
+        key=keys[last][is_step],
+        begin_ns=times_ns[first][is_step],
+        end_ns=times_ns[last][is_step],
+        last_row=last[is_step],
+        grown={name: np.maximum(values[is_step], 0) for name, values in grown.items()},
+    )
+
+
+_BYTES = ("tx_bytes", "rx_bytes")
+_EVENTS = ("errors", "drops", "pauses", "marks", "retransmits", "link_downs")
+_LOOPBACK = "lo"
+
+
+def interface_use(
+    traces: Sequence[RankTrace],
+    clocks: Sequence[CommonClock],
+    topology: Topology,
+    line_rates_bps: Mapping[tuple[str, str], int] | None = None,
+) -> InterfaceUse:
+    """Return what each interface carried between two samples, interface after interface by time.
+
+    The loopback interface is left out, and so are hosts whose clock is unknown. Of several ranks of a host that have
+    counters, the one with most rows counts.
+
+    Args:
+        traces: of the ranks; `network` was read.
+        clocks: of these ranks.
+        topology: places of these ranks, and maybe of more.
+        line_rates_bps: line rate in bit/s by (host, interface), of what was found when the job began. Where the trace
+            has another one, the lower one counts: a shaped interface, or one that agreed on less than it can.
+    """
+    names: list[tuple[str, str]] = []
+    nodes: list[int] = []
+    rates: list[int] = []
+    parts: list[dict[str, IntArray]] = []
+    for node, trace, clock in _sources(traces, clocks, topology):
+        table = trace.tables["network"]
+        first = len(names)
+        known = [name for name in trace.header.interfaces if name != _LOOPBACK]
+        number = {name: first + place for place, name in enumerate(known)}
+        of_row = np.array([number.get(name, -1) for name in trace.header.interfaces] or [-1], np.int64)
+        keys = np.where(table["interface"] < len(of_row), of_row[np.minimum(table["interface"], len(of_row) - 1)], -1)
+        host = topology.node_names[node]
+        names += [(host, name) for name in known]
+        nodes += [node] * len(known)
+        rates += [
+            _line_rate(table, keys == number[name], (line_rates_bps or {}).get((host, name), 0)) for name in known
+        ]
+        parts.append(_use(table, keys, clock))
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else _no_use()
+    return InterfaceUse(
+        names=tuple(names),
+        node=np.array(nodes, np.int64),
+        line_rate_bps=np.array(rates, np.int64),
+        sent_bytes=columns.pop("tx_bytes"),
+        received_bytes=columns.pop("rx_bytes"),
+        **columns,
+    )
+
+
+def _sources(
+    traces: Sequence[RankTrace], clocks: Sequence[CommonClock], topology: Topology
+) -> list[tuple[int, RankTrace, CommonClock]]:
+    """Return of each node the trace with its counters, ascending by node."""
+    row_of = {rank: row for row, rank in enumerate(topology.ranks)}
+    found: dict[int, tuple[RankTrace, CommonClock]] = {}
+    for trace, clock in zip(traces, clocks, strict=True):
+        node, num_rows = int(topology.node[row_of[trace.header.rank]]), len(trace.tables["network"])
+        if num_rows and clock.num_samples and (node not in found or num_rows > len(found[node][0].tables["network"])):
+            found[node] = trace, clock
+    return [(node, *found[node]) for node in sorted(found)]
+
+
+def _use(table: Table, keys: IntArray, clock: CommonClock) -> dict[str, IntArray]:
+    steps = counter_steps(keys, table, _BYTES, _EVENTS)
+    begin_ns, end_ns = (reference_times(clock, times_ns) for times_ns in (steps.begin_ns, steps.end_ns))
+    is_sound = (steps.key >= 0) & (end_ns > begin_ns)
+    found = {"interface": steps.key, "begin_ns": begin_ns, "end_ns": end_ns, **steps.grown}
+    return {name: values[is_sound] for name, values in found.items()}
+
+
+def _no_use() -> dict[str, IntArray]:
+    return {name: np.zeros(0, np.int64) for name in ("interface", "begin_ns", "end_ns", *_BYTES, *_EVENTS)}
+
+
+def _line_rate(table: Table, is_own: BoolArray, at_start_bps: int) -> int:
+    """Return the usual line rate of an interface in bit/s, 0 if it is not known."""
+    seen_bps = table["rate_bps"][is_own & (table["rate_bps"] > 0)]
+    rates = [rate for rate in (int(np.median(seen_bps)) if len(seen_bps) else 0, at_start_bps) if rate > 0]
+    return min(rates, default=0)
+
 
 _CUMULATIVE = (
     "sent_bytes",
@@ -31,7 +170,7 @@ _CUMULATIVE = (
     "sender_limited_ns",
     "marked_packets",
 )
-_BYTES = ("sent_bytes", "acked_bytes", "received_bytes")
+_FLOW_BYTES = ("sent_bytes", "acked_bytes", "received_bytes")
 _AT_THE_END = ("rtt_ns", "least_rtt_ns", "delivery_bytes_per_s", "unsent_bytes", "segment_bytes")
 _MOST_BYTES_PER_NS = 1250
 """10 Tb/s, more than any host sends: larger differences are damage."""
@@ -151,7 +290,7 @@ def _is_possible(steps: CounterSteps, connection: IntArray) -> BoolArray:
     """Return which differences a connection can have made, bool, (num_steps,)."""
     length_ns = steps.end_ns - steps.begin_ns
     most_bytes = np.minimum(length_ns, np.iinfo(np.int64).max // _MOST_BYTES_PER_NS) * _MOST_BYTES_PER_NS
-    possible: BoolArray = np.logical_and.reduce([steps.grown[name] <= most_bytes for name in _BYTES])
+    possible: BoolArray = np.logical_and.reduce([steps.grown[name] <= most_bytes for name in _FLOW_BYTES])
     # Connections that are summed up are busy at the same time.
     possible &= (steps.grown["busy_ns"] <= length_ns + _BUSY_SLACK_NS) | (connection == OTHER_CONNECTIONS)
     return possible

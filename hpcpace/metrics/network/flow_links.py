@@ -15,7 +15,7 @@ from scipy.stats import hypergeom, poisson
 
 from hpcpace.metrics.network.flow_figures import DOWN, UP, FlowFigures
 from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause, LinkFault
-from hpcpace.metrics.network.set_cover import fewest_links
+from hpcpace.metrics.network.links import fewest_links
 from hpcpace.metrics.topology import Topology
 
 IntArray = NDArray[np.int64]

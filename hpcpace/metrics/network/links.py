@@ -1,8 +1,11 @@
-"""Find slow links between nodes by comparing groups that pass them with similar groups that do not.
+"""Slow links of a network, from groups that share them (group testing).
 
 A transfer is as slow as the slowest link that it passes, not as the sum of them. So a fast group clears all of its
 links, and a slow group accuses those of its links that no fast group clears. The fewest links that explain all slow
 groups are named (group testing). Links that no group can separate are named as one set.
+
+A test is a group of ranks or a flow that passes some links. A fast test clears all links that it passes; the rest of a
+slow test's links are suspected, and the fewest links that explain all slow tests are accused.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from hpcpace.metrics.network.set_cover import fewest_links
 from hpcpace.metrics.network.transfers import (
     GroupTransfers,
     MeanDifference,
@@ -25,8 +27,36 @@ from hpcpace.metrics.network.transfers import (
 )
 from hpcpace.metrics.topology import Topology, unit_name
 
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+
+
+def fewest_links(suspected: BoolArray) -> list[tuple[BoolArray, BoolArray]]:
+    """Return sets of links, at least one of each being slow, with the slow tests that each explains; the most first.
+
+    Greedy minimum set cover. If several links explain as many tests, but not the same ones, all suspects of these tests
+    become one set, because any choice would be a guess.
+
+    Args:
+        suspected: links that each slow test passes and no fast one clears, (num_slow, num_links).
+    """
+    found = []
+    left = np.asarray(suspected.any(axis=1))
+    while left.any():
+        hits = suspected & left[:, None]
+        counts = hits.sum(axis=0)
+        best = counts == counts.max()
+        rows = hits[:, np.argmax(best)]
+        links = best & (hits == rows[:, None]).all(axis=0)
+        rivals = best & ~links & (hits & rows[:, None]).any(axis=0)
+        if rivals.any():
+            rows = rows | hits[:, rivals].any(axis=1)
+            links = (hits & rows[:, None]).any(axis=0)
+        found.append((links, rows))
+        left &= ~rows
+    return found
+
+
+FloatArray = NDArray[np.float64]
 
 _MOST_NAMES = 4
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.clocks.causality import meets_all, shows_all_members, shows_peer
+from hpcpace.metrics.clocks.suspects import meets_all, shows_all_members, shows_peer
 from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of
 from hpcpace.metrics.operations.matching import (
     UNKNOWN_GROUP,

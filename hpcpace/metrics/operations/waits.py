@@ -1,6 +1,10 @@
-"""How long each rank waited in each operation, and how long the transfer itself took.
+"""Waits in operations: how long, for whom, and the part that held its rank up.
 
 The wait states are those of Scalasca (wait at NxN, late broadcast, early reduce, late sender, late receiver).
+
+Ranks are blocked in operations, and in stretches that no operation accounts for, such as waits inside torch; local time
+is a rank's own time without both. A wait that is hidden behind work costs nothing: the exposed part follows the rules
+by which a step is divided into parts (`hpcpace.metrics.phases`), so that exposed waits add up to that of the steps.
 """
 
 from __future__ import annotations
@@ -15,13 +19,190 @@ from numpy.typing import NDArray
 
 from hpcpace.metrics.kernels import bytes_of, checked, library
 from hpcpace.metrics.operations.dependence import FROM_ROOT, TO_ROOT, is_one_of, operation_roles, synchronises
-from hpcpace.metrics.operations.matching import Matching, Operations, failed_operations, shares
+from hpcpace.metrics.operations.matching import Matching, Operations, failed_operations, rank_slices, shares
+from hpcpace.metrics.phases import union
+from hpcpace.metrics.steps import StepPanel
 from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import ExitKind, Op
 
+Int64Array = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+_NEVER_NS = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """Stretches in which ranks were blocked that no operation accounts for: phases grad_sync and pace.
+
+    Attributes:
+        rank: rank that was blocked, int64, (num_blocks,).
+        begin_ns, end_ns: on the clock of the operations, int64, (num_blocks,).
+        is_pause: whether the rank paused itself (pace), which ends no wait, bool, (num_blocks,); None if none is.
+    """
+
+    rank: Int64Array
+    begin_ns: Int64Array
+    end_ns: Int64Array
+    is_pause: BoolArray | None = None
+
+    def select(self, *, pauses: bool) -> Blocks:
+        """Return the pauses, or all other blocks."""
+        is_pause = np.zeros(len(self.rank), np.bool_) if self.is_pause is None else self.is_pause
+        chosen = is_pause if pauses else ~is_pause
+        return Blocks(rank=self.rank[chosen], begin_ns=self.begin_ns[chosen], end_ns=self.end_ns[chosen])
+
+
+NO_BLOCKS = Blocks(rank=np.zeros(0, np.int64), begin_ns=np.zeros(0, np.int64), end_ns=np.zeros(0, np.int64))
+
+
+def rows_of_ranks(slot: Int64Array, num_ranks: int) -> list[slice]:
+    """Return the rows of each rank, (num_ranks,) slices; `slot`, the index of each row's rank, ascends."""
+    edges = np.searchsorted(slot, np.arange(num_ranks + 1))
+    return [slice(low, high) for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
+
+
+def blocks_of(blocks: Blocks, ranks: Sequence[int]) -> list[tuple[Int64Array, Int64Array]]:
+    """Return begin and end of the blocks of each rank, (num_ranks,) pairs, each (num_blocks_of_rank,)."""
+    order = np.argsort(blocks.rank, kind="stable")
+    low = np.searchsorted(blocks.rank[order], ranks, side="left")
+    high = np.searchsorted(blocks.rank[order], ranks, side="right")
+    rows = [order[first:stop] for first, stop in zip(low.tolist(), high.tolist(), strict=True)]
+    return [(blocks.begin_ns[of_rank], blocks.end_ns[of_rank]) for of_rank in rows]
+
+
+def blocked_before(
+    operations: Operations,
+    steps: StepPanel,
+    is_blocking: BoolArray,
+    blocks: Blocks,
+    ranks: Sequence[int],
+    slot: Int64Array,
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return how long ranks were blocked before each row's enter, and before begin and end of each step.
+
+    Overlapping stretches count once. An operation blocks during the last `blocked` nanoseconds before its exit.
+
+    Args:
+        operations: rows of all ranks.
+        steps: the steps, on the clock of the operations.
+        is_blocking: the rows that block, bool, (num_operations,).
+        blocks: further stretches in which ranks were blocked.
+        ranks: what the rows of `steps` are, ascending, (num_ranks,).
+        slot: index of each row's rank in `ranks`, int64, (num_operations,).
+
+    Returns:
+        int64, (num_operations,), and twice (num_ranks, num_steps).
+    """
+    at_enter = np.zeros(len(slot), np.int64)
+    at_begin, at_end = np.zeros(steps.begin_ns.shape, np.int64), np.zeros(steps.end_ns.shape, np.int64)
+    own = blocks_of(blocks, ranks)
+    for index, rows in enumerate(rows_of_ranks(slot, len(ranks))):
+        waits = is_blocking[rows]
+        end = operations.exit_ns[rows][waits]
+        begin = np.maximum(end - operations.blocked_ns[rows][waits], operations.enter_ns[rows][waits])
+        begin, end = np.concatenate([begin, own[index][0]]), np.concatenate([end, own[index][1]])
+        order = np.argsort(begin, kind="stable")
+        begin, end = begin[order], end[order]
+        covered = np.maximum.accumulate(np.append(_NEVER_NS, end))[:-1]
+        length = np.maximum(end - np.maximum(begin, covered), 0) if len(end) else end
+        total = np.append(0, np.cumsum(length))
+        reach = np.maximum.accumulate(np.append(_NEVER_NS, end))
+        for times, into in (
+            (operations.enter_ns[rows], at_enter[rows]),
+            (steps.begin_ns[index], at_begin[index]),
+            (steps.end_ns[index], at_end[index]),
+        ):
+            count = np.searchsorted(begin, times, side="right")
+            into[:] = total[count] - np.maximum(np.where(count > 0, reach[count], times) - times, 0)
+    return at_enter, at_begin, at_end
+
+
+_MOST_NS = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretches:
+    """Some time of one rank, on the clock of its operations, ascending and disjoint; each int64, (num_stretches,)."""
+
+    begin_ns: Int64Array
+    end_ns: Int64Array
+
+    @classmethod
+    def of(cls, begin_ns: Int64Array, end_ns: Int64Array) -> Stretches:
+        """Return the time that any of some intervals covers."""
+        begin, end = union(begin_ns, end_ns)
+        return cls(begin_ns=begin, end_ns=end)
+
+    def inside_ns(self, begin_ns: Int64Array, end_ns: Int64Array) -> Int64Array:
+        """Return how much of each of some intervals it covers, int64, (num_intervals,)."""
+        return self._until_ns(end_ns) - self._until_ns(begin_ns)
+
+    def _until_ns(self, time_ns: Int64Array) -> Int64Array:
+        total = np.append(0, np.cumsum(self.end_ns - self.begin_ns))
+        begun = np.searchsorted(self.begin_ns, time_ns, side="right")
+        last_ns = self.end_ns[np.maximum(begun - 1, 0)] if len(self.end_ns) else time_ns
+        return np.asarray(total[begun] - np.where(begun > 0, np.maximum(last_ns - time_ns, 0), 0), np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldUp:
+    """When one rank was held up, or away, in ways that no row of an operation says.
+
+    Attributes:
+        away: checkpoints, evaluations and pauses, whose communication is a part of theirs.
+        inside: these, and waits inside torch for gradients (phase grad_sync).
+    """
+
+    away: Stretches
+    inside: Stretches
+
+
+def exposed_waits_ns(operations: Operations, wait_ns: Int64Array, held_up: Sequence[HeldUp | None]) -> Int64Array:
+    """Return the exposed part of each row's wait, int64, (num_operations,).
+
+    An operation blocks its caller for the last `blocked` nanoseconds before its exit. In grad_sync, all time counts in
+    which any operation waits; where several do, it is the first one's that was entered in that step.
+
+    Args:
+        operations: rows of all ranks, ordered by rank.
+        wait_ns: how long each row waited, (num_operations,).
+        held_up: of each rank that has rows, ascending; None for nothing.
+    """
+    enter_ns, until_ns = operations.enter_ns, operations.enter_ns + wait_ns
+    begin_ns = np.maximum(enter_ns, operations.exit_ns - operations.blocked_ns)
+    end_ns = np.maximum(np.minimum(until_ns, operations.exit_ns), begin_ns)
+    exposed_ns: Int64Array = end_ns - begin_ns
+    for rows, held in zip(rank_slices(operations.rank) or (), held_up, strict=True):
+        if held is None:
+            continue
+        exposed_ns[rows] -= held.inside.inside_ns(begin_ns[rows], end_ns[rows])
+        own = rows.start + np.flatnonzero(held.inside.inside_ns(enter_ns[rows], until_ns[rows]))
+        own = own[np.lexsort((enter_ns[own], operations.step[own]))]
+        # What an earlier wait of the step has taken is not counted again.
+        taken_ns = _latest_before(until_ns[own], operations.step[own])
+        first_ns = np.minimum(np.maximum(enter_ns[own], taken_ns), until_ns[own])
+        in_torch_ns = held.inside.inside_ns(first_ns, until_ns[own]) - held.away.inside_ns(first_ns, until_ns[own])
+        exposed_ns[own] += in_torch_ns
+    return exposed_ns
+
+
+def _latest_before(times_ns: Int64Array, step: Int64Array) -> Int64Array:
+    """Return the latest of the times before each one in its step, or a time before all; `step` ascends."""
+    if not len(times_ns):
+        return times_ns
+    is_first = np.append(True, step[1:] != step[:-1])
+    number = np.cumsum(is_first)
+    span_ns = int(times_ns.max()) - int(times_ns.min()) + 1
+    if span_ns * (int(number[-1]) + 1) > _MOST_NS:  # damaged times
+        number[:] = 0
+    # Each step's times are moved behind those of the step before, so that one pass over all keeps steps apart.
+    shift_ns = number * span_ns - int(times_ns.min())
+    latest_ns = np.maximum.accumulate(times_ns + shift_ns) - shift_ns
+    return np.where(is_first, -_MOST_NS, np.append(0, latest_ns[:-1]))
+
+
 Times = NDArray[np.int64]
 
-_NEVER_NS = np.iinfo(np.int64).min
 _MOST_COMPARED = 1 << 8
 
 

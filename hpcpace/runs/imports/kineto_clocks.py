@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.errors import TraceError
-from hpcpace.metrics.clocks.collective_bounds import ClockBounds, collective_bounds
+from hpcpace.metrics.clocks.suspects import ClockBounds, collective_bounds
 from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP
 from hpcpace.runs.imports.kineto_profile import Profile

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.devices import is_on_device
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.clocks.rank_clocks import reference_times
+from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.table import UNKNOWN_GROUP, completed
 from hpcpace.runs.timeline.network import Network

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from known_runs import MESSAGE_NS, MS, data_parallel, known_run, pipeline
 
-from hpcpace.metrics.causes.bubble import covered_by_waits, ideal_bubble, microbatches, pipeline_bubble
+from hpcpace.metrics.causes.critical_path import covered_by_waits, ideal_bubble, microbatches, pipeline_bubble
 from hpcpace.metrics.lateness.segments import local_work
 from hpcpace.trace.schema import ExitKind, Op
 

@@ -6,7 +6,7 @@ from known_runs import MESSAGE_NS, MS, TRANSFER_NS, data_parallel, known_run, pi
 
 from hpcpace.metrics.causes.critical_path import WORK, critical_path
 from hpcpace.metrics.lateness.segments import local_work
-from hpcpace.metrics.operations.blocked_time import Blocks
+from hpcpace.metrics.operations.waits import Blocks
 from hpcpace.trace.schema import ExitKind, Op
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.clocks.rank_clocks import reference_times
+from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
 
 HOUR_NS = 3_600_000_000_000
 MOST_NS = 1 << 60

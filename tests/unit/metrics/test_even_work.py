@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.causes.even_work import Passes, even_gain
 from hpcpace.metrics.causes.replay import START, TRANSFER, WAIT, WORK, StepGraph
-from hpcpace.metrics.causes.what_if import rebuild
+from hpcpace.metrics.causes.what_if import Passes, even_gain, rebuild
 
 FORWARD, BACKWARD = 1, 2
 

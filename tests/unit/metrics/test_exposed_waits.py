@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from known_runs import MS, known_run
 
-from hpcpace.metrics.operations.exposed_waits import HeldUp, Stretches, exposed_waits_ns
+from hpcpace.metrics.operations.waits import HeldUp, Stretches, exposed_waits_ns
 from hpcpace.metrics.phases import EXPOSED_WAIT, parts_of_steps
 from hpcpace.trace.schema import ExitKind, Op, Phase
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.network.flow_evidence import flows_of
+from hpcpace.metrics.network.flow_evidence import flows_of, interface_use
 from hpcpace.metrics.network.flow_tables import Flows
-from hpcpace.metrics.network.interface_evidence import interface_use
 from hpcpace.metrics.topology import Topology
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import TraceHeader

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.links.simulated import SimulatedLinks, simulate
-from hpcpace.metrics.network.flow_figures import DOWN, UP
-from hpcpace.metrics.network.foreign_links import foreign_on_links
+from hpcpace.metrics.network.flow_figures import DOWN, UP, foreign_on_links
 from hpcpace.metrics.network.interface_use import interface_loads
 from hpcpace.units import NS_PER_S
 

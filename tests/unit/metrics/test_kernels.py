@@ -16,10 +16,9 @@ from hpcpace.metrics.causes.replay import Replaced, replay, replayed_ns
 from hpcpace.metrics.causes.step_graph import step_graph
 from hpcpace.metrics.grouped import grouped_medians, stable_order
 from hpcpace.metrics.lateness.segments import Blocking, local_work
-from hpcpace.metrics.operations.blocked_time import Blocks
 from hpcpace.metrics.operations.matching import match
 from hpcpace.metrics.operations.overlap import under_way_ns
-from hpcpace.metrics.operations.waits import waits
+from hpcpace.metrics.operations.waits import Blocks, waits
 from hpcpace.metrics.phases import parts_of_steps
 from hpcpace.metrics.roles import others_median
 from hpcpace.trace.schema import ExitKind, Op, Phase

@@ -8,7 +8,7 @@ from hpcpace.metrics.causes.replay import rebuilt_ns, replay
 from hpcpace.metrics.causes.step_graph import step_graph
 from hpcpace.metrics.causes.what_if import Change, rebuild, what_if
 from hpcpace.metrics.lateness.segments import local_work
-from hpcpace.metrics.operations.blocked_time import Blocks
+from hpcpace.metrics.operations.waits import Blocks
 from hpcpace.trace.schema import ExitKind, Op
 
 

@@ -12,7 +12,7 @@ from experiments.pacing.collected import SPEC, expected, scenes
 from experiments.pacing.jobs import Scene, Series, at_most, never_kept_in_vain, spelled
 from experiments.pacing.launch import Ran
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.metrics.repetitions import Estimate
+from hpcpace.metrics.resampling import Estimate
 
 
 def _ran(*, off_ms=100.0, on_ms=None, last_ms=100.0, is_on=False, outcome="no effect"):

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.probe.pair_network import PairNetwork
+from hpcpace.probe.pair_network import PairNetwork, Round
 from hpcpace.probe.pair_results import PairResult, PairResults
 from hpcpace.probe.pair_search import search_slow_links
-from hpcpace.probe.rounds import Round
 
 HOST_RATE = 1.2e8
 LATENCY_NS = 20_000.0

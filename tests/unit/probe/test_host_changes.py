@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
 
-from hpcpace.probe.acceptance import changes
 from hpcpace.probe.change import Change, is_unclear, outcome_words
-from hpcpace.probe.host_changes import host_changes, left_out
+from hpcpace.probe.host_changes import changes, host_changes, left_out
 from hpcpace.probe.pair_record import PairsRecord
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.report.terminal.probe import change_lines

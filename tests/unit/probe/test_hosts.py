@@ -10,16 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpcpace.probe.board import Board
-from hpcpace.probe.copies import Copies
+from hpcpace.probe.copies import Copies, memory_rates, numa_of_cpus, pci_address
 from hpcpace.probe.copies_record import CopiesRecord, DeviceRate
-from hpcpace.probe.cores import note_on_sharing, share_out
-from hpcpace.probe.device_copies import pci_address
-from hpcpace.probe.memory_copies import memory_rates, numa_of_cpus
-from hpcpace.probe.noise import Noise
+from hpcpace.probe.noise import Noise, note_on_sharing, share_out
 from hpcpace.probe.noise_record import CoreFigures, CoreNoise, NoiseRecord
 from hpcpace.probe.record import ProbeRecord, probe_from
-from hpcpace.probe.world import ProbeWorld
+from hpcpace.probe.world import Board, ProbeWorld
 from hpcpace.report.terminal.probe_hosts import copies_lines, noise_lines
 from hpcpace.rundir import write_json
 from hpcpace.world.deadline import Deadline

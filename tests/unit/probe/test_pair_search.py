@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcpace.probe.follow_up import LEAST_TESTS
 from hpcpace.probe.pair_findings import link_findings
-from hpcpace.probe.pair_network import PairNetwork, pair_network
+from hpcpace.probe.pair_network import PairNetwork, Round, pair_network
 from hpcpace.probe.pair_results import PairResult, PairResults
-from hpcpace.probe.pair_search import search_slow_links
-from hpcpace.probe.rounds import Round
+from hpcpace.probe.pair_search import LEAST_TESTS, search_slow_links
 from tests.unit.probe.simulated_pairs import HOST_RATE, SimulatedNetwork, healthy, network_of, searched
 
 _NUM_NETWORKS = 200

@@ -15,12 +15,11 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.errors import HpcpaceError
-from hpcpace.probe.board import Board
 from hpcpace.probe.pair_player import RoundTimes
 from hpcpace.probe.pair_sockets import connect_to
 from hpcpace.probe.pairs import Pairs
 from hpcpace.probe.record import ProbedHost, ProbeRecord
-from hpcpace.probe.world import ProbeWorld
+from hpcpace.probe.world import Board, ProbeWorld
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.interfaces import HostAddresses
 from tests.unit.probe.empty_record import empty_record

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from hpcpace.probe.board import Board
 from hpcpace.probe.operations import OPERATIONS
 from hpcpace.probe.parts import measure_parts
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.probe.sweep import Sweep, node_counts
-from hpcpace.probe.world import ProbeWorld, RankZeroLost
+from hpcpace.probe.world import Board, ProbeWorld, RankZeroLost
 from hpcpace.world.deadline import Deadline
 from tests.unit.probe.empty_record import empty_record
 

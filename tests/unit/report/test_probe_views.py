@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from probe_sample import made_copies, made_finding, made_noise, made_pairs, made_probe
 
-from hpcpace.probe.acceptance import changes
 from hpcpace.probe.change import outcome_words
+from hpcpace.probe.host_changes import changes
 from hpcpace.probe.pair_best import late_pairs
 from hpcpace.probe.pair_record import PairRow, PairsRecord
 from hpcpace.report.html.probe import probe_page
