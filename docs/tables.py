@@ -1,11 +1,11 @@
-"""Write the tables of options and settings in the documents from the code.
+"""Write the tables of options, settings and modules in the documents from the code.
 
     python docs/tables.py
 
-A table stands between `<!-- options COMMAND -->`, `<!-- settings SECTION -->` or `<!-- glossary report -->` and
-`<!-- end -->`. Options come from the commands and their help texts, settings from the dataclasses of `hpcpace.config`
-and the text below each field, terms from the glossary of the report.
-tests/unit/test_documents.py fails while a table is not what this script would write.
+A table is between `<!-- options COMMAND -->`, `<!-- settings SECTION -->`, `<!-- glossary report -->` or
+`<!-- modules all -->` and `<!-- end -->`. Options come from the commands and their help texts, settings from the
+dataclasses of `hpcpace.config` and the text below each field, terms from the glossary of the report, modules from the
+first line of their docstrings. tests/unit/test_documents.py fails while a table is not what this script would write.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpcpace.config import Config
 from hpcpace.report.words.glossary import GLOSSARY
 
 FOLDER = Path(__file__).parent
-_TABLE = re.compile(r"(<!-- (options|settings|glossary) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- (options|settings|glossary|modules) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def documents() -> list[Path]:
@@ -36,7 +36,12 @@ def documents() -> list[Path]:
 
 def with_tables(text: str) -> str:
     """Return a document with all its tables as the code has them now."""
-    makers = {"options": options_table, "settings": settings_table, "glossary": glossary_table}
+    makers = {
+        "options": options_table,
+        "settings": settings_table,
+        "glossary": glossary_table,
+        "modules": modules_table,
+    }
     return _TABLE.sub(lambda found: f"{found[1]}{makers[found[2]](found[3])}\n{found[4]}", text)
 
 
@@ -64,6 +69,25 @@ def glossary_table(_: str) -> str:
     """Return the terms of the report with what they mean."""
     rows = [f"| {term.name} | {_cell(term.meaning)} |" for term in GLOSSARY]
     return "\n".join(["| term | meaning |", "|---|---|", *rows])
+
+
+def modules_table(_: str) -> str:
+    """Return every module of each package with the first line of its docstring."""
+    package = FOLDER.parent / "hpcpace"
+    lines: list[str] = []
+    for folder in sorted({path.parent for path in package.rglob("*.py") if path.name != "__init__.py"}):
+        lines += ["", f"## {folder.relative_to(package.parent)}/", "| module | contents |", "|---|---|"]
+        lines += [
+            f"| `{path.stem}` | {_cell(_first_line(path))} |"
+            for path in sorted(folder.glob("*.py"))
+            if path.name != "__init__.py"
+        ]
+    return "\n".join(lines)
+
+
+def _first_line(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 def _table(first: str, rows: list[tuple[str, str, str]]) -> str:
