@@ -9,7 +9,6 @@ from typing import Any
 from hpcpace.json_files import read_json
 from hpcpace.quoting import printable
 from hpcpace.rundir import Attempt
-from hpcpace.trace.header import MOST_RANKS
 
 _MOST_TEXT = 500
 _MOST_DTYPE = 32
@@ -76,6 +75,8 @@ def model_dtype(content: Any) -> str:
 
 
 def _host(entry: Any) -> tuple[int, str]:
+    from hpcpace.trace.header import MOST_RANKS  # loads numpy, which a list of runs does without
+
     rank = entry["rank"]
     if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
         raise ValueError(f"a rank is {rank!r}")
