@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -61,6 +60,8 @@ def _unknown(name: str, known: frozenset[str]) -> UnknownVariable:
     # A name that is cut off is like its beginning; otherwise the common prefix says nothing.
     begun = sorted((one for one in known if one.startswith(name)), key=len)
     tails = {one.removeprefix(_PREFIX): one for one in sorted(known)}
+    import difflib
+
     like = difflib.get_close_matches(name.removeprefix(_PREFIX), tails, n=1, cutoff=_LEAST_LIKENESS)
     nearest = begun[0] if begun else tails[like[0]] if like else ""
     return UnknownVariable(name=name, nearest=nearest, is_mistaken=bool(nearest or section))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 
 import click
 
-from hpcpace import __version__
 from hpcpace.cli import memory_limit
 from hpcpace.cli.commands import Group
 from hpcpace.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory, UsageError, WorldError
@@ -71,6 +69,8 @@ class LazyGroup(Group):
         """Return the command that the first argument names; a mistyped one is refused with the nearest name."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
+            import difflib
+
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             advice = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(process_redaction().text(f"No such command {name!r}.{advice}"))
@@ -82,8 +82,24 @@ class LazyGroup(Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        from hpcpace import __version__  # looked up in metadata, by modules that no other option needs
+
+        click.echo(f"hpcpace, version {__version__}")
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.version_option(__version__, "-V", "--version", prog_name="hpcpace")
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Trace, explain and pace distributed training on Slurm clusters.

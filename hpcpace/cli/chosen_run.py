@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcpace.cli.runs import rows_in, show_runs
-from hpcpace.diagnosis.run_state import newest_run
 from hpcpace.errors import TraceError, UsageError
 from hpcpace.run_search import find_runs, open_named_run
 from hpcpace.rundir import RUNS, Attempt, RunDirectory
@@ -25,6 +23,8 @@ def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tupl
         TraceError: there is no such run or attempt, or the path is a folder of runs.
     """
     if path is None:
+        from hpcpace.diagnosis.run_state import newest_run
+
         try:
             path = newest_run(find_runs(RUNS))
         except OSError:
@@ -34,10 +34,13 @@ def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tupl
     try:
         named = open_named_run(path)
     except TraceError:
-        if is_shown and path.is_dir() and (rows := rows_in(path)):
-            show_runs(rows[:_MAX_ROWS], path)
-            more = f"; `hpcpace list` shows all {len(rows)}" if len(rows) > _MAX_ROWS else ""
-            raise TraceError(f"{path} is a folder of runs: name one of them{more}") from None
+        if is_shown and path.is_dir():
+            from hpcpace.cli.runs import rows_in, show_runs
+
+            if rows := rows_in(path):
+                show_runs(rows[:_MAX_ROWS], path)
+                more = f"; `hpcpace list` shows all {len(rows)}" if len(rows) > _MAX_ROWS else ""
+                raise TraceError(f"{path} is a folder of runs: name one of them{more}") from None
         raise
     if named.attempt is not None and number not in (None, named.attempt):
         raise UsageError(f"{path} is attempt {named.attempt}, and --attempt is {number}: give one of them")

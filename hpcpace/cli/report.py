@@ -9,25 +9,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from hpcpace.cli.chosen_run import chosen_run
 from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_range, verbose
 from hpcpace.cli.problems import warn
-from hpcpace.cli.progress import Tell, shown_progress
 from hpcpace.config import Config
 from hpcpace.config_sources import load_config
-from hpcpace.diagnosis.analyze import Analysis, analyze
-from hpcpace.diagnosis.diagnose import Mode
-from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.records import ReadProbe, read_probe_file, read_result_record
-from hpcpace.diagnosis.run_state import progress_words
-from hpcpace.diagnosis.summary import Summary
-from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.errors import (
     EXIT_CANNOT_TELL,
     EXIT_WARNING,
@@ -38,16 +30,20 @@ from hpcpace.errors import (
     TraceError,
     UsageError,
 )
-from hpcpace.memory import keep_freed_memory
 from hpcpace.quoting import one_line, printable
-from hpcpace.report.html.page import page
-from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH, print_report
 from hpcpace.rundir import Attempt, RunDirectory, json_text
-from hpcpace.runs.timeline.perfetto_file import check_perfetto
-from hpcpace.runs.timeline.run_file import write_timeline
-from hpcpace.runs.timeline.steps import Wanted
 from hpcpace.world.environment import process_environ
 from hpcpace.world.team import Team, team
+
+# What analyses a run loads within the functions that need it: a run that does not exist is refused without it.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hpcpace.cli.progress import Tell
+    from hpcpace.diagnosis.analyze import Analysis
+    from hpcpace.diagnosis.measure import Selection
+    from hpcpace.diagnosis.records import ReadProbe
+    from hpcpace.diagnosis.summary import Summary
 
 
 @click.command(cls=Command)
@@ -142,9 +138,10 @@ def command(
     input; 3 cannot tell.
     """
     if has_timeline:
+        from hpcpace.runs.timeline.perfetto_file import check_perfetto
+
         check_perfetto()
-    selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
-    probe = None if probe_file is None else read_probe_file(probe_file)
+    probe = None if probe_file is None else _probe(probe_file)
     with team() as processes:
         settings = load_config(
             file=config_file,
@@ -154,6 +151,11 @@ def command(
         directory, attempt = chosen_run(run, attempt_number, is_shown=_is_first(processes) and not as_json)
         if _is_first(processes):
             warn_of_old_hdf5(directory.path)
+
+        from hpcpace.cli.progress import shown_progress
+        from hpcpace.diagnosis.measure import Selection
+
+        selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
         with shown_progress(is_shown=_is_first(processes)) as stage, _with_outcome(attempt):
             analysis = _analyzed(directory, attempt, selection, settings, stage, processes, probe)
     assert analysis is not None  # only the first process comes here
@@ -169,13 +171,27 @@ def command(
     if as_json:
         click.echo(json_text(summary.to_json()), nl=False)
     else:
+        from hpcpace.report.terminal.page import print_report
+
         print_report(_console(), summary, ranks=shown, progress=progress, is_verbose=is_verbose)
         if written:
             click.echo(f"\nwritten: {printable(' '.join(map(str, written)))}")
+    if exit_code := _exit_code(summary):
+        raise SystemExit(exit_code)
+
+
+def _exit_code(summary: Summary) -> int:
+    from hpcpace.diagnosis.diagnose import Mode
+
     if not summary.is_whole or summary.verdict.findings:
-        raise SystemExit(EXIT_WARNING)
-    if summary.verdict.mode == Mode.CANNOT_TELL:
-        raise SystemExit(EXIT_CANNOT_TELL)
+        return EXIT_WARNING
+    return EXIT_CANNOT_TELL if summary.verdict.mode == Mode.CANNOT_TELL else 0
+
+
+def _probe(path: Path) -> ReadProbe:
+    from hpcpace.diagnosis.records import read_probe_file
+
+    return read_probe_file(path)
 
 
 def _is_first(processes: Team | None) -> bool:
@@ -188,6 +204,8 @@ def _with_outcome(attempt: Attempt) -> Iterator[None]:
     try:
         yield
     except (TraceError, CannotTell) as error:
+        from hpcpace.diagnosis.records import read_result_record
+
         result = read_result_record(attempt, [])
         if not result.cause:
             raise
@@ -210,6 +228,9 @@ def _analyzed(
         NotEnoughMemory: the steps of the selection take more memory than there is.
         ReportError: hpcpace itself is at fault.
     """
+    from hpcpace.diagnosis.analyze import analyze
+    from hpcpace.memory import keep_freed_memory
+
     keep_freed_memory()
     try:
         return analyze(directory, attempt, selection, settings, begin_stage=begin_stage, team=processes, probe=probe)
@@ -245,6 +266,8 @@ def _progress(attempt: Attempt, summary: Summary) -> str:
     """Return how far an attempt is if it runs; empty if not. The summary has none of it: it is the same at any time."""
     if summary.end is not None or not summary.cut_off.not_closed:
         return ""
+    from hpcpace.diagnosis.run_state import progress_words
+
     return progress_words(attempt, max(summary.steps.num_seen, summary.steps.last + 1))
 
 
@@ -252,6 +275,10 @@ def _timeline(
     directory: RunDirectory, attempt: Attempt, analysis: Analysis, settings: Config, *, is_shown: bool
 ) -> Path | None:
     """Write the steps around the slowest one for Perfetto; None, and a warning, where they cannot be shown."""
+    from hpcpace.cli.progress import shown_progress
+    from hpcpace.runs.timeline.run_file import write_timeline
+    from hpcpace.runs.timeline.steps import Wanted
+
     slow = analysis.plots.slow_step
     wanted = Wanted(around=slow.step if slow is not None else None)
     try:
@@ -271,6 +298,9 @@ def _timeline(
 
 def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline: Path | None) -> list[Path]:
     """Write the summary and the page into the run that was read, and return the files that were written."""
+    from hpcpace.diagnosis.verdict import main_verdict
+    from hpcpace.report.html.page import page
+
     summary, verdict = analysis.summary, main_verdict(analysis.summary.verdict)
     contents: list[tuple[Path, Callable[[], str]]] = [
         (directory.summary_json, lambda: json_text(summary.to_json())),
@@ -293,6 +323,10 @@ def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline:
 
 
 def _console() -> Console:
+    from rich.console import Console
+
+    from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
+
     # A fixed width in logs keeps two reports comparable line by line.
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
     if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more

@@ -19,7 +19,6 @@ from hpcpace.json_files import read_json
 from hpcpace.probe.record import MOST_BYTES, ProbeRecord, probe_from, read_probe
 from hpcpace.quoting import printable
 from hpcpace.rundir import Attempt
-from hpcpace.trace.header import MOST_RANKS
 
 _MAX_TEXT = 500
 _MAX_UNKNOWN = 16
@@ -77,6 +76,8 @@ def _imported(content: Any) -> str:
 
 
 def _host(entry: Any) -> tuple[int, str]:
+    from hpcpace.trace.header import MOST_RANKS  # loads numpy, which a list of runs does without
+
     rank = entry["rank"]
     if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
         raise ValueError(f"a rank is {rank!r}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
+
+if TYPE_CHECKING:
+    from scipy.sparse import coo_array
 
 _MOST_NEIGHBOURS = 2
 
@@ -28,6 +30,12 @@ def stages_of_traffic(
     """
     none = np.full(len(ranks), -1, np.int64)
     index = {rank: place for place, rank in enumerate(ranks)}
+    pairs = [(index[a], index[b]) for a, b in messages if a in index and b in index]
+    if not pairs:
+        return none  # parts that no message joins are no stages
+
+    from scipy.sparse.csgraph import connected_components  # slow to load, and only pipelines need it
+
     together = [
         (index[group[0]], index[other])
         for group in groups
@@ -35,7 +43,6 @@ def stages_of_traffic(
         for other in group[1:]
     ]
     num_parts, part = connected_components(_graph(together, len(ranks)), directed=False)
-    pairs = [(index[a], index[b]) for a, b in messages if a in index and b in index]
     links = {(int(part[a]), int(part[b])) for a, b in pairs}
     if num_parts < 2 or len(set(np.bincount(part).tolist())) > 1 or any(a == b for a, b in links):
         return none
@@ -51,5 +58,7 @@ def stages_of_traffic(
 
 
 def _graph(edges: Sequence[tuple[int, int]], num_nodes: int) -> coo_array:
+    from scipy.sparse import coo_array
+
     source, target = np.array(edges, np.int64).reshape(-1, 2).T
     return coo_array((np.ones(len(source)), (source, target)), shape=(num_nodes, num_nodes))

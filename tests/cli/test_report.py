@@ -46,7 +46,7 @@ def test_an_error_of_its_own_cannot_be_taken_for_a_finding(report, run, monkeypa
     def fail(*_, **__):
         raise IndexError("of 7")
 
-    monkeypatch.setattr("hpcpace.cli.report.analyze", fail)
+    monkeypatch.setattr("hpcpace.diagnosis.analyze.analyze", fail)
     code, _, err = report(run)
     assert code == 4
     assert "a bug in hpcpace ended the report" in err and "IndexError: of 7; test_report.py" in err

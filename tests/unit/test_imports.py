@@ -30,6 +30,32 @@ def test_commands_of_the_login_node_load_neither_torch_nor_mpi(module: str) -> N
     assert _loaded(f"import hpcpace.cli.{module}") & {"torch", "mpi4py"} == set()
 
 
+def test_a_missing_run_is_refused_before_anything_that_reads_runs_is_loaded(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.argv = ["hpcpace", "report", {str(tmp_path / "none")!r}]
+from hpcpace.cli import main
+try:
+    main()
+except SystemExit as error:
+    print(error.code, *({{"numpy", "h5py", "scipy", "rich"}} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["2"], result.stderr
+
+
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("hpcpace.cli.runs", ("numpy", "h5py")),
+        ("hpcpace.diagnosis.analyze, hpcpace.report.html.page", ("scipy.stats", "scipy.sparse", "pandas", "plotly")),
+    ],
+)
+def test_commands_load_no_more_than_they_use(modules: str, unwanted: tuple[str, ...]) -> None:
+    code = f"import sys, {modules}; print(*({set(unwanted)!r} & set(sys.modules)))"
+    assert not subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
 def _imports(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):

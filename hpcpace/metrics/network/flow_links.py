@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
-from scipy.stats import hypergeom, poisson
+from scipy.special import pdtr, pdtrc, stdtr, stdtrit
 
 from hpcpace.metrics.network.flow_figures import DOWN, UP, FlowFigures
 from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause, LinkFault
@@ -303,7 +302,9 @@ def _lossy(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     shares = figures.repeats / np.maximum(figures.packets, 1.0)
     usual = float(np.sort(shares)[(len(shares) - 1) // 4])  # most may pass the same host, as in a short pipeline
     expected = max(usual, least_share / _REPEAT_RATIO) * figures.packets
-    p_values = np.asarray(poisson.sf(figures.repeats / _REPEAT_RATIO - 1, np.maximum(expected, 1e-9)) * len(figures))
+    fewer = figures.repeats / _REPEAT_RATIO - 1
+    chance = np.where(fewer < 0, 1.0, pdtrc(np.maximum(fewer, 0.0), np.maximum(expected, 1e-9)))
+    p_values = chance * len(figures)
     is_lossy = is_left & (shares >= max(least_share, _REPEAT_RATIO * usual)) & (figures.repeats >= _LEAST_REPEATS)
     is_lossy &= (figures.steady_repeat_share >= least_share / 2) & (p_values <= job.limits.level)
     is_clean = shares < least_share / 2
@@ -326,16 +327,31 @@ def _stalled(job: _Job, is_left: BoolArray) -> list[LinkFault]:
     sending_s = figures.num_bytes / np.exp(figures.usual_log_rate)
     worst = int(np.argmax(stalls))
     expected = stalls[worst] * np.minimum(sending_s / sending_s[worst], 1.0)
-    is_well = np.asarray((stalls < least) & (poisson.cdf(stalls, expected) <= _LEAST_CHANCE))
+    is_well = np.asarray((stalls < least) & (pdtr(stalls, expected) <= _LEAST_CHANCE))
     accusation = _accused(job, stalls >= least, is_well, np.ones(len(figures)), LinkCause.FLAPPING)
     all_stalls, all_intervals = int(figures.num_stalls.sum()), int(figures.num_intervals.sum())
     faults = []
     for place in _places(accusation):
         count, intervals = int(figures.num_stalls[place.rows].sum()), int(figures.num_intervals[place.rows].sum())
-        chance = float(hypergeom.sf(count - 1, all_intervals, all_stalls, intervals)) * len(job.topology.links)
+        chance = _stall_chance(count, intervals, all_stalls, all_intervals) * len(job.topology.links)
         if count >= _LEAST_STALLS and chance <= job.limits.level:
             faults.append(_fault(job, replace(place, p_value=chance), LinkCause.FLAPPING))
     return faults
+
+
+def _stall_chance(count: int, intervals: int, all_stalls: int, all_intervals: int) -> float:
+    """Return the probability that at least `count` of all stalls fall into these intervals by chance, hypergeometric.
+
+    As `scipy.stats.hypergeom.sf`, whose package takes longer to load than a report of a small run.
+    """
+    spare = all_intervals - intervals - all_stalls  # of the other intervals, if all stalls were in them
+    inside = np.arange(max(-spare, 0), min(intervals, all_stalls) + 1)
+    last = inside[:-1].astype(np.float64)
+    # From one number of stalls to the next the probability changes by a factor, which loses no digits.
+    factors = (intervals - last) * (all_stalls - last) / ((last + 1) * (spare + last + 1))
+    log_weights = np.concatenate([[0.0], np.log(factors).cumsum()])
+    weights = np.exp(log_weights - log_weights.max())
+    return float(weights[inside >= count].sum() / weights.sum())
 
 
 def _small(job: _Job, is_left: BoolArray) -> list[LinkFault]:

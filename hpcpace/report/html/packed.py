@@ -23,13 +23,8 @@ def asset(name: str) -> str:
 
 
 def plot_library() -> bytes:
-    """Return plotly.js as gzip: the bundle of this package, or all of plotly.js from the package plotly without it."""
-    bundle = _ASSETS.joinpath(_BUNDLE)
-    if bundle.is_file():
-        return bundle.read_bytes()
-    from plotly.offline import get_plotlyjs
-
-    return compressed(get_plotlyjs())
+    """Return plotly.js as gzip: the bundle of this package."""
+    return _ASSETS.joinpath(_BUNDLE).read_bytes()
 
 
 def compressed(text: str) -> bytes:

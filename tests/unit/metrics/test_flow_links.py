@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import hypergeom
 
 from experiments.links.simulated import SimulatedLinks, simulate
 from experiments.links.synthetic import located, random_job
 from hpcpace.metrics.network.flow_figures import FlowFigures, flow_figures
-from hpcpace.metrics.network.flow_links import BETWEEN_SWITCHES, locate_by_flows
+from hpcpace.metrics.network.flow_links import BETWEEN_SWITCHES, _stall_chance, locate_by_flows
 from hpcpace.metrics.network.flow_tables import Flows
 from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause
 from hpcpace.units import NS_PER_S
@@ -217,3 +218,14 @@ def test_foreign_traffic_that_leaves_room_for_the_job_is_no_fault():
         line_rate_bps=np.full(4, 2 * job.link_bps),
     )
     assert found.faults == ()
+
+
+@pytest.mark.parametrize(
+    ("count", "intervals", "all_stalls", "all_intervals"),
+    [(0, 10, 5, 100), (3, 40, 5, 200), (4, 300, 17, 11_462), (226, 1023, 2005, 32_796), (5, 8, 7, 10), (6, 8, 5, 10)],
+)
+def test_the_chance_of_stalls_is_hypergeometric(
+    count: int, intervals: int, all_stalls: int, all_intervals: int
+) -> None:
+    expected = hypergeom.sf(count - 1, all_intervals, all_stalls, intervals)
+    assert _stall_chance(count, intervals, all_stalls, all_intervals) == pytest.approx(expected, rel=1e-10, abs=1e-300)

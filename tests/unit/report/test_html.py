@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from importlib.resources import files
 
 import numpy as np
-import plotly.offline
 import pytest
 from report_sample import HEALTHY, NASTY, SampleCulprit, SampleVerdict, sample_plots, sample_summary
 
@@ -590,11 +589,6 @@ def test_the_page_carries_the_licenses_of_what_is_in_it(summary):
     content = page(summary, VERDICT, PlotData())
     assert "Plotly Technologies Inc." in content and "Arjun Barrett" in content
     assert content.count("Permission is hereby granted, free of charge") == 2
-
-
-def test_without_the_bundle_the_page_has_all_of_plotly(monkeypatch, tmp_path):
-    monkeypatch.setattr("hpcpace.report.html.packed._ASSETS", tmp_path)
-    assert gzip.decompress(plot_library()).decode() == plotly.offline.get_plotlyjs()
 
 
 def test_the_page_holds_summary_json(summary):
