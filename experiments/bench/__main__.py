@@ -52,7 +52,7 @@ FULL = (
     ("many_runs",),
 )
 QUICK = (
-    ("startup", "--pairs", "2"),
+    ("startup", "--rounds", "2", "--runs", "20"),
     ("recorder", "--pairs", "2", "--events", "5000"),
     ("simulation", "--ranks", "512", "--steps", "100", "--repeats", "1"),
     ("trace_size", "--steps", "2000", "--rates", "200"),

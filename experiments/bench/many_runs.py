@@ -63,7 +63,8 @@ def _compare(folder: Path, num_records: int, repeats: int) -> None:
     print(f"compare of two with summaries: {_shown([_seconds('compare', *map(str, runs)) for _ in range(3)])}")
 
 
-def _history(folder: Path, num_runs: int, repeats: int) -> None:
+def write_runs(folder: Path, num_runs: int) -> None:
+    """Write that many runs of 8 ranks, each with run.json and summary.json."""
     template = SyntheticRun(num_ranks=8, num_steps=30, hosts=tuple(f"n{number}" for number in range(8)), noise=0.01)
     run = template.write(folder.with_name("template"))
     found = analyze(run, run.attempt(0), Selection(), Config(), begin_stage=lambda _: lambda done, total: None)
@@ -75,6 +76,10 @@ def _history(folder: Path, num_runs: int, repeats: int) -> None:
         record = {"name": f"job{number % 20}", "created_unix_ns": 20_000 * _DAY_NS + number * 10**12}
         attempt.joinpath("run.json").write_text(json.dumps(record))
         attempt.parent.joinpath("summary.json").write_text(summary)
+
+
+def _history(folder: Path, num_runs: int, repeats: int) -> None:
+    write_runs(folder, num_runs)
     first = _seconds("history", str(folder), "--json")
     again = [_seconds("history", str(folder)) for _ in range(repeats)]
     size_mb = os.path.getsize(folder / "hpcpace-history.json") / 1e6

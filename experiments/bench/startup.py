@@ -1,31 +1,81 @@
-"""Compares the start of the command line with that of Python alone: `python -m experiments.bench.startup`."""
+"""How long commands take to start, in processor time against a script that only loads what they need anyway.
+
+`python -m experiments.bench.startup`: the floor imports numpy, h5py, click and rich. All commands and the floor take
+turns in one run, each as a process of its own, so the ratios hold on a machine whose speed changes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
-import time
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from experiments.bench.pairs import alternate
+import numpy as np
 
+from experiments.bench.many_runs import write_runs
+from experiments.bench.pairs import median_interval
+from experiments.synthetic_run import SyntheticRun
 
-def _run_s(*arguments: str) -> float:
-    begin = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - begin
+FLOOR = ("-c", "import numpy, h5py, click, rich.table")
+TARGETS = {"--help": 0.8, "report of a missing run": 1.2, "report of a run of 4 ranks": 2.5, "list of runs": 4.0}
+NUM_STEPS = 50
 
 
 def main() -> None:
+    """Print the ratio of each command to the floor, beside its target."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--runs", type=int, default=1000, help="list this many reported runs")
     args = parser.parse_args()
-    pairs = alternate(lambda: _run_s("-m", "hpcpace", "--help"), lambda: _run_s("-c", "pass"), num_pairs=args.pairs)
-    ratio, low, high = pairs.ratio()
-    print(
-        f"hpcpace --help: median {sorted(pairs.a)[len(pairs.a) // 2]:.3f} s, {ratio:.1f} times [{low:.1f}, {high:.1f}] "
-        f"the start of Python alone ({args.pairs} pairs)"
-    )
+    with tempfile.TemporaryDirectory(prefix="hpcpace-startup-") as name:
+        times = measure(commands(Path(name), num_runs=args.runs), num_rounds=args.rounds)
+    floor_s = np.array(times.pop("floor"))
+    print(f"floor: {np.median(floor_s):.3f} s of processor time (numpy, h5py, click, rich.table), {args.rounds} rounds")
+    for command, taken in times.items():
+        ratio, low, high = median_interval(np.array(taken) / floor_s)
+        print(
+            f"{command}: {np.median(taken):.3f} s, {ratio:.2f} times [{low:.2f}, {high:.2f}] the floor "
+            f"(target {TARGETS[command]})"
+        )
+
+
+def commands(folder: Path, *, num_runs: int) -> dict[str, Sequence[str]]:
+    """Return the arguments of Python for each command, and write the runs that they read into a folder."""
+    SyntheticRun(num_steps=NUM_STEPS, slow={2: 1.5}, noise=0.02).write(folder / "run")
+    write_runs(folder / "runs", num_runs)
+    hpcpace = ("-m", "hpcpace")
+    return {
+        "floor": FLOOR,
+        "--help": (*hpcpace, "--help"),
+        "report of a missing run": (*hpcpace, "report", str(folder / "none")),
+        "report of a run of 4 ranks": (*hpcpace, "report", str(folder / "run")),
+        "list of runs": (*hpcpace, "list", str(folder / "runs")),
+    }
+
+
+def measure(todo: Mapping[str, Sequence[str]], *, num_rounds: int) -> dict[str, list[float]]:
+    """Return the processor seconds of each command in each round; one more round warms the caches."""
+    times: dict[str, list[float]] = {name: [] for name in todo}
+    for number in range(num_rounds + 1):
+        for name, arguments in todo.items():
+            taken_s = processor_s(arguments)
+            if number:
+                times[name].append(taken_s)
+    return times
+
+
+def processor_s(arguments: Sequence[str]) -> float:
+    """Return the processor time of one process of Python, in seconds, user and system."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if "Traceback" in done.stderr:
+        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr}")
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":
