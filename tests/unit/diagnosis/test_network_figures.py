@@ -69,7 +69,7 @@ def test_a_port_of_rdma_has_utilisation_and_no_foreign_traffic() -> None:
 
 def test_a_host_whose_ranks_did_not_all_record_has_no_foreign_traffic() -> None:
     job = ring_job(4)
-    with_gap = replace(job, is_recorded=np.array([True, False, True, True]), loads=replace(job.loads))
+    with_gap = replace(job, is_recorded=np.array([True, False, True, True]))
     with_gap.loads.job_bytes[:, 1] = np.nan
     row = of_host(of_job(with_gap), "n2")
     assert row.why_unknown == "not all ranks of the host recorded their connections"
@@ -98,7 +98,7 @@ def test_a_job_on_one_host_has_no_network() -> None:
 
 
 def test_traces_without_any_counter_have_no_network() -> None:
-    assert network_figures(replace(ring_job(2), loads=None, totals=None, known=None, flows=None)) is None
+    assert network_figures(replace(ring_job(2), known=None, flows=None)) is None
 
 
 def test_plots_have_interfaces_in_the_order_of_the_figures_and_hosts_of_a_leaf_side_by_side() -> None:
