@@ -1,9 +1,8 @@
 """Pickles of others, read without running anything that they ask for.
 
-A pickle is a program: `pickle.load` calls any function that it names, with arguments that it brings. Here the few names
-that a caller allows become records, which keep arguments and do nothing. Any other name ends the reading, as does an
-instruction that neither a checkpoint nor a dump needs. The reader is the one in Python, because that in C sets aside as
-much memory as a pickle says.
+A pickle is a program: `pickle.load` calls any function that it names, with arguments that it brings. Here any name ends
+the reading, as does an instruction that plain values do not need. The reader is the one in Python, because the one in C
+allocates as much memory as a pickle asks for.
 """
 
 from __future__ import annotations
@@ -11,19 +10,16 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 from hpcpace.quoting import shown
 
 MAX_VALUES = 1 << 21
-"""Lists, tables, tuples, records, marks and entries of the memo: each takes up to 200 times its one byte in memory."""
+"""Lists, tables, tuples, marks and entries of the memo: each takes up to 200 times its one byte in memory."""
 _MAX_UNFOLDED_PER_BYTE = 2
 """A value may be in many places. Stacks of a dump share their frames, which makes it as large as its bytes at most."""
 _FREE_UNFOLDED = 1 << 16
-PERSISTENT = ("pickle", "persistent id")
-"""Stands in a table of names for what a pickle refers to outside of itself."""
-
 _OPCODES = (
     *(pickle.PROTO, pickle.FRAME, pickle.STOP),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
@@ -38,36 +34,13 @@ _MAKERS = (
 )
 
 
-class Record:
-    """What a pickle asks to make by a class or a function; it is not made.
-
-    Attributes:
-        kind: the name of the class or function.
-        arguments: what it would be called with.
-        state: what its attributes would be set to; None if the pickle sets none.
-    """
-
-    __slots__ = ("arguments", "state")
-    kind: ClassVar[str] = ""
-
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
-        # As one tuple: a pickle can make a thousand calls with the same million arguments.
-        self.arguments = arguments
-        self.state: Any = None
-
-
-def record_kind(name: str) -> type[Record]:
-    """Return what a table of names has for a class or function of a name."""
-    return type(name, (Record,), {"kind": name, "__slots__": ()})
-
-
 class _Table(dict[Any, Any]):
     """A dictionary of a pickle; to hash a tuple that holds itself many times over would take for ever."""
 
     __slots__ = ()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if not isinstance(key, str | Record):
+        if not isinstance(key, str):
             raise pickle.UnpicklingError(f"a key is a {type(key).__name__}, not a text")
         super().__setitem__(key, value)
 
@@ -85,68 +58,37 @@ def _counted(carry_out: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 class _InertUnpickler(pickle._Unpickler):
-    """Makes plain values and records, and refuses every instruction beyond these."""
+    """Makes plain values, and refuses every name and every instruction beyond these."""
 
     stack: list[Any]
     num_values = 0
 
-    def __init__(self, data: bytes, names: Mapping[tuple[str, str], Any], source: str) -> None:
-        super().__init__(io.BytesIO(data))
-        self._names, self._source = names, source
-
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return self._names[module, name]
-        except KeyError:
-            asked = shown(f"{module}.{name}")
-            raise pickle.UnpicklingError(f"it asks for {asked}, which no {self._source} needs") from None
+        raise pickle.UnpicklingError(f"it asks for {shown(f'{module}.{name}')}, which no dump needs")
 
     def persistent_load(self, pid: Any) -> Any:
-        kind = self.find_class(*PERSISTENT)
-        if not isinstance(pid, tuple):
-            raise pickle.UnpicklingError("it refers to something that is not a storage")
-        return kind(pid)
+        self.find_class("pickle", "persistent id")
 
     def _empty_table(self) -> None:
         self.stack.append(_Table())
-
-    def _build(self) -> None:
-        state = self.stack.pop()
-        if not isinstance(self.stack[-1], Record):
-            raise pickle.UnpicklingError(f"it sets attributes of a {type(self.stack[-1]).__name__}")
-        self.stack[-1].state = state
-
-    def _call(self) -> None:
-        arguments, kind = self.stack.pop(), self.stack.pop()
-        if not (isinstance(kind, type) and issubclass(kind, Record) and isinstance(arguments, tuple)):
-            raise pickle.UnpicklingError(f"it calls a {type(kind).__name__}")
-        self.stack.append(kind(arguments))
 
     dispatch: ClassVar[dict[int, Any]] = {
         **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES},
         **{code[0]: _counted(pickle._Unpickler.dispatch[code[0]]) for code in _MAKERS},
         pickle.EMPTY_DICT[0]: _counted(_empty_table),
-        pickle.BUILD[0]: _build,
-        pickle.REDUCE[0]: _counted(_call),
-        pickle.NEWOBJ[0]: _counted(_call),
     }
 
 
-def read_pickle(data: bytes, *, names: Mapping[tuple[str, str], Any] | None = None, source: str = "dump") -> Any:
-    """Return what a pickle holds, of dictionaries, lists, tuples, numbers, texts and what its names stand for.
+def read_pickle(data: bytes) -> Any:
+    """Return the dictionaries, lists, tuples, numbers and texts of a pickle.
 
-    Whoever walks through all of it, in whatever order, takes time that is linear in its bytes.
-
-    Args:
-        data: the pickle.
-        names: what it may ask for, by module and name: kinds of records, and values that it gets as they are.
-        source: what it is a pickle of, for messages.
+    A walk through all of it, in whatever order, takes time that is linear in its bytes.
 
     Raises:
         ValueError: it is no pickle, is cut off, asks for anything else, or has values that are in too many places.
     """
     try:
-        value = _InertUnpickler(data, names or {}, source).load()
+        value = _InertUnpickler(io.BytesIO(data)).load()
         _check_unfolded(value, _MAX_UNFOLDED_PER_BYTE * len(data) + _FREE_UNFOLDED)
         return value
     except pickle.UnpicklingError as error:
@@ -155,30 +97,28 @@ def read_pickle(data: bytes, *, names: Mapping[tuple[str, str], Any] | None = No
     except (EOFError, struct.error) as error:
         raise ValueError("it is cut off") from error
     except KeyError as error:  # an instruction that is not among those above
-        raise ValueError(f"it has the instruction {shown(error.args[0])}, which no {source} needs") from error
+        raise ValueError(f"it has the instruction {shown(error.args[0])}, which no dump needs") from error
     except IndexError as error:
         # Bytes that are not there, or a value that is not on the stack.
         is_cut = "index out of range" in str(error)
-        raise ValueError("it is cut off" if is_cut else f"it is damaged, or no pickle of a {source}") from error
+        raise ValueError("it is cut off" if is_cut else "it is damaged, or no pickle of a dump") from error
     except Exception as error:  # whatever a stack without the right things on it leads to
-        raise ValueError(f"it is damaged, or no pickle of a {source} ({type(error).__name__})") from error
+        raise ValueError(f"it is damaged, or no pickle of a dump ({type(error).__name__})") from error
 
 
 def _check_unfolded(value: Any, max_values: int) -> None:
     """Refuse values that hold others so many times over, or themselves, that no walk through them ends in time."""
     num_values, left = 1, [value]
     while left:
-        for parts in _parts(left.pop()):
-            num_values += len(parts)
-            if num_values > max_values:
-                raise pickle.UnpicklingError(f"its values hold each other more than {max_values} times")
-            left.extend(part for part in parts if isinstance(part, (dict, list, tuple, Record)))
+        parts = _parts(left.pop())
+        num_values += len(parts)
+        if num_values > max_values:
+            raise pickle.UnpicklingError(f"its values hold each other more than {max_values} times")
+        left.extend(part for part in parts if isinstance(part, (dict, list, tuple)))
 
 
-def _parts(value: Any) -> tuple[Any, ...]:
-    """Return what a value holds directly, in one or two collections."""
-    if isinstance(value, Record):
-        return (value.arguments, (value.state,))
+def _parts(value: Any) -> Collection[Any]:
+    """Return what a value holds directly."""
     if isinstance(value, dict):
-        return (value.values(), [key for key in value if isinstance(key, Record)])
-    return (value,) if isinstance(value, (list, tuple)) else ()
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
