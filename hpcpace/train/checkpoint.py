@@ -20,6 +20,7 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -243,7 +244,17 @@ class _TensorReader(HuggingFaceStorageReader):
         try:
             self._metadata = super().read_metadata()
         except Exception as error:  # whatever headers that somebody made up let torch and safetensors raise
-            raise unreadable(folder.path, self.named(reason_of(error))) from error
+            raise unreadable(folder.path, self._damaged() + self.named(reason_of(error))) from error
+
+    def _damaged(self) -> str:
+        """Return the name of the first file whose header cannot be read, which torch does not say, and a colon."""
+        for name in sorted(filter(lambda name: name.endswith(".safetensors"), self._folder.names())):
+            try:
+                with safe_open(f"{held_path(self._folder)}/{name}", framework="pt"):
+                    pass
+            except Exception:  # as above
+                return f"{shown(name)}: "
+        return ""
 
     # Torch logs a traceback where this fails, so it was done before.
     def read_metadata(self) -> Metadata:

@@ -176,8 +176,8 @@ def _cut_off_rank_1(checkpoint):
     ("damage", "seen"),
     [
         (_let_everybody_write, "can be written to by everybody (mode 0777); if all in it is yours, chmod -R go-w"),
-        (_hide_code, "cannot read the checkpoint"),
-        (_cut_off_rank_1, "cannot read the checkpoint"),
+        (_hide_code, f"'{SHARD_OF_RANK_1}': "),
+        (_cut_off_rank_1, f"'{SHARD_OF_RANK_1}': "),
     ],
 )
 def test_ranks_refuse_a_checkpoint_together(mpiexec, two_stages, tmp_path, damage, seen):
