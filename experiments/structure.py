@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import math
+import statistics
+import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +159,35 @@ def used_once(modules: Sequence[Module]) -> list[str]:
     return [name for name, number in count.items() if number == 1]
 
 
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+
+
+def num_code_lines(text: str) -> int:
+    """Return the lines of a module without blank ones, comments and docstrings."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def totals(root: Path, modules: Sequence[Module]) -> str:
+    """Return the size of hpcpace and experiments as a line each."""
+    lines = []
+    for name in (PACKAGE, "experiments"):
+        texts = [path.read_text(encoding="utf-8") for path in (root / name).rglob("*.py")]
+        median = statistics.median([len(text.splitlines()) for text in texts]) if texts else 0
+        lines.append(
+            f"{name}: {sum(map(num_code_lines, texts))} code lines, {len(texts)} modules, median {median:.0f} lines"
+        )
+    return "\n".join([*lines, f"modules with one importer: {len(used_once(modules))}"])
+
+
 def percentile(values: Sequence[int], share: float) -> int:
     """Return the least value that at least this share of all values does not exceed; 0 without values."""
     ordered = sorted(values)
@@ -204,7 +236,8 @@ def main() -> None:
     modules = read_modules(args.folder)
     print(table(modules))
     cycles = [" <-> ".join(group) for group in package_cycles(modules)]
-    print(f"\npackage cycles: {'; '.join(cycles) or 'none'}")
+    print(f"\n{totals(args.folder, modules)}")
+    print(f"package cycles: {'; '.join(cycles) or 'none'}")
     functions = [function for module in modules for function in module.functions]
     for function in sorted(functions, key=lambda one: -one.num_lines)[: args.worst]:
         place = f"{function.path}:{function.line} {function.name}"

@@ -47,7 +47,7 @@ def each_case(
             assert not failures, f"{len(failures)} of {len(table)} cases failed:\n" + "\n".join(failures)
 
         kept = [one for name, one in inspect.signature(test).parameters.items() if name not in arguments]
-        loop.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+        loop.__signature__ = inspect.Signature(kept)
         return loop
 
     return decorate

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.structure import Module, package_cycles, percentile, read_modules, used_once
+from experiments.structure import Module, num_code_lines, package_cycles, percentile, read_modules, used_once
 
 ROOT = Path(__file__).parents[2]
 MODULES = read_modules(ROOT)
@@ -49,6 +49,12 @@ def test_a_circle_of_packages_is_found_and_one_inside_a_package_is_not() -> None
 def test_counts_the_modules_with_one_importer() -> None:
     modules = [_module("a.x", "b.x", "c"), _module("b.x", "c"), _module("c")]
     assert used_once(modules) == ["hpcpace.b.x"]
+
+
+def test_code_lines_leave_out_docstrings_comments_and_blank_lines() -> None:
+    documented = '"""Two\nlines."""\n\n# a comment\nx = (\n    1,  # another\n)\n\n\n'
+    text = documented + 'def f():\n    """One."""\n    return """a\nb"""\n'
+    assert num_code_lines(text) == 6
 
 
 def test_reads_functions_arguments_and_imports(tmp_path: Path) -> None:
