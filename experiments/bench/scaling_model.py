@@ -167,7 +167,7 @@ def measure(run: RunDirectory, max_rows: int) -> dict[str, float]:
         return count(*args)
 
     module: Any = operations
-    module.rank_totals, module._LEAST_ROWS = counted, 1
+    module.rank_totals, module._MIN_ROWS = counted, 1
     assert operations.measure_operations.__kwdefaults__ is not None
     operations.measure_operations.__kwdefaults__["max_rows"] = max_rows
     for place, name, part, function in (
@@ -337,7 +337,7 @@ def show(model: Model, args: argparse.Namespace) -> None:
     num_processes = args.nodes * args.processes_per_node
     num_steps = args.records_per_s * args.seconds / _ALL
     num_rows = float(args.ranks) * args.records_per_s * args.seconds
-    rows_of_range = max(operations.MAX_ROWS, operations._LEAST_ROWS * args.ranks)
+    rows_of_range = max(operations.MAX_ROWS, operations._MIN_ROWS * args.ranks)
     num_ranges = num_processes * np.ceil(num_rows / rows_of_range / num_processes)
     size = Size(args.ranks, num_steps, num_rows, args.ranks * num_ranges)
     parts = model.predict(size, num_processes)
