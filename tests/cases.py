@@ -6,9 +6,10 @@ that need no fixture of their own runs much faster as one item.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ def each_case(
 ) -> Callable[[Callable[..., None]], Any]:
     """Run a test for each case, as pytest.mark.parametrize does, but as one item that collects all failures.
 
-    Fixtures are made once for all cases, so that a test may only take those that no case changes.
+    Each case has a tmp_path, a monkeypatch and a capsys of its own. Other fixtures are made once for all cases, so a
+    test may only take those that no case changes.
 
     Args:
         names: arguments of the test, separated by commas, or a list of them.
@@ -39,9 +41,10 @@ def each_case(
         def loop(**fixtures: Any) -> None:
             assert table, "there are no cases"
             failures = []
-            for label, (values, _) in zip(labels, table, strict=True):
+            for number, (label, (values, _)) in enumerate(zip(labels, table, strict=True)):
                 try:
-                    test(**fixtures, **dict(zip(arguments, values, strict=True)))
+                    with _fresh(fixtures, number) as own:
+                        test(**own, **dict(zip(arguments, values, strict=True)))
                 except (Exception, pytest.fail.Exception) as error:
                     failures.append(f"[{label}] {type(error).__name__}: {error}")
             assert not failures, f"{len(failures)} of {len(table)} cases failed:\n" + "\n".join(failures)
@@ -51,6 +54,21 @@ def each_case(
         return loop
 
     return decorate
+
+
+@contextlib.contextmanager
+def _fresh(fixtures: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """Yield the fixtures for one case, with those replaced that a case changes."""
+    own = dict(fixtures)
+    if "tmp_path" in own:
+        own["tmp_path"] = own["tmp_path"] / f"case-{number}"
+        own["tmp_path"].mkdir()
+    if "capsys" in own:
+        own["capsys"].readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        if "monkeypatch" in own:
+            own["monkeypatch"] = patch
+        yield own
 
 
 def _values(case: Any, num_arguments: int) -> tuple[tuple[Any, ...], str | None]:
