@@ -1,7 +1,8 @@
-"""Many cases in one test: all of them run, and the test names those that failed.
+"""Tables of cases: many of them in one test, and the choice of them that each landing runs.
 
 An item of pytest costs its fixtures, its report and a place in the plan of every worker. A table of hundreds of cases
-that need no fixture of their own runs much faster as one item.
+that need no fixture of their own runs much faster as one item. Where each case takes seconds, a landing runs a choice,
+and `make test-nightly` all of them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,29 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
+ALL_SEEDS: ContextVar[bool] = ContextVar("all_seeds", default=False)
+"""Whether pytest was started with --all-seeds."""
 Ids = Iterable[str] | Callable[[Any], object] | None
 MAX_NAME_CHARS = 200
+
+
+def chosen(cases: Iterable[Any], num_chosen: int) -> list[Any]:
+    """Return that many cases, evenly spread over a table and always the same; with --all-seeds all of them."""
+    table = list(cases)
+    assert 0 < num_chosen < len(table), f"{num_chosen} of {len(table)} cases are no choice"
+    if ALL_SEEDS.get():
+        return table
+    return [table[number * len(table) // num_chosen] for number in range(num_chosen)]
+
+
+def only_nightly(cases: Iterable[Any], rest: Iterable[Any]) -> list[Any]:
+    """Return the cases that each landing runs, and with --all-seeds the rest of the table too."""
+    return [*cases, *rest] if ALL_SEEDS.get() else list(cases)
 
 
 def each_case(
