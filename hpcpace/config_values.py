@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.config import Config
-from hpcpace.errors import ConfigError, check_all
-from hpcpace.files import read_file
-from hpcpace.quoting import shown
+from hpcpace.core.errors import ConfigError, check_all
+from hpcpace.core.files import read_file
+from hpcpace.core.text import shown
 
 Values = dict[str, dict[str, Any]]
 """Values by section and key."""

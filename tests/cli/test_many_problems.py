@@ -13,7 +13,7 @@ import h5py
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 
 NUM, NUM_SOUND = 1000, 4
 MOST_ROWS, COLUMNS = 20, 120

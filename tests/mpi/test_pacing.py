@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.schema import PaceArm, PacePolicy, Phase, StepFlag
 

@@ -10,10 +10,10 @@ from subprocess import CompletedProcess
 import numpy as np
 import pytest
 
+from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.evidence import rank_operations, timed_traces
 from hpcpace.metrics.operations.matching import gather_operations, match
 from hpcpace.observe.compiled import find_layer
-from hpcpace.rundir import open_run
 from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
 
