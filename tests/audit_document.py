@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcpace.audit.findings import Severity
-from hpcpace.audit.rules.table import RULES, Rule
+from hpcpace.audit.rulebook import RULES, Rule
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.verdict import SEVERITY_WORDS
 

@@ -21,8 +21,8 @@ from experiments.damage.kind import Damaged, Kind, Random, of_rank, of_ranks, se
 from experiments.damage.links import RECORDS
 from experiments.damage.specimen import RunCopy
 from experiments.damage.tables import opened
-from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_host
+from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.header import header_values

@@ -11,8 +11,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_host
+from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import encode_header

@@ -15,10 +15,10 @@ import numpy as np
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.errors import WorldError
 from hpcpace.observe.roll_call import Attendance, call_over_mpi, call_over_store
+from hpcpace.world.clock import GlooTransport, MpiTransport, Transport
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.gloo import gloo_group
-from hpcpace.world.mpi_start import may_call_mpi
-from hpcpace.world.transport import GlooTransport, MpiTransport, Transport
+from hpcpace.world.mpi import may_call_mpi
 
 _POLL_INTERVAL_S = 0.001
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcpace.core.errors import ConfigError, WorldError
-from hpcpace.world.mpi_start import load_mpi
+from hpcpace.world.mpi import load_mpi
 
 
 def mpiexec_command(num_ranks: int, arguments: Sequence[str]) -> list[str]:

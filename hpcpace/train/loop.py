@@ -32,8 +32,8 @@ from hpcpace.train.progress import ProgressView, progress_view
 from hpcpace.train.result import TrainResult, is_out_of_memory, memory_facts, out_of_memory, write_result
 from hpcpace.train.resume import StartPoint, agree_on_start
 from hpcpace.train.stopping import EarlySignal, StopVote, side_group
+from hpcpace.world.connection import Rendezvous
 from hpcpace.world.process_group import init_process_group
-from hpcpace.world.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True, kw_only=True)

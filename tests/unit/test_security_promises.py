@@ -405,7 +405,7 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
             "connect",
         },  # the kernel's own socket for traffic shaping, on this host
         "hpcpace/observe/last_line.py": {"bind", "listen", "connect"},  # a Unix socket, see below
-        "hpcpace/world/rendezvous.py": {"connect"},  # asks whether torch's store answers
+        "hpcpace/world/connection.py": {"connect"},  # asks whether torch's store answers
         "hpcpace/callbacks/loop.py": {"bind"},  # arguments of a signature
         "hpcpace/cli/train.py": {"connect"},  # the ranks of a training: hpcpace.world.connection
         "hpcpace/cli/probe.py": {"connect"},  # likewise those of a probe

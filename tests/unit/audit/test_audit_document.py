@@ -14,7 +14,7 @@ from audit_document import updated
 
 from hpcpace.audit import facts, result
 from hpcpace.audit.findings import Severity
-from hpcpace.audit.rules.table import RULES, Rule
+from hpcpace.audit.rulebook import RULES, Rule
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.verdict import SEVERITY_WORDS
 

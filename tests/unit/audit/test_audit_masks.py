@@ -10,11 +10,10 @@ from experiments.machines.cases import CASES, dgx_h100, hybrid_cpu, mi250x, offl
 from experiments.machines.machine import Machine, threaded
 from experiments.machines.real import dgx_spark
 from hpcpace.audit import cpusets
-from hpcpace.audit.findings import Severity
+from hpcpace.audit.findings import Severity, bind_masks, bind_option, with_masks
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.result import BINDING_RULES, audit
 from hpcpace.audit.rulebook import run_rules
-from hpcpace.audit.rules.fixes import bind_masks, bind_option, with_masks
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.tree import Unreadable
 

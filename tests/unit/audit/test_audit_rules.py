@@ -24,9 +24,8 @@ from experiments.machines.cases import (
 from experiments.machines.machine import GPU, IB_NIC, MELLANOX, NVIDIA, Machine, memory_folder, threaded
 from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.job import AuditedJob, NcclLog
-from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
-from hpcpace.audit.rules.network_variables import hca_selects
-from hpcpace.audit.rules.table import RULES
+from hpcpace.audit.rulebook import BY_ID, RULES, RuleRun, run_rules
+from hpcpace.audit.rules.network import hca_selects
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.core.errors import UsageError
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
+from hpcpace.audit.facts import Throttle
 from hpcpace.diagnosis.analyze import Selection, analyze_traces, examine
 from hpcpace.diagnosis.figures.devices import GpuDifference, GpuState, gpu_differences, gpu_state
 from hpcpace.diagnosis.gpu_words import gpu_advice, gpu_sentence, with_gpus
 from hpcpace.diagnosis.summary import Verdict
-from hpcpace.throttling import Throttle
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.schema import TABLES
 from hpcpace.trace.tables import Table
