@@ -16,8 +16,8 @@ from pathlib import Path
 
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.rulebook import RULES, Rule
-from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.verdict import SEVERITY_WORDS
+from hpcpace.core.config import AuditConfig
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "audit.md"
 _WIDTH = 120

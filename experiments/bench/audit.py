@@ -25,7 +25,7 @@ from hpcpace.audit.result import audit
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import snapshot_from, snapshot_text
 from hpcpace.audit.verdict import verdict_lines
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.environment import host_identity, locate, process_environ, rank_info
 from hpcpace.lab.lab import Lab
 from hpcpace.observe.coordination import SingleCoordinator

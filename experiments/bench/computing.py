@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from hpcpace.config import SHORT_DTYPES
+from hpcpace.core.config import SHORT_DTYPES
 from hpcpace.core.errors import WorldError
 from hpcpace.train.presets import GPT2Shape
 from hpcpace.world.process_group import choose_device

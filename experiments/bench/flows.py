@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from hpcpace.config import TraceConfig
+from hpcpace.core.config import TraceConfig
 from hpcpace.observe import tcp_sockets
 from hpcpace.observe.flows import FlowSampler
 from hpcpace.observe.network import NetworkCounters, find_network_counters

@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments.drills.cluster import START_TIMEOUT_S, DrillSite, MisreadStart
 from experiments.drills.evidence import REPORT_TITLE
 from experiments.drills.kinds import ENVIRON, MOST_MISREAD, Drill, Outcome, repetition
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 
 LINK, UPLINK = "200mbit", "200mbit"
 """A ring passes an uplink once in each direction, so uplinks are not its bottleneck."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from experiments.links.cases import CASES, LAYOUTS, NOTHING, SIZES, LinkJob, jobs
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces

@@ -24,8 +24,8 @@ from experiments.machines.machine import (
 from experiments.machines.real import dgx_spark, magny_cours_sparse, raptor_lake, xeon_e7_4870
 from hpcpace.audit.facts import Counters, Nvml, Snapshot
 from hpcpace.audit.job import NcclLog
-from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.core.config import AuditConfig
 
 H100, CX7 = "0x2330", "0x1021"
 HEALTHY = Nvml(

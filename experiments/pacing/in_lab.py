@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.pacing.launch import JobFailed, Ran, what_came
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.lab.lab import Lab
 
 REPOSITORY = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from pathlib import Path
 from experiments.probe_lab.cases import HOSTS, LEAVES, LINK_MBIT, UPLINK_MBIT, Case, judged, planned
 from experiments.probe_lab.document import write_document
 from experiments.probe_lab.peers import measure_peers
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.lab.environment import NAME_VARIABLE
 from hpcpace.lab.lab import Lab
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.scale_lab.setups import HELD_OUT, SIZES, UPLINK_MBIT, Setup
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab

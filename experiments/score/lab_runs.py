@@ -31,7 +31,7 @@ from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
 from experiments.score.lab_document import document, line
 from experiments.score.lab_outcomes import Outcome, change, keep, kept, missing, this_commit
 from experiments.score.truth import Truth
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.diagnosis.diagnose import Culprit
 from hpcpace.lab.lab import Lab

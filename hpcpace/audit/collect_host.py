@@ -1,4 +1,4 @@
-"""The operating system, its settings and drivers, GPUs, and the facts of each rank, from procfs, sysfs and environments.
+"""The operating system, its settings and drivers, GPUs, and the facts of each rank, from procfs and sysfs.
 
 A rank's facts are its CPU mask, memory, limits, cgroup, GPUs, and the variables that control its libraries.
 """

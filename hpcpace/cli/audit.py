@@ -27,7 +27,6 @@ from hpcpace.audit.gather import (
 from hpcpace.audit.job import AuditedJob, read_nccl_log
 from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.rulebook import BY_ID, check_ids
-from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.audit.verdict import differences, explanation, map_lines, matrix_lines, prolog_line, verdict_lines
@@ -35,7 +34,7 @@ from hpcpace.cli.audit_show import TERMINAL, check_show, shown_lines, write_pict
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, verbose
 from hpcpace.cli.problems import warn
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import AuditConfig
 from hpcpace.core.environment import RankInfo, process_environ, process_redaction, rank_info
 from hpcpace.core.errors import (
     EXIT_FAILED,
@@ -48,6 +47,7 @@ from hpcpace.core.errors import (
     check_all,
 )
 from hpcpace.core.rundir import check_target
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import printable
 
 MOST_TASKS = 4096

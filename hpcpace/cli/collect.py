@@ -10,11 +10,11 @@ import click
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, option, verbose
-from hpcpace.config_sources import load_config
 from hpcpace.core.codec import read_json
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.rundir import Attempt, open_named_run
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import folded, plural, printable
 from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
 from hpcpace.observe.node_local_disk import AUTO, candidates

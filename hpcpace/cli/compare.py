@@ -14,11 +14,11 @@ from rich.console import Console
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Real, headed, option, verbose
 from hpcpace.cli.progress import shown_progress
-from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import check_target, json_text
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import plural, printable
 from hpcpace.metrics.run_difference import PRIOR_CV
 from hpcpace.report.html.comparison import comparison_page

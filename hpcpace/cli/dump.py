@@ -17,7 +17,7 @@ from rich.text import Text
 from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.options import PATH, Whole, option
-from hpcpace.config import ReportConfig
+from hpcpace.core.config import ReportConfig
 from hpcpace.core.text import MAX_LETTERS, folded, printable, shortened
 from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from hpcpace.cli.hang_dumps import exit_code, hang_json, text_console
-from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt, json_text, open_named_run
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import NS_PER_S, format_duration, plural, rank_list
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, read_start

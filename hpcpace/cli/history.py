@@ -13,11 +13,11 @@ from rich.console import Console
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, headed, option, verbose
 from hpcpace.cli.progress import shown_progress
-from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import RUNS, check_target, json_text
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import listed
 from hpcpace.report.html.history import history_page
 from hpcpace.report.terminal.history import print_history

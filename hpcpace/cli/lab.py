@@ -16,10 +16,10 @@ from hpcpace.cli.commands import Group
 from hpcpace.cli.lab_fault import fault
 from hpcpace.cli.lab_inside import attach_inside, name_option
 from hpcpace.cli.options import PATH, headed, option, setting
-from hpcpace.config import LabConfig
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import LabConfig
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import command_on

@@ -6,7 +6,7 @@ import os
 import sys
 
 from hpcpace.cli.options import option
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.lab.environment import NAME_VARIABLE
 from hpcpace.lab.lab import Lab

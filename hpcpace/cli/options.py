@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from hpcpace.config import BOUNDS, MOST, Config
+from hpcpace.core.config import MAX, Config
 from hpcpace.core.detail import parse_steps
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -26,7 +26,7 @@ class Whole(click.IntRange):
 
     name = "integer"
 
-    def __init__(self, least: int, most: int = MOST) -> None:
+    def __init__(self, least: int, most: int = MAX) -> None:
         super().__init__(least, most)
 
 
@@ -35,7 +35,7 @@ class Real(click.FloatRange):
 
     name = "number"
 
-    def __init__(self, least: float, most: float = MOST, *, is_open: bool = False) -> None:
+    def __init__(self, least: float, most: float = MAX, *, is_open: bool = False) -> None:
         super().__init__(least, most, min_open=is_open)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -83,7 +83,7 @@ class Option(click.Option):
         kind = self.type
         if not isinstance(kind, (click.IntRange, click.FloatRange)) or kind.min is None or kind.max is None:
             return ""
-        if kind.max < MOST:
+        if kind.max < MAX:
             least = f"above {kind.min:.9g} and at most" if kind.min_open else f"{kind.min:.9g} to"
             return f"{least} {kind.max:.9g}"
         return f"{'above' if kind.min_open else 'at least'} {kind.min:.9g}"
@@ -112,17 +112,18 @@ def setting(
     """Return an option that sets one setting, within its bounds; its help shows the default of that setting.
 
     Args:
-        section: of hpcpace.config.
+        section: of hpcpace.core.config.
         name: key of the setting.
         flag: name of the option where it is not that of the setting.
         default: words for a default that depends on other things.
         attributes: of the option; of its `type`, int and float take the bounds of the setting.
     """
     flag = flag or f"--{name.replace('_', '-')}"
-    value = getattr(getattr(Config(), section), name)
+    settings = getattr(Config(), section)
+    value = getattr(settings, name)
     kind = attributes.get("type")
     if kind in (int, float):
-        least, most = BOUNDS[section][name]
+        least, most = settings.bounds_of(settings.__dataclass_fields__[name])
         attributes["type"] = Whole(int(least), int(most)) if kind is int else Real(least, most)
     if isinstance(value, bool):
         attributes["default"], default = None, "on" if value else "off"

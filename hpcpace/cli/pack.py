@@ -12,7 +12,7 @@ from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.options import PATH, Whole, headed, option, verbose
 from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import shown_progress
-from hpcpace.config import ReportConfig
+from hpcpace.core.config import ReportConfig
 from hpcpace.core.errors import EXIT_WARNING, ConfigError, TraceError
 from hpcpace.core.rundir import open_named_run
 from hpcpace.core.text import format_bytes, parse_size, plural, printable

@@ -16,8 +16,7 @@ import click
 from hpcpace.cli.options import PATH, Real, headed, option
 from hpcpace.cli.progress import shown_progress
 from hpcpace.cli.rank_zero import RankZeroCommand
-from hpcpace.config import BACKENDS, DEVICES, Config
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import BACKENDS, DEVICES, Config
 from hpcpace.core.environment import RankInfo, process_environ, rank_info, set_environ_default
 from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
@@ -31,6 +30,7 @@ from hpcpace.core.errors import (
 )
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import check_target, json_text
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import folded_message, printable
 from hpcpace.probe.change import is_unclear, outcome_words
 from hpcpace.probe.host_changes import changes, check_comparable, left_out

@@ -18,8 +18,7 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_range, verbose
 from hpcpace.cli.problems import warn
-from hpcpace.config import Config
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import Config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
@@ -32,6 +31,7 @@ from hpcpace.core.errors import (
     UsageError,
 )
 from hpcpace.core.rundir import Attempt, RunDirectory, json_text
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import one_line, printable
 from hpcpace.world.team import Team, team
 

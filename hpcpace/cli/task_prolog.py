@@ -13,11 +13,11 @@ import click
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, option
-from hpcpace.config_sources import SITE_FILE_VARIABLE, load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import UsageError
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import default_run_path
+from hpcpace.core.settings import SITE_FILE_VARIABLE, load_config
 from hpcpace.core.text import printable
 from hpcpace.observe.launch import find_launch, has_launch, site_launch
 

@@ -15,7 +15,7 @@ from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_range, verbose
 from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import shown_progress
-from hpcpace.config import ReportConfig
+from hpcpace.core.config import ReportConfig
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.rundir import check_target
 from hpcpace.core.text import format_bytes, plural, printable

@@ -8,10 +8,9 @@ import click
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, checked_steps, headed, option
-from hpcpace.config import ON_HANG, ON_HANG_VARIABLE
+from hpcpace.core.config import ON_HANG, ON_HANG_VARIABLE, POLICIES
 from hpcpace.core.detail import DETAILS
 from hpcpace.observe.step_source import StepFrom
-from hpcpace.pace.settings import POLICIES
 
 
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

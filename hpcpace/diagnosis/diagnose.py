@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.arrival import arrival_finding
 from hpcpace.diagnosis.modes.communication import network_findings
 from hpcpace.diagnosis.modes.cores import core_finding, with_cores

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.figures.network import NetworkEvidence
 from hpcpace.diagnosis.modes.finding import Panels

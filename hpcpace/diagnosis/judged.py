@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
-from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.config import Config, DiagnosisConfig
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.devices import is_host_timed, is_timed_there

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from hpcpace.core.config import NO_POLICY
 from hpcpace.core.environment import RankInfo, process_environ
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.observe.alarm import PAUSE_S, Alarm
@@ -23,7 +24,6 @@ from hpcpace.observe.telling import Telling
 from hpcpace.observe.warner import Warner
 from hpcpace.observe.watchdog import Watchdog
 from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.settings import NO_POLICY
 from hpcpace.trace.schema import Phase, StepFlag
 
 

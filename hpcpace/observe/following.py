@@ -34,7 +34,7 @@ from hpcpace.observe.warner import Warner
 from hpcpace.world.deadline import in_time
 
 if TYPE_CHECKING:
-    from hpcpace.config import HangConfig
+    from hpcpace.core.config import HangConfig
     from hpcpace.observe.session import Session
 
 _SEE_WARNING = "see the warning above"
@@ -126,7 +126,7 @@ class Follower:
             return nullcontext()
 
     def _hang_config(self) -> HangConfig:
-        from hpcpace.config_sources import load_config
+        from hpcpace.core.settings import load_config
 
         file = None if self._launch.config_file is None else Path(self._launch.config_file)
         return load_config(file=file, environ=process_environ()).hang
@@ -220,7 +220,7 @@ class Follower:
 
     def _is_wanted(self) -> bool:
         """Return whether site and user have this job traced, of which nobody has asked for a trace."""
-        from hpcpace.config_sources import load_config
+        from hpcpace.core.settings import load_config
 
         try:
             return load_config(environ=process_environ()).trace.enabled

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.environment import HostIdentity, RankInfo
 from hpcpace.core.files import other_writers
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path

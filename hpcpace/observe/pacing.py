@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
+from hpcpace.core.config import PaceSettings
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.rundir import Attempt
 from hpcpace.observe.recording import Recording
@@ -14,7 +15,6 @@ from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.exchange import Exchange
 from hpcpace.pace.mechanisms import RankProfile, core_names
 from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.settings import PaceSettings
 
 
 def open_pacer(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from hpcpace.config import ProbeConfig
+from hpcpace.core.config import ProbeConfig
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.rundir import Attempt
 from hpcpace.world.gloo import own_store

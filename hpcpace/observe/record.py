@@ -15,9 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.config import Config
-from hpcpace.config_values import setting_variables
+from hpcpace.core.config import Config
 from hpcpace.core.redaction import Redaction
+from hpcpace.core.setting_values import setting_variables
 
 _PACKAGES = ("torch", "numpy", "h5py", "mpi4py", "mpich")
 KEPT_VARIABLES = frozenset(

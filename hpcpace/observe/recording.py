@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from hpcpace.config import Config
+from hpcpace.core.config import NO_POLICY, Config
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import ClockSyncError
@@ -39,7 +39,6 @@ from hpcpace.observe.switching import Switching
 from hpcpace.observe.tcp_sockets import OwnConnections
 from hpcpace.observe.uncompiled import keep_uncompiled
 from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.settings import NO_POLICY
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, EventKind, Phase, StepFlag, TraceHeader
 from hpcpace.world.clock import ClockSync

@@ -19,7 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
-from hpcpace.config import Config
+from hpcpace.core.config import NO_POLICY, Config
 from hpcpace.core.environment import RankInfo, host_identity, locate, process_environ
 from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.core.rundir import Attempt, RunDirectory
@@ -34,7 +34,6 @@ from hpcpace.observe.session_settings import SessionSettings, shared_settings
 from hpcpace.observe.step_source import StepFrom
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.warner import Warner
-from hpcpace.pace.settings import NO_POLICY
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag
 from hpcpace.world.deadline import Deadline

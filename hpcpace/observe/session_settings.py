@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcpace.config import Config
-from hpcpace.config_sources import REQUESTED, load_config
+from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo, rank_info, rank_info_of_group
-from hpcpace.known_variables import unknown_sentence, unknown_variables
+from hpcpace.core.settings import REQUESTED, load_config, unknown_sentence, unknown_variables
 
 
 @dataclass(frozen=True, kw_only=True)

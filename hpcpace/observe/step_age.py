@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from hpcpace.config import HangConfig
+from hpcpace.core.config import HangConfig
 from hpcpace.core.text import NS_PER_S
 from hpcpace.trace.schema import Phase
 

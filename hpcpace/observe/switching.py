@@ -22,12 +22,11 @@ from types import FrameType
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.config import Config
+from hpcpace.core.config import NO_POLICY, Config
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_detail, parse_order, parse_steps
 from hpcpace.core.files import Folder, other_writers, read_most
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.observe.default_action import act_by_default
-from hpcpace.pace.settings import NO_POLICY
 
 NO_SIGNAL = "none"
 

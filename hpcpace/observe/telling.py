@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpcpace import __version__
-from hpcpace.config import MetricsConfig
+from hpcpace.core.config import MetricsConfig
 from hpcpace.core.environment import RankInfo, process_redaction
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import format_duration, plural, shell_word

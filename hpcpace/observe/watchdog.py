@@ -17,7 +17,7 @@ from functools import partial
 from os import _exit
 from typing import Protocol
 
-from hpcpace.config import HangConfig
+from hpcpace.core.config import HangConfig
 from hpcpace.core.environment import HostIdentity
 from hpcpace.core.errors import EXIT_FAILED
 from hpcpace.core.rundir import Attempt

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcpace.core.config import PaceSettings
 from hpcpace.pace.mechanisms import POLLING, RankProfile, find_mechanisms, policy_for
 from hpcpace.pace.pacing_points import PacingPoint, choose_points
 from hpcpace.pace.point_search import RankReport
-from hpcpace.pace.settings import PaceSettings
 
 
 @dataclass(frozen=True, kw_only=True)

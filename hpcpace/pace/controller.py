@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.config import PaceSettings
 from hpcpace.pace.measurement import Measurement
-from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 _NUM_SLACKS = 16

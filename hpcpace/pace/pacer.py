@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from hpcpace.core.config import PaceSettings
 from hpcpace.pace.active import ActivePacing, PacerClocks, PacingTrace
 from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.choice import choose
@@ -19,7 +20,6 @@ from hpcpace.pace.mechanisms import RankProfile
 from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.pace.point_search import PointSearch, RankReport
 from hpcpace.pace.precise_sleep import PreciseSleep
-from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import StepFlag
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcpace.core.config import LEAST_PAIRS
 from hpcpace.pace.choice import PacingChoice
 from hpcpace.pace.coschedule import CollectionCount
 from hpcpace.pace.mechanisms import crowding
 from hpcpace.pace.pacing_points import PacingPoint
 from hpcpace.pace.policies import Policy
 from hpcpace.pace.sequential import Interval
-from hpcpace.pace.settings import LEAST_PAIRS
 from hpcpace.pace.trial import TrialOutcome, TrialResult
 
 SCHEMA = "hpcpace-trial/1"

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcpace.core.config import PaceSettings
 from hpcpace.pace.arrivals import PointTiming
 from hpcpace.pace.coschedule import CollectionCount, CollectionPlan
 from hpcpace.pace.exchange import Exchange
 from hpcpace.pace.measurement import Measurement
 from hpcpace.pace.policies import Policy
-from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import Trial, TrialOutcome
 from hpcpace.pace.window_message import Status, WindowMessage, pack, unpack
 from hpcpace.trace.schema import PaceArm

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.config import LEAST_PAIRS, PaceSettings
 from hpcpace.pace.sequential import Interval, interval
-from hpcpace.pace.settings import LEAST_PAIRS, PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 _AA_LEVEL = 0.01

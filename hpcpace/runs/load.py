@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.errors import CannotTell, HpcpaceError, TraceError
 from hpcpace.core.pool import keep_freed_memory, map_processes
 from hpcpace.core.rundir import Attempt, RunDirectory, open_named_run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.pace.settings import PaceSettings
+from hpcpace.core.config import PaceSettings
 from hpcpace.simulation.published import CAUSES, STRENGTHS, PacedOutcome, Scene, Target, distance, fit, paced
 
 POLICIES = ("published-window", "published-spread", "slack", "stagger")

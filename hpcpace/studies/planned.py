@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError
 from hpcpace.studies.setups import Setup
 from hpcpace.train.plan import TrainPlan, plan_training

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo, process_redaction
 from hpcpace.core.errors import TrainingFailed
 from hpcpace.core.text import NS_PER_S

@@ -15,7 +15,7 @@ import torch
 from cases import only_nightly
 from torch.nn.functional import cross_entropy
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.train.data import open_data
 from hpcpace.train.gpt2 import build_gpt2
 from hpcpace.train.plan import plan_training

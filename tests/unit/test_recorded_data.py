@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcpace.audit import collect_host, facts
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.files import Folder
 from hpcpace.core.redaction import MARK, is_secret
 from hpcpace.diagnosis import summary

@@ -441,7 +441,7 @@ def test_what_needs_root_is_named() -> None:
 
 
 def test_the_seconds_are_those_of_the_settings() -> None:
-    from hpcpace.config import Config
+    from hpcpace.core.config import Config
 
     config = Config()
     start_s = 2 * config.trace.start_timeout_s + 2 + 5 + config.clock.timeout_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import confidence_of
 from hpcpace.diagnosis.modes.evidence import ArrivalEvidence
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels, rank_culprit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import mean_share_interval
 from hpcpace.diagnosis.modes.evidence import HostEvidence
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Panels, slowest_ns

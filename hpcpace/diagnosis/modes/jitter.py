@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.evidence import DataEvidence, JitterEvidence
 from hpcpace.diagnosis.modes.finding import DiagnosisFinding, Floats, Panels
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import block_error, confidence_of, p_value_of
 from hpcpace.diagnosis.modes.evidence import ImbalanceEvidence
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Int64s, Panels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import format_bytes
 from hpcpace.diagnosis.summary import SLURM_ADDRESS, Summary, Switches
 

@@ -12,8 +12,8 @@ from experiments.machines.machine import Machine, threaded
 from hpcpace.audit.facts import RankFacts, Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
-from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.core.config import AuditConfig
 
 
 def _taken(machine: Machine, folder: Path) -> Snapshot:

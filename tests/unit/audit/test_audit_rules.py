@@ -26,7 +26,7 @@ from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.job import AuditedJob, NcclLog
 from hpcpace.audit.rulebook import BY_ID, RULES, RuleRun, run_rules
 from hpcpace.audit.rules.network import hca_selects
-from hpcpace.audit.settings import AuditConfig
+from hpcpace.core.config import AuditConfig
 from hpcpace.core.errors import UsageError
 
 

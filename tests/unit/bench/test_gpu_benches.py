@@ -25,7 +25,7 @@ from experiments.bench.device_events import EventUse, counted
 from experiments.bench.device_marks import FreeEvent
 from experiments.bench.gpt2_peers import nanogpt_peer
 from experiments.bench.turns import compare
-from hpcpace.config import Config, TraceConfig
+from hpcpace.core.config import Config, TraceConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
 from hpcpace.observe.collectives import CollectiveObserver

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
 from hpcpace.diagnosis.modes.obstacle import NothingCompared, TooFewSteps, WrongClock
 from hpcpace.hang.search import hang_now

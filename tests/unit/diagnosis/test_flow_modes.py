@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import Mode, diagnose
 from hpcpace.diagnosis.finding_words import words_of
 from hpcpace.diagnosis.modes.evidence import FlowEvidence, TransferEvidence

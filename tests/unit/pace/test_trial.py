@@ -7,8 +7,8 @@ from collections import deque
 import numpy as np
 import pytest
 
+from hpcpace.core.config import PaceSettings
 from hpcpace.pace.sequential import interval, looks_constant
-from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult
 from hpcpace.trace.schema import PaceArm
 

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.pacing.simulated_trial import outcomes_of
 from experiments.pacing.trial_judged import USUAL, Truth, simulated
-from hpcpace.pace.settings import PaceSettings
+from hpcpace.core.config import PaceSettings
 from hpcpace.pace.trial import TrialOutcome
 
 QUIET = replace(USUAL, variation=0.02, drift=0.0)
