@@ -23,7 +23,7 @@ import click
 from hpcpace.cli import cli
 from hpcpace.cli.options import Option
 from hpcpace.config import Config
-from hpcpace.report.words.glossary import GLOSSARY
+from hpcpace.report.glossary import GLOSSARY
 
 FOLDER = Path(__file__).parent
 _TABLE = re.compile(r"(<!-- (options|settings|glossary|modules) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from hpcpace.diagnosis.summary import Causes, GainRow, Summary
-from hpcpace.report.html.figure import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, unique
+from hpcpace.report.drawing import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, rounded, unique
 from hpcpace.report.html.text import figure, notes, stacked_bar, table
-from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.causes import (
     gains_remark,
     named_ranks_of,

@@ -11,22 +11,26 @@ from numpy.typing import NDArray
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Values
 from hpcpace.diagnosis.summary import Kind, RankRow, RoleRow, Summary, Throughput
 from hpcpace.quoting import printable
-from hpcpace.report.html.figure import (
+from hpcpace.report.drawing import (
     LABEL_WIDTH,
+    MAX_POINTS,
     NAMED,
+    PARTS,
     Plot,
     axis,
     band,
+    bins,
+    drawn_parts,
     line,
     mark,
     marked,
+    marker,
     names_axis,
     plot_text,
+    rounded,
     series,
     unique,
 )
-from hpcpace.report.html.parts import PARTS, drawn_parts, marker
-from hpcpace.report.html.thinning import MAX_POINTS, bins, rounded
 from hpcpace.units import NS_PER_MS
 from hpcpace.wording import plural
 

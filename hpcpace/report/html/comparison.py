@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcpace.report.html.figure import Plot, axis, names_axis, plot_text, unique
+from hpcpace.report.drawing import Plot, axis, marker, names_axis, plot_text, rounded, unique
 from hpcpace.report.html.frame import framed, tools
-from hpcpace.report.html.parts import marker
 from hpcpace.report.html.sections import terms
 from hpcpace.report.html.text import (
     contents,
@@ -22,7 +21,6 @@ from hpcpace.report.html.text import (
     table,
     warning,
 )
-from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.comparison import (
     AGAINST_OTHERS,
     change_cells,

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from hpcpace.report.html.figure import Plot
+from hpcpace.report.drawing import Plot
 from hpcpace.report.html.packed import asset, compressed, embedded, plot_library, script_hash, unpacked
 from hpcpace.report.html.text import escape
 

@@ -10,10 +10,21 @@ import numpy as np
 
 from hpcpace.diagnosis.plot_data import Lane, SlowStep
 from hpcpace.quoting import shell_word
-from hpcpace.report.html.figure import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, unique
-from hpcpace.report.html.parts import PARTS, drawn_names, marker
+from hpcpace.report.drawing import (
+    LABEL_WIDTH,
+    NAMED,
+    PARTS,
+    Plot,
+    axis,
+    drawn_names,
+    marked,
+    marker,
+    names_axis,
+    plot_text,
+    rounded,
+    unique,
+)
 from hpcpace.report.html.text import escape, prose
-from hpcpace.report.html.thinning import rounded
 
 _VIEWER = "which <code>https://ui.perfetto.dev</code> opens in the browser"
 _HOW = " Time begins with the first of these ranks. A rank that works long makes others wait until it arrives."

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.plot_data import Matrix, Values
-from hpcpace.report.html.figure import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, unique
-from hpcpace.report.html.thinning import binned, packed
+from hpcpace.report.drawing import LABEL_WIDTH, NAMED, Plot, axis, binned, marked, names_axis, packed, plot_text, unique
 from hpcpace.wording import plural
 
 MAX_ROWS, MAX_COLUMNS, MAX_UNITS = 512, 1000, 256

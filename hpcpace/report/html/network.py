@@ -9,10 +9,9 @@ import numpy as np
 
 from hpcpace.diagnosis.network_summary import InterfaceRow, NetworkFigures, PairRow
 from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots, Values
-from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, names_axis, plot_text, unique
+from hpcpace.report.drawing import LABEL_WIDTH, Plot, axis, binned, bins, names_axis, packed, plot_text, rounded, unique
 from hpcpace.report.html.maps import colorbar, host_map
 from hpcpace.report.html.text import figure, notes, side_by_side, table
-from hpcpace.report.html.thinning import binned, bins, packed, rounded
 from hpcpace.report.words.network import (
     NONE,
     end_name,

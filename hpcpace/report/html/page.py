@@ -15,9 +15,9 @@ from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import Summary, Verdict
 from hpcpace.files import write_file
+from hpcpace.report.drawing import Plot
 from hpcpace.report.html import charts, maps, sections
 from hpcpace.report.html.causes import cause_content, cause_plots
-from hpcpace.report.html.figure import Plot
 from hpcpace.report.html.frame import framed, tools
 from hpcpace.report.html.jitter import jitter_notes, jitter_tiles, predictions_table
 from hpcpace.report.html.lanes import slow_step, timeline_note

@@ -9,12 +9,12 @@ from hpcpace.diagnosis.plot_data import HotspotRow, PlotData
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import WAIT_OR_TRANSFER, HostPair, Shares, Summary
 from hpcpace.folding import folded
+from hpcpace.report.glossary import GLOSSARY
 from hpcpace.report.html.text import escape, facts, notes, stacked_bar, table
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
 from hpcpace.report.words.audit import AUDIT_HEAD, NO_MATCH, audit_cells
 from hpcpace.report.words.causes import skew_reading
 from hpcpace.report.words.cores import CORE_HEAD, core_cells
-from hpcpace.report.words.glossary import GLOSSARY
 from hpcpace.report.words.probed import HEAD, probed_cells, probed_lead, probed_remarks
 from hpcpace.report.words.run import UNKNOWN_WAITS, message_size, outcome_line, switches_line
 from hpcpace.units import NS_PER_MS, format_bytes, format_count, format_duration

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 
 from hpcpace.quoting import printable
-from hpcpace.report.html.figure import Plot
+from hpcpace.report.drawing import Plot
+from hpcpace.report.glossary import terms_in
 from hpcpace.report.words.directive import DIRECTIVE
-from hpcpace.report.words.glossary import terms_in
 from hpcpace.wording import percent
 
 

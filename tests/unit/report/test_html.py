@@ -16,15 +16,14 @@ from report_sample import HEALTHY, NASTY, SampleCulprit, SampleVerdict, sample_p
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.diagnosis.summary import AttemptRow, Jitter, Prediction, Predictions, SensitivityRow
 from hpcpace.diagnosis.summary import Growth as SummaryGrowth
+from hpcpace.report.drawing import binned, bins, packed, plot_text, unique
+from hpcpace.report.glossary import GLOSSARY, terms_in
 from hpcpace.report.html.charts import MAX_BARS, clock_error, growth, phase_shares, step_distribution, step_times
-from hpcpace.report.html.figure import plot_text, unique
 from hpcpace.report.html.lanes import slow_step
 from hpcpace.report.html.maps import own_delay, transfer_matrix
 from hpcpace.report.html.packed import compressed, plot_library
 from hpcpace.report.html.page import page, write_html
 from hpcpace.report.html.text import table
-from hpcpace.report.html.thinning import binned, bins, packed
-from hpcpace.report.words.glossary import GLOSSARY, terms_in
 from hpcpace.rundir import json_text
 
 VERDICT = SampleVerdict()
