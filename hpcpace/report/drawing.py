@@ -1,4 +1,4 @@
-"""Arrays thinned out to what a screen can show and a page can hold.
+"""What plots are made of: arrays thinned out to what a page can hold, curves, bars, intervals and heat maps.
 
 A delay in one step of one rank is what the reader looks for, so a block of cells keeps its largest magnitude, and a bin
 of steps its range, and neither is averaged away.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.plot_data import Values
-from hpcpace.diagnosis.summary import WAIT_OR_TRANSFER
 from hpcpace.quoting import printable
+from hpcpace.report.document import Plot
 
 MAX_POINTS = 1500
+MAX_UNITS = 256
+"""The rows and columns of a map of hosts or switches: a cell is then two pixels wide."""
+COLOURS = ("@c1", "@c2", "@c3", "@c4", "@c5", "@c6", "@c7", "@c8")
+LABEL_WIDTH = 22
+_MAX_TICKS = 24
+_MAX_CELLS_APART = 64  # more cells side by side have no room for a gap
+_MARK = "\N{BLACK LEFT-POINTING TRIANGLE}"
+NAMED = f" {_MARK} is whom the verdict names."
 _NO_VALUE = -128
 
 
@@ -28,15 +36,15 @@ def rounded(values: NDArray[Any]) -> list[float | None]:
     return [float(f"{value:.4g}") if np.isfinite(value) else None for value in np.asarray(values, np.float64)]
 
 
-def binned(values: Values, most_rows: int, most_columns: int) -> tuple[Values, int, int]:
+def binned(values: Values, max_rows: int, max_columns: int) -> tuple[Values, int, int]:
     """Return a matrix thinned out to the largest magnitude of each block, and how many rows and columns a block has.
 
     Args:
         values: (num_rows, num_columns), at least one of each; what is not finite is ignored, NaN where nothing is left.
-        most_rows, most_columns: of the result.
+        max_rows, max_columns: of the result.
     """
     num_rows, num_columns = values.shape
-    by_row, by_column = -(-num_rows // most_rows), -(-num_columns // most_columns)
+    by_row, by_column = -(-num_rows // max_rows), -(-num_columns // max_columns)
     finite = np.where(np.isfinite(values), values, np.nan)
     rows, columns = np.arange(0, num_rows, by_row), np.arange(0, num_columns, by_column)
     high = np.fmax.reduceat(np.fmax.reduceat(finite, rows, axis=0), columns, axis=1)
@@ -77,9 +85,9 @@ class Bins:
     high: Values
 
 
-def bins(values: Values, most: int) -> Bins:
+def bins(values: Values, max_bins: int) -> Bins:
     """Return a series of any length, (num_values,), in at most so many bins."""
-    size = max(-(-len(values) // most), 1)
+    size = max(-(-len(values) // max_bins), 1)
     first = np.arange(0, len(values), size)
     whole = np.full(len(first) * size, np.nan)
     whole[: len(values)] = np.where(np.isfinite(values), values, np.nan)
@@ -88,37 +96,6 @@ def bins(values: Values, most: int) -> Bins:
     rows = np.arange(len(first))
     last = np.maximum(num_known - 1, 0)
     return Bins(size=size, first=first, low=ordered[:, 0], middle=ordered[rows, last // 2], high=ordered[rows, last])
-
-
-LABEL_WIDTH = 22
-_MOST_TICKS = 24
-_MARK = "\N{BLACK LEFT-POINTING TRIANGLE}"
-NAMED = f" {_MARK} is whom the verdict names."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plot:
-    """One plot.
-
-    Attributes:
-        name: unique in the page, the id of its element.
-        label: what it shows, for those who cannot see it.
-        caption: how to read it, and what was thinned out.
-        height_px: its height.
-        traces, layout: as plotly.js takes them; `packed` in a trace stands for its z.
-        legend: names, colours and patterns.
-        rows: names of its rows, with the ranks and hosts of each as of `hpcpace.report.html.text.About`, so that the
-            reader can choose some; empty where rows are not about ranks.
-    """
-
-    name: str
-    label: str
-    caption: str
-    height_px: int
-    traces: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any]
-    legend: Sequence[tuple[str, str, str]] = ()
-    rows: Sequence[tuple[str, str, str]] = ()
 
 
 def plot_text(text: str, width: int = 200) -> str:
@@ -188,7 +165,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 def names_axis(num_names: int) -> dict[str, Any]:
     """Return an axis of names, the first one at the top or left, with all of them shown if there is room."""
-    ticks = {"nticks": _MOST_TICKS} if num_names > 2 * _MOST_TICKS else {}
+    ticks = {"nticks": _MAX_TICKS} if num_names > 2 * _MAX_TICKS else {}
     return {"type": "category", "showgrid": False, "range": [num_names - 0.5, -0.5], **ticks}
 
 
@@ -202,43 +179,136 @@ def unique(names: Iterable[str]) -> list[str]:
     return made
 
 
-# (name, parts, colour, pattern): busy is blue, wait vermilion, transfer yellow; patterns tell equal hues apart.
-PARTS = (
-    ("data", ("data",), "@data", ""),
-    ("forward", ("forward",), "@busy-1", ""),
-    ("backward", ("backward",), "@busy-2", ""),
-    ("optimizer", ("optimizer",), "@busy-3", ""),
-    ("waiting for the host", ("host",), "@other", "/"),
-    ("garbage collection", ("gc",), "@gc", ""),
-    ("pacing", ("pace",), "@pace", ""),
-    ("checkpoint, evaluation", ("checkpoint", "eval"), "@checkpoint", ""),
-    ("gradient sync: wait", ("sync_wait",), "@wait", "/"),
-    ("wait", ("wait",), "@wait", ""),
-    ("gradient sync: transfer", ("sync_transfer",), "@transfer", "/"),
-    ("transfer", ("transfer",), "@transfer", ""),
-    ("gradient sync: wait or transfer", ("sync_either",), "@transfer", "/"),
-    (WAIT_OR_TRANSFER, ("either",), "@transfer", ""),
-    ("other", ("other",), "@other", ""),
-)
-
-
-_EITHER = {"transfer": "either", "sync_transfer": "sync_either"}
-
-
-def drawn_parts(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the parts of a step as they are drawn: those without waits that are known have `either`."""
-    names = {} if values["wait"] is not None else _EITHER
-    return {names.get(name, name): value for name, value in values.items() if value is not None}
-
-
-def drawn_names(parts: Sequence[str], *, are_waits_known: bool) -> tuple[str, ...]:
-    """Return what parts of a lane are drawn as, as `drawn_parts` names them."""
-    if are_waits_known:
-        return tuple(parts)
-    return tuple(_EITHER.get(name.replace("wait", "transfer"), name) for name in parts)
-
-
 def marker(color: str, pattern: str, *, edge_px: int = 1) -> dict[str, Any]:
     """Return how plotly.js draws the bars of a part; `edge_px` is the gap between neighbours."""
     hatch = {"shape": pattern, "fillmode": "overlay", "fgcolor": "@paper", "size": 7, "solidity": 0.25}
     return {"color": color, "line": {"width": edge_px, "color": "@paper"}, "pattern": hatch}
+
+
+def bars(
+    names: Sequence[str], values: NDArray[Any], look: dict[str, Any], hover: str, *, data: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """Return the trace of horizontal bars; `look` is of `marker`, `data` what `hover` calls %{customdata}."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "x": rounded(values),
+        "y": names,
+        "marker": look,
+        "hovertemplate": f"{hover}<extra></extra>",
+        **({"customdata": data} if len(data) else {}),
+    }
+
+
+def intervals(
+    names: Sequence[str],
+    middle: Values,
+    low: Values,
+    high: Values,
+    colors: str | Sequence[str],
+    hover: str,
+    *,
+    data: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Return the trace of values with their intervals, one a row."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": rounded(middle),
+        "y": names,
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": rounded(np.maximum(high - middle, 0)),
+            "arrayminus": rounded(np.maximum(middle - low, 0)),
+            "color": "@muted",
+            "thickness": 1.5,
+            "width": 4,
+        },
+        "marker": {"size": 10, "color": colors},
+        "hovertemplate": f"{hover}<extra></extra>",
+        **({"customdata": data} if len(data) else {}),
+    }
+
+
+def heat_map(
+    x: Sequence[Any],
+    names: Sequence[str],
+    values: Values,
+    *,
+    scale: tuple[str, float, float],
+    unit: str,
+    hover: str,
+    xaxis: dict[str, Any],
+    **more: Any,
+) -> Plot:
+    """Return a heat map.
+
+    Args:
+        x: of the columns.
+        names: of the rows.
+        values: (num_rows, num_columns), thinned out.
+        scale: the name of the colours, and the values at which they begin and end.
+        unit: of the values.
+        hover: what is shown of a cell.
+        xaxis: of the columns.
+        more: the other fields of `Plot`.
+    """
+    colors, least, largest = scale
+    gap = 1 if len(x) <= _MAX_CELLS_APART and len(x) == len(names) else 0
+    # Above the plot: to its right it would leave no room for the plot on a phone.
+    place = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "ypad": 6, "xpad": 0}
+    ticks = {"ticksuffix": f" {unit}", "nticks": 4, "tickangle": 0}
+    trace = {
+        "type": "heatmap",
+        "packed": packed(values),
+        "x": x,
+        "y": names,
+        "zmin": least,
+        "zmax": largest,
+        "colorscale": colors,
+        "xgap": gap,
+        "ygap": gap,
+        "colorbar": {"thickness": 8, "lenmode": "pixels", "len": 240, "outlinewidth": 0, **place, **ticks},
+        "hovertemplate": f"{hover}<extra></extra>",
+    }
+    layout = {"xaxis": xaxis, "yaxis": names_axis(len(names)), "margin": {"t": 46, "b": 44}}
+    return Plot(traces=[trace], layout=layout, **more)
+
+
+def unit_map(names: Sequence[str], values: Values, **more: Any) -> Plot:
+    """Return a heat map whose rows and columns have the same names; the arguments are those of `heat_map`."""
+    columns = {**names_axis(len(names)), "range": [-0.5, len(names) - 0.5], "tickangle": -45 if len(names) > 6 else 0}
+    height_px = int(min(max(170 + 20 * len(names), 260), 520))
+    return heat_map(names, names, values, xaxis=columns, height_px=height_px, **more)
+
+
+def host_map(hosts: Sequence[str], values: Values, *, unit: str, is_rate: bool, caption: str, **more: Any) -> Plot:
+    """Return the heat map of what goes from the host of a row to that of a column.
+
+    Args:
+        hosts: their names.
+        values: (num_hosts, num_hosts); NaN where nothing went.
+        unit: of the values.
+        is_rate: whether little is bad: then of many hosts the slowest are kept, else those with most.
+        caption: how to read it; what was thinned out is added.
+        more: the other fields of `Plot`.
+    """
+    # The slowest of a block is what a reader looks for.
+    kept, by_host, _ = binned(1.0 / np.maximum(values, 1e-9) if is_rate else values, MAX_UNITS, MAX_UNITS)
+    thinned = f" Each cell is the {'slowest' if is_rate else 'most'} of {by_host} by {by_host} hosts."
+    names = unique(plot_text(host, LABEL_WIDTH) for host in hosts[::by_host])
+    scale = ("@rate", 0.0, float(np.nanmedian(values))) if is_rate else ("@amount", 0.0, float(np.nanmax(values)))
+    return unit_map(
+        names,
+        1.0 / kept if is_rate else kept,
+        scale=scale,
+        unit=unit,
+        hover=f"%{{y}} to %{{x}}: %{{z:.3~g}} {unit}",
+        caption=caption + thinned * (by_host > 1),
+        rows=[
+            (one, "", " ".join(dict.fromkeys(hosts[by_host * place : by_host * (place + 1)])))
+            for place, one in enumerate(names)
+        ],
+        **more,
+    )

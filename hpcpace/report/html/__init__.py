@@ -44,21 +44,27 @@ def html_page(document: Document) -> str:
     sections = sorted(document.on(PAGE), key=lambda section: section.is_reference)
     written = {section.title: _written(section, document) for section in sections}
     data = {plot.name: _description(plot) for plot in document.plots()}
-    return _environment().get_template("page.html").render(
-        document=document,
-        sections=written,
-        titles=[*written, "Terms"] if document.has_glossary else [*written],
-        glossary=GLOSSARY if document.has_glossary else (),
-        verdict=_verdict(document, written) if document.verdict is not None else "",
-        hashes=Markup(" ".join(script_hash(code) for code in (unpacked(library), inflate.encode(), script.encode()))),
-        style=Markup(_asset("page.css")),
-        dark=Markup(_asset("dark.css")),
-        plots=Markup(_json(data)),
-        summary=embedded(compressed(document.data)),
-        licenses=Markup("\n".join(_asset(f"{name}-LICENSE") for name in ("plotly", "fflate"))),
-        library=embedded(library),
-        inflate=Markup(inflate),
-        script=Markup(script),
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            document=document,
+            sections=written,
+            titles=[*written, "Terms"] if document.has_glossary else [*written],
+            glossary=GLOSSARY if document.has_glossary else (),
+            verdict=_verdict(document, written) if document.verdict is not None else "",
+            hashes=Markup(
+                " ".join(script_hash(code) for code in (unpacked(library), inflate.encode(), script.encode()))
+            ),
+            style=Markup(_asset("page.css")),
+            dark=Markup(_asset("dark.css")),
+            plots=Markup(_json(data)),
+            summary=embedded(compressed(document.data)),
+            licenses=Markup("\n".join(_asset(f"{name}-LICENSE") for name in ("plotly", "fflate"))),
+            library=embedded(library),
+            inflate=Markup(inflate),
+            script=Markup(script),
+        )
     )
 
 
@@ -113,15 +119,22 @@ def _caption(table: Table, title: str) -> str:
 def _verdict(document: Document, titles: Container[str]) -> Markup:
     verdict = document.verdict
     assert verdict is not None
-    made: Markup = _environment().get_template("blocks.html").module.verdict(  # type: ignore[attr-defined]
-        verdict,
-        lines=[
-            (name, [(line, [title for title in verdict.evidence.get(line, ()) if title in titles]) for line in lines])
-            for name, lines in verdict.lines
-            if lines
-        ],
-        is_long=len(verdict.headline) > _LONG_HEADLINE,
-        inside=[_block(block, "", document.rest) for block in shown_on(PAGE, verdict.content)],
+    made: Markup = (
+        _environment()
+        .get_template("blocks.html")
+        .module.verdict(  # type: ignore[attr-defined]
+            verdict,
+            lines=[
+                (
+                    name,
+                    [(line, [title for title in verdict.evidence.get(line, ()) if title in titles]) for line in lines],
+                )
+                for name, lines in verdict.lines
+                if lines
+            ],
+            is_long=len(verdict.headline) > _LONG_HEADLINE,
+            inside=[_block(block, "", document.rest) for block in shown_on(PAGE, verdict.content)],
+        )
     )
     return _first_terms(made, keeps=document.has_glossary)
 

@@ -20,7 +20,6 @@ from hpcpace.report.document import (
     TERMINAL,
     Bar,
     Block,
-    Cell,
     Command,
     Document,
     Facts,
@@ -69,9 +68,7 @@ def print_document(console: Console, document: Document, *, is_verbose: bool = F
         print_section(console, section, rest=document.rest, is_verbose=is_verbose)
 
 
-def print_section(
-    console: Console, section: Section, *, rest: str = "summary.json", is_verbose: bool = False
-) -> None:
+def print_section(console: Console, section: Section, *, rest: str = "summary.json", is_verbose: bool = False) -> None:
     """Print a section; nothing where a terminal shows none of it. `rest` shows everything that is left out."""
     blocks = section.on(TERMINAL)
     if not blocks:
@@ -136,15 +133,14 @@ def _print_table(console: Console, table: Table, *, is_first: bool, rest: str) -
     if table.caption:
         if not is_first:
             console.print()
-        for part in _wrapped(console, printable(table.caption), console.width):
-            console.print(Text(part, style="dim"), soft_wrap=True)
+        _quietly(console, table.caption)
     made = _empty_table()
     for column, name in enumerate(map(cell, table.head)):
         cells = [cell(row.cells[column]) for row in rows]
         widest = max((len(text) for one in cells for text in (printable(one.brief), printable(one.below))), default=0)
         is_text = column in table.text
         made.add_column(
-            _broken(name.brief, widest),
+            name.brief if is_text else _broken(name.brief, widest),
             justify="left" if is_text else "right",
             vertical="bottom",
             overflow="fold" if is_text else "ellipsis",  # names that differ at their ends alone stay apart
@@ -192,9 +188,17 @@ def title(console: Console, content: str, remark: str = "") -> None:
     """Print the heading of a section, after an empty line."""
     console.print()
     text = Text(printable(content), style="bold")
-    if remark:
+    is_short = len(content) + 2 + len(remark) <= console.width
+    if remark and is_short:
         text.append(f"  {printable(remark)}", style="not bold dim")
     console.print(text)
+    if remark and not is_short:
+        _quietly(console, remark)
+
+
+def _quietly(console: Console, content: str) -> None:
+    for part in _wrapped(console, printable(content), console.width):
+        console.print(Text(part, style="dim"), soft_wrap=True)
 
 
 def line(console: Console, label: str, content: str, *, style: str = "") -> None:
