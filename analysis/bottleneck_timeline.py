@@ -18,7 +18,7 @@ from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.quoting import printable
-from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.report.terminal import note, table, title
 from hpcpace.units import NS_PER_MS, format_duration
 from hpcpace.wording import milliseconds
 

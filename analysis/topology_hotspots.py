@@ -16,7 +16,7 @@ from hpcpace.diagnosis.figures.ranks import HotspotFigures, hotspot_figures
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.quoting import printable
-from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.report.terminal import note, table, title
 from hpcpace.units import NS_PER_MS, format_duration
 from hpcpace.wording import alias_name, percent, place_name
 

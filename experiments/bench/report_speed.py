@@ -33,7 +33,7 @@ from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.memory import keep_freed_memory
 from hpcpace.metrics import kernels
-from hpcpace.report.html.page import page
+from hpcpace.report.run_report import page
 from hpcpace.rundir import RunDirectory, json_text
 from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.schema import Op, Phase, TraceHeader

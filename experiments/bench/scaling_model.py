@@ -36,7 +36,7 @@ from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.diagnosis.within_steps import StepPanels
 from hpcpace.memory import keep_freed_memory
-from hpcpace.report.html.page import page
+from hpcpace.report.run_report import page
 from hpcpace.rundir import RunDirectory, json_text
 from hpcpace.trace.packing import PackPlan, pack_attempt
 from hpcpace.units import format_bytes

@@ -20,8 +20,8 @@ from hpcpace.files import write_file
 from hpcpace.metrics.run_difference import PRIOR_CV
 from hpcpace.quoting import printable
 from hpcpace.report.html.comparison import comparison_page
+from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH
 from hpcpace.report.terminal.comparison import print_comparison
-from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.rundir import json_text
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.from_csv import runs_of_csv

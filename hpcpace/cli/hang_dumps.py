@@ -20,8 +20,8 @@ from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Call, Hang, HangKind, JobView
 from hpcpace.hang.words import call_name, describe
 from hpcpace.quoting import printable, shortened
+from hpcpace.report.terminal import line, notes
 from hpcpace.report.terminal.hang import print_hang, print_last
-from hpcpace.report.terminal.layout import line, notes
 from hpcpace.rundir import json_text
 from hpcpace.runs.imports.dump_timeline import chrome_trace, last_of_ranks
 from hpcpace.runs.imports.dump_view import first_ns, job_view, last_ns

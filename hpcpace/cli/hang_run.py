@@ -16,8 +16,8 @@ from hpcpace.hang.from_traces import JobRecords, read_records
 from hpcpace.hang.search import hang_in, least_ns
 from hpcpace.hang.views import FoundHang, JobView
 from hpcpace.hang.words import describe
+from hpcpace.report.terminal import line, notes
 from hpcpace.report.terminal.hang import print_hang
-from hpcpace.report.terminal.layout import line, notes
 from hpcpace.run_search import open_named_run
 from hpcpace.rundir import Attempt, json_text
 from hpcpace.units import NS_PER_S, format_duration

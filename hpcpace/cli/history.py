@@ -17,8 +17,8 @@ from hpcpace.config_sources import load_config
 from hpcpace.errors import CannotTell, UsageError
 from hpcpace.files import write_file
 from hpcpace.report.html.history import history_page
+from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH
 from hpcpace.report.terminal.history import print_history
-from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.report.words.history import passed_over_words
 from hpcpace.rundir import RUNS, json_text
 from hpcpace.runs.history import history

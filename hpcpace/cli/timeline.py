@@ -18,7 +18,7 @@ from hpcpace.cli.progress import shown_progress
 from hpcpace.config import ReportConfig
 from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.quoting import printable
-from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
+from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH
 from hpcpace.runs.timeline.run_file import WrittenTimeline, write_timeline
 from hpcpace.runs.timeline.steps import MOST_SLICES, Wanted
 from hpcpace.targets import check_target

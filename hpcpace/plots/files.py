@@ -25,7 +25,7 @@ from hpcpace.files import Folder
 from hpcpace.folding import folded_message
 from hpcpace.plots.csv_text import csv_bytes
 from hpcpace.quoting import printable
-from hpcpace.report.terminal.page import MAX_WIDTH
+from hpcpace.report.terminal import MAX_WIDTH
 from hpcpace.rundir import open_run
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.targets import check_target

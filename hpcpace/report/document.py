@@ -1,6 +1,6 @@
 """A document: what a command has to say, said once, in pieces that the terminal and the page both show.
 
-A topic makes a `Section` of its figures; `hpcpace.report.terminal` prints it, `hpcpace.report.html.page` writes it:
+A topic makes a `Section` of its figures; `hpcpace.report.terminal` prints it, `hpcpace.report.html` writes it:
 
     section = Section(
         "Clock error",
@@ -15,7 +15,7 @@ A topic makes a `Section` of its figures; `hpcpace.report.terminal` prints it, `
     print_section(Console(width=80), section)
     document = Document(heading="hpcpace report", subject="runs/demo", title="demo", sections=(section,), data="{}")
     print_document(Console(width=80), document)
-    write_file(path, page(document))
+    write_file(path, html_page(document))
 
 All texts are plain, also names from files: renderers make them printable, escape, wrap, fold and cut them, and set as
 code what is in backquotes. A piece that only one of them shows says so by `on`.
@@ -127,11 +127,13 @@ class Facts(Block):
     Attributes:
         rows: name and value; a name of a terminal has ten letters or less, an empty one goes on with the fact above.
         is_tiles: whether a page shows them as tiles; a terminal then prints them in one line, named by the first.
+        has_terms: whether terms in the values mean what the glossary of a report says.
     """
 
     rows: Sequence[tuple[Text, str]]
     _: KW_ONLY
     is_tiles: bool = False
+    has_terms: bool = False
 
     @property
     def known(self) -> list[tuple[Cell, str]]:
@@ -220,7 +222,7 @@ class Bar(Block):
     Attributes:
         label: name on a terminal.
         parts: the shares; together 1 at most.
-        title, caption: above it on a page.
+        title: above it on a page.
         remark: goes on with the figures on a terminal, and is a sentence below the bar on a page.
         is_drawn: whether a terminal draws it, too.
     """
@@ -229,7 +231,6 @@ class Bar(Block):
     parts: Sequence[Part]
     _: KW_ONLY
     title: str = ""
-    caption: str = ""
     remark: str = ""
     is_drawn: bool = False
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hpcpace import __version__
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.summary import Summary, Verdict
 from hpcpace.files import write_file
@@ -51,7 +52,7 @@ def run_document(
     named, shown = named_ranks_of(summary), rows_shown(summary, ranks)
     sections = [
         time_section(summary),
-        run_section(summary, plots.versions),
+        run_section(summary, (*plots.versions, ("report by hpcpace", __version__)) if plots.versions else ()),
         attempts_section(summary),
         causes_section(summary),
         audit_section(summary),

@@ -119,6 +119,7 @@ def _caption(table: Table, title: str) -> str:
 def _verdict(document: Document, titles: Container[str]) -> Markup:
     verdict = document.verdict
     assert verdict is not None
+    headline = verdict.headline.removeprefix(f"{verdict.tag}: ")
     made: Markup = (
         _environment()
         .get_template("blocks.html")
@@ -132,7 +133,8 @@ def _verdict(document: Document, titles: Container[str]) -> Markup:
                 for name, lines in verdict.lines
                 if lines
             ],
-            is_long=len(verdict.headline) > _LONG_HEADLINE,
+            headline=headline,
+            is_long=len(headline) > _LONG_HEADLINE,
             inside=[_block(block, "", document.rest) for block in shown_on(PAGE, verdict.content)],
         )
     )

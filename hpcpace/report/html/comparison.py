@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcpace.report.drawing import Plot, axis, marker, names_axis, plot_text, rounded, unique
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import axis, marker, names_axis, plot_text, rounded, unique
 from hpcpace.report.html.frame import framed, tools
-from hpcpace.report.html.sections import terms
 from hpcpace.report.html.text import (
     contents,
     escape,
@@ -19,6 +19,7 @@ from hpcpace.report.html.text import (
     section,
     side_by_side,
     table,
+    terms,
     warning,
 )
 from hpcpace.report.words.comparison import (

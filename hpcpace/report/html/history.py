@@ -9,10 +9,10 @@ from math import exp
 import numpy as np
 
 from hpcpace.folding import folded
-from hpcpace.report.drawing import Plot, axis, plot_text, rounded
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import axis, plot_text, rounded
 from hpcpace.report.html.frame import framed, tools
-from hpcpace.report.html.sections import terms
-from hpcpace.report.html.text import contents, escape, figure, notes, prose, section, table, warning
+from hpcpace.report.html.text import contents, escape, figure, notes, prose, section, table, terms, warning
 from hpcpace.report.words.history import counts_sentence, date, event_sentence, headline
 from hpcpace.rundir import json_text
 from hpcpace.runs.history import Event, History, Series

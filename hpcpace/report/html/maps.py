@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.plot_data import Matrix, Values
-from hpcpace.report.drawing import LABEL_WIDTH, NAMED, Plot, axis, binned, marked, names_axis, packed, plot_text, unique
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import LABEL_WIDTH, NAMED, axis, binned, marked, names_axis, packed, plot_text, unique
 from hpcpace.wording import plural
 
 MAX_ROWS, MAX_COLUMNS, MAX_UNITS = 512, 1000, 256

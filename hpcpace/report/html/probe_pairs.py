@@ -6,7 +6,8 @@ import numpy as np
 
 from hpcpace.probe.pair_best import best_rates, late_pairs, least_latencies
 from hpcpace.probe.pair_record import PairRow, PairsRecord
-from hpcpace.report.drawing import Plot, binned
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import binned
 from hpcpace.report.html.maps import host_map
 from hpcpace.report.html.text import figure, notes, table
 from hpcpace.report.words.probe_pairs import (

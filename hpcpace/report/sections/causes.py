@@ -268,7 +268,7 @@ def _path(causes: Causes) -> Bar:
     return Bar(
         "path",
         [*parts, *([Part("the rest", rest, "@other")] if parts and rest >= _MIN_SHOWN else [])],
-        title="What determines the step time",
-        caption="The critical path, a chain of work and transfers without a wait: the step gets shorter only if this "
-        "path does.",
+        title="Critical path",
+        remark="this chain of work and transfers without a wait determines the step time: the step gets shorter only "
+        "if this path does",
     )

@@ -28,7 +28,7 @@ def clocks_section(summary: Summary, plots: PlotData) -> Section:
         (
             clock_error(plots.clocks) if plots.clocks and any(len(one.time_s) for one in plots.clocks) else None,
             Notes([unknown] if clocks.num_unknown else []),
-            Facts(list(_clock_facts(clocks))),
+            Facts(list(_clock_facts(clocks)), has_terms=True),
             Notes([_early_exits(pair) for pair in clocks.pairs], is_folded=True, is_ranked=True),
         )
         if len(summary.world.ranks) > 1

@@ -38,7 +38,7 @@ def jitter_section(summary: Summary, plots: PlotData) -> Section:
     if jitter is not None:
         lead = f"{plural(len(jitter.ranks), 'rank')} that wait for each other, "
         lead += f"{plural(jitter.num_segments, 'segment')} per step"
-        content = [Facts(list(_jitter_facts(jitter)))]
+        content = [Facts(list(_jitter_facts(jitter)), has_terms=True)]
     if plots.growth is not None and len(plots.growth.k) >= _MIN_POINTS:
         content.append(growth(plots.growth))
     if jitter is not None:

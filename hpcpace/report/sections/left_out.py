@@ -75,6 +75,16 @@ def left_out_section(summary: Summary, drawn: Collection[str], reasons: Mapping[
 
 def _lines(summary: Summary, hosts: Mapping[int, str]) -> Iterator[str]:
     steps, cut = summary.steps, summary.cut_off
+    for count, why in (
+        (steps.num_warmup, "warm-up"),
+        (steps.num_plain, "recorded without detail"),
+        (steps.num_unphased if steps.has_phases else 0, "recorded without phases"),
+        (steps.num_seen - steps.num_common, "not all ranks have them"),
+    ):
+        if count:
+            yield f"{plural(count, 'step')} left out: {why}"
+    if steps.kept_from:
+        yield f"the traces keep only the steps from {steps.kept_from} on; what came before was dropped"
     if 0 < steps.num_apart < steps.num_used:
         yield (
             f"jitter, gains, suspected ranks and transfer against skew come from {steps.num_apart} of the "

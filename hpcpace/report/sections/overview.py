@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from hpcpace import __version__
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.summary import EXCESS_FLOOR, SLURM_ADDRESS, WAIT_OR_TRANSFER, AttemptRow, Summary, Switches
 from hpcpace.quoting import printable
@@ -129,7 +128,12 @@ def _differences(this: AttemptRow, other: AttemptRow) -> list[str]:
 
 
 def run_section(summary: Summary, versions: Sequence[tuple[str, str]] = ()) -> Section:
-    """Return what ran, which steps the figures use, and what tracing cost; `versions` are of libraries."""
+    """Return what ran, which steps the figures use, and what tracing cost.
+
+    Args:
+        summary: the figures.
+        versions: names and versions of what ran, and of what writes the report.
+    """
     world, tracing, names = summary.world, summary.tracing, summary.world.hosts
     attempts = f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else ""
     missing = f" ({len(world.missing)} without a trace)" if world.missing else ""
@@ -156,7 +160,6 @@ def run_section(summary: Summary, versions: Sequence[tuple[str, str]] = ()) -> S
                         f"{share} of the time, {format_bytes(tracing.size_bytes)} on disk, "
                         f"{plural(tracing.num_events, 'event')}, {tracing.num_dropped} dropped",
                     ),
-                    ("report", f"hpcpace {__version__}"),
                     ("versions", ", ".join(f"{name} {version}" for name, version in versions)),
                 )
             ),
@@ -168,18 +171,14 @@ def run_section(summary: Summary, versions: Sequence[tuple[str, str]] = ()) -> S
 def _steps(summary: Summary) -> str:
     steps = summary.steps
     remarks = (
-        (steps.num_warmup, "warm-up left out"),
-        (steps.num_plain, "without detail left out"),
-        (steps.num_unphased, f"without phases {'left out' if steps.has_phases else 'used'}"),
-        (steps.num_seen - steps.num_common, "not on all ranks"),
+        (0 if steps.has_phases else steps.num_unphased, "without phases"),
         (steps.num_checkpoint, "with a checkpoint"),
         (steps.num_eval, "with an evaluation"),
         (steps.num_apart if steps.num_apart < steps.num_used else 0, "taken apart operation by operation"),
     )
     span = f"{steps.first} to {steps.last}" if steps.num_used > 1 else f"{steps.first}"
-    kept = [f"only those from {steps.kept_from} on were kept"] if steps.kept_from else []
     counted = [f"{count} {what}" for count, what in remarks if count]
-    return "; ".join([f"{steps.num_used} used ({span}) of {steps.num_seen}", *kept, *counted])
+    return "; ".join([f"{steps.num_used} used ({span}) of {steps.num_seen}", *counted])
 
 
 def _excess(summary: Summary) -> str:

@@ -6,7 +6,7 @@ import io
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 
 from rich.console import Console
@@ -84,7 +84,8 @@ def _print_block(console: Console, block: Block, *, is_first: bool, rest: str, i
             sentences = [sentence for sentence in block.lines if sentence]
             if block.is_folded:
                 more = rest if rest.startswith("--verbose") else f"--verbose or {rest}"
-                sentences = folded(sentences, rest=more, is_ranked=block.is_ranked, is_verbose=is_verbose)
+                notes(console, sentences, rest=more, is_ranked=block.is_ranked, is_verbose=is_verbose)
+                return
             for place, sentence in enumerate(sentences):
                 if block.title:
                     line(console, "" if place else block.title, sentence)
@@ -209,6 +210,14 @@ def line(console: Console, label: str, content: str, *, style: str = "") -> None
 def note(console: Console, content: str) -> None:
     """Print a remark."""
     _hanging(console, Text("- "), content)
+
+
+def notes(
+    console: Console, problems: Iterable[str], *, rest: str, is_ranked: bool = False, is_verbose: bool = False
+) -> None:
+    """Print problems as remarks, folded; arguments as of `hpcpace.folding.folded`."""
+    for content in folded(problems, rest=rest, is_ranked=is_ranked, is_verbose=is_verbose):
+        note(console, content)
 
 
 def _hanging(console: Console, label: Text, content: str, *, style: str = "") -> None:

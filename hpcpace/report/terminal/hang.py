@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hpcpace.hang.words import HangWords
 from hpcpace.quoting import shortened
-from hpcpace.report.terminal.layout import line, note, title
+from hpcpace.report.terminal import line, note, title
 from hpcpace.runs.imports.dump_timeline import LastOfRank
 from hpcpace.units import format_duration
 from hpcpace.wording import plural

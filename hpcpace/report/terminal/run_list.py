@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hpcpace.diagnosis.run_state import RunRow, State, progress_line
 from hpcpace.quoting import printable
-from hpcpace.report.terminal.layout import notes
+from hpcpace.report.terminal import notes
 from hpcpace.units import NS_PER_S, format_count
 
 _STYLES = {State.RUNNING: "cyan", State.HUNG: "red", State.FAILED: "red", State.CANNOT_TELL: "yellow"}
