@@ -1,4 +1,4 @@
-"""What the figures do not contain: steps, ranks, operations and records that are missing, and plots without data."""
+"""Missing or cut off: ranks, operations and records that the figures do not contain, and plots without data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import IncompleteRank, Summary
 from hpcpace.report.document import PAGE, Notes, Section
-from hpcpace.wording import named_ranks, percent, plural, rank_list
+from hpcpace.wording import named_ranks, plural, rank_list
 
 _REASONS = {
     "step_ms": ("step-times", "no plot of step times", "they are not known"),
@@ -60,13 +60,13 @@ def left_out_section(summary: Summary, drawn: Collection[str], reasons: Mapping[
     missing = [f"{what}: {reasons.get(key, why)}" for key, (name, what, why) in _REASONS.items() if name not in drawn]
     is_whole = not (lines or opened or lost or cut.problems)
     return Section(
-        "What was left out",
+        "Missing or cut off",
         (
             Notes(lines),
             Notes(opened, is_folded=True, is_ranked=True),
             Notes(lost, is_folded=True, is_ranked=True),
             Notes(cut.problems, is_folded=True),
-            Notes(["nothing: every rank, step and record is in the figures"] * is_whole, on=PAGE),
+            Notes(["nothing: every rank and record is in the figures"] * is_whole, on=PAGE),
             Notes(missing, on=PAGE),
         ),
         is_reference=True,
@@ -74,23 +74,7 @@ def left_out_section(summary: Summary, drawn: Collection[str], reasons: Mapping[
 
 
 def _lines(summary: Summary, hosts: Mapping[int, str]) -> Iterator[str]:
-    steps, cut = summary.steps, summary.cut_off
-    for count, why in (
-        (steps.num_warmup, "warm-up"),
-        (steps.num_plain, "recorded without detail"),
-        (steps.num_unphased if steps.has_phases else 0, "recorded without phases"),
-        (steps.num_seen - steps.num_common, "not all ranks have them"),
-    ):
-        if count:
-            yield f"{plural(count, 'step')} left out: {why}"
-    if steps.kept_from:
-        yield f"the traces keep only the steps from {steps.kept_from} on; what came before was dropped"
-    if 0 < steps.num_apart < steps.num_used:
-        yield (
-            f"jitter, gains, suspected ranks and transfer against skew come from {steps.num_apart} of the "
-            f"{steps.num_used} steps ({percent(steps.num_apart / steps.num_used)}), in stretches spread over the run; "
-            "their intervals are those of so many steps"
-        )
+    cut = summary.cut_off
     if summary.world.missing:
         yield f"no trace of {rank_list(summary.world.missing)}: waits for them count as transfer"
     if cut.not_closed:

@@ -106,11 +106,10 @@ def _interface_cells(row: InterfaceRow) -> list[Text]:
     first = Cell(name)
     if len(narrow) > _NAME_WIDTH:
         first = Cell(name, _cut(row.host), below=_cut(row.interface))
-    sent, received = (
-        (format_bytes(use.bytes_per_step), *map(_narrow, use_cells(use))) for use in (row.sent, row.received)
-    )
-    foreign = (_narrow(foreign_cell(use)) for use in (row.sent, row.received))
-    return [first, line_rate(row), *sent, *received, *foreign]
+    cells: list[Text] = [first, line_rate(row)]
+    for use in (row.sent, row.received):
+        cells += [format_bytes(use.bytes_per_step), *map(_narrow, use_cells(use))]
+    return [*cells, *(_narrow(foreign_cell(use)) for use in (row.sent, row.received))]
 
 
 def _narrow(cell: str) -> Cell:

@@ -39,7 +39,7 @@ def time_section(summary: Summary) -> Section:
             Notes([unknown, missing] if parts else [summary.unknown]),
             _speed(summary),
         ),
-        lead="mean over ranks and used steps; busy is forward, backward and optimizer",
+        lead="mean over ranks and used steps" + "; busy is forward, backward and optimizer" * bool(parts),
     )
 
 
@@ -163,6 +163,7 @@ def run_section(summary: Summary, versions: Sequence[tuple[str, str]] = ()) -> S
                     ("versions", ", ".join(f"{name} {version}" for name, version in versions)),
                 )
             ),
+            Notes([_apart(summary)]),
         ),
         is_reference=True,
     )
@@ -171,14 +172,30 @@ def run_section(summary: Summary, versions: Sequence[tuple[str, str]] = ()) -> S
 def _steps(summary: Summary) -> str:
     steps = summary.steps
     remarks = (
-        (0 if steps.has_phases else steps.num_unphased, "without phases"),
+        (steps.num_warmup, "warm-up left out"),
+        (steps.num_plain, "without detail left out"),
+        (steps.num_unphased, f"without phases {'left out' if steps.has_phases else 'used'}"),
+        (steps.num_seen - steps.num_common, "not on all ranks"),
         (steps.num_checkpoint, "with a checkpoint"),
         (steps.num_eval, "with an evaluation"),
         (steps.num_apart if steps.num_apart < steps.num_used else 0, "taken apart operation by operation"),
     )
     span = f"{steps.first} to {steps.last}" if steps.num_used > 1 else f"{steps.first}"
+    kept = [f"only those from {steps.kept_from} on were kept"] if steps.kept_from else []
     counted = [f"{count} {what}" for count, what in remarks if count]
-    return "; ".join([f"{steps.num_used} used ({span}) of {steps.num_seen}", *counted])
+    return "; ".join([f"{steps.num_used} used ({span}) of {steps.num_seen}", *kept, *counted])
+
+
+def _apart(summary: Summary) -> str:
+    """Return what rests on steps that were taken apart, where these are some of the steps; empty otherwise."""
+    steps = summary.steps
+    if not 0 < steps.num_apart < steps.num_used:
+        return ""
+    return (
+        f"jitter, gains, suspected ranks and transfer against skew come from {steps.num_apart} of the "
+        f"{steps.num_used} steps ({percent(steps.num_apart / steps.num_used)}), in stretches spread over the run; "
+        "their intervals are those of so many steps"
+    )
 
 
 def _excess(summary: Summary) -> str:

@@ -232,7 +232,7 @@ def test_a_page_without_plot_data_says_why_they_are_missing(summary):
 def test_what_is_missing_or_cut_off_is_listed(tmp_path):
     hung = sample_summary(tmp_path / "run", hangs=True, missing=(3,), hosts=("n0", "n1"))
     text = Elements(page(hung, VERDICT, PlotData())).sentences
-    assert "2 steps left out: warm-up" in text
+    assert "2 warm-up left out" in text
     assert "no trace of rank 3" in text
     assert "waits for ranks without a trace count as transfer" in text
     assert "never completed: ranks 1-2 inside" in text or "rank 2 on n1 inside" in text
