@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import printable
 from hpcpace.diagnosis.plot_data import Values
-from hpcpace.quoting import printable
 from hpcpace.report.document import Plot
 
 MAX_POINTS = 1500

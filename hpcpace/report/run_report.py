@@ -8,9 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from hpcpace import __version__
+from hpcpace.core.files import write_file
+from hpcpace.core.rundir import json_text
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.summary import Summary, Verdict
-from hpcpace.files import write_file
 from hpcpace.report.document import Document
 from hpcpace.report.html import html_page
 from hpcpace.report.sections.causes import causes_section, named_ranks_of
@@ -27,7 +28,6 @@ from hpcpace.report.sections.probed import probed_section
 from hpcpace.report.sections.steps import own_delay_section, slowest_section, times_section
 from hpcpace.report.sections.verdict import verdict_of, warnings_of
 from hpcpace.report.terminal import print_document
-from hpcpace.rundir import json_text
 
 
 def run_document(
@@ -105,7 +105,7 @@ def page(summary: Summary, verdict: Verdict, plots: PlotData, *, progress: str =
 
 
 def write_html(path: Path, summary: Summary, verdict: Verdict, plots: PlotData) -> None:
-    """Write the page in one piece, so that a reader never sees half of it; see `hpcpace.files.Folder.write`.
+    """Write the page in one piece, so that a reader never sees half of it; see `hpcpace.core.files.Folder.write`.
 
     Raises:
         OSError: it cannot be written.

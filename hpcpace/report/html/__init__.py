@@ -16,11 +16,9 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.folding import folded
-from hpcpace.quoting import printable
+from hpcpace.core.text import folded, percent, printable
 from hpcpace.report.document import DIRECTIVE, PAGE, Block, Document, Notes, Plot, Section, Table, cell, shown_on
 from hpcpace.report.glossary import GLOSSARY, terms_in
-from hpcpace.wording import percent
 
 # Only writing a page needs the library of templates.
 if TYPE_CHECKING:

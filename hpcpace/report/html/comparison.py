@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hpcpace.core.rundir import json_text
+from hpcpace.core.text import NS_PER_MS, milliseconds
 from hpcpace.report.document import Plot
 from hpcpace.report.drawing import axis, marker, names_axis, plot_text, rounded, unique
 from hpcpace.report.html.frame import framed, tools
@@ -36,10 +38,7 @@ from hpcpace.report.words.comparison import (
     run_sentence,
     signed,
 )
-from hpcpace.rundir import json_text
 from hpcpace.runs.compare import ComparedRun, Comparison, Outcome
-from hpcpace.units import NS_PER_MS
-from hpcpace.wording import milliseconds
 
 _KINDS = {Outcome.SLOWER: "", Outcome.FASTER: "healthy", Outcome.SAME: "healthy"}
 _BEFORE, _AFTER = "@c1", "@c2"

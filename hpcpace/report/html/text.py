@@ -6,10 +6,9 @@ import html
 import re
 from collections.abc import Sequence
 
-from hpcpace.quoting import printable
+from hpcpace.core.text import percent, printable
 from hpcpace.report.document import DIRECTIVE, Plot
 from hpcpace.report.glossary import GLOSSARY, terms_in
-from hpcpace.wording import percent
 
 
 def escape(text: str) -> str:

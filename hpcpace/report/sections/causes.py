@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from hpcpace.core.text import percent, rank_list
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, Summary, sum_of
 from hpcpace.report.document import PAGE, TERMINAL, Bar, Block, Facts, Notes, Part, Plot, Section, Table
@@ -21,7 +22,6 @@ from hpcpace.report.drawing import (
     unique,
 )
 from hpcpace.report.sections.overview import UNKNOWN_WAITS
-from hpcpace.wording import percent, rank_list
 
 # If all transfers are slow, that is their usual time: to reset one of them to it shows no gain.
 _NOT_RESET = (Mode.COMMUNICATION, Mode.CONTENTION, Mode.LOCALITY)

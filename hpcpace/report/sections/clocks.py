@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.text import format_duration, percent, plural, printable
 from hpcpace.diagnosis.plot_data import HostClock, PlotData
 from hpcpace.diagnosis.summary import Clocks, HostPair, Summary
-from hpcpace.quoting import printable
 from hpcpace.report.document import Facts, Notes, Plot, Section
 from hpcpace.report.drawing import COLOURS, LABEL_WIDTH, MAX_POINTS, axis, bins, line, plot_text, rounded
-from hpcpace.units import format_duration
-from hpcpace.wording import percent, plural
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "cross")

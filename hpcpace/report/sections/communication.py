@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_MS, format_bytes, format_duration
 from hpcpace.diagnosis.plot_data import PlotData, Values
 from hpcpace.diagnosis.summary import Kind, RankRow, SensitivityRow, Summary
 from hpcpace.report.document import NONE, TERMINAL, UNKNOWN, Plot, Section, Table
 from hpcpace.report.drawing import axis, bars, mark, names_axis, plot_text, series, unique
-from hpcpace.units import NS_PER_MS, format_bytes, format_duration
 
 _BARRIER = "barrier"  # as summaries name it
 _MAX_KINDS = 20

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from hpcpace.core.text import format_duration, percent, plural
 from hpcpace.diagnosis.summary import AuditFigures, HostCores, Summary
 from hpcpace.report.document import PAGE, TERMINAL, Block, Command, Notes, Row, Section, Table
-from hpcpace.units import format_duration
-from hpcpace.wording import percent, plural
 
 _MAX_HOSTS = (8, 64)
 """The most rows on a terminal and on a page."""

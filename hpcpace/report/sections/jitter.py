@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hpcpace.core.text import format_duration, listed, percent, plural
 from hpcpace.diagnosis.plot_data import Growth, PlotData
 from hpcpace.diagnosis.summary import Jitter, PacingFigures, Summary
 from hpcpace.report.document import Block, Facts, Notes, Plot, Section, Table
 from hpcpace.report.drawing import axis, band, line, plot_text
-from hpcpace.units import format_duration
-from hpcpace.wording import listed, percent, plural
 
 _MIN_POINTS = 3  # of a curve that begins at 1
 _MAX_PACED = 4

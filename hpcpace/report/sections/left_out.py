@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from hpcpace.core.text import named_ranks, plural, rank_list
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import IncompleteRank, Summary
 from hpcpace.report.document import PAGE, Notes, Section
-from hpcpace.wording import named_ranks, plural, rank_list
 
 _REASONS = {
     "step_ms": ("step-times", "no plot of step times", "they are not known"),

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.text import NS_PER_S, format_bytes, format_duration, format_rate, listed, plural, printable
 from hpcpace.diagnosis.network_summary import DirectionUse, HostRetransmissions, InterfaceRow, NetworkFigures, PairRow
 from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots, Values
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.quoting import printable
 from hpcpace.report.document import (
     NONE,
     PAGE,
@@ -39,8 +39,6 @@ from hpcpace.report.drawing import (
     rounded,
     unique,
 )
-from hpcpace.units import NS_PER_S, format_bytes, format_duration, format_rate
-from hpcpace.wording import listed, plural
 
 MAX_LINES, MAX_ROWS, MAX_COLUMNS = 6, 128, 300
 _MAX_ON_PAGE, _MAX_COUNTERS, _MAX_OPEN = 256, 64, 16

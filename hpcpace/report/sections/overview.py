@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from hpcpace.config import DiagnosisConfig
+from hpcpace.core.text import format_bytes, format_count, format_duration, listed, percent, plural, printable
 from hpcpace.diagnosis.summary import EXCESS_FLOOR, SLURM_ADDRESS, WAIT_OR_TRANSFER, AttemptRow, Summary, Switches
-from hpcpace.quoting import printable
 from hpcpace.report.document import NONE, Bar, Cell, Facts, Notes, Part, Row, Section, Table
-from hpcpace.units import format_bytes, format_count, format_duration
-from hpcpace.wording import listed, percent, plural
 
 UNKNOWN_WAITS = "waits are not known: operations have no comparable counterpart on every member"
 _MIN_SHOWN = 0.0005  # less is 0.0 %

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from hpcpace.core.text import NS_PER_MS, milliseconds, percent
 from hpcpace.diagnosis.summary import WAIT_OR_TRANSFER, Excess, Part, RankRow, RoleRow, Summary
 from hpcpace.report.document import NONE, PAGE, TERMINAL, UNKNOWN, Block, Cell, Notes, Plot, Row, Section, Table
 from hpcpace.report.drawing import (
@@ -22,8 +23,6 @@ from hpcpace.report.drawing import (
 )
 from hpcpace.report.sections.communication import duration
 from hpcpace.report.sections.overview import UNKNOWN_WAITS
-from hpcpace.units import NS_PER_MS
-from hpcpace.wording import milliseconds, percent
 
 MAX_BARS = 64
 _MAX_RANKS, _MAX_EXTREME = 16, 8

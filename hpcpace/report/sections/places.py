@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, place_name
 from hpcpace.diagnosis.plot_data import Matrix, PlotData
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.document import NONE, Notes, Plot, Row, Section, SideBySide, Table
@@ -20,8 +21,6 @@ from hpcpace.report.drawing import (
     unique,
     unit_map,
 )
-from hpcpace.units import NS_PER_MS, format_duration
-from hpcpace.wording import alias_name, percent, place_name
 
 _MAX_ON_TERMINAL, MAX_ON_PAGE = 8, 20
 _MAX_ALIASES = 8

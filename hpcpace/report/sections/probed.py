@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from hpcpace.core.text import NS_PER_S, format_duration, percent, plural
 from hpcpace.diagnosis.network_summary import ProbedFigures
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.document import Notes, Section, Table
 from hpcpace.report.words.probe import size_words
-from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.wording import percent, plural
 
 _MAX_ROWS = 8
 

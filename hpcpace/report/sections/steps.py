@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_MS, plural, shell_word
 from hpcpace.diagnosis.plot_data import Lane, PlotData, SlowStep, Values
 from hpcpace.diagnosis.summary import Summary, Throughput
-from hpcpace.quoting import shell_word
 from hpcpace.report.document import Link, Plot, Section, SideBySide
 from hpcpace.report.drawing import (
     LABEL_WIDTH,
@@ -29,8 +29,6 @@ from hpcpace.report.drawing import (
     unique,
 )
 from hpcpace.report.sections.phases import PARTS, drawn_names
-from hpcpace.units import NS_PER_MS
-from hpcpace.wording import plural
 
 _MAX_ROWS, _MAX_COLUMNS = 512, 1000  # a heat map then has a cell for every pixel of a wide screen
 _HOW = " Time begins with the first of these ranks. A rank that works long makes others wait until it arrives."

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hpcpace.core.text import percent, place_name
 from hpcpace.diagnosis import summary as diagnosed
 from hpcpace.diagnosis.diagnose import Culprit
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.document import PAGE, Block, Row, Stack, Table, Verdict
 from hpcpace.report.sections.places import could_also_be
-from hpcpace.wording import percent, place_name
 
 MAY_CHANGE = "verdict and figures may change until it ends"
 """Said of a run that still runs."""

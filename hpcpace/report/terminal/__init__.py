@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from hpcpace.folding import folded
-from hpcpace.quoting import printable
+from hpcpace.core.text import folded, percent, printable
 from hpcpace.report.document import (
     DIRECTIVE,
     TERMINAL,
@@ -32,13 +31,13 @@ from hpcpace.report.document import (
     cell,
     shown_on,
 )
-from hpcpace.wording import percent
 
 MIN_WIDTH, MAX_WIDTH = 80, 100
 _LABEL_WIDTH = 11
 _BAR_WIDTH = 60
 _IN_FIGURES = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[kMGT]?B)(?!\w))")
 _FIRST_PRIVATE = 0xE000  # private characters are not printable, so no text that is shown has one
+_PLAIN = str.maketrans("▁▂▃▄▅▆▇█▓▒░", "_.-=+*%#=-.")
 _STYLES = {"strong": "bold", "bad": "bold red", "good": "bold green", "quiet": "dim", "": ""}
 
 
@@ -121,12 +120,11 @@ def _print_bar(console: Console, bar: Bar) -> None:
     figures = ", ".join(f"{part.name} {percent(part.share)}" for part in bar.parts)
     line(console, bar.label, f"{figures}; {bar.remark}" if bar.remark else figures)
     if bar.is_drawn:
-        symbols, done = "█▓▒░" if console.encoding.startswith("utf") else "#=-.", 0.0
-        drawn = ""
-        for symbol, part in zip(symbols, bar.parts, strict=False):
+        drawn, done = "", 0.0
+        for symbol, part in zip("█▓▒░", bar.parts, strict=False):
             done += part.share
             drawn += symbol * (round(_BAR_WIDTH * done) - len(drawn))
-        line(console, "", drawn)
+        line(console, "", _encoded(console, drawn))
 
 
 def _print_table(console: Console, table: Table, *, is_first: bool, rest: str) -> None:
@@ -147,19 +145,25 @@ def _print_table(console: Console, table: Table, *, is_first: bool, rest: str) -
             overflow="fold" if is_text else "ellipsis",  # names that differ at their ends alone stay apart
         )
     for row in rows:
-        _add_row(made, row)
+        _add_row(console, made, row)
     if table.foot:
-        _add_row(made, Row(table.foot, style="strong"))
+        _add_row(console, made, Row(table.foot, style="strong"))
     console.print(made)
     if cut := table.cut(TERMINAL):
         note(console, f"{cut}; all: {rest}")
 
 
-def _add_row(made: RichTable, row: Row) -> None:
+def _add_row(console: Console, made: RichTable, row: Row) -> None:
     cells = [cell(one) for one in row.cells]
-    made.add_row(*(Text(printable(one.brief), style=_STYLES[one.style or row.style]) for one in cells))
+    texts = (_encoded(console, printable(one.brief)) for one in cells)
+    made.add_row(*(Text(text, style=_STYLES[one.style or row.style]) for text, one in zip(texts, cells, strict=True)))
     if any(one.below for one in cells):
         made.add_row(*(Text(printable(one.below)) for one in cells), style="dim")
+
+
+def _encoded(console: Console, text: str) -> str:
+    """Return a text with blocks as letters where the console has no blocks."""
+    return text if console.encoding.startswith("utf") else text.translate(_PLAIN)
 
 
 def _broken(name: str, widest: int) -> str:
@@ -215,7 +219,7 @@ def note(console: Console, content: str) -> None:
 def notes(
     console: Console, problems: Iterable[str], *, rest: str, is_ranked: bool = False, is_verbose: bool = False
 ) -> None:
-    """Print problems as remarks, folded; arguments as of `hpcpace.folding.folded`."""
+    """Print problems as remarks, folded; arguments as of `hpcpace.core.text.folded`."""
     for content in folded(problems, rest=rest, is_ranked=is_ranked, is_verbose=is_verbose):
         note(console, content)
 

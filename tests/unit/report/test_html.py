@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from report_sample import HEALTHY, NASTY, SampleCulprit, SampleVerdict, sample_plots, sample_summary
 
+from hpcpace.core.rundir import json_text
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.diagnosis.summary import AttemptRow, Jitter, Prediction, Predictions, SensitivityRow
 from hpcpace.diagnosis.summary import Growth as SummaryGrowth
@@ -26,7 +27,6 @@ from hpcpace.report.sections.clocks import clock_error
 from hpcpace.report.sections.jitter import growth
 from hpcpace.report.sections.phases import MAX_BARS, phase_shares
 from hpcpace.report.sections.steps import slow_step, step_distribution, step_times
-from hpcpace.rundir import json_text
 
 VERDICT = SampleVerdict()
 LIBRARY = "window.Plotly = {};"
