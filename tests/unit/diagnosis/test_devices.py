@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.device_run import MS, STEP, DeviceRun
 from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces, examine
 from hpcpace.diagnosis.devices import is_on_device, on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED
@@ -24,6 +23,7 @@ from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import Table, join_tables
 from hpcpace.units import format_duration
 from hpcpace.wording import percent
+from tests.device_run import MS, STEP, DeviceRun
 
 SLOW = {2: 1.3}
 LAYOUTS = (

@@ -1,6 +1,6 @@
 """Compares what the audit reads with what hwloc's lstopo reads, on all Linux trees that hwloc publishes.
 
-`git clone https://github.com/open-mpi/hwloc; python -m experiments.machines.published hwloc/tests/hwloc/linux` unpacks
+`git clone https://github.com/open-mpi/hwloc; python -m experiments.published_machines hwloc/tests/hwloc/linux` unpacks
 each `*.tar.bz2` and prints one row per tree; docs/audit.md has the table and explains each difference. Needs lstopo.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.machines.machine import memory_folder
+from experiments.machine import memory_folder
 from hpcpace.audit import cpusets
 from hpcpace.audit.collect_hardware import collect_hardware
 from hpcpace.audit.facts import Hardware, PciDevice

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.network.flow_figures import flow_paths
+from hpcpace.metrics.network.flow_figures import flow_figures, flow_paths, foreign_on_links
+from hpcpace.metrics.network.flow_links import locate_by_flows
 from hpcpace.metrics.network.flow_tables import Connections, Flows, InterfaceUse
+from hpcpace.metrics.network.interface_use import interface_loads
+from hpcpace.metrics.network.link_faults import FlowFindings
 from hpcpace.metrics.topology import Topology, topology_of
 from hpcpace.units import NS_PER_S
 
@@ -246,4 +249,40 @@ def _interfaces(
         drops=zero,
         pauses=zero,
         marks=zero,
+    )
+
+
+SIZES = {"slow": (0.1, 0.5), "foreign": (0.4, 0.6), "flapping": (0.0, 0.0), "lossy": (0.01, 0.03), "small_mtu": (0, 0)}
+
+
+def located(job: SimulatedLinks) -> FlowFindings:
+    """Return what is found in a simulated job."""
+    run = simulate(job)
+    window = {"begin_ns": 2 * NS_PER_S, "end_ns": job.num_seconds * NS_PER_S}
+    figures = flow_figures(run.flows, run.topology, **window)
+    loads = interface_loads(run.use, run.flows, **window, is_recorded=np.ones(job.num_hosts, np.bool_))
+    return locate_by_flows(figures, run.topology, foreign_bytes_per_s=foreign_on_links(loads, run.topology))
+
+
+def random_job(seed: int, fault: str, *, is_uplink: bool) -> SimulatedLinks:
+    """Return a job of random size and place with a fault of random size on a random link."""
+    random = np.random.default_rng([seed, 7])
+    num_leaves = int(random.choice([1, 2, 3, 4]))
+    if is_uplink:
+        num_leaves = max(num_leaves, 2)
+    num_hosts = num_leaves * int(random.integers(2, 5))
+    low, high = SIZES.get(fault, (0.0, 0.0))
+    name = f"leaf{random.integers(num_leaves) + 1} uplink" if is_uplink else f"n{random.integers(num_hosts) + 1}"
+    size = float(random.uniform(low, high))
+    return SimulatedLinks(
+        seed=seed,
+        num_hosts=num_hosts,
+        num_leaves=num_leaves,
+        is_shuffled=bool(random.random() < 0.3),
+        uplink_bps=1e9 if is_uplink else float(random.choice([1e9, 2e9, 4e9])),
+        fault=fault,
+        links=(name,),
+        # Two leaves: all connections between them are slow then, which is told from a design by a factor of 3.
+        size=size / 2 if is_uplink and fault == "slow" else size,
+        compute_s=float(random.uniform(0.05, 0.6)),
     )

@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from experiments.machines.machine import (
+from experiments.machine import (
     AMD,
+    CX7,
     GEN1,
     GEN3,
     GEN4,
     GPU,
+    H100,
     IB_NIC,
     MELLANOX,
     NIC,
@@ -19,15 +21,16 @@ from experiments.machines.machine import (
     SLINGSHOT,
     VIRTIO,
     Machine,
+    dgx_badly_bound,
+    dgx_h100,
     threaded,
 )
-from experiments.machines.real import dgx_spark, magny_cours_sparse, raptor_lake, xeon_e7_4870
 from hpcpace.audit.facts import Counters, Nvml, Snapshot
 from hpcpace.audit.job import NcclLog
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
+from tests.machines.real import dgx_spark, magny_cours_sparse, raptor_lake, xeon_e7_4870
 
-H100, CX7 = "0x2330", "0x1021"
 HEALTHY = Nvml(
     links_active=18,
     links_inactive=0,
@@ -79,85 +82,6 @@ class Case:
             dataclasses.replace(rank, mpi_size=self.mpi_size, nccl_version=self.nccl_version) for rank in snapshot.ranks
         )
         return dataclasses.replace(snapshot, ranks=ranks)
-
-
-def dgx_h100(host: str = "dgx1", *, first_rank: int = 0, world: int = 8, ranks: bool = True, lid: str = "") -> Machine:
-    """8 GPUs, each on a switch with its own 400G adapter, 2 storage adapters far off, 2 sockets of 56 cores."""
-    machine = Machine(host, kernel="6.8.0-1012-nvidia")
-    machine.processors({0: threaded(0, 56, 112), 1: threaded(56, 56, 112)}, packages={0: [0], 1: [1]})
-    local = ("0-55,112-167", "56-111,168-223")
-    roots = ("15", "26", "37", "48", "93", "a6", "ba", "cc")
-    for number, root in enumerate(roots):
-        numa = number // 4
-        bus = int(root, 16)
-        switch = f"pci0000:{root}/0000:{root}:01.0/0000:{bus + 1:02x}:00.0"
-        nic, gpu = f"0000:{bus + 3:02x}:00.0", f"0000:{bus + 6:02x}:00.0"
-        machine.pci(
-            f"{switch}/0000:{bus + 2:02x}:00.0/{nic}",
-            IB_NIC,
-            MELLANOX,
-            CX7,
-            numa=numa,
-            cpus=local[numa],
-            driver="mlx5_core",
-            iommu=str(number),
-        )
-        machine.pci(
-            f"{switch}/0000:{bus + 2:02x}:02.0/{gpu}",
-            GPU,
-            NVIDIA,
-            H100,
-            numa=numa,
-            cpus=local[numa],
-            driver="nvidia",
-            iommu=str(number),
-        )
-        machine.rdma(f"mlx5_{number}", nic).net(f"ibs{number}", nic, mtu=4092, kind=32)
-    for number, (root, numa) in enumerate((("f5", 1), ("70", 0))):
-        nic = f"0000:{int(root, 16) + 1:02x}:00.0"
-        machine.pci(
-            f"pci0000:{root}/0000:{root}:01.0/{nic}",
-            NIC,
-            MELLANOX,
-            "0xa2dc",
-            numa=numa,
-            cpus=local[numa],
-            iommu=f"9{number}",
-        )
-        machine.rdma(
-            f"mlx5_bond_{number}",
-            nic,
-            layer="Ethernet",
-            rate="200 Gb/sec (2X NDR)",
-            board="MT_0000000884",
-            gids={0: ("IB/RoCE v1", f"ens{number}"), 1: ("RoCE v2", f"ens{number}")},
-        ).net(f"ens{number}", nic, mtu=9000, speed=200_000)
-    gpus = [f"0000:{int(root, 16) + 6:02x}:00.0" for root in roots]
-    machine.nvidia(*gpus, name="H100 80GB HBM3").module("ib_core", holders=("ib_uverbs", "nvidia_peermem"))
-    machine.module("nvidia_peermem")
-    if ranks:
-        for local_rank in range(8):
-            first = local_rank * 14
-            cpus = f"{first}-{first + 13},{first + 112}-{first + 125}"
-            environ = {"NCCL_IB_HCA": "^mlx5_bond", "OMP_NUM_THREADS": "14"}
-            if lid:
-                environ["SLURM_TOPOLOGY_ADDR"] = f"spine.{lid}.{host}"
-            machine.rank(first_rank + local_rank, cpus, world=world, local=local_rank, environ=environ)
-    return machine
-
-
-def dgx_badly_bound() -> Machine:
-    """Ranks 0 to 3 on the socket of GPUs 4 to 7 and the other way round; ranks 6 and 7 share; rank 5 spans both."""
-    machine = dgx_h100("dgx2", ranks=False)
-    masks = ["56-69", "70-83", "84-97", "98-111", "0-13", "40-70", "28-41", "35-48"]
-    for rank, cpus in enumerate(masks):
-        variables = {"SLURM_CPUS_PER_TASK": "28", "OMP_NUM_THREADS": "28", "NCCL_ALGO": "Ring", "NCCL_P2P_DISABLE": "1"}
-        variables |= {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "bond7", "UCX_NET_DEVICES": "mlx5_99:1"}
-        variables |= {"NCCL_IB_GID_INDEX": "0", "GLOO_SOCKET_IFNAME": "ens0"}
-        machine.rank(
-            rank, cpus, world=8, environ=variables, mems="0", quota="1000000 100000", locked="65536", open_files=512
-        )
-    return machine
 
 
 def gb200(host: str = "gb1") -> Machine:
