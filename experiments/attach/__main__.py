@@ -1,7 +1,7 @@
 """Runs the matrix: `python -m experiments.attach [--only ROW ...] [--write]`. All rows take about an hour on 2 cores.
 
 The frameworks are those of --python, the public scripts those of the clones in --sources. Results of rows are kept in
---results, so that the document can be written from several calls; `--write` writes docs/attach.md from all of them.
+--results, so that the document can be written from several calls; `--write` writes docs/results/attach.md from all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--hold-s", type=float, default=HOLD_S, help=f"let faults sleep for so long; default {HOLD_S}")
     parser.add_argument("--reuse", action="store_true", help="run nothing without tracing where that is there already")
     parser.add_argument("--keep", action="store_true", help="run nothing; use the results that are there")
-    parser.add_argument("--write", action="store_true", help="write docs/attach.md from all results")
+    parser.add_argument("--write", action="store_true", help="write docs/results/attach.md from all results")
     args = parser.parse_args()
     # No resolve(): the link in a virtual environment's bin is what makes it one.
     bench = Bench(

@@ -1,4 +1,4 @@
-"""Writes docs/reliability-input.md from the results of a run: every figure comes from that run."""
+"""Writes docs/results/reliability-input.md from the results of a run: every figure comes from that run."""
 
 from __future__ import annotations
 

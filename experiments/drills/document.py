@@ -1,4 +1,4 @@
-"""Writes docs/reliability.md from the results of the drills: every figure and quotation comes from that run."""
+"""Writes docs/results/reliability.md from the results of the drills: every figure and quotation comes from that run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hangs of known kind on real ranks: is the verdict from their traces right, and in time? See docs/hang-matrix.md.
+"""Hangs of known kind on real ranks: is the verdict from their traces right, and in time? See docs/results/hang-matrix.md.
 
 Results are added to a file, so that a run that was interrupted goes on where it stopped, and several can share one.
 """

@@ -1,4 +1,4 @@
-"""Writes docs/hang-matrix.md from outcomes: per cell how often the kind and the rank were right, and how soon."""
+"""Writes docs/results/hang-matrix.md from outcomes: per cell how often the kind and the rank were right, and how soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/pacing-experiments.md: a dated section for each experiment, replaced when that experiment is run again."""
+"""docs/results/pacing-experiments.md: a dated section for each experiment, replaced when that experiment is run again."""
 
 from __future__ import annotations
 

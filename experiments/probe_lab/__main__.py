@@ -1,6 +1,6 @@
 """Measures the pairs of a lab's hosts, healthy and with slow links, beside the truth and other programs.
 
-sudo .venv/bin/python -m experiments.probe_lab --write docs/probe-lab.md
+sudo .venv/bin/python -m experiments.probe_lab --write docs/results/probe-lab.md
 
 One lab is booted, in which one job measures again and again (`experiments.probe_lab.ranks`). Before each measurement
 one link is slowed, or none. Needs sockperf and iperf3.

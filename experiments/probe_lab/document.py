@@ -1,4 +1,4 @@
-"""Writes docs/probe-lab.md from the cases of an experiment."""
+"""Writes docs/results/probe-lab.md from the cases of an experiment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ How often the pairs of `hpcpace probe` name the link that was slowed, and how cl
 links carry and what other programs measure. Written by
 
 ```
-sudo .venv/bin/python -m experiments.probe_lab --write docs/probe-lab.md
+sudo .venv/bin/python -m experiments.probe_lab --write docs/results/probe-lab.md
 ```
 
 The lab has {HOSTS} hosts on {LEAVES} switches, links of {LINK_MBIT} Mb/s and uplinks of {UPLINK_MBIT} Mb/s. All

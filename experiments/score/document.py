@@ -1,4 +1,4 @@
-"""The score as tables, in a terminal and in docs/diagnosis-score.md: every figure comes from the run that writes it."""
+"""The score as tables, in a terminal and in docs/results/diagnosis-score.md: every figure comes from the run that writes it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _POWER = "Share of traces in which the report names the slow rank: 64 ranks, 8 p
 
 
 def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) -> str:
-    """Return docs/diagnosis-score.md, or a document like it on some of the cells."""
+    """Return docs/results/diagnosis-score.md, or a document like it on some of the cells."""
     names = {outcome.task.cell for outcome in outcomes}
     titles = [f"| {cell.name} | {cell.title} |" for cell in CELLS if cell.name in names]
     lost = [(cell.name, cell.title) for cell in LOST_CELLS if cell.name in names]

@@ -1,4 +1,4 @@
-"""The score in the lab as text: a line for each job, and docs/diagnosis-lab.md, with the figures of one campaign."""
+"""The score in the lab as text: a line for each job, and docs/results/diagnosis-lab.md, with the figures of one campaign."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def line(outcome: LabOutcome) -> str:
 
 
 def document(outcomes: Sequence[LabOutcome], *, command: str) -> str:
-    """Return docs/diagnosis-lab.md."""
+    """Return docs/results/diagnosis-lab.md."""
     slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.strip()
     num_same = sum(outcome.is_same_without_lab is True for outcome in outcomes)
     loads, commits = [outcome.load for outcome in outcomes], sorted({outcome.commit for outcome in outcomes})

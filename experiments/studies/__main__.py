@@ -1,7 +1,7 @@
 """Runs the nano-cluster and model-size studies in the lab: `make nano-cluster`; --scaling runs the scaling study.
 
 Needs root and Slurm, and resumes where it stopped: finished runs stay in the folder of the study. --write updates its
-part of docs/studies-lab.md.
+part of docs/results/studies-lab.md.
 """
 
 from __future__ import annotations
