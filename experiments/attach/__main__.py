@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.attach.checkout import CheckoutError
 from experiments.attach.document import write_document
 from experiments.attach.judge import judge_fault, judge_runs
 from experiments.attach.rows import FAULTS, ROWS, Row
-from experiments.attach.runs import HOLD_S, Bench, report
+from experiments.attach.runs import HOLD_S, Bench, CheckoutError, report
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "attach.md"
 

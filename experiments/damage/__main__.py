@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from experiments.damage.bombs import Measured, measure
 from experiments.damage.campaign import Input, Outcome, run_inputs, spread
 from experiments.damage.child import preload
 from experiments.damage.document import write_document, write_hostile
@@ -19,7 +20,6 @@ from experiments.damage.hostile.campaign import Outcome as HostileOutcome
 from experiments.damage.hostile.campaign import line_of, run_hostile
 from experiments.damage.hostile.kinds import KINDS as HOSTILE_KINDS
 from experiments.damage.kinds import KINDS
-from experiments.damage.memory import Measured, measure
 from experiments.damage.races import RaceOutcome, all_races
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability-input.md"

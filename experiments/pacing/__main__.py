@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from experiments.pacing import auto_cost, auto_gain, collected, links, persistent, polling, trial_judged, turns
-from experiments.pacing.document import section_of, write_section
-from experiments.pacing.experiment import Effort, Experiment
+from experiments.pacing.experiment import Effort, Experiment, section_of, write_section
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     trial_judged.EXPERIMENT,

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
-from experiments.pacing.jobs import at_most
-from experiments.pacing.launch import run_job
+from experiments.pacing.jobs import at_most, run_job
 from experiments.pacing.paced_job import JobSpec
 from hpcpace.metrics.resampling import mean_of
 

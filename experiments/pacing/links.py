@@ -6,8 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
-from experiments.pacing.in_lab import LabJob, run_together, slow_lab
-from experiments.pacing.jobs import HEAD, PUBLISHED, TRIAL, Scene, Series, never_kept_in_vain, series_of, spelled
+from experiments.pacing.jobs import (
+    HEAD,
+    PUBLISHED,
+    TRIAL,
+    LabJob,
+    Scene,
+    Series,
+    never_kept_in_vain,
+    run_together,
+    series_of,
+    slow_lab,
+    spelled,
+)
 from experiments.pacing.paced_job import JobSpec
 
 RATE = "50mbit"

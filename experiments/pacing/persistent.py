@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
-from experiments.pacing.jobs import HEAD, PUBLISHED, TRIAL, Scene, never_kept_in_vain, run_scenes, series_of
-from experiments.pacing.launch import run_job
+from experiments.pacing.jobs import HEAD, PUBLISHED, TRIAL, Scene, never_kept_in_vain, run_job, run_scenes, series_of
 from experiments.pacing.paced_job import JobSpec
 from experiments.pacing.polling import NUM_CORES
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Tell
-from experiments.pacing.in_lab import LabJob, run_together, slow_lab
-from experiments.pacing.jobs import PUBLISHED, spelled
+from experiments.pacing.jobs import PUBLISHED, LabJob, run_together, slow_lab, spelled
 from experiments.pacing.paced_job import JobSpec
 from hpcpace.metrics.resampling import Estimate, mean_of
 

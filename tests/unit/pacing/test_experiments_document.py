@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.pacing.document import section_of, sections_in, write_section
-from experiments.pacing.experiment import Claim, Experiment, Finding
+from experiments.pacing.experiment import Claim, Experiment, Finding, section_of, sections_in, write_section
 
 EXPERIMENTS = tuple(
     Experiment(name=name, title=f"About {name}", run=lambda effort, tell: Finding(table=[["a"]], claims=[]))

@@ -9,8 +9,7 @@ import pytest
 
 from experiments.pacing.auto_gain import late_change
 from experiments.pacing.collected import SPEC, expected, scenes
-from experiments.pacing.jobs import Scene, Series, at_most, never_kept_in_vain, spelled
-from experiments.pacing.launch import Ran
+from experiments.pacing.jobs import Ran, Scene, Series, at_most, never_kept_in_vain, spelled
 from experiments.pacing.paced_job import JobSpec
 from hpcpace.metrics.resampling import Estimate
 

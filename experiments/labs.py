@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from experiments.jobs import MISREAD_START
 from hpcpace.errors import HpcpaceError, TraceError
 from hpcpace.lab.environment import NAME_VARIABLE
 from hpcpace.lab.jobs import JobQueue, SlurmJob
@@ -32,7 +33,23 @@ START_TIMEOUT_S = 150.0
 _SMALL_MODEL = ("--seq-len", "32", "--batch-size", "8")
 _WELL_TIMEOUT_S = 60.0
 _STEPS_BEFORE_FAULT = 10
-_MISREAD = "mpi/pmi2: invalid client request"
+
+
+def inject(lab: Lab, *words: str) -> str:
+    """Inject a fault by `hpcpace lab fault ...`, or undo one, and return its id.
+
+    Raises:
+        HpcpaceError: it was refused or did not work.
+    """
+    done = lab.run("hpcpace", "lab", "fault", *words)
+    if done.returncode:
+        raise HpcpaceError(f"lab fault {' '.join(words)} ended with status {done.returncode}: {done.stderr}")
+    return done.stdout.split()[0]
+
+
+def truth_of(lab: Lab) -> list[dict[str, Any]]:
+    """Return the events in the lab's log of truth."""
+    return [json.loads(line) for line in lab.files.truth.read_text().splitlines()]
 
 
 class MisreadStart(HpcpaceError):
@@ -101,7 +118,7 @@ class DrillJob:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not self.run.path.is_dir():
             is_finished = self._site.queue.job(self.job_id).finished
-            if _MISREAD in self.log():
+            if MISREAD_START in self.log():
                 self._site.queue.run("scancel", str(self.job_id))
                 self._site.queue.wait(self.job_id, timeout_s=60)
                 raise MisreadStart(f"job {self.job_id} did not start:\n{self.log()[:2000]}")
@@ -201,28 +218,18 @@ class DrillSite:
         return DrillJob(self, job_id, hosts)
 
     def fault(self, *words: str) -> str:
-        """Inject a fault by `hpcpace lab fault ...` and return its id.
-
-        Raises:
-            HpcpaceError: it was refused or did not work.
-        """
-        done = self.lab.run("hpcpace", "lab", "fault", *words)
-        if done.returncode:
-            raise HpcpaceError(f"lab fault {' '.join(words)} ended with status {done.returncode}: {done.stderr}")
-        return done.stdout.split()[0]
+        """Inject a fault, and return its id; see `inject`."""
+        return inject(self.lab, *words)
 
     def times_ns(self, fault_id: str, event: str) -> list[int]:
         """Return when an event of a fault happened, as the log of truth says."""
-        of_fault = (entry for entry in self._truth() if entry.get("fault_id") == fault_id)
+        of_fault = (entry for entry in truth_of(self.lab) if entry.get("fault_id") == fault_id)
         return [entry["monotonic_ns"] for entry in of_fault if entry["event"] == event]
 
     def clock_offsets_ns(self) -> dict[str, int]:
         """Return by host how far its clock is ahead of the machine's, as the log of truth says."""
-        (lab,) = (entry for entry in self._truth() if entry["event"] == "lab")
+        (lab,) = (entry for entry in truth_of(self.lab) if entry["event"] == "lab")
         return {host["name"]: host["clock_offset_s"] * NS_PER_S for host in lab["hosts"]}
-
-    def _truth(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.lab.files.truth.read_text().splitlines()]
 
     def wait_until_well(self) -> str:
         """Wait until `hpcpace lab status` ends with 0; return what is wrong where it does not, else nothing."""
