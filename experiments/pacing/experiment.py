@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
+
+from experiments.jobs import Tell
+from experiments.pages import listed, machine, minutes, page, table, today
 
 
 class Effort(StrEnum):
@@ -49,9 +48,6 @@ class Finding:
     notes: Sequence[str] = ()
 
 
-Tell = Callable[[str], None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One experiment; `run` takes an effort and a function that shows progress."""
@@ -67,27 +63,18 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:+.{digits}f} %"
 
 
-_PROSE = Path(__file__).with_name("prose.md")
-
-
 def section_of(experiment: Experiment, finding: Finding, *, duration_s: float) -> str:
     """Return the text of one section."""
-    head, *rows = ([cell.replace("\n", " ") for cell in row] for row in finding.table)
-    took = f"{duration_s:.0f} s" if duration_s < 100 else f"{duration_s / 60:.0f} min"
-    lines = [
-        f"## {experiment.title}",
-        "",
-        f"`python -m experiments.pacing {experiment.name} --write`, {time.strftime('%Y-%m-%d')}, {took}, "
-        f"{os.cpu_count()} cores, torch {version('torch')}, Python {platform.python_version()}, Linux "
-        f"{platform.release()}.",
-        "",
-        *(f"- {note}" for note in finding.notes),
-        "",
-        *_table(head, rows),
-        "",
-        *(f"- {claim.line()}" for claim in finding.claims),
-    ]
-    return "\n".join(lines)
+    head, *rows = finding.table
+    return f"""## {experiment.title}
+
+`python -m experiments.pacing {experiment.name} --write`, {today()}, {minutes(duration_s)}, {machine("torch")}.
+
+{listed(finding.notes)}
+
+{table(head, rows)}
+
+{listed(claim.line() for claim in finding.claims)}"""
 
 
 def write_section(path: Path, experiments: Sequence[Experiment], name: str, section: str) -> None:
@@ -102,7 +89,7 @@ def write_section(path: Path, experiments: Sequence[Experiment], name: str, sect
     found = sections_in(path.read_text(), experiments) if path.exists() else {}
     found[name] = section.strip()
     ordered = [found[experiment.name] for experiment in experiments if experiment.name in found]
-    path.write_text("\n\n".join([_PROSE.read_text().strip(), *ordered]) + "\n")
+    path.write_text("\n\n".join([page("pacing-experiments").strip(), *ordered]) + "\n")
 
 
 def sections_in(text: str, experiments: Sequence[Experiment]) -> dict[str, str]:
@@ -110,7 +97,3 @@ def sections_in(text: str, experiments: Sequence[Experiment]) -> dict[str, str]:
     parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     titles = {f"## {experiment.title}": experiment.name for experiment in experiments}
     return {titles[part.partition("\n")[0]]: part.strip() for part in parts if part.partition("\n")[0] in titles}
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -13,25 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.pacing.experiment import Effort, Tell
+from experiments.jobs import JobFailed, Tell, clean_environ, ended_in_time, mpiexec, started, verdict_of
+from experiments.pacing.experiment import Effort
 from experiments.pacing.paced_job import JobSpec
+from experiments.pages import ROOT
 from hpcpace.config import LabConfig
 from hpcpace.lab.lab import Lab
 from hpcpace.metrics.resampling import Estimate, mean_of
 from hpcpace.rundir import RunDirectory
-
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
-_LAUNCHER_VARIABLES = ("PMI", "SLURM_", "HYDI", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_")
-
-
-class JobFailed(RuntimeError):
-    """A job of an experiment failed; its last output is the message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,40 +91,12 @@ def run_job(
     Raises:
         JobFailed: it ended with an error, or not in time.
     """
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_VARIABLES)}
-    clean |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(environ or {})}
-    with TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        program = [sys.executable, "-m", "experiments.pacing.paced_job", spec.to_json(), run_dir]
-        # A separate session, so that a timeout ends the launcher and all of its ranks.
-        child = subprocess.Popen(
-            list(map(str, [MPIEXEC, "-n", num_ranks, *program])),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=clean,
-            start_new_session=True,
-        )
-        try:
-            stdout, stderr = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            stdout, stderr = child.communicate()
-            raise JobFailed(f"not done within {timeout_s:g} s: {stderr[-800:]}") from None
-        if child.returncode:
-            raise JobFailed(f"status {child.returncode}: {(stderr or stdout)[-800:]}")
+        command = mpiexec(num_ranks, "-m", "experiments.pacing.paced_job", spec.to_json(), run_dir)
+        (stdout,) = ended_in_time([started(command, env=clean_environ(**(environ or {})))], timeout_s=timeout_s)
         ran = what_came(run_dir, stdout)
         return replace(ran, verdict=verdict_of(run_dir)) if is_reported else ran
-
-
-def verdict_of(run_dir: Path) -> Mapping[str, Any]:
-    """Return the verdict of a run's report."""
-    command = [sys.executable, "-m", "hpcpace", "report", str(run_dir), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if not done.stdout:
-        raise JobFailed(f"no report, status {done.returncode}: {done.stderr[-800:]}")
-    verdict: Mapping[str, Any] = json.loads(done.stdout)["verdict"]
-    return verdict
 
 
 def what_came(run_dir: Path, stdout: str) -> Ran:
@@ -143,10 +107,9 @@ def what_came(run_dir: Path, stdout: str) -> Ran:
     return Ran(step_ns=np.array(measured["step_ns"], np.int64), trial=trial)
 
 
-REPOSITORY = Path(__file__).parents[2]
 FOLDER = Path("/var/tmp")
 """Each host has its own /tmp; all hosts share this folder."""
-_MOST_STARTS = 3
+_MAX_STARTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +139,12 @@ def run_together(lab: Lab, jobs: Sequence[LabJob], *, timeout_s: float = 120) ->
     Raises:
         JobFailed: they failed several times.
     """
-    for start in range(_MOST_STARTS):
+    for start in range(_MAX_STARTS):
         with tempfile.TemporaryDirectory(prefix="hpcpace-pacing-", dir=FOLDER) as folder:
             try:
                 return _run_once(lab, jobs, Path(folder), timeout_s)
             except JobFailed:
-                if start == _MOST_STARTS - 1:
+                if start == _MAX_STARTS - 1:
                     raise
     raise AssertionError("unreachable: the last start returns or raises")
 
@@ -193,30 +156,9 @@ def _run_once(lab: Lab, jobs: Sequence[LabJob], folder: Path, timeout_s: float) 
         words = ["srun", "--nodelist", ",".join(job.hosts), "--ntasks", str(len(job.hosts) * job.ranks_per_host)]
         words += ["--nodes", str(len(job.hosts)), "--ntasks-per-node", str(job.ranks_per_host), "--kill-on-bad-exit=1"]
         program = [sys.executable, "-m", "experiments.pacing.paced_job", job.spec.to_json(), str(folder / str(number))]
-        children.append(
-            subprocess.Popen(
-                lab.command([*words, *program], folder=REPOSITORY),
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        )
-    try:
-        said = [child.communicate(timeout=timeout_s) for child in children]
-    except subprocess.TimeoutExpired:
-        raise JobFailed(f"not done within {timeout_s:g} s") from None
-    finally:
-        for child in children:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGTERM)
-                child.communicate()
-    for child, (stdout, stderr) in zip(children, said, strict=True):
-        if child.returncode:
-            raise JobFailed(f"status {child.returncode}: {(stderr or stdout)[-800:]}")
-    return [what_came(folder / str(number), stdout) for number, (stdout, _) in enumerate(said)]
+        children.append(started(lab.command([*words, *program], folder=ROOT), env=environ))
+    said = ended_in_time(children, timeout_s=timeout_s, with_signal=signal.SIGTERM)
+    return [what_came(folder / str(number), stdout) for number, stdout in enumerate(said)]
 
 
 HEAD = ("scene", "policy", "jobs", "step, unpaced", "change of the step, paced", "CV, unpaced to paced", "trial")

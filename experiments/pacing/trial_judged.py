@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Tell, percent
+from experiments.jobs import Tell
+from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, percent
 from hpcpace.metrics.resampling import Estimate, share_of
 from hpcpace.pace.sequential import POWER
 from hpcpace.pace.settings import PaceSettings
