@@ -1,7 +1,7 @@
 """Runs the matrix: `python -m experiments.attach [--only ROW ...] [--write]`. All rows take about an hour on 2 cores.
 
 The frameworks are those of --python, the public scripts those of the clones in --sources. Results of rows are kept in
---results, so that the document can be written from several calls; `--write` writes docs/results/attach.md from all of them.
+--results, so that the document can be written from several calls; `--write` writes docs/results/attach.md from all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.attach.judge import judge_fault, judge_runs
 from experiments.attach.rows import FAULTS, ROWS, Row
 from experiments.attach.runs import HOLD_S, Bench, CheckoutError, report
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "attach.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "attach.md"
 
 
 def main() -> None:

@@ -27,13 +27,13 @@ import psutil
 from experiments.bench.other_formats import Timeline, timelines, write_kineto, write_what_if
 from experiments.bench.pairs import Limits, NotFinished, Sample, run_apart
 from experiments.bench.report_speed import write_run
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import NS_PER_MS
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import Op
 from hpcpace.trace.writer import TraceWriter
-from hpcpace.units import NS_PER_MS
 
 _FOUND = "found.txt"
 # What HolisticTraceAnalysis imports; its JupyterLab is for its notebooks.

@@ -22,7 +22,7 @@ from experiments.damage.hostile.kinds import KINDS as HOSTILE_KINDS
 from experiments.damage.kinds import KINDS
 from experiments.damage.races import RaceOutcome, all_races
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability-input.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "reliability-input.md"
 _FRESH_EVERY = 100
 _ROUNDS = 200
 _HOSTILE_INPUTS = 20

@@ -13,7 +13,7 @@ from typing import Any
 from experiments.damage.child import TIME_LIMIT_S, Result, memory_limit_bytes
 from experiments.damage.kind import FIGURES, FURTHER, Damaged
 from experiments.damage.specimen import RunCopy, Secret
-from hpcpace.rundir import HISTORY_INDEX
+from hpcpace.core.rundir import HISTORY_INDEX
 
 _NAMES = {
     "report": r"(.*/)?(summary\.json|report\.html)",

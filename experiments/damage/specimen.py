@@ -17,7 +17,7 @@ from experiments.synthetic_run import SyntheticRun
 from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.tree import Tree
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import encode_header
 from hpcpace.trace.recorder import Recorder

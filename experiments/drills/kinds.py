@@ -30,11 +30,11 @@ from experiments.drills.evidence import (
 )
 from experiments.labs import START_TIMEOUT_S, DrillJob, DrillSite, MisreadStart, RankEnds
 from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.plan import KILL_WAIT_S, NODE_TIMEOUT_S
 from hpcpace.trace.tables import RankTrace
-from hpcpace.units import NS_PER_S
 
 WORLD_TIMEOUT_S = 20
 """Seconds after which a collective that does not complete ends the job."""

@@ -21,13 +21,13 @@ from typing import Any
 from experiments.hangs.job import FAULT_STEP, Job, Slow, Strike, have_ended, started, struck_ns
 from experiments.jobs import Rows
 from experiments.pages import RESULTS, table, write_page
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.from_traces import read_records
 from hpcpace.hang.search import hang_in
 from hpcpace.hang.views import FoundHang, HangKind
 from hpcpace.hang.words import describe
-from hpcpace.rundir import RunDirectory
-from hpcpace.units import NS_PER_S
 
 DOCUMENT = RESULTS / "hang-matrix.md"
 HANG_S = 3.0

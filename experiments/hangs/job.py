@@ -1,7 +1,7 @@
-"""Small training jobs on forks of this process, which has torch in memory, and the faults that hang them; gloo, no model.
+"""Small training jobs on forks of this process, which has torch in memory, and the faults that hang them.
 
-What hangs are made of is real: process groups, their operations, blocked threads, signals. Computing takes a few
-milliseconds. A fault strikes once, on one rank, at one place of one step.
+Gloo and no model, but what hangs are made of is real: process groups, their operations, blocked threads, signals.
+Computing takes a few milliseconds. A fault strikes once, on one rank, at one place of one step.
 """
 
 from __future__ import annotations

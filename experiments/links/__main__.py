@@ -22,13 +22,13 @@ from experiments.labs import inject
 from experiments.links.hosts import TrainingHosts
 from experiments.pages import counted, table, write_page
 from hpcpace.config import Config, LabConfig
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 from hpcpace.metrics.resampling import share_of
-from hpcpace.rundir import RunDirectory, write_json
 from hpcpace.trace.attempt_reader import read_attempt
 
 FOLDER = Path("/var/tmp/hpcpace-links")

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from experiments.jobs import fork
 from experiments.pages import ROOT
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 
 _FIRST_PORT = 29500

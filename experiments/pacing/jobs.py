@@ -21,9 +21,9 @@ from experiments.pacing.experiment import Effort
 from experiments.pacing.paced_job import JobSpec
 from experiments.pages import ROOT
 from hpcpace.config import LabConfig
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.lab.lab import Lab
 from hpcpace.metrics.resampling import Estimate, mean_of
-from hpcpace.rundir import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,8 +197,10 @@ def run_collected(effort: Effort, tell: Tell) -> Finding:
     ]
     notes = [
         f"EMULATED: ranks share a few cores, so their work of {COLLECTING.work_ms:g} ms is a sleep, and so is a full "
-        f"collection, {COLLECTING.collect_ms:g} ms. Python itself decides when to collect. Ranks create garbage at random, "
-        f"so it collects about every {COLLECTING.collect_steps} steps. All ranks meet in gloo's barrier, which costs 32 "
+        f"collection, {COLLECTING.collect_ms:g} ms. Python itself decides when to collect. Ranks create "
+        "garbage at random, "
+        f"so it collects about every {COLLECTING.collect_steps} steps. All ranks meet in gloo's barrier, "
+        "which costs 32 "
         "processes on two cores less than an all_reduce.",
         "Unpaced and paced blocks belong to the same job. The model's inputs are how often ranks collect on their own "
         "and the shortest tenth of the steps.",
@@ -310,7 +312,8 @@ def run_auto_cost(effort: Effort, tell: Tell) -> Finding:
     ]
     notes = [
         f"EMULATED: {COST_RANKS} ranks sleep for {COST_JOB.work_ms:g} ms, a different one in each step for "
-        f"{COST_JOB.straggle_ms:g} ms more, and meet in gloo's all_reduce. {COST_STEPS[effort]} steps without the first "
+        f"{COST_JOB.straggle_ms:g} ms more, and meet in gloo's all_reduce. {COST_STEPS[effort]} steps without "
+        "the first "
         f"{FIRST_STEPS}, including the search for the pacing point and the trial.",
         f"auto says: {'; '.join(said)}.",
     ]
@@ -357,8 +360,10 @@ def run_auto_gain(effort: Effort, tell: Tell) -> Finding:
         )
     ]
     notes = [
-        f"Jobs with stragglers as in the first section on real jobs: {SHARING_RANKS} ranks, {NUM_CORES} cores, delays of "
-        f"at most {POLLING_PACE['max_delay_share']:.0%} of the step. With 200 more steps, the last 100 come after the trial.",
+        f"Jobs with stragglers as in the first section on real jobs: {SHARING_RANKS} ranks, {NUM_CORES} "
+        "cores, delays of "
+        f"at most {POLLING_PACE['max_delay_share']:.0%} of the step. With 200 more steps, the last 100 come "
+        "after the trial.",
         "Default bounds: those of a job that sets none. At most 5 %: `polling_delay_share` 0.",
     ]
     return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)

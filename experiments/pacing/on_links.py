@@ -1,4 +1,4 @@
-"""Experiments on pacing on the links of a lab: two jobs that take turns on one uplink, and messages that meet on a link.
+"""Experiments on pacing on the links of a lab: two jobs take turns on one uplink, and messages meet on a link.
 
 Two jobs share an oversubscribed uplink, each by itself and taking turns by the time of day; all ranks of a job send to
 one; and a job is limited by its links.
@@ -87,7 +87,7 @@ def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps
     stagger = changes["stagger"]
     claims = [
         Claim(
-            text=f"two turn_jobs on one uplink hold each other up: {usual.mean():.1f} ms a step, against {alone_ms:.1f} ms "
+            text=f"two jobs on one uplink hold each other up: {usual.mean():.1f} ms a step, against {alone_ms:.1f} ms "
             "alone",
             holds=bool(usual.mean() > 1.02 * alone_ms),
         ),
@@ -98,7 +98,8 @@ def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps
     ]
     notes = [
         f"In the lab, links and uplinks of {RATE}: each job has a host on each leaf, so that both share the uplinks. "
-        f"EMULATED: work of {TURN_JOB.work_ms:g} ms is a sleep. Each reduces {TURN_JOB.message_kb:g} kB by gloo in each of "
+        f"EMULATED: work of {TURN_JOB.work_ms:g} ms is a sleep. Each reduces {TURN_JOB.message_kb:g} kB by "
+        "gloo in each of "
         f"{steps} steps, the first {FIRST_STEPS} of which are left out.",
         f"stagger has two slots in {PERIOD_MS:g} ms and, like the published rule, is on from the start: two trials at "
         "once would disturb each other.",
@@ -106,7 +107,7 @@ def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps
     return Finding(table=table, claims=claims, notes=notes)
 
 
-TURNS = Experiment(name="turns", title="Two turn_jobs on one uplink", run=run_turns, needs_lab=True)
+TURNS = Experiment(name="turns", title="Two jobs on one uplink", run=run_turns, needs_lab=True)
 
 
 LINK_HOSTS = ("n1", "n2", "n3", "n4")
@@ -156,8 +157,10 @@ def run_links(effort: Effort, tell: Tell) -> Finding:
         ),
     ]
     notes = [
-        f"In the lab, four hosts with links and uplinks of {RATE}. EMULATED: work of {LINK_JOB.work_ms:g} ms is a sleep.",
-        f"{GATHER}: two ranks on each host. With gloo each sends {LINK_SCENES[GATHER][0].message_kb:g} kB to rank 0; all "
+        f"In the lab, four hosts with links and uplinks of {RATE}. EMULATED: work of {LINK_JOB.work_ms:g} ms "
+        "is a sleep.",
+        f"{GATHER}: two ranks on each host. With gloo each sends {LINK_SCENES[GATHER][0].message_kb:g} kB to "
+        "rank 0; all "
         "but one of the messages cross the link of its host. TCP shares a shaped link without collapsing as long as "
         "the queue holds.",
         f"{LIMIT}: one rank on each host, {LINK_SCENES[LIMIT][0].message_kb:g} kB reduced by gloo.",

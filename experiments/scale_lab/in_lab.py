@@ -11,7 +11,7 @@ from experiments.jobs import MISREAD_START
 from experiments.pages import ROOT
 from experiments.scale_lab.judge import HELD_OUT, SIZES, UPLINK_MBIT, Setup
 from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 

@@ -30,7 +30,7 @@ from experiments.score.campaign import (
 )
 from experiments.score.cells import CELLS, LOST_CELLS, power_cells
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "diagnosis-score.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "diagnosis-score.md"
 _PER_CELL, _PER_POWER_CELL = 100, 20
 _QUICK, _QUICK_POWER = 6, 2
 _WIDTH = 160

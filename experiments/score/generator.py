@@ -28,7 +28,7 @@ from experiments.score.timeline import (
     noise_factors,
     simulate,
 )
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.trace.encoding import round_times
 from hpcpace.trace.schema import TABLES, ExitKind, Op, Phase, StepFlag, TraceHeader
 from hpcpace.trace.tables import RankTrace, Table

@@ -33,8 +33,8 @@ from experiments.labs import DrillJob, DrillSite, MisreadStart
 from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
 from experiments.score.truth import Judgement, Truth, judge
 from hpcpace.config import LabConfig
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.diagnosis.diagnose import Culprit
-from hpcpace.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 
 _FOLDER = "outcomes"
@@ -233,7 +233,7 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "diagnosis-lab.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "diagnosis-lab.md"
 FOLDER = Path("/var/tmp")
 """Each host has its own /tmp; all hosts share this folder."""
 JOB_TIMEOUT_S = 300.0

@@ -17,7 +17,7 @@ from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
 from hpcpace.audit.rules.network_variables import hca_selects
 from hpcpace.audit.rules.table import RULES
 from hpcpace.audit.settings import AuditConfig
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from tests.machines.cases import CASES, HEALTHY, Case, cgroup_cut, siblings_shared, small_node
 
 
