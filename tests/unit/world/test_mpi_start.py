@@ -42,7 +42,7 @@ def test_mpi_is_loaded_and_started_in_one_thread_only_where_pmi2_may_misread_it(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], library: str, in_thread: bool
 ) -> None:
     mpi = FakeMpi(FakeMpi.THREAD_MULTIPLE, library)
-    monkeypatch.setattr(mpi, "_import", lambda: mpi.note() or mpi)
+    monkeypatch.setattr("hpcpace.world.mpi._import", lambda: mpi.note() or mpi)
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     rc = types.SimpleNamespace(threads=True, thread_level="multiple")
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(rc=rc))
