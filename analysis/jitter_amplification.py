@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.summary import Jitter
 from hpcpace.errors import CannotTell
-from hpcpace.metrics.jitter.growth import GrowthCurve
+from hpcpace.metrics.growth import GrowthCurve
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.quoting import printable

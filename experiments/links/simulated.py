@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.network.flow_figures import flow_paths
-from hpcpace.metrics.network.flow_tables import Connections, Flows, InterfaceUse
+from hpcpace.metrics.flow_figures import flow_paths
+from hpcpace.metrics.flows import Connections, Flows, InterfaceUse
 from hpcpace.metrics.topology import Topology, topology_of
 from hpcpace.units import NS_PER_S
 

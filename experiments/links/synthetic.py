@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.links.simulated import SimulatedLinks, simulate
-from hpcpace.metrics.network.flow_figures import flow_figures, foreign_on_links
-from hpcpace.metrics.network.flow_links import locate_by_flows
-from hpcpace.metrics.network.interface_use import interface_loads
-from hpcpace.metrics.network.link_faults import FlowFindings, LinkCause
+from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, flow_figures, foreign_on_links
+from hpcpace.metrics.flow_links import locate_by_flows
+from hpcpace.metrics.interface_use import interface_loads
 from hpcpace.units import NS_PER_S
 
 CAUSES = {

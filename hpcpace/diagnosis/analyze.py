@@ -43,7 +43,7 @@ from hpcpace.hang.from_traces import records_of
 from hpcpace.hang.notices import read_notices
 from hpcpace.hang.search import hang_in
 from hpcpace.hang.words import describe
-from hpcpace.metrics.jitter.growth import GrowthCurve
+from hpcpace.metrics.growth import GrowthCurve
 from hpcpace.metrics.steps import throughput
 from hpcpace.parallel import Team, in_background
 from hpcpace.quoting import one_line

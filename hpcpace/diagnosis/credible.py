@@ -21,7 +21,7 @@ from hpcpace.diagnosis.records import AttemptRecords
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, run_end_line
 from hpcpace.diagnosis.summary import Incomplete
 from hpcpace.errors import CannotTell, with_reasons
-from hpcpace.metrics.contradictions import Contradiction, contradictions
+from hpcpace.metrics.plausibility import Contradiction, contradictions
 from hpcpace.metrics.steps import common_steps
 from hpcpace.parallel import Team
 from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of

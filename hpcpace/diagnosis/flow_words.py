@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcpace.diagnosis.modes.evidence import FlowEvidence
-from hpcpace.metrics.network.link_faults import LinkCause
+from hpcpace.metrics.flow_figures import LinkCause
 from hpcpace.units import format_rate
 from hpcpace.wording import percent, plural
 

@@ -32,10 +32,9 @@ from hpcpace.hang.from_traces import records_of
 from hpcpace.hang.notices import Notice
 from hpcpace.hang.search import hang_in
 from hpcpace.hang.views import FoundHang
-from hpcpace.metrics.lateness.arrivals import LateArrival, late_arrivals
-from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
-from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
-from hpcpace.metrics.network.transfers import GroupTransfers
+from hpcpace.metrics.arrivals import LateArrival, late_arrivals
+from hpcpace.metrics.hotspots import Hotspot, delay_hotspots
+from hpcpace.metrics.links import GroupTransfers, LinkFindings, locality, locate_links
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.topology.placing import PlacedTraces

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, IncompleteRank
-from hpcpace.metrics.operations.incomplete import OpenOperation
+from hpcpace.metrics.lost_operations import OpenOperation
 from hpcpace.quoting import printable
 from hpcpace.trace.schema import NUMBER_BITS
 from hpcpace.units import format_duration

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpcpace.diagnosis.modes.evidence import EventEvidence, LatenessEvidence
-from hpcpace.metrics.lateness.stages import PhaseExcess, Stage, StageComparison
+from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
 from hpcpace.units import format_duration
 from hpcpace.wording import listed
 

@@ -18,16 +18,16 @@ import numpy as np
 
 from hpcpace import __version__
 from hpcpace.hostlist import node_name, node_names
-from hpcpace.metrics.change_points import (
+from hpcpace.metrics.run_difference import (
     LEAST_DEVIATIONS,
     LEAST_RUNS,
     NO_SPREAD,
     Duration,
     LevelChange,
+    RunSpread,
     level_changes,
     run_spread,
 )
-from hpcpace.metrics.run_difference import RunSpread
 from hpcpace.run_search import PassedOver
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow

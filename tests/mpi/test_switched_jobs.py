@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hpcpace.diagnosis.evidence import rank_operations, timed_traces
-from hpcpace.metrics.operations.matching import gather_operations, match
+from hpcpace.metrics.matching import match
+from hpcpace.metrics.operations import gather_operations
 from hpcpace.observe.compiled import find_layer
 from hpcpace.rundir import open_run
 from hpcpace.trace.reader import RankTrace, read_trace

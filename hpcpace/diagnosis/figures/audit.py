@@ -23,9 +23,9 @@ from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.network_summary import ProbedFigures, ProbedRow
 from hpcpace.diagnosis.summary import AuditFigures, AuditMatch
 from hpcpace.hostlist import short_list
-from hpcpace.metrics.jitter.extrapolation import TransferTerm
-from hpcpace.metrics.network.transfers import GroupTransfers
-from hpcpace.probe.growth import transfer_term
+from hpcpace.metrics.extrapolation import TransferTerm
+from hpcpace.metrics.links import GroupTransfers
+from hpcpace.probe.laws import transfer_term
 from hpcpace.probe.record import LatencyLaw, ProbeRecord
 from hpcpace.quoting import printable
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcpace.probe.change import Change
+from hpcpace.probe.changes import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
 from hpcpace.report.html.figure import Plot, axis, line, plot_text
 from hpcpace.report.html.frame import framed, tools

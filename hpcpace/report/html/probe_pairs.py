@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcpace.probe.pair_best import best_rates, late_pairs, least_latencies
-from hpcpace.probe.pair_record import PairRow, PairsRecord
+from hpcpace.probe.pair_network import best_rates, late_pairs, least_latencies
+from hpcpace.probe.record import PairRow, PairsRecord
 from hpcpace.report.html.figure import Plot
 from hpcpace.report.html.maps import host_map
 from hpcpace.report.html.text import figure, notes, table

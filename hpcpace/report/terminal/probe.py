@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hpcpace.probe.change import Change
+from hpcpace.probe.changes import Change
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.probe_hosts import copies_lines, noise_lines

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcpace.probe.copies_record import DeviceRate
-from hpcpace.probe.noise_record import CoreFigures, NoiseRecord
+from hpcpace.probe.record import CoreFigures, DeviceRate, NoiseRecord
 from hpcpace.units import format_duration
 from hpcpace.wording import percent, plural
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcpace.probe.pair_record import BisectionRow, PairRow, PairsRecord
+from hpcpace.probe.record import BisectionRow, PairRow, PairsRecord
 from hpcpace.quoting import printable
 from hpcpace.units import format_duration, format_rate
 from hpcpace.wording import percent, plural

@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.network.flow_evidence import flows_of, interface_use
-from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
+from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
 from hpcpace.metrics.topology import Topology, topology_of
 from hpcpace.runs.timeline.steps import ShownSteps
 from hpcpace.runs.timeline.tracks import Counter, Process, shown_name

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcpace.errors import TraceError
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.clocks.suspects import pair_violations
+from hpcpace.metrics.clock_suspects import pair_violations
+from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.units import NS_PER_S
 
 HOUR_NS = 3600 * NS_PER_S
