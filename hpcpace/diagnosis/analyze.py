@@ -75,6 +75,7 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "clocks": lambda run: run.measured.clocks,
     "cut_off": lambda run: run.credible.incomplete,
     "settings": lambda run: asdict(run.thresholds),
+    "thresholds": lambda run: run.config.thresholds.table(),
     "history": lambda run: attempt_rows(run.run, run.attempt, run.credible.traces, run.selection),
     "outcome": lambda run: run.records.result.outcome,
     "dtype": lambda run: run.records.run.dtype,
