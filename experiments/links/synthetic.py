@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.links.simulated import SimulatedLinks, simulate
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, flow_figures, foreign_on_links
 from hpcpace.metrics.flow_links import locate_by_flows
 from hpcpace.metrics.interface_use import interface_loads
-from hpcpace.units import NS_PER_S
 
 CAUSES = {
     "slow": (LinkCause.SLOW, LinkCause.UPLINK),

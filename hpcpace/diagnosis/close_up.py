@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import map_threads
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.roles import DataVariation, data_variation
@@ -22,7 +23,6 @@ from hpcpace.metrics.step_graph import step_graph
 from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.metrics.waits import Blocks
 from hpcpace.metrics.what_if import Passes, StepGraph, own_work
-from hpcpace.parallel import map_threads
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.stream import TraceStream
 from hpcpace.trace.tables import RankTrace, join_tables

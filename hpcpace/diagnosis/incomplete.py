@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.errors import TraceError
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, rank_operations
 from hpcpace.diagnosis.summary import Incomplete, IncompleteRank
-from hpcpace.errors import TraceError
 from hpcpace.metrics.lost_operations import (
     LostOperations,
     OpenOperation,

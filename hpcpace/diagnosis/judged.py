@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
 from hpcpace.diagnosis.diagnose import Diagnosis, diagnose
@@ -38,7 +39,6 @@ from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.links import GroupTransfers, LinkFindings, locality, locate_links
 from hpcpace.metrics.roles import WorkExcess
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.topology.placing import PlacedTraces
 
 

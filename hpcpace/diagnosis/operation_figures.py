@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import Team, map_threads, num_threads, shared_zeros, watch_processes
 from hpcpace.diagnosis.clocks import Causality, causality_of, join_causality
 from hpcpace.diagnosis.evidence import MARGIN_STEPS, Evidence, StepShare, TimedTraces, divide_steps, iter_share
 from hpcpace.diagnosis.incomplete import (
@@ -37,7 +38,6 @@ from hpcpace.metrics.lost_operations import join_records
 from hpcpace.metrics.operations import MESSAGES, ProcessGroup, is_one_of, op_name, shares
 from hpcpace.metrics.propagation import Origins, join_origins
 from hpcpace.metrics.steps import StepPanel, columns_of
-from hpcpace.parallel import Team, map_threads, num_threads, shared_zeros, watch_processes
 from hpcpace.trace.schema import ExitKind, Op
 from hpcpace.trace.tables import Table
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import map_threads, run_threads
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.kernels import checked, library
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import Operations, op_name
 from hpcpace.metrics.waits import Waits
-from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import Op
 
 _BLOCK_ROWS = 1 << 18

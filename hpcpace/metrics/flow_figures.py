@@ -12,11 +12,11 @@ from enum import StrEnum
 
 import numpy as np
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flows import Flows
 from hpcpace.metrics.interface_use import RECEIVED, SENT, InterfaceLoads, interface_totals
 from hpcpace.metrics.topology import Topology, unit_name
-from hpcpace.units import NS_PER_S
 
 UP, DOWN = 0, 1
 """The directions of a link: towards the top of the network, and back."""

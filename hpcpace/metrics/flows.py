@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.common_clock import CommonClock, reference_times
 from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.topology import Topology
 from hpcpace.trace.schema import OTHER_CONNECTIONS, FlowFlag
 from hpcpace.trace.tables import RankTrace, Table
-from hpcpace.units import NS_PER_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.schema import Phase
-from hpcpace.units import NS_PER_S
 
 _LEAST_ROWS = 3
 _MOST_DIGITS = 5

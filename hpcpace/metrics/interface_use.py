@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flows import Flows, InterfaceUse
-from hpcpace.units import NS_PER_S
 
 SENT, RECEIVED = 0, 1
 """Rows of the first dimension of loads."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import num_threads, run_threads
 from hpcpace.metrics import Bools, Bytes, Ints
-from hpcpace.parallel import num_threads, run_threads
 from hpcpace.trace.schema import ExitKind, Op
 
 FROM_ROOT = (Op.BROADCAST, Op.SCATTER)

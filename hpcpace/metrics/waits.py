@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.pool import map_threads, run_threads
 from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.kernels import bytes_of, checked, library
 from hpcpace.metrics.matching import Matching
@@ -32,7 +33,6 @@ from hpcpace.metrics.operations import (
 )
 from hpcpace.metrics.phases import union
 from hpcpace.metrics.steps import StepPanel
-from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import ExitKind, Op
 
 _NEVER_NS = np.iinfo(np.int64).min

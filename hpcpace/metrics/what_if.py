@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.pool import map_threads
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.kernels import checked, library, others_median
 from hpcpace.metrics.phases import innermost
 from hpcpace.metrics.recurrence import mean_interval
-from hpcpace.parallel import map_threads
 
 START, WORK, GATE, TRANSFER, WAIT = range(5)
 

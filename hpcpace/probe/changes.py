@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.errors import ProbeError
+from hpcpace.core.errors import ProbeError
+from hpcpace.core.text import plural, printable
 from hpcpace.probe.pair_network import LEAST_LATENCY_NS, Way, best_rates, least_latencies
 from hpcpace.probe.record import CopiesRecord, NoiseRecord, PairRow, PairsRecord, ProbeRecord, SweepRow
-from hpcpace.quoting import printable
-from hpcpace.wording import plural
 
 LEAST_CHANGE = 0.05
 """A smaller change is none, whatever the noise."""

@@ -31,13 +31,12 @@ import psutil
 
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.tree import Tree
+from hpcpace.core.environment import host_identity
+from hpcpace.core.text import NS_PER_MS, NS_PER_S, listed, plural
 from hpcpace.probe.record import CoreFigures, CoreNoise, NoiseRecord, ProbeRecord
 from hpcpace.probe.start import pcie_rate
 from hpcpace.probe.world import ProbeWorld
-from hpcpace.units import NS_PER_MS, NS_PER_S
-from hpcpace.wording import listed, plural
 from hpcpace.world.deadline import Deadline, in_time
-from hpcpace.world.environment import host_identity
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.text import listed
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.extrapolation import Algorithm, TransferTerm
 from hpcpace.probe.record import MAX_PIECES, LatencyLaw, LawPiece
-from hpcpace.wording import listed
 
 _MAX_NAMED = 16
 

@@ -17,18 +17,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hpcpace.errors import WorldError
+from hpcpace.core.environment import host_identity, process_environ
+from hpcpace.core.errors import WorldError
+from hpcpace.core.text import format_duration, format_rate, listed, printable
 from hpcpace.probe.pair_network import PairResult, PairResults, Round, pair_network
 from hpcpace.probe.pair_player import Listener, Meeting, PairPlayer, RoundPlan, RoundTimes, Seat, reachable
 from hpcpace.probe.pair_search import LEAST_LATENCY_TESTS, LEAST_TESTS, search_slow_links
 from hpcpace.probe.pair_solver import SlowLinks
 from hpcpace.probe.record import BisectionRow, LinkFinding, PairRow, PairsRecord, ProbedHost, ProbeRecord
 from hpcpace.probe.world import ProbeWorld
-from hpcpace.quoting import printable
-from hpcpace.units import format_duration, format_rate
-from hpcpace.wording import listed
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import host_identity, process_environ
 from hpcpace.world.interfaces import HostAddresses, choose_route, host_addresses
 
 _MOST_WITNESSES = 3

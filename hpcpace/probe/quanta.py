@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.probe.record import CoreFigures
-from hpcpace.units import NS_PER_S
 
 _LEAST_EXCESS = 0.10
 _LEAST_CYCLES = 4

@@ -14,10 +14,10 @@ from typing import Any
 
 import hpcpace
 from hpcpace.audit.schema import decoded, plain
-from hpcpace.errors import ProbeError, SnapshotError
-from hpcpace.files import read_file
-from hpcpace.json_files import MIN_VALUE_BYTES, check_values
-from hpcpace.quoting import printable, shown
+from hpcpace.core.codec import MIN_VALUE_BYTES, check_values
+from hpcpace.core.errors import ProbeError, SnapshotError
+from hpcpace.core.files import read_file
+from hpcpace.core.text import printable, shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,12 @@ import hpcpace
 from hpcpace.audit.facts import NetDevice, PciDevice, Snapshot
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.tree import Tree
-from hpcpace.errors import WorldError
+from hpcpace.core.environment import RankInfo, host_identity
+from hpcpace.core.errors import WorldError
+from hpcpace.core.text import printable
 from hpcpace.probe.record import ProbedHost, ProbeRecord
 from hpcpace.probe.world import Board, ProbeWorld
-from hpcpace.quoting import printable
 from hpcpace.world.deadline import in_time
-from hpcpace.world.environment import RankInfo, host_identity
 
 if TYPE_CHECKING:
     import torch

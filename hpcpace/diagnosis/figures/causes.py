@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from hpcpace.core.pool import run_both
 from hpcpace.diagnosis.close_up import CloseUp, passes_of
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.measure import Measured, node_by_rank, own_excess_ns
@@ -43,7 +44,6 @@ from hpcpace.metrics.operations import op_name, synchronises
 from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.segments import LocalWork, SegmentPanel, segment_panels
 from hpcpace.metrics.what_if import Change, StepGraph, even_gain, stage_change, what_if
-from hpcpace.parallel import run_both
 from hpcpace.trace.schema import Op
 
 _MAX_ROWS = 3

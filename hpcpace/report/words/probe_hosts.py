@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hpcpace.core.text import format_duration, percent, plural
 from hpcpace.probe.record import CoreFigures, DeviceRate, NoiseRecord
-from hpcpace.units import format_duration
-from hpcpace.wording import percent, plural
 
 MEMORY_TITLE = "copies within memory, read and written together"
 DEVICE_TITLE = "copies between host and device"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
 
-from hpcpace.errors import ProbeError
+from hpcpace.core.errors import ProbeError
 from hpcpace.probe.changes import changes, check_comparable, interval, is_unclear, left_out, outcome_words
 from hpcpace.probe.laws import no_law_of, transfer_term
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, probe_from, read_probe

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.probe.pair_player import RoundTimes, connect_to
 from hpcpace.probe.pairs import Pairs
 from hpcpace.probe.record import ProbedHost, ProbeRecord
