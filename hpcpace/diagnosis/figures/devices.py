@@ -18,7 +18,7 @@ from hpcpace.audit.facts import FAULTS, WORDS, Throttle
 from hpcpace.diagnosis.devices import HOST_BEGIN_COLUMN, HOST_END_COLUMN, is_on_device
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.summary import DevicePhase
-from hpcpace.metrics.host_pace import LEAD_NS
+from hpcpace.metrics.host_waits import LEAD_NS
 from hpcpace.trace.schema import Phase
 
 _MIN_SAMPLES = 3
