@@ -27,8 +27,8 @@ from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.verdict import verdict_lines
 from hpcpace.config import LabConfig
 from hpcpace.lab.lab import Lab
+from hpcpace.observe.active import save_host_snapshots
 from hpcpace.observe.coordination import SingleCoordinator
-from hpcpace.observe.host_snapshot import save_host_snapshots
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.environment import host_identity, locate, process_environ, rank_info
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from hpcpace.observe.device_clock import MOST_EVENTS, DeviceClock, Event
+from hpcpace.observe.device.clock import MOST_EVENTS, DeviceClock, Event
 
 
 @dataclass

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from experiments.bench.pairs import median_interval, take_turns
-from hpcpace.observe.device_clock import DeviceClock
-from hpcpace.observe.device_layer import find_device
-from hpcpace.observe.device_marks import DeviceMarks
+from hpcpace.observe.device.clock import DeviceClock, DeviceMarks
+from hpcpace.observe.device.layer import find_device
 
 
 class FreeEvent:

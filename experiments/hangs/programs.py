@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from hpcpace.observe.session import Session
+from hpcpace import Session
 
 WORK_S = 0.01
 At = Callable[[str], None]

@@ -9,9 +9,8 @@ import numpy as np
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, Tell, percent
 from experiments.pacing.simulated_trial import SimulatedTrial, StepTimes, outcomes_of, run_trial
 from hpcpace.metrics.resampling import Estimate, share_of
-from hpcpace.pace.sequential import POWER
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import TrialOutcome
+from hpcpace.pace.trial import POWER, TrialOutcome
 
 USUAL = StepTimes()
 SPIKY = StepTimes(spike_probability=0.005)

@@ -14,8 +14,7 @@ from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_WARNING, UsageError
 from hpcpace.folding import folded
 from hpcpace.json_files import read_json
-from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
-from hpcpace.observe.node_local_disk import AUTO, candidates
+from hpcpace.observe.node_local import AUTO, LeftTrace, bring_left_traces_home, candidates
 from hpcpace.quoting import printable
 from hpcpace.run_search import open_named_run
 from hpcpace.rundir import Attempt

@@ -15,7 +15,7 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, option
 from hpcpace.config_sources import SITE_FILE_VARIABLE, load_config
 from hpcpace.errors import UsageError
-from hpcpace.observe.launch import find_launch, has_launch, site_launch
+from hpcpace.observe.launch.launch import find_launch, has_launch, site_launch
 from hpcpace.quoting import printable
 from hpcpace.redaction import Redaction
 from hpcpace.rundir import default_run_path

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcpace import Session, session
 from hpcpace.config import Config
 from hpcpace.errors import TrainingFailed
-from hpcpace.observe.session import Session, session
 from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints
 from hpcpace.train.checkpoint_history import History

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from hpcpace.observe.compiled import find_layer
+from hpcpace.observe.collectives.switched import find_layer
 from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace
 

@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 import numpy as np
 import pytest
 
-from hpcpace.observe.launch import site_launch
+from hpcpace.observe.launch.launch import site_launch
 from hpcpace.rundir import open_run
 from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag

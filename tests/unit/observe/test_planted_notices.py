@@ -16,7 +16,7 @@ import pytest
 
 from hpcpace.files import Folder
 from hpcpace.hang.notices import HangFolder, read_notices, write
-from hpcpace.observe.start_watch import Waiting, watched_start
+from hpcpace.observe.alarm import Waiting, watched_start
 from hpcpace.rundir import Attempt
 from tests.unit.observe.test_watchdog import Rank, attempt, exits
 

@@ -9,7 +9,7 @@ import pytest
 from hpcpace.config import Config, ProbeConfig
 from hpcpace.config_sources import load_config
 from hpcpace.errors import ConfigError
-from hpcpace.observe.probing import END, START, probe_in_job
+from hpcpace.observe.session import END, START, probe_in_job
 from hpcpace.rundir import Attempt
 from hpcpace.world.environment import RankInfo
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpcpace.hang.notices import read_notices
 from hpcpace.hang.views import Doing
-from hpcpace.observe.start_watch import Waiting, start_words, watched_start
+from hpcpace.observe.alarm import Waiting, start_words, watched_start
 from hpcpace.rundir import Attempt
 
 

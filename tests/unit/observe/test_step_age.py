@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from hpcpace.config import HangConfig
-from hpcpace.observe.step_age import Age, Seen, StepAge
+from hpcpace.observe.watchdog import Age, Seen, StepAge
 from hpcpace.trace.schema import Phase
 from hpcpace.units import NS_PER_S
 
