@@ -14,8 +14,8 @@ from functools import wraps
 from typing import Any
 
 from hpcpace import Session
+from hpcpace.core.environment import process_redaction
 from hpcpace.trace.schema import StepFlag
-from hpcpace.world.environment import process_redaction
 
 _MARKS = {"eval": StepFlag.EVAL, "checkpoint": StepFlag.CHECKPOINT}
 _DEEPEST_BATCH = 4

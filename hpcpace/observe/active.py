@@ -15,6 +15,8 @@ from hpcpace.audit.schema import decoded, plain
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
 from hpcpace.audit.snapshot_files import NUM_OURS_OF_RUN, save_snapshots
 from hpcpace.audit.tree import Tree
+from hpcpace.core.environment import RankInfo, process_environ
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.observe.alarm import PAUSE_S, Alarm
 from hpcpace.observe.coordination import Coordinator
 from hpcpace.observe.ends import EndEvent
@@ -27,10 +29,8 @@ from hpcpace.observe.recording import Recording
 from hpcpace.observe.steps import StepFinder, StepSource
 from hpcpace.observe.switching import OrderSources, find_switching
 from hpcpace.observe.watchdog import Watchdog
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.schema import Phase, StepFlag
 from hpcpace.world.deadline import Deadline, in_time
-from hpcpace.world.environment import RankInfo, process_environ
 
 # A file system that hangs, like that of ~/.nccl.conf, must not keep the job from training.
 _SNAPSHOT_TIMEOUT_S = 5.0

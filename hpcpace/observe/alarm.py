@@ -20,20 +20,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.environment import HostIdentity, host_identity
+from hpcpace.core.rundir import Attempt, json_text
+from hpcpace.core.text import NS_PER_S, format_duration, rank_list, shell_word
 from hpcpace.hang.notices import HangFolder, Notice, read_notices, write
 from hpcpace.hang.verdict import ask_verdict
 from hpcpace.hang.views import Doing
 from hpcpace.hang.words import HangWords
-from hpcpace.json_files import json_object, read_json
 from hpcpace.observe.hang_snapshot import thread_stacks
-from hpcpace.quoting import shell_word
-from hpcpace.rundir import Attempt, json_text
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import NO_STEP
-from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.wording import rank_list
 from hpcpace.world.deadline import in_time
-from hpcpace.world.environment import HostIdentity, host_identity
 
 FILES_TIMEOUT_S = 10.0
 """How long files of the run may take; a file system that does not answer may be why a job hangs."""

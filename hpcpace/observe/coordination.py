@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcpace.errors import WorldError
+from hpcpace.core.environment import RankInfo
+from hpcpace.core.errors import WorldError
 from hpcpace.world.deadline import Deadline, in_time
-from hpcpace.world.environment import RankInfo
 from hpcpace.world.gloo import gloo_group, own_store
 from hpcpace.world.mpi_start import may_call_mpi
 from hpcpace.world.transport import GlooTransport, MpiTransport, Transport

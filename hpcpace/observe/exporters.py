@@ -18,14 +18,12 @@ from pathlib import Path
 
 from hpcpace import __version__
 from hpcpace.config import MetricsConfig
-from hpcpace.exposition import Family, Kind, exposition
-from hpcpace.files import target_folder, write_file
+from hpcpace.core.environment import RankInfo, process_redaction
+from hpcpace.core.exposition import Family, Kind, exposition
+from hpcpace.core.files import target_folder, write_file
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_S, format_duration, plural, shell_word
 from hpcpace.observe.recording import Recording
-from hpcpace.quoting import shell_word
-from hpcpace.rundir import Attempt
-from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.wording import plural
-from hpcpace.world.environment import RankInfo, process_redaction
 
 _TIMEOUT_S = 5.0
 # Slurm keeps comments in its database, where they may have 64 KiB; users read them in a column.

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import wraps
 from typing import Any
 
-from hpcpace.redaction import Redaction
+from hpcpace.core.redaction import Redaction
 
 
 class Replacements(ExitStack):

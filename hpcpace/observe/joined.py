@@ -1,7 +1,7 @@
 """A rank that has joined the others: its settings, and what all agree on beforehand.
 
 They agree on the run directory; rank 0 writes run.json into it. Of the environment, run.json keeps the variables below
-and nothing secret (`hpcpace.redaction`); docs/recorded-data.md lists every field.
+and nothing secret (`hpcpace.core.redaction`); docs/recorded-data.md lists every field.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from hpcpace import __version__
 from hpcpace.config import Config
 from hpcpace.config_sources import REQUESTED, load_config
 from hpcpace.config_values import setting_variables
+from hpcpace.core.environment import HostIdentity, RankInfo, rank_info, rank_info_of_group
+from hpcpace.core.files import other_writers
+from hpcpace.core.redaction import Redaction
+from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.known_variables import unknown_sentence, unknown_variables
 from hpcpace.observe.coordination import Coordinator
 from hpcpace.observe.host.counters import usable_cpus
 from hpcpace.observe.host.network import find_network_counters
-from hpcpace.ownership import other_writers
-from hpcpace.redaction import Redaction
-from hpcpace.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
-from hpcpace.world.environment import HostIdentity, RankInfo, rank_info, rank_info_of_group
 
 _PACKAGES = ("torch", "numpy", "h5py", "mpi4py", "mpich")
 KEPT_VARIABLES = frozenset(

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hpcpace.files import Folder, copy_file, read_most, write_all
-from hpcpace.json_files import FOREIGN_ERRORS
-from hpcpace.ownership import other_writers
-from hpcpace.rundir import NUM_OURS_OF_TRACES, rank_of
+from hpcpace.core.codec import FOREIGN_ERRORS
+from hpcpace.core.files import Folder, copy_file, other_writers, read_most, write_all
+from hpcpace.core.rundir import NUM_OURS_OF_TRACES, rank_of
 from hpcpace.world.deadline import Deadline, in_time
 
 AUTO = Path("auto")

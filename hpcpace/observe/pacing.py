@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpcpace.rundir import Attempt
+from hpcpace.core.environment import RankInfo
+from hpcpace.core.rundir import Attempt
 from hpcpace.trace.schema import StepFlag
-from hpcpace.world.environment import RankInfo
 
 if TYPE_CHECKING:
     from hpcpace.observe.recording import Recording

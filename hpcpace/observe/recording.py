@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from hpcpace.config import Config
-from hpcpace.detail import ALL_STEPS, Detail, DetailPlan
-from hpcpace.errors import ClockSyncError
-from hpcpace.files import Folder
+from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import ClockSyncError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import NUM_OURS_OF_TRACES
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import GroupNumbers
 from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives, find_layer
@@ -37,12 +39,10 @@ from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.steps import StepFinder, StepSource
 from hpcpace.observe.switching import Switching
 from hpcpace.observe.watchdog import Seen
-from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, EventKind, Phase, StepFlag, TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
-from hpcpace.world.environment import process_environ
 
 
 class CounterThread:

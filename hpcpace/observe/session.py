@@ -21,7 +21,9 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from hpcpace.config import Config, ProbeConfig
-from hpcpace.errors import ClockSyncError, WorldError
+from hpcpace.core.environment import RankInfo, host_identity, locate, process_environ
+from hpcpace.core.errors import ClockSyncError, WorldError
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.observe.active import ActiveSession, InferredSteps
 from hpcpace.observe.coordination import Attendance, Coordinator, NotEveryRank, coordinate
 from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
@@ -29,11 +31,9 @@ from hpcpace.observe.guest import Warner
 from hpcpace.observe.joined import JoinedRank, SessionSettings, shared_settings
 from hpcpace.observe.pacing import OpenPacing
 from hpcpace.observe.steps import StepFinder, StepFrom
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import RankInfo, host_identity, locate, process_environ
 from hpcpace.world.gloo import own_store
 
 START, END = "start", "end"

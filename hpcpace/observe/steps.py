@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hpcpace.errors import UsageError
-from hpcpace.wording import plural
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import plural
 
 _FORM = re.compile(r"(auto)|(optimizer|backward)(?::([1-9][0-9]{0,5}))?")
 

@@ -22,18 +22,18 @@ from typing import NamedTuple, Protocol
 import psutil
 
 from hpcpace.config import HangConfig
-from hpcpace.errors import EXIT_FAILED
+from hpcpace.core.environment import HostIdentity
+from hpcpace.core.errors import EXIT_FAILED
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.notices import Notice, write
 from hpcpace.hang.views import Doing
 from hpcpace.observe.alarm import FILES_TIMEOUT_S, Alarm
 from hpcpace.observe.ends import EndEvent
 from hpcpace.observe.hang_snapshot import Operations, excuse_of, thread_stacks
-from hpcpace.rundir import Attempt
 from hpcpace.trace.ends import STOPPED_FOR_HANG
 from hpcpace.trace.schema import EventKind, Phase
-from hpcpace.units import NS_PER_S
 from hpcpace.world.deadline import in_time
-from hpcpace.world.environment import HostIdentity
 
 
 def wake_siblings() -> None:

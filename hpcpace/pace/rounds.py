@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.pace.choice import PacingChoice
 from hpcpace.pace.controller import Measurement
 from hpcpace.pace.coschedule import CollectionPlan, CollectionSchedule, CollectionWatch
 from hpcpace.pace.policies import make_policy
 from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult
 from hpcpace.trace.schema import PaceArm, PacePolicy, StepFlag
-from hpcpace.units import NS_PER_S
 
 UNKNOWN_NS = -1
 # The kernel wakes a sleeper some tens of microseconds late, so the last part of a delay spins.

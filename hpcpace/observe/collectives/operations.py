@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcpace.core.environment import process_redaction
 from hpcpace.observe.compat import backend_name
 from hpcpace.observe.pacing import Arrival
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
-from hpcpace.world.environment import process_redaction
 
 # The argument that holds the whole message: what NCCL's own benchmarks call the size of an operation. Of gather and
 # scatter a rank holds its own part only, and the message is that part times the size of the group.

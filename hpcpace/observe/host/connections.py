@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcpace.core.text import NS_PER_S, NS_PER_US
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import OTHER_CONNECTIONS
-from hpcpace.units import NS_PER_S, NS_PER_US
 
 _SO_DOMAIN, _SO_PROTOCOL = 39, 38
 # struct tcp_info of linux/tcp.h up to `tcpi_bytes_retrans` (4.19); older kernels return less of it, newer ones more.

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcpace.units import NS_PER_US
+from hpcpace.core.text import NS_PER_US
 
 _MOST_THREADS = 64
 _MOST_NS = 1 << 60

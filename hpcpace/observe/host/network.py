@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcpace import netlink
+from hpcpace.core import netlink
 from hpcpace.observe.host.counters import read_counter
 from hpcpace.trace.schema import LinkState
 

@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from hpcpace.json_files import json_object, read_json
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.rundir import RunDirectory
 
 _VARIABLE = "HPCPACE_LAUNCH"
 _PYTHONPATH = "PYTHONPATH"
