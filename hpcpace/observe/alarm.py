@@ -20,8 +20,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from hpcpace.core.codec import json_object, read_json
-from hpcpace.core.environment import HostIdentity, host_identity
+import msgspec
+
+from hpcpace.core.codec import read_json
+from hpcpace.core.environment import host_identity
 from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.core.text import NS_PER_S, format_duration, rank_list, shell_word
 from hpcpace.hang.notices import HangFolder, Notice, read_notices, write
@@ -40,15 +42,17 @@ PAUSE_S = 3.0
 _VERDICT_TIMEOUT_S = 60.0
 # A rank that should speak, and does not, may have been stopped since: the next one takes its place after this.
 _PATIENCE_S = 30.0
-_LONGEST_PAUSE_S = 30.0
+_MAX_PAUSE_S = 30.0
 _CONFIRMED = 3
 _LATE_S = 60.0
+# Notices of an earlier start in the same run directory are older than two timeouts and this.
+_MARGIN_S = 60.0
 # A rank without a notice may only be late with it; one that never writes it, being stopped, delays the end by a look.
 _LOOKS_WITHOUT_OTHERS = 3
 _ASKS = "a verdict is asked for"
 _NOBODY_WAITS = "no rank is known to wait for another"
-_MOST_BYTES = 1 << 16
-_MOST_TEXT = 2000
+_MAX_BYTES = 1 << 16
+_MAX_LETTERS = 2000
 
 
 class Alarm:
@@ -106,12 +110,14 @@ class Alarm:
         pause_s = self._first_pause_s if may_end_job else self._pause_s
         if now_ns < self._last_ns + pause_s * NS_PER_S:
             return None
-        self._last_ns, self._pause_s = now_ns, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._last_ns, self._pause_s = now_ns, min(2 * self._pause_s, _MAX_PAUSE_S)
         try:
             decide = partial(self._consider, now_ns, notice, may_end_job, is_held)
             return in_time(decide, _VERDICT_TIMEOUT_S + 2 * FILES_TIMEOUT_S, "its verdict")
         except (OSError, TimeoutError) as error:
-            self._speak_alone(notice, str(error))
+            if self._spoken_step != notice.step and not notice.excuse:  # say what this rank knows by itself
+                self._spoken_step = notice.step
+                self._tell(f"rank {self._rank}: {self._line(notice, None, str(error), ends=False)}")
             return None
 
     def missed(self, step: int) -> str | None:
@@ -125,14 +131,14 @@ class Alarm:
         except (OSError, TimeoutError):
             return None
         is_of_now = decided is not None and not decided.is_stale and not _is_other_step(decided.step, step)
-        return decided.line if decided is not None and decided.stops and is_of_now else None
+        return decided.words if decided is not None and decided.stops and is_of_now else None
 
     def _consider(self, now_ns: int, notice: Notice, may_end_job: bool, is_held: Callable[[], bool]) -> str | None:
         decided = self._decision()
         if decided is not None and (_is_other_step(decided.step, notice.step) or decided.is_stale):
             decided = None
         if decided is not None and decided.stops and self._stops:
-            return decided.line
+            return decided.words
         has_asked = self._asked_at == (notice.step, notice.num_looks)
         if notice.excuse or has_asked or not (may_end_job or (decided is None and self._spoken_step != notice.step)):
             return None
@@ -149,7 +155,11 @@ class Alarm:
         self._asked_at = (notice.step, notice.num_looks)
         if decided is None:
             self._decide(notice.step, _ASKS, stops=False)
-        words, problem = self._verdict()
+        words, problem = None, ""
+        try:
+            words = self._ask(self._attempt, _VERDICT_TIMEOUT_S)
+        except RuntimeError as error:
+            problem = str(error)
         ends = may_end_job and words is not None and is_held()
         if decided is not None and not ends:
             return None
@@ -157,33 +167,22 @@ class Alarm:
         self._decide(notice.step, line, stops=ends)
         self._spoken_step = notice.step
         reasons = () if words is None else tuple(f"  {reason}" for reason in words.why)
+        self._tell("\n".join(("what holds the job up:" if ends else line, *reasons)))
         if ends:
-            self._tell("\n".join(("what holds the job up:", *reasons)))
-        self._tell(line if ends else "\n".join((line, *reasons)))
+            self._tell(line)
         return line if ends else None
-
-    def _verdict(self) -> tuple[HangWords | None, str]:
-        try:
-            return self._ask(self._attempt, _VERDICT_TIMEOUT_S), ""
-        except RuntimeError as error:
-            return None, str(error)
-
-    def _speak_alone(self, notice: Notice, problem: str) -> None:
-        """Say what this rank knows by itself, where the run cannot be read."""
-        if self._spoken_step != notice.step and not notice.excuse:
-            self._spoken_step = notice.step
-            self._tell(f"rank {self._rank}: {self._line(notice, None, problem, ends=False)}")
 
     def _line(self, notice: Notice, words: HangWords | None, problem: str, *, ends: bool) -> str:
         usual = f" (usual: {format_duration(notice.usual_step_ns)})" if notice.usual_step_ns else ""
         lasts = f"step {notice.step} has lasted {format_duration(notice.step_age_ns)}{usual}"
-        told = f"{words.headline}; {lasts}" if words is not None else f"{lasts}: {problem or _NOBODY_WAITS}"
+        known = f"{words.headline}; {lasts}" if words is not None else f"{lasts}: {problem or _NOBODY_WAITS}"
         then = "; the job ends here" if ends else ""
-        return f"{told}{then}: hpcpace hang {shell_word(str(self._attempt.path.parent))}"
+        return f"{known}{then}: hpcpace hang {shell_word(str(self._attempt.path.parent))}"
 
     def _decision(self) -> _Decision | None:
         """Return what another rank, or this one, has said last."""
-        return read_json(self._folder, self._folder.verdict_name, _decision_of, [], most_bytes=_MOST_BYTES)
+        made_of = partial(msgspec.convert, type=_Decision)
+        return read_json(self._folder, self._folder.verdict_name, made_of, [], most_bytes=_MAX_BYTES)
 
     def _decide(self, step: int, line: str, *, stops: bool) -> None:
         content = {"step": step, "rank": self._rank, "unix_ns": time.time_ns(), "line": line, "stops": stops}
@@ -206,14 +205,18 @@ def _is_reason(notice: Notice) -> bool:
     return bool(notice.excuse) and age_ns < _CONFIRMED * notice.limit_ns
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Decision:
-    """What the rank that speaks has said: of which step, in what words, when, and whether the job ends."""
+class _Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rank that speaks has said: about which step, in what words, when, and whether the job ends."""
 
     step: int
     line: str
     unix_ns: int
     stops: bool
+
+    @property
+    def words(self) -> str:
+        """The line, as far as it is shown."""
+        return self.line[:_MAX_LETTERS]
 
     @property
     def is_stale(self) -> bool:
@@ -222,20 +225,21 @@ class _Decision:
         return time.time_ns() - self.unix_ns >= most_s * NS_PER_S
 
 
-def _decision_of(content: object) -> _Decision:
-    found = json_object(content)
-    line = found["line"]
-    if not isinstance(line, str):
-        raise TypeError("line is no text")
-    return _Decision(
-        step=int(found["step"]), line=line[:_MOST_TEXT], unix_ns=int(found["unix_ns"]), stops=found["stops"] is True
-    )
+@contextmanager
+def watched_start(waiting: Waiting, *, pause_s: float = PAUSE_S) -> Iterator[None]:
+    """Watch a block that makes the process group, in the thread that calls this.
 
-
-# Ranks that wait write their notices within seconds of each other.
-_PAUSE_S = 3.0
-# Notices of an earlier start in the same run directory are older than two timeouts and this.
-_MARGIN_S = 60.0
+    Args:
+        waiting: this rank.
+        pause_s: how long the other ranks have to write their notices.
+    """
+    ended, thread = threading.Event(), threading.get_ident()
+    watch = partial(waiting.watch, ended, thread, pause_s)
+    threading.Thread(target=watch, name="hpcpace-start-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,70 +259,49 @@ class Waiting:
     timeout_s: float
     tell: Callable[[str], None]
 
-    @property
-    def place(self) -> Attempt:
-        """What has the folder of notices: the run itself, as no attempt exists yet."""
-        return Attempt(self.run)
+    def watch(self, ended: threading.Event, thread: int, pause_s: float) -> None:
+        """Wait until the block has ended, or has lasted too long.
 
+        The boundary to somebody else's job: what fails here is left out.
 
-@contextmanager
-def watched_start(waiting: Waiting, *, pause_s: float = _PAUSE_S) -> Iterator[None]:
-    """Watch a block that makes the process group, in the thread that calls this."""
-    ended = threading.Event()
-    watch = _StartWatch(waiting, ended, threading.get_ident(), pause_s)
-    threading.Thread(target=watch.run, name="hpcpace-start-watch", daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-class _StartWatch:
-    """Waits in a thread until the block has ended, or has lasted too long."""
-
-    def __init__(self, waiting: Waiting, ended: threading.Event, thread: int, pause_s: float) -> None:
-        self._waiting, self._ended, self._thread, self._pause_s = waiting, ended, thread, pause_s
-        self._begin_ns = time.monotonic_ns()
-
-    def run(self) -> None:
-        """Watch. The boundary to somebody else's job: what fails here is left out."""
-        if self._ended.wait(self._waiting.timeout_s):
+        Args:
+            ended: set when the block has ended.
+            thread: where it runs, as `threading.get_ident()`.
+            pause_s: how long the other ranks have to write their notices.
+        """
+        begin_ns = time.monotonic_ns()
+        if ended.wait(self.timeout_s):
             return
-        notice = self._notice(host_identity())
+        notice = self._notice(begin_ns, thread)
         with suppress(Exception):
             self._write(notice)
-        if not self._ended.wait(self._pause_s):
-            self._speak(notice)
-            self._ended.wait()
+        if not ended.wait(pause_s):
+            try:
+                come = in_time(self._ranks, FILES_TIMEOUT_S, "its file system")
+            except (OSError, TimeoutError):
+                come = []
+            if not come or min(come) == self.rank:
+                self.tell(start_words(notice, come, self.world_size))
+            ended.wait()
         with suppress(Exception):
-            now_ns = time.monotonic_ns()
-            self._write(replace(notice, ended="resumed", ended_ns=now_ns))
-
-    def _speak(self, notice: Notice) -> None:
-        waiting = self._waiting
-        try:
-            come = in_time(self._ranks, FILES_TIMEOUT_S, "its file system")
-        except (OSError, TimeoutError):
-            come = []
-        if not come or min(come) == waiting.rank:
-            waiting.tell(start_words(notice, come, waiting.world_size))
+            self._write(replace(notice, ended="resumed", ended_ns=time.monotonic_ns()))
 
     def _ranks(self) -> list[int]:
         """Return the ranks that wait for the group."""
-        least_ns = time.time_ns() - int((2 * self._waiting.timeout_s + _MARGIN_S) * NS_PER_S)
-        world_size = self._waiting.world_size
-        num_ranks = world_size if world_size > 0 else MOST_RANKS
-        notices = read_notices(self._waiting.place, owner=os.geteuid(), num_ranks=num_ranks).values()
+        least_ns = time.time_ns() - int((2 * self.timeout_s + _MARGIN_S) * NS_PER_S)
+        num_ranks = self.world_size if self.world_size > 0 else MOST_RANKS
+        # No attempt exists yet: the run itself has the folder of notices.
+        notices = read_notices(Attempt(self.run), owner=os.geteuid(), num_ranks=num_ranks).values()
         return [notice.rank for notice in notices if not notice.ended and notice.unix_ns > least_ns]
 
     def _write(self, notice: Notice) -> None:
         if notice.rank >= 0:
-            in_time(partial(write, self._waiting.place, notice), FILES_TIMEOUT_S, "its file system")
+            in_time(partial(write, Attempt(self.run), notice), FILES_TIMEOUT_S, "its file system")
 
-    def _notice(self, identity: HostIdentity) -> Notice:
-        now_ns = time.monotonic_ns()
+    def _notice(self, begin_ns: int, thread: int) -> Notice:
+        identity, now_ns = host_identity(), time.monotonic_ns()
         return Notice(
-            rank=self._waiting.rank,
+            rank=self.rank,
             host=identity.host,
             pid=os.getpid(),
             host_key=identity.host_key,
@@ -327,13 +310,13 @@ class _StartWatch:
             first_time_ns=now_ns,
             num_looks=1,
             step=NO_STEP,
-            step_age_ns=now_ns - self._begin_ns,
-            limit_ns=int(self._waiting.timeout_s * NS_PER_S),
+            step_age_ns=now_ns - begin_ns,
+            limit_ns=int(self.timeout_s * NS_PER_S),
             usual_step_ns=0,
             is_first_step=True,
             doing=Doing.STARTING,
-            doing_since_ns=self._begin_ns,
-            stacks=thread_stacks(self._thread),
+            doing_since_ns=begin_ns,
+            stacks=thread_stacks(thread),
         )
 
 

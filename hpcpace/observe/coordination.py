@@ -28,12 +28,12 @@ from hpcpace.world.transport import GlooTransport, MpiTransport, Transport
 _POLL_INTERVAL_S = 0.001
 # How much longer the other ranks wait for the decision than the rank that decides.
 _GRACE_S = 2.0
-_MOST_NAMED = 8
-_MOST_ASKED = 4096
+_MAX_NAMED = 8
+_MAX_ASKED = 4096
 # Of an MPI communicator that is the job's: below the least upper bound of tags, and no number that a person takes.
 _TAG = 32_611
 _MESSAGE_BYTES = 8192
-_MOST_REASON = 600
+_MAX_REASON = 600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,8 @@ def call_over_store(rank: int, num_ranks: int, attendance: Attendance, timeout_s
             "the store of torch's process group",
         )
     except (RuntimeError, OSError) as error:  # its host has died, or was stopped
-        raise NotEveryRank(f"torch's store does not answer ({_first_line(error)})", is_told=rank > 1) from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise NotEveryRank(f"torch's store does not answer ({reason})", is_told=rank > 1) from error
     _check(decision, rank)
     return store
 
@@ -111,7 +112,7 @@ def _decided_at_store(
         try:
             call.wait(["decision"], timedelta(seconds=timeout_s))
         except RuntimeError:
-            absent = [other for other in range(min(num_ranks, _MOST_ASKED)) if not call.check([f"here/{other}"])]
+            absent = [other for other in range(min(num_ranks, _MAX_ASKED)) if not call.check([f"here/{other}"])]
             call.compare_set("decision", "", _decision(rank, _absent(absent, timeout_s)))
     return json.loads(call.get("decision")), store if is_ours else None
 
@@ -169,7 +170,7 @@ def _decide_over_mpi(comm: Any, attendance: Attendance, timeout_s: float) -> str
 
 
 def _ask_over_mpi(comm: Any, attendance: Attendance, timeout_s: float) -> str:
-    said = json.dumps({"problem": attendance.problem[:_MOST_REASON], "settings": attendance.settings_text})
+    said = json.dumps({"problem": attendance.problem[:_MAX_REASON], "settings": attendance.settings_text})
     buffer = bytearray(_MESSAGE_BYTES)
     answer = comm.Irecv(buffer, source=0, tag=_TAG)
     sent = comm.Isend(_message(said), dest=0, tag=_TAG)
@@ -188,7 +189,7 @@ def _message(text: str) -> bytes:
 
 
 def _decision(speaker: int, problem: str) -> str:
-    return json.dumps({"speaker": speaker, "problem": problem[:_MOST_REASON]})
+    return json.dumps({"speaker": speaker, "problem": problem[:_MAX_REASON]})
 
 
 def _check(decision: dict[str, Any], rank: int) -> None:
@@ -206,16 +207,12 @@ def _differing(attendance: Attendance, others_text: str) -> str:
 
 
 def _absent(ranks: Sequence[int], timeout_s: float) -> str:
-    names = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
+    names = ", ".join(map(str, ranks[:_MAX_NAMED])) + (", ..." if len(ranks) > _MAX_NAMED else "")
     who = f"rank{'s' if len(ranks) > 1 else ''} {names}" if ranks else "a rank"
     return (
         f"{who} did not enter the session within {timeout_s:g} s "
         "(trace.start_timeout_s): every rank must enter it; check that none has died"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 class Coordinator(Protocol):
@@ -287,13 +284,15 @@ class MpiCoordinator:
 
     def allgather(self, value: Any, timeout_s: float) -> list[Any]:
         """Return the value of every rank, in order of rank."""
+        from mpi4py import MPI
+
         deadline = Deadline(timeout_s)
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         sizes = np.zeros(self._comm.Get_size(), np.int64)
         self._wait(self._comm.Iallgather(np.array([len(text)]), sizes), deadline)
         texts = np.zeros(int(sizes.sum()), np.uint8)
         ends = np.cumsum(sizes)
-        self._wait(self._comm.Iallgatherv(text, [texts, sizes, ends - sizes, _mpi_byte()]), deadline)
+        self._wait(self._comm.Iallgatherv(text, [texts, sizes, ends - sizes, MPI.BYTE]), deadline)
         parts = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
         return [json.loads(texts[begin:end].tobytes()) for begin, end in parts]
 
@@ -383,12 +382,6 @@ class TorchCoordinator:
         A thread of gloo that frees a tensor while Python shuts down ends the process with SIGABRT.
         """
         self._gloo = self._store = None
-
-
-def _mpi_byte() -> Any:
-    from mpi4py import MPI
-
-    return MPI.BYTE
 
 
 def _not_all_came(timeout_s: float) -> WorldError:

@@ -17,6 +17,11 @@ from hpcpace.hang.notices import NoticedCall, NoticedCount, NoticedGroup, Thread
 from hpcpace.trace.schema import TABLES, Op
 
 _COLUMNS = TABLES["collectives"].dtype.names or ()
+_OURS = str(Path(__file__).parent)
+_OWN_THREADS = "hpcpace-"
+_MAX_FRAMES = 1000
+_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_export/", "/triton/compiler/")
+_DEBUGGERS = ("/bdb.py", "/pdb.py", "/debugpy/", "/pydevd", "/IPython/terminal/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +51,17 @@ def operations(
         entered: as `CollectiveObserver.entered` returns it.
         is_complete: whether every operation was observed.
     """
-    known = [(numbers, groups[numbers[0]][0]) for numbers in entered if numbers[0] in groups]
     return Operations(
         groups=tuple(NoticedGroup(name=name, members=members) for name, members in groups.values()),
         calls=tuple(
             _call(dict(zip(_COLUMNS, row, strict=False)), groups) for row in sorted(rows, key=lambda row: row[6])
         ),
-        entered=tuple(_count(rank, numbers, name) for numbers, name in known if not _is_unnamed(numbers)),
+        entered=tuple(
+            _count(rank, groups[group][0], op, peer, number)
+            for group, op, peer, number in entered
+            # Receives from any rank are counted again once their sender is known.
+            if group in groups and (op < 0 or peer >= 0)
+        ),
         is_complete=is_complete,
     )
 
@@ -70,26 +79,9 @@ def _call(row: Mapping[str, Any], groups: Mapping[int, tuple[str, tuple[int, ...
     )
 
 
-def _is_unnamed(numbers: tuple[int, int, int, int]) -> bool:
-    """Return whether it counts receives from any rank, which are counted again once their sender is known."""
-    _, op, peer, _ = numbers
-    return op >= 0 and peer < 0
-
-
-def _count(rank: int, numbers: tuple[int, int, int, int], name: str) -> NoticedCount:
-    _, op, peer, number = numbers
-    source, destination = (rank, peer) if op == Op.SEND else (peer, rank)
-    if op < 0:
-        source = destination = -1
-    return NoticedCount(group=name, source=source, destination=destination, num_entered=number)
-
-
-_OURS = str(Path(__file__).parent)
-_OWN_THREADS = "hpcpace-"
-_MOST_FRAMES = 1000
-
-_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_export/", "/triton/compiler/")
-_DEBUGGERS = ("/bdb.py", "/pdb.py", "/debugpy/", "/pydevd", "/IPython/terminal/")
+def _count(rank: int, group: str, op: int, peer: int, number: int) -> NoticedCount:
+    source, destination = (-1, -1) if op < 0 else (rank, peer) if op == Op.SEND else (peer, rank)
+    return NoticedCount(group=group, source=source, destination=destination, num_entered=number)
 
 
 def thread_stacks(training_thread: int) -> tuple[ThreadStack, ...]:
@@ -120,7 +112,7 @@ def _frames(top: FrameType) -> tuple[str, ...]:
     """Return the frames below and including `top`, the innermost last, without those that observe the job."""
     frames: list[str] = []
     frame: FrameType | None = top
-    while frame is not None and len(frames) < _MOST_FRAMES:
+    while frame is not None and len(frames) < _MAX_FRAMES:
         code = frame.f_code
         if not code.co_filename.startswith(_OURS):
             frames.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")

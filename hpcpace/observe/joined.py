@@ -63,6 +63,8 @@ def run_record(
         hosts: one entry a rank: rank, host, node, pid.
         facts: what the caller knows beyond that, such as model, data, mesh and launcher.
     """
+    names = KEPT_VARIABLES | setting_variables()
+    kept = sorted(name for name in environ if name in names or name.startswith(KEPT_PREFIXES))
     record = {
         "schema": "hpcpace-run/1",
         "name": name,
@@ -73,17 +75,12 @@ def run_record(
         "versions": {"hpcpace": __version__, "python": platform.python_version(), **_versions()},
         "kernel": platform.release(),
         "git_commit": _git_commit(),
-        "environment": _kept(environ),
+        "environment": {name: environ[name] for name in kept},
         **facts,
     }
     # A value whose name marks it as a secret here is removed everywhere else as well.
     redacted: dict[str, Any] = Redaction.of(environ, sys.argv).content(record)
     return redacted
-
-
-def _kept(environ: Mapping[str, str]) -> dict[str, str]:
-    names = KEPT_VARIABLES | setting_variables()
-    return {name: environ[name] for name in sorted(environ) if name in names or name.startswith(KEPT_PREFIXES)}
 
 
 def _versions() -> dict[str, str]:
@@ -147,15 +144,14 @@ class SessionSettings:
         config = self.config or load_config(file=file, environ=self.environ, requested=REQUESTED)
         if self.pace is not None:
             config = replace(config, pace=replace(config.pace, policy=self.pace))
-        if self.trace_dir is not None:
-            config = replace(config, trace=replace(config.trace, trace_dir=Path(self.trace_dir)))
-        if self.steps is not None:
-            config = replace(config, trace=replace(config.trace, detail_steps=self.steps))
-        if self.keep_last is not None:
-            config = replace(config, trace=replace(config.trace, keep_last=self.keep_last))
-        if self.detail is not None:
-            config = replace(config, trace=replace(config.trace, detail=self.detail))
-        return config
+        given = {
+            "trace_dir": None if self.trace_dir is None else Path(self.trace_dir),
+            "detail_steps": self.steps,
+            "detail": self.detail,
+            "keep_last": self.keep_last,
+        }
+        trace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(config, trace=replace(config.trace, **trace)) if trace else config
 
     def unknown_variables(self) -> str:
         """Return which variables are ignored because they are no settings; empty if there are none, or none count."""
@@ -292,14 +288,6 @@ class JoinedRank:
         run = RunDirectory(run.path.absolute())
         was_there = run.path.exists()
         made = run.new_attempt()
-        made.write_json(made.run_json, self._record(hosts))
-        with run.open() as folder:
-            found = os.fstat(folder.descriptor)
-        # One that this job has made has the mode that its user's umask left.
-        is_own = not was_there and found.st_uid == os.geteuid()
-        return str(made.path), "" if is_own else other_writers(found)
-
-    def _record(self, hosts: list[Mapping[str, Any]]) -> dict[str, Any]:
         settings = self.settings
         facts = {
             "launcher": self.world.launcher,
@@ -309,4 +297,10 @@ class JoinedRank:
             "coordinated_over": self.coordinator.name,
             **settings.record,
         }
-        return run_record(name=settings.name, config=self.config, environ=settings.environ, hosts=hosts, facts=facts)
+        record = run_record(name=settings.name, config=self.config, environ=settings.environ, hosts=hosts, facts=facts)
+        made.write_json(made.run_json, record)
+        with run.open() as folder:
+            found = os.fstat(folder.descriptor)
+        # One that this job has made has the mode that its user's umask left.
+        is_own = not was_there and found.st_uid == os.geteuid()
+        return str(made.path), "" if is_own else other_writers(found)

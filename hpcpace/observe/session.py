@@ -39,57 +39,6 @@ from hpcpace.world.gloo import own_store
 START, END = "start", "end"
 
 
-def probe_in_job(
-    when: str,
-    settings: ProbeConfig,
-    *,
-    world: RankInfo,
-    attempt: Attempt,
-    environ: Mapping[str, str],
-    warn: Callable[[str], None],
-) -> None:
-    """Probe the hosts of a job if that is wanted now, and save the probe with the attempt.
-
-    Collective: every rank of the job calls this.
-
-    Args:
-        when: `start` or `end`, whichever it is now.
-        settings: when it is wanted, and for how long.
-        world: this rank's place.
-        attempt: where the probe is saved.
-        environ: of this rank.
-        warn: takes a warning on why there is no probe.
-    """
-    if settings.when != when or world.world_size < 2:
-        return
-    try:
-        _probe(when, settings, world=world, attempt=attempt, environ=environ)
-    except Exception as error:  # the boundary to somebody else's job
-        warn(f"the job is not probed ({str(error).partition(chr(10))[0] or type(error).__name__})")
-
-
-def _probe(when: str, settings: ProbeConfig, *, world: RankInfo, attempt: Attempt, environ: Mapping[str, str]) -> None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_initialized():
-        raise RuntimeError("torch.distributed connects no ranks")
-    # Imported this late because most jobs are not probed.
-    from hpcpace.probe.parts import measure_parts
-    from hpcpace.probe.start import begin_record, probe_world
-    from hpcpace.probe.sweep import Sweep
-
-    store, _ = own_store(settings.timeout_s)
-    own = torch.distributed.PrefixStore(f"probe/{attempt.path}/{when}", store)
-    is_on_gpu = torch.cuda.is_available() and "nccl" in torch.distributed.get_backend()
-    device = torch.device("cuda", torch.cuda.current_device()) if is_on_gpu else torch.device("cpu")
-    ranks = probe_world(
-        world, own, device=device, backend="nccl" if is_on_gpu else "gloo", timeout_s=settings.timeout_s
-    )
-    record = begin_record(ranks, environ, time_s=settings.time_s)
-    record = measure_parts(ranks, [Sweep()], record)
-    if ranks.is_first:
-        attempt.write_json(attempt.probe_json, record.to_json())
-
-
 class Session:
     """Observes a training job between `__enter__` and `__exit__`; `hpcpace.session` is this class.
 
@@ -326,9 +275,13 @@ class Session:
             world = settings.find_rank()
         except Exception as error:  # the boundary to somebody else's job, whose other ranks wait for our answer
             problem = str(error) or type(error).__name__
-            decision = self._tell(settings.world, problem)
-            if decision is not None and decision.is_told and problem.startswith(str(decision)):
-                raise decision from error  # another rank has the same problem, and warns of it
+            try:
+                self._take_roll(settings.world, problem)
+            except NotEveryRank as decision:
+                if decision.is_told and problem.startswith(str(decision)):
+                    raise decision from error  # another rank has the same problem, and warns of it
+            except Exception:  # they are not connected; the problem is what the user learns
+                pass
             raise
         self._warner.rank = world.rank
         if world.rank == 0 and (sentence := settings.unknown_variables()):
@@ -344,26 +297,13 @@ class Session:
             timeout_s=self._config.trace.start_timeout_s,
         )
 
-    def _tell(self, world: RankInfo | None, problem: str) -> NotEveryRank | None:
-        """Tell the other ranks why this one cannot take part; return what they all decide, None where it is unknown."""
-        try:
-            self._take_roll(world, problem)
-        except NotEveryRank as decision:
-            return decision
-        except Exception:  # they are not connected; the problem is what the user learns
-            return None
-        return None
-
     def _explain(self, error: Exception) -> None:
         """Warn that nothing is recorded, unless another rank does."""
-        message = f"nothing is recorded: {str(error) or type(error).__name__}"
-        if isinstance(error, NotEveryRank):
-            if not error.is_told:
-                self._warner.warn(message)
-        elif isinstance(error, (WorldError, ClockSyncError)):
-            self._warner.warn_once_for_all(message)
-        else:
-            self._warner.warn(message)
+        if isinstance(error, NotEveryRank) and error.is_told:
+            return
+        is_of_all = isinstance(error, (WorldError, ClockSyncError)) and not isinstance(error, NotEveryRank)
+        warn = self._warner.warn_once_for_all if is_of_all else self._warner.warn
+        warn(f"nothing is recorded: {str(error) or type(error).__name__}")
 
     def _end_early(self, error: Exception) -> None:
         if self._active is not None:
@@ -386,3 +326,54 @@ class Session:
             self._coordinator = None
         except Exception as error:  # the job may have ended torch's process group already: no reason to fail it
             self._warner.warn_once_for_all(f"the ranks did not leave the session together: {error}")
+
+
+def probe_in_job(
+    when: str,
+    settings: ProbeConfig,
+    *,
+    world: RankInfo,
+    attempt: Attempt,
+    environ: Mapping[str, str],
+    warn: Callable[[str], None],
+) -> None:
+    """Probe the hosts of a job if that is wanted now, and save the probe with the attempt.
+
+    Collective: every rank of the job calls this.
+
+    Args:
+        when: `start` or `end`, whichever it is now.
+        settings: when it is wanted, and for how long.
+        world: this rank's place.
+        attempt: where the probe is saved.
+        environ: of this rank.
+        warn: takes a warning on why there is no probe.
+    """
+    if settings.when != when or world.world_size < 2:
+        return
+    try:
+        _probe(when, settings, world=world, attempt=attempt, environ=environ)
+    except Exception as error:  # the boundary to somebody else's job
+        warn(f"the job is not probed ({str(error).partition(chr(10))[0] or type(error).__name__})")
+
+
+def _probe(when: str, settings: ProbeConfig, *, world: RankInfo, attempt: Attempt, environ: Mapping[str, str]) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_initialized():
+        raise RuntimeError("torch.distributed connects no ranks")
+    # Imported this late because most jobs are not probed.
+    from hpcpace.probe.parts import measure_parts
+    from hpcpace.probe.start import begin_record, probe_world
+    from hpcpace.probe.sweep import Sweep
+
+    store, _ = own_store(settings.timeout_s)
+    own = torch.distributed.PrefixStore(f"probe/{attempt.path}/{when}", store)
+    is_on_gpu = torch.cuda.is_available() and "nccl" in torch.distributed.get_backend()
+    device = torch.device("cuda", torch.cuda.current_device()) if is_on_gpu else torch.device("cpu")
+    ranks = probe_world(
+        world, own, device=device, backend="nccl" if is_on_gpu else "gloo", timeout_s=settings.timeout_s
+    )
+    record = begin_record(ranks, environ, time_s=settings.time_s)
+    record = measure_parts(ranks, [Sweep()], record)
+    if ranks.is_first:
+        attempt.write_json(attempt.probe_json, record.to_json())

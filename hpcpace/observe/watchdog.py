@@ -35,33 +35,29 @@ from hpcpace.trace.ends import STOPPED_FOR_HANG
 from hpcpace.trace.schema import EventKind, Phase
 from hpcpace.world.deadline import in_time
 
+STOPPED: EndEvent = (EventKind.EXIT, EXIT_FAILED, STOPPED_FOR_HANG)
+"""How a rank ends that `on_hang = stop` ends."""
 
-def wake_siblings() -> None:
-    """Let ranks on this host that a signal has stopped go on, so that their launcher can end them.
-
-    A launcher that ends its ranks by SIGTERM waits for one that is stopped for ever. Only processes with the parent and
-    the command line of this one are ranks; others may have been stopped for good reasons.
-    """
-    with suppress(psutil.Error):
-        own = psutil.Process()
-        parent, command = own.parent(), own.cmdline()
-        for sibling in parent.children() if parent is not None else ():
-            with suppress(psutil.Error):
-                if sibling.status() == psutil.STATUS_STOPPED and sibling.cmdline() == command:
-                    sibling.resume()
-
+_MAX_TICK_S = 2.0
+_TICKS_OF_LEAST = 4
+_STOP_TIMEOUT_S = 2.0
+# All ranks find the verdict within this time; a launcher may end the others with the first that exits.
+_GRACE_S = 4.0
+# A rank that ends takes so long at most: its trace on its way to disk, and the time for the others.
+_END_TIMEOUT_S = 60.0
+_DOING = {Phase.DATA: Doing.LOADING, Phase.CHECKPOINT: Doing.SAVING, Phase.EVAL: Doing.EVALUATING}
 
 # The first steps compile, warm caches up, and connect ranks.
 _FIRST_STEPS = 5
-_MOST_STEPS = 64
-_MOST_PHASES = 16
+_MAX_STEPS = 64
+_MAX_PHASES = 16
 _TIMES_USUAL_PHASE = 5
 # What has no usual length yet, such as the first checkpoint, may last this many times `first_step_s`.
 UNSEEN = 10
 # A step whose operations go on may last this many times its limit.
 _TIMES_MOVING = 10
 # Looks this late were made by a process that was suspended meanwhile, or whose GIL was held.
-_LEAST_GAP_NS = 3 * NS_PER_S
+_MIN_GAP_NS = 3 * NS_PER_S
 
 _EXCUSES = {Phase.CHECKPOINT: "it saves a checkpoint", Phase.EVAL: "it evaluates"}
 
@@ -130,9 +126,9 @@ class StepAge:
         self.has_slept = False
         self._step: int | None = None
         self._num_ended = self._num_moves = 0
-        self._steps_ns: deque[int] = deque(maxlen=_MOST_STEPS)
+        self._steps_ns: deque[int] = deque(maxlen=_MAX_STEPS)
         self._phase: tuple[Phase, int] | None = None
-        self._phases_ns: dict[Phase, deque[int]] = {phase: deque(maxlen=_MOST_PHASES) for phase in _EXCUSES}
+        self._phases_ns: dict[Phase, deque[int]] = {phase: deque(maxlen=_MAX_PHASES) for phase in _EXCUSES}
 
     def returned(self, now_ns: int) -> None:
         """Count no time as suspended that the watchdog itself has spent since the last look."""
@@ -141,7 +137,7 @@ class StepAge:
     def look(self, now_ns: int, seen: Seen) -> Age | None:
         """Return the age of a step that lasts too long, None for others; each look counts for the next ones."""
         gap_ns = now_ns - self._last_look_ns - self._tick_ns
-        self.has_slept = gap_ns > max(_LEAST_GAP_NS, 2 * self._tick_ns)
+        self.has_slept = gap_ns > max(_MIN_GAP_NS, 2 * self._tick_ns)
         if self.has_slept:
             self._suspended_ns += gap_ns
         self._last_look_ns = now_ns
@@ -217,19 +213,6 @@ class StepAge:
 # Bound before others replace it: a wrapper would end the session in this thread first, which may take long.
 
 
-STOPPED: EndEvent = (EventKind.EXIT, EXIT_FAILED, STOPPED_FOR_HANG)
-"""How a rank ends that `on_hang = stop` ends."""
-
-_LONGEST_TICK_S = 2.0
-_TICKS_OF_LEAST = 4
-_STOP_TIMEOUT_S = 2.0
-# All ranks find the verdict within this time; a launcher may end the others with the first that exits.
-_GRACE_S = 4.0
-# A rank that ends takes so long at most: its trace on its way to disk, and the time for the others.
-_END_TIMEOUT_S = 60.0
-_DOING = {Phase.DATA: Doing.LOADING, Phase.CHECKPOINT: Doing.SAVING, Phase.EVAL: Doing.EVALUATING}
-
-
 class Watched(Protocol):
     """What is watched: the recording of one rank."""
 
@@ -275,12 +258,12 @@ class Watchdog:
         self.stopping: Callable[[str], None] = lambda _: None
         self._rank, self._identity, self._attempt = rank, identity, attempt
         self._watched, self._alarm, self._warn, self._clock = watched, alarm, warn, clock
-        self._tick_s = min(_LONGEST_TICK_S, settings.least_s / _TICKS_OF_LEAST)
+        self._tick_s = min(_MAX_TICK_S, settings.least_s / _TICKS_OF_LEAST)
         self._age = StepAge(settings, tick_ns=int(self._tick_s * NS_PER_S), now_ns=clock())
         self._training_thread = threading.get_ident()
         self._notice: Notice | None = None
         self._next_look_ns = 0
-        self._is_excused = self._is_told = self._is_ending = False
+        self._is_excused = self._has_warned = self._is_ending = False
         self._stopped = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="hpcpace-watchdog", daemon=True)
@@ -328,15 +311,15 @@ class Watchdog:
         if notice is None or age.step_age_ns >= self._next_look_ns or bool(age.excuse) != self._is_excused:
             self._is_excused = bool(age.excuse)
             notice = self._write_notice(now_ns, age, seen)
-        is_held = partial(self._is_held, seen)
+
+        def is_held() -> bool:
+            now = self._watched.seen()
+            return (now.step, now.num_moves) == (seen.step, seen.num_moves) and not self._stopped.is_set()
+
         verdict = self._alarm.consider(now_ns, notice, may_end_job=age.may_end_job, is_held=is_held)
         self._age.returned(self._clock())
         if verdict is not None:
             self._end_job(verdict)
-
-    def _is_held(self, before: Seen) -> bool:
-        now = self._watched.seen()
-        return (now.step, now.num_moves) == (before.step, before.num_moves) and not self._stopped.is_set()
 
     def _run(self) -> None:
         try:
@@ -358,7 +341,11 @@ class Watchdog:
         phase, since_ns = seen.under_way or (None, 0)
         stacks = thread_stacks(self._training_thread)
         own = next((stack.frames for stack in stacks if stack.is_training), ())
-        operations = self._watched.operations(self._rank)
+        earlier_stack: tuple[str, ...] = ()
+        if earlier is not None:  # where the training thread was so long ago that it would have moved on since
+            is_long_ago = 2 * (now_ns - earlier.time_ns) >= earlier.limit_ns
+            earlier_stack = earlier.stack if is_long_ago else earlier.earlier_stack
+        measured = vars(age) | vars(self._watched.operations(self._rank)) | {"excuse": age.excuse or excuse_of(own)}
         return Notice(
             rank=self._rank,
             host=self._identity.host,
@@ -368,20 +355,11 @@ class Watchdog:
             unix_ns=time.time_ns(),
             first_time_ns=now_ns if earlier is None else earlier.first_time_ns,
             num_looks=1 if earlier is None else earlier.num_looks + 1,
-            step=age.step,
-            step_age_ns=age.step_age_ns,
-            limit_ns=age.limit_ns,
-            usual_step_ns=age.usual_step_ns,
-            is_first_step=age.is_first_step,
-            doing=_DOING.get(phase, Doing.COMPUTING) if phase is not None else Doing.COMPUTING,
+            doing=Doing.COMPUTING if phase is None else _DOING.get(phase, Doing.COMPUTING),
             doing_since_ns=since_ns,
-            excuse=age.excuse or excuse_of(own),
-            groups=operations.groups,
-            calls=operations.calls,
-            entered=operations.entered,
-            is_complete=operations.is_complete,
             stacks=stacks,
-            earlier_stack=_earlier_stack(earlier, now_ns),
+            earlier_stack=earlier_stack,
+            **measured,
         )
 
     def _end_notice(self, how: str, now_ns: int) -> None:
@@ -393,8 +371,8 @@ class Watchdog:
         try:
             in_time(partial(write, self._attempt, notice), FILES_TIMEOUT_S, "its file system")
         except (OSError, TimeoutError) as error:
-            if not self._is_told:
-                self._is_told = True
+            if not self._has_warned:
+                self._has_warned = True
                 reason = getattr(error, "strerror", None) or str(error)
                 self._warn(f"step {notice.step} lasts long, but what holds it up cannot be written: {reason}")
 
@@ -412,9 +390,16 @@ class Watchdog:
             _exit(EXIT_FAILED)
 
 
-def _earlier_stack(earlier: Notice | None, now_ns: int) -> tuple[str, ...]:
-    """Return where the training thread was, at a look so long ago that it would have moved on since."""
-    if earlier is None:
-        return ()
-    is_long_ago = 2 * (now_ns - earlier.time_ns) >= earlier.limit_ns
-    return earlier.stack if is_long_ago else earlier.earlier_stack
+def wake_siblings() -> None:
+    """Let ranks on this host that a signal has stopped go on, so that their launcher can end them.
+
+    A launcher that ends its ranks by SIGTERM waits for one that is stopped for ever. Only processes with the parent and
+    the command line of this one are ranks; others may have been stopped for good reasons.
+    """
+    with suppress(psutil.Error):
+        own = psutil.Process()
+        parent, command = own.parent(), own.cmdline()
+        for sibling in parent.children() if parent is not None else ():
+            with suppress(psutil.Error):
+                if sibling.status() == psutil.STATUS_STOPPED and sibling.cmdline() == command:
+                    sibling.resume()

@@ -13,14 +13,21 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcpace.core.text import NS_PER_US
 
-_MOST_THREADS = 64
-_MOST_NS = 1 << 60
+UNKNOWN = (0,) * 12
+"""What is read of a GPU where there is none."""
+_NO_NVML, _NO_ALLOCATOR = UNKNOWN[:10], UNKNOWN[10:]
+# Each thread costs some microseconds a second.
+_MAX_THREADS = 64
+# Beyond what a counter can have reached, and within the columns of the trace.
+_MAX_NS = 1 << 60
+_MAX_I4, _MAX_I8 = (1 << 31) - 1, (1 << 62) - 1
+_PAGE_BYTES = resource.getpagesize()
 _TOTAL = re.compile(rb"^some\b.*\btotal=(\d{1,18})\s*$", re.MULTILINE)
 _ALLOWED = re.compile(rb"^Cpus_allowed_list:\s*([\d,-]{1,4096})\s*$", re.MULTILINE)
 
@@ -34,39 +41,29 @@ def usable_cpus(proc: Path = Path("/proc")) -> str:
 class CoreCounters:
     """Reads the columns of a `host` row that are about cores.
 
+    `/proc/PID/schedstat` has the run-queue wait of the main thread alone, so each thread is read. Of many threads, the
+    main one and a part of the others is read at a time: the counters are cumulative, so that nothing is lost, and only
+    comes later.
+
     Args:
         proc: where procfs is mounted.
         cgroup: where the cgroup tree is mounted.
     """
 
     def __init__(self, *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
-        self._run_queue = _RunQueue(proc / "self" / "task")
+        self._tasks = proc / "self" / "task"
         self._pressure = _find_pressure(proc, cgroup)
+        self._last_ns: dict[str, int] = {}
+        self._total_ns = self._next = 0
 
     def read(self) -> tuple[int, int, int]:
         """Return processor time, run-queue wait and CPU pressure, all cumulative, nanoseconds."""
-        pressure_ns = _pressure_ns(self._pressure) if self._pressure is not None else 0
-        return time.process_time_ns(), self._run_queue.wait_ns(), pressure_ns
+        found = _TOTAL.search(read_counter(self._pressure)) if self._pressure is not None else None
+        pressure_ns = min(int(found.group(1)) * NS_PER_US, _MAX_NS) if found else 0
+        return time.process_time_ns(), self._wait_ns(), pressure_ns
 
-
-class _RunQueue:
-    """The time for which the threads of a process were ready to run and had no core, summed over them.
-
-    `/proc/PID/schedstat` has that of the main thread alone, so each thread is read. Of many threads, the main one and
-    a part of the others is read at a time: the counters are cumulative, so that nothing is lost, only told later.
-
-    Args:
-        tasks: the folder with the threads of the process.
-    """
-
-    def __init__(self, tasks: Path) -> None:
-        self._tasks = tasks
-        self._last_ns: dict[str, int] = {}
-        self._total_ns = 0
-        self._next = 0
-
-    def wait_ns(self) -> int:
-        """Return the waiting of all threads so far, of those that have ended included."""
+    def _wait_ns(self) -> int:
+        """Return for how long threads were ready to run and had no core, those that have ended included."""
         try:
             threads = sorted(os.listdir(self._tasks), key=lambda name: (len(name), name))
         except OSError:
@@ -79,35 +76,17 @@ class _RunQueue:
             now_ns = int(fields[1])
             self._total_ns += max(now_ns - self._last_ns.get(name, 0), 0)
             self._last_ns[name] = now_ns
-        ended = self._last_ns.keys() - set(threads)
-        for name in ended:
-            del self._last_ns[name]
-        return min(self._total_ns, _MOST_NS)
+        for ended in self._last_ns.keys() - set(threads):
+            del self._last_ns[ended]
+        return min(self._total_ns, _MAX_NS)
 
     def _chosen(self, threads: list[str]) -> list[str]:
-        if len(threads) <= _MOST_THREADS:
+        if len(threads) <= _MAX_THREADS:
             return threads
         main, others = threads[0], threads[1:]
         first = self._next % len(others)
-        self._next = first + _MOST_THREADS - 1
+        self._next = first + _MAX_THREADS - 1
         return [main, *(others + others)[first : self._next]]
-
-
-def _find_pressure(proc: Path, cgroup: Path) -> Path | None:
-    """Return the pressure file of the process's cgroup, else of the host; None where neither can be read."""
-    candidates = []
-    for line in read_counter(proc / "self" / "cgroup").decode(errors="replace").splitlines():
-        number, _, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "")
-        if number == "0":
-            candidates += [root / path.lstrip("/") / "cpu.pressure" for root in (cgroup, cgroup / "unified")]
-    candidates.append(proc / "pressure" / "cpu")
-    # A kernel started with psi=0 has the files and refuses to read them.
-    return next((path for path in candidates if _TOTAL.search(read_counter(path))), None)
-
-
-def _pressure_ns(path: Path) -> int:
-    found = _TOTAL.search(read_counter(path))
-    return min(int(found.group(1)) * NS_PER_US, _MOST_NS) if found else 0
 
 
 def read_counter(path: Path) -> bytes:
@@ -118,12 +97,6 @@ def read_counter(path: Path) -> bytes:
             return file.read()
     except OSError:
         return b""
-
-
-_NO_NVML, _NO_ALLOCATOR = (0,) * 10, (0,) * 2
-UNKNOWN = (*_NO_NVML, *_NO_ALLOCATOR)
-"""What is read where there is no GPU."""
-_MOST_I4, _MOST_I8 = (1 << 31) - 1, (1 << 62) - 1
 
 
 class Gpu(NamedTuple):
@@ -149,15 +122,11 @@ def gpu_counters(gpu: Gpu, warn: Callable[[str], None]) -> Callable[[], tuple[in
         gpu: of this rank.
         warn: takes one warning that says why NVML's columns stay zero.
     """
-    nvml = _open(gpu.uuid, warn)
-
-    def read() -> tuple[int, ...]:
-        return (*(nvml() if nvml is not None else _NO_NVML), *_allocator(gpu.number))
-
-    return read
+    nvml = _open_nvml(gpu.uuid, warn)
+    return lambda: (*nvml(), *_allocator(gpu.number))
 
 
-def _open(uuid: str, warn: Callable[[str], None]) -> Callable[[], tuple[int, ...]] | None:
+def _open_nvml(uuid: str, warn: Callable[[str], None]) -> Callable[[], tuple[int, ...]]:
     try:
         import pynvml
 
@@ -165,12 +134,12 @@ def _open(uuid: str, warn: Callable[[str], None]) -> Callable[[], tuple[int, ...
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except ImportError:
         warn("no GPU counters: install hpcpace[gpu]")
-        return None
+        return lambda: _NO_NVML
     except pynvml.NVMLError as error:
         warn(f"no GPU counters: NVML says {error}")
-        return None
+        return lambda: _NO_NVML
 
-    def ask(function: str, *arguments: int, most: int = _MOST_I8) -> int:
+    def ask(function: str, *arguments: int, most: int = _MAX_I8) -> int:
         try:
             value = int(getattr(pynvml, function)(handle, *arguments))
         except (AttributeError, pynvml.NVMLError):  # a library or a card that does not know the question
@@ -186,12 +155,12 @@ def _open(uuid: str, warn: Callable[[str], None]) -> Callable[[], tuple[int, ...
     def read() -> tuple[int, ...]:
         return (
             memory_bytes(),
-            ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM, most=_MOST_I4),
+            ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM, most=_MAX_I4),
             ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
-            ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM, most=_MOST_I4),
-            ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU, most=_MOST_I4),
-            ask("nvmlDeviceGetPowerUsage", most=_MOST_I4),
-            ask("nvmlDeviceGetEnforcedPowerLimit", most=_MOST_I4),
+            ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM, most=_MAX_I4),
+            ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU, most=_MAX_I4),
+            ask("nvmlDeviceGetPowerUsage", most=_MAX_I4),
+            ask("nvmlDeviceGetEnforcedPowerLimit", most=_MAX_I4),
             ask("nvmlDeviceGetTotalEccErrors", pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
             ask("nvmlDeviceGetTotalEccErrors", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
             ask("nvmlDeviceGetPcieReplayCounter"),
@@ -213,9 +182,6 @@ def _allocator(index: int) -> tuple[int, int]:
     return int(stats.get("num_alloc_retries", 0)), int(stats.get("num_ooms", 0))
 
 
-_PAGE_BYTES = resource.getpagesize()
-
-
 class HostCounters:
     """Reads one row of the trace's `host` table; counters that this host lacks read as zero.
 
@@ -232,10 +198,8 @@ class HostCounters:
         cgroup: Path = Path("/sys/fs/cgroup"),
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self._statm = proc / "self" / "statm"
-        self._snmp = proc / "self" / "net" / "snmp"
-        self._net_dev = proc / "self" / "net" / "dev"
-        self._cpu_stat = _find_cpu_stat(proc / "self" / "cgroup", cgroup)
+        self._proc = proc / "self"
+        self._cpu_stat = _find_cpu_stat(proc, cgroup)
         self._warn = warn
         self._gpu: Callable[[], tuple[int, ...]] | None = None
         self._cores = CoreCounters(proc=proc, cgroup=cgroup)
@@ -248,54 +212,60 @@ class HostCounters:
         """Return the columns of a `host` row behind its time."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         gpu_memory_bytes, gpu_clock_mhz, gpu_throttle_reasons, *gpu_health = self._gpu() if self._gpu else UNKNOWN
+        statm = _read(self._proc / "statm").split()
+        tcp = [line.split() for line in _read(self._proc / "net" / "snmp").splitlines() if line.startswith("Tcp:")]
+        devices = [line.partition(":")[2].split() for line in _read(self._proc / "net" / "dev").splitlines()[2:]]
         return (
             usage.ru_nivcsw,
             usage.ru_majflt,
             self._throttled_ns(),
-            self._rss_bytes(),
+            int(statm[1]) * _PAGE_BYTES if len(statm) > 1 else 0,
             gpu_memory_bytes,
             gpu_clock_mhz,
             gpu_throttle_reasons,
-            self._tcp_retransmits(),
-            self._nic_drops(),
+            int(tcp[1][tcp[0].index("RetransSegs")]) if len(tcp) == 2 else 0,
+            sum(int(columns[3]) + int(columns[11]) for columns in devices if len(columns) >= 16),
             *self._cores.read(),
             *gpu_health,
         )
-
-    def _rss_bytes(self) -> int:
-        fields = _read(self._statm).split()
-        return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else 0
 
     def _throttled_ns(self) -> int:
         for line in _read(self._cpu_stat).splitlines() if self._cpu_stat else ():
             key, _, value = line.partition(" ")
             if key == "throttled_usec":  # cgroup v2
-                return int(value) * 1000
+                return int(value) * NS_PER_US
             if key == "throttled_time":  # cgroup v1
                 return int(value)
         return 0
-
-    def _tcp_retransmits(self) -> int:
-        rows = [line.split() for line in _read(self._snmp).splitlines() if line.startswith("Tcp:")]
-        return int(rows[1][rows[0].index("RetransSegs")]) if len(rows) == 2 else 0
-
-    def _nic_drops(self) -> int:
-        rows = [line.partition(":")[2].split() for line in _read(self._net_dev).splitlines()[2:]]
-        return sum(int(columns[3]) + int(columns[11]) for columns in rows if len(columns) >= 16)
 
 
 def _read(path: Path) -> str:
     return read_counter(path).decode()
 
 
-def _find_cpu_stat(membership: Path, cgroup: Path) -> Path | None:
-    for line in _read(membership).splitlines():
-        number, controllers, path = line.split(":", 2)
-        candidates = [cgroup / path.lstrip("/")] if number == "0" else []
-        if "cpu" in controllers.split(","):
-            candidates.append(cgroup / controllers / path.lstrip("/"))
-            candidates.append(cgroup / "cpu" / path.lstrip("/"))
-        for candidate in candidates:
-            if (candidate / "cpu.stat").is_file():
-                return candidate / "cpu.stat"
+def _memberships(proc: Path) -> Iterator[tuple[str, list[str], str]]:
+    """Yield number, controllers and path of each cgroup of this process."""
+    for line in read_counter(proc / "self" / "cgroup").decode(errors="replace").splitlines():
+        if line.count(":") >= 2:
+            number, controllers, path = line.split(":", 2)
+            yield number, controllers.split(","), path.lstrip("/")
+
+
+def _find_cpu_stat(proc: Path, cgroup: Path) -> Path | None:
+    for number, controllers, path in _memberships(proc):
+        roots = [cgroup] if number == "0" else []
+        if "cpu" in controllers:
+            roots += [cgroup / ",".join(controllers), cgroup / "cpu"]
+        for root in roots:
+            if (root / path / "cpu.stat").is_file():
+                return root / path / "cpu.stat"
     return None
+
+
+def _find_pressure(proc: Path, cgroup: Path) -> Path | None:
+    """Return the pressure file of the process's cgroup, else of the host; None where neither can be read."""
+    paths = [path for number, _, path in _memberships(proc) if number == "0"]
+    candidates = [root / path / "cpu.pressure" for path in paths for root in (cgroup, cgroup / "unified")]
+    candidates.append(proc / "pressure" / "cpu")
+    # A kernel started with psi=0 has the files and refuses to read them.
+    return next((path for path in candidates if _TOTAL.search(read_counter(path))), None)

@@ -12,7 +12,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import wraps
+from dataclasses import fields
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,18 @@ from hpcpace.core.environment import (
     rank_info_of_group,
 )
 from hpcpace.core.errors import ConfigError, WorldError
-from hpcpace.observe.guest import Warner, leave_out_own_frame
+from hpcpace.observe.guest import Warner, leave_out_own_frame, replace
 from hpcpace.observe.launch.last_line import send, tell_now
-from hpcpace.observe.launch.launch import Launch, find_launch, run_place
+from hpcpace.observe.launch.launch import Launch, Wishes, find_launch, run_place
 from hpcpace.world.deadline import in_time
 
 if TYPE_CHECKING:
-    from hpcpace.config import HangConfig
     from hpcpace.observe.session import Session
+
+
+_SEE_WARNING = "see the warning above"
+_SWITCHED_OFF = "trace.enabled is off; `hpcpace config trace` says by whom"
+_PLACE_TIMEOUT_S = 5.0
 
 
 class ProcessEnd:
@@ -58,39 +63,24 @@ class ProcessEnd:
         self._cleanup.callback(atexit.unregister, self._at_exit)
         processes = sys.modules.get("multiprocessing.process")
         if processes is not None and processes.parent_process() is not None:
-            self._watch_child()
-        self._replace(sys, "excepthook", self._around_excepthook)
-        self._replace(sys, "exit", self._around_exit)
+            from multiprocessing.util import Finalize
+
+            # Called before multiprocessing takes the exception that is on its way, and makes an exit code of it.
+            self._cleanup.callback(Finalize(None, self._child_ends, exitpriority=sys.maxsize).cancel)
+        replace(self._cleanup, sys, "excepthook", self._around_excepthook)
+        replace(self._cleanup, sys, "exit", self._around_exit)
         for name in ("_exit", "execv", "execve"):
-            self._replace(os, name, self._before)
+            replace(self._cleanup, os, name, self._before)
 
     def forget(self) -> None:
         """Leave the process as it was."""
         self._cleanup.close()
-
-    def _watch_child(self) -> None:
-        """Notice the end of what this child of multiprocessing runs, which it ends by an exit code, whatever it was."""
-        from multiprocessing.util import Finalize
-
-        # Called before multiprocessing takes the exception that is on its way.
-        self._cleanup.callback(Finalize(None, self._child_ends, exitpriority=sys.maxsize).cancel)
 
     def _child_ends(self) -> None:
         error = sys.exception()
         if isinstance(error, SystemExit):  # torch's spawn raises it where a rank's function has failed
             error = self._exit or (error if error.code else None)
         self._end(error)
-
-    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name)
-        wrapper = wrap(original)
-        setattr(owner, name, wrapper)
-
-        def restore() -> None:
-            if getattr(owner, name) is wrapper:  # else somebody has wrapped ours, which from now on only passes on
-                setattr(owner, name, original)
-
-        self._cleanup.callback(restore)
 
     def _end(self, error: BaseException | None) -> None:
         # A forked child has these hooks as well, and nothing to end.
@@ -113,7 +103,6 @@ class ProcessEnd:
         return excepthook
 
     def _around_exit(self, exit_: Any) -> Any:
-        @wraps(exit_)
         def noted(*args: Any) -> None:
             # Not the end yet: who calls this may be caught. The exception that is being handled says more.
             handled = sys.exception()
@@ -122,28 +111,18 @@ class ProcessEnd:
             except BaseException as error:
                 leave_out_own_frame(error)
                 if isinstance(error, SystemExit):
-                    self._exit = (handled or error) if _is_failure(error.code) else None
+                    is_success = error.code is None or (isinstance(error.code, int) and error.code == 0)
+                    self._exit = None if is_success else handled or error
                 raise
 
         return noted
 
     def _before(self, call: Any) -> Any:
-        @wraps(call)
         def called(*args: Any, **kwargs: Any) -> Any:
             self._end(SystemExit(args[0] if call.__name__ == "_exit" and args else 0))
             return call(*args, **kwargs)
 
         return called
-
-
-def _is_failure(code: object) -> bool:
-    """Return whether Python ends with another exit code than 0 by a SystemExit of this code."""
-    return not (code is None or (isinstance(code, int) and code == 0))
-
-
-_SEE_WARNING = "see the warning above"
-_SWITCHED_OFF = "trace.enabled is off; `hpcpace config trace` says by whom"
-_PLACE_TIMEOUT_S = 5.0
 
 
 def find_follower() -> Follower | None:
@@ -170,10 +149,14 @@ class Follower:
 
     def follow(self, module: Any) -> None:
         """Follow what a module does that has just been imported: torch's groups, or torch as a whole."""
-        if module.__name__ == "torch":
-            self._wait_for_training(module)
-        else:
+        if module.__name__ != "torch":
             self._follow_groups(module)
+            return
+        # The first backward pass or step of an optimizer begins the training of a process without a group. torch calls
+        # the second function within each step, while it goes through no hooks: recording adds some.
+        for owner, name in ((module.autograd, "backward"), (module.optim.Optimizer, "_optimizer_step_code")):
+            if hasattr(owner, name):
+                self._wait_for_call(owner, name, module.compiler.is_compiling)
 
     def _follow_groups(self, module: Any) -> None:
         """Wrap the functions that make and destroy groups, before any other module has taken them by name."""
@@ -206,49 +189,30 @@ class Follower:
 
     def _watched_start(self, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Return what says so if torch's group is not made for a long time."""
+        from hpcpace.config_sources import load_config
         from hpcpace.observe.alarm import Waiting, watched_start
 
         try:
-            config = self._hang_config()
+            file = None if self._launch.config_file is None else Path(self._launch.config_file)
+            config = load_config(file=file, environ=process_environ()).hang
             if config.on_hang == "off":
                 return nullcontext()
-            environ = process_environ()
             rank, world_size = arguments.get("rank", -1), arguments.get("world_size", -1)
             if rank < 0 or world_size < 0:
-                world = rank_info(environ)
+                world = rank_info(process_environ())
                 rank, world_size = world.rank, world.world_size
-            return watched_start(
-                Waiting(
-                    run=Path(self._launch.run_dir),
-                    rank=rank,
-                    world_size=world_size,
-                    timeout_s=config.first_step_s,
-                    tell=Warner(environ).tell,
-                )
-            )
+            tell, run = Warner(process_environ()).tell, Path(self._launch.run_dir)
+            place = Waiting(run=run, rank=rank, world_size=world_size, timeout_s=config.first_step_s, tell=tell)
+            return watched_start(place)
         except Exception:  # the boundary to somebody else's job; the session says what is wrong with the settings
             return nullcontext()
-
-    def _hang_config(self) -> HangConfig:
-        from hpcpace.config_sources import load_config
-
-        file = None if self._launch.config_file is None else Path(self._launch.config_file)
-        return load_config(file=file, environ=process_environ()).hang
 
     def _join(self, groups: Any) -> None:
         """Record this process as a rank of torch's default group. Collective: every rank gets here."""
         self._leave()  # a world of one, if it has trained before
         if groups.get_backend() == "fake":
             return
-        environ = process_environ()
-        self._begin(rank_info_of_group(groups.get_rank(), groups.get_world_size(), environ))
-
-    def _wait_for_training(self, torch: Any) -> None:
-        """Have the first backward pass or step of an optimizer noted, of a process without a group."""
-        # torch calls the second one within each step, while it goes through no hooks: recording adds some.
-        for owner, name in ((torch.autograd, "backward"), (torch.optim.Optimizer, "_optimizer_step_code")):
-            if hasattr(owner, name):
-                self._wait_for_call(owner, name, torch.compiler.is_compiling)
+        self._begin(rank_info_of_group(groups.get_rank(), groups.get_world_size(), process_environ()))
 
     def _wait_for_call(self, owner: Any, name: str, is_compiling: Callable[[], bool]) -> None:
         original = getattr(owner, name)
@@ -301,17 +265,9 @@ class Follower:
         self._session = session(
             name=launch.name,
             run_dir=self._run_dir() if world.rank == 0 else launch.run_dir,
-            config_file=launch.config_file,
-            pace=launch.pace,
-            trace_dir=launch.trace_dir,
-            steps=launch.steps,
-            detail=launch.detail,
-            keep_last=launch.keep_last,
-            samples_unit=launch.samples_unit,
-            warmup_steps=launch.warmup_steps,
             world=world,
             record={"script": sys.argv[0], "arguments": sys.argv[1:], "launch": launch.identity},
-            step_from=launch.step_from,
+            **{wish.name: getattr(launch, wish.name) for wish in fields(Wishes)},
         ).__enter__()
         self._session.before_stop(lambda verdict: self._note("stopped", verdict=verdict))
         self._end.watch()
@@ -332,9 +288,9 @@ class Follower:
             return True  # the session says what is wrong, once for all ranks
 
     def _run_dir(self) -> str:
-        command = process_redaction().command(sys.argv)
+        find = partial(run_place, self._launch, process_redaction().command(sys.argv))
         # A file system that hangs must not keep the job from training.
-        return in_time(lambda: run_place(self._launch, command), _PLACE_TIMEOUT_S, "its file system")
+        return in_time(find, _PLACE_TIMEOUT_S, "its file system")
 
     def _leave(self, error: BaseException | None = None) -> None:
         """End the recording of this process. Collective if there is no error."""
