@@ -12,8 +12,7 @@ from experiments.jobs import Tell
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, percent
 from hpcpace.core.config import PaceSettings
 from hpcpace.metrics.resampling import Estimate, share_of
-from hpcpace.pace.sequential import POWER
-from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult
+from hpcpace.pace.trial import POWER, Trial, TrialOutcome, TrialResult
 from hpcpace.trace.schema import PaceArm
 
 _NUM_WINDOWS_LATE = 2

@@ -438,6 +438,11 @@ class PaceSettings(Section, section="pace"):
         if self.stagger_slots and self.stagger_period_ms <= 0:
             raise self.wrong("stagger_period_ms", "above 0 with slots")
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the job is paced."""
+        return self.policy != NO_POLICY
+
     def where_polled(self) -> PaceSettings:
         """Return the same for ranks that poll on shared cores.
 

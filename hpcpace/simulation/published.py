@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.config import PaceSettings
-from hpcpace.pace.measurement import Measurement
+from hpcpace.pace.controller import Measurement
 from hpcpace.pace.policies import Policy, make_policy
 from hpcpace.simulation.model import Incast, ParametricNoise, PollStealing, PowerShare, SimulatedJob, simulate
 from hpcpace.trace.schema import PaceArm

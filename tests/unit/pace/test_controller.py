@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from hpcpace.core.config import PaceSettings
-from hpcpace.pace.controller import Controller
-from hpcpace.pace.measurement import Measurement
+from hpcpace.pace.controller import Controller, Measurement
 from hpcpace.trace.schema import PaceArm
 
 MOST_AGGRESSIVE = PaceSettings(

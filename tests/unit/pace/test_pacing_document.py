@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.config import POLICIES, PaceSettings
-from hpcpace.pace.pacing_record import PacingRecord
+from hpcpace.pace.record import PacingRecord
 
 TEXT = (Path(__file__).parents[3] / "docs" / "pacing.md").read_text()
 

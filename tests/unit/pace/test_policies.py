@@ -11,7 +11,7 @@ import pytest
 
 from hpcpace.core.config import POLICIES, PaceSettings
 from hpcpace.core.errors import ConfigError
-from hpcpace.pace.measurement import Measurement
+from hpcpace.pace.controller import Measurement
 from hpcpace.pace.policies import StaggeredJobs, make_policy
 from hpcpace.trace.schema import PaceArm, PacePolicy
 
