@@ -24,8 +24,7 @@ from hpcpace.report.terminal.comparison import print_comparison
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.rundir import json_text
 from hpcpace.runs.compare import Outcome, compare
-from hpcpace.runs.from_csv import runs_of_csv
-from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
+from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs, runs_of_csv
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.targets import check_target
 from hpcpace.wording import plural

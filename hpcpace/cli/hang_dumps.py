@@ -23,8 +23,7 @@ from hpcpace.quoting import printable, shortened
 from hpcpace.report.terminal.hang import print_hang, print_last
 from hpcpace.report.terminal.layout import line, notes
 from hpcpace.rundir import json_text
-from hpcpace.runs.imports.dump_timeline import chrome_trace, last_of_ranks
-from hpcpace.runs.imports.dump_view import first_ns, job_view, last_ns
+from hpcpace.runs.imports.dump_view import chrome_trace, first_ns, job_view, last_ns, last_of_ranks
 from hpcpace.runs.imports.dumps import Dumps, read_dumps
 from hpcpace.runs.imports.ras import read_ras, with_witness
 from hpcpace.targets import check_target

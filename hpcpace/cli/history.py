@@ -21,8 +21,7 @@ from hpcpace.report.terminal.history import print_history
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.report.words.history import passed_over_words
 from hpcpace.rundir import RUNS, json_text
-from hpcpace.runs.history import history
-from hpcpace.runs.history_csv import rows_of_csv
+from hpcpace.runs.history import history, rows_of_csv
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs
 from hpcpace.targets import check_target
 from hpcpace.wording import listed

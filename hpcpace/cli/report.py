@@ -138,7 +138,7 @@ def command(
     input; 3 cannot tell.
     """
     if has_timeline:
-        from hpcpace.runs.timeline.perfetto_file import check_perfetto
+        from hpcpace.runs.timeline.tracks import check_perfetto
 
         check_perfetto()
     probe = None if probe_file is None else _probe(probe_file)

@@ -21,10 +21,9 @@ from hpcpace.probe.record import read_probe
 from hpcpace.quoting import printable
 from hpcpace.report.terminal.scale import print_scaling
 from hpcpace.rundir import json_text
-from hpcpace.runs.scaling.read import read_samples
-from hpcpace.runs.scaling.result import Scaling, scaling_of
+from hpcpace.runs.scaling.result import COLUMNS, Scaling, rows_of, scaling_of
+from hpcpace.runs.scaling.samples import read_samples
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.runs.scaling.table import COLUMNS, rows_of
 from hpcpace.targets import check_target
 
 _WIDTH = 80

@@ -21,18 +21,41 @@ from typing import Any
 
 from hpcpace import __version__
 from hpcpace.config import Config
-from hpcpace.errors import TraceError
+from hpcpace.errors import HpcpaceError, TraceError
 from hpcpace.files import Folder, read_most
 from hpcpace.folding import folded_message
 from hpcpace.json_files import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values
 from hpcpace.ownership import other_writers
 from hpcpace.quoting import one_line
 from hpcpace.run_search import PassedOver, find_runs
-from hpcpace.rundir import HISTORY_INDEX, RunDirectory
-from hpcpace.runs.begin import oldest_trace, traced_begin
-from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
-from hpcpace.runs.history_series import without_a_place
+from hpcpace.rundir import HISTORY_INDEX, Attempt, RunDirectory
+from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of, without_a_place
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
+from hpcpace.runs.measured import is_to_come
+
+
+def traced_begin(attempt: Attempt) -> int:
+    """Return when the first rank with a trace began to record; 0 where no trace says it."""
+    from hpcpace.trace.reader import stream_trace  # loads HDF5, which runs that say when they began do not need
+
+    try:
+        header = stream_trace(attempt.trace_file(next(iter(attempt.trace_files()), 0))).trace.header
+    except (HpcpaceError, OSError, MemoryError):
+        return 0
+    return header.created_unix_ns if header.created_unix_ns > 0 and not is_to_come(header.created_unix_ns) else 0
+
+
+def oldest_trace(attempt: Attempt) -> int:
+    """Return when the trace file was changed that is the oldest; 0 without any.
+
+    Nothing but recording, packing and copying changes trace files: the times of the folders above move with reports.
+    """
+    try:
+        with attempt.open() as folder, folder.folder(attempt.trace_dir.name) as traces:
+            return max(min((traces.status(name).st_mtime_ns for name in attempt.trace_sizes()), default=0), 0)
+    except OSError:
+        return 0
+
 
 SCHEMA = "hpcpace-history-index/5"
 # Two kilobytes for each of 65,536 runs on 16 hosts.

@@ -11,7 +11,7 @@ from rich.text import Text
 from hpcpace.hang.words import HangWords
 from hpcpace.quoting import shortened
 from hpcpace.report.terminal.layout import line, note, title
-from hpcpace.runs.imports.dump_timeline import LastOfRank
+from hpcpace.runs.imports.dump_view import LastOfRank
 from hpcpace.units import format_duration
 from hpcpace.wording import plural
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from hpcpace.quoting import printable
 from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
-from hpcpace.runs.places import PlaceChanges, PlaceRow
+from hpcpace.runs.units import PlaceChanges, PlaceRow
 from hpcpace.units import format_count, format_duration
 from hpcpace.wording import milliseconds, percent, plural
 

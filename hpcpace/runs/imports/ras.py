@@ -17,7 +17,7 @@ from hpcpace.errors import TraceError
 from hpcpace.files import read_file
 from hpcpace.hang.views import JobView, RankView
 from hpcpace.quoting import printable, shortened
-from hpcpace.runs.imports.plain_values import (
+from hpcpace.runs.imports.input_files import (
     Table,
     is_whole,
     json_value,

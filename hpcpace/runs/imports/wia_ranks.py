@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from hpcpace.errors import TraceError
 from hpcpace.quoting import printable
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, rows_of
-from hpcpace.runs.imports.wia import WiaTrace, read_wia
-from hpcpace.runs.imports.wia_messages import real_messages
+from hpcpace.runs.imports.wia import WiaTrace, read_wia, real_messages
 from hpcpace.trace.schema import Op, Phase, TraceHeader
 from hpcpace.wording import plural
 

@@ -23,8 +23,7 @@ from hpcpace.probe.record import ProbeRecord
 from hpcpace.report.html.sections import probed_table
 from hpcpace.report.terminal.page import print_report
 from hpcpace.rundir import RunDirectory
-from hpcpace.runs.conditions import Conditions
-from hpcpace.runs.measured import from_summary
+from hpcpace.runs.measured import Conditions, from_summary
 from hpcpace.trace.attempt_reader import read_attempt
 
 HOSTS = ("n1", "n2", "n3", "n4")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from known_dumps import MS, hung_job, write
 
-from hpcpace.runs.imports.dump_timeline import chrome_trace, last_of_ranks
+from hpcpace.runs.imports.dump_view import chrome_trace, last_of_ranks
 from hpcpace.runs.imports.dumps import read_dumps
 from hpcpace.units import NS_PER_S
 
