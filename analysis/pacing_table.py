@@ -22,12 +22,15 @@ from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import note, table, title
 from hpcpace.rundir import open_run
 from hpcpace.simulation.published import RANKS_PER_NODE, Target
-from hpcpace.studies.pacing import PacingRow, pacing_rows, read_paced_run, read_published_pacing
-from hpcpace.studies.pacing_model import (
+from hpcpace.studies.pacing import (
     NEAR,
+    PacingRow,
     Simulation,
     has_published_gains,
     is_as_calm,
+    pacing_rows,
+    read_paced_run,
+    read_published_pacing,
     shown,
     simulations,
     strengths_needed,

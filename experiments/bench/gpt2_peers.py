@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.bench.vision import load_torchvision
-from hpcpace.train.gpt2 import GPT2
+from hpcpace.train.models import GPT2
 from hpcpace.train.presets import GPT2Shape
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -15,7 +15,7 @@ import traceback
 from typing import Any
 
 # What a forked rank needs is loaded before it is forked.
-for _module in ("torch.distributed", "hpcpace.train.gpt2"):
+for _module in ("torch.distributed", "hpcpace.train.models"):
     importlib.import_module(_module)
 
 

@@ -31,9 +31,8 @@ from experiments.studies.lab_set_up import (
 from experiments.studies.scaling_lab import run_scaling, section
 from hpcpace.errors import HpcpaceError, UsageError
 from hpcpace.studies.figures import study_figures
-from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.published import BATCH, PublishedRow, read_published
-from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout, repeated
+from hpcpace.studies.setups import NanoCluster, Setup, StudyFolder, model_size_setups, parse_layout, repeated
 from hpcpace.units import format_duration, nanoseconds
 
 PUBLISHED = REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"

@@ -17,7 +17,7 @@ from experiments.studies.lab_set_up import REPOSITORY
 from hpcpace.config import LabConfig
 from hpcpace.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
-from hpcpace.studies.scaling import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
+from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
 from hpcpace.units import format_count
 
 _SCRIPT = REPOSITORY / "sbatch" / "scaling_study.sh"

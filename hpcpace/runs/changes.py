@@ -1,6 +1,7 @@
-"""What else changed between two groups of runs: where they ran, with what software and settings, what the audit found.
+"""What else changed between two groups of runs: hosts, software, settings, findings.
 
-A change is told, not blamed: that two things changed at the same time does not make one the cause of the other.
+A change is reported, not blamed: that two things changed at the same time does not make one the cause of the other.
+Operations of both groups are paired where their groups of ranks have other sizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Two groups of runs compared: is B slower than A, by how much, where does that come from, and what else changed."""
+"""Two groups of runs compared: whether B is slower than A, by how much, and why.
+
+The parts of a step add up to its mean exactly, so that differences between runs do, too.
+"""
 
 from __future__ import annotations
 

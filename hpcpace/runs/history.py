@@ -1,4 +1,4 @@
-"""What changed over weeks of runs: the speed of each job, and the hosts that got slow, for good or for once.
+"""Changes over weeks of runs: the speed of each job, and the hosts that got slow.
 
 Runs are compared within one job that does the same work in one layout. Hosts are compared within their runs, whatever
 the job: how much longer a host's ranks take for their own work than the others of their role. So a host that got slow

@@ -1,9 +1,9 @@
-"""The index beside the runs of a folder, so that a history of thousands of them opens no run that has not changed.
+"""The index beside the runs of a folder, so that a history opens only runs that changed.
 
-A run is known by the times at which its folder, its last attempt, its traces and its record changed. One that could not
-be used is tried again with other memory or another version of hpcpace, too. Runs that still record are not in it. It is
-replaced in one piece, so that users may update it at the same time. Where the folder cannot be written to, there is
-none and each history reads all runs.
+A run is known by the times at which its folder, its last attempt, its traces and its record changed. One that could
+not be used is tried again with other memory or another version of hpcpace, too. Runs that still record are not in it.
+It is replaced in one piece, so that users may update it at the same time. Where the folder cannot be written to, there
+is none and each history reads all runs.
 
 Whoever writes an index can make it say anything of runs: it is used as it was written by this user or root, and if
 nobody else can write to it.

@@ -1,4 +1,7 @@
-"""One line of a history: when a run began, what it was, how fast it was, and how slow each of its hosts was."""
+"""One line of a history: a run with its speed and that of its hosts; and lines of one series.
+
+A series has the runs of one job that do the same work in one layout.
+"""
 
 from __future__ import annotations
 

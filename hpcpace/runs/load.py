@@ -1,6 +1,8 @@
-"""Loads many runs: their summaries where these are fresh, else by analysing them, several at a time.
+"""Loads many runs: from fresh summaries, by analysing them, or from a CSV file.
 
-A run that cannot be loaded is reported and never raised: in a folder of thousands some are broken or still running.
+A run that cannot be loaded is reported and never raised: in a folder of thousands some are broken or still running. A
+CSV file has runs that another tool has measured, one a line (docs/history.md). A file with a wrong line is refused as
+a whole, so that no result rests on the part of it that happened to be readable.
 """
 
 from __future__ import annotations

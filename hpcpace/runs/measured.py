@@ -1,8 +1,8 @@
-"""What comparing, scaling and history take from one run, without its traces.
+"""One run as comparing, scaling and history use it: its figures and its conditions.
 
-It is read from RUN/summary.json where that is of this version's schema and of the trace files as they are now: their
-names and sizes are compared with those that the report had read. Otherwise the run is analysed. Where the traces were
-removed, the summary stands for them.
+The figures are read from RUN/summary.json where that is of this version's schema and of the trace files as they are
+now: their names and sizes are compared with those that the report had read. Otherwise the run is analysed. Where the
+traces were removed, the summary counts. The conditions, such as work, settings and software, come from run.json.
 """
 
 from __future__ import annotations

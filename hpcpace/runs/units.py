@@ -1,4 +1,10 @@
-"""Own work of hosts and ranks in two groups of runs, as values that compare: each with itself, or with the others."""
+"""Hosts and ranks that do their own work more slowly in one group of runs than in another.
+
+A unit, host or rank, is compared with itself where it does the same work in both groups, else with the ranks of its
+role in the same run. If most units change alike, no single one is at fault: only those that differ from the others are
+named. How much a unit varies by itself is known from repeats, of hosts pooled over hosts and of ranks over ranks, else
+from the prior and the scatter of 8 units or more. A change that all share is judged by how much whole runs differ.
+"""
 
 from __future__ import annotations
 

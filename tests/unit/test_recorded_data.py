@@ -19,9 +19,9 @@ from hpcpace.observe import record
 from hpcpace.observe.node_local import NodeLocalTrace
 from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.redaction import MARK, is_secret
-from hpcpace.studies.folder import StudyFolder
+from hpcpace.studies.setups import StudyFolder
 from hpcpace.trace.schema import TABLES, TraceHeader
-from hpcpace.train.checkpoint_history import CHECKPOINT_SCHEMA, History, write_history
+from hpcpace.train.checkpoint_folder import CHECKPOINT_SCHEMA, History, write_history
 
 DOC = (Path(__file__).parents[2] / "docs" / "recorded-data.md").read_text()
 SNAPSHOT_PARTS = [

@@ -1,8 +1,9 @@
-"""Chrome's trace format as a stream: batches of events, of a file of any size, and what is around them at the end.
+"""Chrome's trace format as a stream: batches of events from a file of any size.
 
 The array of events is cut where one object ends and the next one begins, and each piece is decoded by msgspec into the
 fields that are used here. A cut inside an object or a text leaves a bracket or quote open, so its piece is no JSON: a
-wrong cut cannot pass. The likely cut is tried first; where it was wrong, brackets and quotes are counted.
+wrong cut cannot pass. The likely cut is tried first; where it was wrong, brackets and quotes are counted, in time that
+is linear in the text.
 """
 
 from __future__ import annotations

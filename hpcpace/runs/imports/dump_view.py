@@ -1,4 +1,4 @@
-"""Flight Recorder dumps as what is known of a job.
+"""Flight Recorder dumps as the state of a job: its groups and calls, and its last second.
 
 Collectives have the same number on all members of a group. Messages have not: torch counts all messages of a process
 in a group together. Between two ranks they are counted from the first one where both records go back to it, and else

@@ -1,4 +1,4 @@
-"""What another tool recorded, as a run directory: traces by the same writer, and a run.json that names the source.
+"""Records of another tool as a run directory, with a run.json that names the source.
 
 Nothing is made up: what a tool did not record is listed as unknown, and reports show that list.
 """

@@ -1,4 +1,9 @@
-"""Work on foreign files by libraries that allocate what a file asks for, in a process with limited memory."""
+"""Files of other tools, opened, decoded and checked within bounds of memory and time.
+
+Only regular files are opened, and gzip may not grow implausibly. Each value of JSON or of a pickle has a type and a
+size before it is used: a pickle may have one text in a thousand places, or lists without end where numbers should be.
+Libraries that allocate what a file asks for run in a process with limited memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of torch.profiler (Kineto) as a run: which rank each file is, and when they were recorded."""
+"""Profiles of torch.profiler (Kineto) as a run: the rank of each file, and its time."""
 
 from __future__ import annotations
 

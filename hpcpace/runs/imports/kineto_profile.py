@@ -1,4 +1,7 @@
-"""One profile of torch.profiler: what of its events says something of steps, phases, collectives and the device."""
+"""One profile of torch.profiler: its steps, phases, collectives and device events.
+
+Annotations become phases, and calls and kernels become collectives, by their names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tables of a trace from one profile: steps, phases, operations, and what the device did at each of their marks."""
+"""The tables of a trace from one profile: steps, phases, operations, and idle devices.
+
+The device passes a mark of its host when all kernels launched before it have ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""An sqlite export of Nsight Systems as a run: ranks are GPUs of processes, steps and phases are NVTX ranges."""
+"""An sqlite export of Nsight Systems as a run: ranks are GPUs, steps are NVTX ranges.
+
+SQLite believes a file: tables may share a page, rows a text, and a view may never end. So only plain tables are read,
+row by row, no value is long, and there are no more rows than a file of its size can have.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,16 @@
-"""Traces of ByteDance's what-if analysis ("Understanding Stragglers in Large Model Training", 2025) as a table.
+"""Traces of ByteDance's what-if analysis ("Understanding Stragglers", 2025) as a table.
 
-One row an operation of a worker, which is a data-parallel rank and a pipeline stage: a parquet file with the columns of
-`COLUMNS`, or the timeline that the tool writes for Chrome. The timeline has operations without their waits, so there an
-operation begins once the worker's previous one has ended.
+One row is an operation of a worker, which is a data-parallel rank and a pipeline stage: a parquet file with the
+columns of `COLUMNS`, or the timeline that the tool writes for Chrome. The timeline has operations without their waits,
+so there an operation begins once the worker's previous one has ended.
+
+A parquet file of some kilobytes can ask for any amount of memory: texts in a dictionary are repeated in every row,
+pages of zeros shrink to nothing, and sizes in the metadata may be wrong. So texts stay in their dictionary, and a
+process with limited memory decodes the file.
+
+With one model chunk a stage, stages exchange messages with their neighbours. With several, interleaved ones ("virtual"
+stages: Narayanan et al. 2021, section 2.2), the last stage sends on to the first, too, and the recorder also listed
+calls that sent nothing; the work that a message belongs to shows which those are.
 """
 
 from __future__ import annotations

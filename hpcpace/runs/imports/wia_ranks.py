@@ -1,8 +1,8 @@
 """Operations of the what-if analysis as ranks of a run.
 
 A worker of the file stands for all GPUs that share its data-parallel rank and stage. Work becomes phases. Collectives
-are of the workers that the published dependency model synchronises, and the n-th send of a stage is the n-th receive of
-the next one.
+are of the workers that the published dependency model synchronises, and the n-th send of a stage is the n-th receive
+of the next one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functions of the number of units that a term of the law may consist of, and draws of those that the data allow.
+"""The functions of the number of units that a term of the law may consist of.
 
 A term is a sum of few functions with coefficients of at least 0, by least squares of relative errors (Lawson & Hanson
 1974, chapter 23). Each draw of a bootstrap takes one of the candidates, those that explain the data in few functions

@@ -1,7 +1,7 @@
-"""The law of a scaling series, T(n) = work(n) + waiting(n) + transfer(n) + other(n), and what it predicts.
+"""The law of a scaling series, T(n) = work + waiting + transfer + other, and its knee.
 
 Which functions a term consists of is left open where the data leave it open, see `hpcpace.runs.scaling.forms`. So an
-interval has the noise of the runs and the doubt about the form.
+interval has the noise of the runs and the doubt about the form. From the knee on, doubling the size does not pay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is said of a scaling series: the figures of each size, the knee, what stops it, and larger sizes."""
+"""The result of a scaling series: figures of each size, what stops it, and larger sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcpace.runs.scaling.forms import parts_of_all
 from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Knee, Predicted, knee_of, obstacle, predict
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
-from hpcpace.studies.statistics import scaling_factor
+from hpcpace.studies.figures import scaling_factor
 from hpcpace.units import NS_PER_MS
 
 SCHEMA = "hpcpace-scale/1"

@@ -1,4 +1,4 @@
-"""One run of a scaling series: its size, its speed, and where its step went; from a trace or a line of a CSV file."""
+"""The runs of a scaling series: size, speed and parts of the step, from traces or CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""From a run to a file of Perfetto: reads some steps, and writes them in a folder."""
+"""The timeline of a run for Perfetto: a process for each rank and each host's network.
+
+A rank has its steps, phases, operations with their waits, pacing, and the error of its clock; a host has the counters
+of its interfaces.
+"""
 
 from __future__ import annotations
 

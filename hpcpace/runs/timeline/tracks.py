@@ -1,4 +1,8 @@
-"""What a timeline holds, apart from any file format: processes with tracks of slices, and counters."""
+"""Processes with tracks of slices, arrows and counters, and their file for Perfetto.
+
+The file is a sequence of protobuf messages `Trace` (perfetto/protos/perfetto/trace/trace.proto), whose concatenation
+is one trace, so that only some packets are in memory at a time. Perfetto's own trace builder makes them.
+"""
 
 from __future__ import annotations
 

@@ -16,9 +16,8 @@ import torch
 
 from hpcpace.errors import DataError, TrainingFailed
 from hpcpace.train import checkpoint_folder
-from hpcpace.train.checkpoint import find_checkpoint
-from hpcpace.train.checkpoint_history import read_history
-from hpcpace.train.resume import StartPoint, agree_on_start
+from hpcpace.train.checkpoint import StartPoint, agree_on_start, find_checkpoint
+from hpcpace.train.checkpoint_folder import read_history
 from hpcpace.world.environment import rank_info
 
 NOBODY = 65534
