@@ -1,9 +1,9 @@
 """The jobs of the scaling study and of the pacing study.
 
-The scaling study runs one workload over nodes, oversubscription and placement, plus one run for each failure mode. Every
-run is a separate job, traced and reported. A failure mode is injected into the training, or by the lab into its network.
-The plan includes the mode that the report should find. The pacing study has no plan on disk: the name of a run says
-what it is, and a run with a result is done.
+The scaling study runs one workload over nodes, oversubscription and placement, plus one run for each failure mode.
+Every run is a separate job, traced and reported. A failure mode is injected into the training, or by the lab into its
+network. The plan includes the mode that the report should find. The pacing study has no plan on disk: the name of a
+run says what it is, and a run with a result is done.
 """
 
 from __future__ import annotations

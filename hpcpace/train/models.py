@@ -1,13 +1,14 @@
 """The models: GPT-2 (Radford et al. 2019) and ResNet-18 (He et al. 2016), in mixed precision.
 
-GPT-2 is whole or one pipeline stage. Parameters are drawn by seed and name alone, so that every stage, replica and mesh starts from the same model. Query, key
-and value of a head are next to each other in one matrix, so that a cut by rows is a cut by heads; torch's DTensor does
-the cut, and parameters stay plain tensors. ResNet-18 is for images of 32 x 32 pixels, in the form usual for CIFAR-10.
+GPT-2 is whole or one pipeline stage. Parameters are drawn by seed and name alone, so that every stage, replica and
+mesh starts from the same model. Query, key and value of a head are next to each other in one matrix, so that a cut by
+rows is a cut by heads; torch's DTensor does the cut, and parameters stay plain tensors. ResNet-18 is for images of 32
+x 32 pixels, in the form usual for CIFAR-10.
 
 A stage computes in the type of `--dtype` and keeps its parameters in a master type. With bfloat16 the masters are
 float32, as in Micikevicius et al. 2018: torch's autocast rounds what a matrix product or a convolution takes, and
-gradients arrive in the type of the parameters. The hidden state between the layers is bfloat16, too, so that a pipeline
-and tensor parallelism send it in two bytes.
+gradients arrive in the type of the parameters. The hidden state between the layers is bfloat16, too, so that a
+pipeline and tensor parallelism send it in two bytes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import threading
 import pytest
 from rich.console import Console
 
-from hpcpace.cli import options
 from hpcpace.cli.options import shown_progress
 
 
