@@ -15,10 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from experiments.studies.lab_set_up import REPOSITORY, SetUp
+from hpcpace.core.text import format_bytes, format_count, format_rate
 from hpcpace.studies.figures import SetupFigures, Spread, straight_line
 from hpcpace.studies.published import BATCH, PublishedRow, compute_spread, orders, published_of, published_volume_gbyte
 from hpcpace.studies.setups import StudyFolder, planned
-from hpcpace.units import format_bytes, format_count, format_rate
 
 SCALING_HEADING = "## The scaling study"
 _PROSE = Path(__file__).with_name("prose.md")

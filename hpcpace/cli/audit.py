@@ -36,7 +36,8 @@ from hpcpace.audit.verdict import differences, explanation, map_lines, matrix_li
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, verbose, warn
 from hpcpace.config_sources import load_config
-from hpcpace.errors import (
+from hpcpace.core.environment import RankInfo, process_environ, process_redaction, rank_info
+from hpcpace.core.errors import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_USAGE,
@@ -46,10 +47,9 @@ from hpcpace.errors import (
     UsageError,
     check_all,
 )
-from hpcpace.files import write_file
-from hpcpace.quoting import printable
-from hpcpace.targets import check_target
-from hpcpace.world.environment import RankInfo, process_environ, process_redaction, rank_info
+from hpcpace.core.files import write_file
+from hpcpace.core.rundir import check_target
+from hpcpace.core.text import printable
 
 TERMINAL = "terminal"
 """What `--show` means without a file."""

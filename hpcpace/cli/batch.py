@@ -13,9 +13,9 @@ from hpcpace.batch.layout import LAYOUTS
 from hpcpace.batch.scripts import filled_in, job_script, job_scripts
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import option
-from hpcpace.errors import UsageError
-from hpcpace.quoting import shown
-from hpcpace.world.environment import process_environ
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import shown
 
 
 @click.command(cls=Command)

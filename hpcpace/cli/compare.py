@@ -23,14 +23,12 @@ from hpcpace.cli.options import (
     write_target,
 )
 from hpcpace.config_sources import load_config
-from hpcpace.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
+from hpcpace.core.rundir import RUNS, check_target, json_text
+from hpcpace.core.text import listed, plural, printable
 from hpcpace.metrics.run_difference import PRIOR_CV
-from hpcpace.quoting import printable
-from hpcpace.rundir import RUNS, json_text
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs, runs_of_csv
-from hpcpace.targets import check_target
-from hpcpace.wording import listed, plural
-from hpcpace.world.environment import process_environ
 
 # What one of the commands alone needs is imported in it.
 if TYPE_CHECKING:

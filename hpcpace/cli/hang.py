@@ -19,27 +19,23 @@ from rich.console import Console
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Decorated, Real, headed, option, verbose
 from hpcpace.config_sources import load_config
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError, UsageError
+from hpcpace.core.files import write_file
+from hpcpace.core.rundir import RUNS, Attempt, check_target, find_runs, json_text, open_named_run
+from hpcpace.core.text import NS_PER_S, format_duration, listed, nanoseconds, plural, printable, rank_list, shortened
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, newest_run, read_start
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError, UsageError
-from hpcpace.files import write_file
 from hpcpace.hang.from_traces import JobRecords, read_records
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.search import hang_in, least_ns
 from hpcpace.hang.views import Call, FoundHang, Hang, HangKind, JobView
 from hpcpace.hang.words import call_name, describe
-from hpcpace.quoting import printable, shortened
 from hpcpace.report.terminal.hang import print_hang, print_last
 from hpcpace.report.terminal.layout import line, notes
-from hpcpace.run_search import find_runs, open_named_run
-from hpcpace.rundir import RUNS, Attempt, json_text
 from hpcpace.runs.imports.dump_view import chrome_trace, first_ns, job_view, last_ns, last_of_ranks
 from hpcpace.runs.imports.dumps import Dumps, read_dumps
 from hpcpace.runs.imports.ras import read_ras, with_witness
-from hpcpace.targets import check_target
-from hpcpace.units import NS_PER_S, format_duration, nanoseconds
-from hpcpace.wording import listed, plural, rank_list
-from hpcpace.world.environment import process_environ
 
 _MOST_SPAN_S = 86_400
 _LEAST_WIDTH, _MOST_WIDTH = 80, 120

@@ -12,10 +12,9 @@ import click
 from hpcpace.cli.commands import Command, Group
 from hpcpace.cli.hang import DumpOptions, dump_options, report_dumps
 from hpcpace.cli.options import PATH, Tell, option, shown_progress, verbose, warn
-from hpcpace.errors import EXIT_WARNING, UsageError
-from hpcpace.quoting import printable, shortened
-from hpcpace.rundir import default_run_path
-from hpcpace.wording import plural
+from hpcpace.core.errors import EXIT_WARNING, UsageError
+from hpcpace.core.rundir import default_run_path
+from hpcpace.core.text import plural, printable, shortened
 
 if TYPE_CHECKING:
     from hpcpace.runs.imports.imported_run import Import

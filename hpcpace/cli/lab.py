@@ -19,7 +19,9 @@ from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, setting, settings
 from hpcpace.config import LabConfig
 from hpcpace.config_sources import load_config
-from hpcpace.errors import EXIT_WARNING, UsageError
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import EXIT_WARNING, UsageError
+from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab.environment import NAME_VARIABLE
 from hpcpace.lab.fault import InsideLab, LabFault
 from hpcpace.lab.fault_kinds import (
@@ -39,8 +41,6 @@ from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import command_on
 from hpcpace.lab.lab import Lab, bring_down
 from hpcpace.lab.status import fault_words, print_faults, print_status, read_status, table_console
-from hpcpace.units import format_rate, parse_rate
-from hpcpace.world.environment import process_environ
 
 name_option = option(
     "--name",

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpcpace.config import BOUNDS, MOST, Config
-from hpcpace.detail import parse_steps
-from hpcpace.errors import UsageError
-from hpcpace.files import write_file
-from hpcpace.folding import folded
+from hpcpace.core.detail import parse_steps
+from hpcpace.core.errors import UsageError
+from hpcpace.core.files import write_file
+from hpcpace.core.text import folded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,7 +118,7 @@ option = partial(click.option, cls=Option)
 """Add an option to a command, as click.option does."""
 
 verbose = option("--verbose", "is_verbose", is_flag=True, help="Show every problem, also many of one kind.")
-"""Add the option that shows problems one by one, which are folded otherwise (`hpcpace.folding`)."""
+"""Add the option that shows problems one by one, which are folded otherwise (`hpcpace.core.text`)."""
 
 
 memory = option(
@@ -243,7 +243,7 @@ def write_target(path: Path, content: str | bytes, name: str) -> None:
 
 
 def warn(problems: Iterable[str], *, rest: str = "--verbose", is_verbose: bool) -> None:
-    """Print problems in few lines, or one by one; arguments as of `hpcpace.folding.folded`."""
+    """Print problems in few lines, or one by one; arguments as of `hpcpace.core.text.folded`."""
     for line in folded(problems, rest=rest, is_verbose=is_verbose):
         click.echo(f"hpcpace: warning: {line}", err=True)
 

@@ -31,7 +31,8 @@ from hpcpace.cli.options import (
 )
 from hpcpace.config import Config, ReportConfig
 from hpcpace.config_sources import load_config
-from hpcpace.errors import (
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
     EXIT_WARNING,
     CannotTell,
@@ -41,13 +42,8 @@ from hpcpace.errors import (
     TraceError,
     UsageError,
 )
-from hpcpace.quoting import one_line, printable
-from hpcpace.run_search import find_runs, open_named_run
-from hpcpace.rundir import RUNS, Attempt, RunDirectory, json_text
-from hpcpace.targets import check_target
-from hpcpace.units import format_bytes
-from hpcpace.wording import plural
-from hpcpace.world.environment import process_environ
+from hpcpace.core.rundir import RUNS, Attempt, RunDirectory, check_target, find_runs, json_text, open_named_run
+from hpcpace.core.text import format_bytes, one_line, plural, printable
 from hpcpace.world.team import Team, team
 
 # What analyses a run loads within the functions that need it: a run that does not exist is refused without it.
@@ -396,8 +392,8 @@ def _analyzed(
         NotEnoughMemory: the steps of the selection take more memory than there is.
         ReportError: hpcpace itself is at fault.
     """
+    from hpcpace.core.pool import keep_freed_memory
     from hpcpace.diagnosis.analyze import analyze
-    from hpcpace.memory import keep_freed_memory
 
     keep_freed_memory()
     try:

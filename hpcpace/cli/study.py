@@ -15,7 +15,8 @@ import click
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Whole, headed, option
 from hpcpace.config import MOST, PRESETS
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import format_count
 from hpcpace.studies.jobs import (
     DEFAULT_POLICIES,
     FAULTS,
@@ -35,7 +36,6 @@ from hpcpace.studies.setups import (
     parse_layout,
     repeated,
 )
-from hpcpace.units import format_count
 
 MOST_REPETITIONS = 1000
 MOST_SHRINK = 1024
@@ -333,8 +333,8 @@ def verdicts(study: Path) -> None:
 
     The table shows what each report says next to what was injected.
     """
+    from hpcpace.core.text import printable
     from hpcpace.plots.files import console_for_tables
-    from hpcpace.quoting import printable
     from hpcpace.report.terminal.layout import table
 
     folder = ScalingFolder(study)

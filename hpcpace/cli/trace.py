@@ -16,20 +16,18 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, checked_steps, headed, option
 from hpcpace.config import MOST, ON_HANG, ON_HANG_VARIABLE
 from hpcpace.config_sources import SITE_FILE_VARIABLE, load_config
-from hpcpace.detail import DETAILS, Detail, Order, parse_detail, parse_steps
+from hpcpace.core.codec import read_json
+from hpcpace.core.detail import DETAILS, Detail, Order, parse_detail, parse_steps
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.files import user_name
+from hpcpace.core.redaction import Redaction
+from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path, open_named_run
+from hpcpace.core.text import format_duration, printable
 from hpcpace.diagnosis.run_state import is_running, read_start
-from hpcpace.errors import TraceError, UsageError
-from hpcpace.json_files import read_json
 from hpcpace.observe.launch import find_launch, has_launch, site_launch
 from hpcpace.observe.step_source import StepFrom
-from hpcpace.ownership import user_name
 from hpcpace.pace.settings import NO_POLICY, POLICIES
-from hpcpace.quoting import printable
-from hpcpace.redaction import Redaction
-from hpcpace.run_search import open_named_run
-from hpcpace.rundir import Attempt, RunDirectory, default_run_path
-from hpcpace.units import format_duration
-from hpcpace.world.environment import process_environ
 
 # Names of jobs become names of folders, which users then type.
 _NOT_IN_NAMES = re.compile(r"[^\w .,:+@=~-]")
@@ -347,9 +345,9 @@ def command(
     where a process makes torch's process group, or trains without one; the last line says what was recorded. If a
     setting is wrong, the program runs untraced.
     """
+    from hpcpace.core.environment import change_environ
     from hpcpace.observe.launch import Wishes
     from hpcpace.observe.traced_program import become_traced
-    from hpcpace.world.environment import change_environ
 
     if on_hang is not None:
         change_environ({ON_HANG_VARIABLE: on_hang})

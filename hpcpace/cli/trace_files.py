@@ -21,22 +21,18 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, headed, option, shown_progress, verbose, warn, warn_of_old_hdf5
 from hpcpace.config import ReportConfig
 from hpcpace.config_sources import load_config
-from hpcpace.errors import EXIT_WARNING, ConfigError, TraceError, UsageError
-from hpcpace.folding import MAX_LETTERS, folded
-from hpcpace.json_files import read_json
+from hpcpace.core.codec import read_json
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import EXIT_WARNING, ConfigError, TraceError, UsageError
+from hpcpace.core.rundir import Attempt, open_named_run
+from hpcpace.core.text import MAX_LETTERS, folded, format_bytes, parse_size, plural, printable, shortened
 from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
 from hpcpace.observe.node_local_disk import AUTO, candidates
-from hpcpace.quoting import printable, shortened
-from hpcpace.run_search import open_named_run
-from hpcpace.rundir import Attempt
 from hpcpace.trace.header import header_values
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import TABLES
 from hpcpace.trace.tables import RankTrace, Table
-from hpcpace.units import format_bytes, parse_size
-from hpcpace.wording import plural
-from hpcpace.world.environment import process_environ
 
 _MAX_WIDTH = 100
 

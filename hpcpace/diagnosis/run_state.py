@@ -16,12 +16,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.detail import MOST_STEPS
-from hpcpace.errors import TraceError
-from hpcpace.json_files import MOST_BYTES, read_json
-from hpcpace.quoting import printable, shown
-from hpcpace.rundir import Attempt
-from hpcpace.units import NS_PER_S
+from hpcpace.core.codec import MOST_BYTES, read_json
+from hpcpace.core.detail import MOST_STEPS
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_S, printable, shown
 
 if TYPE_CHECKING:
     from hpcpace.trace.tables import RankTrace
@@ -29,7 +28,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 
 # A flush a second, late by what a busy disk and the clock of a file server can take.
 _FRESH_S = 10.0

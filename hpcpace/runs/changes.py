@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from hpcpace.hostlist import short_list
+from hpcpace.core.hostlist import short_list
+from hpcpace.core.text import format_bytes, format_duration
 from hpcpace.runs.measured import MeasuredRun, Transfers
-from hpcpace.units import format_bytes, format_duration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from hpcpace import __version__
-from hpcpace.errors import CannotTell, UsageError
+from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.metrics.run_difference import PRIOR_CV, LogDifference, log_difference
 from hpcpace.runs.changes import Change, Operation, changes, operation_names, operation_of
 from hpcpace.runs.measured import MeasuredRun

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from hpcpace import __version__
-from hpcpace.errors import UsageError
-from hpcpace.hostlist import node_name, node_names
+from hpcpace.core.errors import UsageError
+from hpcpace.core.hostlist import node_name, node_names
+from hpcpace.core.rundir import PassedOver
+from hpcpace.core.text import NS_PER_S, plural, printable
 from hpcpace.metrics.change_points import (
     LEAST_DEVIATIONS,
     LEAST_RUNS,
@@ -30,13 +32,9 @@ from hpcpace.metrics.change_points import (
     run_spread,
 )
 from hpcpace.metrics.run_difference import RunSpread
-from hpcpace.quoting import printable
-from hpcpace.run_search import PassedOver
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow, grouped, without_a_place
 from hpcpace.runs.load import CsvRun, read_csv
-from hpcpace.units import NS_PER_S
-from hpcpace.wording import plural
 
 
 def rows_of_csv(path: Path) -> list[HistoryRow]:

@@ -19,17 +19,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from hpcpace.config import Config
+from hpcpace.core.errors import CannotTell, HpcpaceError, TraceError, UsageError
+from hpcpace.core.files import read_file
+from hpcpace.core.hostlist import expand
+from hpcpace.core.pool import keep_freed_memory, map_processes
+from hpcpace.core.rundir import Attempt, RunDirectory, open_named_run
+from hpcpace.core.text import NS_PER_S, one_line, printable
 from hpcpace.diagnosis.run_state import is_running, journals_of, read_start
-from hpcpace.errors import CannotTell, HpcpaceError, TraceError, UsageError
-from hpcpace.files import read_file
-from hpcpace.hostlist import expand
-from hpcpace.memory import keep_freed_memory
-from hpcpace.parallel import map_processes
-from hpcpace.quoting import one_line, printable
-from hpcpace.run_search import open_named_run
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.runs.measured import Conditions, MeasuredRun, from_summary, is_to_come, read_conditions, stored_run
-from hpcpace.units import NS_PER_S
 
 COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")
 _REQUIRED = ("run",)

@@ -14,12 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hpcpace.core.codec import read_json
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import NS_PER_S, format_bytes, plural
 from hpcpace.diagnosis.run_state import journals_of
 from hpcpace.diagnosis.summary import SCHEMA
-from hpcpace.json_files import read_json
-from hpcpace.rundir import Attempt, RunDirectory
-from hpcpace.units import NS_PER_S, format_bytes
-from hpcpace.wording import plural
 
 DAY_NS = 86_400 * NS_PER_S
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.errors import CannotTell, TraceError
+from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Measured, Selection, measure
-from hpcpace.errors import CannotTell, TraceError
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.steps import throughput
 from hpcpace.studies.setups import DONE, Setup, StudyFolder, StudyRun
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.tables import RankTrace
-from hpcpace.units import NS_PER_MS, NS_PER_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.errors import DataError
+from hpcpace.core.errors import DataError
 from hpcpace.studies.figures import SetupFigures, Spread, spread
 from hpcpace.studies.setups import Layout, Setup
 from hpcpace.train.operations import Operation, PacketOverhead, link_volumes, master_itemsize, messages, wire_matrix

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import ConfigError, UsageError
-from hpcpace.files import Folder, read_file
-from hpcpace.json_files import json_object, read_json
-from hpcpace.rundir import Attempt, RunDirectory, json_text
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.errors import ConfigError, UsageError
+from hpcpace.core.files import Folder, read_file
+from hpcpace.core.rundir import Attempt, RunDirectory, json_text
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.presets import GPT2Shape, ModelShape
 

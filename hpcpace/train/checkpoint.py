@@ -27,10 +27,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from hpcpace.errors import ConfigError, DataError, HpcpaceError, TrainingFailed
-from hpcpace.files import Folder
-from hpcpace.quoting import printable, shortened, shown
-from hpcpace.rundir import Attempt, RunDirectory, default_run_path
+from hpcpace.core.environment import RankInfo, process_environ
+from hpcpace.core.errors import ConfigError, DataError, HpcpaceError, TrainingFailed
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
+from hpcpace.core.text import printable, shortened, shown
 from hpcpace.train.checkpoint_folder import (
     PROGRESS,
     History,
@@ -48,7 +49,6 @@ from hpcpace.train.checkpoint_folder import (
 from hpcpace.train.parallel import Replica
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import Mesh
-from hpcpace.world.environment import RankInfo, process_environ
 
 _NUM_KEPT = 2
 _NAME = re.compile(r"step-([0-9]+)")

@@ -23,10 +23,9 @@ from typing import Any
 
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from hpcpace.errors import DataError
-from hpcpace.files import Folder, read_most
-from hpcpace.ownership import other_writers
-from hpcpace.quoting import shown
+from hpcpace.core.errors import DataError
+from hpcpace.core.files import Folder, other_writers, read_most
+from hpcpace.core.text import shown
 from hpcpace.train.plan import TrainPlan
 
 WRITERS_FOLDER_MODE = 0o755

@@ -22,7 +22,9 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.config import Config
-from hpcpace.errors import TrainingFailed
+from hpcpace.core.environment import RankInfo, process_redaction
+from hpcpace.core.errors import TrainingFailed
+from hpcpace.core.text import NS_PER_S
 from hpcpace.observe.session import Session, session
 from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints, StartPoint, agree_on_start
@@ -43,8 +45,6 @@ from hpcpace.train.result import (
     progress_view,
     write_result,
 )
-from hpcpace.units import NS_PER_S
-from hpcpace.world.environment import RankInfo, process_redaction
 from hpcpace.world.process_group import init_process_group
 from hpcpace.world.rendezvous import Rendezvous
 

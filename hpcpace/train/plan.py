@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import ConfigError, MeshError, WorldError, check_all
+from hpcpace.core.errors import ConfigError, MeshError, WorldError, check_all
 from hpcpace.train.inject import InjectedFault, parse_fault
 from hpcpace.train.presets import DIMENSIONS, GPT2_PRESETS, RESNET18, GPT2Shape, Mesh, ModelShape, parse_mesh
 from hpcpace.world.mpi_start import load_mpi

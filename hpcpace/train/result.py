@@ -16,12 +16,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hpcpace.errors import TrainingFailed
-from hpcpace.rundir import Attempt
+from hpcpace.core.environment import RankInfo
+from hpcpace.core.errors import TrainingFailed
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import format_bytes, format_count, format_duration, nanoseconds
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
-from hpcpace.units import format_bytes, format_count, format_duration, nanoseconds
-from hpcpace.world.environment import RankInfo
 
 STYLES = ("auto", "bar", "lines", "off")
 

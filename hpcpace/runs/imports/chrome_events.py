@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError, UsageError
-from hpcpace.quoting import printable
-from hpcpace.wording import plural
+from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.text import plural, printable
 
 _OPEN, _CLOSE, _QUOTE = 1, -1, 2
 _SIGNS = np.zeros(256, np.int8)

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import NS_PER_US, plural
 from hpcpace.hang.views import Call, Channel, GroupView, JobView, RankView
 from hpcpace.runs.imports.dumps import Dumps
 from hpcpace.runs.imports.flight_recorder import Dump, Entry
-from hpcpace.units import NS_PER_US
-from hpcpace.wording import plural
 
 SOURCE = "Flight Recorder dumps"
 _MOST_FINISHED = 64

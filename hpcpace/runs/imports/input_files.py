@@ -21,10 +21,10 @@ from typing import Any, BinaryIO, TypeVar
 
 from zlib_ng import zlib_ng
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
-from hpcpace.inert_pickle import MAX_VALUES
-from hpcpace.quoting import shown
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.pickles import MAX_VALUES
+from hpcpace.core.text import shown
 
 _Result = TypeVar("_Result")
 

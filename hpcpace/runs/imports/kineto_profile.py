@@ -17,13 +17,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.quoting import printable
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import plural, printable
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import Op, Phase
-from hpcpace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -301,7 +300,6 @@ def read_profile(
         TraceError: it cannot be read, is damaged before its first event, is no profile, or is too large.
     """
     need_msgspec()
-    from hpcpace.runs.imports.kineto_profile import KinetoEvent
 
     path = file.path
     found = Profile(path=path)

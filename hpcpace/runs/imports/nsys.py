@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
-from hpcpace.quoting import printable, shown
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.text import NS_PER_S, plural, printable, shown
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source, date_of
 from hpcpace.runs.imports.input_files import MAX_NUMBER, is_whole
 from hpcpace.runs.imports.kineto_profile import Profile, add_call, device_notes, kernel_op, op_of, phase_of
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.trace.schema import DEVICE_TABLES, Op, Phase, TraceHeader
-from hpcpace.units import NS_PER_S
-from hpcpace.wording import plural
 
 SESSION = "TARGET_INFO_SESSION_START_TIME"
 KERNELS, RUNTIME, NVTX, STRINGS = (

@@ -26,13 +26,12 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from hpcpace.errors import TraceError, UsageError
-from hpcpace.files import read_file
-from hpcpace.quoting import printable, shown
+from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.files import read_file
+from hpcpace.core.text import NS_PER_S, format_duration, printable, shown
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
 from hpcpace.runs.imports.input_files import InputFile, call_bounded, json_bytes
 from hpcpace.trace.header import MOST_RANKS
-from hpcpace.units import NS_PER_S, format_duration
 
 
 class WiaArgs(msgspec.Struct, gc=False, frozen=True):
@@ -285,7 +284,6 @@ def _one_file(path: Path) -> InputFile:
 def _timeline(file: InputFile, told: Callable[[int, int], None]) -> pd.DataFrame:
     """Return the operations of a timeline for Chrome."""
     need_msgspec()
-    from hpcpace.runs.imports.wia import WiaEvent
 
     path = file.path
     stages: dict[tuple[float, float], int] = {}

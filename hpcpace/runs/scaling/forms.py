@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import percent
 from hpcpace.runs.scaling.sizes import Series, Size
-from hpcpace.wording import percent
 
 
 def parts_at(size: Size) -> dict[str, float]:

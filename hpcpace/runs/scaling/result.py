@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import CannotTell, with_reasons
+from hpcpace.core.errors import CannotTell, with_reasons
+from hpcpace.core.text import NS_PER_MS
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.forms import parts_of_all
 from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Knee, Predicted, knee_of, obstacle, predict
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
 from hpcpace.studies.figures import scaling_factor
-from hpcpace.units import NS_PER_MS
 
 SCHEMA = "hpcpace-scale/1"
 IDEAL = 0.95

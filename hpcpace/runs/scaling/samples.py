@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from hpcpace.errors import UsageError, with_reasons
+from hpcpace.core.errors import UsageError, with_reasons
+from hpcpace.core.text import NS_PER_S, plural
 from hpcpace.metrics.jitter.growth import maximum_weights
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK
 from hpcpace.runs.load import CsvRun, load_runs, read_csv
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.units import NS_PER_S
-from hpcpace.wording import plural
 
 FloatArray = NDArray[np.float64]
 

@@ -14,15 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.files import Folder, target_folder, write_all
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import NS_PER_US, plural
 from hpcpace.diagnosis.devices import is_on_device
-from hpcpace.files import Folder, target_folder, write_all
 from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
 from hpcpace.metrics.network.flow_evidence import flows_of, interface_use
 from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.table import UNKNOWN_GROUP, completed
 from hpcpace.metrics.topology import Topology, topology_of
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.runs.timeline.steps import Progress, ShownSteps, Wanted, read_steps
 from hpcpace.runs.timeline.tracks import (
     Argument,
@@ -37,8 +38,6 @@ from hpcpace.runs.timeline.tracks import (
 )
 from hpcpace.trace.schema import PaceArm, PacePolicy, Phase, StepFlag
 from hpcpace.trace.tables import RankTrace, Table
-from hpcpace.units import NS_PER_US
-from hpcpace.wording import plural
 
 _MOST_CONNECTIONS = 8  # of a rank, those that carried most
 _BITS = 8

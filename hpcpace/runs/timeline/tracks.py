@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import UsageError
-from hpcpace.quoting import printable
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import printable
 
 _MOST_NAME = 60
 

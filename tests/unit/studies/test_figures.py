@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from known_study import PEAK_BYTES, STEP_S, write_run, write_study
 
+from hpcpace.core.errors import CannotTell
 from hpcpace.diagnosis.measure import Measured
-from hpcpace.errors import CannotTell
 from hpcpace.studies.figures import SetupFigures, run_figures, study_figures
 from hpcpace.studies.published import BATCH, compute_spread, order_at, orders, read_published
 from hpcpace.studies.setups import PARALLELISMS, Setup, StudyFolder, parse_layout, repeated

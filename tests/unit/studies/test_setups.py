@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import ConfigError, UsageError
+from hpcpace.core.errors import ConfigError, UsageError
 from hpcpace.studies.setups import (
     MODEL_SIZES,
     NanoCluster,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.studies.setups import NanoCluster, StudyFolder, StudyRun, parse_layout, repeated
 
 

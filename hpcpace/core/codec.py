@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from hpcpace.files import Folder
-from hpcpace.quoting import printable
+from hpcpace.core.files import Folder
+from hpcpace.core.text import printable
 
 MOST_BYTES = 1 << 24
 """Of run.json and trial.json: some hundred bytes for each rank, of 16,384. JSON takes 20 times that in memory."""
