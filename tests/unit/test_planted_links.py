@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from report_sample import HEALTHY, sample_summary
 
-from experiments.machines.cases import small_node
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.gather import gather_by_files, own_part
 from hpcpace.audit.snapshot import take_tree
@@ -28,6 +27,7 @@ from hpcpace.plots.files import write_files
 from hpcpace.report.html.page import write_html
 from hpcpace.studies.jobs import ScalingFolder
 from hpcpace.studies.setups import StudyFolder
+from tests.machines.cases import small_node
 
 pytest.importorskip("matplotlib")
 
