@@ -15,7 +15,7 @@ import click
 from hpcpace.core.text import format_bytes, format_count
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.report.terminal import note, table, title
 from hpcpace.studies.figures import SetupFigures, Spread, straight_line, study_figures
 from hpcpace.studies.published import PEAK_MEMORY_GBYTE, published_volume_gbyte
 from hpcpace.studies.setups import OUT_OF_MEMORY, StudyFolder, planned

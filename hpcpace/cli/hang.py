@@ -31,8 +31,8 @@ from hpcpace.hang.rules import find_hang
 from hpcpace.hang.search import hang_in, least_ns
 from hpcpace.hang.views import Call, FoundHang, Hang, HangKind, JobView
 from hpcpace.hang.words import call_name, describe
+from hpcpace.report.terminal import line, notes
 from hpcpace.report.terminal.hang import print_hang, print_last
-from hpcpace.report.terminal.layout import line, notes
 from hpcpace.runs.imports.dump_view import chrome_trace, first_ns, job_view, last_ns, last_of_ranks
 from hpcpace.runs.imports.dumps import Dumps, read_dumps
 from hpcpace.runs.imports.ras import read_ras, with_witness

@@ -345,7 +345,7 @@ def command(
     if as_json:
         click.echo(json_text(summary.to_json()), nl=False)
     else:
-        from hpcpace.report.terminal.page import print_report
+        from hpcpace.report.run_report import print_report
 
         print_report(text_console(), summary, ranks=shown, progress=progress, is_verbose=is_verbose)
         if written:
@@ -462,7 +462,7 @@ def _timeline(
 def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline: Path | None) -> list[Path]:
     """Write the summary and the page into the run that was read, and return the files that were written."""
     from hpcpace.diagnosis.verdict import main_verdict
-    from hpcpace.report.html.page import page
+    from hpcpace.report.run_report import page
 
     summary, verdict = analysis.summary, main_verdict(analysis.summary.verdict)
     contents: list[tuple[Path, Callable[[], str]]] = [
