@@ -22,16 +22,16 @@ from hpcpace.core.errors import UsageError
 from hpcpace.core.hostlist import node_name, node_names
 from hpcpace.core.rundir import PassedOver
 from hpcpace.core.text import NS_PER_S, plural, printable
-from hpcpace.metrics.change_points import (
+from hpcpace.metrics.run_difference import (
     LEAST_DEVIATIONS,
     LEAST_RUNS,
     NO_SPREAD,
     Duration,
     LevelChange,
+    RunSpread,
     level_changes,
     run_spread,
 )
-from hpcpace.metrics.run_difference import RunSpread
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow, grouped, without_a_place
 from hpcpace.runs.load import CsvRun, read_csv
