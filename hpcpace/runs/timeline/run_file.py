@@ -19,9 +19,8 @@ from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import NS_PER_US, plural
 from hpcpace.diagnosis.devices import is_on_device
 from hpcpace.metrics.common_clock import CommonClock, reference_times
-from hpcpace.metrics.communication import op_name
 from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
-from hpcpace.metrics.operations import UNKNOWN_GROUP, completed
+from hpcpace.metrics.operations import UNKNOWN_GROUP, completed, op_name
 from hpcpace.metrics.topology import Topology, topology_of
 from hpcpace.runs.timeline.steps import Progress, ShownSteps, Wanted, read_steps
 from hpcpace.runs.timeline.tracks import (
