@@ -25,8 +25,8 @@ from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path, open_named_run
 from hpcpace.core.text import format_duration, printable
 from hpcpace.diagnosis.run_state import is_running, read_start
-from hpcpace.observe.launch import find_launch, has_launch, site_launch
-from hpcpace.observe.step_source import StepFrom
+from hpcpace.observe.launch.launch import find_launch, has_launch, site_launch
+from hpcpace.observe.steps import StepFrom
 from hpcpace.pace.settings import NO_POLICY, POLICIES
 
 # Names of jobs become names of folders, which users then type.
@@ -346,8 +346,8 @@ def command(
     setting is wrong, the program runs untraced.
     """
     from hpcpace.core.environment import change_environ
-    from hpcpace.observe.launch import Wishes
-    from hpcpace.observe.traced_program import become_traced
+    from hpcpace.observe.launch.launch import Wishes
+    from hpcpace.observe.launch.traced_program import become_traced
 
     if on_hang is not None:
         change_environ({ON_HANG_VARIABLE: on_hang})

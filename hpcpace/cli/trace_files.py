@@ -26,8 +26,7 @@ from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, ConfigError, TraceError, UsageError
 from hpcpace.core.rundir import Attempt, open_named_run
 from hpcpace.core.text import MAX_LETTERS, folded, format_bytes, parse_size, plural, printable, shortened
-from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
-from hpcpace.observe.node_local_disk import AUTO, candidates
+from hpcpace.observe.node_local import AUTO, LeftTrace, bring_left_traces_home, candidates
 from hpcpace.trace.header import header_values
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
 from hpcpace.trace.reader import read_trace
