@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.diagnosis.ends import find_end
+from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.evidence import timed_traces
 from hpcpace.diagnosis.incomplete import contradictions_of, find_incomplete, problems_of, sound_stream
 from hpcpace.diagnosis.measure import Measured, Selection, measure
-from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.records import AttemptRecords
-from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, run_end_line
-from hpcpace.diagnosis.summary import Incomplete
+from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
+from hpcpace.diagnosis.summary import Incomplete, RunEnd
+from hpcpace.diagnosis.topics.run_end import RunEndThresholds, find_end, run_end_line
 from hpcpace.errors import CannotTell, with_reasons
 from hpcpace.metrics.contradictions import Contradiction, contradictions
 from hpcpace.metrics.steps import common_steps
@@ -203,6 +203,7 @@ def measure_credible_run(
     *,
     progress: Callable[[int, int], None] | None = None,
     team: Team | None = None,
+    thresholds: ThresholdValues | None = None,
 ) -> CredibleRun:
     """Measure a run, and measure it again without the ranks that all others contradict, until none is left.
 
@@ -211,15 +212,17 @@ def measure_credible_run(
         selection: which steps to use.
         records: what the run's records say.
         progress, team: as `measure_operations` takes them. Processes of a team have the same arguments.
+        thresholds: the numbers that decide; the defaults if None.
 
     Raises:
         CannotTell: there is no trace that can be believed, or no step that all ranks have.
     """
+    limits = thresholds or ThresholdValues()
     world_size = world_size_of(found.traces)
     traces, contradictions = credible_traces(found.traces)
     problems = [*found.problems, *contradictions]
     while traces:
-        run = _measure_traces(traces, world_size, problems, selection, records, progress, team)
+        run = _measure_traces(traces, world_size, problems, selection, records, progress, team, limits)
         incredible, reasons = incredible_ranks(run.measured)
         if not incredible:
             return run
@@ -236,6 +239,7 @@ def _measure_traces(
     records: AttemptRecords,
     progress: Callable[[int, int], None] | None,
     team: Team | None,
+    limits: ThresholdValues,
 ) -> CredibleRun:
     ranks = {trace.header.rank for trace in traces}
     missing = tuple(sorted(set(range(min(world_size, _MAX_MISSING))) - ranks))
@@ -250,7 +254,7 @@ def _measure_traces(
         figures = measure_operations(timed, none, none, progress=progress, team=team)
         problems = [*problems, *left_out, *_problems_of(figures)]
         incomplete = find_incomplete(timed, problems, missing=missing, hosts=hosts, done=figures.completed)
-        end = find_end(timed, incomplete, figures.completed.opened)
+        end = find_end(timed, incomplete, figures.completed.opened, limits.of(RunEndThresholds))
         if not left_out:
             ended = [] if end is None else [run_end_line(end, hosts)]
             reasons = [*ended, str(error), *_losses(incomplete, hosts)]
@@ -261,7 +265,7 @@ def _measure_traces(
         # What is missing shows in the steps of the host.
         timed, done = replace(measured.timed, traces=traces), measured.operations.completed
         incomplete = find_incomplete(timed, problems, missing=missing, hosts=hosts, done=done)
-        end = find_end(timed, incomplete, done.opened)
+        end = find_end(timed, incomplete, done.opened, limits.of(RunEndThresholds))
     return CredibleRun(
         world_size=world_size,
         traces=traces,

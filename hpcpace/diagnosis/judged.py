@@ -8,25 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.thresholds import Thresholds
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
 from hpcpace.diagnosis.diagnose import Diagnosis, diagnose
-from hpcpace.diagnosis.figures.devices import gpu_differences, gpu_state
 from hpcpace.diagnosis.figures.network import NetworkEvidence, recorded_network
-from hpcpace.diagnosis.flow_evidence import CoreWaitThresholds, flow_findings
-from hpcpace.diagnosis.gpu_words import with_gpus
+from hpcpace.diagnosis.finding import Case, Panels
 from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, node_by_rank, own_excess_ns, panels_of
-from hpcpace.diagnosis.modes.finding import Panels
-from hpcpace.diagnosis.modes.straggler import work_excess
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe
 from hpcpace.diagnosis.summary import Verdict
+from hpcpace.diagnosis.topics.gpus import gpu_differences, gpu_state, with_gpus
+from hpcpace.diagnosis.topics.links import CoreWaitThresholds, flow_findings
+from hpcpace.diagnosis.topics.straggler import work_excess
 from hpcpace.diagnosis.verdict import verdict_of, with_end
 from hpcpace.hang.from_traces import records_of
 from hpcpace.hang.notices import Notice
@@ -41,6 +42,8 @@ from hpcpace.metrics.operations.communication import Kind
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.topology.placing import PlacedTraces
+
+Limits = TypeVar("Limits", bound=Thresholds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,10 @@ class JudgedRun:
         settings = self.config.diagnosis
         return replace(settings, core_share=1.0) if self.records.run.shared_cores else settings
 
+    def limits(self, kind: type[Limits]) -> Limits:
+        """Return the thresholds of one topic."""
+        return self.config.thresholds.of(kind)
+
     @cached_property
     def network(self) -> NetworkEvidence:
         """What was recorded of the network."""
@@ -91,8 +98,7 @@ class JudgedRun:
         return replace(panels, cores=None, lab_cores=panels.cores) if self.records.run.is_lab else panels
 
     def _flows(self, kinds: Sequence[Kind], panels: Panels) -> FlowFindings | None:
-        limits = self.config.thresholds.of(CoreWaitThresholds)
-        return flow_findings(self.network, self.thresholds, kinds, panels, limits)
+        return flow_findings(self.network, self.thresholds, kinds, panels, self.limits(CoreWaitThresholds))
 
     @cached_property
     def hang(self) -> FoundHang | None:
@@ -114,16 +120,19 @@ class JudgedRun:
         if any(is_host_timed(trace) for trace in measured.timed.traces):
             panels = replace(panels, arrivals=_late_arrivals(measured, panels.node, settings.level))
         return diagnose(
-            panels,
-            hang=self.hang,
-            opened=self.credible.incomplete.open,
-            links=_widened(links, collectives, clocks.median_halfwidth_ns or 0.0),
-            crossing=locality(groups, places),
-            is_clock_wrong=clocks.num_wrong > 0,
-            rebuilt=measured.rebuilt,
-            absent=self.credible.absent,
-            end=self.credible.end,
-            settings=settings,
+            Case(
+                panels=panels,
+                hang=self.hang,
+                opened=self.credible.incomplete.open,
+                links=_widened(links, collectives, clocks.median_halfwidth_ns or 0.0),
+                crossing=locality(groups, places),
+                is_clock_wrong=clocks.num_wrong > 0,
+                rebuilt=measured.rebuilt,
+                absent=self.credible.absent,
+                end=self.credible.end,
+                settings=settings,
+                thresholds=self.config.thresholds,
+            )
         )
 
     @cached_property

@@ -16,8 +16,8 @@ from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
 from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
+from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.incomplete import sound_stream
-from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
 from hpcpace.diagnosis.summary import Clocks

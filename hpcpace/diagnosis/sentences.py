@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import assert_never
 
-from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, IncompleteRank
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.quoting import printable
@@ -39,43 +37,6 @@ def open_line(operation: OpenOperation, hosts: Mapping[int, str]) -> str:
         return f"{where} never completed: {', '.join(parts)}"
     on = "" if operation.failed == operation.inside else f" on {named_ranks(operation.failed, hosts)}"
     return f"{where} failed{on}: {', '.join(parts)}"
-
-
-def run_end_line(end: RunEnd, hosts: Mapping[int, str]) -> str:
-    """Return one sentence on what ended a run before its time, and who waited then."""
-    when = f"in step {end.step}" if end.step >= 0 else "before the first step"
-    who = f"all {len(end.ranks)} ranks" if end.is_everywhere and end.ranks[1:] else named_ranks(end.ranks, hosts)
-    waiting, what = named_ranks(end.waiting, hosts), printable(end.what)
-    match end.kind:
-        case EndKind.EXCEPTION:
-            told = f"{who} raised {what} {when}"
-        case EndKind.EXIT:
-            told = f"{who} exited with code {what} {when}"
-        case EndKind.HANG:
-            told = f"{who} {'were' if end.ranks[1:] else 'was'} ended by hpcpace {when}, because the job hung"
-        case EndKind.SIGNAL:
-            told = f"{who} {'were' if end.ranks[1:] else 'was'} ended by {what} {when}"
-        case EndKind.SILENT:
-            told = f"{who} ended without a word {when}: killed, crashed, or os._exit"
-        case EndKind.FAILURE:
-            missing = f"; {who} had not entered it" if end.ranks else ""
-            on = f" on {waiting}" if end.waiting else ""
-            return f"{what} failed {when}{on} after {format_duration(end.waited_ns)}{missing}"
-        case _:
-            assert_never(end.kind)
-    return f"{told}; {waiting} then waited in {end.waited_in}" if end.waiting else told
-
-
-def rank_end_line(end: RankEnd, hosts: Mapping[int, str]) -> str:
-    """Return how one rank ended and when, relative to the first one."""
-    did = {
-        EndKind.EXCEPTION: f"raised {printable(end.what)}",
-        EndKind.EXIT: f"exited with code {end.what}",
-        EndKind.HANG: "was ended by hpcpace, because the job hung,",
-        EndKind.SIGNAL: f"was ended by {end.what}",
-    }.get(end.kind, "left no word, its last sign of life was")
-    after = f", {format_duration(end.after_ns)} after the first" if end.after_ns else ""
-    return f"{named_ranks((end.rank,), hosts)} {did} in step {end.step}{after}"
 
 
 def incomplete_rank_line(rank: IncompleteRank, hosts: Mapping[int, str]) -> str:

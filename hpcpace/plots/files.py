@@ -17,8 +17,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
 from hpcpace.errors import CannotTell, HpcpaceError, UsageError
 from hpcpace.files import Folder

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcpace.diagnosis.modes.mode import Mode
+from hpcpace.diagnosis.summary import Mode
 from hpcpace.errors import UsageError
 from hpcpace.files import Folder, read_file
 from hpcpace.rundir import RunDirectory, json_text

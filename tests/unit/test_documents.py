@@ -19,8 +19,7 @@ from hpcpace import __version__
 from hpcpace.cli import cli
 from hpcpace.config import Config, DiagnosisConfig
 from hpcpace.diagnosis import summary
-from hpcpace.diagnosis.diagnose import Mode
-from hpcpace.diagnosis.summary import Summary
+from hpcpace.diagnosis.summary import Mode, Summary
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md")), ROOT / "analysis" / "README.md"]

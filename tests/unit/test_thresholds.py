@@ -12,7 +12,7 @@ import pytest
 from hpcpace.config import Config
 from hpcpace.config_sources import resolve
 from hpcpace.core.thresholds import UNITS, ThresholdValues, declared, threshold_fields
-from hpcpace.diagnosis.flow_evidence import CoreWaitThresholds
+from hpcpace.diagnosis.topics.links import CoreWaitThresholds
 from hpcpace.errors import ConfigError
 from tests.cases import each_case
 

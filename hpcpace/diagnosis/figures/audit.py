@@ -17,11 +17,11 @@ from hpcpace.audit.findings import AuditFinding, Severity, blocks, grouped, kind
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.diagnosis.devices import has_device
-from hpcpace.diagnosis.diagnose import Culprit, DiagnosisFinding, Mode
+from hpcpace.diagnosis.finding import DiagnosisFinding
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.network_summary import ProbedFigures, ProbedRow
-from hpcpace.diagnosis.summary import AuditFigures, AuditMatch
+from hpcpace.diagnosis.summary import AuditFigures, AuditMatch, Culprit, Mode
 from hpcpace.hostlist import short_list
 from hpcpace.metrics.jitter.extrapolation import TransferTerm
 from hpcpace.metrics.network.transfers import GroupTransfers
@@ -129,9 +129,9 @@ def _gpu(rank: RankFacts) -> str:
 
 
 def _match(
-    finding: AuditFinding, who: str, ranks: frozenset[int], gpus: Collection[str], mode: Mode, *, is_common: bool
+    finding: AuditFinding, who: str, ranks: frozenset[int], gpus: Collection[str], mode: str, *, is_common: bool
 ) -> AuditMatch:
-    state = {Mode.HANG: "hangs", Mode.ENDED: "ended early"}.get(mode, "is slow")
+    state = {str(Mode.HANG): "hangs", str(Mode.ENDED): "ended early"}.get(mode, "is slow")
     so_do = ", as all others do" if is_common else ""
     subject, verb = _subject(finding, ranks, gpus)
     seen = printable(finding.seen)

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from hpcpace.diagnosis.close_up import CloseUp, passes_of
-from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.measure import Measured, node_by_rank, own_excess_ns
-from hpcpace.diagnosis.modes.pipeline import stage_excess
 from hpcpace.diagnosis.summary import (
     Causes,
     GainRow,
@@ -24,6 +23,7 @@ from hpcpace.diagnosis.summary import (
     Predictions,
     SensitivityRow,
 )
+from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, stage_excess
 from hpcpace.metrics.causes.critical_path import microbatches, pipeline_bubble
 from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.what_if import Change, even_gain, stage_change, what_if
@@ -57,7 +57,7 @@ _MAX_SENSITIVITY_ROWS = 4
 _Z = float(ndtri(0.975))
 
 
-def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
+def cause_figures(measured: Measured, panels: Panels, limits: PipelineThresholds | None = None) -> Causes | None:
     """Return where waiting began and what would change it; None without operations, or where waits are not known."""
     close_up = measured.close_up
     if close_up is None:
@@ -74,7 +74,8 @@ def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
         )
     # Both take long, and neither needs the other.
     (gains, error), suspected = run_both(
-        lambda: _gains(measured, panels, close_up), lambda: _suspected(measured, close_up, panels)
+        lambda: _gains(measured, panels, close_up, limits or PipelineThresholds()),
+        lambda: _suspected(measured, close_up, panels),
     )
     exposed_share = share_of(measured.parts, EXPOSED_WAIT)
     return Causes(
@@ -88,13 +89,15 @@ def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
     )
 
 
-def _gains(measured: Measured, panels: Panels, close_up: CloseUp) -> tuple[tuple[GainRow, ...], float | None]:
+def _gains(
+    measured: Measured, panels: Panels, close_up: CloseUp, limits: PipelineThresholds
+) -> tuple[tuple[GainRow, ...], float | None]:
     rebuilt = measured.rebuilt
     if rebuilt is None:
         return (), None
     changes = [
         *_slow_places(panels),
-        *_stages(panels),
+        *_stages(panels, limits),
         *_phases(measured, rebuilt.graph),
         *_operations(close_up),
     ]
@@ -132,10 +135,14 @@ def _slow_places(panels: Panels) -> list[Change]:
     return changes
 
 
-def _stages(panels: Panels) -> list[Change]:
+def _stages(panels: Panels, limits: PipelineThresholds) -> list[Change]:
     """Return the changes that bring stages with more work than the others to the work of those."""
     stages = np.unique(panels.stage[panels.stage >= 0]).tolist()
-    shares = {stage: stage_excess(panels.work_ns, panels.stage, stage)[0] for stage in stages if len(stages) > 1}
+    shares = {
+        stage: stage_excess(panels.work_ns, panels.stage, stage, limits.alike_level)[0]
+        for stage in stages
+        if len(stages) > 1
+    }
     return [
         stage_change(stage, np.flatnonzero(panels.stage == stage), panels.work_ns, share)
         for stage, share in shares.items()

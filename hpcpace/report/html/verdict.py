@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from hpcpace.diagnosis.diagnose import Culprit
-from hpcpace.diagnosis.summary import HangFigures, Verdict
+from hpcpace.diagnosis.summary import Culprit, HangFigures, Verdict
 from hpcpace.report.html.text import About, anchor, escape, first_terms, prose, table, with_terms
 from hpcpace.wording import alias_name, percent, place_name
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpcpace.diagnosis.diagnose import Mode
-from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, SensitivityRow, Summary, sum_of
+from hpcpace.diagnosis.summary import Causes, GainRow, Mode, OriginRow, PathRow, SensitivityRow, Summary, sum_of
 from hpcpace.wording import percent, rank_list
 
 # If all transfers are slow, that is their usual time: to reset one of them to it shows no gain.

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces, examine
+from hpcpace.diagnosis.analyze import analyze_traces, examine
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.sentences import NO_PHASES, operation_number
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.errors import CannotTell

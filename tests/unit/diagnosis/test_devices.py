@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 
 from experiments.device_run import MS, STEP, DeviceRun
-from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces, examine
+from hpcpace.diagnosis.analyze import Analysis, analyze_traces, examine
 from hpcpace.diagnosis.devices import is_on_device, on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import print_report

@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces, examine
-from hpcpace.diagnosis.figures.devices import GpuDifference, GpuState, gpu_differences, gpu_state
-from hpcpace.diagnosis.gpu_words import gpu_advice, gpu_sentence, with_gpus
+from hpcpace.diagnosis.analyze import analyze_traces, examine
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Verdict
+from hpcpace.diagnosis.topics.gpus import (
+    GpuDifference,
+    GpuState,
+    gpu_advice,
+    gpu_differences,
+    gpu_sentence,
+    gpu_state,
+    with_gpus,
+)
 from hpcpace.throttling import Throttle
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.schema import TABLES

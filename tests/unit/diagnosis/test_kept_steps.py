@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes

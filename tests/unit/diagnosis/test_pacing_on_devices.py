@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from experiments.device_run import MS, DeviceRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.report.terminal.page import print_report

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from experiments.synthetic_run import MS, Extra, SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.figures.overview import step_sources, step_warnings
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import print_report
 from hpcpace.trace.attempt_reader import read_attempt

@@ -10,7 +10,8 @@ from test_notices import NOTICE
 from written_job import WrittenJob, ns
 
 from hpcpace.config import Config
-from hpcpace.diagnosis.analyze import Selection, analyze
+from hpcpace.diagnosis.analyze import analyze
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.errors import CannotTell
 from hpcpace.hang.notices import Notice, ThreadStack, write

@@ -24,10 +24,10 @@ from analysis import (
     topology_hotspots,
 )
 from experiments.synthetic_run import MS, Extra, SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.figures.ranks import hotspot_figures
-from hpcpace.diagnosis.measure import measure, panels_of
+from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.plots.files import ExaminedRun

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect
 from hpcpace.quoting import printable

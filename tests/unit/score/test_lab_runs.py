@@ -13,7 +13,7 @@ from experiments.score.lab_document import line, table
 from experiments.score.lab_outcomes import Outcome, change, keep, kept, missing
 from experiments.score.lab_runs import judged
 from hpcpace.config import TrainConfig
-from hpcpace.diagnosis.diagnose import Mode
+from hpcpace.diagnosis.summary import Mode
 from hpcpace.train.plan import plan_training
 
 BY_NAME = {case.name: case for case in CASES}
