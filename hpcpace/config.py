@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.settings import AuditConfig
+from hpcpace.core.detail import DETAILS, parse_steps
+from hpcpace.core.errors import ConfigError, check_all
+from hpcpace.core.text import parse_rate, parse_size, shown
 from hpcpace.core.thresholds import ThresholdValues
-from hpcpace.detail import DETAILS, parse_steps
-from hpcpace.errors import ConfigError, check_all
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.quoting import shown
-from hpcpace.units import parse_rate, parse_size
 
 MODELS = ("gpt2", "resnet18")
 PRESETS = ("tiny", "small", "medium", "large", "xl")

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcpace.config import Config
 from hpcpace.config_values import Values, read_toml, sections, switch, typed, variables
-from hpcpace.errors import ConfigError, check_all
+from hpcpace.core.errors import ConfigError, check_all
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rollout import JobFacts, Rule, read_rules
 

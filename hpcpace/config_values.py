@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.config import Config
+from hpcpace.core.errors import ConfigError, check_all
+from hpcpace.core.files import read_file
+from hpcpace.core.text import shown
 from hpcpace.core.thresholds import threshold_fields
-from hpcpace.errors import ConfigError, check_all
-from hpcpace.files import read_file
-from hpcpace.quoting import shown
 
 Values = dict[str, dict[str, Any]]
 """Values by section and key."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.scale_lab.setups import HELD_OUT, SIZES, UPLINK_MBIT, Setup
 from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 

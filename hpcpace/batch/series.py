@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcpace.batch.job import BatchJob, audit_first
-from hpcpace.errors import EXIT_OK, EXIT_USAGE, EXIT_WARNING, UsageError
+from hpcpace.core.errors import EXIT_OK, EXIT_USAGE, EXIT_WARNING, UsageError
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.setups import parse_layout
 

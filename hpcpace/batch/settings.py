@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcpace.batch.allocation import whole_number
-from hpcpace.errors import UsageError
-from hpcpace.quoting import shown
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import shown
 
 AUDITS = ("off", "warn", "strict")
 BINDS = ("off", "auto")

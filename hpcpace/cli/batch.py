@@ -8,9 +8,9 @@ from hpcpace.batch.job import BatchJob, audit_only, prepare_job
 from hpcpace.batch.layout import LAYOUTS
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import option
-from hpcpace.errors import UsageError
-from hpcpace.quoting import shown
-from hpcpace.world.environment import process_environ
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import shown
 
 _COMMANDS = "train gpt2, train resnet18, audit, study series"
 

@@ -15,9 +15,9 @@ from hpcpace.cli.options import PATH, headed, option
 from hpcpace.config import Config
 from hpcpace.config_sources import DEFAULT, Resolved, resolve
 from hpcpace.config_values import sections
-from hpcpace.errors import UsageError
-from hpcpace.quoting import printable
-from hpcpace.world.environment import process_environ, process_redaction
+from hpcpace.core.environment import process_environ, process_redaction
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import printable
 
 _WIDTH = 80
 _VALUE_COLUMN, _ORIGIN_COLUMN = 24, 44

@@ -10,7 +10,7 @@ import click
 
 from hpcpace.batch.scripts import filled_in, job_script, job_scripts
 from hpcpace.cli.commands import Command
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 
 @click.command(cls=Command)

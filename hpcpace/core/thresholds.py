@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
 
 DECLARED_BY = "hpcpace.diagnosis.analyze"
 """The module that imports all that a report computes, and with it all that declares thresholds.

@@ -10,6 +10,10 @@ from typing import Any
 
 from hpcpace.audit.snapshot_files import read_attempt as read_snapshots
 from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.errors import CannotTell
+from hpcpace.core.pool import Team, in_background
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import one_line
 from hpcpace.diagnosis.credible import CredibleRun, measure_credible_run
 from hpcpace.diagnosis.diagnose import Diagnosis, NothingMeasured
 from hpcpace.diagnosis.evidence import TABLES_USED
@@ -39,16 +43,12 @@ from hpcpace.diagnosis.topics.cores import CoreThresholds, core_figures
 from hpcpace.diagnosis.topics.gpus import device_figures
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of
-from hpcpace.errors import CannotTell
 from hpcpace.hang.from_traces import records_of
 from hpcpace.hang.notices import read_notices
 from hpcpace.hang.search import hang_in
 from hpcpace.hang.words import describe
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.steps import throughput
-from hpcpace.parallel import Team, in_background
-from hpcpace.quoting import one_line
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.topology.placing import place_traces
 from hpcpace.topology.read import read_topology
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt, world_size_of

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import ClassVar, NamedTuple, assert_never
 
+from hpcpace.core.text import percent, plural, rank_list
 from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding
 from hpcpace.diagnosis.topics import (
     communication,
@@ -26,7 +27,6 @@ from hpcpace.diagnosis.topics import (
     straggler,
 )
 from hpcpace.metrics.lateness.stragglers import LEAST_STEPS, SearchObstacle
-from hpcpace.wording import percent, plural, rank_list
 
 _MAX_LIST_CHARS = 30  # display: a longer list of ranks is cut
 

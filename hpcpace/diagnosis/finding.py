@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from hpcpace.config import DiagnosisConfig
+from hpcpace.core.hostlist import exclusion, node_name
+from hpcpace.core.text import alias_name, listed, named_ranks, percent, printable
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.summary import Culprit, RunEnd
 from hpcpace.hang.views import FoundHang
-from hpcpace.hostlist import exclusion, node_name
 from hpcpace.metrics.causes.what_if import Rebuilt
 from hpcpace.metrics.cores import CoreUse
 from hpcpace.metrics.lateness.arrivals import LateArrival
@@ -30,8 +31,6 @@ from hpcpace.metrics.network.links import LinkFindings, Locality
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, Alternation, Part, share_of
 from hpcpace.metrics.resampling import block_means, half_width
-from hpcpace.quoting import printable
-from hpcpace.wording import alias_name, listed, named_ranks, percent
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]

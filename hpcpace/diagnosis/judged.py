@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.thresholds import Thresholds
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
@@ -40,7 +41,6 @@ from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.operations.communication import Kind
 from hpcpace.metrics.roles import WorkExcess
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.topology.placing import PlacedTraces
 
 Limits = TypeVar("Limits", bound=Thresholds)

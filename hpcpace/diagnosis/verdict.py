@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hpcpace.core.text import percent, place_name
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle, shortened_ranks
 from hpcpace.diagnosis.finding import DiagnosisFinding, Panels, Said, first_ranks
@@ -18,7 +19,6 @@ from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, bubble_remarks
 from hpcpace.diagnosis.topics.run_end import run_end_line
 from hpcpace.diagnosis.topics.stages import StagedEvidence
 from hpcpace.metrics.lateness.hotspots import Hotspot
-from hpcpace.wording import percent, place_name
 
 _MAX_REMARKS = 2  # display: audit findings in the verdict
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.detail import Detail
+from hpcpace.core.detail import Detail
 from hpcpace.hang.last_operations import LastOperations
 from hpcpace.hang.under_way import Finished, UnderWay, finished, under_way
 from hpcpace.hang.views import Call, Channel, Doing, RankView

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.config import check_lab_name
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 BASE = Path("/run/hpcpace-lab")
 

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hpcpace.config import TrainConfig
+from hpcpace.core.rundir import open_run
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
@@ -18,7 +19,6 @@ from hpcpace.lab.status import status_of
 from hpcpace.metrics.clocks.common_clock import rank_clocks
 from hpcpace.metrics.network.flow_evidence import flows_of
 from hpcpace.metrics.topology import topology_of
-from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
 from hpcpace.trace.tables import RankTrace

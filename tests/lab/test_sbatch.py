@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import RunDirectory, open_run
 from hpcpace.lab.jobs import JobQueue, SlurmJob
 from hpcpace.lab.lab import Lab
-from hpcpace.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.tables import RankTrace
 

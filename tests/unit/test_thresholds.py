@@ -11,9 +11,9 @@ import pytest
 
 from hpcpace.config import Config
 from hpcpace.config_sources import resolve
+from hpcpace.core.errors import ConfigError
 from hpcpace.core.thresholds import UNITS, ThresholdValues, declared, threshold_fields
 from hpcpace.diagnosis.topics.links import CoreWaitThresholds
-from hpcpace.errors import ConfigError
 from tests.cases import each_case
 
 PACKAGE = Path(__file__).parents[2] / "hpcpace"

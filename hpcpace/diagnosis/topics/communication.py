@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from hpcpace.core.text import listed, percent
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Case, CoreWaiting, DiagnosisFinding, Evidence, FindingWords, Panels, Said
 from hpcpace.diagnosis.network_summary import ProbedFigures
 from hpcpace.diagnosis.summary import Mode, Verdict
 from hpcpace.diagnosis.topics.links import FlowEvidence, explains_transfers
 from hpcpace.metrics.network.link_faults import LinkCause
-from hpcpace.wording import listed, percent
 
 _LOWER_QUARTILE = 0.25  # statistics
 _MIN_SHOWN_SHARE = 0.0005  # display: less is 0.0 %

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from hpcpace.core.text import percent, plural, printable, rank_list
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
     Booleans,
@@ -26,8 +27,6 @@ from hpcpace.diagnosis.finding import (
 from hpcpace.diagnosis.summary import Culprit, HostCores, Mode
 from hpcpace.diagnosis.topics.communication import BurstEvidence
 from hpcpace.metrics.cores import CoreUse
-from hpcpace.quoting import printable
-from hpcpace.wording import percent, plural, rank_list
 
 _MIN_SHOWN_SHARE = 0.0005  # display: less is 0.0 %
 _Z_95 = 1.96  # statistics: half of a 95 % interval in standard errors

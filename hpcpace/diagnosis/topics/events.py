@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import bdtrc
 
+from hpcpace.core.text import format_duration, percent, plural
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
     Booleans,
@@ -38,8 +39,6 @@ from hpcpace.diagnosis.topics.stages import (
 from hpcpace.metrics.lateness.periodicity import LEAST_EVENTS, Period, find_period, run_begins, steps_between
 from hpcpace.metrics.lateness.stages import Stage, StageComparison, compare_events
 from hpcpace.metrics.phases import Part
-from hpcpace.units import format_duration
-from hpcpace.wording import percent, plural
 
 _Z_95 = 1.96  # statistics: half of a 95 % interval in standard errors
 _NORMAL_MAD = 1.4826  # statistics: standard deviation of a normal distribution over its median absolute deviation

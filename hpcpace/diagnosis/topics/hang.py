@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hpcpace.core.text import named_ranks
 from hpcpace.diagnosis.finding import MAX_RANKS, Case, DiagnosisFinding, Evidence, FindingWords, Said, rank_culprit
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.hang.views import Call, FoundHang, JobView
 from hpcpace.hang.words import describe
 from hpcpace.metrics.operations.incomplete import OpenOperation
-from hpcpace.wording import named_ranks
 
 
 @dataclass(frozen=True, kw_only=True)

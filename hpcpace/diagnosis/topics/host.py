@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from hpcpace.core.text import listed, percent
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
     Case,
@@ -18,7 +19,6 @@ from hpcpace.diagnosis.finding import (
     slowest_ns,
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
-from hpcpace.wording import listed, percent
 
 _CONFIDENCE, _BOUNDED_CONFIDENCE = 0.95, 0.8  # calibrated by the score; the latter of upper bounds
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from hpcpace.core.text import format_duration, percent, rank_list
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
     Booleans,
@@ -22,8 +23,6 @@ from hpcpace.diagnosis.finding import (
     slowest_ns,
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
-from hpcpace.units import format_duration
-from hpcpace.wording import percent, rank_list
 
 
 @dataclass(frozen=True, kw_only=True)

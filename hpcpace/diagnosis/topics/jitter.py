@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from hpcpace.core.text import percent
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
     Case,
@@ -21,7 +22,6 @@ from hpcpace.diagnosis.finding import (
 )
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.diagnosis.topics.input import InputEvidence
-from hpcpace.wording import percent
 
 
 @dataclass(frozen=True, kw_only=True)

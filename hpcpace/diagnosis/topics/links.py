@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from hpcpace.config import DiagnosisConfig
+from hpcpace.core.text import format_rate, percent, plural
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.figures.network import NetworkEvidence
 from hpcpace.diagnosis.finding import (
@@ -33,8 +34,6 @@ from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCa
 from hpcpace.metrics.network.links import LinkFindings
 from hpcpace.metrics.operations.communication import Kind
 from hpcpace.metrics.topology import Topology, unit_name
-from hpcpace.units import format_rate
-from hpcpace.wording import percent, plural
 
 _BITS = 8  # format: bits of a byte
 _MESSAGES = ("send", "recv")

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import stdtr
 
+from hpcpace.core.text import percent, place_name
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
     Case,
@@ -28,7 +29,6 @@ from hpcpace.metrics.lateness.recurrence import mean_interval
 from hpcpace.metrics.lateness.stages import StageComparison, compare_with_others
 from hpcpace.metrics.resampling import block_means
 from hpcpace.metrics.roles import others_median
-from hpcpace.wording import percent, place_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import ClassVar, assert_never
 
 import numpy as np
 
+from hpcpace.core.text import format_duration, named_ranks, plural, printable
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.finding import (
@@ -29,11 +30,8 @@ from hpcpace.metrics.clocks.common_clock import reference_times
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.operations.matching import RankOperations
-from hpcpace.quoting import printable
 from hpcpace.trace.ends import STOPPED_FOR_HANG, end_name, last_word
 from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
-from hpcpace.units import format_duration
-from hpcpace.wording import named_ranks, plural
 
 _KINDS = {EventKind.EXCEPTION: EndKind.EXCEPTION, EventKind.EXIT: EndKind.EXIT, EventKind.SIGNAL: EndKind.SIGNAL}
 _EXPLAINED = (EndKind.EXCEPTION, EndKind.EXIT, EndKind.HANG)

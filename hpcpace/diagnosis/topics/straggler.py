@@ -15,6 +15,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from hpcpace.config import DiagnosisConfig
+from hpcpace.core.text import format_duration, percent, place_name
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
     Booleans,
@@ -47,8 +48,6 @@ from hpcpace.metrics.lateness.periodicity import run_begins, steps_between
 from hpcpace.metrics.lateness.stages import Stage, StageComparison, compare_events, compare_with_others
 from hpcpace.metrics.lateness.stragglers import Straggler, StragglerSearch, find_stragglers
 from hpcpace.metrics.roles import WorkExcess, excess_over_role
-from hpcpace.units import format_duration
-from hpcpace.wording import percent, place_name
 
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
 from hpcpace.config import DiagnosisConfig
+from hpcpace.core.rundir import write_json
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.finding import Case, Panels
@@ -26,7 +27,6 @@ from hpcpace.metrics.lateness.stragglers import SearchObstacle
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import print_report
 from hpcpace.report.words.cores import core_cells
-from hpcpace.rundir import write_json
 from hpcpace.trace.attempt_reader import read_attempt
 
 MS = 1e6
