@@ -56,7 +56,7 @@ from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.same_run import of_one_run
 
 _MIN_SHARED = 20_000
-"""Operations below which another process takes longer to start than to do its part."""
+"""Speed: operations below which another process takes longer to start than to do its part."""
 
 Progress = Callable[[int, int], None]
 """Takes how many parts of a stage are done, and how many there are."""

@@ -37,6 +37,7 @@ Int64s = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
 MAX_NAMED = 4  # display: culprits that a sentence names before it counts the others
+_PER_P_VALUE, _MAX_CONFIDENCE = 10, 0.99  # statistics: as the score calibrates confidence
 MAX_RANKS = 8  # display: ranks that a sentence names before it counts the others
 
 
@@ -416,4 +417,4 @@ def mean_share_interval(panels: Panels, part_ns: Floats) -> tuple[float, float]:
 
 def confidence_of(p_value: float) -> float:
     """Return the probability that a finding with this p-value is right, as docs/diagnosis-score.md calibrates it."""
-    return float(min(max(1.0 - 10 * p_value, 0.5), 0.99))  # calibrated by the score
+    return float(min(max(1.0 - _PER_P_VALUE * p_value, 0.5), _MAX_CONFIDENCE))

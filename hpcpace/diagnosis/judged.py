@@ -20,13 +20,13 @@ from hpcpace.core.thresholds import Thresholds
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
 from hpcpace.diagnosis.diagnose import Diagnosis, diagnose
-from hpcpace.diagnosis.figures.network import NetworkEvidence, recorded_network
+from hpcpace.diagnosis.figures.network import NetworkEvidence, NetworkThresholds, recorded_network
 from hpcpace.diagnosis.finding import Case, Panels
 from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, node_by_rank, own_excess_ns, panels_of
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe
 from hpcpace.diagnosis.summary import Verdict
-from hpcpace.diagnosis.topics.gpus import gpu_differences, gpu_state, with_gpus
+from hpcpace.diagnosis.topics.gpus import GpuThresholds, gpu_differences, gpu_state, with_gpus
 from hpcpace.diagnosis.topics.links import CoreWaitThresholds, flow_findings
 from hpcpace.diagnosis.topics.straggler import work_excess
 from hpcpace.diagnosis.verdict import verdict_of, with_end
@@ -43,6 +43,7 @@ from hpcpace.metrics.operations.communication import Kind
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.topology.placing import PlacedTraces
 
+_LOWER_QUARTILE = 0.25  # statistics: of the transfers of the fast groups
 Limits = TypeVar("Limits", bound=Thresholds)
 
 
@@ -87,7 +88,7 @@ class JudgedRun:
     @cached_property
     def network(self) -> NetworkEvidence:
         """What was recorded of the network."""
-        return recorded_network(self.credible, self.snapshots)
+        return recorded_network(self.credible, self.snapshots, self.limits(NetworkThresholds))
 
     @cached_property
     def panels(self) -> Panels:
@@ -147,13 +148,13 @@ class JudgedRun:
 
     def verdict(self, remarks: Sequence[str] = ()) -> Verdict:
         """Return the verdict, with what held GPUs back and what ended the run; `remarks` are added to its reasons."""
-        hosts, panels = self.credible.hosts, self.panels
+        hosts, panels, limits = self.credible.hosts, self.panels, self.limits(GpuThresholds)
         traces, steps = self.measured.timed.traces, self.measured.chosen
         states = [
-            gpu_state(trace.tables["host"], begin_ns, end_ns) if "host" in trace.tables else None
+            gpu_state(trace.tables["host"], begin_ns, end_ns, limits) if "host" in trace.tables else None
             for trace, begin_ns, end_ns in zip(traces, steps.begin_ns[:, 0], steps.end_ns[:, -1], strict=True)
         ]
-        differences = gpu_differences(states, panels.role.tolist(), panels.rank.tolist())
+        differences = gpu_differences(states, panels.role.tolist(), panels.rank.tolist(), limits)
         verdict = verdict_of(self.diagnosis, hosts=hosts, remarks=remarks)
         verdict = with_gpus(verdict, differences, self.diagnosis.late_ranks, hosts)
         return with_end(verdict, self.credible.end, hosts)
@@ -183,7 +184,7 @@ def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns
     usual_ns = [float(np.nanmedian(group.transfer_ns)) for group in groups if np.isfinite(group.transfer_ns).any()]
     if not found.culprits or not usual_ns:
         return found
-    share = halfwidth_ns / max(float(np.quantile(usual_ns, 0.25)), 1.0)
+    share = halfwidth_ns / max(float(np.quantile(usual_ns, _LOWER_QUARTILE)), 1.0)
     culprits = []
     for culprit in found.culprits:
         extra = share * (1 + culprit.effect_share)

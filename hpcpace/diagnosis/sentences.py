@@ -13,7 +13,7 @@ HOST_TIMES = "not known: phases are host times of ranks with a device"
 """Why figures that rest on phases are left out where nobody recorded what the device did when."""
 NO_PHASES = "not known: phases were not recorded (trace.detail)"
 """Why they are left out where collectives were recorded, and phases were not."""
-_MOST_AGAINST = 4
+_MAX_AGAINST = 4  # display: hosts that a sentence on a wrong clock names
 
 
 def operation_number(seq: int) -> str:
@@ -70,7 +70,7 @@ def suspect_line(clocks: Clocks) -> str:
             "between them and others cannot be trusted"
         )
     suspect = clocks.suspects[0]
-    is_short = suspect.num_against <= _MOST_AGAINST
+    is_short = suspect.num_against <= _MAX_AGAINST
     against = listed([printable(host) for host in suspect.against]) if is_short else f"{suspect.num_against} others"
     return (
         f"the clock of {names[0]} is {bound} against {against} ({_direction(suspect)}); times between {names[0]} and "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,61 @@ from hpcpace.diagnosis.topics.links import CoreWaitThresholds
 from tests.cases import each_case
 
 PACKAGE = Path(__file__).parents[2] / "hpcpace"
+TRIVIAL = {0, 1, 2, -1, 100, 0.5}
+KINDS = ("display", "format", "memory", "speed", "statistics", "timing")
+"""What a constant that decides nothing is for: what a reader sees, how bytes and units are, what fits into memory, when
+work is divided, properties of distributions, and intervals of other parts of hpcpace. The comment on it begins with that.
+"""
+EXEMPT = frozenset(
+    {
+        "metrics/causes/critical_path.py",
+        "metrics/causes/propagation.py",
+        "metrics/causes/replay.py",
+        "metrics/causes/step_graph.py",
+        "metrics/causes/what_if.py",
+        "metrics/change_points.py",
+        "metrics/clocks/common_clock.py",
+        "metrics/clocks/suspects.py",
+        "metrics/contradictions.py",
+        "metrics/cores.py",
+        "metrics/grouped.py",
+        "metrics/host_pace.py",
+        "metrics/jitter/amplification.py",
+        "metrics/jitter/extrapolation.py",
+        "metrics/jitter/growth.py",
+        "metrics/jitter/variance_shares.py",
+        "metrics/lateness/arrivals.py",
+        "metrics/lateness/data_variation.py",
+        "metrics/lateness/excess.py",
+        "metrics/lateness/hotspots.py",
+        "metrics/lateness/own_delay.py",
+        "metrics/lateness/periodicity.py",
+        "metrics/lateness/recurrence.py",
+        "metrics/lateness/segments.py",
+        "metrics/lateness/stages.py",
+        "metrics/lateness/stragglers.py",
+        "metrics/network/flow_evidence.py",
+        "metrics/network/flow_figures.py",
+        "metrics/network/flow_links.py",
+        "metrics/network/flow_tables.py",
+        "metrics/network/interface_use.py",
+        "metrics/network/link_faults.py",
+        "metrics/network/links.py",
+        "metrics/network/transfers.py",
+        "metrics/operations/communication.py",
+        "metrics/operations/dependence.py",
+        "metrics/operations/matching.py",
+        "metrics/operations/recurring.py",
+        "metrics/operations/table.py",
+        "metrics/operations/waits.py",
+        "metrics/phases.py",
+        "metrics/resampling.py",
+        "metrics/roles.py",
+        "metrics/run_difference.py",
+        "metrics/steps.py",
+    }
+)
+"""Modules of hpcpace.metrics whose numbers are not declared yet; none is added."""
 FIELDS = [(topic, name, field) for topic, fields in threshold_fields().items() for name, field in fields.items()]
 
 
@@ -96,3 +153,36 @@ def test_without_any_they_are_the_defaults(tmp_path: Path, text: str) -> None:
 def test_a_wrong_table_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         _config_of(tmp_path, text)
+
+
+def _bare_numbers(path: Path) -> Iterator[str]:
+    """Yield the numbers of a module that are neither thresholds nor trivial, nor a constant that says what it is for.
+
+    A confidence is no threshold: the score calibrates it.
+    """
+    text = path.read_text()
+    tree, tokens = ast.parse(text), tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = {token.start[0]: token.string.strip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    allowed: set[int] = set()
+    for node in ast.walk(tree):
+        is_declaration = isinstance(node, ast.ClassDef) and any(keyword.arg == "topic" for keyword in node.keywords)
+        if is_declaration or (isinstance(node, ast.keyword) and node.arg == "confidence"):
+            allowed.update(map(id, ast.walk(node)))
+    for node, below in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            reasons = [comments.get(line, "") for line in range(node.lineno - 1, (node.end_lineno or 0) + 1)]
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                reasons.append(str(below.value.value))
+            if any(re.match(rf"({'|'.join(KINDS)}): ", reason, re.IGNORECASE) for reason in reasons):
+                allowed.update(map(id, ast.walk(node)))
+    for node in ast.walk(tree):
+        is_number = isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value not in TRIVIAL
+        if is_number and id(node) not in allowed:
+            yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_every_number_that_decides_is_a_threshold() -> None:
+    paths = [path for area in ("diagnosis", "metrics") for path in sorted((PACKAGE / area).rglob("*.py"))]
+    bare = {str(path.relative_to(PACKAGE)): list(_bare_numbers(path)) for path in paths}
+    assert [found for name in bare if name not in EXEMPT for found in bare[name]] == []
+    assert [name for name in EXEMPT if not bare.get(name)] == [], "take these off the list"

@@ -29,12 +29,12 @@ from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.probe.growth import transfer_term
 from hpcpace.probe.record import LatencyLaw, ProbeRecord
 
-_MAX_OWN, _MAX_COMMON, _MAX_CULPRITS = 3, 1, 8
-_MAX_FOUND, _MAX_TEXT = 1000, 200
+_MAX_OWN, _MAX_COMMON, _MAX_CULPRITS = 3, 1, 8  # display: findings on each culprit, and culprits
+_MAX_FOUND, _MAX_TEXT = 1000, 200  # display: findings in summary.json, and letters of each
 _ORDER = {Severity.FAIL: 0, Severity.WARNING: 1}
 _OF_NODES = "H01"  # its place is a fact of the node, such as its kernel
 _LOCAL_RANK = re.compile(r"(?:local )?rank \d+")
-_MAX_ROWS = 32
+_MAX_ROWS = 32  # display: of transfers next to a probe
 _OF_PROBE = {"send": "send_recv", "recv": "send_recv"}
 
 

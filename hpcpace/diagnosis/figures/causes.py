@@ -48,13 +48,12 @@ from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.roles import others_median
 from hpcpace.trace.schema import Op
 
-_MAX_ROWS = 3
-_MAX_PATH = 6
+_MAX_ROWS, _MAX_PATH, _MAX_SENSITIVITY_ROWS = 3, 6, 4  # display: rows of each table
 _NEEDLESS = (Part.DATA, Part.GC)
 _EVEN = "all work, if it were even"
-_FACTORS = (1, 2, 4, 8, 16)
-_MAX_SENSITIVITY_ROWS = 4
-_Z = float(ndtri(0.975))
+_FACTORS = (1, 2, 4, 8, 16)  # display: multiples of the nodes for which a step is predicted
+_OP_BITS = 8  # format: of the number of an operation
+_Z = float(ndtri(0.975))  # statistics: half of a 95 % interval in standard errors
 
 
 def cause_figures(measured: Measured, panels: Panels, limits: PipelineThresholds | None = None) -> Causes | None:
@@ -420,7 +419,7 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     transfer_ns = np.maximum.reduceat(evidence.waits.transfer_ns[rows], starts).astype(np.float64)
     error_ns = _clock_error_ns(measured)
     _, size = np.unique(done.size_bytes[first], return_inverse=True)
-    key = (size * (int(done.group_size[first].max()) + 1) + done.group_size[first]) << 8 | done.op[first]
+    key = (size * (int(done.group_size[first].max()) + 1) + done.group_size[first]) << _OP_BITS | done.op[first]
     place = done.group[first] * close_up.work.num_positions + close_up.work.position[first]
     _, example, kind = np.unique(key, return_index=True, return_inverse=True)
     total_ns = np.bincount(kind, weights=transfer_ns)

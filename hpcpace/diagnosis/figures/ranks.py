@@ -25,7 +25,7 @@ from hpcpace.metrics.roles import WorkExcess
 from hpcpace.metrics.topology import Topology
 from hpcpace.trace.reader import RankTrace
 
-_MAX_NODES = 512
+_MAX_NODES = 512  # display: of a matrix of nodes
 
 
 def rank_rows(run: JudgedRun) -> tuple[RankRow, ...]:

@@ -15,7 +15,7 @@ from hpcpace.diagnosis.summary import Mode, Verdict
 from hpcpace.diagnosis.topics.links import FlowEvidence, explains_transfers
 from hpcpace.metrics.network.link_faults import LinkCause
 
-_LOWER_QUARTILE = 0.25  # statistics
+_LOWER_QUARTILE = 0.25  # statistics: transfers without bursts
 _MIN_SHOWN_SHARE = 0.0005  # display: less is 0.0 %
 _TINY = 1e-9  # numerics: no division by zero
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import listed, named_ranks, percent, plural
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.devices import HOST_BEGIN_COLUMN, HOST_END_COLUMN, is_on_device
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.summary import DevicePhase, Verdict
@@ -17,13 +18,9 @@ from hpcpace.metrics.host_pace import LEAD_NS
 from hpcpace.throttling import FAULTS, WORDS, Throttle
 from hpcpace.trace.schema import Phase
 
-_MIN_SAMPLES = 3
-_MIN_SHARE = 0.1
-"""Share of the samples in which a reason must hold, or hold more often than on the others."""
-_MIN_LOWER, _MIN_HOTTER_C = 0.03, 10
-_MIN_CORRECTED, _MIN_REPLAYS, _MIN_RETRIES = 10, 10, 3
-_FAR_ABOVE = 4
-_MAX_VALUES = {
+_MAX_NAMED = 4  # display: sentences on GPUs of each kind
+_MAX_COUNTER, _MAX_REASONS = 1 << 62, 1 << 32  # format: no counter and no mask of reasons has more
+_MAX_VALUES = {  # format: no GPU has more
     "gpu_clock_mhz": 10_000,
     "gpu_max_clock_mhz": 10_000,
     "gpu_temperature_c": 200,
@@ -37,8 +34,31 @@ _COUNTERS = {
     "retries": "gpu_alloc_retries",
     "out_of_memory": "gpu_out_of_memory",
 }
-_MAX_GROWTH = 1_000_000_000
+_MILLI = 1000  # format: units
+_MAX_GROWTH = 1_000_000_000  # format: a counter that grows by more is damaged
 HostTable = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuThresholds(Thresholds, topic="gpus"):
+    """When a GPU differs from those of its role."""
+
+    least_samples: int = number(3, "samples", "Samples of a GPU, one a second, below which its medians are chance.")
+    least_reason_share: float = number(
+        0.1,
+        "share",
+        "Share of the samples in which a reason for a lower clock must hold, or hold more often than on the others.",
+    )
+    least_lower: float = number(
+        0.03,
+        "share",
+        "Part by which a clock or a power limit must be lower than the others': clocks of equal GPUs vary.",
+    )
+    least_hotter_c: float = number(10.0, "°C", "Excess over the others' temperature: places in a rack differ by less.")
+    least_corrected: int = number(10, "errors", "Corrected ECC errors that count: single ones are usual.")
+    least_replays: int = number(10, "errors", "PCIe replays that count: single ones are usual.")
+    least_retries: int = number(3, "errors", "Repeated allocations that count: the first ones follow from the start.")
+    far_above: float = number(4.0, "times", "Growth of a counter over that of any other GPU from which it stands out.")
 
 
 def device_figures(measured: Measured) -> tuple[DevicePhase, ...]:
@@ -54,12 +74,12 @@ def device_figures(measured: Measured) -> tuple[DevicePhase, ...]:
     is_used = np.isin(step, measured.chosen.step) & (phase != Phase.IDLE) & (phase != Phase.GC)
     scale = len(traces) * len(measured.chosen)
     found = []
-    for number in np.unique(phase[is_used]).tolist():
-        rows = is_used & (phase == number)
+    for value in np.unique(phase[is_used]).tolist():
+        rows = is_used & (phase == value)
         lead_ns = (begin_ns - host_begin_ns)[rows]
         found.append(
             DevicePhase(
-                phase=Phase(number).name.lower() if number < len(Phase) else str(number),
+                phase=Phase(value).name.lower() if value < len(Phase) else str(value),
                 host_ns=float((host_end_ns - host_begin_ns)[rows].sum()) / scale,
                 device_ns=float((end_ns - begin_ns)[rows].sum()) / scale,
                 lead_ns=float(np.median(lead_ns)),
@@ -123,20 +143,21 @@ class GpuDifference:
         return not (self.is_notable or self.clock_mhz or self.max_clock_mhz or self.temperature_c)
 
 
-def gpu_state(table: HostTable, begin_ns: int, end_ns: int) -> GpuState | None:
+def gpu_state(table: HostTable, begin_ns: int, end_ns: int, limits: GpuThresholds) -> GpuState | None:
     """Return the state of a rank's GPU between two times of its own clock; None where nothing is known of one.
 
     Args:
         table: the rank's `host` table.
         begin_ns, end_ns: from when to when.
+        limits: the thresholds.
     """
     times = np.asarray(table["time_ns"])
     rows = np.flatnonzero((times >= begin_ns) & (times <= end_ns))
-    if len(rows) < _MIN_SAMPLES:
+    if len(rows) < limits.least_samples:
         return None
     columns = {name: np.asarray(table[name])[rows].astype(np.int64) for name in table if name.startswith("gpu_")}
     reasons = columns["gpu_throttle_reasons"]
-    reasons = np.where((reasons >= 0) & (reasons < 1 << 32), reasons, 0)
+    reasons = np.where((reasons >= 0) & (reasons < _MAX_REASONS), reasons, 0)
     is_busy = (reasons & Throttle.IDLE) == 0
     medians = {
         name.removeprefix("gpu_"): _median(columns[name][is_busy] if name == "gpu_clock_mhz" else columns[name], most)
@@ -163,7 +184,7 @@ def _growth(values: NDArray[np.int64]) -> int:
 
     A zero after another value is a question without an answer, or the start of a counter that starts again.
     """
-    known = values[(values > 0) & (values < 1 << 62)]
+    known = values[(values > 0) & (values < _MAX_COUNTER)]
     if len(known) < len(values) and values[0] == 0:
         known = np.concatenate([values[:1], known])
     steps = np.diff(known)
@@ -171,7 +192,7 @@ def _growth(values: NDArray[np.int64]) -> int:
 
 
 def gpu_differences(
-    states: Sequence[GpuState | None], roles: Sequence[int], ranks: Sequence[int]
+    states: Sequence[GpuState | None], roles: Sequence[int], ranks: Sequence[int], limits: GpuThresholds
 ) -> list[GpuDifference]:
     """Return what sets the GPUs of ranks apart, for ranks of which something does, in their order.
 
@@ -179,64 +200,72 @@ def gpu_differences(
         states: of each rank; None where nothing is known.
         roles: the role of each rank; GPUs are compared within one.
         ranks: their numbers.
+        limits: the thresholds.
     """
     found = []
     for index, state in enumerate(states):
         if state is None:
             continue
         others = [o for i, o in enumerate(states) if o is not None and i != index and roles[i] == roles[index]]
-        difference = _difference(ranks[index], state, others)
+        difference = _difference(ranks[index], state, others, limits)
         if not difference.is_empty:
             found.append(difference)
     return found
 
 
-def _difference(rank: int, state: GpuState, others: Sequence[GpuState]) -> GpuDifference:
-    reasons = tuple((reason, state.reasons[reason]) for reason in WORDS if _stands_out(reason, state, others))
+def _difference(rank: int, state: GpuState, others: Sequence[GpuState], limits: GpuThresholds) -> GpuDifference:
+    reasons = tuple(
+        (reason, state.reasons[reason])
+        for reason in WORDS
+        if _stands_out(reason, state, others, limits.least_reason_share)
+    )
     if len(reasons) > 1:  # the hardware's slowdown comes along with what causes it
         reasons = tuple((reason, share) for reason, share in reasons if reason is not Throttle.HARDWARE)
     return GpuDifference(
         rank=rank,
         reasons=reasons,
-        clock_mhz=_lower([o.clock_mhz for o in others], state.clock_mhz),
-        max_clock_mhz=_lower([o.max_clock_mhz for o in others], state.max_clock_mhz),
-        temperature_c=_hotter([o.temperature_c for o in others], state.temperature_c),
-        power_limit_mw=_lower([o.power_limit_mw for o in others], state.power_limit_mw),
-        counted=_counted(state, others),
+        clock_mhz=_lower([o.clock_mhz for o in others], state.clock_mhz, limits),
+        max_clock_mhz=_lower([o.max_clock_mhz for o in others], state.max_clock_mhz, limits),
+        temperature_c=_hotter([o.temperature_c for o in others], state.temperature_c, limits),
+        power_limit_mw=_lower([o.power_limit_mw for o in others], state.power_limit_mw, limits),
+        counted=_counted(state, others, limits),
         has_fault=any(reason in FAULTS for reason, _ in reasons) or state.counted["uncorrected"] > 0,
     )
 
 
-def _stands_out(reason: Throttle, state: GpuState, others: Sequence[GpuState]) -> bool:
+def _stands_out(reason: Throttle, state: GpuState, others: Sequence[GpuState], least_share: float) -> bool:
     # With nobody to compare with, whatever a GPU does is usual.
     usual = float(np.median([other.reasons[reason] for other in others])) if others else 1.0
-    return state.reasons[reason] - (0.0 if reason in FAULTS else usual) >= _MIN_SHARE
+    return state.reasons[reason] - (0.0 if reason in FAULTS else usual) >= least_share
 
 
-def _lower(others: Sequence[float], value: float) -> tuple[float, float] | None:
+def _lower(others: Sequence[float], value: float, limits: GpuThresholds) -> tuple[float, float] | None:
     known = [other for other in others if other]
     usual = float(np.median(known)) if known else 0.0
-    return (value, usual) if value and value < (1 - _MIN_LOWER) * usual else None
+    return (value, usual) if value and value < (1 - limits.least_lower) * usual else None
 
 
-def _hotter(others: Sequence[float], value: float) -> tuple[float, float] | None:
+def _hotter(others: Sequence[float], value: float, limits: GpuThresholds) -> tuple[float, float] | None:
     known = [other for other in others if other]
-    return (value, float(np.median(known))) if known and value - np.median(known) >= _MIN_HOTTER_C else None
+    return (value, float(np.median(known))) if known and value - np.median(known) >= limits.least_hotter_c else None
 
 
-def _counted(state: GpuState, others: Sequence[GpuState]) -> dict[str, tuple[int, int]]:
+def _counted(state: GpuState, others: Sequence[GpuState], limits: GpuThresholds) -> dict[str, tuple[int, int]]:
     """Return the counters that grew on this GPU far more than on the others; uncorrected errors count in any case."""
-    least = {"corrected": _MIN_CORRECTED, "replays": _MIN_REPLAYS, "retries": _MIN_RETRIES}
+    least = {
+        "corrected": limits.least_corrected,
+        "replays": limits.least_replays,
+        "retries": limits.least_retries,
+    }
     found = {}
     for name, value in state.counted.items():
         most = max((other.counted[name] for other in others), default=0)
-        is_far_above = bool(others) and value >= least.get(name, 1) and value >= _FAR_ABOVE * most
+        is_far_above = bool(others) and value >= least.get(name, 1) and value >= limits.far_above * most
         if value and (is_far_above or name == "uncorrected"):
             found[name] = (value, most)
     return found
 
 
-_MOST_TOLD = 4
 _COUNTED = {
     "uncorrected": "uncorrected ECC error",
     "corrected": "corrected ECC error",
@@ -260,13 +289,13 @@ def with_gpus(
     """
     named = [each for each in differences if each.rank in late]
     others = [each for each in differences if each.rank not in late and each.is_notable]
-    why = [gpu_sentence(each, hosts) for each in named[:_MOST_TOLD]]
+    why = [gpu_sentence(each, hosts) for each in named[:_MAX_NAMED]]
     advice = dict.fromkeys(sentence for each in named for sentence in gpu_advice(each, hosts))
-    remarks = [_remark(alike, hosts) for alike in _alike(others)[:_MOST_TOLD]]
+    remarks = [_remark(alike, hosts) for alike in _alike(others)[:_MAX_NAMED]]
     return replace(
         verdict,
         why=(*verdict.why, *why),
-        next=(*verdict.next, *list(advice)[:_MOST_TOLD]),
+        next=(*verdict.next, *list(advice)[:_MAX_NAMED]),
         also=(*verdict.also, *remarks),
     )
 
@@ -312,15 +341,15 @@ def _facts(difference: GpuDifference) -> str:
         facts.append(f"{own:.0f} °C, others {usual:.0f}")
     if difference.power_limit_mw:
         own, usual = difference.power_limit_mw
-        facts.append(f"power limit {own / 1000:.0f} W, others {usual / 1000:.0f}")
+        facts.append(f"power limit {own / _MILLI:.0f} W, others {usual / _MILLI:.0f}")
     for name, (own, most) in difference.counted.items():
         facts.append(f"{plural(own, _COUNTED[name])}, others {most}")
     return "; ".join(facts)
 
 
 def _reasons(difference: GpuDifference) -> str:
-    told = [f"{WORDS[reason]} in {percent(share)} of the samples" for reason, share in difference.reasons]
-    return f"reason{'s' if told[1:] else ''}: {listed(told)}"
+    reasons = [f"{WORDS[reason]} in {percent(share)} of the samples" for reason, share in difference.reasons]
+    return f"reason{'s' if reasons[1:] else ''}: {listed(reasons)}"
 
 
 def _alike(differences: Sequence[GpuDifference]) -> list[list[GpuDifference]]:

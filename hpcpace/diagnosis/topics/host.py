@@ -20,7 +20,7 @@ from hpcpace.diagnosis.finding import (
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
 
-_CONFIDENCE, _BOUNDED_CONFIDENCE = 0.95, 0.8  # calibrated by the score; the latter of upper bounds
+_CONFIDENCE, _BOUNDED_CONFIDENCE = 0.95, 0.8  # statistics: as the score calibrates them; the latter of upper bounds
 
 
 @dataclass(frozen=True, kw_only=True)
