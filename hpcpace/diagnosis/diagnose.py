@@ -26,7 +26,7 @@ from hpcpace.diagnosis.topics import (
     run_end,
     straggler,
 )
-from hpcpace.metrics.lateness.stragglers import LEAST_STEPS, SearchObstacle
+from hpcpace.metrics.stragglers import LEAST_STEPS, SearchObstacle
 
 _MAX_LIST_CHARS = 30  # display: a longer list of ranks is cut
 

@@ -20,17 +20,17 @@ from hpcpace.core.text import alias_name, listed, named_ranks, percent, printabl
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.summary import Culprit, RunEnd
 from hpcpace.hang.views import FoundHang
-from hpcpace.metrics.causes.what_if import Rebuilt
-from hpcpace.metrics.cores import CoreUse
-from hpcpace.metrics.lateness.arrivals import LateArrival
-from hpcpace.metrics.lateness.data_variation import DataVariation
-from hpcpace.metrics.lateness.stages import StageComparison
-from hpcpace.metrics.lateness.stragglers import StragglerSearch
-from hpcpace.metrics.network.link_faults import FlowFindings
-from hpcpace.metrics.network.links import LinkFindings, Locality
-from hpcpace.metrics.operations.incomplete import OpenOperation
-from hpcpace.metrics.phases import EXPOSED_TRANSFER, Alternation, Part, share_of
+from hpcpace.metrics.arrivals import LateArrival
+from hpcpace.metrics.flow_figures import FlowFindings
+from hpcpace.metrics.host_waits import CoreUse
+from hpcpace.metrics.links import LinkFindings, Locality
+from hpcpace.metrics.lost_operations import OpenOperation
+from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
+from hpcpace.metrics.plausibility import Alternation
 from hpcpace.metrics.resampling import block_means, half_width
+from hpcpace.metrics.roles import DataVariation, StageComparison
+from hpcpace.metrics.stragglers import StragglerSearch
+from hpcpace.metrics.what_if import Rebuilt
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -416,5 +416,5 @@ def mean_share_interval(panels: Panels, part_ns: Floats) -> tuple[float, float]:
 
 
 def confidence_of(p_value: float) -> float:
-    """Return the probability that a finding with this p-value is right, as docs/diagnosis-score.md calibrates it."""
+    """Return the probability that a finding with this p-value is right, by docs/results/diagnosis-score.md."""
     return float(min(max(1.0 - _PER_P_VALUE * p_value, 0.5), _MAX_CONFIDENCE))

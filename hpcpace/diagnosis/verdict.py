@@ -18,7 +18,7 @@ from hpcpace.diagnosis.topics.input import InputThresholds
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, bubble_remarks
 from hpcpace.diagnosis.topics.run_end import run_end_line
 from hpcpace.diagnosis.topics.stages import StagedEvidence
-from hpcpace.metrics.lateness.hotspots import Hotspot
+from hpcpace.metrics.hotspots import Hotspot
 
 _MAX_REMARKS = 2  # display: audit findings in the verdict
 

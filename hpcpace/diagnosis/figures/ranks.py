@@ -17,9 +17,8 @@ from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import RankRow, RoleRow
 from hpcpace.diagnosis.topics.straggler import StragglerThresholds, search_stragglers, work_excess
-from hpcpace.metrics.lateness.hotspots import Hotspot
-from hpcpace.metrics.network.links import LinkCulprit, locate_links
-from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix, node_matrix
+from hpcpace.metrics.hotspots import Hotspot
+from hpcpace.metrics.links import LinkCulprit, TransferMatrix, leaf_matrix, locate_links, node_matrix
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, Part
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.metrics.topology import Topology

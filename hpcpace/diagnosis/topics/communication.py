@@ -13,7 +13,7 @@ from hpcpace.diagnosis.finding import Case, CoreWaiting, DiagnosisFinding, Evide
 from hpcpace.diagnosis.network_summary import ProbedFigures
 from hpcpace.diagnosis.summary import Mode, Verdict
 from hpcpace.diagnosis.topics.links import FlowEvidence, explains_transfers
-from hpcpace.metrics.network.link_faults import LinkCause
+from hpcpace.metrics.flow_figures import LinkCause
 
 _LOWER_QUARTILE = 0.25  # statistics: transfers without bursts
 _MIN_SHOWN_SHARE = 0.0005  # display: less is 0.0 %

@@ -26,7 +26,7 @@ from hpcpace.diagnosis.finding import (
 )
 from hpcpace.diagnosis.summary import Culprit, HostCores, Mode
 from hpcpace.diagnosis.topics.communication import BurstEvidence
-from hpcpace.metrics.cores import CoreUse
+from hpcpace.metrics.host_waits import CoreUse
 
 _MIN_SHOWN_SHARE = 0.0005  # display: less is 0.0 %
 _Z_95 = 1.96  # statistics: half of a 95 % interval in standard errors

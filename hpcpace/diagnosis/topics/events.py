@@ -36,9 +36,9 @@ from hpcpace.diagnosis.topics.stages import (
     stage_sentences,
     subject_of_events,
 )
-from hpcpace.metrics.lateness.periodicity import LEAST_EVENTS, Period, find_period, run_begins, steps_between
-from hpcpace.metrics.lateness.stages import Stage, StageComparison, compare_events
 from hpcpace.metrics.phases import Part
+from hpcpace.metrics.recurrence import LEAST_EVENTS, Period, find_period, run_begins, steps_between
+from hpcpace.metrics.roles import Stage, StageComparison, compare_events
 
 _Z_95 = 1.96  # statistics: half of a 95 % interval in standard errors
 _NORMAL_MAD = 1.4826  # statistics: standard deviation of a normal distribution over its median absolute deviation

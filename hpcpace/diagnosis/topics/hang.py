@@ -11,7 +11,7 @@ from hpcpace.diagnosis.finding import MAX_RANKS, Case, DiagnosisFinding, Evidenc
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.hang.views import Call, FoundHang, JobView
 from hpcpace.hang.words import describe
-from hpcpace.metrics.operations.incomplete import OpenOperation
+from hpcpace.metrics.lost_operations import OpenOperation
 
 
 @dataclass(frozen=True, kw_only=True)

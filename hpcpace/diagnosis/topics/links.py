@@ -28,11 +28,18 @@ from hpcpace.diagnosis.finding import (
     longer_words,
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
-from hpcpace.metrics.network.flow_figures import FlowFigures, flow_figures, foreign_on_links
-from hpcpace.metrics.network.flow_links import locate_by_flows
-from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause, LinkFault
-from hpcpace.metrics.network.links import LinkFindings
-from hpcpace.metrics.operations.communication import Kind
+from hpcpace.metrics.communication import Kind
+from hpcpace.metrics.flow_figures import (
+    FlowFigures,
+    FlowFindings,
+    FlowLimits,
+    LinkCause,
+    LinkFault,
+    flow_figures,
+    foreign_on_links,
+)
+from hpcpace.metrics.flow_links import locate_by_flows
+from hpcpace.metrics.links import LinkFindings
 from hpcpace.metrics.topology import Topology, unit_name
 
 _BITS = 8  # format: bits of a byte

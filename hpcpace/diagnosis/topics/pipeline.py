@@ -24,11 +24,11 @@ from hpcpace.diagnosis.finding import (
 )
 from hpcpace.diagnosis.summary import Causes, Culprit, Mode
 from hpcpace.diagnosis.topics.stages import StagedEvidence, advice_of_imbalance, by_stage, stage_sentences
-from hpcpace.metrics.causes.what_if import stage_change
-from hpcpace.metrics.lateness.recurrence import mean_interval
-from hpcpace.metrics.lateness.stages import StageComparison, compare_with_others
+from hpcpace.metrics.kernels import others_median
+from hpcpace.metrics.recurrence import mean_interval
 from hpcpace.metrics.resampling import block_means
-from hpcpace.metrics.roles import others_median
+from hpcpace.metrics.roles import StageComparison, compare_with_others
+from hpcpace.metrics.what_if import stage_change
 
 
 @dataclass(frozen=True, kw_only=True)

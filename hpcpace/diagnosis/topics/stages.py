@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hpcpace.core.text import format_duration, listed
 from hpcpace.diagnosis.finding import Evidence, Said
-from hpcpace.metrics.lateness.stages import PhaseExcess, Stage, StageComparison
+from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
 
 _MIN_SURE_EVENTS = 8  # display: so many at equal numbers of steps are no cron job, which slips through the steps
 _MIN_SHOWN_SHARE = 0.2  # display: of the largest difference, below which a phase is not mentioned

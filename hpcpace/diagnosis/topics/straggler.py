@@ -43,11 +43,17 @@ from hpcpace.diagnosis.topics.stages import (
     periodic_headline,
     stage_sentences,
 )
-from hpcpace.metrics.causes.what_if import Change
-from hpcpace.metrics.lateness.periodicity import run_begins, steps_between
-from hpcpace.metrics.lateness.stages import Stage, StageComparison, compare_events, compare_with_others
-from hpcpace.metrics.lateness.stragglers import Straggler, StragglerSearch, find_stragglers
-from hpcpace.metrics.roles import WorkExcess, excess_over_role
+from hpcpace.metrics.recurrence import run_begins, steps_between
+from hpcpace.metrics.roles import (
+    Stage,
+    StageComparison,
+    WorkExcess,
+    compare_events,
+    compare_with_others,
+    excess_over_role,
+)
+from hpcpace.metrics.stragglers import Straggler, StragglerSearch, find_stragglers
+from hpcpace.metrics.what_if import Change
 
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 

@@ -13,8 +13,8 @@ from hpcpace.diagnosis.finding import Case, Said
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.diagnosis.topics.communication import TransferEvidence
 from hpcpace.diagnosis.topics.links import FlowEvidence
-from hpcpace.metrics.network.link_faults import FlowFindings, LinkCause, LinkFault
-from hpcpace.metrics.network.links import LinkCulprit, LinkFindings, Locality
+from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, LinkFault
+from hpcpace.metrics.links import LinkCulprit, LinkFindings, Locality
 from tests.unit.diagnosis.test_diagnose import MS, panels
 
 HOSTS = {rank: f"n{rank // 4}" for rank in range(16)}
