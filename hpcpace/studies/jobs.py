@@ -19,7 +19,7 @@ from hpcpace.core.config import NO_POLICY, POLICIES
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import Folder, read_file
 from hpcpace.core.rundir import RunDirectory, json_text
-from hpcpace.diagnosis.modes.mode import Mode
+from hpcpace.diagnosis.summary import Mode
 from hpcpace.studies.setups import MOST_PLAN_BYTES
 
 SCHEMA = "hpcpace-scaling-study/1"
