@@ -348,7 +348,7 @@ POLICIES = ("observe", "published-window", "published-spread", "slack", "cosched
 NO_POLICY = "none"
 
 # Fewer pairs cannot reach p < 0.05 in a sign test: 2 * 2^-6 = 0.03.
-LEAST_PAIRS = 6
+MIN_PAIRS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,7 +369,7 @@ class PaceSettings(Section, section="pace"):
     """Number of first steps of a block that do not count."""
     aa_pairs: int = number(6, 0, 1000)
     """Pairs of unpaced blocks before the trial; they must show no effect."""
-    max_pairs: int = number(40, LEAST_PAIRS, 1000)
+    max_pairs: int = number(40, MIN_PAIRS, 1000)
     """Pairs of a paced and an unpaced block after which a trial ends."""
     level: float = number(0.05, 0.001, 0.2)
     """Probability of seeing an effect by chance, over all looks at the trial together."""
