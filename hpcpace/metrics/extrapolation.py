@@ -268,12 +268,7 @@ def _resampled_counts(values: Floats, num_draws: int, seed: int) -> Floats:
 
 
 def _losses(
-    tails: list[_Tail],
-    highest_ns: Floats,
-    base_ns: Floats,
-    counts: Floats,
-    num_units: int,
-    num_nodes: Ints,
+    tails: list[_Tail], highest_ns: Floats, base_ns: Floats, counts: Floats, num_units: int, num_nodes: Ints
 ) -> tuple[Floats, Floats]:
     """Return the loss in each resample on each number of nodes, and the shapes of the tails.
 
@@ -296,13 +291,7 @@ def _losses(
     return loss_ns, shape
 
 
-def _added(
-    tail: _Tail,
-    highest_ns: Floats,
-    counts: Floats,
-    num_units: int,
-    num_new: Ints,
-) -> tuple[Floats, float]:
+def _added(tail: _Tail, highest_ns: Floats, counts: Floats, num_units: int, num_new: Ints) -> tuple[Floats, float]:
     """Return E[max(M, Y)] - E[M] of one segment, (1 + num_draws, num_points), and the shape of its tail."""
     num_steps = len(highest_ns)
     weight = counts[:, tail.step]

@@ -79,12 +79,7 @@ def blocks_of(blocks: Blocks, ranks: Sequence[int]) -> list[tuple[Ints, Ints]]:
 
 
 def blocked_before(
-    operations: Operations,
-    steps: StepPanel,
-    is_blocking: Bools,
-    blocks: Blocks,
-    ranks: Sequence[int],
-    slot: Ints,
+    operations: Operations, steps: StepPanel, is_blocking: Bools, blocks: Blocks, ranks: Sequence[int], slot: Ints
 ) -> tuple[Ints, Ints, Ints]:
     """Return how long ranks were blocked before each row's enter, and before begin and end of each step.
 
@@ -281,10 +276,7 @@ def _waits_compiled(kernels: Any, operations: Operations, matching: Matching) ->
         )
     )
     return Waits(
-        wait_ns=wait_ns,
-        transfer_ns=transfer_ns,
-        negative_ns=negative_ns,
-        may_contradict=may_contradict.view(np.bool_),
+        wait_ns=wait_ns, transfer_ns=transfer_ns, negative_ns=negative_ns, may_contradict=may_contradict.view(np.bool_)
     )
 
 
