@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.figures.network import NetworkEvidence
 from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.metrics.communication import Kind
-from hpcpace.metrics.flow_figures import FlowFigures, FlowFindings, flow_figures, foreign_on_links
-from hpcpace.metrics.flow_links import FlowLimits, locate_by_flows
+from hpcpace.metrics.flow_figures import FigureThresholds, FlowFigures, FlowFindings, flow_figures, foreign_on_links
+from hpcpace.metrics.flow_links import FlowLimits, FlowThresholds, locate_by_flows
 from hpcpace.metrics.topology import Topology
 
 _MESSAGES = ("send", "recv")
@@ -36,7 +36,7 @@ def flow_findings(
     settings: DiagnosisConfig,
     kinds: Sequence[Kind],
     panels: Panels,
-    thresholds: CoreWaitThresholds,
+    thresholds: ThresholdValues,
 ) -> FlowFindings | None:
     """Return the links that hold connections up; None where no rank recorded its connections.
 
@@ -48,7 +48,7 @@ def flow_findings(
         settings: the thresholds.
         kinds: the operations of the run.
         panels: what the ranks had of their cores: whoever waits for one gives and takes data late.
-        thresholds: how much of that counts.
+        thresholds: how much of that counts, and when a connection is slow.
     """
     if network.flows is None:
         return None
@@ -59,9 +59,10 @@ def flow_findings(
         begin_ns=window.begin_ns,
         end_ns=window.end_ns,
         message_bytes=_message_bytes(kinds),
-        core_wait=_core_wait(places, panels, thresholds.shared_wait_part),
+        core_wait=_core_wait(places, panels, thresholds.of(CoreWaitThresholds).shared_wait_part),
+        thresholds=thresholds.of(FigureThresholds),
     )
-    return _located(figures, network, settings)
+    return _located(figures, network, settings, thresholds.of(FlowThresholds))
 
 
 def _core_wait(places: Topology, panels: Panels, shared_part: float) -> NDArray[np.float64]:
@@ -90,7 +91,9 @@ def _message_bytes(kinds: Sequence[Kind]) -> float:
     return total / max(sum(kind.num_rows for kind in messages), 1)
 
 
-def _located(figures: FlowFigures, network: NetworkEvidence, settings: DiagnosisConfig) -> FlowFindings:
+def _located(
+    figures: FlowFigures, network: NetworkEvidence, settings: DiagnosisConfig, thresholds: FlowThresholds
+) -> FlowFindings:
     places, loads = network.places, network.loads
     foreign, line_rate_bps = np.full((len(places.links), 2), np.nan), np.zeros(places.num_nodes)
     if loads is not None:
@@ -108,4 +111,5 @@ def _located(figures: FlowFigures, network: NetworkEvidence, settings: Diagnosis
             repeat_share=settings.repeat_share,
             level=settings.level,
         ),
+        thresholds=thresholds,
     )

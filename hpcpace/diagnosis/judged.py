@@ -20,7 +20,7 @@ from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
 from hpcpace.diagnosis.diagnose import Diagnosis, diagnose
 from hpcpace.diagnosis.figures.devices import gpu_differences, gpu_state
 from hpcpace.diagnosis.figures.network import NetworkEvidence, recorded_network
-from hpcpace.diagnosis.flow_evidence import CoreWaitThresholds, flow_findings
+from hpcpace.diagnosis.flow_evidence import flow_findings
 from hpcpace.diagnosis.gpu_words import with_gpus
 from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, node_by_rank, own_excess_ns, panels_of
@@ -90,8 +90,7 @@ class JudgedRun:
         return replace(panels, cores=None, lab_cores=panels.cores) if self.records.run.is_lab else panels
 
     def _flows(self, kinds: Sequence[Kind], panels: Panels) -> FlowFindings | None:
-        limits = self.config.thresholds.of(CoreWaitThresholds)
-        return flow_findings(self.network, self.thresholds, kinds, panels, limits)
+        return flow_findings(self.network, self.thresholds, kinds, panels, self.config.thresholds)
 
     @cached_property
     def hang(self) -> FoundHang | None:
