@@ -65,7 +65,10 @@ def wia(path: Path, run_dir: Path | None, is_verbose: bool) -> None:
     FILE is a parquet file, the folder of one, or the tool's timeline for Chrome. A rank of the run is a worker of the
     trace: a data-parallel rank and stage. Exit codes: 0 fine; 2 bad input.
     """
-    from hpcpace.runs.imports.wia_ranks import import_wia
+    try:
+        from hpcpace.runs.imports.wia_ranks import import_wia
+    except ImportError as error:
+        raise UsageError(f"this needs a package ({error}): pip install 'hpcpace[import]'") from error
 
     _import("wia", run_dir, lambda told: import_wia(path, told=told), is_verbose=is_verbose)
 

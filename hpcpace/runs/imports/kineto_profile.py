@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import plural, printable
-from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
+from hpcpace.runs.imports.chrome_events import ChromeEvents
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import Op, Phase
@@ -299,8 +299,6 @@ def read_profile(
     Raises:
         TraceError: it cannot be read, is damaged before its first event, is no profile, or is too large.
     """
-    need_msgspec()
-
     path = file.path
     found = Profile(path=path)
     events = ChromeEvents(json_bytes(file, told), path, KinetoEvent)

@@ -29,7 +29,7 @@ import pandas as pd
 from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.files import read_file
 from hpcpace.core.text import NS_PER_S, format_duration, printable, shown
-from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
+from hpcpace.runs.imports.chrome_events import ChromeEvents
 from hpcpace.runs.imports.input_files import InputFile, call_bounded, json_bytes
 from hpcpace.trace.header import MOST_RANKS
 
@@ -283,8 +283,6 @@ def _one_file(path: Path) -> InputFile:
 
 def _timeline(file: InputFile, told: Callable[[int, int], None]) -> pd.DataFrame:
     """Return the operations of a timeline for Chrome."""
-    need_msgspec()
-
     path = file.path
     stages: dict[tuple[float, float], int] = {}
     names: dict[str, str] = {}
