@@ -37,8 +37,8 @@ from hpcpace.runs.imports.dump_view import chrome_trace, first_ns, job_view, las
 from hpcpace.runs.imports.dumps import Dumps, read_dumps
 from hpcpace.runs.imports.ras import read_ras, with_witness
 
-_MOST_SPAN_S = 86_400
-_LEAST_WIDTH, _MOST_WIDTH = 80, 120
+_MAX_SPAN_S = 86_400
+_MIN_WIDTH, _MAX_WIDTH = 80, 120
 _MAX_NAMES = 3
 
 
@@ -61,7 +61,7 @@ def dump_options(function: Decorated) -> Decorated:
         option(
             "--last",
             "span_s",
-            type=Real(0, _MOST_SPAN_S, is_open=True),
+            type=Real(0, _MAX_SPAN_S, is_open=True),
             default=1.0,
             show_default=True,
             help="Show this many seconds before the last record.",
@@ -119,7 +119,7 @@ def exit_code(hang: Hang | None, *, is_whole: bool, has_problems: bool) -> int:
 def text_console() -> Console:
     """Return a console that is neither too narrow nor too wide, and takes nothing for markup."""
     console = Console(highlight=False, emoji=False, markup=False)
-    console.width = min(max(console.width, _LEAST_WIDTH), _MOST_WIDTH) if console.is_terminal else _LEAST_WIDTH
+    console.width = min(max(console.width, _MIN_WIDTH), _MAX_WIDTH) if console.is_terminal else _MIN_WIDTH
     return console
 
 
@@ -288,12 +288,7 @@ def _hang_run_print(
 @click.argument("paths", metavar="[RUN | DUMPS...]", nargs=-1, type=PATH)
 @dump_options
 def command(
-    paths: tuple[Path, ...],
-    ras: Path | None,
-    span_s: float,
-    timeline: Path | None,
-    as_json: bool,
-    is_verbose: bool,
+    paths: tuple[Path, ...], ras: Path | None, span_s: float, timeline: Path | None, as_json: bool, is_verbose: bool
 ) -> None:
     """Say which ranks hold up a job that no longer moves, in which operation, and since when.
 

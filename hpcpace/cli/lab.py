@@ -120,10 +120,7 @@ def slow_host(name: str, host: str, cores: float, start: float, duration: float 
 
 @fault.command("slow-link")
 @click.argument("link")
-@headed(
-    "What",
-    option("--rate", required=True, metavar="RATE", help="Lower the rate to this, like 100mbit."),
-)
+@headed("What", option("--rate", required=True, metavar="RATE", help="Lower the rate to this, like 100mbit."))
 @_timed
 def slow_link(name: str, link: str, rate: str, start: float, duration: float | None) -> None:
     """Lower the rate of LINK.
@@ -252,8 +249,7 @@ def fill_disk(name: str, host: str, left: int, start: float, duration: float | N
 @fault.command()
 @click.argument("host")
 @headed(
-    "What",
-    option("--size", type=Whole(68, 65535), required=True, help="Set the MTU of its eth0 to this many bytes."),
+    "What", option("--size", type=Whole(68, 65535), required=True, help="Set the MTU of its eth0 to this many bytes.")
 )
 @_timed
 def mtu(name: str, host: str, size: int, start: float, duration: float | None) -> None:

@@ -28,8 +28,8 @@ def is_to_come(unix_ns: int) -> bool:
     return unix_ns > time.time_ns() + DAY_NS
 
 
-_MOST_TEXT = 200
-_MOST_VALUES = 2000
+_MAX_TEXT = 200
+_MAX_VALUES = 2000
 # New in every run, or said elsewhere.
 _VARIABLES_OF_A_RUN = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_JOB_NAME")
 _OPTIONS_OF_A_RUN = ("--run-dir", "--trace-dir")
@@ -110,7 +110,7 @@ def _without_folders(words: Iterable[str]) -> Iterator[str]:
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield each single value as text with its path."""
-    budget = [_MOST_VALUES]
+    budget = [_MAX_VALUES]
     yield from _values(value, path, budget)
 
 
@@ -120,22 +120,22 @@ def _values(value: Any, path: str, budget: list[int]) -> Iterator[tuple[str, str
             yield from _values(item, f"{path}.{key}" if path else str(key), budget)
     elif budget[0]:
         budget[0] -= 1
-        yield path[:_MOST_TEXT], "" if value is None else _text(value)
+        yield path[:_MAX_TEXT], "" if value is None else _text(value)
 
 
 def _text(value: Any) -> str:
-    return (value if isinstance(value, str) else str(value))[:_MOST_TEXT]
+    return (value if isinstance(value, str) else str(value))[:_MAX_TEXT]
 
 
 def _unix_ns(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-_MOST_BYTES = 1 << 28  # of the summary of 16,384 ranks
-_MOST_NUMBER = 1e19
+_MAX_BYTES = 1 << 28  # of the summary of 16,384 ranks
+_MAX_NUMBER = 1e19
 _MEASURED_MOST_TEXT = 500
-_LEAST_SAMPLES = 1e-9  # one in all steps is more
-_MOST_ERROR = 10.0  # relative; that of a mean of n values is at most the root of n, and real ones are below 1
+_MIN_SAMPLES = 1e-9  # one in all steps is more
+_MAX_ERROR = 10.0  # relative; that of a mean of n values is at most the root of n, and real ones are below 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +354,7 @@ def stored_run(run: RunDirectory, attempt: Attempt, problems: list[str]) -> Meas
             return None
         return from_summary(content, run, read_conditions(attempt, problems))
 
-    return read_json(run, run.summary_json.name, made_of, problems, most_bytes=_MOST_BYTES)
+    return read_json(run, run.summary_json.name, made_of, problems, most_bytes=_MAX_BYTES)
 
 
 def _is_fresh(content: Mapping[str, Any], attempt: Attempt) -> bool:
@@ -439,7 +439,7 @@ def _number(value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is no number")
-    if not math.isfinite(value) or abs(value) > _MOST_NUMBER:
+    if not math.isfinite(value) or abs(value) > _MAX_NUMBER:
         raise ValueError(f"{value!r} is no finite number")
     return float(value)
 
@@ -460,20 +460,20 @@ def _time(value: Any) -> float:
 
 def _samples(value: Any) -> float:
     number = _number(value) or 0.0
-    if number and number < _LEAST_SAMPLES:
+    if number and number < _MIN_SAMPLES:
         raise ValueError(f"{value!r} is no mean number of samples")
     return number
 
 
 def _error(value: Any) -> float | None:
     number = _number(value)
-    if number is not None and not 0 <= number <= _MOST_ERROR:
+    if number is not None and not 0 <= number <= _MAX_ERROR:
         raise ValueError(f"{value!r} is no relative error")
     return number
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_NUMBER:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_NUMBER:
         raise ValueError(f"{value!r} is no count")
     return value
 

@@ -23,7 +23,7 @@ from hpcpace.studies.figures import scaling_factor
 SCHEMA = "hpcpace-scale/1"
 IDEAL = 0.95
 """Scaling factor from which on a size counts as ideal."""
-_LEAST_LOST = 0.03  # of the step, below which nothing is said to stop a job
+_MIN_LOST = 0.03  # of the step, below which nothing is said to stop a job
 
 
 class Band(StrEnum):
@@ -278,7 +278,7 @@ def _stop(series: Series) -> Stop | None:
     step_ns = last.mean("step_ns") or 1.0
     lost = {name: (now[name] - ideal * before[name]) / step_ns for name in now}
     part = max(lost, key=lambda name: lost[name])
-    return Stop(part=part if lost[part] >= _LEAST_LOST else "", lost=lost)
+    return Stop(part=part if lost[part] >= _MIN_LOST else "", lost=lost)
 
 
 def _predictions(
