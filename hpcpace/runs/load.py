@@ -114,12 +114,12 @@ def _runs(rows: csv.DictReader[str], mistakes: list[str]) -> Iterator[CsvRun]:
     nodes = _NodeLists()
     for row in rows:
         try:
-            yield _csv_form_run(rows.line_num, row, nodes)
+            yield _csv_run(rows.line_num, row, nodes)
         except ValueError as error:
             mistakes.append(f"line {rows.line_num}: {printable(str(error))}")
 
 
-def _csv_form_run(line: int, row: Mapping[str, str | None], node_lists: _NodeLists) -> CsvRun:
+def _csv_run(line: int, row: Mapping[str, str | None], node_lists: _NodeLists) -> CsvRun:
     if "" in row:
         raise ValueError("it has more values than there are columns")
     step_s, rate = (_optional(row, name, _speed) for name in _SPEEDS)

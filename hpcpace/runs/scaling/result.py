@@ -18,7 +18,6 @@ from hpcpace.runs.scaling.forms import parts_of_all
 from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Knee, Predicted, knee_of, obstacle, predict
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
-from hpcpace.studies.figures import scaling_factor
 
 SCHEMA = "hpcpace-scale/1"
 IDEAL = 0.95
@@ -224,7 +223,7 @@ def _size_figures(series: Series, speeds: NDArray[np.float64], row: int) -> Size
     speedup = float(speeds[row] / speeds[0])
     half = size.half_width(first) if row else 0.0
     interval = (speedup * float(np.exp(-half)), speedup * float(np.exp(half)))
-    factor = scaling_factor(float(speeds[row]), size.num_units, float(speeds[0]) / first.num_units)
+    factor = float(speeds[row]) / (size.num_units * (float(speeds[0]) / first.num_units))  # R_n / (n R_1)
     further = None
     if row:
         before = series.sizes[row - 1].num_units
