@@ -13,27 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcpace.errors import CannotTell, UsageError
+from hpcpace.core.config import NO_POLICY
+from hpcpace.core.errors import CannotTell, UsageError
+from hpcpace.core.rundir import open_run
+from hpcpace.core.text import format_count, plural, printable
 from hpcpace.metrics.resampling import Estimate
-from hpcpace.pace.settings import NO_POLICY
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.quoting import printable
-from hpcpace.report.terminal.layout import note, table, title
-from hpcpace.rundir import open_run
+from hpcpace.report.terminal import note, table, title
 from hpcpace.simulation.published import RANKS_PER_NODE, Target
-from hpcpace.studies.pacing import PacingRow, pacing_rows, read_paced_run, read_published_pacing
-from hpcpace.studies.pacing_model import (
+from hpcpace.studies.pacing import (
     NEAR,
+    PacingRow,
     Simulation,
     has_published_gains,
     is_as_calm,
+    pacing_rows,
+    read_paced_run,
+    read_published_pacing,
     shown,
     simulations,
     strengths_needed,
 )
-from hpcpace.units import format_count
-from hpcpace.wording import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

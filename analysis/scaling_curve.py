@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcpace.errors import EXIT_WARNING
+from hpcpace.core.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import notes
+from hpcpace.report.terminal import notes
 from hpcpace.report.terminal.scale import print_scaling
-from hpcpace.runs.scaling.read import read_samples
-from hpcpace.runs.scaling.result import Scaling, scaling_of
-from hpcpace.runs.scaling.samples import PARTS
+from hpcpace.runs.scaling.result import COLUMNS, Scaling, rows_of, scaling_of
+from hpcpace.runs.scaling.samples import PARTS, read_samples
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.runs.scaling.table import COLUMNS, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcpace.errors import EXIT_WARNING
+from hpcpace.core.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import notes, table, title
-from hpcpace.runs.scaling.read import read_samples
-from hpcpace.runs.scaling.result import IDEAL, Scaling, scaling_of
+from hpcpace.report.terminal import notes, table, title
+from hpcpace.runs.scaling.result import COLUMNS, IDEAL, Scaling, rows_of, scaling_of
+from hpcpace.runs.scaling.samples import read_samples
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.runs.scaling.table import COLUMNS, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

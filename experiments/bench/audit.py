@@ -18,19 +18,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.machines import cases
+from experiments.machine import dgx_badly_bound, dgx_h100
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import audit
-from hpcpace.audit.schema import snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.snapshot_files import snapshot_from, snapshot_text
 from hpcpace.audit.verdict import verdict_lines
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
+from hpcpace.core.environment import host_identity, locate, process_environ, rank_info
 from hpcpace.lab.lab import Lab
+from hpcpace.observe.active import save_host_snapshots
 from hpcpace.observe.coordination import SingleCoordinator
-from hpcpace.observe.host_snapshot import save_host_snapshots
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import host_identity, locate, process_environ, rank_info
 
 NUM_RANKS, NUM_LAB_HOSTS = 8, 64
 _TIMEOUT_S = 60.0
@@ -81,7 +81,7 @@ def cluster(machine: Callable[[], Any], num_hosts: int) -> list[str]:
 
 
 def rules(num_hosts: int, repeats: int) -> None:
-    for name, machine in (("sound", cases.dgx_h100), ("bad", cases.dgx_badly_bound)):
+    for name, machine in (("sound", dgx_h100), ("bad", dgx_badly_bound)):
         texts = cluster(machine, num_hosts)
         for _ in range(repeats):
             begin_s = time.process_time()

@@ -12,14 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.bench.computing import add_options, open_device
-from experiments.bench.turns import Step, check_same_gradients, compare, training_step
-from experiments.bench.vision import load_torchvision
+from experiments.bench.models import (
+    Step,
+    add_options,
+    check_same_gradients,
+    compare,
+    load_torchvision,
+    open_device,
+    training_step,
+)
+from hpcpace.train.data import open_images
 from hpcpace.train.data_parallel import build_optimizer
-from hpcpace.train.images import open_images
-from hpcpace.train.precision import autocast
+from hpcpace.train.models import ResNet, autocast, build_resnet
 from hpcpace.train.presets import RESNET18
-from hpcpace.train.resnet18 import ResNet, build_resnet
 
 _PARTS = {"conv_1": "conv1", "bn_1": "bn1", "conv_2": "conv2", "bn_2": "bn2", "shortcut": "downsample"}
 

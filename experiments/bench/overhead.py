@@ -35,21 +35,21 @@ import torch.distributed as dist
 from torch import nn
 
 import hpcpace
-from experiments.bench.computing import add_options, require_gpus, words
-from experiments.bench.device_events import EventUse, counted
+from experiments.bench.device_marks import EventUse, counted
+from experiments.bench.models import add_options, require_gpus, words
 from experiments.bench.pairs import Pairs, alternate, median_interval
-from hpcpace.config import ClockConfig, Config, TrainConfig
+from hpcpace.core.config import ClockConfig, Config, TrainConfig
+from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.train.data import open_text
 from hpcpace.train.data_parallel import build_optimizer, replicate
 from hpcpace.train.parallel import build_replica
 from hpcpace.train.plan import plan_training
 from hpcpace.world.clock import ClockSync
-from hpcpace.world.environment import process_environ, rank_info
 from hpcpace.world.mpi import mpi_world
 from hpcpace.world.process_group import init_process_group
 
 _THREADS = ("hpcpace-flush", "hpcpace-counters")
-# Of the settled device clock, and how long the first marks of a session wait to be read (hpcpace.observe.device_clock).
+# Of the settled device clock, and how long the first marks of a session wait to be read (hpcpace.observe.device.clock).
 _ANCHOR_INTERVAL_S, _MARKS_UNREAD_S = 30, 1.0
 _MAX_PLAIN_SETTLE_STEPS = 5
 _NUM_GUESSES, _CLOSE_ENOUGH = 6, 0.2

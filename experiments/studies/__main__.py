@@ -1,7 +1,7 @@
 """Runs the nano-cluster and model-size studies in the lab: `make nano-cluster`; --scaling runs the scaling study.
 
 Needs root and Slurm, and resumes where it stopped: finished runs stay in the folder of the study. --write updates its
-part of docs/studies-lab.md.
+part of docs/results/studies-lab.md.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from experiments.studies.lab_set_up import (
     study_lab,
 )
 from experiments.studies.scaling_lab import run_scaling, section
-from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.text import format_duration, nanoseconds
 from hpcpace.studies.figures import study_figures
-from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.published import BATCH, PublishedRow, read_published
-from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout, repeated
-from hpcpace.units import format_duration, nanoseconds
+from hpcpace.studies.setups import NanoCluster, Setup, StudyFolder, model_size_setups, parse_layout, repeated
 
 PUBLISHED = REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
-DOCUMENT = REPOSITORY / "docs" / "studies-lab.md"
+DOCUMENT = REPOSITORY / "docs" / "results" / "studies-lab.md"
 SHRINK, IMAGE_SHRINK, IMAGE_BATCH_DIVISOR = 16, 8, 8
 _START_S = 1.2
 """Time of a run in addition to its steps, for the printed estimate."""

@@ -1,4 +1,4 @@
-"""Writes docs/studies-lab.md from the studies in the lab: every figure comes from the runs that write it."""
+"""Writes docs/results/studies-lab.md from the studies in the lab: every figure comes from the runs that write it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from experiments.studies.lab_set_up import REPOSITORY, SetUp
-from hpcpace.studies.comparison import compute_spread, orders, published_of
-from hpcpace.studies.figures import SetupFigures
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.planned import planned
-from hpcpace.studies.published import BATCH, PublishedRow, published_volume_gbyte
-from hpcpace.studies.statistics import Spread, straight_line
-from hpcpace.units import format_bytes, format_count, format_rate
+from hpcpace.core.text import format_bytes, format_count, format_rate
+from hpcpace.studies.figures import SetupFigures, Spread, straight_line
+from hpcpace.studies.published import BATCH, PublishedRow, compute_spread, orders, published_of, published_volume_gbyte
+from hpcpace.studies.setups import StudyFolder, planned
 
 SCALING_HEADING = "## The scaling study"
 _PROSE = Path(__file__).with_name("prose.md")

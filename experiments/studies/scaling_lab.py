@@ -1,4 +1,4 @@
-"""The scaling study in a lab of four hosts, each failure mode injected once, and its section of docs/studies-lab.md.
+"""The scaling study in a lab of four hosts, each failure mode injected once, and its section of studies-lab.md.
 
 Ranks sleep for their computation: a machine with fewer cores than ranks would otherwise disturb more than what is
 injected. What is to be found is only in the plan, which the reports do not read.
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from experiments.studies.document import SCALING_HEADING, markdown, versions
 from experiments.studies.lab_set_up import REPOSITORY
-from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.config import LabConfig
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.text import format_count
 from hpcpace.lab.lab import Lab
-from hpcpace.studies.scaling import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
-from hpcpace.units import format_count
+from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
 
 _SCRIPT = REPOSITORY / "sbatch" / "scaling_study.sh"
 _NODES, _RANKS_PER_NODE, _LINK, _UPLINK = "1,4", "1", "1gbit", "2gbit"

@@ -18,12 +18,10 @@ from hpcpace.audit.findings import CANNOT_DETERMINE, FindingGroup, Severity, blo
 from hpcpace.audit.hardware import parsed
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.result import AuditResult, Binding, PathMatrix
-from hpcpace.audit.rulebook import BY_ID
-from hpcpace.audit.rules.table import Rule
-from hpcpace.audit.schema import plain
+from hpcpace.audit.rulebook import BY_ID, Rule
 from hpcpace.audit.tree import Unreadable
-from hpcpace.folding import folded
-from hpcpace.quoting import printable
+from hpcpace.core.codec import plain
+from hpcpace.core.text import folded, printable
 
 _KEYS = ("address", "name", "number", "rank", "index")
 # Facts that are new in every snapshot, or only say how it was taken.
@@ -84,7 +82,7 @@ def _facts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _facts(item, f"{path}/{key}" if path else str(key))
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+    elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
         for item in value:
             key = next((item[name] for name in _KEYS if isinstance(item, Mapping) and name in item), None)
             label = (
@@ -96,8 +94,9 @@ def _facts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    text = "unreadable" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return printable(text)[:120]
+    if isinstance(value, (list, tuple)):
+        value = " ".join(map(str, value))
+    return printable("unreadable" if value is None else str(value))[:120]
 
 
 MOST_LINES = 30

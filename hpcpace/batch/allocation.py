@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcpace.errors import UsageError, WorldError
-from hpcpace.quoting import shown
-from hpcpace.world.environment import expand_tasks_per_node
+from hpcpace.core.environment import expand_tasks_per_node
+from hpcpace.core.errors import UsageError, WorldError
+from hpcpace.core.text import shown
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from hpcpace.quoting import printable
-from hpcpace.world.environment import process_redaction
+from hpcpace.core.environment import process_redaction
+from hpcpace.core.text import printable
 
 TIMED_OUT = 124
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127

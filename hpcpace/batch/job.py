@@ -16,8 +16,8 @@ from hpcpace.batch.control import TIMED_OUT, JobControl
 from hpcpace.batch.launch import Launch, gpu_options
 from hpcpace.batch.mpi_type import mpi_option
 from hpcpace.batch.settings import BatchSettings, read_settings
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, UsageError
-from hpcpace.quoting import shown
+from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, UsageError
+from hpcpace.core.text import shown
 
 # An audit takes seconds; one that hangs, as on a dead node, must not hold up the job.
 _AUDIT_TIMEOUT_S = 120.0

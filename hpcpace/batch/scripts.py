@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from hpcpace.errors import UsageError
-from hpcpace.quoting import shown
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import shown
 
 _FOLDER = Path(__file__).with_name("scripts")
 # This line of a script is filled in with where hpcpace is.

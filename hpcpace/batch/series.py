@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcpace.batch.job import BatchJob, audit_first
-from hpcpace.errors import EXIT_OK, EXIT_USAGE, EXIT_WARNING, UsageError
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.setups import parse_layout
+from hpcpace.core.errors import EXIT_OK, EXIT_USAGE, EXIT_WARNING, UsageError
+from hpcpace.studies.setups import StudyFolder, parse_layout
 
 _MOST_FAILURES = 2
 

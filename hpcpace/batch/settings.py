@@ -1,4 +1,4 @@
-"""The environment variables that a batch job reads, in addition to the settings of hpcpace.config."""
+"""The environment variables that a batch job reads, in addition to the settings of hpcpace.core.config."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcpace.batch.allocation import whole_number
-from hpcpace.errors import UsageError
-from hpcpace.quoting import shown
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import shown
 
 AUDITS = ("off", "warn", "strict")
 BINDS = ("off", "auto")

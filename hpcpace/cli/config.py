@@ -1,4 +1,4 @@
-"""`hpcpace config`: the settings that hold here, and the source of each."""
+"""`hpcpace config` shows the settings that hold here; `hpcpace completion` completes in shells."""
 
 from __future__ import annotations
 
@@ -9,14 +9,36 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, headed, option
-from hpcpace.config_sources import DEFAULT, Resolved, resolve
-from hpcpace.config_values import sections
-from hpcpace.errors import UsageError
-from hpcpace.quoting import printable
-from hpcpace.world.environment import process_environ, process_redaction
+from hpcpace.core.config import Config
+from hpcpace.core.environment import process_environ, process_redaction
+from hpcpace.core.errors import UsageError
+from hpcpace.core.setting_values import sections
+from hpcpace.core.settings import DEFAULT, Resolved, resolve
+from hpcpace.core.text import printable
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_HPCPACE_COMPLETE"
+"""By this variable the shell asks for completions."""
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion_command(shell: str) -> None:
+    """Print the completion script of SHELL, to be read by its start-up file.
+
+    bash 4.4 or newer, in ~/.bashrc: eval "$(hpcpace completion bash)". zsh, in ~/.zshrc: eval "$(hpcpace completion
+    zsh)". fish, in ~/.config/fish/config.fish: hpcpace completion fish | source.
+    """
+    from hpcpace.cli import cli
+
+    found = get_completion_class(shell)
+    assert found is not None  # click has all of them
+    click.echo(found(cli, {}, "hpcpace", VARIABLE).source())
+
 
 _WIDTH = 80
 _VALUE_COLUMN, _ORIGIN_COLUMN = 24, 44
@@ -77,12 +99,19 @@ def _content(resolved: Resolved, chosen: tuple[str, ...], changed: bool) -> dict
         "settings": {
             section: {
                 key: {"value": _plain(value), "source": resolved.origin(section, key)}
-                for key, value in vars(getattr(resolved.config, section)).items()
+                for key, value in _values(resolved.config, section).items()
                 if not changed or resolved.origin(section, key) != DEFAULT
             }
             for section in chosen
         },
     }
+
+
+def _values(config: Config, section: str) -> dict[str, Any]:
+    if section == "thresholds":
+        table = config.thresholds.table()
+        return {f"{topic}.{name}": value for topic, values in table.items() for name, value in values.items()}
+    return dict(vars(getattr(config, section)))
 
 
 def _plain(value: Any) -> Any:

@@ -1,10 +1,14 @@
-"""`hpcpace lab`: boot a real Slurm with several hosts and a shaped network on this machine."""
+"""`hpcpace lab`: boot a real Slurm with several hosts on this machine, and inject faults.
+
+A command enters a lab by replacing itself with a copy that starts in the lab's namespaces.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,18 +17,216 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hpcpace.cli.commands import Group
-from hpcpace.cli.lab_fault import fault
-from hpcpace.cli.lab_inside import attach_inside, name_option
-from hpcpace.cli.options import PATH, headed, option, setting
-from hpcpace.config import LabConfig
-from hpcpace.config_sources import load_config
-from hpcpace.errors import EXIT_WARNING, UsageError
+from hpcpace.cli.options import PATH, Real, Whole, headed, option, setting, settings
+from hpcpace.core.config import LabConfig
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import EXIT_WARNING, UsageError
+from hpcpace.core.settings import load_config
+from hpcpace.core.text import format_rate, parse_rate
+from hpcpace.lab.environment import NAME_VARIABLE
+from hpcpace.lab.fault import InsideLab, LabFault
+from hpcpace.lab.fault_kinds import (
+    ChangeMtu,
+    FillDisk,
+    FlapLink,
+    KillHost,
+    KillRank,
+    LossyLink,
+    PauseHost,
+    SlowHost,
+    SlowLink,
+    Traffic,
+)
+from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import command_on
 from hpcpace.lab.lab import Lab, bring_down
-from hpcpace.lab.status import print_status, read_status, table_console
-from hpcpace.units import format_rate, parse_rate
-from hpcpace.world.environment import process_environ
+from hpcpace.lab.status import fault_words, print_faults, print_status, read_status, table_console
+
+name_option = option(
+    "--name",
+    metavar="NAME",
+    envvar=NAME_VARIABLE,
+    default=LabConfig().name,
+    show_default=True,
+    help="Use the lab of this name.",
+)
+
+
+def attach_inside(name: str) -> Lab:
+    """Return the lab of this name, seen from inside: a command that runs outside restarts itself in there.
+
+    Raises:
+        UsageError: the user is not root, or no such lab is up.
+    """
+    if os.geteuid() != 0:
+        raise UsageError(f"the lab needs root; this is user {os.geteuid()}: start it with sudo")
+    lab = Lab.attach(name)
+    if not lab.is_here:
+        again = lab.command([sys.executable, "-P", "-m", "hpcpace", *sys.argv[1:]])
+        os.execvpe(again[0], again, lab.environ())
+    return lab
+
+
+MAX_S = 1_000_000
+MAX_CORES = 1024
+
+
+@click.group(cls=Group)
+def fault() -> None:
+    """Inject, list and undo faults.
+
+    The log of truth has the beginning and end of each.
+    """
+
+
+_start = option("--start", type=Real(0, MAX_S), default=0.0, show_default=True, help="Begin after this many seconds.")
+_duration = option(
+    "--duration",
+    type=Real(0, MAX_S, is_open=True),
+    help="Undo it after this many seconds.",
+    show_default="until undone",
+)
+
+
+def _say(record: FaultRecord) -> None:
+    click.echo(" ".join(filter(None, fault_words(record))))
+
+
+def _add_fault(
+    kind: type[LabFault],
+    name: str,
+    words: str,
+    arguments: Mapping[str, Any],
+    *options: Callable[[Any], Any],
+    lasts: bool = True,
+) -> None:
+    """Add the command that injects faults of a kind.
+
+    Args:
+        kind: its fields are the arguments and options.
+        name: of the command.
+        words: help.
+        arguments: their types.
+        options: of this kind.
+        lasts: whether it has a duration.
+    """
+
+    def inject(name: str, start: float, duration: float | None = None, **values: Any) -> None:
+        lab = attach_inside(name)
+        _say(start_fault(InsideLab(lab.plan, lab.files), kind(**values), start_s=start, duration_s=duration))
+
+    added = headed("When, and in which lab", _start, *([_duration] if lasts else []), name_option)(inject)
+    added = headed("What", *options)(added)
+    for argument, type_ in reversed(list(arguments.items())):
+        added = click.argument(argument, type=type_)(added)
+    fault.command(name, help=words)(added)
+
+
+_HOST, _LINK = {"host": click.STRING}, {"link": click.STRING}
+_OF_LINK = "LINK is that of a host (n3) or the uplink of a leaf (leaf1)."
+_SECONDS = Real(0, MAX_S, is_open=True)
+_add_fault(
+    SlowHost,
+    "slow-host",
+    "Limit the processor time of HOST.",
+    _HOST,
+    option(
+        "--cores",
+        type=Real(0, MAX_CORES, is_open=True),
+        default=0.25,
+        help="Leave the host this many cores' worth of processor time.",
+    ),
+)
+_add_fault(
+    SlowLink,
+    "slow-link",
+    f"Lower the rate of LINK.\n\n{_OF_LINK}",
+    _LINK,
+    option("--rate", required=True, metavar="RATE", help="Lower the rate to this, like 100mbit."),
+)
+_add_fault(
+    FlapLink,
+    "flap-link",
+    "Take LINK down once in each period.",
+    _LINK,
+    option("--period", "period_s", type=_SECONDS, default=4.0, help="Take the link down once in this many seconds."),
+    option("--down", "down_s", type=_SECONDS, default=1.0, help="Keep the link down for this many seconds each time."),
+)
+_add_fault(
+    LossyLink,
+    "loss",
+    f"Drop packets on LINK at random.\n\n{_OF_LINK} Needs nft.",
+    _LINK,
+    option(
+        "--share",
+        type=Real(0, 1, is_open=True),
+        default=0.01,
+        help="Drop this share of the packets, in each direction.",
+    ),
+)
+_add_fault(
+    Traffic,
+    "traffic",
+    "Send background traffic between two hosts.\n\nIt goes over TCP from host SOURCE to host DESTINATION.",
+    {"source": click.STRING, "destination": click.STRING},
+    option("--rate", metavar="RATE", help="Send at this rate.", show_default="as fast as the network allows"),
+    option("--streams", type=Whole(1, 64), default=1, help="Send over this many TCP connections."),
+)
+_add_fault(PauseHost, "pause-host", "Freeze every process of HOST.", _HOST)
+_add_fault(
+    KillHost,
+    "kill-host",
+    "Kill everything on HOST at once, as a power cut does.\n\nUndoing the fault boots it again.",
+    _HOST,
+)
+_add_fault(
+    KillRank,
+    "kill-rank",
+    "Send a signal to RANK of the running JOB.",
+    {"job": Whole(1, (1 << 32) - 1), "rank": Whole(0)},
+    option("--signal", metavar="NAME", default="KILL", help="Send this signal."),
+    lasts=False,
+)
+_add_fault(
+    FillDisk,
+    "fill-disk",
+    "Fill the /tmp of HOST.",
+    _HOST,
+    option(
+        "--left", "left_bytes", type=Whole(0, 1 << 50), metavar="BYTES", default=0, help="Leave this many bytes free."
+    ),
+)
+_add_fault(
+    ChangeMtu,
+    "mtu",
+    "Give HOST a different MTU from the rest of the network.",
+    _HOST,
+    option("--size", "mtu", type=Whole(68, 65535), required=True, help="Set the MTU of its eth0 to this many bytes."),
+)
+
+
+@fault.command("list")
+@name_option
+@option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def list_faults(name: str, as_json: bool) -> None:
+    """Show all faults of the lab, the oldest first."""
+    records = fault_records(attach_inside(name).files)
+    if as_json:
+        click.echo(json.dumps([record.to_json() for record in records], indent=2))
+    elif records:
+        print_faults(table_console(), records)
+    else:
+        click.echo("no faults were injected")
+
+
+@fault.command()
+@click.argument("fault_id", metavar="FAULT")
+@name_option
+def undo(name: str, fault_id: str) -> None:
+    """Undo FAULT, like f2, or cancel it before it starts."""
+    lab = attach_inside(name)
+    _say(undo_fault(InsideLab(lab.plan, lab.files), fault_id))
 
 
 @click.group(cls=Group)
@@ -35,51 +237,41 @@ def command() -> None:
 @command.command()
 @headed(
     "Hosts",
-    setting("lab", "name", metavar="NAME", help="Name the lab; several can be up side by side."),
-    setting("lab", "hosts", type=int, help="Boot this many hosts: n1, n2, ..."),
-    setting(
-        "lab", "cpus_per_host", type=int, help="Let each host claim this many CPUs in Slurm, whatever the machine has."
+    setting("lab", "name", "Name the lab; several can be up side by side.", metavar="NAME"),
+    *settings(
+        "lab",
+        hosts="Boot this many hosts: n1, n2, ...",
+        cpus_per_host="Let each host claim this many CPUs in Slurm, whatever the machine has.",
     ),
     setting(
         "lab",
         "cpu_quota",
-        type=float,
+        "Give each host at most this many cores' worth of processor time.",
+        "unlimited",
         metavar="CORES",
-        default="unlimited",
-        help="Give each host at most this many cores' worth of processor time.",
     ),
-    setting("lab", "tmp_size", metavar="SIZE", help="Give each host a /tmp of this size, in memory."),
+    setting("lab", "tmp_size", "Give each host a /tmp of this size, in memory.", metavar="SIZE"),
     setting(
         "lab",
         "share",
+        "Show this folder below /tmp to all hosts, too; may be given several times.",
+        "the Python in use, hpcpace, the current folder",
         multiple=True,
         metavar="FOLDER",
-        default="the Python in use, hpcpace, the current folder",
-        help="Show this folder below /tmp to all hosts, too; may be given several times.",
     ),
-    setting(
-        "lab",
-        "clock_step_s",
-        type=int,
-        help="Set the clock of n1 ahead by this many seconds, that of n2 by twice as many, ...",
-    ),
+    *settings("lab", clock_step_s="Set the clock of n1 ahead by this many seconds, that of n2 by twice as many, ..."),
 )
 @headed(
     "Network",
-    setting(
+    *settings(
         "lab",
-        "leaves",
-        type=int,
-        help="Connect the hosts to this many leaf switches, in blocks, below one spine; at most as many as hosts.",
+        leaves="Connect the hosts to this many leaf switches, in blocks, below one spine; at most as many as hosts.",
     ),
     setting(
-        "lab",
-        "link",
-        metavar="RATE",
-        help="Shape the link from each host to its leaf, in each direction, like 10gbit.",
+        "lab", "link", "Shape the link from each host to its leaf, in each direction, like 10gbit.", metavar="RATE"
     ),
-    setting("lab", "uplink", metavar="RATE", help="Shape the link from each leaf to the spine, in each direction."),
-    setting("lab", "mtu", type=int, help="Set the largest packet of all links, in bytes."),
+    setting("lab", "uplink", "Shape the link from each leaf to the spine, in each direction.", metavar="RATE"),
+    *settings("lab", mtu="Set the largest packet of all links, in bytes."),
 )
 @headed(
     "Settings",

@@ -14,19 +14,28 @@ import click
 
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Whole, headed, option
-from hpcpace.config import MOST, PRESETS
-from hpcpace.errors import UsageError
-from hpcpace.studies.folder import OPEN, StudyFolder
-from hpcpace.studies.pacing_runs import DEFAULT_POLICIES, pacing_jobs
-from hpcpace.studies.scaling import FAULTS, OF_LAB, PLACEMENTS, ScalingFolder, results, scaling_runs
+from hpcpace.core.config import MAX, PRESETS
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import format_count
+from hpcpace.studies.jobs import (
+    DEFAULT_POLICIES,
+    FAULTS,
+    OF_LAB,
+    PLACEMENTS,
+    ScalingFolder,
+    pacing_jobs,
+    results,
+    scaling_runs,
+)
 from hpcpace.studies.setups import (
     NANO_CLUSTER_LAYOUTS,
+    OPEN,
     NanoCluster,
+    StudyFolder,
     model_size_setups,
     parse_layout,
     repeated,
 )
-from hpcpace.units import format_count
 
 MOST_REPETITIONS = 1000
 MOST_SHRINK = 1024
@@ -39,8 +48,8 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int
         numbers = tuple(map(int, text.split(",")))
     except ValueError:
         raise click.BadParameter(f"{text!r}: give whole numbers separated by commas") from None
-    if any(not 1 <= number <= MOST for number in numbers):
-        raise click.BadParameter(f"{text!r}: every number must be from 1 to {MOST}")
+    if any(not 1 <= number <= MAX for number in numbers):
+        raise click.BadParameter(f"{text!r}: every number must be from 1 to {MAX}")
     return numbers
 
 
@@ -62,11 +71,7 @@ _REPETITIONS = option(
     help="Run each set-up this often.",
 )
 _STEPS = option(
-    "--steps",
-    type=Whole(1),
-    default=_DEFAULT.steps,
-    show_default=True,
-    help="Measure this many steps per run.",
+    "--steps", type=Whole(1), default=_DEFAULT.steps, show_default=True, help="Measure this many steps per run."
 )
 _WARMUP_STEPS = option(
     "--warmup-steps",
@@ -153,11 +158,7 @@ def nano_cluster(study: Path, layouts: str, **values: Any) -> None:
 
     A study that has a plan keeps it.
     """
-    sweep = NanoCluster(
-        layouts=tuple(map(parse_layout, layouts.split(","))),
-        image_steps=values["steps"],
-        **values,
-    )
+    sweep = NanoCluster(layouts=tuple(map(parse_layout, layouts.split(","))), image_steps=values["steps"], **values)
     _write(study, "nano-cluster", repeated(sweep.setups(), sweep.repetitions))
 
 
@@ -272,11 +273,7 @@ def series(study: Path, layout: str) -> None:
 )
 def scaling(study: Path, placements: str, has_faults: bool, **values: Any) -> None:
     """Plan the scaling study in STUDY, or add to its plan."""
-    runs = scaling_runs(
-        placements=placements.split(","),
-        faults=tuple(FAULTS) if has_faults else (),
-        **values,
-    )
+    runs = scaling_runs(placements=placements.split(","), faults=tuple(FAULTS) if has_faults else (), **values)
     folder = ScalingFolder(study)
     folder.write_plan(runs)
     click.echo(f"{folder.plan_json}: {len(folder.runs())} runs, {len(folder.open_runs())} to do", err=True)
@@ -324,9 +321,9 @@ def verdicts(study: Path) -> None:
 
     The table shows what each report says next to what was injected.
     """
+    from hpcpace.core.text import printable
     from hpcpace.plots.files import console_for_tables
-    from hpcpace.quoting import printable
-    from hpcpace.report.terminal.layout import table
+    from hpcpace.report.terminal import table
 
     folder = ScalingFolder(study)
     found = results(folder)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.clocks.suspects import (
+from hpcpace.metrics.clock_suspects import (
     Contradictions,
     Suspect,
     contradictions,
@@ -19,15 +18,17 @@ from hpcpace.metrics.clocks.suspects import (
     pair_violations,
     proven_leads,
 )
-from hpcpace.metrics.operations.dependence import synchronises
+from hpcpace.metrics.common_clock import CommonClock
+from hpcpace.metrics.operations import synchronises
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS
 
-_MAX_VIOLATIONS = 10_000_000
-_MAX_SUSPECTS = 16
+_MAX_VIOLATIONS = 10_000_000  # memory: pairs of operations that are searched
+_MAX_SUSPECTS = 16  # display: hosts in summary.json
+_PARTS_PER_MILLION = 1e6  # format: units
 _ROUNDING_NS = RESOLUTION_NS["collectives"]["enter_ns"]
-# Device times are tied to the host's when a thread sees that the device is idle, and elapsed times come as float32.
 DEVICE_ERROR_NS = 100_000
+"""Format: error of device times. A thread that sees the device idle ties them to the host's; lengths are float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Causality:
         num_messages: messages received before they were sent.
         leads_ns: by how much the clock of node b is ahead of that of a at least, by (a, b).
         exit_node, enter_node, size_ns, allowed_ns: such rows, of the first operations that have some, each
-            (num_violations,), as `hpcpace.metrics.clocks.suspects.pair_violations` takes them.
+            (num_violations,), as `hpcpace.metrics.clock_suspects.pair_violations` takes them.
     """
 
     num_checked: int
@@ -109,7 +110,7 @@ def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality) -
     outside = np.concatenate([times.extrapolated for times in mapped] or [np.zeros(len(chosen), np.bool_)])
     residuals_ns = np.concatenate([np.abs(clock.residuals_ns()) for clock in clocks])
     drifts = [
-        abs(float(np.diff(clock.offset_ns[[0, -1]])[0] / np.diff(clock.local_ns[[0, -1]])[0])) * 1e6
+        abs(float(np.diff(clock.offset_ns[[0, -1]])[0] / np.diff(clock.local_ns[[0, -1]])[0])) * _PARTS_PER_MILLION
         for clock in clocks
         if clock.num_samples > 1
     ]

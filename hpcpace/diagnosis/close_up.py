@@ -14,23 +14,23 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import map_threads
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
-from hpcpace.metrics.causes.replay import StepGraph
-from hpcpace.metrics.causes.step_graph import step_graph
-from hpcpace.metrics.causes.what_if import Passes, own_work
-from hpcpace.metrics.clocks.common_clock import reference_times
-from hpcpace.metrics.lateness.data_variation import DataVariation, data_variation
-from hpcpace.metrics.lateness.segments import LocalWork, local_work
-from hpcpace.metrics.operations.waits import Blocks
+from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics.roles import DataVariation, data_variation
+from hpcpace.metrics.segments import LocalWork, local_work
+from hpcpace.metrics.step_graph import step_graph
 from hpcpace.metrics.steps import StepPanel, columns_of
-from hpcpace.parallel import map_threads
+from hpcpace.metrics.waits import Blocks
+from hpcpace.metrics.what_if import Passes, StepGraph, own_work
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.stream import TraceStream
 from hpcpace.trace.tables import RankTrace, join_tables
 
 MAX_OPERATIONS = 1_000_000
-"""Of all ranks together, about."""
-_NUM_STRETCHES, _MIN_STEPS = 8, 4
+"""Memory: operations of all ranks together, about."""
+_SLOT_BITS = 20  # format: of a number that combines the coordinates of a rank
+_NUM_STRETCHES, _MIN_STEPS = 8, 4  # memory: stretches of a long run that are taken apart, and steps of each
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _BLOCKED = (Phase.GRAD_SYNC, Phase.PACE)
 _OF_DATA = (Phase.FORWARD, Phase.BACKWARD)
@@ -170,5 +170,5 @@ def data_variation_of(close_up: CloseUp) -> DataVariation | None:
     return data_variation(
         np.array(panels).reshape(len(panels), len(_OF_DATA), num_steps, -1),
         np.array([header.pp for header in headers]),
-        np.array([header.dp * (1 << 20) + header.tp for header in headers]),
+        np.array([header.dp * (1 << _SLOT_BITS) + header.tp for header in headers]),
     )

@@ -12,20 +12,25 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.errors import TraceError
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, rank_operations
 from hpcpace.diagnosis.summary import Incomplete, IncompleteRank
-from hpcpace.errors import TraceError
-from hpcpace.metrics.contradictions import Contradiction, collectives_contradict
-from hpcpace.metrics.operations.incomplete import OpenOperation, open_operations
-from hpcpace.metrics.operations.lost_records import LostOperations, Records, lost_operations, records_of
-from hpcpace.metrics.operations.matching import RankOperations, gather_operations, select_rows
+from hpcpace.metrics.lost_operations import (
+    LostOperations,
+    OpenOperation,
+    Records,
+    lost_operations,
+    open_operations,
+    records_of,
+)
+from hpcpace.metrics.operations import RankOperations, gather_operations, select_rows
+from hpcpace.metrics.plausibility import Contradiction, collectives_contradict
 from hpcpace.trace.plausible import implausible, implausible_line
 from hpcpace.trace.schema import ExitKind
 from hpcpace.trace.stream import StoredTable, TooLarge, TraceStream
 from hpcpace.trace.tables import RankTrace, Table, join_tables
 
-_MAX_OPEN_SHOWN = 20
-_MAX_RANKS = 10_000
+_MAX_OPEN_SHOWN, _MAX_RANKS = 20, 10_000  # display: of operations and ranks in summary.json
 _NOTHING = LostOperations(num_operations=0, step=-1)
 _CHECKED_COLUMNS = {"op", "enter_ns", "exit_ns", "exit_kind"}
 

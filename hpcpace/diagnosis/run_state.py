@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.config import DiagnosisConfig
-from hpcpace.detail import MOST_STEPS
-from hpcpace.errors import TraceError
-from hpcpace.json_files import MOST_BYTES, read_json
-from hpcpace.quoting import printable, shown
-from hpcpace.rundir import Attempt
-from hpcpace.units import NS_PER_S
+from hpcpace.core.codec import MAX_BYTES, read_json
+from hpcpace.core.config import DiagnosisConfig
+from hpcpace.core.detail import MOST_STEPS
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_S, printable, shown
 
 if TYPE_CHECKING:
     from hpcpace.trace.tables import RankTrace
@@ -29,21 +28,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 
-# A flush a second, late by what a busy disk and the clock of a file server can take.
-_FRESH_S = 10.0
-_FRESH_FLUSHES = 5
-_MAX_LOOKED_AT = 4
-_USUAL_STEPS = 20
-_MAX_NS = (1 << 63) - 1
-# What no run has, and what is computed from it stays a number.
-_MAX_INTERVAL_S = 1e9
 NOT_REPORTED = "not reported"
-_MAX_TEXT = 200
-_MAX_DTYPE = 32
-_MAX_RATE = 1e15
-_MAX_RANKS = (1 << 31) - 1
+_FRESH_S, _FRESH_FLUSHES = 10.0, 5  # timing: a flush a second, and the delay of a busy disk and a file server's clock
+_USUAL_STEPS = 20  # timing: as `hpcpace.hang` takes an operation for a hang
+_MAX_LOOKED_AT = 4  # speed: traces that are opened for each run of a list
+_MAX_TEXT, _MAX_DTYPE = 200, 32  # display: letters
+# format: larger ones are damage, and what is computed from these stays a number
+_MAX_NS, _MAX_RANKS, _MAX_INTERVAL_S, _MAX_RATE = (1 << 63) - 1, (1 << 31) - 1, 1e9, 1e15
 
 
 class State(StrEnum):
@@ -91,7 +84,7 @@ class AttemptState:
 
 def read_start(attempt: Attempt, problems: list[str]) -> StartRecord:
     """Return what run.json says; a sentence is added to `problems` where it cannot be used."""
-    return read_json(attempt, attempt.run_json.name, _start, problems, most_bytes=MOST_BYTES) or StartRecord()
+    return read_json(attempt, attempt.run_json.name, _start, problems, most_bytes=MAX_BYTES) or StartRecord()
 
 
 def _start(content: Any) -> StartRecord:
@@ -320,7 +313,7 @@ def run_row(path: Path) -> RunRow:
     problems: list[str] = []
     attempt = attempts[-1]
     start = read_start(attempt, problems)
-    result = read_json(attempt, attempt.result_json.name, _result, problems, most_bytes=MOST_BYTES) or _Result()
+    result = read_json(attempt, attempt.result_json.name, _result, problems, most_bytes=MAX_BYTES) or _Result()
     report = read_json(run, run.summary_json.name, _report, problems) or _Report()
     # A report from before the attempt ended, or on another one, says nothing.
     if report.attempt != attempt.number or not (report.is_final or journals_of(attempt)):

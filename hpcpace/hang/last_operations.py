@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.hang.views import Channel
-from hpcpace.metrics.operations.table import ProcessGroup
+from hpcpace.metrics.operations import ProcessGroup
 from hpcpace.trace.schema import ExitKind, Op
 from hpcpace.trace.stream import StoredTable
 from hpcpace.trace.tables import RankTrace, Table, join_tables

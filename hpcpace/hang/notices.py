@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcpace.files import Folder
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import Attempt, json_text
+from hpcpace.core.text import shown
 from hpcpace.hang.rank_ranges import rank_ranges
 from hpcpace.hang.views import Doing
-from hpcpace.json_files import json_object, read_json
-from hpcpace.quoting import shown
-from hpcpace.rundir import Attempt, json_text
 from hpcpace.trace.header import MOST_RANKS
 
 SCHEMA = 1
 MOST_BYTES = 1 << 18
 """Of one notice: what does not fit is left out, other threads first."""
-_MOST_BYTES_READ = 4 * MOST_BYTES  # JSON of many small values is refused below that, see `hpcpace.json_files`
+_MOST_BYTES_READ = 4 * MOST_BYTES  # JSON of many small values is refused below that, see `hpcpace.core.codec`
 MAX_BYTES_OF_ALL = 1 << 28
 """Of all notices of an attempt: they take up to four times that in memory. 16,384 ranks may have 16 kB each."""
 _MOST_TEXT = 500
@@ -100,7 +100,7 @@ class Notice:
 
     Attributes:
         rank, host, pid: who wrote it.
-        host_key: equal on ranks that share a clock; see `hpcpace.world.environment.HostIdentity`.
+        host_key: equal on ranks that share a clock; see `hpcpace.core.environment.HostIdentity`.
         time_ns: time of the last look.
         unix_ns: when this was written, on the host's clock of the day.
         first_time_ns: time of the first look.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.from_traces import JobRecords
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Doing, FoundHang, Hang, HangKind, JobView
-from hpcpace.units import NS_PER_S
 
 USUAL_STEPS = 20
 """Usual steps that an operation must last before the job hangs."""

@@ -17,9 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hpcpace.files import Folder
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.hang.words import HangWords
-from hpcpace.rundir import Attempt, RunDirectory
 
 _MOST_TEXT = 2000
 

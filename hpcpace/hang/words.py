@@ -6,10 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from hpcpace.core.text import (
+    NS_PER_S,
+    format_bytes,
+    format_duration,
+    listed,
+    named_ranks,
+    plural,
+    printable,
+    rank_list,
+    shortened,
+)
 from hpcpace.hang.views import Call, Doing, Hang, HangKind, JobView, RankView
-from hpcpace.quoting import printable, shortened
-from hpcpace.units import NS_PER_S, format_bytes, format_duration
-from hpcpace.wording import listed, named_ranks, plural, rank_list
 
 _MOST_STACKS = 4
 _MOST_FRAMES = 4

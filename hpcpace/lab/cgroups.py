@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 
 _CONTROLLERS = ("cpu", "freezer")
 # Short, so that a limited host runs slowly instead of being stopped for most of a training step.

@@ -8,10 +8,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from hpcpace.errors import UsageError
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import UsageError
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.plan import LabPlan, read_config
-from hpcpace.world.environment import process_environ
 
 _PACKAGES = {
     "munged": "munge",

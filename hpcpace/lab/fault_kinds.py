@@ -12,13 +12,13 @@ from pathlib import Path
 
 import psutil
 
-from hpcpace.errors import HpcpaceError, UsageError
-from hpcpace.files import Folder
+from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.files import Folder
+from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab.environment import check_programs, lab_environ
 from hpcpace.lab.fabric import lose_packets, set_mtu, set_rate, set_up
 from hpcpace.lab.fault import HostFault, InsideLab, LabFault, Wait
 from hpcpace.lab.hosts import command_on, host_pid, kill_host, start_hosts
-from hpcpace.units import format_rate, parse_rate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.fault import InsideLab, Wait
 from hpcpace.lab.fault_kinds import KillHost
 from hpcpace.lab.faults import FaultRecord, end_faults_of, fault_records

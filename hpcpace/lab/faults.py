@@ -21,12 +21,12 @@ from typing import Any
 
 import psutil
 
-from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.rundir import write_json
 from hpcpace.lab.environment import lab_environ
 from hpcpace.lab.fault import InsideLab, LabFault
 from hpcpace.lab.fault_kinds import KINDS, KillHost
 from hpcpace.lab.files import LabFiles, writable_to_owner_only
-from hpcpace.rundir import write_json
 
 UNFINISHED = ("scheduled", "active")
 _TIMEOUT_S = 30.0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.cgroups import HostCgroup
 from hpcpace.lab.fabric import connect, set_up, shape, unplug
 from hpcpace.lab.files import LabFiles

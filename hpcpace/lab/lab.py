@@ -16,16 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError, UsageError
-from hpcpace.files import Folder
+from hpcpace.core.config import LabConfig
+from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import write_json
 from hpcpace.lab.cgroups import remove_cgroups, thaw_all
 from hpcpace.lab.environment import check_requirements, lab_environ
 from hpcpace.lab.files import BASE, LabFiles, check_base, writable_to_owner_only
 from hpcpace.lab.hosts import is_lab_host
 from hpcpace.lab.namespaces import Anchor, lab_command, start_anchor
 from hpcpace.lab.plan import LabPlan, TruthLog, read_config, write_config
-from hpcpace.rundir import write_json
 
 Progress = Callable[[str, int, int], None]
 _TMP = Path("/tmp")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab import anchor as anchor_program
 
 # util-linux's nsenter starts in the root folder, so a shell changes back to the caller's folder.

@@ -16,12 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hpcpace.config import LabConfig
-from hpcpace.errors import UsageError
+from hpcpace.core.config import LabConfig
+from hpcpace.core.errors import UsageError
+from hpcpace.core.redaction import Redaction
+from hpcpace.core.rundir import write_json
+from hpcpace.core.text import parse_rate, parse_size
 from hpcpace.lab.files import LabFiles
-from hpcpace.redaction import Redaction
-from hpcpace.rundir import write_json
-from hpcpace.units import parse_rate, parse_size
 
 
 def write_config(files: LabFiles, config: LabConfig) -> None:

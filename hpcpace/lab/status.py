@@ -16,7 +16,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.text import format_bytes, format_rate
 from hpcpace.lab.environment import lab_environ
 from hpcpace.lab.fabric import LinkCounters, read_counters
 from hpcpace.lab.faults import UNFINISHED, FaultRecord, fault_records
@@ -24,7 +25,6 @@ from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import has_slurmd, host_pid
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.plan import LabPlan
-from hpcpace.units import format_bytes, format_rate
 
 _WELL = ("idle", "mixed", "allocated", "completing")
 

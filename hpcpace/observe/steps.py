@@ -1,25 +1,144 @@
-"""Where the steps of a job end that never says so: found in the order of backward passes and optimizers.
+"""Where steps end in a job that never says so: found from optimizers and backward passes.
 
 An *update* is what optimizers do between two backward passes. The updates of a job repeat: one of Adam, or one of the
 discriminator's optimizer and then one of the generator's. One period of that sequence is a step. Until it is known,
 each optimizer leaves a mark; the marks are then assigned to steps, and the rows between them get their numbers. After
-that a step ends in the moment in which the last optimizer of a period returns, in the same place on all ranks.
+that a step ends when the last optimizer of a period returns, at the same place on all ranks.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hpcpace.observe.step_source import Pattern, StepFrom, StepSource
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import plural
 
+_FORM = re.compile(r"(auto)|(optimizer|backward)(?::([1-9][0-9]{0,5}))?")
 # A period that has not shown itself after so many updates is not awaited any longer.
-_MOST_UPDATES = 64
+_MAX_UPDATES = 64
 # Optimizers that exist and have not stepped are awaited this long: a generator may step in every fifth iteration only.
 _UPDATES_FOR_IDLE = 8
 # So many updates without any backward pass are no preparation: the gradients come from elsewhere.
 _UPDATES_WITHOUT_BACKWARD = 4
+
+
+@dataclass(frozen=True)
+class StepFrom:
+    """What ends a step.
+
+    Attributes:
+        kind: auto, optimizer or backward.
+        count: how many of them end a step.
+    """
+
+    kind: str = "auto"
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> StepFrom:
+        """Return what a text like `auto`, `backward` or `optimizer:2` means.
+
+        Raises:
+            UsageError: it means nothing.
+        """
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise UsageError(f"step_from is {text!r}: use auto, optimizer, backward, optimizer:N or backward:N")
+        return cls(match[1] or match[2], int(match[3] or 1))
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the job shows what ends a step."""
+        return self.kind == "auto"
+
+    @property
+    def evidence(self) -> str:
+        """The choice in words."""
+        one, end = ("backward pass", "es") if self.kind == "backward" else ("optimizer step", "s")
+        return f"every {one if self.count == 1 else f'{self.count} {one}{end}'}, as asked for"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """The updates that repeat with each step.
+
+    Attributes:
+        updates: the optimizers of each update, in the order in which they step.
+        names: their classes.
+        is_regular: whether the sequence repeats; otherwise steps end with the commonest update. Without optimizers,
+            whether the parameters can be seen to change.
+        num_backward: backward passes for each update, rounded.
+    """
+
+    updates: tuple[tuple[Hashable, ...], ...]
+    names: tuple[tuple[str, ...], ...] = ()
+    is_regular: bool = True
+    num_backward: int = 1
+
+    @property
+    def is_by_backward(self) -> bool:
+        """Whether no optimizer steps."""
+        return not self.updates
+
+    @property
+    def kind(self) -> str:
+        """What ends a step: optimizer or backward."""
+        return "backward" if self.is_by_backward else "optimizer"
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]:
+        """The optimizers of a whole period."""
+        return tuple(key for update in self.updates for key in update)
+
+    @property
+    def evidence(self) -> str:
+        """The pattern in words."""
+        if self.is_by_backward and not self.is_regular:
+            return "no torch optimizer steps and no parameters are seen; each backward pass ends a step"
+        if self.is_by_backward:
+            return "no torch optimizer steps; parameters or gradients change between a backward pass and the next batch"
+        if not self.is_regular:
+            return f"optimizers step in no regular order; each step of {_listed(self.names[0])} ends a step"
+        if len(self.updates) > 1:
+            parts = " then ".join(_listed(update) for update in self.names)
+            return f"{parts}, in turn, each after its own backward pass"
+        passes = "each backward pass" if self.num_backward == 1 else f"{self.num_backward} backward passes"
+        return f"{_listed(self.names[0])}, {f'after {passes}' if self.num_backward else 'with no backward pass seen'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSource:
+    """How steps are found.
+
+    Attributes:
+        kind: optimizer, backward, or unknown.
+        evidence: what was seen, in words.
+        num_steps: steps found so far.
+        num_irregular: updates out of order.
+    """
+
+    kind: str
+    evidence: str
+    num_steps: int = 0
+    num_irregular: int = 0
+
+    def __str__(self) -> str:
+        irregular = f"; {plural(self.num_irregular, 'update')} out of order" if self.num_irregular else ""
+        return f"{plural(self.num_steps, 'step')} by {self.kind}: {self.evidence}{irregular}"
+
+    def after(self, num_steps: int) -> StepSource:
+        """Return the same after further steps."""
+        return replace(self, num_steps=self.num_steps + num_steps)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """Return optimizers that step together, each class once: `2 x Adam and SGD`."""
+    counts = Counter(names)
+    return " and ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 
 class StepSink(Protocol):
@@ -115,22 +234,20 @@ class StepFinder:
         """
         if not self._has_backward or (changed := has_changed()) is False:
             return
-        self._begin_to_follow_updates(sees_changes=changed is not None)
+        if self._pattern is None:
+            self._settle(Pattern(updates=(), is_regular=changed is not None))
         self._has_backward = False
         self._end_step(now_ns)
 
     def finish(self) -> None:
         """Decide what is still open, at the end of the job."""
         if self.follows_updates and self._has_backward:
-            self._begin_to_follow_updates(sees_changes=False)
+            if self._pattern is None:
+                self._settle(Pattern(updates=(), is_regular=False))
             self._end_step(self._last_backward_ns)
         elif self._marks:
             self._settle(self._likely_pattern())
         self._tell()
-
-    def _begin_to_follow_updates(self, *, sees_changes: bool) -> None:
-        if self._pattern is None:
-            self._settle(Pattern(updates=(), is_regular=sees_changes))
 
     def _count(self, end_ns: int) -> None:
         self._num_counted += 1
@@ -165,14 +282,14 @@ class StepFinder:
                 if len(updates) < _UPDATES_FOR_IDLE and self.count_idle():
                     return None
                 return self._pattern_of(updates[:length])
-        return self._likely_pattern() if self._ever_backward and len(updates) >= _MOST_UPDATES else None
+        return self._likely_pattern() if self._ever_backward and len(updates) >= _MAX_UPDATES else None
 
     def _likely_pattern(self) -> Pattern:
         """Return the best guess where no period shows: all until the first optimizer returns, or the commonest."""
         updates = self._updates()
         if not updates:
             return self._pattern_of([(self._marks[0].key,)])
-        if len(updates) < _MOST_UPDATES:
+        if len(updates) < _MAX_UPDATES:
             length = next((i for i in range(1, len(updates)) if updates[i] == updates[0]), len(updates))
             return self._pattern_of(updates[:length])
         return self._pattern_of([max(updates, key=updates.count)], is_regular=False)
@@ -204,9 +321,8 @@ class StepFinder:
         self._tell()
 
     def _follow(self, mark: _Mark, pattern: Pattern) -> None:
-        if mark.begins_update and not pattern.knows(mark.key) and pattern.is_regular:
-            self._learn(mark)  # another optimizer has come in: the sequence is found anew from here on
-        elif self._marks:
+        has_come_in = mark.begins_update and mark.key not in pattern.keys and pattern.is_regular
+        if has_come_in or self._marks:  # the sequence is found anew from the new optimizer on
             self._learn(mark)
         elif self._advance(mark, pattern):
             self._end_step(mark.end_ns)
@@ -233,6 +349,6 @@ class StepFinder:
         if self._pattern is not None:
             kind, evidence = self._pattern.kind, self._pattern.evidence
         if kind != "auto":
-            self.source = self.source.found(kind, evidence, self._num_irregular)
+            self.source = replace(self.source, kind=kind, evidence=evidence, num_irregular=self._num_irregular)
         if self.sink is not None:
             self.sink.tell_source(self.source)

@@ -1,4 +1,4 @@
-"""The pacing of one rank, from its first step to its last: it searches for the pacing point, then paces there.
+"""The pacing of one rank, first step to last: it searches for the pacing point, then paces.
 
 The observers call `arrive` where the rank is about to be blocked and `leave` where it is released; the session says
 where steps begin and end. Any error in here ends pacing on all ranks with one warning, never the job.
@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from hpcpace.pace.active import ActivePacing, PacerClocks, PacingTrace
-from hpcpace.pace.arrivals import Arrival
-from hpcpace.pace.choice import choose
+from hpcpace.core.config import PaceSettings
+from hpcpace.pace.choice import PointSearch, RankProfile, RankReport, choose
 from hpcpace.pace.coschedule import CollectionCount, CollectionSchedule, CollectionWatch
-from hpcpace.pace.exchange import Exchange
-from hpcpace.pace.mechanisms import RankProfile
-from hpcpace.pace.pacing_record import PacingRecord
-from hpcpace.pace.point_search import PointSearch, RankReport
-from hpcpace.pace.precise_sleep import PreciseSleep
-from hpcpace.pace.settings import PaceSettings
+from hpcpace.pace.record import PacingRecord
+from hpcpace.pace.rounds import Arrival, Exchange, PacerClocks, PacingTrace, PreciseSleep, Rounds
 from hpcpace.trace.schema import StepFlag
 
 
@@ -63,7 +59,7 @@ class Pacer:
         self._counts: dict[str, int] = defaultdict(int)
         self._watch = CollectionWatch()
         self._schedule = CollectionSchedule()
-        self._active: ActivePacing | None = None
+        self._active: Rounds | None = None
         self._record = PacingRecord(policy=settings.policy)
         self._is_over = exchange is None
         self._has_failed = False
@@ -162,7 +158,7 @@ class Pacer:
         self._counts[kind] = index + 1
         name = f"{kind} {index}"
         if on_device:
-            self._search.profile = self._search.profile.on_device()
+            self._search.profile = replace(self._search.profile, waits_on_device=True)
             return None
         if self._active is not None:
             return self._active.arrive(name) if name == self._active.point else None
@@ -185,7 +181,7 @@ class Pacer:
             self._end(choice.obstacle)
             return
         self._watch.counts[False] = CollectionCount()  # the first steps of a job are not like the others
-        self._active = ActivePacing(
+        self._active = Rounds(
             choice,
             rank=self._rank,
             exchange=exchange,

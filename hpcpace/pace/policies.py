@@ -1,4 +1,4 @@
-"""The policies that delay ranks: slack (see `controller`), the published rule in two readings, and taking turns.
+"""The policies that delay ranks: slack, the published rule in two readings, taking turns.
 
 The published rule is that of Gopalan and Ali, "When Scaling Fails" (arXiv 2603.04424), which delays early ranks by a
 bounded time. The paper leaves open which quantity triggers the delay and how long it is: both readings are here as
@@ -13,9 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from hpcpace.pace.controller import Controller, UsualPattern
-from hpcpace.pace.measurement import Measurement
-from hpcpace.pace.settings import PaceSettings
+from hpcpace.core.config import PaceSettings
+from hpcpace.pace.controller import Controller, Measurement, UsualPattern
 from hpcpace.trace.schema import PaceArm
 
 _NUM_STEPS_OF_MEDIAN = 64
@@ -183,7 +182,7 @@ def make_policy(name: str, settings: PaceSettings, *, index: int = 0, num_member
     """Return a policy by its name in the settings.
 
     Args:
-        name: one of `hpcpace.pace.settings.POLICIES`, except auto, which chooses one of the others.
+        name: one of `hpcpace.core.config.POLICIES`, except auto, which chooses one of the others.
         settings: its parameters.
         index: position of this rank among those that it meets.
         num_members: number of these ranks.

@@ -1,32 +1,108 @@
-"""The trial that a policy must pass in the running job: a pure state machine, durations in, arms out.
+"""The trial that a policy must pass in the running job: a pure state machine.
 
 First come pairs of blocks that are both unpaced (aa) and must show no effect, then pairs of a paced and an unpaced
 block, in an order drawn from a seed that all ranks share. Each pair gives y = ln(T_off / T_on) from the mean durations
 of its blocks' steps. All ranks feed in the same numbers, so they decide alike without a message.
+
+The effect is checked after each pair, with one error probability for all checks together. With n values the t statistic
+is brought to the scale of a normal one (Wallace 1959, "Bounds on normal approximations to Student's and the chi-square
+distributions") and compared with one constant for all looks (Pocock 1977, "Group sequential methods in the design and
+analysis of clinical trials"), which follows from simulated sequences.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from math import log
+from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from hpcpace.pace.sequential import Interval, interval
-from hpcpace.pace.settings import LEAST_PAIRS, PaceSettings
+from hpcpace.core.config import MIN_PAIRS, PaceSettings
 from hpcpace.trace.schema import PaceArm
+
+_NUM_SEQUENCES = 20_000
+_SEED = 20260101
+# Power with which the smallest detectable effect is detected.
+POWER = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A mean with an interval that holds at all looks simultaneously.
+
+    Attributes:
+        mean: of the values so far.
+        low, high: the interval.
+        detectable: the smallest true mean that such an interval distinguishes from 0 with a power of 80 %.
+        num_values: number of values.
+    """
+
+    mean: float
+    low: float
+    high: float
+    detectable: float
+    num_values: int
+
+    @property
+    def halfwidth(self) -> float:
+        """Half of the interval's length."""
+        return (self.high - self.low) / 2
+
+
+def interval(values: Sequence[float], *, first: int, last: int, level: float) -> Interval:
+    """Return the mean of some values with the interval of this look.
+
+    Args:
+        values: float, (num_values,), at least 2 of them.
+        first: number of values at the first look.
+        last: number of values at the last one; looks come after each value.
+        level: probability that any of the intervals misses the true mean.
+    """
+    num_values = len(values)
+    mean = float(np.mean(values))
+    error = float(np.std(values, ddof=1)) / math.sqrt(num_values)
+    # The t of so many degrees of freedom that corresponds to the normal deviate.
+    freedom = num_values - 1
+    scaled = looks_constant(first, last, level) * (8 * freedom + 3) / (8 * freedom + 1)
+    bound = math.sqrt(freedom * math.expm1(scaled**2 / freedom))
+    seen = (bound + NormalDist().inv_cdf(POWER)) * error
+    return Interval(
+        mean=mean, low=mean - bound * error, high=mean + bound * error, detectable=seen, num_values=num_values
+    )
+
+
+@cache
+def looks_constant(first: int, last: int, level: float) -> float:
+    """Return the normal deviate that the largest look exceeds with this probability if there is no effect.
+
+    Args:
+        first, last: number of values at the first and last look.
+        level: that probability, two-sided.
+    """
+    values = np.random.default_rng(_SEED).standard_normal((_NUM_SEQUENCES, last))
+    counts = np.arange(1, last + 1)
+    means = np.cumsum(values, axis=1) / counts
+    squares = np.cumsum(values**2, axis=1) - counts * means**2
+    seen = slice(first - 1, last)
+    freedom = counts[seen] - 1
+    t_squared = means[:, seen] ** 2 * counts[seen] * freedom / squares[:, seen]
+    deviates = (8 * freedom + 1) / (8 * freedom + 3) * np.sqrt(freedom * np.log1p(t_squared / freedom))
+    return float(np.quantile(deviates.max(axis=1), 1 - level))
+
 
 _AA_LEVEL = 0.01
 _HARM_SHARE = 0.05
 # Three would do for one block, but a trial checks twenty or more: without any effect 1 in 11 trials stopped. With four,
 # 1 in 36 of those stopped that also see rare long steps.
 _HARM_STANDARD_DEVIATIONS = 4.5
-_LEAST_BLOCKS_OF_HARM = 3
+_MIN_BLOCKS_OF_HARM = 3
 
 
 class TrialOutcome(StrEnum):
@@ -224,7 +300,7 @@ class Trial:
         center_ns = float(np.median(usual_ns))
         slower = mean_ns / center_ns - 1
         self._worst = slower if self._worst != self._worst else max(self._worst, slower)
-        if slower <= _HARM_SHARE or len(usual_ns) < _LEAST_BLOCKS_OF_HARM:
+        if slower <= _HARM_SHARE or len(usual_ns) < _MIN_BLOCKS_OF_HARM:
             return
         # A few long steps, which also occur without pacing, do not make most steps longer.
         if median_ns / float(np.median(self._medians_ns)) - 1 <= _HARM_SHARE:
@@ -241,7 +317,7 @@ class Trial:
         if not first.steps_ns or not second.steps_ns:
             return
         off, on = (second, first) if first.is_treated else (first, second)
-        effect = log(_mean(off.steps_ns) / _mean(on.steps_ns))
+        effect = math.log(_mean(off.steps_ns) / _mean(on.steps_ns))
         if off.arm == PaceArm.AA:
             self._aa_effects.append(effect)
             self._judge_aa()
@@ -256,7 +332,7 @@ class Trial:
             self._outcome = TrialOutcome.NO_CLAIM
 
     def _judge(self) -> None:
-        if len(self._effects) < LEAST_PAIRS:
+        if len(self._effects) < MIN_PAIRS:
             return
         found = self._interval()
         assert found is not None
@@ -271,7 +347,7 @@ class Trial:
         if len(self._effects) < 2:
             return None
         # Before the first look the interval is only shown, with its bound; nothing is decided on it.
-        return interval(self._effects, first=LEAST_PAIRS, last=self._settings.max_pairs, level=self._settings.level)
+        return interval(self._effects, first=MIN_PAIRS, last=self._settings.max_pairs, level=self._settings.level)
 
     def _aa_interval(self) -> Interval | None:
         num_pairs = self._settings.aa_pairs

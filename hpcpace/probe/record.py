@@ -7,20 +7,216 @@ nanoseconds, sizes bytes, rates bytes per second.
 from __future__ import annotations
 
 import errno
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import hpcpace
-from hpcpace.audit.schema import decoded, plain
-from hpcpace.errors import ProbeError, SnapshotError
-from hpcpace.files import read_file
-from hpcpace.json_files import MIN_VALUE_BYTES, check_values
-from hpcpace.probe.copies_record import CopiesRecord
-from hpcpace.probe.noise_record import NoiseRecord
-from hpcpace.probe.pair_record import PairsRecord
-from hpcpace.quoting import printable, shown
+from hpcpace.core.codec import MIN_VALUE_BYTES, WrongValue, check_values, convert, parse_json, plain
+from hpcpace.core.errors import ProbeError
+from hpcpace.core.files import read_file
+from hpcpace.core.text import printable, shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRate:
+    """How fast the cores of one NUMA node copy within its memory.
+
+    Attributes:
+        host: its name.
+        numa_node: number of the node, as Linux counts.
+        num_threads: cores that copied at once, one thread each.
+        rate: read and written together, as STREAM's copy counts, bytes per second.
+    """
+
+    host: str
+    numa_node: int
+    num_threads: int
+    rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRate:
+    """How fast a device copies from and to the memory of one NUMA node.
+
+    Attributes:
+        host: its name.
+        device: number of the device, as the rank sees it.
+        bus_id: its PCI address; empty if unknown.
+        numa_node: node whose memory it copies from and to.
+        is_pinned: whether that memory is pinned.
+        to_device, from_device: bytes per second.
+        limit: of its PCIe link, bytes per second; None if unknown.
+    """
+
+    host: str
+    device: int
+    bus_id: str
+    numa_node: int
+    is_pinned: bool
+    to_device: float
+    from_device: float
+    limit: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesRecord:
+    """Rates of copies on all hosts.
+
+    Attributes:
+        memory: by host and NUMA node.
+        devices: by host, device, NUMA node, pinned first.
+        notes: what was not measured, and why.
+    """
+
+    memory: tuple[MemoryRate, ...] = ()
+    devices: tuple[DeviceRate, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreFigures:
+    """What kept one core from its work.
+
+    Attributes:
+        share: part of the time that detours cost.
+        longest_ns: what the longest detour cost.
+        num_detours: how many there were.
+        quantum_ns: usual time of a piece of work.
+        resolution_ns: shortest detour that shows.
+        span_ns: time measured.
+        period_ns: distance of detours that recur; None if they do not.
+        period_share: part of the time that these cost; None likewise.
+    """
+
+    share: float
+    longest_ns: float
+    num_detours: int
+    quantum_ns: float
+    resolution_ns: float
+    span_ns: int
+    period_ns: float | None
+    period_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreNoise:
+    """The noise of one core of a host.
+
+    Attributes:
+        host: its name.
+        cpu: number of the core, as Linux counts.
+        figures: what was found.
+    """
+
+    host: str
+    cpu: int
+    figures: CoreFigures
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseRecord:
+    """The noise of all cores that the ranks may use.
+
+    Attributes:
+        cores: in the order of hosts and cores.
+        notes: what has to be known to read them, such as that hosts share a machine.
+    """
+
+    cores: tuple[CoreNoise, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRow:
+    """Two hosts in one round.
+
+    Attributes:
+        first, second: names of the hosts.
+        is_apart: whether no other pair of the round shared a link with them.
+        forward: rate of data from the first to the second host, bytes per second; None if not measured.
+        backward: rate from the second to the first host.
+        least_ns, p50_ns, p99_ns: half round trips of 8 bytes; None if not measured.
+        problem: why something was not measured; empty if all was.
+    """
+
+    first: str
+    second: str
+    is_apart: bool
+    forward: float | None
+    backward: float | None
+    least_ns: float | None = None
+    p50_ns: float | None = None
+    p99_ns: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectionRow:
+    """What the hosts of one leaf switch sent to those of another one, all at once.
+
+    Attributes:
+        source, target: names of the leaf switches.
+        num_pairs: pairs of hosts.
+        rate: of all pairs together, bytes per second.
+        possible: what the links of these hosts allow, by what they reached alone, bytes per second.
+    """
+
+    source: str
+    target: str
+    num_pairs: int
+    rate: float
+    possible: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFinding:
+    """A slow link, or links of which one is slow.
+
+    Attributes:
+        kind: `link` if it is this one, `unclear` if it is one of `names`, `between` if it is neither host's link but
+            something between the two.
+        names: hosts, or uplinks as `leaf2 uplink`.
+        way: `sends`, `receives` or `both`; of a pair, `sends` means from the first to the second.
+        measure: `rate`, `bisection` (a rate of many hosts together) or `latency`.
+        value: what it reaches, bytes per second or nanoseconds.
+        usual: what its kind usually reaches.
+        words: all of this in a sentence.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    way: str
+    measure: str
+    value: float
+    usual: float
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsRecord:
+    """What the pairs of hosts reached.
+
+    Attributes:
+        carrier: what carried the data, such as `TCP over eth0`.
+        usual: what a host's link usually reaches, bytes per second; None if nothing was measured.
+        usual_of_limit: that by what the hosts' interfaces allow; None if they do not say.
+        usual_latency_ns: the usual least half round trip; None if nothing was measured.
+        rows: in the order measured.
+        bisections: sums over uplinks; empty where the network is unknown.
+        findings: slow links, certain ones first.
+        note: why nothing, or not everything, could be told; empty otherwise.
+    """
+
+    carrier: str
+    usual: float | None = None
+    usual_of_limit: float | None = None
+    usual_latency_ns: float | None = None
+    rows: tuple[PairRow, ...] = ()
+    bisections: tuple[BisectionRow, ...] = ()
+    findings: tuple[LinkFinding, ...] = ()
+    note: str = ""
+
 
 SCHEMA = "hpcpace-probe/1"
 MOST_BYTES = 1 << 26
@@ -235,8 +431,8 @@ def probe_from(content: str | bytes, name: str = "the file") -> ProbeRecord:
     try:
         encoded = content.encode() if isinstance(content, str) else content
         check_values(encoded, MOST_BYTES // MIN_VALUE_BYTES)
-        document = json.loads(encoded, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(encoded)
+    except ValueError as error:
         reason = printable(str(error))[:100]
         raise ProbeError(f"{name} is cut off or not JSON ({reason}): save the probe again with --json") from None
     schema = document.get("schema") if isinstance(document, dict) else None
@@ -248,9 +444,9 @@ def probe_from(content: str | bytes, name: str = "the file") -> ProbeRecord:
         seen = printable(schema[:60])
         raise ProbeError(f"{name} has schema {seen}; hpcpace {hpcpace.__version__} reads {SCHEMA}: probe again")
     try:
-        record: ProbeRecord = decoded(ProbeRecord, document)
+        record = convert(document, ProbeRecord)
         _check(record)
-    except SnapshotError as error:
+    except WrongValue as error:
         raise ProbeError(f"{name} is damaged: {error}") from None
     return record
 
@@ -273,18 +469,14 @@ def _check(record: ProbeRecord) -> None:
     """Refuse what its types allow and no probe writes.
 
     Raises:
-        SnapshotError: naming the field.
+        WrongValue: naming the field.
     """
     for row in record.sweep:
         if not (0 < row.p50_ns <= row.p95_ns <= row.p99_ns and row.size_bytes > 0 and row.num_ranks > 0):
-            raise SnapshotError(f"sweep has a row with p50_ns {row.p50_ns:g} and size_bytes {row.size_bytes}")
+            raise WrongValue(f"sweep has a row with p50_ns {row.p50_ns:g} and size_bytes {row.size_bytes}")
         if not all(time_ns > 0 for time_ns in row.rounds_ns):
-            raise SnapshotError(f"sweep has a row of which a round took {min(row.rounds_ns):g} ns")
+            raise WrongValue(f"sweep has a row of which a round took {min(row.rounds_ns):g} ns")
     for law in record.laws:
         starts = [piece.from_bytes for piece in law.pieces]
         if not 0 < len(starts) <= MAX_PIECES or starts[0] > 0 or starts != sorted(starts):
-            raise SnapshotError(f"laws has one of {shown(law.op)} whose {len(starts)} pieces begin at {shown(starts)}")
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not valid JSON")
+            raise WrongValue(f"laws has one of {shown(law.op)} whose {len(starts)} pieces begin at {shown(starts)}")

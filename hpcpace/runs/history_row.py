@@ -1,22 +1,27 @@
-"""One line of a history: when a run began, what it was, how fast it was, and how slow each of its hosts was."""
+"""One line of a history: a run with its speed and that of its hosts; and lines of one series.
+
+A series has the runs of one job that do the same work in one layout.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import log
 from statistics import fmean, median
-from typing import Any
+from typing import Annotated, Any
 
-from hpcpace.quoting import shown
+from msgspec import Meta
+
+from hpcpace.core.codec import Count, Text
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.runs.work import compared_work
+from hpcpace.runs.work import compared_work, usual_batches
 
-_MOST_TEXT = 500
-_MOST_HOSTS = 100_000
-_MOST_LOG = 20.0
-_MOST = 1e300
-_MOST_LOG_NS = 50.0
+# Bounds of what an index may say: exponentials and differences of these stay finite.
+_Speed = Annotated[float, Meta(gt=0, lt=1e300)]
+_LogRatio = Annotated[float, Meta(gt=-20, lt=20)]
+_LogTime = Annotated[float, Meta(gt=-50, lt=50)]
+_Hosts = Annotated[tuple[Text, ...], Meta(max_length=100_000)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +48,24 @@ class HistoryRow:
         mode: of its verdict; empty where unknown.
     """
 
-    run: str
-    begun_unix_ns: int
-    job: str
-    kind: str
-    p50_ns: float
-    mean_ns: float
-    work: Mapping[str, str] = field(default_factory=dict)
-    samples_per_step: float = 0.0
-    identity: str = ""
-    samples_per_s: float | None = None
-    samples_unit: str = ""
-    num_ranks: int = 0
-    num_nodes: int = 0
-    hosts: tuple[str, ...] = ()
-    slowness: Mapping[str, float] = field(default_factory=dict)
-    own_work: Mapping[str, float] = field(default_factory=dict)
-    first_host: str = ""
-    mode: str = ""
+    run: Text
+    begun_unix_ns: Count
+    job: Text
+    kind: Text
+    p50_ns: _Speed
+    mean_ns: _Speed
+    work: Mapping[Text, Text] = field(default_factory=dict)
+    samples_per_step: Annotated[float, Meta(ge=0, lt=1e300)] = 0.0
+    identity: Text = ""
+    samples_per_s: _Speed | None = None
+    samples_unit: Text = ""
+    num_ranks: Count = 0
+    num_nodes: Count = 0
+    hosts: _Hosts = ()
+    slowness: Mapping[Text, _LogRatio] = field(default_factory=dict)
+    own_work: Mapping[Text, _LogTime] = field(default_factory=dict)
+    first_host: Text = ""
+    mode: Text = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -99,35 +104,6 @@ def row_of(measured: MeasuredRun, run: str, begun_unix_ns: int) -> HistoryRow:
     )
 
 
-def row_from_json(content: Any) -> HistoryRow:
-    """Return a line that an index holds.
-
-    Raises:
-        ValueError, TypeError, KeyError, AttributeError: it is none.
-    """
-    rate = content["samples_per_s"]
-    return HistoryRow(
-        run=_text(content["run"]),
-        begun_unix_ns=_count(content["begun_unix_ns"]),
-        job=_text(content["job"]),
-        kind=_text(content["kind"]),
-        work={_text(name): _text(value) for name, value in content["work"].items()},
-        samples_per_step=_positive(content["samples_per_step"]) if content["samples_per_step"] else 0.0,
-        identity=_text(content["identity"]),
-        p50_ns=_positive(content["p50_ns"]),
-        mean_ns=_positive(content["mean_ns"]),
-        samples_per_s=None if rate is None else _positive(rate),
-        samples_unit=_text(content["samples_unit"]),
-        num_ranks=_count(content["num_ranks"]),
-        num_nodes=_count(content["num_nodes"]),
-        hosts=tuple(map(_text, _list(content["hosts"])[:_MOST_HOSTS])),
-        slowness={_text(host): _log(value) for host, value in content["slowness"].items()},
-        own_work={_text(host): _log(value, most=_MOST_LOG_NS) for host, value in content["own_work"].items()},
-        first_host=_text(content["first_host"]),
-        mode=_text(content["mode"]),
-    )
-
-
 def _own_work(measured: MeasuredRun) -> dict[str, dict[str, float]]:
     """Return the mean logarithm of own work by host and role; empty where that of a rank is not known."""
     found: dict[str, dict[str, list[float]]] = {}
@@ -149,31 +125,92 @@ def _slowness(own: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{shown(value)} is no text")
-    return value[:_MOST_TEXT]
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs whose step times can be compared, in the order that they were given in.
+
+    Attributes:
+        job: of all of them.
+        kind: their layout and batch, and what sets their work apart from that of others in this layout.
+    """
+
+    job: str
+    kind: str
+    rows: tuple[HistoryRow, ...]
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{shown(value)} is no list")
-    return value
+def grouped(rows: Iterable[HistoryRow]) -> list[Group]:
+    """Return the series of some runs."""
+    by_layout: dict[tuple[str, str, str], list[HistoryRow]] = {}
+    for row in rows:
+        by_layout.setdefault((row.job, row.kind, row.samples_unit), []).append(row)
+    return [
+        Group(job=job, kind=", ".join(filter(None, (kind, _batch(batch, unit), told))), rows=tuple(alike))
+        for (job, kind, unit), of_layout in by_layout.items()
+        for batch, of_batch in _by_batch(of_layout).items()
+        for told, alike in _by_work(of_batch)
+    ]
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise ValueError(f"{shown(value)} is no count")
-    return value
+def without_a_place(rows: Iterable[HistoryRow]) -> list[HistoryRow]:
+    """Return the runs without a date that are in a series with runs that have one."""
+    return [
+        row
+        for group in grouped(rows)
+        if any(one.begun_unix_ns for one in group.rows)
+        for row in group.rows
+        if not row.begun_unix_ns
+    ]
 
 
-def _positive(value: Any) -> float:
-    if not isinstance(value, int | float) or not 0 < value < _MOST:
-        raise ValueError(f"{shown(value)} is not above 0")
-    return float(value)
+def _batch(batch: float, unit: str) -> str:
+    if not batch:
+        return ""
+    return f"{batch:g} {unit}" if unit else f"batch {batch:g}"
 
 
-def _log(value: Any, *, most: float = _MOST_LOG) -> float:
-    if not isinstance(value, int | float) or not abs(value) < most:
-        raise ValueError(f"{shown(value)} is no logarithm of a ratio or a time")
-    return float(value)
+def _by_batch(rows: Sequence[HistoryRow]) -> dict[float, list[HistoryRow]]:
+    usual = usual_batches(row.samples_per_step for row in rows)
+    found: dict[float, list[HistoryRow]] = {}
+    for row in rows:
+        found.setdefault(usual[row.samples_per_step], []).append(row)
+    return found
+
+
+def _by_work(rows: Sequence[HistoryRow]) -> Iterator[tuple[str, list[HistoryRow]]]:
+    """Yield what sets the work of runs apart, and the runs; names that one of two runs does not record do not.
+
+    A run that agrees with several is taken to the one that came last.
+    """
+    works: list[dict[str, str]] = []
+    found: list[list[HistoryRow]] = []
+    known: dict[frozenset[tuple[str, str]], int] = {}
+    for row in rows:
+        same = frozenset(row.work.items())
+        if same not in known:
+            agrees = [
+                at for at, work in enumerate(works) if all(work.get(name, value) == value for name, value in same)
+            ]
+            if not agrees:
+                works.append({})
+                found.append([])
+            known[same] = agrees[-1] if agrees else len(works) - 1
+            works[known[same]] |= row.work
+        found[known[same]].append(row)
+    names = _telling(works)
+    for work, alike in zip(works, found, strict=True):
+        yield ", ".join(f"{name} {work[name]}" for name in names if name in work), alike
+
+
+def _telling(works: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return names by whose values some works can be told from each other, as few as needed in their order."""
+    names: list[str] = []
+    num_told = 1
+    for name in sorted({name for work in works for name in work}):
+        if num_told == len(works):
+            break
+        num = len({tuple(work.get(one) for one in (*names, name)) for work in works})
+        if num > num_told:
+            names.append(name)
+            num_told = num
+    return names

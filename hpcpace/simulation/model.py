@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 Sleep = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """How long ranks sleep once they are ready."""
@@ -132,11 +132,7 @@ class Incast:
 
 
 def shared_ready_ns(
-    work_ns: NDArray[np.float64],
-    sleep: Sleep,
-    *,
-    poll: PollStealing | None,
-    power: PowerShare | None,
+    work_ns: NDArray[np.float64], sleep: Sleep, *, poll: PollStealing | None, power: PowerShare | None
 ) -> NDArray[np.float64]:
     """Return when each rank has done its work, counted from their common begin, if the ranks of a node interact.
 
@@ -251,7 +247,7 @@ class ResampledNoise:
 
     Attributes:
         residual_ns: work less its step and rank effects, float64, (num_measured_ranks, num_measured_steps), from
-            `hpcpace.metrics.jitter.variance_shares.split_work`.
+            `hpcpace.metrics.amplification.split_work`.
         length: steps of a stretch.
         is_coscheduled: whether all ranks get the same stretches of the same measured rank.
     """

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hpcpace.hostlist import short_list
+from hpcpace.core.hostlist import short_list
+from hpcpace.core.text import plural
 from hpcpace.metrics.topology import SLURM_ADDRESS, Topology, topology_of
 from hpcpace.topology.switch_tree import SwitchTree
 from hpcpace.trace.tables import RankTrace
-from hpcpace.wording import plural
 
 _MOST_NAMED = 4
 

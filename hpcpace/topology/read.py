@@ -6,8 +6,8 @@ import os
 from itertools import islice
 from pathlib import Path
 
-from hpcpace.errors import TopologyError
-from hpcpace.files import read_file
+from hpcpace.core.errors import TopologyError
+from hpcpace.core.files import read_file
 from hpcpace.topology.host_table import parse_host_table
 from hpcpace.topology.slurm_text import is_slurm_text, parse_slurm_text
 from hpcpace.topology.slurm_yaml import is_slurm_yaml, parse_slurm_yaml

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from hpcpace.errors import TopologyError
-from hpcpace.hostlist import HostLists
-from hpcpace.quoting import shown
+from hpcpace.core.errors import TopologyError
+from hpcpace.core.hostlist import HostLists
+from hpcpace.core.text import shown
 from hpcpace.topology.switch_tree import MAX_NAMES, Switch, SwitchTree, switch_tree
 
 _PAIR = re.compile(r"(?<!\w)(\w+)=(\"[^\"]*\"|\S*)")

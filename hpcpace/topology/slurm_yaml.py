@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from hpcpace.errors import TopologyError
-from hpcpace.hostlist import HostLists
-from hpcpace.quoting import shown
+from hpcpace.core.errors import TopologyError
+from hpcpace.core.hostlist import HostLists
+from hpcpace.core.text import shown
 from hpcpace.topology.switch_tree import MAX_LETTERS, MAX_NAMES, Switch, SwitchTree, switch_name, switch_tree
 
 _KINDS = {"tree": ("switches", "switch"), "block": ("blocks", "block")}

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from hpcpace.errors import TopologyError
-from hpcpace.hostlist import short_list
-from hpcpace.quoting import shown
-from hpcpace.wording import plural
+from hpcpace.core.errors import TopologyError
+from hpcpace.core.hostlist import short_list
+from hpcpace.core.text import plural, shown
 
 MAX_NAMES = 1 << 18
 """Of hosts and switches in a file, as often as they are listed: 65,536 hosts at leaves, and leaves below others."""

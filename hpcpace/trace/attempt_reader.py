@@ -13,10 +13,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError, with_reasons
-from hpcpace.files import Folder
-from hpcpace.parallel import map_processes, map_threads
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import TraceError, with_reasons
+from hpcpace.core.files import Folder
+from hpcpace.core.pool import map_processes, map_threads
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import rank_list
 from hpcpace.trace.pack_reader import has_own_file, open_pack, read_pack
 from hpcpace.trace.packed_rows import CACHE_BYTES, ChunkCache
 from hpcpace.trace.plausible import plausible_rows, without_implausible
@@ -25,7 +26,6 @@ from hpcpace.trace.same_run import Start, of_one_run, start_of
 from hpcpace.trace.schema import TABLES
 from hpcpace.trace.stream import MOST_ROWS, StoredTable, TraceStream, read_blocks
 from hpcpace.trace.tables import GroupTable, RankTrace
-from hpcpace.wording import rank_list
 
 _MOST_NAMED = 16
 _LEAST_FOR_PROCESSES = 32

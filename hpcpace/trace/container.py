@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.files import copy_file
+from hpcpace.core.files import copy_file
 from hpcpace.trace.encoding import DEFLATE_LEVEL, RESOLUTION_NS, compress_chunk
 from hpcpace.trace.header import header_values
 from hpcpace.trace.keep_last import mark_steps

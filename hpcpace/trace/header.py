@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.trace.schema import FORMAT, FORMAT_VERSION, TraceHeader
 
 MOST_RANKS = 1 << 20

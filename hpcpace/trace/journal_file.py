@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.files import write_all, write_some
+from hpcpace.core.files import write_all, write_some
 from hpcpace.trace.journal import RecordKind, encode_records, record_dtype
 from hpcpace.trace.schema import TABLES
 

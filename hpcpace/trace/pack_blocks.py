@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.parallel import map_threads
+from hpcpace.core.pool import map_threads
 from hpcpace.trace.pack_schema import BLOCK_ROWS
 from hpcpace.trace.schema import NO_STEP
 from hpcpace.trace.stream import TraceStream

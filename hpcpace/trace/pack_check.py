@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.trace.chunks import DamagedColumn
 from hpcpace.trace.pack_index import PackIndex, collectives_of, groups_of
 from hpcpace.trace.pack_schema import OF_RANKS, OPEN, RankDigest

@@ -15,7 +15,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, no_rows
 from hpcpace.trace.header import MOST_RANKS, OtherVersion
 from hpcpace.trace.opening import (
@@ -43,7 +44,6 @@ from hpcpace.trace.packed_rows import ChunkCache, PackedCollectives, Range, read
 from hpcpace.trace.schema import TableSchema
 from hpcpace.trace.stream import identity_of
 from hpcpace.trace.tables import Table
-from hpcpace.wording import rank_list
 
 _MOST_HEADER_BYTES, _MOST_HEADERS_BYTES = 1 << 16, 1 << 25
 _MOST_BLOCKS = 1 << 26

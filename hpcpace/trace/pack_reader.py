@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
-from hpcpace.rundir import is_pack
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import is_pack
+from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn
 from hpcpace.trace.encoding import has_device_columns, row_dtypes
 from hpcpace.trace.header import parse_header
@@ -32,7 +33,6 @@ from hpcpace.trace.plausible import CHECKED, plausible_rows, without_implausible
 from hpcpace.trace.schema import DEVICE_TABLES, TABLES, TraceHeader
 from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of
 from hpcpace.trace.tables import GroupTable, RankTrace, Table
-from hpcpace.wording import rank_list
 
 
 @dataclass(frozen=True, kw_only=True)

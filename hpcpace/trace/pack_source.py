@@ -10,8 +10,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
 from hpcpace.trace.chunks import TableChunks
 from hpcpace.trace.encoding import RESOLUTION_NS, has_device_columns
 from hpcpace.trace.header import header_values

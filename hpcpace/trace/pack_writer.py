@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.files import write_all
-from hpcpace.parallel import map_threads
+from hpcpace.core.files import write_all
+from hpcpace.core.pool import map_threads
 from hpcpace.trace.container import reserve, stored_dtype
 from hpcpace.trace.encoding import DEFLATE_LEVEL, RESOLUTION_NS, compress_again
 from hpcpace.trace.opening import HDF5_LOCK

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.parallel import run_threads
+from hpcpace.core.pool import run_threads
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, fill_chunk
 from hpcpace.trace.tables import Table
 

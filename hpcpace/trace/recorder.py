@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.errors import UsageError
-from hpcpace.files import Folder
+from hpcpace.core.errors import UsageError
+from hpcpace.core.files import Folder
 from hpcpace.trace.encoding import round_times, row_dtypes, row_struct
 from hpcpace.trace.flush_schedule import FlushSchedule
 from hpcpace.trace.losses import Losses

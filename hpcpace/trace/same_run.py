@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hpcpace.core.text import rank_list
 from hpcpace.trace.tables import RankTrace
-from hpcpace.wording import rank_list
 
 Start = tuple[str, int]
 """A run and the number of its attempt."""

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.text import format_bytes
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, read_chunks, select_chunks
 from hpcpace.trace.packed_rows import PackedRows
 from hpcpace.trace.schema import NO_STEP
 from hpcpace.trace.tables import RankTrace, Table, join_tables
-from hpcpace.units import format_bytes
 
 MOST_ROWS = 4_000_000
 """The most collectives of all ranks that are read into memory; with more, they stay on disk."""

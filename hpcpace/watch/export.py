@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hpcpace.errors import UsageError
-from hpcpace.exposition import OPENMETRICS_TYPE, TEXT_TYPE, exposition
-from hpcpace.files import target_folder, write_file
+from hpcpace.core.errors import UsageError
+from hpcpace.core.exposition import OPENMETRICS_TYPE, TEXT_TYPE, exposition
+from hpcpace.core.files import target_folder, write_file
 from hpcpace.watch.metrics import families
 from hpcpace.watch.state import JobState
 

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from hpcpace.quoting import printable
-from hpcpace.units import NS_PER_S, format_duration
+from hpcpace.core.text import NS_PER_S, format_duration, percent, printable, rank_list
 from hpcpace.watch.follower import Followed, Follower
 from hpcpace.watch.live_rank import Detail, LiveRank, OpenCall
 from hpcpace.watch.state import Doing, HangState, HostState, JobState, RankDoing, RankState
-from hpcpace.wording import percent, rank_list
 
 # A flush a second, late by what a busy disk can take; as in hpcpace.diagnosis.run_state.
 _FRESH_S, _FRESH_FLUSHES = 10.0, 5

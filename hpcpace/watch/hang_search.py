@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from hpcpace.errors import HpcpaceError
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.rundir import Attempt
 from hpcpace.watch.follower import Followed
 from hpcpace.watch.state import HangState
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hpcpace.exposition import Family, Kind
-from hpcpace.units import NS_PER_S
+from hpcpace.core.exposition import Family, Kind
+from hpcpace.core.text import NS_PER_S
 from hpcpace.watch.state import Doing, JobState
 from hpcpace.watch.view import Sort, ordered
 

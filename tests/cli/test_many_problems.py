@@ -14,7 +14,7 @@ import pytest
 from cases import only_nightly
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 
 NUM, NUM_SOUND = 1000, 4
 MOST_ROWS, COLUMNS = 20, 120

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import RunDirectory, open_run
 from hpcpace.lab.jobs import JobQueue
-from hpcpace.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace
 
 SBATCH = Path(__file__).parents[2] / "sbatch"
 JOB_TIMEOUT_S = 240
-REPORT = "Where the step went"
+REPORT = "Phases by rank"
 QUICK = {"HPCPACE_AUDIT": "off", "HPCPACE_REQUEUE_AFTER_S": "0"}
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.core.config import LabConfig
+from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.files import BASE, LabFiles
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab, bring_down, read_anchor
-from hpcpace.units import NS_PER_S
 
 MONOTONIC = "import time; print(time.monotonic_ns())"
 SMALL = LabConfig(name="second", hosts=2, leaves=1)

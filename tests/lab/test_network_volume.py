@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
+from hpcpace.core.rundir import open_run
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.status import status_of
-from hpcpace.metrics.clocks.common_clock import rank_clocks
-from hpcpace.metrics.network.flow_evidence import flows_of
+from hpcpace.metrics.common_clock import rank_clocks
+from hpcpace.metrics.flows import flows_of
 from hpcpace.metrics.topology import topology_of
-from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
 from hpcpace.trace.tables import RankTrace
-from hpcpace.train.gloo_messages import LinkVolume, PacketOverhead, link_volumes, messages, wire_matrix
+from hpcpace.train.operations import LinkVolume, PacketOverhead, link_volumes, messages, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.volume import run_operations, step_operations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hpcpace.core.rundir import open_run
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
-from hpcpace.rundir import open_run
 
 SCRIPT = Path(__file__).parents[2] / "sbatch" / "pacing_trial.sh"
 OPTIONS = ("--nodes", "2", "--ranks-per-node", "2", "--policies", "none,slack", "--repetitions", "1", "--steps", "40")

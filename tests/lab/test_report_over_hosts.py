@@ -9,8 +9,8 @@ import pytest
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.lab.jobs import JobQueue
-from hpcpace.rundir import RunDirectory
 
 REPORT = (sys.executable, "-P", "-m", "hpcpace", "report")
 PROGRAM = Path(__file__).parent.parent / "mpi" / "report_program.py"

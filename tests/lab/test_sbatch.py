@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import RunDirectory, open_run
 from hpcpace.lab.jobs import JobQueue, SlurmJob
 from hpcpace.lab.lab import Lab
-from hpcpace.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.tables import RankTrace
 
 SBATCH = Path(__file__).parents[2] / "sbatch"
 JOB_TIMEOUT_S = 120
-REPORT = "Where the step went"
+REPORT = "Phases by rank"
 OVER_FOUR_HOSTS = ("-N4", "--ntasks-per-node=1")
 OPEN_MPI = {"HPCPACE_MPI": "pmix", "MPI4PY_MPIABI": "openmpi"}
 

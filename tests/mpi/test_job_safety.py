@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from cases import only_nightly
 
+from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import examine
-from hpcpace.rundir import open_run
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.reader import read_trace
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cases import only_nightly
 
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.schema import PaceArm, PacePolicy, Phase, StepFlag
 

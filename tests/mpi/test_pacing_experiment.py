@@ -9,9 +9,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from experiments.pacing.launch import what_came
+from experiments.pacing.jobs import what_came
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 
 Run = Callable[..., CompletedProcess[str]]
 PROGRAM = Path(__file__).parents[2] / "experiments" / "pacing" / "paced_job.py"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from cases import only_nightly
 
-from hpcpace.config import COMPRESSIONS, SCHEDULES, ZERO_STAGES, TrainConfig
-from hpcpace.errors import ConfigError
-from hpcpace.rundir import open_run
+from hpcpace.core.config import COMPRESSIONS, SCHEDULES, ZERO_STAGES, TrainConfig
+from hpcpace.core.errors import ConfigError
+from hpcpace.core.rundir import open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
 from hpcpace.train.plan import TrainPlan, plan_training

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cases import only_nightly
 
+from hpcpace.core.rundir import Attempt, open_run
 from hpcpace.hang.notices import Notice, read_notices
 from hpcpace.hang.views import Doing
-from hpcpace.rundir import Attempt, open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind
 

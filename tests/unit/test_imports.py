@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "hpcpace"
+PURE_OF_PACE = tuple(f"pace/{path.name}" for path in (ROOT / "pace").glob("*.py") if path.name != "job.py")
+"""All of pacing but its messages between ranks and its files."""
 HEAVY = ("torch", "mpi4py", "pandas", "plotly", "matplotlib")
 
 
@@ -20,12 +22,14 @@ def _loaded(code: str) -> set[str]:
     return set(result.stdout.split())
 
 
-@pytest.mark.parametrize("code", ["import hpcpace", "import hpcpace.cli", "import hpcpace.config, hpcpace.rundir"])
+@pytest.mark.parametrize(
+    "code", ["import hpcpace", "import hpcpace.cli", "import hpcpace.core.config, hpcpace.core.rundir"]
+)
 def test_the_package_and_the_command_line_load_nothing_heavy(code: str) -> None:
     assert _loaded(code) == set()
 
 
-@pytest.mark.parametrize("module", ["report", "dump"])
+@pytest.mark.parametrize("module", ["report", "trace_files"])
 def test_commands_of_the_login_node_load_neither_torch_nor_mpi(module: str) -> None:
     assert _loaded(f"import hpcpace.cli.{module}") & {"torch", "mpi4py"} == set()
 
@@ -48,7 +52,7 @@ except SystemExit as error:
     ("modules", "unwanted"),
     [
         ("hpcpace.cli.runs", ("numpy", "h5py")),
-        ("hpcpace.diagnosis.analyze, hpcpace.report.html.page", ("scipy.stats", "scipy.sparse", "pandas", "plotly")),
+        ("hpcpace.diagnosis.analyze, hpcpace.report.run_report", ("scipy.stats", "scipy.sparse", "pandas", "plotly")),
     ],
 )
 def test_commands_load_no_more_than_they_use(modules: str, unwanted: tuple[str, ...]) -> None:
@@ -69,9 +73,14 @@ def _imports(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("packages", "forbidden"),
     [
-        (("metrics", "diagnosis", "report"), ("torch", "mpi4py", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
+        (
+            ("metrics", "diagnosis", "report"),
+            ("torch", "mpi4py", "hpcpace.observe", "hpcpace.train", "hpcpace.world", "hpcpace.core.environment"),
+        ),
         (("world", "trace", "observe", "pace"), ("pandas", "hpcpace.report", "hpcpace.diagnosis", "hpcpace.metrics")),
-        (("pace",), ("torch", "mpi4py", "scipy", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
+        (("observe",), ("hpcpace.pace",)),
+        (("pace",), ("scipy", "hpcpace.observe", "hpcpace.train")),
+        (PURE_OF_PACE, ("torch", "mpi4py", "hpcpace.world", "hpcpace.core.environment")),
         (("metrics",), ("rich", "plotly", "hpcpace.report", "hpcpace.diagnosis")),
         (("diagnosis",), ("rich", "plotly", "hpcpace.report")),
         (("report",), ("hpcpace.metrics", "hpcpace.trace")),
@@ -81,7 +90,7 @@ def test_data_flow_in_one_direction(packages: tuple[str, ...], forbidden: tuple[
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for package in packages
-        for path in (ROOT / package).rglob("*.py")
+        for path in ([ROOT / package] if package.endswith(".py") else (ROOT / package).rglob("*.py"))
         for name in _imports(path)
         if name.split(".")[0] in forbidden or name.startswith(forbidden)
     ]
@@ -115,7 +124,7 @@ def test_the_walk_of_one_number_never_goes_back_up() -> None:
 
 def test_the_environment_is_read_in_one_module() -> None:
     readers = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "os.environ" in path.read_text()}
-    assert readers == {"world/environment.py"}
+    assert readers == {"core/environment.py"}
 
 
 def test_no_two_files_of_tests_have_the_same_name() -> None:

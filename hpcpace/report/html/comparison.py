@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcpace.report.html.figure import Plot, axis, names_axis, plot_text, unique
+from hpcpace.core.rundir import json_text
+from hpcpace.core.text import NS_PER_MS, milliseconds
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import axis, marker, names_axis, plot_text, rounded, unique
 from hpcpace.report.html.frame import framed, tools
-from hpcpace.report.html.parts import marker
-from hpcpace.report.html.sections import terms
 from hpcpace.report.html.text import (
     contents,
     escape,
@@ -20,9 +21,9 @@ from hpcpace.report.html.text import (
     section,
     side_by_side,
     table,
+    terms,
     warning,
 )
-from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.comparison import (
     AGAINST_OTHERS,
     change_cells,
@@ -37,10 +38,7 @@ from hpcpace.report.words.comparison import (
     run_sentence,
     signed,
 )
-from hpcpace.rundir import json_text
 from hpcpace.runs.compare import ComparedRun, Comparison, Outcome
-from hpcpace.units import NS_PER_MS
-from hpcpace.wording import milliseconds
 
 _KINDS = {Outcome.SLOWER: "", Outcome.FASTER: "healthy", Outcome.SAME: "healthy"}
 _BEFORE, _AFTER = "@c1", "@c2"

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcpace.probe.change import Change
+from hpcpace.core.rundir import json_text
+from hpcpace.core.text import NS_PER_US, format_duration, plural
+from hpcpace.probe.changes import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
-from hpcpace.report.html.figure import Plot, axis, line, plot_text
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import axis, line, plot_text
 from hpcpace.report.html.frame import framed, tools
 from hpcpace.report.html.probe_hosts import copies_content, noise_content
 from hpcpace.report.html.probe_pairs import pairs_content, pairs_drawn
@@ -26,9 +29,6 @@ from hpcpace.report.words.probe import (
     switch_words,
     title_words,
 )
-from hpcpace.rundir import json_text
-from hpcpace.units import NS_PER_US, format_duration
-from hpcpace.wording import plural
 
 _COLOURS = ("@c1", "@c2", "@c3", "@c4", "@c5", "@c6", "@c7", "@c8")
 _HEIGHT_PX = 300

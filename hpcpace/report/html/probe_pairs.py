@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcpace.probe.pair_best import best_rates, late_pairs, least_latencies
-from hpcpace.probe.pair_record import PairRow, PairsRecord
-from hpcpace.report.html.figure import Plot
+from hpcpace.core.text import format_duration, percent
+from hpcpace.probe.pair_network import best_rates, late_pairs, least_latencies
+from hpcpace.probe.record import PairRow, PairsRecord
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import binned
 from hpcpace.report.html.maps import host_map
 from hpcpace.report.html.text import figure, notes, table
-from hpcpace.report.html.thinning import binned
 from hpcpace.report.words.probe_pairs import (
     bit_rate,
     bit_unit,
@@ -19,8 +20,6 @@ from hpcpace.report.words.probe_pairs import (
     usual_words,
     verdicts,
 )
-from hpcpace.units import format_duration
-from hpcpace.wording import percent
 
 _MOST_HOSTS, _MOST_PAIRS, _MOST_LATE, _MOST_OPEN = 256, 256, 16, 16
 _LEAST_IN_MAP = 3

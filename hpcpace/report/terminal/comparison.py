@@ -8,8 +8,8 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
-from hpcpace.quoting import printable
-from hpcpace.report.terminal.layout import line, note, table, title
+from hpcpace.core.text import milliseconds, plural, printable
+from hpcpace.report.terminal import line, note, table, title
 from hpcpace.report.words.comparison import (
     AGAINST_OTHERS,
     change_cells,
@@ -25,8 +25,7 @@ from hpcpace.report.words.comparison import (
 )
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Comparison, Outcome
-from hpcpace.runs.places import PlaceChanges
-from hpcpace.wording import milliseconds, plural
+from hpcpace.runs.units import UnitChanges
 
 _STYLES = {Outcome.SLOWER: "bold red", Outcome.FASTER: "bold green", Outcome.SAME: "bold"}
 _MOST_RUNS, _MOST_HOSTS, _MOST_CHANGES = 6, 12, 24
@@ -78,7 +77,7 @@ def _print_parts(console: Console, comparison: Comparison) -> None:
     console.print(made)
 
 
-def _print_places(console: Console, places: PlaceChanges) -> None:
+def _print_places(console: Console, places: UnitChanges) -> None:
     title(console, "Own work by host", "ms per step; waits of all ranks that began there")
     made = table("host", ["A", "B", "change", "95 %", "waits A", "waits B"])
     for row in places.hosts[:_MOST_HOSTS]:
@@ -94,7 +93,7 @@ def _print_places(console: Console, places: PlaceChanges) -> None:
         note(console, f"{len(places.hosts) - _MOST_HOSTS} more hosts changed less: see --json")
 
 
-def _print_roles(console: Console, places: PlaceChanges) -> None:
+def _print_roles(console: Console, places: UnitChanges) -> None:
     if len(places.roles) < 2:
         return
     title(console, "Own work by role", "ms per step")

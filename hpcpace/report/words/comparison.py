@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from math import expm1
 from statistics import fmean
 
-from hpcpace.quoting import printable
+from hpcpace.core.text import format_count, format_duration, milliseconds, percent, plural, printable
 from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
-from hpcpace.runs.places import PlaceChanges, PlaceRow
-from hpcpace.units import format_count, format_duration
-from hpcpace.wording import milliseconds, percent, plural
+from hpcpace.runs.units import UnitChanges, UnitRow
 
 AGAINST_OTHERS = "* against the ranks of its role in the same run: its own work in A and B is not the same"
 _MOST_PLACES, _MOST_PARTS = 4, 3
@@ -62,7 +60,7 @@ def place_sentences(comparison: Comparison) -> list[str]:
     return found
 
 
-def _common_sentence(places: PlaceChanges) -> str:
+def _common_sentence(places: UnitChanges) -> str:
     change, where, host = places.common, "most hosts", places.hosts[0]
     if len(places.hosts) == 1:
         where = printable(host.name)
@@ -74,7 +72,7 @@ def _common_sentence(places: PlaceChanges) -> str:
     return f"own work takes {percent(abs(expm1(change)))} {direction} time on {where}"
 
 
-def _place_sentence(row: PlaceRow, places: PlaceChanges) -> str:
+def _place_sentence(row: UnitRow, places: UnitChanges) -> str:
     assert row.beyond is not None
     name = printable(row.name if row.kind == "host" else f"rank {row.name}")
     if not row.is_in_both:
@@ -95,7 +93,7 @@ def _place_sentence(row: PlaceRow, places: PlaceChanges) -> str:
     )
 
 
-def _against_others(row: PlaceRow) -> str:
+def _against_others(row: UnitRow) -> str:
     """Return what a place that one group lacks is in the other one."""
     beyond = row.beyond
     assert beyond is not None
@@ -109,7 +107,7 @@ def _against_others(row: PlaceRow) -> str:
     )
 
 
-def change_cells(row: PlaceRow, none: str) -> tuple[str, str]:
+def change_cells(row: UnitRow, none: str) -> tuple[str, str]:
     """Return the change of a place from A to B and its interval in percent, or `none` where a group lacks it.
 
     That against the others of its run has a star, which `AGAINST_OTHERS` explains.

@@ -1,4 +1,4 @@
-"""Profiles of torch.profiler (Kineto) as a run: which rank each file is, and when they were recorded."""
+"""Profiles of torch.profiler (Kineto) as a run: the rank of each file, and its time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.errors import TraceError, with_reasons
+from hpcpace.core.errors import TraceError, with_reasons
+from hpcpace.core.text import NS_PER_S, format_duration, plural, rank_list
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
+from hpcpace.runs.imports.input_files import InputFile
 from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
 from hpcpace.runs.imports.kineto_profile import FREE_BYTES, Profile, device_notes, read_profile
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
-from hpcpace.runs.imports.opened import InputFile
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
-from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.wording import plural, rank_list
 
 TOOL = "torch.profiler (Kineto)"
 UNKNOWN_HOST = "unknown"
@@ -25,7 +24,7 @@ _MAX_FILES = 16_384
 # In sound profiles, an event has 20 bytes or more in gzip, and half of all events are kept, in 128 bytes each.
 _MAX_GROWTH = 4
 _SUFFIXES = (".json", ".json.gz")
-_MOST_APART_NS = 60 * NS_PER_S
+_MAX_APART_NS = 60 * NS_PER_S
 # Differences of differences of times, doubled, have to fit into 64 bits.
 _MAX_SPAN_NS = 1 << 60
 _MAX_NAMED = 3
@@ -110,12 +109,7 @@ def _rank_of(profile: Profile, *, is_only: bool) -> int:
 
 
 def _import(
-    profiles: dict[int, Profile],
-    sizes: dict[Path, int],
-    world_size: int,
-    *,
-    is_world_known: bool,
-    problems: list[str],
+    profiles: dict[int, Profile], sizes: dict[Path, int], world_size: int, *, is_world_known: bool, problems: list[str]
 ) -> Import:
     profiles = dict(sorted(profiles.items()))
     rebased = _with_bases(profiles)
@@ -221,7 +215,7 @@ def _check_one_job(ranks: dict[int, RankProfile]) -> None:
     first = next(iter(spans))
     for rank, (begin_ns, end_ns) in spans.items():
         apart_ns = max(begin_ns - spans[first][1], spans[first][0] - end_ns)
-        if date_of(begin_ns) and apart_ns > _MOST_APART_NS:
+        if date_of(begin_ns) and apart_ns > _MAX_APART_NS:
             raise TraceError(
                 f"profiles of different jobs, or of hosts whose clocks are wrong: {ranks[rank].profile.path} and"
                 f" {ranks[first].profile.path} are {format_duration(apart_ns)} apart; name the files of one run"

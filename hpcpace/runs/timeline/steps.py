@@ -8,29 +8,29 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.errors import CannotTell, UsageError, with_reasons
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import plural, rank_list
 from hpcpace.diagnosis.clocks import causality_of
 from hpcpace.diagnosis.close_up import with_steps
-from hpcpace.diagnosis.credible import steps_apart_ns
+from hpcpace.diagnosis.credible import CredibleThresholds, steps_apart_ns
 from hpcpace.diagnosis.devices import on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evidence_of, timed_traces
 from hpcpace.diagnosis.incomplete import problems_of, sound_stream
 from hpcpace.diagnosis.plot_source import regular_steps
-from hpcpace.errors import CannotTell, UsageError, with_reasons
-from hpcpace.metrics.causes.propagation import last_partner
-from hpcpace.metrics.clocks.common_clock import reference_times
+from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics.propagation import last_partner
 from hpcpace.metrics.steps import common_steps, is_warmup, step_times
-from hpcpace.rundir import Attempt
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.tables import RankTrace
-from hpcpace.wording import plural, rank_list
 
-MOST_SLICES = 250_000
+MAX_SLICES = 250_000
 """Slices of a timeline, unless more are allowed: about 16 MB, which a browser opens in seconds."""
 TABLES_SHOWN = TABLES_USED | {"pacing", "network", "connections", "flows"}
 _BESIDE_SLOWEST = 2
-_LEAST_RANKS = 16  # below, a timeline of fewer steps shows more
-_MOST_READ = 6_000_000  # slices of all ranks: their waits are known only from all of them
-_MOST_MISSING = 1 << 17
+_MIN_RANKS = 16  # below, a timeline of fewer steps shows more
+_MAX_READ = 6_000_000  # slices of all ranks: their waits are known only from all of them
+_MAX_MISSING = 1 << 17
 _SLICES_OF_OPERATION = 4  # the operation, and of those that waited, the wait, twice, and the transfer
 
 Progress = Callable[[int, int], None]
@@ -54,7 +54,7 @@ class Wanted:
     around: int | None = None
     is_range: bool = False
     ranks: frozenset[int] | None = None
-    most_slices: int = MOST_SLICES
+    most_slices: int = MAX_SLICES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ def _ranks_apart(timed: TimedTraces) -> tuple[int, ...]:
         return ()
     begins = zip(rows, panel.begin_ns, strict=True)
     begin_ns = np.array([reference_times(timed.clocks[row], own_ns) for row, own_ns in begins])
-    apart_ns = steps_apart_ns(begin_ns, float(np.median(panel.end_ns - panel.begin_ns)))
+    apart_ns = steps_apart_ns(begin_ns, float(np.median(panel.end_ns - panel.begin_ns)), CredibleThresholds())
     return tuple(timed.ranks[row] for row, ns in zip(rows, apart_ns.tolist(), strict=True) if ns)
 
 
@@ -175,7 +175,7 @@ def _sentences(
 ) -> Iterator[str]:
     """Yield what a timeline lacks."""
     present = {trace.header.rank for trace in traces}
-    missing = [rank for rank in range(min(world_size_of(traces), _MOST_MISSING)) if rank not in present]
+    missing = [rank for rank in range(min(world_size_of(traces), _MAX_MISSING)) if rank not in present]
     if missing:
         yield f"{rank_list(missing)} left no trace that can be read: waits for them are not known"
     if wanted.ranks and (beyond := sorted(rank for rank in wanted.ranks if rank >= world_size_of(traces))):
@@ -214,8 +214,8 @@ def _num_shown(traces: Sequence[RankTrace], step: NDArray[np.int64], wanted: Wan
         raise UsageError(f"--ranks names no rank with a trace: this run has {there}")
     slices, rows = num_slices(chosen, step), num_slices(traces, step)
     num_fitting = len(chosen) * wanted.most_slices // max(slices, 1)
-    least = len(chosen) if wanted.ranks is not None else min(_LEAST_RANKS, len(chosen))
-    if num_fitting < least or rows > _MOST_READ:
+    least = len(chosen) if wanted.ranks is not None else min(_MIN_RANKS, len(chosen))
+    if num_fitting < least or rows > _MAX_READ:
         raise UsageError(
             f"{plural(len(step), 'step')} of {plural(len(chosen), 'rank')} have about {slices} slices, more than "
             f"{wanted.most_slices}: choose fewer steps (--steps A:B) or ranks (--ranks), or allow more (--slices)"

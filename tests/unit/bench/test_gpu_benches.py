@@ -20,20 +20,17 @@ import hpcpace
 from experiments.bench import overhead
 from experiments.bench.__main__ import FULL, GPU
 from experiments.bench.collective import _HEADER, Bench, DeviceObserver
-from experiments.bench.computing import flops_per_token, peak_tflops
-from experiments.bench.device_events import EventUse, counted
-from experiments.bench.device_marks import FreeEvent
-from experiments.bench.gpt2_peers import nanogpt_peer
-from experiments.bench.turns import compare
-from hpcpace.config import Config, TraceConfig
+from experiments.bench.device_marks import EventUse, FreeEvent, counted
+from experiments.bench.models import compare, flops_per_token, nanogpt_peer, peak_tflops
+from hpcpace.core.config import Config, TraceConfig
+from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
-from hpcpace.observe.collectives import CollectiveObserver
-from hpcpace.observe.device_clock import MOST_EVENTS, DeviceClock
+from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.device.clock import MOST_EVENTS, DeviceClock
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, ExitKind
 from hpcpace.train.presets import GPT2_PRESETS, GPT2Shape
-from hpcpace.world.environment import rank_info
 
 NS_PER_CALL = 1_000_000_000
 

@@ -8,14 +8,14 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import gather_evidence, timed_traces
 from hpcpace.diagnosis.incomplete import problems_of
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.operation_figures import MAX_ROWS, measure_operations
-from hpcpace.metrics.operations.communication import join_kinds, totals_by_kind
+from hpcpace.metrics.communication import join_kinds, totals_by_kind
 from hpcpace.metrics.steps import common_steps
-from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import ExitKind, Op, Phase, TraceHeader
@@ -91,7 +91,7 @@ def measured_in(run: RunDirectory, *, max_rows: int = MAX_ROWS, progress=None, u
 
 
 def with_cores(monkeypatch, num_cores):
-    for module in ("parallel", "diagnosis.operation_figures"):
+    for module in ("core.pool", "diagnosis.operation_figures"):
         monkeypatch.setattr(f"hpcpace.{module}.num_threads", lambda: num_cores)
     monkeypatch.setattr("hpcpace.diagnosis.operation_figures._MIN_SHARED", 0)
 

@@ -14,12 +14,12 @@ from cases import chosen
 
 from experiments.score.cells import CELLS
 from experiments.score.generator import write_run
+from hpcpace.core.errors import CannotTell
+from hpcpace.core.rundir import Attempt
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.operation_figures import measure_operations
-from hpcpace.errors import CannotTell
 from hpcpace.metrics import kernels
-from hpcpace.rundir import Attempt
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.packing import PackPlan, pack_attempt
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.hang.notices import (
     MOST_BYTES,
     Notice,
@@ -22,7 +23,6 @@ from hpcpace.hang.notices import (
 )
 from hpcpace.hang.rank_ranges import rank_ranges
 from hpcpace.hang.views import Doing
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.header import MOST_RANKS
 
 NOTICE = Notice(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from written_job import WrittenJob
 
+from hpcpace.core.rundir import Attempt
 from hpcpace.hang.from_traces import read_records
 from hpcpace.hang.search import hang_in
 from hpcpace.hang.views import Hang, HangKind
-from hpcpace.rundir import Attempt
 from hpcpace.trace.schema import EventKind, Op, Phase
 
 HANG_S = 5.0

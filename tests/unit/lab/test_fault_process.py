@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab import fault_kinds, fault_process
 from hpcpace.lab import files as files_module
 from hpcpace.lab.fault import InsideLab, LabFault, Wait

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.config import LabConfig
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import host_pid, living_pid
 from hpcpace.lab.plan import read_config, write_config

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import LabConfig
-from hpcpace.errors import UsageError
+from hpcpace.core.config import LabConfig
+from hpcpace.core.errors import UsageError
 from hpcpace.lab.plan import CONTROLLER_ADDRESS, LabHost, LabPlan, Link
 
 

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import hypergeom
 
-from experiments.links.simulated import SimulatedLinks, simulate
-from experiments.links.synthetic import located, random_job
-from hpcpace.metrics.network.flow_figures import FlowFigures, flow_figures
-from hpcpace.metrics.network.flow_links import BETWEEN_SWITCHES, _stall_chance, locate_by_flows
-from hpcpace.metrics.network.flow_tables import Flows
-from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause
-from hpcpace.units import NS_PER_S
+from hpcpace.core.text import NS_PER_S
+from hpcpace.metrics.flow_figures import FlowFigures, FlowFindings, LinkCause, flow_figures
+from hpcpace.metrics.flow_links import BETWEEN_SWITCHES, FlowLimits, _stall_chance, locate_by_flows
+from hpcpace.metrics.flows import Flows
+from tests.simulated_links import SimulatedLinks, located, random_job, simulate
 
 EIGHT = SimulatedLinks(num_hosts=8, num_leaves=4)
 WINDOW = {"begin_ns": 2 * NS_PER_S, "end_ns": 20 * NS_PER_S}
@@ -33,7 +31,7 @@ def figures_of(job: SimulatedLinks, **changed: object) -> FlowFigures:
 def locate(job: SimulatedLinks, figures: FlowFigures, limits: FlowLimits | None = None) -> FlowFindings:
     topology = simulate(job).topology
     nothing = np.full((len(topology.links), 2), np.nan)
-    return locate_by_flows(figures, topology, foreign_bytes_per_s=nothing, limits=limits)
+    return locate_by_flows(figures, topology, foreign_bytes_per_s=nothing, limits=limits or FlowLimits())
 
 
 @pytest.mark.parametrize("job", [SimulatedLinks(), EIGHT, SimulatedLinks(num_leaves=1)])

@@ -24,31 +24,29 @@ from analysis import (
     topology_hotspots,
 )
 from experiments.synthetic_run import MS, Extra, SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.text import format_count, format_duration, milliseconds, percent, place_name
+from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.figures.ranks import hotspot_figures
-from hpcpace.diagnosis.measure import measure, panels_of
+from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.plots.files import ExaminedRun
-from hpcpace.report.html.packed import compressed
-from hpcpace.report.html.page import page
-from hpcpace.report.terminal.page import print_report
-from hpcpace.report.words.causes import (
+from hpcpace.report.html import compressed
+from hpcpace.report.run_report import page, print_report
+from hpcpace.report.sections.causes import (
     named_ranks_of,
     origins_coverage,
     origins_remark,
     significant_gains,
     significant_origins,
 )
-from hpcpace.rundir import RunDirectory
 from hpcpace.studies.figures import study_figures
 from hpcpace.studies.pacing import pacing_rows, read_paced_run
 from hpcpace.studies.setups import Setup, parse_layout
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
-from hpcpace.units import format_count, format_duration
-from hpcpace.wording import milliseconds, percent, place_name
 
 STAGES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC, None)
 ALONE = (Phase.CHECKPOINT, Phase.EVAL)
@@ -159,7 +157,7 @@ SCRIPTS = (jitter_amplification, topology_hotspots, bottleneck_timeline, pacing_
 
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_quantities_are_the_same_on_terminal_page_summary_and_in_scripts(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(""))
+    monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed(""))
     summary, terminal, shown, found = everywhere_of(tmp_path, RUNS[name])
     shares, speed, causes, jitter = summary.shares, summary.throughput, summary.causes, summary.jitter
 
@@ -208,7 +206,7 @@ def printed_by(script, run, capsys, **examined) -> str:
 
 @pytest.mark.parametrize("name", SHARED)
 def test_scripts_print_what_the_report_prints(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(""))
+    monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed(""))
     summary, terminal, _, _ = everywhere_of(tmp_path, RUNS[name])
     run = RunDirectory(tmp_path / "run")
     measured = measure(read_attempt(run.attempts()[0]).traces, Selection())

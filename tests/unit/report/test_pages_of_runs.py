@@ -9,22 +9,22 @@ import pytest
 from rich.console import Console
 from sample_runs import sample_run
 
+from hpcpace.report.html import compressed
 from hpcpace.report.html.comparison import comparison_page
 from hpcpace.report.html.history import history_page
-from hpcpace.report.html.packed import compressed
 from hpcpace.report.terminal.comparison import print_comparison
 from hpcpace.runs.compare import compare
-from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.history import History, history
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow
+from hpcpace.runs.measured import Conditions
 
 NASTY = "<script>alert(1)</script>"
 
 
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(""))
+    monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed(""))
 
 
 def _history(host: str, job: str, run: str) -> History:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.runs.timeline.network import Network
+from hpcpace.metrics.common_clock import CommonClock
+from hpcpace.runs.timeline.run_file import Network
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.trace.tables import RankTrace, Table

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from experiments.score.lab_cases import CASES, NUM_RANKS, Case, truth_of_case
-from experiments.score.lab_document import line, table
-from experiments.score.lab_outcomes import Outcome, change, keep, kept, missing
-from experiments.score.lab_runs import judged
-from hpcpace.config import TrainConfig
-from hpcpace.diagnosis.diagnose import Mode
+from experiments.score.lab_runs import Outcome, change, judged, keep, kept, line, missing, table
+from hpcpace.core.config import TrainConfig
+from hpcpace.diagnosis.summary import Mode
 from hpcpace.train.plan import plan_training
 
 BY_NAME = {case.name: case for case in CASES}

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import UsageError
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.setups import NanoCluster, StudyRun, parse_layout, repeated
+from hpcpace.core.errors import UsageError
+from hpcpace.studies.setups import NanoCluster, StudyFolder, StudyRun, parse_layout, repeated
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from cases import chosen
 from packs import NUM_RANKS, assert_same_trace, write_attempt
 
-from hpcpace.errors import TraceError
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.packing import PackPlan, pack_attempt
 from hpcpace.trace.reader import read_trace

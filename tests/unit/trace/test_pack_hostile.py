@@ -13,8 +13,8 @@ import pytest
 from cases import chosen
 from packs import CLOSED, JOURNAL, NUM_RANKS, assert_same_attempt, write_attempt
 
-from hpcpace.errors import TraceError
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.packing import PackPlan, pack_attempt
 from hpcpace.trace.reader import read_trace

@@ -17,8 +17,8 @@ from cases import chosen
 from fake_disk import FakeDisk
 from packs import NUM_RANKS, assert_same_attempt, write_attempt
 
-from hpcpace.errors import TraceError
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
 
 _CHANGING = ("pwrite", "posix_fallocate", "fsync", "fchmod", "rename", "unlink")
@@ -64,7 +64,7 @@ def _killed_at(attempt: Attempt, number: int) -> bool:
     child = os.fork()
     if child == 0:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("hpcpace.parallel.num_threads", lambda: 1)
+            patch.setattr("hpcpace.core.pool.num_threads", lambda: 1)
             _Counter(patch, number, lambda: os._exit(9))
             try:
                 pack(attempt)

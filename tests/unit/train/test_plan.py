@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hpcpace.config import TrainConfig
-from hpcpace.errors import UsageError
+from hpcpace.core.config import TrainConfig
+from hpcpace.core.errors import UsageError
 from hpcpace.train.plan import plan_training
 
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from hpcpace.units import NS_PER_S
-from hpcpace.world.schedule import SyncSchedule
+from hpcpace.core.text import NS_PER_S
+from hpcpace.world.clock import SyncSchedule
 
 
 def run(step_s, num_steps, interval_s=30.0):

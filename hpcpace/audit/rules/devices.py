@@ -1,0 +1,478 @@
+"""Rules A08, A09, P01 to P08: which rank uses which GPU, GPU states, NVLinks, PCIe links and switches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+
+from hpcpace.audit.collect_host import is_gpu_bound_per_task
+from hpcpace.audit.facts import FAULTS, Gpu, Nvml, PciDevice, RankFacts, Throttle
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, fewer_ranks_fix, unknown
+from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
+from hpcpace.audit.rules.affinity import gpu_certainty, listed, rank_numbers
+from hpcpace.audit.tree import Unreadable
+from hpcpace.core.text import printable
+
+
+def p07_nvlink(job: AuditedJob) -> Iterator[AuditFinding]:
+    """Find GPUs with inactive NVLinks, with fewer than others of their model, or not registered with the fabric."""
+    most: dict[str, int] = {}
+    for host in job.hosts:
+        for gpu in host.snapshot.gpus or ():
+            if gpu.nvml is not None and gpu.nvml.links_active is not None:
+                most[gpu.name or ""] = max(most.get(gpu.name or "", 0), gpu.nvml.links_active)
+    for host in job.hosts:
+        try:
+            driven = host.has_nvidia
+        except Unreadable as error:
+            yield unknown("P07", host.name, "", host.explain(error))
+            continue
+        for gpu in host.snapshot.gpus or () if driven else ():
+            yield from _check_links(host, gpu, most.get(gpu.name or "", 0))
+            yield from _check_fabric(host, gpu)
+
+
+def p08_state(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find GPUs that are throttled, capped, or in a state that costs time."""
+    if not host.has_nvidia:
+        raise Skip("no NVIDIA driver")
+    for gpu in host.snapshot.gpus or ():
+        if gpu.nvml is None:
+            raise host.unreadable("the state of the GPUs", "nvml")
+        for severity, seen, cost, fix in _states(gpu.address, gpu.nvml):
+            yield AuditFinding(
+                rule="P08",
+                severity=severity,
+                host=host.name,
+                place=f"GPU {gpu.address}",
+                seen=seen,
+                cost=cost,
+                fix=fix,
+                certainty=Certainty.READ,
+            )
+
+
+def _states(address: str, nvml: Nvml) -> Iterator[tuple[Severity, str, str, str]]:
+    reasons = nvml.throttle_reasons or 0
+    if reasons & FAULTS:
+        yield (
+            Severity.FAIL,
+            f"is throttled by its hardware (reasons {reasons:#x})",
+            "every rank waits for this GPU",
+            f"nvidia-smi -i {address} -q -d PERFORMANCE,TEMPERATURE  # then cooling and power, admin",
+        )
+    elif reasons & Throttle.SOFTWARE_THERMAL:
+        seen = f"is throttled by its driver because of heat (reasons {reasons:#x})"
+        yield Severity.WARNING, seen, "every rank waits for this GPU", "# admin: check cooling and fans"
+    if nvml.power_limit_w and nvml.power_default_w and nvml.power_limit_w < 0.99 * nvml.power_default_w:
+        yield (
+            Severity.WARNING,
+            f"is capped at {nvml.power_limit_w:g} W, the default is {nvml.power_default_w:g}",
+            "its clock is lower under load",
+            f"nvidia-smi -i {address} -pl {nvml.power_default_w:.0f}  # admin",
+        )
+    if nvml.sm_clock_limit_mhz and nvml.sm_clock_max_mhz and nvml.sm_clock_limit_mhz < 0.8 * nvml.sm_clock_max_mhz:
+        seen = f"its clock is limited to {nvml.sm_clock_limit_mhz} of {nvml.sm_clock_max_mhz} MHz"
+        yield Severity.WARNING, seen, "it runs slower than it could", f"nvidia-smi -i {address} -rac  # admin"
+    if nvml.is_ecc_pending:
+        seen = "its ECC mode will change at the next reset"
+        yield Severity.WARNING, seen, "GPUs of one job may differ in memory and speed", "# admin: reboot the node"
+    if nvml.is_persistent is False:
+        seen = "persistence mode is off"
+        yield Severity.WARNING, seen, "every job start takes seconds longer", f"nvidia-smi -i {address} -pm 1  # admin"
+
+
+def _check_fabric(host: AuditedHost, gpu: Gpu) -> Iterator[AuditFinding]:
+    if gpu.nvml is None:
+        return  # _check_links has reported it
+    fabric = gpu.nvml.fabric
+    if fabric is None and host.snapshot.hardware.num_nvswitches:
+        yield unknown(
+            "P07", host.name, f"GPU {gpu.address}", "whether the fabric manager has registered it: NVML does not say"
+        )
+    if fabric in (None, "none", "completed"):
+        return
+    shown = printable(fabric).replace("failed ", "failed with NVML error ")
+    words = {"not started": "has not been started", "in progress": "has not finished"}
+    yield AuditFinding(
+        rule="P07",
+        severity=Severity.FAIL,
+        host=host.name,
+        place=f"GPU {gpu.address}",
+        seen=f"its fabric registration {words.get(fabric, shown)}",
+        cost="CUDA does not start on it, or works without NVLink",
+        fix="systemctl status nvidia-fabricmanager  # admin: restart it; its version must match the driver's",
+        certainty=Certainty.READ,
+    )
+
+
+def _check_links(host: AuditedHost, gpu: Gpu, most: int) -> Iterator[AuditFinding]:
+    if gpu.nvml is None:
+        yield unknown("P07", host.name, f"GPU {gpu.address}", f"its NVLinks: {host.reason('nvml')}")
+        return
+    active, inactive = gpu.nvml.links_active, gpu.nvml.links_inactive
+    if active is None or (not active and not most):
+        return  # it has no NVLinks, or they are off on all GPUs of this model
+    missing = max(inactive or 0, most - active)
+    if missing:
+        yield AuditFinding(
+            rule="P07",
+            severity=Severity.FAIL,
+            host=host.name,
+            place=f"GPU {gpu.address}",
+            seen=f"{missing} of {active + missing} NVLinks are inactive",
+            cost="collectives within the node run at the rate of the slowest GPU, or over PCIe",
+            fix=f"nvidia-smi nvlink -s -i {gpu.address}; systemctl status nvidia-fabricmanager  # admin",
+            certainty=Certainty.READ,
+        )
+
+
+_HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def a08_shared_gpu(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find ranks that share a GPU, see none, or do not use the GPU of their local rank."""
+    if not host.has_gpus or not host.ranks:
+        return
+    users: dict[str, list[RankFacts]] = {}
+    not_known: Unreadable | None = None
+    for rank in host.ranks:
+        if rank.gpus == ():
+            yield from _sees_none(host, rank)
+            continue
+        try:
+            address = host.gpu_address(rank)
+        except Unreadable as error:
+            not_known = error
+            continue
+        if address is not None:
+            users.setdefault(address, []).append(rank)
+            yield from _another_order(host, rank, address)
+    for address, ranks in users.items():
+        if len(ranks) > 1:
+            yield _one_for_many(host, address, ranks)
+    if not_known is not None:
+        raise not_known
+
+
+def a09_ipc(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find GPUs bound to single tasks, so that ranks of a node cannot reach each other's GPUs."""
+    if not host.has_gpus or len(host.ranks) < 2:
+        return
+    bound = [rank for rank in host.ranks if is_gpu_bound_per_task(rank.variables)]
+    single = [rank for rank in bound if rank.gpus is None or len(rank.gpus) == 1]
+    if len(single) < 2:
+        return
+    count = len(host.snapshot.gpus or ())
+    yield AuditFinding(
+        rule="A09",
+        severity=Severity.WARNING,
+        host=host.name,
+        place="",
+        seen=f"{len(single)} ranks see only 1 of {count} GPUs each, because of --gpus-per-task",
+        cost="CUDA IPC and P2P between ranks can fail; NCCL then copies through shared memory",
+        fix=f"srun --gpus-per-node={count} --gpu-bind=none ...  # instead of --gpus-per-task",
+        certainty=Certainty.READ if all(rank.gpus is not None for rank in single) else Certainty.INFERRED,
+        ranks=rank_numbers(single),
+    )
+
+
+def _sees_none(host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
+    if host.snapshot.kernel.nvidia_driver == "" and "amdgpu" not in (host.snapshot.kernel.modules or {}):
+        return  # no driver is loaded, so no rank is meant to use them
+    yield AuditFinding(
+        rule="A08",
+        severity=Severity.FAIL,
+        host=host.name,
+        place=rank_place(rank),
+        seen=f"sees none of the {len(host.snapshot.gpus or ())} GPUs of its node",
+        cost="it trains on the CPU, or fails",
+        fix=_visible_fix(host, rank),
+        certainty=gpu_certainty(rank),
+        ranks=(rank.rank,),
+    )
+
+
+def _another_order(host: AuditedHost, rank: RankFacts, address: str) -> Iterator[AuditFinding]:
+    order = [gpu.address for gpu in host.snapshot.gpus or ()]
+    if address not in order or order.index(address) == rank.local_rank or rank.local_rank < 0:
+        return
+    yield AuditFinding(
+        rule="A08",
+        severity=Severity.INFORMATION,
+        host=host.name,
+        place=rank_place(rank),
+        seen=f"uses GPU {order.index(address)} of the node ({address}), not that of its local rank",
+        cost="nothing by itself, but bindings that assume the order of local ranks are wrong",
+        fix="torch.cuda.set_device(local_rank)  # unless this order is intended",
+        certainty=gpu_certainty(rank),
+        ranks=(rank.rank,),
+    )
+
+
+def _one_for_many(host: AuditedHost, address: str, ranks: list[RankFacts]) -> AuditFinding:
+    gpu = next((gpu for gpu in host.snapshot.gpus or () if gpu.address == address), None)
+    has_mps = all(any(name.startswith("CUDA_MPS_") for name in rank.variables) for rank in ranks)
+    has_mig = bool(gpu and gpu.nvml and gpu.nvml.is_mig)
+    return AuditFinding(
+        rule="A08",
+        severity=Severity.INFORMATION if has_mps or has_mig else Severity.FAIL,
+        host=host.name,
+        place=f"GPU {address}",
+        seen=f"is used by local ranks {listed(rank.local_rank for rank in ranks)}"
+        + (", through MPS" if has_mps else ", partitioned by MIG" if has_mig else ""),
+        cost="they take turns, and NCCL refuses two ranks of one communicator on a GPU",
+        fix=_distinct_fix(host, ranks[0]),
+        certainty=gpu_certainty(ranks[0]),
+        ranks=rank_numbers(ranks),
+    )
+
+
+def _visible_fix(host: AuditedHost, rank: RankFacts) -> str:
+    """Return what shows the GPUs to a rank: a variable may hide them, or the job or container may have none."""
+    hiding = [name for name in _HIDING if name in rank.variables]
+    if hiding:
+        return f"unset {' '.join(hiding)}  # and srun --gpus-per-node, if the job has none"
+    if rank.launcher == "slurm":
+        return f"srun --gpus-per-node={len(host.snapshot.gpus or ())} ..."
+    return "docker run --gpus all ...  # or sbatch --gpus-per-node; the job or container has no GPU"
+
+
+def _distinct_fix(host: AuditedHost, rank: RankFacts) -> str:
+    count = len(host.snapshot.gpus or ())
+    if len(host.ranks) > count:
+        return f"{fewer_ranks_fix(rank, count)}  # the node has {count} GPUs for {len(host.ranks)} ranks"
+    if rank.launcher == "slurm":
+        return f"srun --gpus-per-node={count} ...  # and torch.cuda.set_device(local_rank)"
+    return "torch.cuda.set_device(local_rank)  # each rank has to choose its own"
+
+
+_BUSY_PERCENT = 50
+_REDIRECT = 0x0C
+# ACS control: bit 2 P2P Request Redirect, bit 3 P2P Completion Redirect (PCI Express Base Specification 7.7.11.3).
+
+
+def p01_width(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
+    """Find a link with fewer lanes than both of its ends support."""
+    port = host.hardware.port_of(device)
+    if port is None and device.width is None and device.kind == "nic":
+        return  # on-chip or virtual: it has no link
+    fact = f"pci/{device.address}"
+    if device.width is None or device.max_width is None:
+        raise host.unreadable("the width of its link", f"{fact}/width", f"{fact}/max_width")
+    if port is not None and port.max_width is None:
+        raise host.unreadable("the width of its slot", f"pci/{port.address}/max_width")
+    most = min(device.max_width, port.max_width or device.max_width) if port is not None else device.max_width
+    if device.width < most:
+        yield AuditFinding(
+            rule="P01",
+            severity=Severity.FAIL,
+            host=host.name,
+            place=_name(device),
+            seen=f"its link has {device.width} lanes of {most}",
+            cost=f"it has at most {device.width / most:.0%} of its bandwidth, and NCCL reads only the maximum",
+            fix="# admin: reseat the card; check riser and bifurcation",
+            certainty=Certainty.READ,
+        )
+
+
+def p02_speed(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
+    """Find a link that runs slower than both of its ends support; for a GPU only while it is busy."""
+    port = host.hardware.port_of(device)
+    if port is None and device.speed_gts is None and device.kind == "nic":
+        return
+    fact = f"pci/{device.address}"
+    if device.speed_gts is None or device.max_speed_gts is None:
+        raise host.unreadable("the speed of its link", f"{fact}/speed", f"{fact}/max_speed")
+    if port is not None and port.max_speed_gts is None:
+        raise host.unreadable("the speed of its slot", f"pci/{port.address}/max_speed")
+    most = min(device.max_speed_gts, (port.max_speed_gts if port is not None else None) or device.max_speed_gts)
+    if device.speed_gts >= most:
+        return
+    if device.kind == "gpu" and (_nvml(host, device.address, "utilization_percent") or 0) < _BUSY_PERCENT:
+        raise Unreadable(
+            f"the speed of its link under load: now {device.speed_gts:g} of {most:g} GT/s, and idle GPUs slow down"
+        )
+    yield AuditFinding(
+        rule="P02",
+        severity=Severity.WARNING if device.kind == "gpu" else Severity.FAIL,
+        host=host.name,
+        place=_name(device),
+        seen=f"its link runs at {device.speed_gts:g} of {most:g} GT/s",
+        cost=f"it has at most {device.speed_gts / most:.0%} of its bandwidth",
+        fix="# admin: reseat the card; check riser, BIOS link speed and retimers",
+        certainty=Certainty.READ,
+    )
+
+
+def p03_unequal(job: AuditedJob) -> Iterator[AuditFinding]:
+    """Find devices of one kind in slots that support less than the slots of the others."""
+    kinds: dict[tuple[str, str, str], list[tuple[AuditedHost, PciDevice, int, float]]] = {}
+    for host in job.hosts:
+        for device in host.hardware.hardware.pci or ():
+            if device.kind in ("gpu", "nic") and device.vendor and device.device:
+                try:
+                    width, speed = _possible(host, device)
+                except Unreadable as error:
+                    if device.kind == "gpu" or len(device.parents or ()) > 1:
+                        yield unknown("P03", host.name, _name(device), host.explain(error))
+                    continue
+                if width:
+                    kinds.setdefault((device.kind, device.vendor, device.device), []).append(
+                        (host, device, width, speed)
+                    )
+        if host.hardware.hardware.pci is None:
+            yield unknown("P03", host.name, "", f"the PCI devices: {host.reason('pci')}")
+    for entries in kinds.values():
+        yield from _unequal(entries)
+
+
+def p04_replays(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
+    """Find links that retransmit packets."""
+    name = f"pci/{device.address}/corrected"
+    counters = host.snapshot.counters
+    replays = _nvml(host, device.address, "replays")
+    if name in host.snapshot.unreadable and replays is None:
+        if device.kind == "nic":
+            return  # nothing is counted without AER in the kernel, or for a virtual adapter
+        raise host.unreadable("its corrected PCIe errors", name)
+    count = max(counters.values.get(name, 0), replays or 0)
+    grown = (counters.growth or {}).get(name, 0)
+    if grown or count > job.settings.pcie_errors:
+        yield AuditFinding(
+            rule="P04",
+            severity=Severity.WARNING,
+            host=host.name,
+            place=_name(device),
+            seen=f"+{grown} corrected PCIe errors in {counters.window_s:g} s"
+            if grown
+            else f"{count} corrected PCIe errors",
+            cost="packets are retransmitted: the link is marginal, gets slower and may fail",
+            fix="# admin: reseat the card; swap riser or slot",
+            certainty=Certainty.MEASURED if grown else Certainty.READ,
+        )
+
+
+def p05_acs(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find switches whose ACS routes traffic between GPUs and adapters through the processor."""
+    view = host.hardware
+    adapters = [port.pci for port in host.fabric if port.pci in view.devices]
+    gpus = view.of_kind("gpu")
+    pairs = [
+        (view.device(one), view.device(other))
+        for one, other in [*product((gpu.address for gpu in gpus), adapters), *_neighbours(gpus)]
+        if view.class_of(one, other) in ("PIX", "PXB")
+    ]
+    if not pairs:
+        raise Skip("no GPU shares a switch with an adapter or another GPU")
+    if host.snapshot.kernel.is_virtual:
+        yield _acs(
+            host, Severity.INFORMATION, "in a virtual machine ACS is up to the hypervisor's host", Certainty.READ
+        )
+        return
+    bridges = {parent for pair in pairs for device in pair for parent in (device.parents or ())[1:]}
+    controls = {address: view.device(address).acs_control for address in sorted(bridges)}
+    redirecting = [
+        address for address, control in controls.items() if control is not None and control > 0 and control & _REDIRECT
+    ]
+    split = [pair for pair in pairs if "" != pair[0].iommu_group != pair[1].iommu_group != ""]
+    if redirecting:
+        seen = f"ACS redirects requests on {len(redirecting)} bridges, such as {redirecting[0]}"
+        yield _acs(host, Severity.WARNING, seen, Certainty.READ)
+    elif None in controls.values():
+        if split:
+            one, other = split[0]
+            seen = f"{one.address} and {other.address} share a switch but not an IOMMU group, so ACS is on"
+            yield _acs(host, Severity.WARNING, seen, Certainty.INFERRED)
+        elif any(not device.iommu_group for pair in pairs for device in pair):
+            reason = next(host.reason(f"pci/{address}/acs") for address, control in controls.items() if control is None)
+            raise Unreadable(f"the ACS control of the bridges: {reason}")
+
+
+def p06_hidden_numa(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
+    """Find a GPU or adapter whose NUMA node the firmware hides."""
+    view = host.hardware
+    if len(view.numa_cpus) < 2 or len(view.nodes_near(device)) == 1:
+        return
+    if device.numa_node is None:
+        raise host.unreadable("its NUMA node", f"pci/{device.address}/numa_node")
+    if device.numa_node < 0:
+        yield AuditFinding(
+            rule="P06",
+            severity=Severity.WARNING,
+            host=host.name,
+            place=_name(device),
+            seen=f"its numa_node is {device.numa_node} on a machine with {len(view.numa_cpus)} NUMA nodes",
+            cost="ranks cannot be bound near it, and NCCL guesses its paths",
+            fix="export NCCL_TOPO_FILE=/path/to/topo.xml  # for this type of machine; or a firmware fix, admin",
+            certainty=Certainty.READ,
+        )
+
+
+def _possible(host: AuditedHost, device: PciDevice) -> tuple[int, float]:
+    """Return the lanes and speed in GT/s that a device and its slot both support."""
+    port = host.hardware.port_of(device)
+    if device.max_width is None or device.max_speed_gts is None:
+        fact = f"pci/{device.address}"
+        raise host.unreadable("what its link supports", f"{fact}/max_width", f"{fact}/max_speed")
+    if port is None:
+        return device.max_width, device.max_speed_gts
+    if port.max_width is None or port.max_speed_gts is None:
+        fact = f"pci/{port.address}"
+        raise host.unreadable("what its slot supports", f"{fact}/max_width", f"{fact}/max_speed")
+    return min(device.max_width, port.max_width), min(device.max_speed_gts, port.max_speed_gts)
+
+
+def _unequal(entries: list[tuple[AuditedHost, PciDevice, int, float]]) -> Iterator[AuditFinding]:
+    widths, speeds = Counter(entry[2] for entry in entries), Counter(entry[3] for entry in entries)
+    widest, fastest = max(widths), max(speeds)
+    for host, device, width, speed in entries:
+        if width < widest or speed < fastest:
+            seen = f"its slot offers x{width} at {speed:g} GT/s, others of its kind have x{widest} at {fastest:g}"
+            severity = Severity.WARNING
+        elif device.max_width is not None and width < device.max_width:
+            seen = f"is an x{device.max_width} card in an x{width} slot"
+            severity = Severity.INFORMATION if len(entries) > 1 else Severity.WARNING
+        else:
+            continue
+        yield AuditFinding(
+            rule="P03",
+            severity=severity,
+            host=host.name,
+            place=_name(device),
+            seen=seen,
+            cost="it has less bandwidth than the others, and they wait for it"
+            if width < widest or speed < fastest
+            else f"it has at most {width / (device.max_width or width):.0%} of its bandwidth",
+            fix="# admin: move the card to a full-width slot; check riser and bifurcation",
+            certainty=Certainty.READ,
+        )
+
+
+def _acs(host: AuditedHost, severity: Severity, seen: str, certainty: Certainty) -> AuditFinding:
+    return AuditFinding(
+        rule="P05",
+        severity=severity,
+        host=host.name,
+        place="",
+        seen=seen,
+        cost="traffic from a GPU to an adapter or another GPU takes a detour through the processor",
+        fix="lspci -vvv | grep ACSCtl  # admin: want SrcValid-, ReqRedir-; `rdma_topo check`; not in virtual machines; "
+        "Direct-NIC CX8 needs certain bits",
+        certainty=certainty,
+    )
+
+
+def _neighbours(gpus: Sequence[PciDevice]) -> list[tuple[str, str]]:
+    return [(one.address, other.address) for one, other in pairwise(gpus)]
+
+
+def _nvml(host: AuditedHost, address: str, name: str) -> int | None:
+    gpu = next((gpu for gpu in host.snapshot.gpus or () if gpu.address == address), None)
+    value: int | None = getattr(gpu.nvml, name) if gpu is not None and gpu.nvml is not None else None
+    return value
+
+
+def _name(device: PciDevice) -> str:
+    return f"{'GPU' if device.kind == 'gpu' else 'NIC'} {printable(device.address)}"
