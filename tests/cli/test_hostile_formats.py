@@ -6,6 +6,7 @@ A landing runs each third kind of a format, and `make test-nightly` all.
 from __future__ import annotations
 
 import pytest
+from cases import only_nightly
 
 from experiments.damage.hostile.campaign import line_of, run_hostile
 from experiments.damage.hostile.kinds import KINDS
