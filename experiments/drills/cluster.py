@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 
+from experiments.lab_jobs import JobQueue, SlurmJob
 from hpcpace.errors import HpcpaceError, TraceError
-from hpcpace.lab.environment import NAME_VARIABLE
-from hpcpace.lab.jobs import JobQueue, SlurmJob
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.namespaces import NAME_VARIABLE
 from hpcpace.rundir import RunDirectory
 from hpcpace.trace.reader import read_trace
 from hpcpace.units import NS_PER_S

@@ -13,10 +13,9 @@ from experiments.hangs.cells import Cell
 from experiments.hangs.healthy import NUM_STEPS, HealthyJob
 from experiments.hangs.jobs import Blow, Job, have_ended, started
 from hpcpace.errors import TraceError
-from hpcpace.hang.from_traces import read_records
-from hpcpace.hang.search import hang_in
+from hpcpace.hang.from_traces import hang_in, read_records
+from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import FoundHang
-from hpcpace.hang.words import describe
 from hpcpace.rundir import RunDirectory
 from hpcpace.units import NS_PER_S
 

@@ -23,8 +23,8 @@ from experiments.probe_lab.cases import HOSTS, LEAVES, LINK_MBIT, UPLINK_MBIT, C
 from experiments.probe_lab.document import write_document
 from experiments.probe_lab.peers import measure_peers
 from hpcpace.config import LabConfig
-from hpcpace.lab.environment import NAME_VARIABLE
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.namespaces import NAME_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 NAME = "probe-lab"

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.lab_jobs import JobQueue
 from experiments.scale_lab.setups import HELD_OUT, SIZES, UPLINK_MBIT, Setup
 from hpcpace.config import LabConfig
 from hpcpace.errors import HpcpaceError
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 
 _REPOSITORY = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpcpace.config import LabConfig
 from hpcpace.errors import HpcpaceError, UsageError
-from hpcpace.lab.cgroups import HostCgroup
+from hpcpace.lab.hosts import HostCgroup
 from hpcpace.lab.lab import Lab
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.planned import planned

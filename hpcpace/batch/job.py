@@ -4,20 +4,206 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.batch.allocation import Allocation, read_allocation
-from hpcpace.batch.control import TIMED_OUT, JobControl
-from hpcpace.batch.launch import Launch, gpu_options
-from hpcpace.batch.mpi_type import mpi_option
-from hpcpace.batch.settings import BatchSettings, read_settings
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, UsageError
+from hpcpace.audit.job import AuditedJob
+from hpcpace.audit.result import BINDING_RULES, audit
+from hpcpace.audit.snapshot_files import load_snapshots
+from hpcpace.batch.launch import TIMED_OUT, Allocation, JobControl, Launch, gpu_options, read_allocation, whole_number
+from hpcpace.config_sources import load_config
+from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, HpcpaceError, UsageError
+from hpcpace.hostlist import compress
 from hpcpace.quoting import shown
+
+AUDITS = ("off", "warn", "strict")
+BINDS = ("off", "auto")
+_SECONDS = re.compile(r"(0|[1-9][0-9]{0,8})(\.[0-9]+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """How a batch job runs; docs/slurm.md lists the variables.
+
+    Attributes:
+        audit: `warn`, `strict` or `off`, from HPCPACE_AUDIT.
+        bind: `auto` binds ranks as the audit proposes, from HPCPACE_BIND.
+        mpi: srun's `--mpi`, from HPCPACE_MPI; empty: chosen to match the MPI library.
+        srun_args: further options of srun, from HPCPACE_SRUN_ARGS.
+        python: words that run a Python with hpcpace, from HPCPACE_PYTHON; empty: this one.
+        num_ranks: ranks without Slurm, from HPCPACE_RANKS.
+        run_dir: folder of the run, from HPCPACE_RUN_DIR; empty: runs/JOB-NAME.
+        requeue_after_s: seconds that a job must have trained to be requeued, from HPCPACE_REQUEUE_AFTER_S.
+        start_timeout_s: seconds that ranks may take to start, from HPCPACE_WORLD_START_TIMEOUT_S.
+    """
+
+    audit: str
+    bind: str
+    mpi: str
+    srun_args: tuple[str, ...]
+    python: tuple[str, ...]
+    num_ranks: int
+    run_dir: str
+    requeue_after_s: int
+    start_timeout_s: float
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The words that run hpcpace; `-P` keeps Python from looking for modules in the working folder."""
+        if self.python:
+            return (*self.python, "-P", "-m", "hpcpace")
+        return (sys.executable, "-P", "-m", "hpcpace") if sys.argv[0].endswith(".py") else (sys.argv[0],)
+
+
+def read_settings(environ: Mapping[str, str]) -> BatchSettings:
+    """Return the settings of a batch job.
+
+    Raises:
+        UsageError: a variable has a value that it cannot have.
+    """
+    start_timeout_s = environ.get("HPCPACE_WORLD_START_TIMEOUT_S") or "120"
+    if not _SECONDS.fullmatch(start_timeout_s):
+        raise UsageError(f"HPCPACE_WORLD_START_TIMEOUT_S is {shown(start_timeout_s)}: it must be a number of seconds")
+    settings = BatchSettings(
+        audit=_choice(environ, "HPCPACE_AUDIT", AUDITS, "warn"),
+        bind=_choice(environ, "HPCPACE_BIND", BINDS, "off"),
+        mpi=environ.get("HPCPACE_MPI", ""),
+        srun_args=_words(environ, "HPCPACE_SRUN_ARGS"),
+        python=_words(environ, "HPCPACE_PYTHON"),
+        num_ranks=whole_number(environ, "HPCPACE_RANKS", 4),
+        run_dir=environ.get("HPCPACE_RUN_DIR", ""),
+        requeue_after_s=whole_number(environ, "HPCPACE_REQUEUE_AFTER_S", 300),
+        start_timeout_s=float(start_timeout_s),
+    )
+    if settings.bind == "auto" and settings.audit == "off":
+        raise UsageError("HPCPACE_BIND=auto takes its masks from the audit, but HPCPACE_AUDIT is off: set it to warn")
+    return settings
+
+
+def _choice(environ: Mapping[str, str], name: str, choices: tuple[str, ...], default: str) -> str:
+    value = environ.get(name) or default
+    if value not in choices:
+        raise UsageError(f"{name} is {shown(value)}: it must be {', '.join(choices[:-1])} or {choices[-1]}")
+    return value
+
+
+def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Return the words of a variable; quotes keep blanks, as in a shell, and nothing is run or expanded."""
+    try:
+        return tuple(shlex.split(environ.get(name, "")))
+    except ValueError as error:
+        raise UsageError(f"{name} has a quote that is not closed ({error}): close it, or leave it out") from None
+
+
+_PROBE = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+_PROBE_TIMEOUT_S = 30.0
+# The first words that occur in a library's version decide; each has the types that it speaks, the best one first.
+_TYPES = {
+    "open mpi": ("pmix",),
+    "cray": ("cray_shasta", "pmi2"),
+    "mpich": ("pmi2", "cray_shasta"),
+    "mvapich": ("pmi2",),
+    "intel": ("pmi2",),
+}
+
+
+def mpi_option(environ: Mapping[str, str], python: Sequence[str]) -> tuple[str, str]:
+    """Return srun's option for the MPI library of the ranks, and the library; the option is empty if nothing is wrong.
+
+    Args:
+        environ: environment of the job.
+        python: words that run the Python of the ranks.
+    """
+    offered = _output(["srun", "--mpi=list"], environ).split()
+    if not offered:
+        return "", ""
+    library = _output([*python, "-P", "-c", _PROBE], environ)
+    spoken = spoken_types(library)
+    default = environ.get("SLURM_MPI_TYPE") or _default_type(_output(["scontrol", "show", "config"], environ))
+    # pmix_v4 is a version of pmix.
+    if not spoken or default.partition("_v")[0] in spoken:
+        return "", library
+    return next((f"--mpi={name}" for name in spoken if name in offered), ""), library
+
+
+def spoken_types(library: str) -> tuple[str, ...]:
+    """Return the types that a library speaks, the best one first; empty for a library that is not known."""
+    lowered = library.lower()
+    return next((types for word, types in _TYPES.items() if word in lowered), ())
+
+
+def _default_type(config: str) -> str:
+    lines = (line.partition("=") for line in config.splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == "MpiDefault"), "")
+
+
+def _output(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return what a command prints to stdout; nothing if it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenBinding:
+    """What HPCPACE_BIND=auto came to.
+
+    Attributes:
+        option: srun's option; empty if ranks stay as they are.
+        line: what was applied, or why nothing was.
+    """
+
+    option: str
+    line: str
+
+
+def choose_binding(launch: Launch, snapshots: Path, environ: Mapping[str, str]) -> ChosenBinding:
+    """Return the binding for the ranks of a launch from the snapshots that their audit has saved."""
+    if launch.allocation is None:
+        return _unbound("ranks are bound by srun, and this is no Slurm job")
+    if any(option.startswith("--cpu-bind") for option in launch.options):
+        return _unbound("HPCPACE_SRUN_ARGS has a --cpu-bind, which stays")
+    if len(launch.allocation.components) > 1:
+        return _unbound("srun takes one list of masks, and the components of a heterogeneous job need their own")
+    try:
+        found, _ = load_snapshots(snapshots)
+        job = AuditedJob(found, load_config(environ=environ).audit)
+        bindings = audit(job, ids=BINDING_RULES).bindings
+    except HpcpaceError as error:
+        return _unbound(str(error))
+    if not bindings:
+        return _unbound("a node has one rank, which may use all CPUs of the job there")
+    if len(found) < launch.allocation.num_nodes:
+        return _unbound(f"the audit has seen {len(found)} of {launch.allocation.num_nodes} nodes")
+    binding = bindings[0]
+    if not binding.option:
+        return _unbound(binding.reason)
+    if len(bindings) > 1 or len(binding.hosts) < len(found):
+        return _unbound("srun takes one list of masks, and the audit proposes different ones for different nodes")
+    ranks = f"the {binding.num_tasks} ranks on each of {compress(binding.hosts)}"
+    return ChosenBinding(option=binding.option, line=f"HPCPACE_BIND=auto: {binding.option} for {ranks}")
+
+
+def _unbound(reason: str) -> ChosenBinding:
+    return ChosenBinding(option="", line=f"HPCPACE_BIND=auto: ranks are not bound: {reason}")
+
 
 # An audit takes seconds; one that hangs, as on a dead node, must not hold up the job.
 _AUDIT_TIMEOUT_S = 120.0
@@ -66,7 +252,7 @@ class BatchJob:
         if self.settings.bind == "off":
             return self
         # The rules of the audit take longer to load than all of the job control.
-        from hpcpace.batch.binding import choose_binding
+        from hpcpace.batch.job import choose_binding
 
         chosen = choose_binding(self.launch, snapshots, self.environ)
         self.control.say(chosen.line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from hpcpace.batch.job import BatchJob, audit_only, prepare_job
-from hpcpace.batch.layout import LAYOUTS
+from hpcpace.batch.training import LAYOUTS
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import option
 from hpcpace.errors import UsageError
@@ -62,7 +62,7 @@ def _run(job: BatchJob, kind: str, rest: tuple[str, ...], layout: str) -> int:
     if kind == "audit":
         return audit_only(job, rest)
     if kind == "study series":
-        from hpcpace.batch.series import run_series
+        from hpcpace.batch.training import run_series
 
         return run_series(job, rest)
     from hpcpace.batch.training import train

@@ -20,9 +20,8 @@ from hpcpace.cli.options import PATH, Whole, option
 from hpcpace.config import ReportConfig
 from hpcpace.folding import MAX_LETTERS, folded
 from hpcpace.quoting import printable, shortened
-from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import TABLES
+from hpcpace.trace.schema import TABLES, header_values
 from hpcpace.trace.tables import RankTrace, Table
 
 _MAX_WIDTH = 100

@@ -17,8 +17,8 @@ from hpcpace.cli.options import PATH, Decorated, Real, headed, option, verbose
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError
 from hpcpace.files import write_file
 from hpcpace.hang.rules import find_hang
+from hpcpace.hang.verdict import call_name, describe
 from hpcpace.hang.views import Call, Hang, HangKind, JobView
-from hpcpace.hang.words import call_name, describe
 from hpcpace.quoting import printable, shortened
 from hpcpace.report.terminal.hang import print_hang, print_last
 from hpcpace.report.terminal.layout import line, notes

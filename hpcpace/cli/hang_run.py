@@ -12,10 +12,9 @@ from hpcpace.config_sources import load_config
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, read_start
 from hpcpace.errors import TraceError
-from hpcpace.hang.from_traces import JobRecords, read_records
-from hpcpace.hang.search import hang_in, least_ns
+from hpcpace.hang.from_traces import JobRecords, hang_in, least_ns, read_records
+from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import FoundHang, JobView
-from hpcpace.hang.words import describe
 from hpcpace.report.terminal.hang import print_hang
 from hpcpace.report.terminal.layout import line, notes
 from hpcpace.run_search import open_named_run

@@ -9,13 +9,14 @@ import click
 from hpcpace.cli.commands import Group
 from hpcpace.cli.lab_inside import attach_inside, name_option
 from hpcpace.cli.options import Real, Whole, headed, option
-from hpcpace.lab.fault import InsideLab, LabFault
 from hpcpace.lab.fault_kinds import (
     ChangeMtu,
     FillDisk,
     FlapLink,
+    InsideLab,
     KillHost,
     KillRank,
+    LabFault,
     LossyLink,
     PauseHost,
     SlowHost,

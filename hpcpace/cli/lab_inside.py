@@ -8,8 +8,8 @@ import sys
 from hpcpace.cli.options import option
 from hpcpace.config import LabConfig
 from hpcpace.errors import UsageError
-from hpcpace.lab.environment import NAME_VARIABLE
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.namespaces import NAME_VARIABLE
 
 name_option = option(
     "--name",

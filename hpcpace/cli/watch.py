@@ -23,9 +23,8 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, TraceError, UsageError
 from hpcpace.run_search import open_named_run
 from hpcpace.targets import check_target
-from hpcpace.watch.keys import Keyboard, after_key, keyboard
 from hpcpace.watch.state import Doing, JobState
-from hpcpace.watch.view import Choice, page
+from hpcpace.watch.view import Choice, Keyboard, after_key, keyboard, page
 from hpcpace.watch.watcher import Watcher
 from hpcpace.world.environment import process_redaction
 

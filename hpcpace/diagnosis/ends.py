@@ -18,8 +18,8 @@ from hpcpace.metrics.clocks.common_clock import reference_times
 from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.incomplete import OpenOperation
 from hpcpace.metrics.operations.matching import RankOperations
-from hpcpace.trace.ends import STOPPED_FOR_HANG, end_name, last_word
 from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
+from hpcpace.trace.tables import STOPPED_FOR_HANG, end_name, last_word
 
 _KINDS = {EventKind.EXCEPTION: EndKind.EXCEPTION, EventKind.EXIT: EndKind.EXIT, EventKind.SIGNAL: EndKind.SIGNAL}
 _TOLD = (EndKind.EXCEPTION, EndKind.EXIT, EndKind.HANG)

@@ -41,7 +41,7 @@ from hpcpace.diagnosis.stage_words import (
     stage_sentences,
     subject_of_events,
 )
-from hpcpace.hang.words import describe
+from hpcpace.hang.verdict import describe
 from hpcpace.hostlist import exclusion, node_name
 from hpcpace.quoting import printable
 from hpcpace.units import format_duration

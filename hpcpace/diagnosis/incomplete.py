@@ -19,10 +19,9 @@ from hpcpace.metrics.contradictions import Contradiction, collectives_contradict
 from hpcpace.metrics.operations.incomplete import OpenOperation, open_operations
 from hpcpace.metrics.operations.lost_records import LostOperations, Records, lost_operations, records_of
 from hpcpace.metrics.operations.matching import RankOperations, gather_operations, select_rows
-from hpcpace.trace.plausible import implausible, implausible_line
 from hpcpace.trace.schema import ExitKind
 from hpcpace.trace.stream import StoredTable, TooLarge, TraceStream
-from hpcpace.trace.tables import RankTrace, Table, join_tables
+from hpcpace.trace.tables import RankTrace, Table, implausible, implausible_line, join_tables
 
 _MAX_OPEN_SHOWN = 20
 _MAX_RANKS = 10_000
@@ -238,7 +237,6 @@ def sound_stream(trace: RankTrace) -> SoundStream:
             original=trace,
             trace=replace(trace, tables={**trace.tables, "collectives": stream.trace.tables["collectives"]}),
             chunks=stream.chunks,
-            identity=stream.identity,
             most_bytes=stream.most_bytes,
         )
     return SoundStream(original=trace, trace=trace, chunks=None)

@@ -28,9 +28,8 @@ from hpcpace.diagnosis.modes.straggler import work_excess
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe
 from hpcpace.diagnosis.summary import Verdict
 from hpcpace.diagnosis.verdict import verdict_of, with_end
-from hpcpace.hang.from_traces import records_of
+from hpcpace.hang.from_traces import hang_in, records_of
 from hpcpace.hang.notices import Notice
-from hpcpace.hang.search import hang_in
 from hpcpace.hang.views import FoundHang
 from hpcpace.metrics.lateness.arrivals import LateArrival, late_arrivals
 from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
@@ -38,7 +37,7 @@ from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.rundir import Attempt, RunDirectory
-from hpcpace.topology.placing import PlacedTraces
+from hpcpace.topology.switch_tree import PlacedTraces
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,18 +17,19 @@ from pathlib import Path
 
 from hpcpace.errors import HpcpaceError
 from hpcpace.files import Folder
-from hpcpace.lab.environment import lab_environ
 from hpcpace.lab.fabric import build_switches
-from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.lab.hosts import host_pid, start_hosts
+from hpcpace.lab.namespaces import lab_environ
 from hpcpace.lab.plan import (
     CGROUP_CONF,
     CONTROLLER,
     CONTROLLER_ADDRESS,
+    LabFiles,
     LabPlan,
     read_config,
     slurm_conf,
     topology_conf,
+    writable_to_owner_only,
 )
 
 Progress = Callable[[str, int, int], None]

@@ -19,12 +19,18 @@ from typing import IO
 from hpcpace.config import LabConfig
 from hpcpace.errors import HpcpaceError, UsageError
 from hpcpace.files import Folder
-from hpcpace.lab.cgroups import remove_cgroups, thaw_all
-from hpcpace.lab.environment import check_requirements, lab_environ
-from hpcpace.lab.files import BASE, LabFiles, check_base, writable_to_owner_only
-from hpcpace.lab.hosts import is_lab_host
-from hpcpace.lab.namespaces import Anchor, lab_command, start_anchor
-from hpcpace.lab.plan import LabPlan, TruthLog, read_config, write_config
+from hpcpace.lab.hosts import is_lab_host, remove_cgroups, thaw_all
+from hpcpace.lab.namespaces import Anchor, check_requirements, lab_command, lab_environ, start_anchor
+from hpcpace.lab.plan import (
+    BASE,
+    LabFiles,
+    LabPlan,
+    TruthLog,
+    check_base,
+    read_config,
+    writable_to_owner_only,
+    write_config,
+)
 from hpcpace.rundir import write_json
 
 Progress = Callable[[str, int, int], None]

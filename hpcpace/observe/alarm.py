@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hpcpace.hang.notices import HangFolder, Notice, read_notices
-from hpcpace.hang.verdict import ask_verdict
-from hpcpace.hang.words import HangWords
+from hpcpace.hang.verdict import HangWords, ask_verdict
 from hpcpace.json_files import json_object, read_json
 from hpcpace.quoting import shell_word
 from hpcpace.rundir import Attempt, json_text

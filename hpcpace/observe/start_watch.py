@@ -20,8 +20,7 @@ from hpcpace.hang.views import Doing
 from hpcpace.observe.alarm import FILES_TIMEOUT_S
 from hpcpace.observe.stacks import thread_stacks
 from hpcpace.rundir import Attempt
-from hpcpace.trace.header import MOST_RANKS
-from hpcpace.trace.schema import NO_STEP
+from hpcpace.trace.schema import MAX_RANKS, NO_STEP
 from hpcpace.units import NS_PER_S, format_duration
 from hpcpace.wording import rank_list
 from hpcpace.world.deadline import in_time
@@ -102,7 +101,7 @@ class _StartWatch:
         """Return the ranks that wait for the group."""
         least_ns = time.time_ns() - int((2 * self._waiting.timeout_s + _MARGIN_S) * NS_PER_S)
         world_size = self._waiting.world_size
-        num_ranks = world_size if world_size > 0 else MOST_RANKS
+        num_ranks = world_size if world_size > 0 else MAX_RANKS
         notices = read_notices(self._waiting.place, owner=os.geteuid(), num_ranks=num_ranks).values()
         return [notice.rank for notice in notices if not notice.ended and notice.unix_ns > least_ns]
 

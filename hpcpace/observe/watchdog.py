@@ -28,8 +28,8 @@ from hpcpace.observe.siblings import wake_siblings
 from hpcpace.observe.stacks import excuse_of, thread_stacks
 from hpcpace.observe.step_age import Age, Seen, StepAge
 from hpcpace.rundir import Attempt
-from hpcpace.trace.ends import STOPPED_FOR_HANG
 from hpcpace.trace.schema import EventKind, Phase
+from hpcpace.trace.tables import STOPPED_FOR_HANG
 from hpcpace.units import NS_PER_S
 from hpcpace.world.deadline import in_time
 from hpcpace.world.environment import HostIdentity

@@ -29,8 +29,8 @@ from hpcpace.report.terminal.page import MAX_WIDTH
 from hpcpace.rundir import open_run
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.targets import check_target
-from hpcpace.topology.placing import place_traces
 from hpcpace.topology.read import read_topology
+from hpcpace.topology.switch_tree import place_traces
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.wording import plural
 

@@ -23,9 +23,8 @@ from hpcpace.errors import TraceError
 from hpcpace.files import Folder
 from hpcpace.rundir import is_pack, rank_of
 from hpcpace.trace import journal
-from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, read_chunks, split_all, split_last
+from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, read_chunks, split_chunks
 from hpcpace.trace.encoding import has_device_columns, row_dtype
-from hpcpace.trace.header import OtherVersion, parse_header
 from hpcpace.trace.opening import (
     FOREIGN_ERRORS,
     HDF5_LOCK,
@@ -35,21 +34,21 @@ from hpcpace.trace.opening import (
     open_group,
     open_trace,
 )
-from hpcpace.trace.pack_groups import GROUP_ROW_BYTES, MOST_GROUP_ROWS
-from hpcpace.trace.pack_reader import read_packed_rank
-from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, TableSchema, TraceHeader
-from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of, read_blocks
+from hpcpace.trace.pack_index import GROUP_ROW_BYTES, MAX_GROUP_ROWS
+from hpcpace.trace.pack_reader import packed_rows, read_packed_rank
+from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, OtherVersion, TableSchema, TraceHeader, parse_header
+from hpcpace.trace.stream import FileRows, TooLarge, TraceStream, check_size, identity_of, read_blocks
 from hpcpace.trace.tables import RankTrace, Table
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 """Memory that the tables of a run may take, unless more is allowed."""
 
 # A writer keeps at most a million rows in memory, and the journal holds no others.
-_MOST_JOURNAL_BYTES = 1 << 27
+_MAX_JOURNAL_BYTES = 1 << 27
 # Its bytes, its rows, and their copies while they are sorted.
 _JOURNAL_COPIES = 3
 _HEADER_NAMES = frozenset(item.name for item in fields(TraceHeader))
-_MOST_ROWS = 1 << 62
+_MAX_ROWS = 1 << 62
 _OPERATION = ["group", "seq", "op", "peer", "enter_ns"]
 _TORN = "are a torn or damaged record; left out"
 
@@ -156,7 +155,7 @@ def read_rank(
     problems: list[str] = []
     path, journal_name = folder.path / name, Path(name).with_suffix(".journal").name
     # Read the journal first: rows only move from it into the file, so none can be missed in between.
-    journal_bytes = _JOURNAL_COPIES * min(folder.size_bytes(journal_name), _MOST_JOURNAL_BYTES)
+    journal_bytes = _JOURNAL_COPIES * min(folder.size_bytes(journal_name), _MAX_JOURNAL_BYTES)
     check_size(f"{path}: its tables", journal_bytes, most_bytes)
     content = _read_journal(folder, journal_name, problems)
     try:
@@ -192,20 +191,20 @@ def read_rank(
         open_collectives=_still_open(content, merged["collectives"]),
         first_step=found.first_step,
     )
-    return TraceStream(trace=trace, chunks=found.left, identity=found.identity)
+    return TraceStream(trace=trace, chunks=found.left)
 
 
 def _size_bytes(table_name: str, chunks: TableChunks) -> float:
     """Return the memory that a table takes, without the texts of groups, which are kept only once."""
     if table_name != "groups":
         return chunks.size_bytes
-    return chunks.num_rows * GROUP_ROW_BYTES if chunks.num_rows <= MOST_GROUP_ROWS else math.inf
+    return chunks.num_rows * GROUP_ROW_BYTES if chunks.num_rows <= MAX_GROUP_ROWS else math.inf
 
 
 def _read_journal(folder: Folder, name: str, problems: list[str]) -> journal.JournalContent | None:
     path = folder.path / name
     try:
-        content = journal.decode(folder.read(name, most_bytes=_MOST_JOURNAL_BYTES), str(path))
+        content = journal.decode(folder.read(name, most_bytes=_MAX_JOURNAL_BYTES), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -228,8 +227,7 @@ class _Container:
     Attributes:
         tables: the intact tables; for one that partly stays on disk, the rows after that part.
         is_open: whether the writer has not closed the file.
-        left: the chunks of collectives that stay on disk.
-        identity: identity of the file, to recognise it.
+        left: the collectives that stay on disk.
         first_rows: of tables whose first rows were dropped, how many.
         first_step: the first step of which none was.
     """
@@ -237,8 +235,7 @@ class _Container:
     header: TraceHeader
     is_open: bool
     tables: dict[str, Table] = field(default_factory=dict)
-    left: TableChunks | None = None
-    identity: tuple[int, int] | None = None
+    left: FileRows | None = None
     first_rows: dict[str, int] = field(default_factory=dict)
     first_step: int = 0
     problems: list[str] = field(default_factory=list)
@@ -261,7 +258,14 @@ def _read_container(
         found, chunks = _index(descriptor, path, tables)
         collectives = chunks.get("collectives")
         if collectives is not None and collectives.num_rows > most_rows and collectives.is_even:
-            found.left, chunks["collectives"] = (split_last if has_journal else split_all)(collectives)
+            left, chunks["collectives"] = split_chunks(collectives, 1 if has_journal else 0)
+            found.left = FileRows(
+                path=path,
+                identity=identity_of(descriptor),
+                header=found.header,
+                chunks=left,
+                find_packed=packed_rows,
+            )
         check_size(f"{path}: its tables", sum(map(_size_bytes, chunks, chunks.values())), most_bytes)
         for table_name, places in chunks.items():
             try:
@@ -306,7 +310,6 @@ def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Conta
     found = _Container(
         header=header,
         is_open=is_open,
-        identity=identity_of(descriptor),
         first_rows=first_rows,
         first_step=first_step,
         problems=problems,
@@ -321,7 +324,7 @@ def _number(group: h5py.h5g.GroupID, name: str) -> int:
         ValueError: it is no number, or one that no writer writes.
     """
     value = attribute_values(group, (name,)).get(name, 0)
-    if isinstance(value, (str, bytes, tuple, list)) or not 0 <= operator.index(value) < _MOST_ROWS:
+    if isinstance(value, (str, bytes, tuple, list)) or not 0 <= operator.index(value) < _MAX_ROWS:
         raise ValueError(f"attribute {name} is {value!r}")
     return operator.index(value)
 

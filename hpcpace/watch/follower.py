@@ -24,20 +24,19 @@ from hpcpace.files import Folder
 from hpcpace.json_files import read_json
 from hpcpace.quoting import printable
 from hpcpace.rundir import Attempt, RunDirectory, rank_of
-from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.journal_tail import JournalTail
 from hpcpace.trace.reader import read_rank
-from hpcpace.trace.schema import StepFlag
+from hpcpace.trace.schema import MAX_RANKS, StepFlag
 from hpcpace.watch.live_rank import DETAIL, LIGHT, LiveRank
 
 _SPECIAL = StepFlag.WARMUP | StepFlag.CHECKPOINT | StepFlag.EVAL
 _BARE = StepFlag.PLAIN | StepFlag.UNPHASED
 _SNAPSHOTS_A_LOOK = 2
-_MOST_PAST, _RECENT = 100_000, 8
-_MOST_STEP_NS = 1 << 60
-_MOST_NOTES = 5
-_NAMED_A_LOOK, _MOST_GROUPS, _LONG_NS = 2, 1024, 1_000_000_000
-_MOST_SNAPSHOT_BYTES, _MOST_MBPS = 1 << 20, 1e9
+_MAX_PAST, _RECENT = 100_000, 8
+_MAX_STEP_NS = 1 << 60
+_MAX_NOTES = 5
+_NAMED_A_LOOK, _MAX_GROUPS, _LONG_NS = 2, 1024, 1_000_000_000
+_MAX_SNAPSHOT_BYTES, _MAX_MBPS = 1 << 20, 1e9
 
 
 class History:
@@ -59,14 +58,14 @@ class History:
         """Take the next step; what is missing between makes no interval."""
         if step <= self._last_step:
             return
-        if self._last_step >= 0 and step == self._last_step + 1 and 0 < end_ns - self._last_end_ns < _MOST_STEP_NS:
+        if self._last_step >= 0 and step == self._last_step + 1 and 0 < end_ns - self._last_end_ns < _MAX_STEP_NS:
             gap_ns = end_ns - self._last_end_ns
             self._total_ns += gap_ns
             self._num_all += 1
             is_bare = bool(flags & _BARE)  # with less detail, which is marked as a warm-up, too
             if not flags & (_SPECIAL & ~StepFlag.WARMUP if is_bare else _SPECIAL):
                 self._usual_ns.append(gap_ns)
-                del self._usual_ns[: -2 * _MOST_PAST]
+                del self._usual_ns[: -2 * _MAX_PAST]
         self._last_step, self._last_end_ns = step, end_ns
 
     @property
@@ -181,7 +180,7 @@ class Follower:
         return self._clock()
 
     def _note(self, text: str) -> None:
-        if len(self.notes) < _MOST_NOTES:
+        if len(self.notes) < _MAX_NOTES:
             self.notes.append(printable(text))
 
     def _open(self) -> bool:
@@ -229,7 +228,7 @@ class Follower:
         followed.journals, followed.traces = set(), set()
         for name in names:
             rank = rank_of(name)
-            if rank is not None and rank < MOST_RANKS:
+            if rank is not None and rank < MAX_RANKS:
                 (followed.journals if name.endswith(".journal") else followed.traces).add(rank)
         followed.has_packs = any(name.startswith("pack-") for name in names)
         for rank in followed.journals - followed.ranks.keys():
@@ -282,7 +281,7 @@ class Follower:
         """Read the names of the groups of a few ranks that are in an operation for long."""
         lacking = [one for one in followed.ranks.values() if one.lacks_names and (one.step_age_ns or 0) > _LONG_NS]
         for live in lacking[:_NAMED_A_LOOK]:
-            names = {number: str(number) for number in range(_MOST_GROUPS)}
+            names = {number: str(number) for number in range(_MAX_GROUPS)}
             with suppress(TraceError, OSError, MemoryError):
                 name = followed.attempt.trace_file(live.rank).name
                 groups = read_rank(name, traces, most_rows=-1, tables=("groups",)).trace.tables["groups"]
@@ -334,7 +333,7 @@ def _trial(content: Any) -> str:
 def _line_rates(attempt: Attempt, host: str) -> dict[str, float]:
     """Return the line rates in bits per second of the interfaces of a host that the audit's snapshot knows."""
     with suppress(OSError, SnapshotError), attempt.open() as folder, folder.folder(attempt.snapshot_dir.name) as inner:
-        snapshot = snapshot_from(inner.read(f"{file_name(host)}.json", most_bytes=_MOST_SNAPSHOT_BYTES))
+        snapshot = snapshot_from(inner.read(f"{file_name(host)}.json", most_bytes=_MAX_SNAPSHOT_BYTES))
         rates = {device.name: device.shaped_mbps or device.speed_mbps or 0 for device in snapshot.net or ()}
-        return {name: rate * 1e6 for name, rate in rates.items() if 0 < rate < _MOST_MBPS}
+        return {name: rate * 1e6 for name, rate in rates.items() if 0 < rate < _MAX_MBPS}
     return {}

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcpace.lab.jobs import JobQueue
+from experiments.lab_jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.errors import TraceError
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace
 

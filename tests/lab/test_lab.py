@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.config import LabConfig
 from hpcpace.errors import HpcpaceError, UsageError
-from hpcpace.lab.files import BASE, LabFiles
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab, bring_down, read_anchor
+from hpcpace.lab.plan import BASE, LabFiles
 from hpcpace.units import NS_PER_S
 
 MONOTONIC = "import time; print(time.monotonic_ns())"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.audit.snapshot_files import load_snapshots
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.rundir import RunDirectory
 

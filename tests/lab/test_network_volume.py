@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lab_status import status_of
 from numpy.typing import NDArray
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.config import TrainConfig
 from hpcpace.lab.fabric import LinkCounters
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
-from hpcpace.lab.status import status_of
 from hpcpace.metrics.clocks.common_clock import rank_clocks
 from hpcpace.metrics.network.flow_evidence import flows_of
 from hpcpace.metrics.topology import topology_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpcpace.lab.jobs import JobQueue
+from experiments.lab_jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.rundir import open_run
 

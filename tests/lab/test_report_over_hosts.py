@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.lab_jobs import JobQueue
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.rundir import RunDirectory
 
 REPORT = (sys.executable, "-P", "-m", "hpcpace", "report")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from experiments.lab_jobs import JobQueue, SlurmJob
 from hpcpace.errors import TraceError
-from hpcpace.lab.jobs import JobQueue, SlurmJob
 from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.reader import read_trace
 

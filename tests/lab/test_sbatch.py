@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.lab_jobs import JobQueue, SlurmJob
 from hpcpace.errors import TraceError
-from hpcpace.lab.jobs import JobQueue, SlurmJob
 from hpcpace.lab.lab import Lab
 from hpcpace.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace

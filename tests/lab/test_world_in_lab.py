@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcpace.lab.jobs import JobQueue
+from experiments.lab_jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace

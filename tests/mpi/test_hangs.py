@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.diagnosis.analyze import examine
-from hpcpace.hang.from_traces import read_records
-from hpcpace.hang.search import hang_in
+from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.views import HangKind
 from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt

@@ -23,7 +23,7 @@ from hpcpace.diagnosis.summary import (
     World,
 )
 from hpcpace.errors import TraceError
-from hpcpace.hang.words import call_name
+from hpcpace.hang.verdict import call_name
 from hpcpace.metrics.clocks.common_clock import rank_clocks
 from hpcpace.metrics.operations.overlap import overlap_share
 from hpcpace.metrics.phases import (

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hpcpace.hang.words import HangWords
+from hpcpace.hang.verdict import HangWords
 from hpcpace.quoting import shortened
 from hpcpace.report.terminal.layout import line, note, title
 from hpcpace.runs.imports.dump_timeline import LastOfRank

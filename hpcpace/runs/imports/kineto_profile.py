@@ -18,8 +18,7 @@ from hpcpace.quoting import printable
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
 from hpcpace.runs.imports.kineto_names import kernel_op, op_of, phase_of
 from hpcpace.runs.imports.opened import InputFile, json_bytes
-from hpcpace.trace.header import MOST_RANKS
-from hpcpace.trace.schema import Op, Phase
+from hpcpace.trace.schema import MAX_RANKS, Op, Phase
 from hpcpace.wording import plural
 
 if TYPE_CHECKING:
@@ -363,7 +362,7 @@ def _size_bytes(op: Op, args: Any) -> int:
 
 def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
     info = info if isinstance(info := facts.get("distributedInfo"), dict) else {}
-    rank, world_size = _rank(info.get("rank")), _rank(info.get("world_size"), MOST_RANKS)
+    rank, world_size = _rank(info.get("rank")), _rank(info.get("world_size"), MAX_RANKS)
     if rank is not None and (world_size is None or rank < world_size):
         found.rank, found.world_size = rank, world_size
     found.backend = _text(info.get("backend"))
@@ -378,13 +377,13 @@ def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
     for name, text in (*found.nccl.members.items(), *found.comms.members.items()):
         if name and len(name) <= _MAX_GROUP_LETTERS and _MEMBERS.match(text):
             members = tuple(map(int, text[1:-1].split(",")))
-            if max(members) < MOST_RANKS:
+            if max(members) < MAX_RANKS:
                 found.groups.setdefault(name, members)
     found.host = _text(facts.get("host_name"))
     found.base_ns = base_ns if 0 <= (base_ns := _whole(facts.get("baseTimeNanoseconds"))) < _MAX_NS else 0
     if found.rank is None:
         named = _RANK.findall(found.path.name)
-        if len(named) == 1 and int(named[0]) < MOST_RANKS:
+        if len(named) == 1 and int(named[0]) < MAX_RANKS:
             found.rank, found.is_rank_named = int(named[0]), True
 
 
@@ -392,7 +391,7 @@ def _text(value: Any, max_letters: int = 64) -> str:
     return printable(value[:max_letters]) if isinstance(value, str) else ""
 
 
-def _rank(value: Any, most: int = MOST_RANKS - 1) -> int | None:
+def _rank(value: Any, most: int = MAX_RANKS - 1) -> int | None:
     return value if type(value) is int and 0 <= value <= most else None
 
 

@@ -23,7 +23,7 @@ from hpcpace.quoting import printable
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
 from hpcpace.runs.imports.opened import InputFile, json_bytes
 from hpcpace.runs.imports.wia_parquet import MAX_KINDS, MAX_NAME_LETTERS, MAX_ROWS, parquet_table
-from hpcpace.trace.header import MOST_RANKS
+from hpcpace.trace.schema import MAX_RANKS
 from hpcpace.units import NS_PER_S, format_duration
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc", "mb_id")
@@ -33,7 +33,7 @@ MAX_WORKERS = 2048
 """Each becomes a rank with a file, which takes some milliseconds however small it is."""
 _MAX_FILES = 16_384
 _MAX_META_BYTES = 1 << 16
-_MAX_NUMBER = MOST_RANKS * 1024
+_MAX_NUMBER = MAX_RANKS * 1024
 _MAX_TIME_NS = 1 << 60
 _WORLD_SIZE = re.compile(rb"^world_size: *(\d{1,7}) *$", re.MULTILINE)
 _TRACK = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6})\b")

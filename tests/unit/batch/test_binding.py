@@ -9,9 +9,8 @@ import pytest
 from experiments.machines.machine import Machine, threaded
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots
-from hpcpace.batch.allocation import Allocation, Component
-from hpcpace.batch.binding import choose_binding
-from hpcpace.batch.launch import Launch
+from hpcpace.batch.job import choose_binding
+from hpcpace.batch.launch import Allocation, Component, Launch
 
 
 def _snapshots(folder: Path, *cores: int) -> Path:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.batch.allocation import Allocation, Component
-from hpcpace.batch.launch import Launch, gpu_options
+from hpcpace.batch.launch import Allocation, Component, Launch, gpu_options
 
 ONE = Component(num_nodes=2, num_tasks=8, cpus_per_task=6)
 

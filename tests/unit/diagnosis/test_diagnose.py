@@ -6,7 +6,7 @@ import pytest
 from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
 from hpcpace.diagnosis.modes.obstacle import NothingCompared, TooFewSteps, WrongClock
-from hpcpace.hang.search import hang_now
+from hpcpace.hang.from_traces import hang_now
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, JobView, RankView
 
 MS = 1e6

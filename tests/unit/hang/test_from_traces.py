@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from written_job import SECOND, WrittenJob, ns
 
-from hpcpace.hang.from_traces import job_view, read_records
-from hpcpace.hang.search import hang_in
+from hpcpace.hang.from_traces import hang_in, job_view, read_records
 from hpcpace.hang.views import Channel, Doing, HangKind
 from hpcpace.trace.schema import EventKind, Op, Phase
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcpace.hang.rules import find_hang
+from hpcpace.hang.verdict import HangWords, describe
 from hpcpace.hang.views import Call, Channel, Doing, GroupView, JobView, RankView
-from hpcpace.hang.words import HangWords, describe
 from hpcpace.units import NS_PER_S
 
 DP = Channel(0)

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from hpcpace.hang.notices import (
-    MOST_BYTES,
+    MAX_BYTES,
     Notice,
     NoticedCall,
     NoticedCount,
     NoticedGroup,
     ThreadStack,
+    rank_ranges,
     read_notices,
     write,
 )
-from hpcpace.hang.rank_ranges import rank_ranges
 from hpcpace.hang.views import Doing
 from hpcpace.rundir import Attempt, RunDirectory
-from hpcpace.trace.header import MOST_RANKS
+from hpcpace.trace.schema import MAX_RANKS
 
 NOTICE = Notice(
     rank=3,
@@ -88,7 +88,7 @@ def test_a_notice_stays_small_whatever_the_stacks_are(attempt: Attempt) -> None:
     deep = tuple(f"{'x' * 200}.py:{line} in recursive" for line in range(5000))
     threads = tuple(ThreadStack(name=f"t{i}", is_training=i == 0, frames=deep) for i in range(500))
     write(attempt, replace(NOTICE, stacks=threads))
-    assert attempt.hang_file(3).stat().st_size <= MOST_BYTES
+    assert attempt.hang_file(3).stat().st_size <= MAX_BYTES
     stack = read_notices(attempt)[3].stack
     assert 0 < len(stack) < 5000
     assert stack[-1] == deep[-1]
@@ -121,18 +121,25 @@ def _text() -> str:
         ("{}", "KeyError: 'schema'"),
         (_changed(schema=2), "its schema is 2"),
         (_changed(rank=4), "it is of rank 4"),
-        (_changed(host=7), "host is no text"),
-        (_changed(step=1.5), "step is no whole number"),
-        (_changed(step=True), "step is no whole number"),
-        (_changed(step=1 << 70), "step is no whole number"),
-        (_changed(is_first_step="yes"), "is_first_step is neither"),
-        (_changed(doing="sleeping"), "'sleeping' is not a valid Doing"),
-        (_changed(calls=[{}]), "KeyError: 'group'"),
-        (_changed(stacks=[{"name": "a", "is_training": True, "frames": [3]}]), "frames holds more than texts"),
-        (_changed(stacks=["a"] * 200), "stacks is no list"),
+        (_changed(host=7), "Expected `str`, got `int` - at `$.host`"),
+        (_changed(step=1.5), "Expected `int`, got `float` - at `$.step`"),
+        (_changed(step=True), "Expected `int`, got `bool` - at `$.step`"),
+        (_changed(step=1 << 70), "Expected `int` <= 9223372036854775807 - at `$.step`"),
+        (_changed(is_first_step="yes"), "Expected `bool`, got `str` - at `$.is_first_step`"),
+        (_changed(doing="sleeping"), "Invalid enum value 'sleeping' - at `$.doing`"),
+        (_changed(calls=[{}]), "missing required field `group` - at `$.calls[0]`"),
+        (
+            _changed(stacks=[{"name": "a", "is_training": True, "frames": [3]}]),
+            "Expected `str`, got `int` - at `$.stacks[0].frames[0]`",
+        ),
+        (
+            _changed(stacks=[{"name": "a", "is_training": True, "frames": []}] * 200),
+            "Expected `array` of length <= 128",
+        ),
+        (_changed(stacks=["a"]), "Expected `object`, got `str` - at `$.stacks[0]`"),
         ("[" * 20_000, "RecursionError"),
         ("[" + "0," * 40_000, "values, more than"),
-        (" " * (4 * MOST_BYTES + 1), "it has more than"),
+        (" " * (4 * MAX_BYTES + 1), "it has more than"),
     ],
 )
 def test_a_notice_that_is_not_one_is_named_and_the_others_are_read(attempt: Attempt, content: str, reason: str) -> None:
@@ -183,7 +190,7 @@ def test_notices_of_too_many_bytes_together_are_named_and_not_read(
 
 
 def test_groups_of_a_million_ranks_in_a_few_bytes_take_no_memory(attempt: Attempt) -> None:
-    groups = [{"name": str(number), "members": f"0-{MOST_RANKS - 1}"} for number in range(4)]
+    groups = [{"name": str(number), "members": f"0-{MAX_RANKS - 1}"} for number in range(4)]
     write(attempt, NOTICE)
     tracemalloc.start()
     try:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from written_job import WrittenJob
 
-from hpcpace.hang.from_traces import read_records
-from hpcpace.hang.search import hang_in
+from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.views import Hang, HangKind
 from hpcpace.rundir import Attempt
 from hpcpace.trace.schema import EventKind, Op, Phase

@@ -12,8 +12,8 @@ import pytest
 
 from hpcpace.config import HangConfig
 from hpcpace.hang.notices import HangFolder, NoticedCall, read_notices, write
+from hpcpace.hang.verdict import HangWords
 from hpcpace.hang.views import Doing
-from hpcpace.hang.words import HangWords
 from hpcpace.observe import watchdog as watchdog_module
 from hpcpace.observe.alarm import Alarm
 from hpcpace.observe.ends import EndEvent

@@ -13,9 +13,8 @@ import pytest
 from rows import ADDERS, assert_table, header
 
 from hpcpace.trace.encoding import round_times, row_dtypes
-from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import TABLES
+from hpcpace.trace.schema import TABLES, header_values
 
 _GOLDEN = Path(__file__).parents[2] / "golden" / "trace-1.4.h5"
 

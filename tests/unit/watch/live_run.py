@@ -12,9 +12,8 @@ from hpcpace.rundir import RunDirectory, write_json
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import Op, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
-from hpcpace.watch.figures import job_state
 from hpcpace.watch.follower import Follower
-from hpcpace.watch.state import HangState, JobState
+from hpcpace.watch.state import HangState, JobState, job_state
 
 DTYPES = row_dtypes()
 MS, S = 1_000_000, 1_000_000_000

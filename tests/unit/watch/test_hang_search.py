@@ -10,8 +10,8 @@ from test_watch_view import HANG
 
 from hpcpace.errors import TraceError
 from hpcpace.rundir import Attempt
-from hpcpace.watch.hang_search import HangSearch, find_hang_state
 from hpcpace.watch.state import HangState
+from hpcpace.watch.watcher import HangSearch, find_hang_state
 
 
 def search(run: LiveRun, asked: list[Attempt], *, is_damaged: bool = False) -> HangSearch:
