@@ -1,4 +1,9 @@
-"""A batch job that hpcpace controls: its allocation, its settings, and the audit that comes before everything else."""
+"""A batch job: its settings, srun's options for its ranks, and the audit before training.
+
+Settings come from environment variables, in addition to those of hpcpace.config. Where nobody chose srun's `--mpi`, it
+is made to match the MPI library of the ranks: with a type that the library does not speak, each would be a world of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.result import BINDING_RULES, audit
-from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.batch.launch import TIMED_OUT, Allocation, JobControl, Launch, gpu_options, read_allocation, whole_number
-from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, HpcpaceError, UsageError
 from hpcpace.hostlist import compress
 from hpcpace.quoting import shown
 
 AUDITS = ("off", "warn", "strict")
 BINDS = ("off", "auto")
+LAYOUTS = ("data", "pipeline", "tensor", "zero")
+"""How `hpcpace.batch.training` lays out ranks if the user gives no mesh."""
 _SECONDS = re.compile(r"(0|[1-9][0-9]{0,8})(\.[0-9]+)?")
 
 
@@ -161,48 +164,49 @@ def _output(command: Sequence[str], environ: Mapping[str, str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChosenBinding:
-    """What HPCPACE_BIND=auto came to.
+def choose_binding(launch: Launch, snapshots: Path, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return srun's option that binds the ranks of a launch as their audit proposes, and a line on what was chosen.
 
-    Attributes:
-        option: srun's option; empty if ranks stay as they are.
-        line: what was applied, or why nothing was.
+    The option is empty if ranks stay as they are.
+
+    Args:
+        launch: starts the ranks.
+        snapshots: what their audit has saved.
+        environ: environment of the job.
     """
+    option, reason = _proposed_binding(launch, snapshots, environ)
+    line = f"{option} for {reason}" if option else f"ranks are not bound: {reason}"
+    return option, f"HPCPACE_BIND=auto: {line}"
 
-    option: str
-    line: str
 
+def _proposed_binding(launch: Launch, snapshots: Path, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return srun's option and the ranks that it binds; or an empty option, and why ranks are not bound."""
+    # The rules of the audit take longer to load than all of the job control.
+    from hpcpace.audit.job import AuditedJob
+    from hpcpace.audit.result import BINDING_RULES, audit
+    from hpcpace.audit.snapshot_files import load_snapshots
+    from hpcpace.config_sources import load_config
 
-def choose_binding(launch: Launch, snapshots: Path, environ: Mapping[str, str]) -> ChosenBinding:
-    """Return the binding for the ranks of a launch from the snapshots that their audit has saved."""
     if launch.allocation is None:
-        return _unbound("ranks are bound by srun, and this is no Slurm job")
+        return "", "ranks are bound by srun, and this is no Slurm job"
     if any(option.startswith("--cpu-bind") for option in launch.options):
-        return _unbound("HPCPACE_SRUN_ARGS has a --cpu-bind, which stays")
+        return "", "HPCPACE_SRUN_ARGS has a --cpu-bind, which stays"
     if len(launch.allocation.components) > 1:
-        return _unbound("srun takes one list of masks, and the components of a heterogeneous job need their own")
+        return "", "srun takes one list of masks, and the components of a heterogeneous job need their own"
     try:
         found, _ = load_snapshots(snapshots)
-        job = AuditedJob(found, load_config(environ=environ).audit)
-        bindings = audit(job, ids=BINDING_RULES).bindings
+        bindings = audit(AuditedJob(found, load_config(environ=environ).audit), ids=BINDING_RULES).bindings
     except HpcpaceError as error:
-        return _unbound(str(error))
+        return "", str(error)
     if not bindings:
-        return _unbound("a node has one rank, which may use all CPUs of the job there")
+        return "", "a node has one rank, which may use all CPUs of the job there"
     if len(found) < launch.allocation.num_nodes:
-        return _unbound(f"the audit has seen {len(found)} of {launch.allocation.num_nodes} nodes")
+        return "", f"the audit has seen {len(found)} of {launch.allocation.num_nodes} nodes"
     binding = bindings[0]
-    if not binding.option:
-        return _unbound(binding.reason)
-    if len(bindings) > 1 or len(binding.hosts) < len(found):
-        return _unbound("srun takes one list of masks, and the audit proposes different ones for different nodes")
+    if binding.option and (len(bindings) > 1 or len(binding.hosts) < len(found)):
+        return "", "srun takes one list of masks, and the audit proposes different ones for different nodes"
     ranks = f"the {binding.num_tasks} ranks on each of {compress(binding.hosts)}"
-    return ChosenBinding(option=binding.option, line=f"HPCPACE_BIND=auto: {binding.option} for {ranks}")
-
-
-def _unbound(reason: str) -> ChosenBinding:
-    return ChosenBinding(option="", line=f"HPCPACE_BIND=auto: ranks are not bound: {reason}")
+    return binding.option, ranks if binding.option else binding.reason
 
 
 # An audit takes seconds; one that hangs, as on a dead node, must not hold up the job.
@@ -251,12 +255,10 @@ class BatchJob:
         """Return the job with the binding that HPCPACE_BIND asks for, and say which one that is."""
         if self.settings.bind == "off":
             return self
-        # The rules of the audit take longer to load than all of the job control.
-        from hpcpace.batch.job import choose_binding
-
-        chosen = choose_binding(self.launch, snapshots, self.environ)
-        self.control.say(chosen.line)
-        return dataclasses.replace(self, launch=self.launch.with_option(chosen.option)) if chosen.option else self
+        option, line = choose_binding(self.launch, snapshots, self.environ)
+        self.control.say(line)
+        options = (*self.launch.options, *([option] if option else []))
+        return dataclasses.replace(self, launch=dataclasses.replace(self.launch, options=options))
 
 
 def prepare_job(name: str, environ: Mapping[str, str]) -> BatchJob:
@@ -270,9 +272,13 @@ def prepare_job(name: str, environ: Mapping[str, str]) -> BatchJob:
     if allocation is not None:
         _check_place(allocation, environ)
     control = JobControl(name, None if allocation is None else allocation.job)
-    launch = Launch(program=settings.program, allocation=allocation)
+    options: tuple[str, ...] = ()
     if allocation is not None:
-        launch = dataclasses.replace(launch, options=_srun_options(settings, environ, control))
+        gpu = gpu_options(environ, settings.srun_args)
+        for option in gpu:
+            control.say(f"srun {option}: each rank gets its own slice of a GPU (MIG)")
+        options = (*_mpi_options(settings, environ, control), *settings.srun_args, *gpu)
+    launch = Launch(program=settings.program, allocation=allocation, options=options)
     return BatchJob(settings=settings, allocation=allocation, control=control, launch=launch, environ=environ)
 
 
@@ -292,7 +298,7 @@ def audit_ranks(job: BatchJob, snapshots: Path, options: Sequence[str] = ()) -> 
 def audit_only(job: BatchJob, options: Sequence[str]) -> int:
     """Audit the ranks of a job, with nothing behind it, and return the exit status of the job."""
     check_length(job.run_dir())
-    status = audit_ranks(job, snapshot_folder(job, _beside(job.run_dir())), options)
+    status = audit_ranks(job, snapshot_folder(job, job.run_dir()), options)
     if status == TIMED_OUT:
         job.control.say(f"not finished after {_AUDIT_TIMEOUT_S:g} s: a node may be dead")
     return job.control.ended_by or status
@@ -343,11 +349,6 @@ def snapshot_folder(job: BatchJob, folder: Path) -> Path:
     return folder / f"attempt-{job.num_restarts}" / "snapshot"
 
 
-def _beside(run_dir: Path) -> Path:
-    """Return a folder that `hpcpace audit --save` does not take for an option."""
-    return Path(f"./{run_dir}") if str(run_dir).startswith("-") else run_dir
-
-
 def _check_place(allocation: Allocation, environ: Mapping[str, str]) -> None:
     if environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         raise UsageError(
@@ -359,13 +360,6 @@ def _check_place(allocation: Allocation, environ: Mapping[str, str]) -> None:
             f"this is Slurm job {allocation.job}, but there is no srun on PATH: load the site's module of Slurm in "
             "HPCPACE_PRELUDE; with containers install hpcpace on the host as well (docs/site.md)"
         )
-
-
-def _srun_options(settings: BatchSettings, environ: Mapping[str, str], control: JobControl) -> tuple[str, ...]:
-    gpu = gpu_options(environ, settings.srun_args)
-    for option in gpu:
-        control.say(f"srun {option}: each rank gets its own slice of a GPU (MIG)")
-    return (*_mpi_options(settings, environ, control), *settings.srun_args, *gpu)
 
 
 def _mpi_options(settings: BatchSettings, environ: Mapping[str, str], control: JobControl) -> tuple[str, ...]:

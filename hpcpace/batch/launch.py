@@ -1,14 +1,18 @@
-"""The command line that starts the ranks of a job: srun with a part for each component, or hpcpace itself."""
+"""The Slurm allocation of a batch job, how its ranks start, and the signals that end them.
+
+At scancel and at the time limit Slurm sends SIGTERM to every task, to the batch script and to srun, and SIGKILL
+KillWait seconds later (30 by default); the report must be done by then. `--signal=B:USR1@120` sends SIGUSR1 to the
+script alone. Elements of a job array and the components of a heterogeneous job have variables of their own.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -233,11 +237,6 @@ class JobControl:
             self._process.send_signal(name)
 
 
-def ignore_termination() -> None:
-    """Let SIGTERM no longer end this process: Slurm ends the batch script along with the job that it requeues."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
 def succeeds(command: Sequence[str], *, is_quiet: bool = False) -> bool:
     """Run one of Slurm's commands, and return whether it ended with status 0."""
     errors = subprocess.DEVNULL if is_quiet else None
@@ -272,20 +271,14 @@ class Launch:
     allocation: Allocation | None
     options: tuple[str, ...] = ()
 
-    def command(self, words: Sequence[str], *options: str) -> list[str]:
-        """Return the command line that runs `hpcpace WORDS` as every rank.
+    def command(self, words: Sequence[str], *options: str, per_node: bool = False) -> list[str]:
+        """Return the command line that runs `hpcpace WORDS` as every rank, or once on each node.
 
         Args:
             words: command of hpcpace and its arguments.
             options: options of srun for this start only.
+            per_node: whether to run it once on each node.
         """
-        return self._line(words, _tasks, options)
-
-    def command_of_nodes(self, words: Sequence[str], *options: str) -> list[str]:
-        """Return the command line that runs `hpcpace WORDS` once on each node."""
-        return self._line(words, _task_of_node, options)
-
-    def _line(self, words: Sequence[str], tasks: Callable[[Component], list[str]], options: Sequence[str]) -> list[str]:
         ranks = [*self.program, *words]
         if self.allocation is None:
             return ranks
@@ -294,12 +287,13 @@ class Launch:
         for number, component in enumerate(components):
             group = [f"--het-group={number}"] if len(components) > 1 else []
             line += [":"] if number else []
-            line += [*tasks(component), *options, *self.options, *group, *ranks]
+            # Since Slurm 22.05 srun no longer inherits the CPUs per task from the job, so -c is repeated. It excludes
+            # the CPUs per GPU, which srun does inherit.
+            cpus = [] if component.has_cpus_of_gpus else ["-c", str(component.cpus_per_task)]
+            tasks = ["--ntasks", str(component.num_nodes if per_node else component.num_tasks), *cpus]
+            tasks += ["--ntasks-per-node=1"] if per_node else []
+            line += [*tasks, *options, *self.options, *group, *ranks]
         return line
-
-    def with_option(self, option: str) -> Launch:
-        """Return the same launch with one more option of srun."""
-        return dataclasses.replace(self, options=(*self.options, option))
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the ranks: unbuffered output, and under Slurm the threads that their CPUs allow."""
@@ -321,14 +315,3 @@ def gpu_options(environ: Mapping[str, str], options: Sequence[str]) -> tuple[str
     is_chosen = any(option.startswith(chosen) for option in options)
     is_bound = environ.get("SLURM_GPU_BIND") or environ.get("SLURM_GPUS_PER_TASK")
     return () if len(slices) < 2 or is_chosen or is_bound else ("--gpu-bind=per_task:1",)
-
-
-def _task_of_node(component: Component) -> list[str]:
-    return [*_tasks(dataclasses.replace(component, num_tasks=component.num_nodes)), "--ntasks-per-node=1"]
-
-
-def _tasks(component: Component) -> list[str]:
-    # Since Slurm 22.05 srun no longer inherits the CPUs per task from the job, so -c is repeated. It excludes the
-    # CPUs per GPU, which srun does inherit.
-    cpus = [] if component.has_cpus_of_gpus else ["-c", str(component.cpus_per_task)]
-    return ["--ntasks", str(component.num_tasks), *cpus]

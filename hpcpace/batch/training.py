@@ -1,23 +1,24 @@
-"""A traced training as a batch job: audit, train, start once more after a failed start, collect, report, requeue."""
+"""A training, or the runs of a study, as a batch job: audit, run, collect, report, requeue.
+
+A failed start is repeated once. A study goes on with its next run after one that ended its ranks.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcpace.batch.job import BatchJob, audit_first, check_length, snapshot_folder
-from hpcpace.batch.launch import ignore_termination, succeeds
+from hpcpace.batch.launch import succeeds
 from hpcpace.config_sources import load_config
 from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_USAGE, EXIT_WARNING, ConfigError, UsageError
 from hpcpace.quoting import printable
 from hpcpace.rundir import RunDirectory
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.setups import parse_layout
 from hpcpace.train.presets import parse_mesh
 
-LAYOUTS = ("data", "pipeline", "tensor", "zero")
 # Sequences or images of a task in each step; four sequences divide into four microbatches on every mesh.
 _SAMPLES_PER_TASK = {"gpt2": 4, "resnet18": 32}
 
@@ -59,6 +60,9 @@ def run_series(job: BatchJob, words: Sequence[str]) -> int:
     Raises:
         UsageError: tasks are not equally many on each node, or new starts make no progress.
     """
+    from hpcpace.studies.folder import StudyFolder  # only studies need it
+    from hpcpace.studies.setups import parse_layout
+
     if job.allocation is None or len(words) != 1:
         raise UsageError("hpcpace batch -- study series STUDY runs in a Slurm job: sbatch/nano_cluster.sh submits it")
     study, num_nodes = StudyFolder(Path(words[0])), job.allocation.num_nodes
@@ -98,7 +102,7 @@ def train(job: BatchJob, layout: str, words: Sequence[str]) -> int:
 
     Args:
         job: the job.
-        layout: how ranks are laid out if the user gives no mesh; one of `hpcpace.batch.training.LAYOUTS`.
+        layout: how ranks are laid out if the user gives no mesh; one of `hpcpace.batch.job.LAYOUTS`.
         words: the workload, and options of `hpcpace train WORKLOAD`.
 
     Raises:
@@ -207,7 +211,7 @@ def _collect(job: BatchJob, run_dir: Path, words: Sequence[str]) -> None:
         return
     if trace.trace_dir is None or not RunDirectory(run_dir).attempts():
         return
-    command = job.launch.command_of_nodes(["collect", "--quiet", _no_option(run_dir)], "--kill-on-bad-exit=0")
+    command = job.launch.command(["collect", "--quiet", _no_option(run_dir)], "--kill-on-bad-exit=0", per_node=True)
     timeout_s = trace.copy_timeout_s + _COLLECT_STARTS_IN_S
     status = job.control.run_ranks(command, job.launch.environ(job.environ), timeout_s=timeout_s)
     if status and not job.control.ended_by:
@@ -226,7 +230,8 @@ def _requeue(job: BatchJob, name: str, trained_s: float) -> None:
     if trained_s < job.settings.requeue_after_s:
         job.control.say(f"not requeued: trained for only {int(trained_s)} s; request a longer time limit (-t)")
         return
-    ignore_termination()
+    # Slurm ends the batch script along with the job that it requeues.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if succeeds(["scontrol", "requeue", name]):
         job.control.say("requeued, resumes from its checkpoint")
     else:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hpcpace.batch.job import BatchJob, audit_only, prepare_job
-from hpcpace.batch.training import LAYOUTS
+from hpcpace.batch.job import LAYOUTS, BatchJob, audit_only, prepare_job
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import option
 from hpcpace.errors import UsageError
