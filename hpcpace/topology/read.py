@@ -1,4 +1,12 @@
-"""Reads a topology file of any of the known forms, which are told apart by what is in them."""
+"""Read a topology file of any known form; the forms are distinguished by their content.
+
+- topology.conf(5) and `scontrol show topology`: lines of `Key=Value`, for trees and for blocks. Above its leaves,
+  scontrol lists the nodes of all switches below, so the nodes of a switch that has switches are not its own.
+- topology.yaml(5) of Slurm 25.05 and later: a list of topologies, each with `tree: switches:`, `block: blocks:` or
+  `flat: true`. Its values are made from the events of the parser, and all of them are texts: PyYAML's own way is
+  recursive, takes `010` for the number 8, and lets the second of two equal keys win.
+- A file of the user's own: `host leaf spine` a line, where the host may be a list like `n[1-4]`.
+"""
 
 from __future__ import annotations
 
@@ -15,46 +23,58 @@ from hpcpace.hostlist import HostLists
 from hpcpace.quoting import shown
 from hpcpace.topology.switch_tree import MAX_LETTERS, MAX_NAMES, Switch, SwitchTree, switch_name, switch_tree
 
+# Files of 65,536 hosts have less than one, also where each host has a line.
+_MAX_BYTES = 4 << 20
+_MAX_PROBLEMS = 4
 _MAX_LEVELS = 8
-
-
-def parse_host_table(content: str) -> SwitchTree:
-    """Return the places of the hosts of a table: host, leaf, and from there upwards as far as is known.
-
-    Raises:
-        TopologyError: a line has no leaf, or no list of hosts.
-    """
-    hosts: dict[str, dict[str, None]] = {}
-    above: dict[str, dict[str, None]] = {}
-    lists = HostLists(MAX_NAMES)
-    for number, line in enumerate(content.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        if not 2 <= len(words) <= _MAX_LEVELS:
-            raise TopologyError(
-                f"line {number} is {shown(line.strip())}: give a host or a list like n[1-4], its leaf switch and, if "
-                "known, the switches above, with blanks between"
-            )
-        try:
-            listed = lists.expand(words[0])
-            switches = [switch_name(word) for word in words[1:]]
-        except ValueError as error:
-            raise TopologyError(f"line {number}: {error}") from None
-        hosts.setdefault(switches[0], {}).update(dict.fromkeys(listed))
-        for below, switch in pairwise(switches):
-            above.setdefault(switch, {})[below] = None
-            hosts.setdefault(switch, {})
-    return switch_tree(
-        [Switch(name=name, hosts=tuple(listed), switches=tuple(above.get(name, ()))) for name, listed in hosts.items()]
-    )
-
 
 _PAIR = re.compile(r"(?<!\w)(\w+)=(\"[^\"]*\"|\S*)")
 _NAMES = ("switchname", "blockname", "aggregatedblock")
 _BELOW = "switches"
 _NO_NAMES = ("", "(null)", "none", "n/a")
 _OTHER_LINES = ("blocksizes", "topologyplugin", "topology", "include")
+
+_KINDS = {"tree": ("switches", "switch"), "block": ("blocks", "block")}
+_MAX_DEPTH = 16
+# Twice the names that a file may list, as values of lists or with a key each.
+_MAX_VALUES = 1 << 19
+_MAX_REASON = 160
+_YES = ("true", "yes", "on")
+_NOTHING = ("", "~", "null")
+
+
+def read_topology(path: Path) -> list[SwitchTree]:
+    """Return the networks of a file: one, or of topology.yaml all, the cluster's default first.
+
+    Args:
+        path: topology.conf, topology.yaml, the saved output of `scontrol show topology`, or `host leaf spine` a line.
+
+    Raises:
+        TopologyError: it cannot be read, is none of these, or has no hosts.
+    """
+    try:
+        content = read_file(Path(os.path.realpath(path)), most_bytes=_MAX_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise TopologyError(f"cannot read the topology {path}: {reason}") from None
+    try:
+        trees = _parsed(content, is_yaml=path.suffix in (".yaml", ".yml"))
+    except TopologyError as error:
+        raise TopologyError(f"topology {path}: {error}") from None
+    if not any(tree.above for tree in trees):
+        problems = "; ".join(islice((problem for tree in trees for problem in tree.problems), _MAX_PROBLEMS))
+        raise TopologyError(f"topology {path} has no host at a switch{f' ({problems})' if problems else ''}")
+    return trees
+
+
+def _parsed(content: str, *, is_yaml: bool) -> list[SwitchTree]:
+    if "\0" in content:
+        raise TopologyError("it is no text")
+    if is_slurm_text(content):
+        return [parse_slurm_text(content)]
+    if is_yaml or is_slurm_yaml(content):
+        return parse_slurm_yaml(content)
+    return [parse_host_table(content)]
 
 
 def is_slurm_text(content: str) -> bool:
@@ -113,21 +133,15 @@ def _switches(number: int, name: str, pairs: dict[str, str], lists: HostLists) -
 
 
 def _listed(number: int, what: str, value: str, lists: HostLists) -> tuple[str, ...]:
-    if value.lower() in _NO_NAMES:
-        return ()
+    return () if value.lower() in _NO_NAMES else _expanded([value], lists, f"line {number}, {what}")
+
+
+def _expanded(texts: list[str], lists: HostLists, place: str) -> tuple[str, ...]:
+    """Return the names in some lists of hosts; `place` says where they are in the file."""
     try:
-        return lists.expand(value)
+        return tuple(name for text in texts for name in lists.expand(text))
     except ValueError as error:
-        raise TopologyError(f"line {number}, {what}: {error}") from None
-
-
-_KINDS = {"tree": ("switches", "switch"), "block": ("blocks", "block")}
-_MAX_DEPTH = 16
-# Twice the names that a file may list, as values of lists or with a key each.
-_MAX_VALUES = 1 << 19
-_MAX_REASON = 160
-_YES = ("true", "yes", "on")
-_NOTHING = ("", "~", "null")
+        raise TopologyError(f"{place}: {error}") from None
 
 
 def is_slurm_yaml(content: str) -> bool:
@@ -255,58 +269,48 @@ def _switch(entry: Any, unit: str, where: str, lists: HostLists) -> Switch:
         name = switch_name(entry[unit])
     except ValueError as error:
         raise TopologyError(f"topology {where}: {error}") from None
-    below = _slurm_yaml_listed(entry, "children", where, lists)
-    hosts = () if below else _slurm_yaml_listed(entry, "nodes", where, lists)
+    below = _values(entry, "children", where, lists)
+    hosts = () if below else _values(entry, "nodes", where, lists)
     return Switch(name=name, hosts=hosts, switches=below)
 
 
-def _slurm_yaml_listed(entry: dict[str, Any], key: str, where: str, lists: HostLists) -> tuple[str, ...]:
+def _values(entry: dict[str, Any], key: str, where: str, lists: HostLists) -> tuple[str, ...]:
     value = entry.get(key)
     if value is None:
         return ()
     texts = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):
         raise TopologyError(f"topology {where}, {key} is {shown(value)}: it must be a list like n[1-4]")
-    try:
-        return tuple(name for text in texts for name in lists.expand(text))
-    except ValueError as error:
-        raise TopologyError(f"topology {where}, {key}: {error}") from None
+    return _expanded(texts, lists, f"topology {where}, {key}")
 
 
-# Files of 65,536 hosts have less than one, also where each host has a line.
-_MAX_BYTES = 4 << 20
-_MAX_PROBLEMS = 4
-
-
-def read_topology(path: Path) -> list[SwitchTree]:
-    """Return the networks of a file: one, or of topology.yaml all, the cluster's default first.
-
-    Args:
-        path: topology.conf, topology.yaml, the saved output of `scontrol show topology`, or `host leaf spine` a line.
+def parse_host_table(content: str) -> SwitchTree:
+    """Return the places of the hosts of a table: host, leaf, and from there upwards as far as is known.
 
     Raises:
-        TopologyError: it cannot be read, is none of these, or has no hosts.
+        TopologyError: a line has no leaf, or no list of hosts.
     """
-    try:
-        content = read_file(Path(os.path.realpath(path)), most_bytes=_MAX_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise TopologyError(f"cannot read the topology {path}: {reason}") from None
-    try:
-        trees = _parsed(content, is_yaml=path.suffix in (".yaml", ".yml"))
-    except TopologyError as error:
-        raise TopologyError(f"topology {path}: {error}") from None
-    if not any(tree.above for tree in trees):
-        problems = "; ".join(islice((problem for tree in trees for problem in tree.problems), _MAX_PROBLEMS))
-        raise TopologyError(f"topology {path} has no host at a switch{f' ({problems})' if problems else ''}")
-    return trees
-
-
-def _parsed(content: str, *, is_yaml: bool) -> list[SwitchTree]:
-    if "\0" in content:
-        raise TopologyError("it is no text")
-    if is_slurm_text(content):
-        return [parse_slurm_text(content)]
-    if is_yaml or is_slurm_yaml(content):
-        return parse_slurm_yaml(content)
-    return [parse_host_table(content)]
+    hosts: dict[str, dict[str, None]] = {}
+    above: dict[str, dict[str, None]] = {}
+    lists = HostLists(MAX_NAMES)
+    for number, line in enumerate(content.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if not 2 <= len(words) <= _MAX_LEVELS:
+            raise TopologyError(
+                f"line {number} is {shown(line.strip())}: give a host or a list like n[1-4], its leaf switch and, if "
+                "known, the switches above, with blanks between"
+            )
+        try:
+            listed = lists.expand(words[0])
+            switches = [switch_name(word) for word in words[1:]]
+        except ValueError as error:
+            raise TopologyError(f"line {number}: {error}") from None
+        hosts.setdefault(switches[0], {}).update(dict.fromkeys(listed))
+        for below, switch in pairwise(switches):
+            above.setdefault(switch, {})[below] = None
+            hosts.setdefault(switch, {})
+    return switch_tree(
+        [Switch(name=name, hosts=tuple(listed), switches=tuple(above.get(name, ()))) for name, listed in hosts.items()]
+    )

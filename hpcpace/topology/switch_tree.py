@@ -1,4 +1,8 @@
-"""Switches and what is below them, whatever file they come from, and what is wrong with them."""
+"""Switches and the hosts below them, and the traces of a run placed at their switches.
+
+The file counts: whoever names one wants it. What Slurm told the job when it ran counts where the file does not know all
+of the job's hosts, since with half a network the blame would fall on those whose place is known.
+"""
 
 from __future__ import annotations
 
@@ -92,9 +96,8 @@ def switch_tree(switches: Sequence[Switch], *, name: str = "", problems: Iterabl
         found.append(f"{_counted(twice, 'host')} at two switches ({first} at {where}): left out")
     loops = _in_loops(parents)
     if loops:
-        more = f" and {len(loops) - _MAX_NAMED} more" if len(loops) > _MAX_NAMED else ""
         verb = "are" if len(loops) > 1 else "is"
-        found.append(f"loop: {_switch_tree_some(sorted(loops))}{more} {verb} above themselves; that is left out")
+        found.append(f"loop: {_some(sorted(loops))} {verb} above themselves; that is left out")
     ways = _Ways({below: above for below, above in parents.items() if below not in loops})
     above = {host: ways.to(at[0]) for host, at in leaves.items() if host not in twice}
     if ways.is_cut:
@@ -113,9 +116,7 @@ def _joined(switches: Sequence[Switch]) -> dict[str, Switch]:
 
 def _repeated(switches: Sequence[Switch]) -> list[str]:
     repeated = [name for name, count in Counter(switch.name for switch in switches).items() if count > 1]
-    return (
-        [f"{_counted(repeated, 'switch')} defined more than once ({_switch_tree_some(repeated)})"] if repeated else []
-    )
+    return [f"{_counted(repeated, 'switch')} defined more than once ({_first(repeated)})"] if repeated else []
 
 
 def _incomplete(known: Mapping[str, Switch]) -> list[str]:
@@ -124,13 +125,13 @@ def _incomplete(known: Mapping[str, Switch]) -> list[str]:
     unknown = dict.fromkeys(below for switch in known.values() for below in switch.switches if below not in known)
     found = []
     if empty:
-        found.append(f"{_counted(empty, 'switch')} without hosts or switches ({_switch_tree_some(empty)})")
+        found.append(f"{_counted(empty, 'switch')} without hosts or switches ({_first(empty)})")
     if unknown:
-        found.append(f"{_counted(unknown, 'switch')} below another one and not defined ({_switch_tree_some(unknown)})")
+        found.append(f"{_counted(unknown, 'switch')} below another one and not defined ({_first(unknown)})")
     return found
 
 
-def _switch_tree_some(names: Iterable[str]) -> str:
+def _first(names: Iterable[str]) -> str:
     return short_list(islice(names, _MAX_NAMED))
 
 
@@ -217,9 +218,6 @@ def _level_name(level: Sequence[str]) -> str:
         return level[0]
     more = f" and {len(level) - _MAX_NAMED} more" if len(level) > _MAX_NAMED_ON_LEVEL else ""
     return short_list(level[:_MAX_NAMED] if more else level) + more
-
-
-_MAX_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
