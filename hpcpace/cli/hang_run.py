@@ -12,7 +12,7 @@ from hpcpace.config_sources import load_config
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, read_start
 from hpcpace.errors import TraceError
-from hpcpace.hang.from_traces import JobRecords, hang_in, least_ns, read_records
+from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_records
 from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import FoundHang, JobView
 from hpcpace.report.terminal.hang import print_hang
@@ -62,7 +62,7 @@ def _content(
         "missing": list(records.missing),
         "groups": {group.name: list(group.members) for group in job.groups},
         "now_ns": job.now_ns,
-        "limit_ns": least_ns(job, hang_s=hang_s),
+        "limit_ns": hang_limit_ns(job.usual_step_ns, hang_s=hang_s),
         "problems": list(records.problems),
         "hang": None if found is None else hang_json(found.hang, job),
         "stacks": {str(rank): list(job.ranks[rank].stack) for rank in named if job.ranks[rank].stack},
@@ -71,7 +71,7 @@ def _content(
 
 def _print(attempt: Attempt, records: JobRecords, found: FoundHang | None, job: JobView, hang_s: float) -> None:
     console = text_console()
-    limit = format_duration(least_ns(job, hang_s=hang_s))
+    limit = format_duration(hang_limit_ns(job.usual_step_ns, hang_s=hang_s))
     if found is not None:
         print_hang(console, describe(found.hang, job))
     else:

@@ -247,16 +247,16 @@ def hang_in(records: JobRecords, *, hang_s: float) -> FoundHang | None:
 
 def hang_now(job: JobView, *, hang_s: float) -> Hang | None:
     """Return what holds a job up at the time of a view; None if nothing does, or not for long enough."""
-    most_ns = least_ns(job, hang_s=hang_s)
+    most_ns = hang_limit_ns(job.usual_step_ns, hang_s=hang_s)
     hang = find_hang(job, least_ns=most_ns)
     return None if hang is None or _may_have_moved(hang, job, most_ns) or _may_last(hang, job) else hang
 
 
-def least_ns(job: JobView, *, hang_s: float) -> int:
-    """Return how long an operation must be open for a job to hang."""
-    if job.usual_step_ns is None:
+def hang_limit_ns(usual_step_ns: float | None, *, hang_s: float) -> int:
+    """Return how long an operation must be open for a job to hang; None stands for no usual step yet."""
+    if usual_step_ns is None:
         return round(max(hang_s, FIRST_STEP_S) * NS_PER_S)
-    return max(round(hang_s * NS_PER_S), USUAL_STEPS * job.usual_step_ns)
+    return round(max(hang_s * NS_PER_S, USUAL_STEPS * usual_step_ns))
 
 
 def _may_have_moved(hang: Hang, job: JobView, most_ns: int) -> bool:

@@ -1,4 +1,7 @@
-"""Exports the state of a run: into a file for node_exporter, or at /metrics over HTTP."""
+"""Export the state of a run as metrics: into a file for node_exporter, or at /metrics over HTTP.
+
+docs/monitoring.md lists the metrics.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,12 @@ _UNDER_WAY = frozenset({Doing.RUNNING, Doing.HANGS, Doing.SILENT})
 
 def families(state: JobState) -> list[Family]:
     """Return the metrics of a run."""
-    job = job_labels(state.jobid, state.step_id, state.name or state.path)
-    found = [*_of_job(state, job), *_of_ranks(state, job), *_of_hosts(state, job)]
+    # Without Slurm, the name of the run takes the place of the job.
+    job = {"jobid": state.jobid or state.name or state.path, "step": state.step_id}
     info = Family(name="hpcpace_run", kind=Kind.INFO, help="What the run is.")
-    info.add(1, {**job, **_info(state)})
-    return [*found, info]
-
-
-def job_labels(jobid: str, step: str, name: str) -> dict[str, str]:
-    """Return the labels of a job: its Slurm job and step; without Slurm, its name takes the place of the job."""
-    return {"jobid": jobid or name, "step": step}
+    facts = {"run": state.path, "name": state.name, "mesh": state.mesh, "samples_unit": state.samples_unit}
+    info.add(1, {**job, **facts, **{f"{name}_version": version for name, version in state.versions.items()}})
+    return [*_of_job(state, job), *_of_ranks(state, job), *_of_hosts(state, job), info]
 
 
 def _of_job(state: JobState, job: dict[str, str]) -> Iterable[Family]:
@@ -59,7 +58,8 @@ def _of_job(state: JobState, job: dict[str, str]) -> Iterable[Family]:
          state.blocked_share),
         ("hpcpace_last_step_timestamp_seconds", "seconds", "Unix time of the end of the last step.",
          state.last_step_unix_s),
-        ("hpcpace_hang_ranks", "", "Ranks that hold up the others, or of which one does.", _hang_ranks(state)),
+        ("hpcpace_hang_ranks", "", "Ranks that hold up the others, or of which one does.",
+         float(len(state.hang.ranks)) if state.hang is not None else 0.0),
         ("hpcpace_hanging", "", "Whether the run hangs, with or without a rank that can be named.",
          float(state.hang is not None)),
         ("hpcpace_clock_error_seconds", "seconds", "Largest uncertainty of the clock of a rank.",
@@ -86,10 +86,6 @@ def _of_job(state: JobState, job: dict[str, str]) -> Iterable[Family]:
         family = Family(name=name, kind=Kind.COUNTER, help=text)
         family.add(value, job)
         yield family
-
-
-def _hang_ranks(state: JobState) -> float:
-    return float(len(state.hang.ranks)) if state.hang is not None else 0.0
 
 
 def _of_ranks(state: JobState, job: dict[str, str]) -> Iterable[Family]:
@@ -127,16 +123,6 @@ def _of_hosts(state: JobState, job: dict[str, str]) -> Iterable[Family]:
         received.add(one.received_bps / 8, labels)
         line.add(None if one.line_bps is None else one.line_bps / 8, labels)
     return sent, received, line
-
-
-def _info(state: JobState) -> dict[str, str]:
-    return {
-        "run": state.path,
-        "name": state.name,
-        "mesh": state.mesh,
-        "samples_unit": state.samples_unit,
-        **{f"{name}_version": version for name, version in state.versions.items()},
-    }
 
 
 _LOOPBACK = "127.0.0.1"

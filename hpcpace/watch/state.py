@@ -1,4 +1,8 @@
-"""What a run does now, as plain values: what the view shows, `--json` prints and the metrics export."""
+"""The state of a running job as plain values, and how it follows from the looks at its files.
+
+The view shows it, `--json` prints it, and the metrics export it. Times of different ranks are never compared: each
+figure is a difference on one rank's own clock, or a comparison of such differences.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from typing import Any
 
 from hpcpace.quoting import printable
 from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.watch.follower import Followed, Follower
 from hpcpace.watch.live_rank import Detail, LiveRank, OpenCall
+from hpcpace.watch.run_tail import LiveAttempt, RunTail
 from hpcpace.wording import percent, rank_list
 
 SCHEMA = "hpcpace-watch/1"
@@ -224,31 +228,31 @@ _MAX_OPEN = 8
 _NO_CAUSE = frozenset({"grad_sync", "pace", "other"})
 
 
-def job_state(follower: Follower, *, hang: HangState | None = None, unix_s: float | None = None) -> JobState:
+def job_state(tail: RunTail, *, hang: HangState | None = None, unix_s: float | None = None) -> JobState:
     """Return what a run does now.
 
     Args:
-        follower: after a look.
+        tail: after a look.
         hang: what holds the run up, if that was found.
         unix_s: time of day by this host's clock; by default now.
     """
-    followed, path = follower.followed, printable(str(follower.path))
+    followed, path = tail.followed, printable(str(tail.path))
     if followed is None:
-        doing = Doing.REMOVED if follower.is_removed else Doing.NOT_STARTED
-        return JobState(path=path, doing=doing, versions={}, notes=tuple(follower.notes))
+        doing = Doing.REMOVED if tail.is_removed else Doing.NOT_STARTED
+        return JobState(path=path, doing=doing, versions={}, notes=tuple(tail.notes))
     unix_s = time.time() if unix_s is None else unix_s
-    clock_note = _clock_note(followed, follower.now_s, unix_s)
+    clock_note = _clock_note(followed, tail.now_s, unix_s)
     ages = _Ages(followed, unix_s=None if clock_note else unix_s)
-    ranks = _rank_states(followed, ages, follower.now_s)
+    ranks = _rank_states(followed, ages, tail.now_s)
     live = [followed.ranks[one.rank] for one in ranks if one.doing == RankDoing.LIVE]
     silent = tuple(one.rank for one in ranks if one.doing == RankDoing.SILENT)
     moving = live or [one for one in followed.ranks.values() if one.steps]
     details = [one.detail for one in moving if one.detail is not None]
     return JobState(
         path=path,
-        doing=_doing(follower, followed, live, silent, hang),
+        doing=_doing(tail, followed, live, silent, hang),
         attempt=followed.attempt.number,
-        num_attempts=len(follower.attempts),
+        num_attempts=len(tail.attempts),
         wait_share=_share([one.wait_ns for one in ranks], details),
         blocked_share=_share([one.blocked_ns for one in ranks], details),
         halfwidth_ns=max((one.halfwidth_ns for one in live if one.halfwidth_ns is not None), default=None),
@@ -259,16 +263,16 @@ def job_state(follower: Follower, *, hang: HangState | None = None, unix_s: floa
         hosts=tuple(_host_states(followed)),
         pacing=_pacing(followed, moving),
         hang=hang,
-        look_s=follower.look_s,
-        looked_s=max((follower.now_s - one.looked_s for one in live), default=0.0),
-        detail_s=max((follower.now_s - one.looked_s for one in details), default=None),
-        notes=(*follower.notes, *([clock_note] if clock_note else []), *_notes(followed)),
+        look_s=tail.look_s,
+        looked_s=max((tail.now_s - one.looked_s for one in live), default=0.0),
+        detail_s=max((tail.now_s - one.looked_s for one in details), default=None),
+        notes=(*tail.notes, *([clock_note] if clock_note else []), *_notes(followed)),
         **_facts(followed),
         **_steps(followed, moving, is_moving=bool(live) and hang is None),
     )
 
 
-def _facts(followed: Followed) -> dict[str, Any]:
+def _facts(followed: LiveAttempt) -> dict[str, Any]:
     """Return what the records and headers of an attempt say, as fields of `JobState`."""
     header = next((one.header for one in followed.ranks.values() if one.header is not None), None)
     world_size = header.world_size if header is not None else followed.start.num_ranks
@@ -287,7 +291,7 @@ def _facts(followed: Followed) -> dict[str, Any]:
     }
 
 
-def _steps(followed: Followed, ranks: Sequence[LiveRank], *, is_moving: bool) -> dict[str, Any]:
+def _steps(followed: LiveAttempt, ranks: Sequence[LiveRank], *, is_moving: bool) -> dict[str, Any]:
     """Return what the steps of some ranks show, as fields of `JobState`; the time left only where the job moves."""
     history = followed.history
     past_ns = history.usual_ns if history is not None and history.num_usual >= _MIN_PAST else None
@@ -301,19 +305,13 @@ def _steps(followed: Followed, ranks: Sequence[LiveRank], *, is_moving: bool) ->
         "step_ns": step_ns,
         "past_ns": past_ns,
         "change": None if step_ns is None or not past_ns else step_ns / past_ns - 1,
-        "step_age_s": _median(map(_age_s, ranks)),
+        "step_age_s": _median(None if one.step_age_ns is None else one.step_age_ns / NS_PER_S for one in ranks),
         "rate": None if not step_ns else NS_PER_S / step_ns,
         "sample_rate": statistics.fmean(rates) * len(ranks) if rates and len(rates) == len(timed) else None,
         "num_samples": sum(one.num_samples for one in followed.ranks.values()),
         "eta_s": _eta_s(followed, min(ended, default=0), step_ns) if is_moving else None,
         "last_step_unix_s": _last_step_s(followed.ranks.values()),
     }
-
-
-def hang_limit_ns(followed: Followed, *, hang_s: float, num_usual: int, first_s: float) -> float:
-    """Return how long a step must last before it is asked whether the run hangs, see `hpcpace.hang.from_traces`."""
-    usual_ns = followed.history.usual_ns if followed.history is not None else None
-    return max(hang_s, first_s) * NS_PER_S if usual_ns is None else max(hang_s * NS_PER_S, num_usual * usual_ns)
 
 
 class _Ages:
@@ -324,7 +322,7 @@ class _Ages:
     clocks agree.
     """
 
-    def __init__(self, followed: Followed, *, unix_s: float | None) -> None:
+    def __init__(self, followed: LiveAttempt, *, unix_s: float | None) -> None:
         self._newest_ns = max((one.written_ns for one in followed.ranks.values()), default=0)
         has_changed = any(one.changed_s is not None for one in followed.ranks.values())
         self._all_s = max(unix_s - self._newest_ns / NS_PER_S, 0.0) if unix_s is not None and not has_changed else 0.0
@@ -357,7 +355,7 @@ def _role(details: Sequence[Detail]) -> _Role:
     )
 
 
-def _clock_note(followed: Followed, now_s: float, unix_s: float) -> str:
+def _clock_note(followed: LiveAttempt, now_s: float, unix_s: float) -> str:
     """Return a sentence if the file system's clock differs from this host's; empty if not, or if that cannot be told.
 
     A file that has a time to come shows it, and so does one that was just seen to change and has an old time.
@@ -377,7 +375,7 @@ def _clock_note(followed: Followed, now_s: float, unix_s: float) -> str:
     return f"the file system's clock is {off} this host's: times of files are not compared with it"
 
 
-def _rank_states(followed: Followed, ages: _Ages, now_s: float) -> list[RankState]:
+def _rank_states(followed: LiveAttempt, ages: _Ages, now_s: float) -> list[RankState]:
     fresh_s = max(_FRESH_S, _FRESH_FLUSHES * min(followed.start.flush_interval_s, _FRESH_S))
     details: dict[tuple[int, int], list[Detail]] = {}
     for one in followed.ranks.values():
@@ -403,7 +401,9 @@ def _rank_states(followed: Followed, ages: _Ages, now_s: float) -> list[RankStat
 
 def _rank_state(one: LiveRank, doing: RankDoing, silent_s: float, peers: _Role | None, now_s: float) -> RankState:
     detail, age_ns = one.detail, one.step_age_ns
-    excess = _excess(detail, peers)
+    excess = None
+    if detail is not None and peers is not None and peers.num_ranks > 1 and peers.own_ns:
+        excess = detail.own_ns / peers.own_ns - 1
     wait_ns = None if detail is None or peers is None else max(detail.blocked_ns - peers.least_blocked_ns, 0.0)
     opened = one.open_calls
     return RankState(
@@ -425,12 +425,6 @@ def _rank_state(one: LiveRank, doing: RankDoing, silent_s: float, peers: _Role |
         num_dropped=one.num_dropped,
         problem=one.problem,
     )
-
-
-def _excess(detail: Detail | None, peers: _Role | None) -> float | None:
-    if detail is None or peers is None or peers.num_ranks < 2 or not peers.own_ns:
-        return None
-    return detail.own_ns / peers.own_ns - 1
 
 
 def _reason(detail: Detail | None, peers: _Role | None, excess: float | None, wait_ns: float | None) -> str:
@@ -472,7 +466,7 @@ def _sample_rate(one: LiveRank) -> float | None:
     return sum(step.samples for step in steps[1:]) / (steps[-1].end_ns - steps[0].end_ns) * NS_PER_S
 
 
-def _eta_s(followed: Followed, num_steps: int, step_ns: float | None) -> float | None:
+def _eta_s(followed: LiveAttempt, num_steps: int, step_ns: float | None) -> float | None:
     """Return the time to the planned end at the mean step of this attempt so far, special steps included."""
     planned, history = followed.start.planned_steps, followed.history
     if planned is None or step_ns is None:
@@ -497,17 +491,12 @@ def _last_step_s(ranks: Iterable[LiveRank]) -> float | None:
     return max(ends, default=None)
 
 
-def _age_s(one: LiveRank) -> float | None:
-    age_ns = one.step_age_ns
-    return None if age_ns is None else age_ns / NS_PER_S
-
-
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
-def _host_states(followed: Followed) -> Iterable[HostState]:
+def _host_states(followed: LiveAttempt) -> Iterable[HostState]:
     for one in sorted(followed.ranks.values(), key=lambda one: one.header.host if one.header is not None else ""):
         if one.header is None or len(one.network) < 2:
             continue
@@ -535,7 +524,7 @@ def _host_states(followed: Followed) -> Iterable[HostState]:
             )
 
 
-def _pacing(followed: Followed, ranks: Sequence[LiveRank]) -> str:
+def _pacing(followed: LiveAttempt, ranks: Sequence[LiveRank]) -> str:
     if followed.trial:
         return followed.trial
     policy = followed.facts.get("policy", "none")
@@ -548,9 +537,9 @@ def _pacing(followed: Followed, ranks: Sequence[LiveRank]) -> str:
 
 
 def _doing(
-    follower: Follower, followed: Followed, live: Sequence[LiveRank], silent: Sequence[int], hang: HangState | None
+    tail: RunTail, followed: LiveAttempt, live: Sequence[LiveRank], silent: Sequence[int], hang: HangState | None
 ) -> Doing:
-    if follower.is_removed:
+    if tail.is_removed:
         return Doing.REMOVED
     if followed.journals:
         if live:
@@ -564,7 +553,7 @@ def _doing(
     return Doing.STARTING
 
 
-def _notes(followed: Followed) -> Iterable[str]:
+def _notes(followed: LiveAttempt) -> Iterable[str]:
     if followed.facts.get("trace_dir") and not followed.journals and not followed.traces:
         yield f"ranks write to {followed.facts['trace_dir']} on their nodes: their traces come into the run at the end"
     sizes = Counter(one.header.world_size for one in followed.ranks.values() if one.header is not None)

@@ -1,4 +1,4 @@
-"""The live view: what a run does now, on a terminal of any width, or of one rank of it."""
+"""The live view on a terminal of any width, of a run or of one of its ranks, and the keys that change it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""Looks at a run once per interval in a thread of its own: a slow file system holds up neither keys nor view."""
+"""Look at a run once per interval, and ask whether it hangs, in threads of their own.
+
+A slow file system, or a search that reads all traces, holds up neither keys nor view.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +15,7 @@ from pathlib import Path
 
 from hpcpace.errors import HpcpaceError
 from hpcpace.rundir import Attempt
-from hpcpace.watch.follower import Followed, Follower
+from hpcpace.watch.run_tail import LiveAttempt, RunTail
 from hpcpace.watch.state import HangState, JobState, job_state
 
 _PAUSE_S = 10.0
@@ -42,7 +46,7 @@ class HangSearch:
         self._attempt: Attempt | None = None
         self._steps: list[int] = []
 
-    def ask(self, followed: Followed, *, wait_s: float = 0.0) -> HangState | None:
+    def ask(self, followed: LiveAttempt, *, wait_s: float = 0.0) -> HangState | None:
         """Return what was found last if no step has ended since; begin to search if a step lasts too long.
 
         Args:
@@ -77,11 +81,11 @@ class HangSearch:
         if attempt == self._attempt:
             self._found, self._found_at_s = found, end_s
 
-    def _lasts_too_long(self, followed: Followed) -> bool:
-        from hpcpace.hang.from_traces import FIRST_STEP_S, USUAL_STEPS
-        from hpcpace.watch.state import hang_limit_ns
+    def _lasts_too_long(self, followed: LiveAttempt) -> bool:
+        from hpcpace.hang.from_traces import hang_limit_ns  # slow to load, and not needed before the first look
 
-        limit_ns = hang_limit_ns(followed, hang_s=self._hang_s, num_usual=USUAL_STEPS, first_s=FIRST_STEP_S)
+        usual_ns = followed.history.usual_ns if followed.history is not None else None
+        limit_ns = hang_limit_ns(usual_ns, hang_s=self._hang_s)
         ages_ns = [one.step_age_ns for rank, one in followed.ranks.items() if rank in followed.journals]
         return any(age_ns is not None and age_ns >= limit_ns for age_ns in ages_ns)
 
@@ -145,7 +149,7 @@ class Watcher:
         hang_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._follower = Follower(path, number=number, clock=clock)
+        self._tail = RunTail(path, number=number, clock=clock)
         self._search = HangSearch(hang_s=hang_s, clock=clock)
         self.interval_s, self._clock = interval_s, clock
         self._seen: Seen | None = None
@@ -167,11 +171,11 @@ class Watcher:
             state = self._look(wait_s)
         return state
 
-    def _look(self, wait_s: float) -> JobState:
-        self._follower.look(most_s=float("inf"), most_cpu_s=float("inf"), num_detailed=DETAILED_RANKS)
-        followed = self._follower.followed
+    def _look(self, wait_s: float, most_s: float = math.inf) -> JobState:
+        self._tail.look(most_s=most_s, most_cpu_s=_MAX_CPU_SHARE * most_s, num_detailed=DETAILED_RANKS)
+        followed = self._tail.followed
         hang = self._search.ask(followed, wait_s=wait_s) if followed is not None else None
-        return job_state(self._follower, hang=hang)
+        return job_state(self._tail, hang=hang)
 
     @property
     def age_s(self) -> float:
@@ -206,14 +210,7 @@ class Watcher:
         try:
             while not self._is_closed.is_set():
                 begin_s = self._clock()
-                self._follower.look(
-                    most_s=self.interval_s,
-                    most_cpu_s=_MAX_CPU_SHARE * self.interval_s,
-                    num_detailed=DETAILED_RANKS,
-                )
-                followed = self._follower.followed
-                hang = self._search.ask(followed) if followed is not None else None
-                state = job_state(self._follower, hang=hang)
+                state = self._look(0.0, self.interval_s)
                 with self._changed:
                     self._seen = Seen(state, self._clock())
                     self._changed.notify_all()

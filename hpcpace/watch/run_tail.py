@@ -89,7 +89,7 @@ class History:
 
 
 @dataclass
-class Followed:
+class LiveAttempt:
     """One attempt, as it has been seen so far.
 
     Attributes:
@@ -118,7 +118,7 @@ class Followed:
     next_detail: int = 0
 
 
-class Follower:
+class RunTail:
     """Follows the run at a path, which may not exist yet, and may be moved or removed.
 
     Args:
@@ -136,7 +136,7 @@ class Follower:
 
     def __init__(self, path: Path, *, number: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
-        self.followed: Followed | None = None
+        self.followed: LiveAttempt | None = None
         self.attempts: list[int] = []
         self.notes: list[str] = []
         self.look_s = 0.0
@@ -204,10 +204,10 @@ class Follower:
         if not found:
             return False
         if self.followed is None or self.followed.attempt != found[-1]:
-            self.followed = Followed(attempt=found[-1])
+            self.followed = LiveAttempt(attempt=found[-1])
         return True
 
-    def _read_records(self, followed: Followed) -> None:
+    def _read_records(self, followed: LiveAttempt) -> None:
         problems: list[str] = []
         if not followed.start.created_unix_ns:
             followed.start = read_start(followed.attempt, problems)
@@ -224,7 +224,7 @@ class Follower:
         for host in sorted(hosts - set(followed.line_bps))[:_SNAPSHOTS_A_LOOK]:
             followed.line_bps[host] = _line_rates(followed.attempt, host)
 
-    def _list(self, followed: Followed, names: list[str]) -> None:
+    def _list(self, followed: LiveAttempt, names: list[str]) -> None:
         followed.journals, followed.traces = set(), set()
         for name in names:
             rank = rank_of(name)
@@ -234,13 +234,13 @@ class Follower:
         for rank in followed.journals - followed.ranks.keys():
             followed.ranks[rank] = LiveRank(rank, JournalTail(followed.attempt.trace_file(rank).stem + ".journal"))
 
-    def _in_turn(self, followed: Followed) -> list[int]:
+    def _in_turn(self, followed: LiveAttempt) -> list[int]:
         """Return the ranks to look at, those first that the last look left out."""
         ranks = sorted(followed.journals)
         place = int(np.searchsorted(ranks, followed.next_rank))
         return ranks[place:] + ranks[:place]
 
-    def _choose_detailed(self, followed: Followed, num_detailed: int) -> None:
+    def _choose_detailed(self, followed: LiveAttempt, num_detailed: int) -> None:
         """Begin to look at the next ranks in detail, in turns; those whose turn has shown a whole step make room."""
         ranks = sorted(followed.journals)
         if len(ranks) > num_detailed:
@@ -253,7 +253,7 @@ class Follower:
             followed.ranks[rank].begin_detail()
             followed.next_detail = rank + 1
 
-    def _look_at(self, followed: Followed, rank: int, traces: Folder) -> None:
+    def _look_at(self, followed: LiveAttempt, rank: int, traces: Folder) -> None:
         live = followed.ranks[rank]
         # Of operations that are open for long it matters when they complete; there are few of them then.
         is_slow = live.has_open
@@ -277,7 +277,7 @@ class Follower:
             for step in new:
                 followed.history.add(step.step, step.end_ns, step.flags)
 
-    def _name_groups(self, followed: Followed, traces: Folder) -> None:
+    def _name_groups(self, followed: LiveAttempt, traces: Folder) -> None:
         """Read the names of the groups of a few ranks that are in an operation for long."""
         lacking = [one for one in followed.ranks.values() if one.lacks_names and (one.step_age_ns or 0) > _LONG_NS]
         for live in lacking[:_NAMED_A_LOOK]:
@@ -289,7 +289,7 @@ class Follower:
                 names |= {number: text.decode("utf-8", "backslashreplace") for number, text in found.items()}
             live.name_groups(names)
 
-    def _history(self, followed: Followed, rank: int, traces: Folder) -> History:
+    def _history(self, followed: LiveAttempt, rank: int, traces: Folder) -> History:
         """Return the steps that a rank has done before it was looked at."""
         history = History(rank)
         with suppress(TraceError, OSError, MemoryError):
