@@ -1,7 +1,8 @@
-"""What the traces of a run show of a job that may hang, also while it runs or after ranks were killed.
+"""What the traces of a run show of a job that may hang, and whether it does; also while it runs.
 
 Traces are read once, with their last operations only, and looked at as of a time: what a rank entered or finished later
-does not count then. That matters after the end of a hang, when ranks run out of time, are woken up or killed.
+does not count then. That matters after the end of a hang, when ranks run out of time, are woken up or killed. How long
+an operation must last is the same for the report, `hpcpace hang` and `watch`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from hpcpace.hang.notices import Notice, read_notices
 from hpcpace.hang.rank_record import (
     ALWAYS_NS,
     TOGETHER_NS,
+    LastOperations,
     RankRecord,
-    last_operations,
+    add_missing_channels,
     rank_record,
     rank_view,
-    with_missing_channels,
 )
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Channel, Doing, FoundHang, GroupView, Hang, HangKind, JobView, RankView
@@ -207,12 +208,13 @@ def records_of(
     groups = tuple(sorted(group for group in found if group.ranks[-1] < num_ranks))  # members are ascending
     number = {group: index for index, group in enumerate(groups)}
     last = [
-        last_operations(trace, {own: number[group] for own, group in table.items() if group in number})
+        LastOperations(trace, {own: number[group] for own, group in table.items() if group in number})
         for trace, table in zip(traces, named, strict=True)
     ]
+    add_missing_channels(last, groups)
     ranks = [
         rank_record(of_rank, clock, is_timed=of_rank.rank not in unknown)
-        for of_rank, clock in zip(with_missing_channels(last, groups), clocks, strict=True)
+        for of_rank, clock in zip(last, clocks, strict=True)
     ]
     known = {**(hosts or {}), **{trace.header.rank: trace.header.host for trace in traces}}
     return JobRecords(groups=groups, ranks=ranks, world_size=world_size, hosts=known, notices=notices or {})

@@ -1,4 +1,9 @@
-"""Who waits for whom: the ranks of a job as a graph, from the operations in which they are."""
+"""Who waits for whom: the unfinished operations of a job, and its ranks as a graph of those that wait in them.
+
+A collective that keeps its members together finishes nowhere before all have entered it: where one member finished it,
+all have entered, those without a record included. Of a rank whose record has gaps, or that has none, it is not known
+what it never entered.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,13 @@
-"""What the trace of one rank shows, on the common clock, and what is known of the rank from it as of any time."""
+"""The record of one rank from its trace, on the common clock, and what is known of the rank as of any time.
+
+The last operations are read from the end of a trace, without the rest. What a rank does now follows from its earlier
+steps, because traces have phases and steps only once they end.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -139,32 +143,34 @@ _MIN_ROWS = 2048
 _UNKNOWN = -1
 
 
-@dataclass(frozen=True, kw_only=True)
 class LastOperations:
-    """The last operations of a rank, finished and open ones.
+    """The last operations of a rank, finished and open ones, read from the end of its trace without the rest.
 
-    Attributes:
+    Args:
         trace: of the rank.
         group_of: index of each of its groups among those of the job, by its number in the trace.
+
+    Attributes:
         rows: columns of the table `collectives`.
         channels: what `channel` indexes.
         channel: of each row, int64, (num_rows,); -1 where the trace does not name its group or its peer.
-        first_block: the block of the table from which on its rows are here.
         is_damaged: whether rows before them cannot be read.
     """
 
-    trace: RankTrace
-    group_of: Mapping[int, int]
     rows: Table
     channels: tuple[Channel, ...]
     channel: Int64s
-    first_block: int
-    is_damaged: bool = False
 
-    @property
-    def rank(self) -> int:
-        """The rank."""
-        return self.trace.header.rank
+    def __init__(self, trace: RankTrace, group_of: Mapping[int, int]) -> None:
+        self.trace, self.rank, self.is_damaged = trace, trace.header.rank, False
+        self._group_of = group_of
+        table = trace.tables["collectives"]
+        self._stream = table.stream if isinstance(table, StoredTable) else None
+        self._first_block = 0 if self._stream is None else self._stream.num_blocks
+        parts = [] if self._stream is not None else [_columns(table)]
+        while sum(map(len, parts)) < _MIN_ROWS and (rows := self._block_before()) is not None:
+            parts.insert(0, rows)
+        self._take([*parts, _columns(trace.open_collectives)])
 
     @property
     def unfinished(self) -> set[Channel]:
@@ -172,81 +178,49 @@ class LastOperations:
         never = np.isin(self.rows["exit_kind"], (ExitKind.NEVER, ExitKind.FAILED)) & (self.channel != _UNKNOWN)
         return {self.channels[channel] for channel in np.unique(self.channel[never]).tolist()}
 
+    def reach_back(self, missing: set[Channel]) -> None:
+        """Add the last earlier operations of some channels that have none among them."""
+        parts = [self.rows]
+        while missing and (rows := self._block_before()) is not None:
+            channels, channel = _channels(rows, self.rank, self._group_of)
+            wanted = [index for index, one in enumerate(channels) if one in missing]
+            parts.insert(0, rows.select(np.isin(channel, wanted)))
+            missing = missing - set(channels)
+        self._take(parts)
 
-def last_operations(trace: RankTrace, group_of: Mapping[int, int]) -> LastOperations:
-    """Return the last operations of a rank; `group_of` as of `LastOperations`."""
-    table = trace.tables["collectives"]
-    rows, first, is_damaged = _columns(table) if not isinstance(table, StoredTable) else None, 0, False
-    if isinstance(table, StoredTable):
-        first = table.stream.num_blocks - 1
-        rows = table.stream.blocks(first, first + 1, _COLUMNS)
-        while len(rows) < _MIN_ROWS and first > 0 and not is_damaged:
-            try:
-                rows = join_tables([table.stream.blocks(first - 1, first, _COLUMNS), rows])
-                first -= 1
-            except TraceError:
-                is_damaged = True
-    assert rows is not None
-    rows = join_tables([rows, _columns(trace.open_collectives)])
-    channels, channel = _channels(rows, trace.header.rank, group_of)
-    return LastOperations(
-        trace=trace,
-        group_of=group_of,
-        rows=rows,
-        channels=channels,
-        channel=channel,
-        first_block=first,
-        is_damaged=is_damaged,
-    )
+    def _block_before(self) -> Table | None:
+        """Return the rows of the block before those that were read; None if there is none, or it is damaged."""
+        if self._stream is None or not self._first_block or self.is_damaged:
+            return None
+        try:
+            rows = self._stream.blocks(self._first_block - 1, self._first_block, _COLUMNS)
+        except TraceError:
+            self.is_damaged = True
+            return None
+        self._first_block -= 1
+        return rows
+
+    def _take(self, parts: Sequence[Table]) -> None:
+        self.rows = join_tables(parts)
+        self.channels, self.channel = _channels(self.rows, self.rank, self._group_of)
 
 
-def with_missing_channels(found: Sequence[LastOperations], groups: Sequence[ProcessGroup]) -> list[LastOperations]:
-    """Return the last operations of all ranks, with earlier ones of channels in which others have not finished.
+def add_missing_channels(found: Sequence[LastOperations], groups: Sequence[ProcessGroup]) -> None:
+    """Add to the last operations of all ranks earlier ones of channels in which others have not finished.
 
     Of an operation that is rarely called, such as a barrier, the last one may be long ago; without it, it would not be
     known how many a rank has entered.
     """
     unfinished = {channel for one in found for channel in one.unfinished}
-    return [_reaching_back(one, _of_rank(unfinished, one.rank, groups) - set(one.channels)) for one in found]
-
-
-def _of_rank(channels: Collection[Channel], rank: int, groups: Sequence[ProcessGroup]) -> set[Channel]:
-    return {
-        channel
-        for channel in channels
-        if rank in (channel.source, channel.destination)
-        or (channel.source == _UNKNOWN and rank in groups[channel.group].ranks)
-    }
-
-
-def _reaching_back(found: LastOperations, missing: set[Channel]) -> LastOperations:
-    """Return operations with the last earlier ones of some channels that have none among them."""
-    table = found.trace.tables["collectives"]
-    if not missing or not isinstance(table, StoredTable):
-        return found
-    parts, first, is_damaged = [found.rows], found.first_block, found.is_damaged
-    while missing and first > 0 and not is_damaged:
-        first -= 1
-        try:
-            rows = table.stream.blocks(first, first + 1, _COLUMNS)
-        except TraceError:
-            is_damaged = True
-            break
-        channels, channel = _channels(rows, found.rank, found.group_of)
-        wanted = [index for index, one in enumerate(channels) if one in missing]
-        parts.insert(0, rows.select(np.isin(channel, wanted)))
-        missing = missing - set(channels)
-    rows = join_tables(parts)
-    channels, channel = _channels(rows, found.rank, found.group_of)
-    return LastOperations(
-        trace=found.trace,
-        group_of=found.group_of,
-        rows=rows,
-        channels=channels,
-        channel=channel,
-        first_block=first,
-        is_damaged=is_damaged,
-    )
+    for one in found:
+        own = {
+            channel
+            for channel in unfinished
+            if one.rank in (channel.source, channel.destination)
+            or (channel.source == _UNKNOWN and one.rank in groups[channel.group].ranks)
+        }
+        if missing := own - set(one.channels):
+            one.reach_back(missing)
 
 
 def _columns(table: Table) -> Table:

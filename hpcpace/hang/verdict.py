@@ -1,9 +1,9 @@
-"""The verdict on a job that hangs, computed in a process of its own from what its ranks have written.
+"""The verdict on a job that hangs in words, also from a process of its own that reads the records of its ranks.
 
     python -m hpcpace.hang.verdict RUN/attempt-0
 
-It prints one object of JSON: `headline`, `why`, `advice`; `headline` is empty where no rank waits for another. A file
-system that does not answer delays a rank that asks for it no longer than its timeout. The verdict may end the job, so
+prints one object of JSON: `headline`, `why`, `advice`; `headline` is empty where no rank waits for another. A rank that
+asks for it is delayed no longer than its timeout by a file system that does not answer. The verdict may end the job, so
 it rests on files of the job's own user alone.
 """
 
@@ -31,6 +31,8 @@ _MAX_FRAMES = 4
 _MAX_LINKS = 6
 _MAX_ALSO = 3
 _MAX_NAME = 40
+# Of a text that another process prints.
+_MAX_TEXT = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,7 @@ def call_name(call: Call, job: JobView) -> str:
 
 def _headline(hang: Hang, job: JobView) -> str:
     what = call_name(hang.call, job) if hang.call is not None else "the job"
-    who = _named(hang.culprits or hang.could_be, job)
+    who = named_ranks(hang.culprits or hang.could_be, _hosts(job))
     if hang.could_be:
         return _set_headline(hang, what, who)
     match hang.kind:
@@ -255,19 +257,12 @@ def _advice(hang: Hang, job: JobView) -> str:
             return f"bring the records of the ranks that have none, or {look}"
 
 
-def _named(ranks: tuple[int, ...], job: JobView) -> str:
-    return named_ranks(ranks, _hosts(job))
-
-
 def _hosts(job: JobView) -> dict[int, str]:
     return {rank: view.host for rank, view in job.ranks.items()}
 
 
 def _is(ranks: tuple[int, ...]) -> str:
     return "is" if len(ranks) == 1 else "are"
-
-
-_MAX_TEXT = 2000
 
 
 def ask_verdict(attempt: Attempt, timeout_s: float) -> HangWords | None:
@@ -304,7 +299,6 @@ def find_verdict(attempt: Attempt) -> HangWords | None:
     """
     from hpcpace.hang.from_traces import job_view
     from hpcpace.hang.rules import find_hang
-    from hpcpace.hang.verdict import describe
 
     job = job_view(attempt)
     hang = find_hang(job)
