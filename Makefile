@@ -6,7 +6,7 @@ BENCH_STAMP := .venv/.installed-bench
 DEMO := runs/demo
 DEMO_OPTIONS := --ranks 4 --batch-size 32 --steps 50 --shared-cores
 
-.PHONY: install demo test test-compute test-full test-lab sanitize gpu first-light-rehearsal lint bench bench-quick drills score nano-cluster pacing golden clean
+.PHONY: install demo test test-compute test-full test-lab test-nightly sanitize gpu first-light-rehearsal lint bench bench-quick drills score nano-cluster pacing golden clean
 
 install: $(STAMP)
 
@@ -42,6 +42,10 @@ test-full: $(STAMP)
 # Root, and a Slurm that it boots by itself.
 test-lab: $(STAMP)
 	$(BIN)/python -m pytest -m 'root or slurm' tests
+
+# All cases of each table that the tests above take a choice of: about an hour and a half, for every night.
+test-nightly: $(STAMP)
+	@$(BIN)/python -m pytest --all-seeds -n auto --dist loadfile -m 'not root and not slurm and not gpu'
 
 # The tests of the kernels, built with sanitizers of addresses and of undefined behaviour. Needs g++.
 sanitize: $(STAMP)

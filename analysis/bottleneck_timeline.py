@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_MS, format_duration, milliseconds, printable
 from hpcpace.diagnosis.plot_source import StepDetail, step_detail
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import note, table, title
-from hpcpace.units import NS_PER_MS, format_duration
-from hpcpace.wording import milliseconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

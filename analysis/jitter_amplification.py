@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcpace.core.errors import CannotTell
+from hpcpace.core.text import percent, printable
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.summary import Jitter
-from hpcpace.errors import CannotTell
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import note, table, title
-from hpcpace.wording import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcpace.core.text import format_bytes, format_count
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal.layout import note, table, title
@@ -21,7 +22,6 @@ from hpcpace.studies.planned import planned
 from hpcpace.studies.published import PEAK_MEMORY_GBYTE, published_volume_gbyte
 from hpcpace.studies.statistics import Spread, straight_line
 from hpcpace.train.presets import GPT2Shape
-from hpcpace.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcpace.core.text import format_bytes, format_count, format_rate, plural
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal.layout import note, table, title
@@ -20,8 +21,6 @@ from hpcpace.studies.folder import DONE, StudyFolder
 from hpcpace.studies.published import BATCH, read_published
 from hpcpace.studies.setups import Layout
 from hpcpace.studies.statistics import Spread
-from hpcpace.units import format_bytes, format_count, format_rate
-from hpcpace.wording import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

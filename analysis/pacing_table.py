@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcpace.errors import CannotTell, UsageError
+from hpcpace.core.errors import CannotTell, UsageError
+from hpcpace.core.rundir import open_run
+from hpcpace.core.text import format_count, plural, printable
 from hpcpace.metrics.resampling import Estimate
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import note, table, title
-from hpcpace.rundir import open_run
 from hpcpace.simulation.published import RANKS_PER_NODE, Target
 from hpcpace.studies.pacing import PacingRow, pacing_rows, read_paced_run, read_published_pacing
 from hpcpace.studies.pacing_model import (
@@ -32,8 +32,6 @@ from hpcpace.studies.pacing_model import (
     simulations,
     strengths_needed,
 )
-from hpcpace.units import format_count
-from hpcpace.wording import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcpace.errors import EXIT_WARNING
+from hpcpace.core.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal.layout import notes, table, title

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, place_name, printable
 from hpcpace.diagnosis.figures.ranks import HotspotFigures, hotspot_figures
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import note, table, title
-from hpcpace.units import NS_PER_MS, format_duration
-from hpcpace.wording import alias_name, percent, place_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,10 +2,11 @@
 
     python docs/tables.py
 
-A table is between `<!-- options COMMAND -->`, `<!-- settings SECTION -->`, `<!-- glossary report -->` or
-`<!-- modules all -->` and `<!-- end -->`. Options come from the commands and their help texts, settings from the
-dataclasses of `hpcpace.config` and the text below each field, terms from the glossary of the report, modules from the
-first line of their docstrings. tests/unit/test_documents.py fails while a table is not what this script would write.
+A table is between `<!-- options COMMAND -->`, `<!-- settings SECTION -->`, `<!-- thresholds all -->`,
+`<!-- glossary report -->` or `<!-- modules all -->` and `<!-- end -->`. Options come from the commands and their help
+texts, settings from the dataclasses of `hpcpace.config` and the text below each field, thresholds from the dataclasses
+of the modules that decide, terms from the glossary of the report, modules from the first line of their docstrings.
+tests/unit/test_documents.py fails while a table is not what this script would write.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import click
 from hpcpace.cli import cli
 from hpcpace.cli.options import Option
 from hpcpace.config import Config
+from hpcpace.core.thresholds import threshold_fields
 from hpcpace.report.words.glossary import GLOSSARY
 
 FOLDER = Path(__file__).parent
-_TABLE = re.compile(r"(<!-- (options|settings|glossary|modules) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- (options|settings|thresholds|glossary|modules) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def documents() -> list[Path]:
@@ -39,6 +41,7 @@ def with_tables(text: str) -> str:
     makers = {
         "options": options_table,
         "settings": settings_table,
+        "thresholds": thresholds_table,
         "glossary": glossary_table,
         "modules": modules_table,
     }
@@ -63,6 +66,18 @@ def settings_table(section: str) -> str:
     meanings = _texts_below_fields(kind)
     rows = [(f"`{f.name}`", meanings[f.name], _shown(f.default)) for f in dataclasses.fields(kind)]
     return _table("setting", rows)
+
+
+def thresholds_table(_: str) -> str:
+    """Return a table of the thresholds of each topic."""
+    lines: list[str] = []
+    for topic, fields in threshold_fields().items():
+        lines += ["", f"## [thresholds.{topic}]", "| threshold | default | unit | decides |", "|---|---|---|---|"]
+        lines += [
+            f"| `{name}` | {_shown(field.default)} | {field.metadata['unit']} | {_cell(field.metadata['reason'])} |"
+            for name, field in fields.items()
+        ]
+    return "\n".join(lines)
 
 
 def glossary_table(_: str) -> str:

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.compare_judge import JudgedPair, judge_groups, score_lines
+from hpcpace.core.text import NS_PER_MS
 from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error
 from hpcpace.runs.measured import MeasuredRun, RankTimes, Transfers
-from hpcpace.units import NS_PER_MS
 
 _WORK_NS, _TRANSFER_NS = 100.0 * NS_PER_MS, 5.0 * NS_PER_MS
 _SLOWER = 0.05

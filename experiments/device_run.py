@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag, TraceHeader
 

@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from hpcpace.config import Config
+from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.rundir import open_run
 from hpcpace.runs.imports.imported_run import Import, write_run
 from hpcpace.runs.imports.kineto import import_kineto
 from hpcpace.runs.imports.nsys import import_nsys

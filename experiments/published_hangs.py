@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hpcpace.core.text import rank_list
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Hang
 from hpcpace.runs.imports.dump_view import job_view
 from hpcpace.runs.imports.dumps import Dumps, read_dumps
-from hpcpace.wording import rank_list
 
 ROOT = Path(__file__).parents[1]
 ARCHIVE = ROOT / "tests" / "data" / "flight-recorder" / "nvidia-resiliency-ext.tar.xz"

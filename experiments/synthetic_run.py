@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import EventKind, ExitKind, Op, Phase, StepFlag, TraceHeader
 

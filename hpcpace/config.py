@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.settings import AuditConfig
-from hpcpace.detail import DETAILS, parse_steps
-from hpcpace.errors import ConfigError, check_all
+from hpcpace.core.detail import DETAILS, parse_steps
+from hpcpace.core.errors import ConfigError, check_all
+from hpcpace.core.text import parse_rate, parse_size, shown
+from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.quoting import shown
-from hpcpace.units import parse_rate, parse_size
 
 MODELS = ("gpt2", "resnet18")
 PRESETS = ("tiny", "small", "medium", "large", "xl")
@@ -555,6 +555,7 @@ class Config:
     lab: LabConfig = field(default_factory=LabConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     diagnosis: DiagnosisConfig = field(default_factory=DiagnosisConfig)
+    thresholds: ThresholdValues = field(default_factory=ThresholdValues)
     audit: AuditConfig = field(default_factory=AuditConfig)
 
     def to_json(self) -> dict[str, dict[str, Any]]:
@@ -562,5 +563,5 @@ class Config:
         return {
             section: {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
             for section, values in dataclasses.asdict(self).items()
-            if section not in ("lab", "report", "diagnosis", "audit")
+            if section not in ("lab", "report", "diagnosis", "thresholds", "audit")
         }

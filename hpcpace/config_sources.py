@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcpace.config import Config
 from hpcpace.config_values import Values, read_toml, sections, switch, typed, variables
-from hpcpace.errors import ConfigError, check_all
+from hpcpace.core.errors import ConfigError, check_all
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.rollout import JobFacts, Rule, read_rules
 
@@ -164,7 +164,7 @@ class _Merged:
         try:
             made[section] = kind(**self.values[section])
         except ConfigError as error:
-            named = re.findall(rf"\b{section}\.(\w+)", str(error))
+            named = re.findall(rf"\b{section}\.(\w+(?:\.\w+)?)", str(error))
             sources = dict.fromkeys(self.origins[section].get(key, COMMAND_LINE) for key in named)
             sources.pop(COMMAND_LINE, None)
             raise ConfigError(f"{error} (set by {' and '.join(sources)})" if sources else str(error)) from error

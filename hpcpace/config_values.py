@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.config import Config
-from hpcpace.errors import ConfigError, check_all
-from hpcpace.files import read_file
-from hpcpace.quoting import shown
+from hpcpace.core.errors import ConfigError, check_all
+from hpcpace.core.files import read_file
+from hpcpace.core.text import shown
+from hpcpace.core.thresholds import threshold_fields
 
 Values = dict[str, dict[str, Any]]
 """Values by section and key."""
@@ -99,18 +100,45 @@ def _check_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str, 
 
 
 def _type_section(found: Values, section: str, table: Any, source: str) -> None:
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{source}: {section} must be a table like [{section}]")
-    hints = typing.get_type_hints(sections()[section])
     found[section] = {}
+    if section == "thresholds":
+        _type_thresholds(found[section], table, source)
+    else:
+        _type_table(found[section], section, table, typing.get_type_hints(sections()[section]), source)
+
+
+def _type_table(found: dict[str, Any], name: str, table: Any, kinds: Mapping[str, Any], source: str) -> None:
+    """Add the values of one table in the types of `kinds` to those that were found."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{source}: {name} must be a table like [{name}]")
 
     def convert(key: str) -> None:
-        found[section][key] = _coerce(table[key], hints[key], f"{source}: {section}.{key}")
+        found[key] = _coerce(table[key], kinds[key], f"{source}: {name}.{key}")
 
     check_all(
         [
-            *(partial(convert, key) for key in table if key in hints),
-            partial(_check_known, table, hints, f"{source}: unknown key", f" in [{section}]", "the keys"),
+            *(partial(convert, key) for key in table if key in kinds),
+            partial(_check_known, table, kinds, f"{source}: unknown key", f" in [{name}]", "the keys"),
+        ]
+    )
+
+
+def _type_thresholds(found: dict[str, Any], table: Any, source: str) -> None:
+    """Add the values of all tables like [thresholds.links], by `topic.name`."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{source}: thresholds must be tables like [thresholds.links]")
+    known = threshold_fields()
+
+    def convert(topic: str) -> None:
+        values: dict[str, Any] = {}
+        kinds = {name: type(field.default) for name, field in known[topic].items()}
+        _type_table(values, f"thresholds.{topic}", table[topic], kinds, source)
+        found.update({f"{topic}.{name}": value for name, value in values.items()})
+
+    check_all(
+        [
+            *(partial(convert, topic) for topic in table if topic in known),
+            partial(_check_known, table, known, f"{source}: unknown topic", " in [thresholds]", "the topics"),
         ]
     )
 

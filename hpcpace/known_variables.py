@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcpace.config_values import sections, setting_variables
-from hpcpace.wording import listed
+from hpcpace.core.text import listed
 
 _PREFIX = "HPCPACE_"
 _OF_SETTINGS = ("SITE_FILE", "OPT_OUT", "PROBE")

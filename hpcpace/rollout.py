@@ -20,9 +20,9 @@ from heapq import nsmallest
 from typing import Any
 
 from hpcpace.config_values import Values, typed
-from hpcpace.errors import ConfigError
-from hpcpace.hostlist import MAX_HOSTS, HostLists, short_list
-from hpcpace.quoting import printable, shown
+from hpcpace.core.errors import ConfigError
+from hpcpace.core.hostlist import MAX_HOSTS, HostLists, short_list
+from hpcpace.core.text import printable, shown
 
 SECTIONS = ("trace", "clock", "audit", "pace")
 """What a rule can set: that which runs inside jobs."""

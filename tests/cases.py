@@ -1,20 +1,39 @@
-"""Many cases in one test: all of them run, and the test names those that failed.
+"""Tables of cases: many of them in one test, and the choice of them that each landing runs.
 
 An item of pytest costs its fixtures, its report and a place in the plan of every worker. A table of hundreds of cases
-that need no fixture of their own runs much faster as one item.
+that need no fixture of their own runs much faster as one item. Where each case takes seconds, a landing runs a choice,
+and `make test-nightly` all of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
+ALL_SEEDS: ContextVar[bool] = ContextVar("all_seeds", default=False)
+"""Whether pytest was started with --all-seeds."""
 Ids = Iterable[str] | Callable[[Any], object] | None
 MAX_NAME_CHARS = 200
+
+
+def chosen(cases: Iterable[Any], num_chosen: int) -> list[Any]:
+    """Return that many cases, evenly spread over a table and always the same; with --all-seeds all of them."""
+    table = list(cases)
+    assert 0 < num_chosen < len(table), f"{num_chosen} of {len(table)} cases are no choice"
+    if ALL_SEEDS.get():
+        return table
+    return [table[number * len(table) // num_chosen] for number in range(num_chosen)]
+
+
+def only_nightly(cases: Iterable[Any], rest: Iterable[Any]) -> list[Any]:
+    """Return the cases that each landing runs, and with --all-seeds the rest of the table too."""
+    return [*cases, *rest] if ALL_SEEDS.get() else list(cases)
 
 
 def each_case(
@@ -22,7 +41,8 @@ def each_case(
 ) -> Callable[[Callable[..., None]], Any]:
     """Run a test for each case, as pytest.mark.parametrize does, but as one item that collects all failures.
 
-    Fixtures are made once for all cases, so that a test may only take those that no case changes.
+    Each case has a tmp_path, a monkeypatch and a capsys of its own. Other fixtures are made once for all cases, so a
+    test may only take those that no case changes.
 
     Args:
         names: arguments of the test, separated by commas, or a list of them.
@@ -39,9 +59,10 @@ def each_case(
         def loop(**fixtures: Any) -> None:
             assert table, "there are no cases"
             failures = []
-            for label, (values, _) in zip(labels, table, strict=True):
+            for number, (label, (values, _)) in enumerate(zip(labels, table, strict=True)):
                 try:
-                    test(**fixtures, **dict(zip(arguments, values, strict=True)))
+                    with _fresh(fixtures, number) as own:
+                        test(**own, **dict(zip(arguments, values, strict=True)))
                 except (Exception, pytest.fail.Exception) as error:
                     failures.append(f"[{label}] {type(error).__name__}: {error}")
             assert not failures, f"{len(failures)} of {len(table)} cases failed:\n" + "\n".join(failures)
@@ -51,6 +72,21 @@ def each_case(
         return loop
 
     return decorate
+
+
+@contextlib.contextmanager
+def _fresh(fixtures: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """Yield the fixtures for one case, with those replaced that a case changes."""
+    own = dict(fixtures)
+    if "tmp_path" in own:
+        own["tmp_path"] = own["tmp_path"] / f"case-{number}"
+        own["tmp_path"].mkdir()
+    if "capsys" in own:
+        own["capsys"].readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        if "monkeypatch" in own:
+            own["monkeypatch"] = patch
+        yield own
 
 
 def _values(case: Any, num_arguments: int) -> tuple[tuple[Any, ...], str | None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cases
 import pytest
 
 COMMANDS = {
@@ -31,6 +32,16 @@ TOLD = "not_run"
 def _command(item: pytest.Item) -> str:
     marks = {mark.name for mark in item.iter_markers()}
     return next((command for mark, command in COMMANDS.items() if mark in marks), "make test-full")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --all-seeds, with which `make test-nightly` runs all cases of each table that a landing takes a part of."""
+    parser.addoption("--all-seeds", action="store_true", help="run all cases, where a landing runs a choice of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Decide how many cases the tables of tests have, before any of them is collected."""
+    cases.ALL_SEEDS.set(config.getoption("--all-seeds"))
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

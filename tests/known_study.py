@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.synthetic_run import START_NS, SyntheticRun
-from hpcpace.rundir import Attempt
+from hpcpace.core.rundir import Attempt
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.setups import Setup, StudyRun, repeated
 from hpcpace.trace.recorder import Recorder

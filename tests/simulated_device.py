@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 Program = Generator["Work | None", None, None]
 """A rank's program: it yields what the host waits for, or None to let the other ranks catch up."""

@@ -13,9 +13,9 @@ from typing import Any
 from experiments.attach.rows import Fault, Row
 from experiments.attach.runs import Ran
 from experiments.attach.witness import SLOW_COMPUTE_RANK, SLOW_HOST, SLOW_LOADER_RANK
+from hpcpace.core.text import NS_PER_US
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Phase
-from hpcpace.units import NS_PER_US
 
 IN_PLACE = "in place"
 """Before the rank of a finding that is right and not the first."""

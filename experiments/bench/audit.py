@@ -26,11 +26,11 @@ from hpcpace.audit.schema import snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.verdict import verdict_lines
 from hpcpace.config import LabConfig
+from hpcpace.core.environment import host_identity, locate, process_environ, rank_info
 from hpcpace.lab.lab import Lab
 from hpcpace.observe.coordination import SingleCoordinator
 from hpcpace.observe.host_snapshot import save_host_snapshots
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import host_identity, locate, process_environ, rank_info
 
 NUM_RANKS, NUM_LAB_HOSTS = 8, 64
 _TIMEOUT_S = 60.0

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from hpcpace.config import SHORT_DTYPES
-from hpcpace.errors import WorldError
+from hpcpace.core.errors import WorldError
 from hpcpace.train.presets import GPT2Shape
 from hpcpace.world.process_group import choose_device
 

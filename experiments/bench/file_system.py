@@ -21,8 +21,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.trace.reader import read_trace
-from hpcpace.units import NS_PER_S
 
 _JOB = """
 import os, sys, time

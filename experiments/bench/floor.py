@@ -105,7 +105,7 @@ def _places(rank: _Rank, begins: dict[Group, int]) -> np.ndarray:
 
 def main() -> None:
     from experiments.bench.report_speed import write_run
-    from hpcpace.rundir import RunDirectory
+    from hpcpace.core.rundir import RunDirectory
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", nargs="?", type=Path, help="read this run; default: make one")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.bench.timeline import Timeline
-from hpcpace.units import NS_PER_US
+from hpcpace.core.text import NS_PER_US
 
 # The prefix that HolisticTraceAnalysis 0.5.0 looks for when it seeks stragglers; NCCL since 2.19 says ncclDevKernel.
 _KERNEL = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"

@@ -23,9 +23,9 @@ from typing import NamedTuple
 from experiments.bench.report_speed import _OPERATIONS, write_run
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.config import Config
+from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.rundir import RunDirectory, json_text
 
 _NUM_RANKS = 64
 _DAY_NS = 86_400 * 10**9

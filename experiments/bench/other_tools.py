@@ -28,13 +28,13 @@ from experiments.bench.apart import Limits, NotFinished, Sample, run_apart
 from experiments.bench.peers import Peer
 from experiments.bench.report_speed import write_run
 from experiments.bench.timeline import timelines
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import NS_PER_MS
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import Op
 from hpcpace.trace.writer import TraceWriter
-from hpcpace.units import NS_PER_MS
 
 _NUM_RANKS = 8
 _WORLD = 0

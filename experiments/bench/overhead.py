@@ -39,12 +39,12 @@ from experiments.bench.computing import add_options, require_gpus, words
 from experiments.bench.device_events import EventUse, counted
 from experiments.bench.pairs import Pairs, alternate, median_interval
 from hpcpace.config import ClockConfig, Config, TrainConfig
+from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.train.data import open_text
 from hpcpace.train.data_parallel import build_optimizer, replicate
 from hpcpace.train.parallel import build_replica
 from hpcpace.train.plan import plan_training
 from hpcpace.world.clock import ClockSync
-from hpcpace.world.environment import process_environ, rank_info
 from hpcpace.world.mpi import mpi_world
 from hpcpace.world.process_group import init_process_group
 

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 
 from experiments.bench.report_speed import FEW, write_run
+from hpcpace.core.files import Folder
+from hpcpace.core.pool import map_processes
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.diagnosis.evidence import TABLES_USED
-from hpcpace.files import Folder
-from hpcpace.parallel import map_processes
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.pack_index import collectives_of
 from hpcpace.trace.pack_reader import open_pack

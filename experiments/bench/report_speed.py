@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 
 from hpcpace.config import Config
+from hpcpace.core.pool import keep_freed_memory
+from hpcpace.core.rundir import RunDirectory, json_text
+from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.diagnosis import analyze as analyses
 from hpcpace.diagnosis import credible
 from hpcpace.diagnosis import measure as examination
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict
-from hpcpace.memory import keep_freed_memory
 from hpcpace.metrics import kernels
 from hpcpace.report.html.page import page
-from hpcpace.rundir import RunDirectory, json_text
 from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.schema import Op, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
-from hpcpace.units import NS_PER_MS, NS_PER_S
 
 _SIZES = (1_000_000, 3_000_000, 10_000_000)
 _NUM_RANKS = 64

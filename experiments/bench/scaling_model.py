@@ -28,6 +28,9 @@ from scipy.optimize import nnls
 
 from experiments.bench.report_speed import FEW, write_run
 from hpcpace.config import Config
+from hpcpace.core.pool import keep_freed_memory
+from hpcpace.core.rundir import RunDirectory, json_text
+from hpcpace.core.text import format_bytes
 from hpcpace.diagnosis import analyze as analyses
 from hpcpace.diagnosis import measure as examination
 from hpcpace.diagnosis import operation_figures as operations
@@ -35,11 +38,8 @@ from hpcpace.diagnosis.close_up import close_up_columns
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.diagnosis.within_steps import StepPanels
-from hpcpace.memory import keep_freed_memory
 from hpcpace.report.html.page import page
-from hpcpace.rundir import RunDirectory, json_text
 from hpcpace.trace.packing import PackPlan, pack_attempt
-from hpcpace.units import format_bytes
 
 _ALL, _FEW = 32, len(FEW)
 _CHECKED = (192, 300, _ALL)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.rundir import Attempt
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_US
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.units import NS_PER_US
 
 # What a call takes on which the rank does not block.
 _HELD_NS = 20 * NS_PER_US

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from hpcpace.rundir import RunDirectory, write_json
+from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import RecordKind, encode_header, encode_records
 from hpcpace.trace.schema import TABLES, Phase, TraceHeader

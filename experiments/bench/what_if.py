@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.bench.timeline import Timeline
-from hpcpace.units import NS_PER_S
+from hpcpace.core.text import NS_PER_S
 
 _COLUMNS = ("step", "seq_id", "mc", "mb_id", "gmc", "start_ts", "duration", "dp_rank", "stage", "rank")
 

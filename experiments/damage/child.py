@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from hpcpace.units import parse_size
+from hpcpace.core.text import parse_size
 
 TIME_LIMIT_S = 10.0
 MEMORY_LIMIT_BYTES = 1 << 30

@@ -12,7 +12,7 @@ from experiments.damage.child import TIME_LIMIT_S, Result, memory_limit_bytes
 from experiments.damage.kind import FIGURES, FURTHER, Damaged
 from experiments.damage.secret import Secret
 from experiments.damage.specimen import RunCopy
-from hpcpace.rundir import HISTORY_INDEX
+from hpcpace.core.rundir import HISTORY_INDEX
 
 _CODES = (0, 1, 2, 3)
 _NO_REPORT = (2, 3)

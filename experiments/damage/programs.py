@@ -10,9 +10,9 @@ from pathlib import Path
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import save_snapshots
 from hpcpace.audit.tree import Tree
-from hpcpace.errors import HpcpaceError
-from hpcpace.files import Folder
-from hpcpace.rundir import NUM_OURS_OF_TRACES, RunDirectory
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import NUM_OURS_OF_TRACES, RunDirectory
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TraceHeader
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.damage.secret import Secret
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.rundir import Attempt, RunDirectory
 
 _HOSTS = ("n1", "n2", "n3", "n4")
 SPECIMENS: Mapping[str, tuple[SyntheticRun, ...]] = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from hpcpace.rundir import HISTORY_INDEX
+from hpcpace.core.rundir import HISTORY_INDEX
 
 _NAMES = {
     "report": r"(.*/)?(summary\.json|report\.html)",

@@ -12,7 +12,7 @@ from experiments.drills.cluster import START_TIMEOUT_S, DrillSite, MisreadStart
 from experiments.drills.evidence import REPORT_TITLE
 from experiments.drills.kinds import ENVIRON, MOST_MISREAD, Drill, Outcome, repetition
 from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 
 FOLDER = Path("/var/tmp")

@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 
 from experiments.lab_jobs import JobQueue, SlurmJob
-from hpcpace.errors import HpcpaceError, TraceError
+from hpcpace.core.errors import HpcpaceError, TraceError
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.namespaces import NAME_VARIABLE
-from hpcpace.rundir import RunDirectory
 from hpcpace.trace.reader import read_trace
-from hpcpace.units import NS_PER_S
 
 SCRIPT = Path(__file__).parents[2] / "sbatch" / "gpt2_pp.sh"
 START_TIMEOUT_S = 150.0

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.rundir import Attempt
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_S, format_duration
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import ExitKind, Op
 from hpcpace.trace.tables import RankTrace, Table
-from hpcpace.units import NS_PER_S, format_duration
 
 FLUSH_INTERVAL_S = 1.0
 FLUSH_MARGIN_S = 2.0

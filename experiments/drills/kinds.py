@@ -26,10 +26,10 @@ from experiments.drills.evidence import (
     num_counted,
     read_all,
 )
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.plan import KILL_WAIT_S, NODE_TIMEOUT_S
 from hpcpace.trace.tables import RankTrace
-from hpcpace.units import NS_PER_S
 
 WORLD_TIMEOUT_S = 20
 """Seconds after which a collective that does not complete ends the job."""

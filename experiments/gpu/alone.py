@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from experiments.gpu.place import Place, answer, device_share, traces_of, verdict_words
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 
 _WARMUP = 3
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 from hpcpace.trace.reader import RankTrace, read_trace
 
 ROOT = Path(__file__).parents[2]

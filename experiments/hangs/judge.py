@@ -12,12 +12,12 @@ from pathlib import Path
 from experiments.hangs.cells import Cell
 from experiments.hangs.healthy import NUM_STEPS, HealthyJob
 from experiments.hangs.jobs import Blow, Job, have_ended, started
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import FoundHang
-from hpcpace.rundir import RunDirectory
-from hpcpace.units import NS_PER_S
 
 HANG_S = 3.0
 """Seconds that an operation must last, in these jobs of short steps."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from experiments.links.cases import CASES, LAYOUTS, SIZES, LinkJob, jobs, lab_config
 from experiments.links.judge import judge_all
 from experiments.links.training import TrainingHosts
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.rundir import write_json
 from hpcpace.lab.lab import Lab
-from hpcpace.rundir import write_json
 
 FOLDER = Path("/var/tmp/hpcpace-links")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "diagnosis-links.md"

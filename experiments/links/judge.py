@@ -11,11 +11,11 @@ from pathlib import Path
 
 from experiments.links.cases import CASES, LAYOUTS, NOTHING, SIZES, LinkJob, jobs
 from hpcpace.config import Config
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.errors import HpcpaceError
-from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 
 _MOST_REPETITIONS = 40

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.network.flow_figures import flow_paths
 from hpcpace.metrics.network.flow_tables import Connections, Flows, InterfaceUse
 from hpcpace.metrics.topology import Topology, topology_of
-from hpcpace.units import NS_PER_S
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.links.simulated import SimulatedLinks, simulate
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.network.flow_figures import flow_figures, foreign_on_links
 from hpcpace.metrics.network.flow_links import locate_by_flows
 from hpcpace.metrics.network.interface_use import interface_loads
 from hpcpace.metrics.network.link_faults import FlowFindings, LinkCause
-from hpcpace.units import NS_PER_S
 
 CAUSES = {
     "slow": (LinkCause.SLOW, LinkCause.UPLINK),

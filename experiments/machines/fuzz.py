@@ -26,7 +26,7 @@ from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.verdict import MOST_LINES, map_lines, matrix_lines, verdict_lines
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 MACHINES: tuple[Callable[[], Machine], ...] = (
     lambda: small_node("n1"),

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 _LAUNCHER_VARIABLES = ("PMI", "SLURM_", "HYDI", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_")

@@ -126,7 +126,7 @@ def run_gloo(spec: JobSpec, run_dir: Path, comm: Any) -> list[int]:
     import torch
     import torch.distributed as dist
 
-    from hpcpace.world.environment import process_environ, rank_info
+    from hpcpace.core.environment import process_environ, rank_info
     from hpcpace.world.process_group import init_process_group
 
     torch.set_num_threads(1)

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 from hpcpace.audit.schema import plain
+from hpcpace.core.environment import process_environ, rank_info
+from hpcpace.core.rundir import write_json
 from hpcpace.probe.pairs import Pairs
 from hpcpace.probe.start import begin_record, probe_world
 from hpcpace.probe.world import ProbeWorld
-from hpcpace.rundir import write_json
 from hpcpace.world.connection import connect
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import process_environ, rank_info
 from hpcpace.world.gloo import own_store
 from hpcpace.world.process_group import init_process_group
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hpcpace.core.text import NS_PER_MS
 from hpcpace.runs.scaling.result import scaling_of
 from hpcpace.runs.scaling.samples import PARTS, Sample
-from hpcpace.units import NS_PER_MS
 
 SIZES = ((1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16))
 # Expected maxima of up to 64 standard normal values, in the mean of draws.

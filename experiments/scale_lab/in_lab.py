@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments.lab_jobs import JobQueue
 from experiments.scale_lab.setups import HELD_OUT, SIZES, UPLINK_MBIT, Setup
 from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 
 _REPOSITORY = Path(__file__).parents[2]

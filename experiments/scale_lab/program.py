@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import hpcpace
 from experiments.scale_lab.setups import SETUPS, Setup
-from hpcpace.world.environment import process_environ, rank_info
+from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.world.process_group import init_process_group
 
 NUM_WARMUP = 5

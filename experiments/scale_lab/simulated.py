@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.scale_lab.setups import Setup
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag, TraceHeader
 

@@ -26,7 +26,7 @@ from experiments.score.timeline import (
     simulate,
 )
 from experiments.score.work import COMPUTE_NS, core_waits, noise_factors
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.trace.encoding import round_times
 from hpcpace.trace.schema import TABLES, ExitKind, Op, Phase, StepFlag, TraceHeader
 from hpcpace.trace.tables import RankTrace, Table

@@ -32,8 +32,8 @@ from experiments.score.lab_document import document, line
 from experiments.score.lab_outcomes import Outcome, change, keep, kept, missing, this_commit
 from experiments.score.truth import Truth
 from hpcpace.config import LabConfig
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.diagnosis.diagnose import Culprit
-from hpcpace.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "diagnosis-lab.md"

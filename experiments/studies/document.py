@@ -15,13 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from experiments.studies.lab_set_up import REPOSITORY, SetUp
+from hpcpace.core.text import format_bytes, format_count, format_rate
 from hpcpace.studies.comparison import compute_spread, orders, published_of
 from hpcpace.studies.figures import SetupFigures
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.planned import planned
 from hpcpace.studies.published import BATCH, PublishedRow, published_volume_gbyte
 from hpcpace.studies.statistics import Spread, straight_line
-from hpcpace.units import format_bytes, format_count, format_rate
 
 SCALING_HEADING = "## The scaling study"
 _PROSE = Path(__file__).with_name("prose.md")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.lab.hosts import HostCgroup
 from hpcpace.lab.lab import Lab
 from hpcpace.studies.folder import StudyFolder

@@ -15,10 +15,10 @@ from pathlib import Path
 from experiments.studies.document import SCALING_HEADING, markdown, versions
 from experiments.studies.lab_set_up import REPOSITORY
 from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.text import format_count
 from hpcpace.lab.lab import Lab
 from hpcpace.studies.scaling import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
-from hpcpace.units import format_count
 
 _SCRIPT = REPOSITORY / "sbatch" / "scaling_study.sh"
 _NODES, _RANKS_PER_NODE, _LINK, _UPLINK = "1,4", "1", "1gbit", "2gbit"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hpcpace.audit import cpusets
 from hpcpace.audit.facts import Cache, Cpus, Hardware, NumaNode, PciDevice
 from hpcpace.audit.tree import Tree, Unreadable
-from hpcpace.quoting import printable
+from hpcpace.core.text import printable
 
 _CPU = "sys/devices/system/cpu"
 _MOST_CPUS = 8_192

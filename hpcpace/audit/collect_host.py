@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from hpcpace.audit.facts import Gpu, Kernel, Nvml, PciDevice
 from hpcpace.audit.tree import Tree, Unreadable
-from hpcpace.quoting import printable
-from hpcpace.redaction import Redaction
+from hpcpace.core.redaction import Redaction
+from hpcpace.core.text import printable
 
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "gdrdrv", "amdgpu", "mlx5_ib", "ib_uverbs", "efa", "cxi_core")
 _NVIDIA_GPUS = "proc/driver/nvidia/gpus"

@@ -11,11 +11,11 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping, Set
 
-from hpcpace import netlink
 from hpcpace.audit.collect_hardware import ADDRESS
 from hpcpace.audit.facts import Gid, NetDevice, RdmaDevice, RdmaPort
 from hpcpace.audit.tree import Tree, Unreadable
-from hpcpace.quoting import printable
+from hpcpace.core import netlink
+from hpcpace.core.text import printable
 
 _GET_QDISC, _NEW_QDISC = 38, 36
 _DUMP = 0x300

@@ -9,9 +9,9 @@ from hpcpace.audit import cpusets
 from hpcpace.audit.collect_host import nccl_conf
 from hpcpace.audit.facts import RankFacts, RankGpu
 from hpcpace.audit.tree import Tree, Unreadable
-from hpcpace.quoting import printable
-from hpcpace.redaction import Redaction
-from hpcpace.world.environment import RankInfo
+from hpcpace.core.environment import RankInfo
+from hpcpace.core.redaction import Redaction
+from hpcpace.core.text import printable
 
 KEPT_PREFIXES = ("NCCL_", "UCX_", "GLOO_", "OMP_", "CUDA_MPS_", "TORCH_NCCL_", "RCCL_")
 """Prefixes of the environment variables that a snapshot keeps."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hpcpace.hostlist import short_list
+from hpcpace.core.hostlist import short_list
 
 CANNOT_DETERMINE = "cannot determine "
 """How every finding of severity U begins; what could not be read, and why, follows."""

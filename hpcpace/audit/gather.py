@@ -24,16 +24,16 @@ from hpcpace.audit.schema import decoded, json_from, plain, snapshot_from, snaps
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
 from hpcpace.audit.snapshot_files import file_name, with_distinct_names
 from hpcpace.audit.tree import Tree
-from hpcpace.errors import SnapshotError, UsageError, WorldError
-from hpcpace.files import Folder, read_most
-from hpcpace.hostlist import expand, short_list
-from hpcpace.quoting import printable
-from hpcpace.rundir import RunDirectory, default_run_path
-from hpcpace.world.environment import RankInfo, host_identity
+from hpcpace.core.environment import RankInfo, host_identity
+from hpcpace.core.errors import SnapshotError, UsageError, WorldError
+from hpcpace.core.files import Folder, read_most
+from hpcpace.core.hostlist import expand, short_list
+from hpcpace.core.rundir import RunDirectory, default_run_path
+from hpcpace.core.text import printable
 from hpcpace.world.mpi import mpi_world
 
 NUM_OURS_OF_STEP = 3
-"""How many names at the end of `snapshot_folder` hpcpace has chosen, for `hpcpace.files.Folder.open`."""
+"""How many names at the end of `snapshot_folder` hpcpace has chosen, for `hpcpace.core.files.Folder.open`."""
 
 _PART = re.compile(r"rank-(\d{5,7})\.json")
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
@@ -130,7 +130,7 @@ def gather_by_files(
         folder: a folder that all hosts share; parts go to a subfolder for this step and are removed.
         part: this rank's part.
         timeout_s: how long rank 0 waits.
-        num_ours: how many names at the end of `folder` hpcpace has chosen, for `hpcpace.files.Folder.open`.
+        num_ours: how many names at the end of `folder` hpcpace has chosen, for `hpcpace.core.files.Folder.open`.
 
     Raises:
         UsageError: the folder is not writable.

@@ -12,7 +12,7 @@ from hpcpace.audit.facts import NetDevice, RankFacts, RdmaDevice, RdmaPort, Snap
 from hpcpace.audit.hardware import NO_REASON, HardwareView, hardware_view, parsed
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.tree import Unreadable
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 _EDGE = re.compile(
     rb"Channel \d+(?:/\d+)? : (\d{1,7})\[[0-9a-fx]+\] -> (\d{1,7})\[[0-9a-fx]+\] "

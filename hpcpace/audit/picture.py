@@ -19,9 +19,8 @@ from hpcpace.audit.facts import Cache, PciDevice
 from hpcpace.audit.hardware import HardwareView, parsed, sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
-from hpcpace.hostlist import short_list
-from hpcpace.quoting import printable
-from hpcpace.units import format_bytes
+from hpcpace.core.hostlist import short_list
+from hpcpace.core.text import format_bytes, printable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hpcpace.audit.picture import DrawnCores, DrawnDevice, DrawnNode, DrawnPackage, Picture, links_of, ranks_text
-from hpcpace.quoting import printable
+from hpcpace.core.text import printable
 
 WIDTH = 80
 _INSIDE = WIDTH - 4

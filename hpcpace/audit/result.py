@@ -16,9 +16,9 @@ from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
 from hpcpace.audit.rules.fixes import bind_masks, bind_option, gpu_nodes, with_masks
 from hpcpace.audit.schema import plain
 from hpcpace.audit.tree import Unreadable
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING
-from hpcpace.exposition import Family, Kind
-from hpcpace.exposition import exposition as text_of
+from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING
+from hpcpace.core.exposition import Family, Kind
+from hpcpace.core.exposition import exposition as text_of
 
 SCHEMA = "hpcpace-audit/1"
 BINDING_RULES = ("A02", "A03", "A04", "A05", "S05")

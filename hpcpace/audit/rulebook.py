@@ -14,7 +14,7 @@ from hpcpace.audit.findings import AuditFinding, Severity, Skip, unknown
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.rules.table import RULES, Rule
 from hpcpace.audit.tree import Unreadable
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 _ORDER = {severity: index for index, severity in enumerate(Severity)}
 

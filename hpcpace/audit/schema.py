@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 from hpcpace.audit.facts import SCHEMA, Snapshot
-from hpcpace.errors import SnapshotError
-from hpcpace.quoting import printable, shown
+from hpcpace.core.errors import SnapshotError
+from hpcpace.core.text import printable, shown
 
 MOST_BYTES = 65_536
 """Every snapshot is smaller than this."""

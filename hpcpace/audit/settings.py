@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,10 @@ from hpcpace.audit.collect_network import collect_net, collect_rdma, read_aer, r
 from hpcpace.audit.collect_rank import collect_rank
 from hpcpace.audit.facts import Counters, Nvml, RankFacts, RankGpu, Snapshot
 from hpcpace.audit.tree import Tree, Unreadable
-from hpcpace.errors import UsageError, WorldError
-from hpcpace.quoting import printable
-from hpcpace.redaction import Redaction
-from hpcpace.world.environment import RankInfo, rank_info
+from hpcpace.core.environment import RankInfo, rank_info
+from hpcpace.core.errors import UsageError, WorldError
+from hpcpace.core.redaction import Redaction
+from hpcpace.core.text import printable
 
 _MOST_LINKS = 18
 _FABRIC_STATES = {0: "none", 1: "not started", 2: "in progress", 3: "completed"}

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.schema import snapshot_from, snapshot_text
-from hpcpace.errors import SnapshotError, UsageError
-from hpcpace.files import Folder
-from hpcpace.quoting import printable
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.errors import SnapshotError, UsageError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import printable
 
 NUM_OURS_OF_RUN = 2
 """How many names at the end of an attempt's snapshot folder hpcpace has chosen, for `Folder.open`."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from hpcpace.quoting import printable
+from hpcpace.core.text import printable
 
 _MOST_BYTES = 16_384
 _MOST_ENTRIES = 4_096

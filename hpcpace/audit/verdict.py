@@ -22,8 +22,7 @@ from hpcpace.audit.rulebook import BY_ID
 from hpcpace.audit.rules.table import Rule
 from hpcpace.audit.schema import plain
 from hpcpace.audit.tree import Unreadable
-from hpcpace.folding import folded
-from hpcpace.quoting import printable
+from hpcpace.core.text import folded, printable
 
 _KEYS = ("address", "name", "number", "rank", "index")
 # Facts that are new in every snapshot, or only say how it was taken.

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.batch.launch import TIMED_OUT, Allocation, JobControl, Launch, gpu_options, read_allocation, whole_number
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, HpcpaceError, UsageError
-from hpcpace.hostlist import compress
-from hpcpace.quoting import shown
+from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, HpcpaceError, UsageError
+from hpcpace.core.hostlist import compress
+from hpcpace.core.text import shown
 
 AUDITS = ("off", "warn", "strict")
 BINDS = ("off", "auto")

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-from hpcpace.errors import UsageError, WorldError
-from hpcpace.quoting import printable, shown
-from hpcpace.world.environment import expand_tasks_per_node, process_redaction
+from hpcpace.core.environment import expand_tasks_per_node, process_redaction
+from hpcpace.core.errors import UsageError, WorldError
+from hpcpace.core.text import printable, shown
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")
 

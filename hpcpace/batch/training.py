@@ -14,9 +14,17 @@ from pathlib import Path
 from hpcpace.batch.job import BatchJob, audit_first, check_length, snapshot_folder
 from hpcpace.batch.launch import succeeds
 from hpcpace.config_sources import load_config
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_USAGE, EXIT_WARNING, ConfigError, UsageError
-from hpcpace.quoting import printable
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.errors import (
+    EXIT_CANNOT_TELL,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    EXIT_WARNING,
+    ConfigError,
+    UsageError,
+)
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.text import printable
 from hpcpace.train.presets import parse_mesh
 
 # Sequences or images of a task in each step; four sequences divide into four microbatches on every mesh.

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any
 
+from hpcpace.core.environment import process_redaction
 from hpcpace.observe.session import Session
 from hpcpace.trace.schema import StepFlag
-from hpcpace.world.environment import process_redaction
 
 _MARKS = {"eval": StepFlag.EVAL, "checkpoint": StepFlag.CHECKPOINT}
 _DEEPEST_BATCH = 4

@@ -9,10 +9,10 @@ import click
 
 from hpcpace.cli import memory_limit
 from hpcpace.cli.commands import Group
-from hpcpace.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory, UsageError, WorldError
-from hpcpace.folding import folded_message
+from hpcpace.core.environment import process_environ, process_redaction, rank_info
+from hpcpace.core.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory, UsageError, WorldError
+from hpcpace.core.text import folded_message
 from hpcpace.known_variables import unknown_sentence, unknown_variables
-from hpcpace.world.environment import process_environ, process_redaction, rank_info
 
 COMMANDS = {
     "train": "Train a reference workload and trace it.",

@@ -36,7 +36,8 @@ from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, verbose
 from hpcpace.cli.problems import warn
 from hpcpace.config_sources import load_config
-from hpcpace.errors import (
+from hpcpace.core.environment import RankInfo, process_environ, process_redaction, rank_info
+from hpcpace.core.errors import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_USAGE,
@@ -46,9 +47,8 @@ from hpcpace.errors import (
     UsageError,
     check_all,
 )
-from hpcpace.quoting import printable
-from hpcpace.targets import check_target
-from hpcpace.world.environment import RankInfo, process_environ, process_redaction, rank_info
+from hpcpace.core.rundir import check_target
+from hpcpace.core.text import printable
 
 MOST_TASKS = 4096
 """Ranks of one node for which a binding is printed: more than any node has threads."""

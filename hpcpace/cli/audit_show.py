@@ -15,9 +15,9 @@ from hpcpace.audit.picture import pictures
 from hpcpace.audit.picture_text import html_page, legend_lines, picture_lines, skipped_lines, svg
 from hpcpace.audit.result import AuditResult
 from hpcpace.audit.verdict import verdict_lines
-from hpcpace.errors import UsageError
-from hpcpace.files import write_file
-from hpcpace.quoting import printable
+from hpcpace.core.errors import UsageError
+from hpcpace.core.files import write_file
+from hpcpace.core.text import printable
 
 TERMINAL = "terminal"
 """What `--show` means without a file."""

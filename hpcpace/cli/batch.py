@@ -7,9 +7,9 @@ import click
 from hpcpace.batch.job import LAYOUTS, BatchJob, audit_only, prepare_job
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import option
-from hpcpace.errors import UsageError
-from hpcpace.quoting import shown
-from hpcpace.world.environment import process_environ
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import shown
 
 _COMMANDS = "train gpt2, train resnet18, audit, study series"
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcpace.errors import TraceError, UsageError
-from hpcpace.run_search import find_runs, open_named_run
-from hpcpace.rundir import RUNS, Attempt, RunDirectory
+from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.rundir import RUNS, Attempt, RunDirectory, find_runs, open_named_run
 
 _MAX_ROWS = 16
 

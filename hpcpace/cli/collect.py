@@ -11,16 +11,13 @@ import click
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, option, verbose
 from hpcpace.config_sources import load_config
-from hpcpace.errors import EXIT_WARNING, UsageError
-from hpcpace.folding import folded
-from hpcpace.json_files import read_json
+from hpcpace.core.codec import read_json
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import EXIT_WARNING, UsageError
+from hpcpace.core.rundir import Attempt, open_named_run
+from hpcpace.core.text import folded, plural, printable
 from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
 from hpcpace.observe.node_local_disk import AUTO, candidates
-from hpcpace.quoting import printable
-from hpcpace.run_search import open_named_run
-from hpcpace.rundir import Attempt
-from hpcpace.wording import plural
-from hpcpace.world.environment import process_environ
 
 
 @click.command(cls=Command)

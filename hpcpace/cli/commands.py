@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from hpcpace.errors import HpcpaceError
-from hpcpace.world.environment import process_redaction
+from hpcpace.core.environment import process_redaction
+from hpcpace.core.errors import HpcpaceError
 
 _OTHER = "Other"
 

@@ -15,21 +15,19 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Real, headed, option, verbose
 from hpcpace.cli.progress import shown_progress
 from hpcpace.config_sources import load_config
-from hpcpace.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
-from hpcpace.files import write_file
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
+from hpcpace.core.files import write_file
+from hpcpace.core.rundir import check_target, json_text
+from hpcpace.core.text import plural, printable
 from hpcpace.metrics.run_difference import PRIOR_CV
-from hpcpace.quoting import printable
 from hpcpace.report.html.comparison import comparison_page
 from hpcpace.report.terminal.comparison import print_comparison
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
-from hpcpace.rundir import json_text
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.from_csv import runs_of_csv
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.targets import check_target
-from hpcpace.wording import plural
-from hpcpace.world.environment import process_environ
 
 _BETWEEN = "\0"
 """Stands for `--`, which click would swallow."""

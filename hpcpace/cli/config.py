@@ -12,11 +12,12 @@ import click
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, headed, option
+from hpcpace.config import Config
 from hpcpace.config_sources import DEFAULT, Resolved, resolve
 from hpcpace.config_values import sections
-from hpcpace.errors import UsageError
-from hpcpace.quoting import printable
-from hpcpace.world.environment import process_environ, process_redaction
+from hpcpace.core.environment import process_environ, process_redaction
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import printable
 
 _WIDTH = 80
 _VALUE_COLUMN, _ORIGIN_COLUMN = 24, 44
@@ -77,12 +78,19 @@ def _content(resolved: Resolved, chosen: tuple[str, ...], changed: bool) -> dict
         "settings": {
             section: {
                 key: {"value": _plain(value), "source": resolved.origin(section, key)}
-                for key, value in vars(getattr(resolved.config, section)).items()
+                for key, value in _values(resolved.config, section).items()
                 if not changed or resolved.origin(section, key) != DEFAULT
             }
             for section in chosen
         },
     }
+
+
+def _values(config: Config, section: str) -> dict[str, Any]:
+    if section == "thresholds":
+        table = config.thresholds.table()
+        return {f"{topic}.{name}": value for topic, values in table.items() for name, value in values.items()}
+    return dict(vars(getattr(config, section)))
 
 
 def _plain(value: Any) -> Any:

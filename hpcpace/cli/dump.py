@@ -18,8 +18,7 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.foreign import warn_of_old_hdf5
 from hpcpace.cli.options import PATH, Whole, option
 from hpcpace.config import ReportConfig
-from hpcpace.folding import MAX_LETTERS, folded
-from hpcpace.quoting import printable, shortened
+from hpcpace.core.text import MAX_LETTERS, folded, printable, shortened
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import TABLES, header_values
 from hpcpace.trace.tables import RankTrace, Table

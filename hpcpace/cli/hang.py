@@ -10,10 +10,9 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.hang_dumps import DumpOptions, dump_options, report_dumps
 from hpcpace.cli.hang_run import report_run
 from hpcpace.cli.options import PATH
+from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.rundir import RUNS, find_runs, open_named_run
 from hpcpace.diagnosis.run_state import newest_run
-from hpcpace.errors import TraceError, UsageError
-from hpcpace.run_search import find_runs, open_named_run
-from hpcpace.rundir import RUNS
 
 
 @click.command(cls=Command)

@@ -14,22 +14,19 @@ import click
 from rich.console import Console
 
 from hpcpace.cli.options import PATH, Decorated, Real, headed, option, verbose
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError
-from hpcpace.files import write_file
+from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError
+from hpcpace.core.files import write_file
+from hpcpace.core.rundir import check_target, json_text
+from hpcpace.core.text import NS_PER_S, format_duration, listed, nanoseconds, plural, printable, rank_list, shortened
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.verdict import call_name, describe
 from hpcpace.hang.views import Call, Hang, HangKind, JobView
-from hpcpace.quoting import printable, shortened
 from hpcpace.report.terminal.hang import print_hang, print_last
 from hpcpace.report.terminal.layout import line, notes
-from hpcpace.rundir import json_text
 from hpcpace.runs.imports.dump_timeline import chrome_trace, last_of_ranks
 from hpcpace.runs.imports.dump_view import first_ns, job_view, last_ns
 from hpcpace.runs.imports.dumps import Dumps, read_dumps
 from hpcpace.runs.imports.ras import read_ras, with_witness
-from hpcpace.targets import check_target
-from hpcpace.units import NS_PER_S, format_duration, nanoseconds
-from hpcpace.wording import listed, plural, rank_list
 
 _MOST_SPAN_S = 86_400
 _LEAST_WIDTH, _MOST_WIDTH = 80, 120

@@ -9,19 +9,17 @@ import click
 
 from hpcpace.cli.hang_dumps import exit_code, hang_json, text_console
 from hpcpace.config_sources import load_config
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt, json_text, open_named_run
+from hpcpace.core.text import NS_PER_S, format_duration, plural, rank_list
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, read_start
-from hpcpace.errors import TraceError
 from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_records
 from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import FoundHang, JobView
 from hpcpace.report.terminal.hang import print_hang
 from hpcpace.report.terminal.layout import line, notes
-from hpcpace.run_search import open_named_run
-from hpcpace.rundir import Attempt, json_text
-from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.wording import plural, rank_list
-from hpcpace.world.environment import process_environ
 
 
 def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:

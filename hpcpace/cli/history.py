@@ -14,19 +14,18 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, headed, option, verbose
 from hpcpace.cli.progress import shown_progress
 from hpcpace.config_sources import load_config
-from hpcpace.errors import CannotTell, UsageError
-from hpcpace.files import write_file
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import CannotTell, UsageError
+from hpcpace.core.files import write_file
+from hpcpace.core.rundir import RUNS, check_target, json_text
+from hpcpace.core.text import listed
 from hpcpace.report.html.history import history_page
 from hpcpace.report.terminal.history import print_history
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.report.words.history import passed_over_words
-from hpcpace.rundir import RUNS, json_text
 from hpcpace.runs.history import history
 from hpcpace.runs.history_csv import rows_of_csv
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs
-from hpcpace.targets import check_target
-from hpcpace.wording import listed
-from hpcpace.world.environment import process_environ
 
 
 @click.command(cls=Command)

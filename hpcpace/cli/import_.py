@@ -14,10 +14,9 @@ from hpcpace.cli.hang_dumps import DumpOptions, dump_options, report_dumps
 from hpcpace.cli.options import PATH, option, verbose
 from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import Tell, shown_progress
-from hpcpace.errors import EXIT_WARNING, UsageError
-from hpcpace.quoting import printable, shortened
-from hpcpace.rundir import default_run_path
-from hpcpace.wording import plural
+from hpcpace.core.errors import EXIT_WARNING, UsageError
+from hpcpace.core.rundir import default_run_path
+from hpcpace.core.text import plural, printable, shortened
 
 if TYPE_CHECKING:
     from hpcpace.runs.imports.imported_run import Import

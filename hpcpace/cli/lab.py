@@ -18,13 +18,13 @@ from hpcpace.cli.lab_inside import attach_inside, name_option
 from hpcpace.cli.options import PATH, headed, option, setting
 from hpcpace.config import LabConfig
 from hpcpace.config_sources import load_config
-from hpcpace.errors import EXIT_WARNING, UsageError
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import EXIT_WARNING, UsageError
+from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab.hosts import command_on
 from hpcpace.lab.lab import Lab, bring_down
 from hpcpace.lab.plan import LabFiles
 from hpcpace.lab.status import print_status, read_status, table_console
-from hpcpace.units import format_rate, parse_rate
-from hpcpace.world.environment import process_environ
 
 
 @click.group(cls=Group)

@@ -7,7 +7,7 @@ import sys
 
 from hpcpace.cli.options import option
 from hpcpace.config import LabConfig
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.namespaces import NAME_VARIABLE
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from hpcpace.errors import EXIT_USAGE, NotEnoughMemory
-from hpcpace.world.environment import set_environ_default
+from hpcpace.core.environment import set_environ_default
+from hpcpace.core.errors import EXIT_USAGE, NotEnoughMemory
 
 # Python, its libraries and a small report take 0.6 GiB of addresses with two threads: `ulimit -v` in steps, by hand.
 _LEAST_FREE_BYTES = 1 << 30

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from hpcpace.config import BOUNDS, MOST, Config
-from hpcpace.detail import parse_steps
+from hpcpace.core.detail import parse_steps
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -103,7 +103,7 @@ option = partial(click.option, cls=Option)
 """Add an option to a command, as click.option does."""
 
 verbose = option("--verbose", "is_verbose", is_flag=True, help="Show every problem, also many of one kind.")
-"""Add the option that shows problems one by one, which are folded otherwise (`hpcpace.folding`)."""
+"""Add the option that shows problems one by one, which are folded otherwise (`hpcpace.core.text`)."""
 
 
 def setting(

@@ -13,12 +13,10 @@ from hpcpace.cli.options import PATH, Whole, headed, option, verbose
 from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import shown_progress
 from hpcpace.config import ReportConfig
-from hpcpace.errors import EXIT_WARNING, ConfigError, TraceError
-from hpcpace.quoting import printable
-from hpcpace.run_search import open_named_run
+from hpcpace.core.errors import EXIT_WARNING, ConfigError, TraceError
+from hpcpace.core.rundir import open_named_run
+from hpcpace.core.text import format_bytes, parse_size, plural, printable
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
-from hpcpace.units import format_bytes, parse_size
-from hpcpace.wording import plural
 
 
 @click.command(cls=Command)

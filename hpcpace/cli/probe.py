@@ -18,7 +18,8 @@ from hpcpace.cli.progress import shown_progress
 from hpcpace.cli.rank_zero import RankZeroCommand
 from hpcpace.config import BACKENDS, DEVICES, Config
 from hpcpace.config_sources import load_config
-from hpcpace.errors import (
+from hpcpace.core.environment import RankInfo, process_environ, rank_info, set_environ_default
+from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
     EXIT_FAILED,
     EXIT_OK,
@@ -28,20 +29,17 @@ from hpcpace.errors import (
     UsageError,
     check_all,
 )
-from hpcpace.files import write_file
-from hpcpace.folding import folded_message
+from hpcpace.core.files import write_file
+from hpcpace.core.rundir import check_target, json_text
+from hpcpace.core.text import folded_message, printable
 from hpcpace.probe.change import is_unclear, outcome_words
 from hpcpace.probe.host_changes import changes, check_comparable, left_out
 from hpcpace.probe.parts import PART_NAMES, chosen_parts, measure_parts
 from hpcpace.probe.record import ProbeRecord, read_probe
 from hpcpace.probe.world import ProbeWorld
-from hpcpace.quoting import printable
 from hpcpace.report.html.probe import probe_page
 from hpcpace.report.terminal.probe import change_lines, probe_lines
-from hpcpace.rundir import json_text
-from hpcpace.targets import check_target
 from hpcpace.world.connection import Connection, connect
-from hpcpace.world.environment import RankInfo, process_environ, rank_info, set_environ_default
 from hpcpace.world.mpi import abort_guard
 
 DEFAULT_TIME_S = 60.0

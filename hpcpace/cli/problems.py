@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import click
 
-from hpcpace.folding import folded
+from hpcpace.core.text import folded
 
 
 def warn(problems: Iterable[str], *, rest: str = "--verbose", is_verbose: bool) -> None:
-    """Print problems in few lines, or one by one; arguments as of `hpcpace.folding.folded`."""
+    """Print problems in few lines, or one by one; arguments as of `hpcpace.core.text.folded`."""
     for line in folded(problems, rest=rest, is_verbose=is_verbose):
         click.echo(f"hpcpace: warning: {line}", err=True)

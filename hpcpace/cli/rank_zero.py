@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from hpcpace.cli.commands import Command
-from hpcpace.errors import HpcpaceError
-from hpcpace.world.environment import process_environ, rank_info
+from hpcpace.core.environment import process_environ, rank_info
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.world.mpi import let_rank_zero_speak
 
 

@@ -20,7 +20,8 @@ from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_rang
 from hpcpace.cli.problems import warn
 from hpcpace.config import Config
 from hpcpace.config_sources import load_config
-from hpcpace.errors import (
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
     EXIT_WARNING,
     CannotTell,
@@ -30,9 +31,8 @@ from hpcpace.errors import (
     TraceError,
     UsageError,
 )
-from hpcpace.quoting import one_line, printable
-from hpcpace.rundir import Attempt, RunDirectory, json_text
-from hpcpace.world.environment import process_environ
+from hpcpace.core.rundir import Attempt, RunDirectory, json_text
+from hpcpace.core.text import one_line, printable
 from hpcpace.world.team import Team, team
 
 # What analyses a run loads within the functions that need it: a run that does not exist is refused without it.
@@ -228,8 +228,8 @@ def _analyzed(
         NotEnoughMemory: the steps of the selection take more memory than there is.
         ReportError: hpcpace itself is at fault.
     """
+    from hpcpace.core.pool import keep_freed_memory
     from hpcpace.diagnosis.analyze import analyze
-    from hpcpace.memory import keep_freed_memory
 
     keep_freed_memory()
     try:

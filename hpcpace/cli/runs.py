@@ -13,13 +13,12 @@ from rich.console import Console
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, option, verbose
+from hpcpace.core.environment import process_redaction
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import RUNS, find_runs
+from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import RunRow, run_rows
-from hpcpace.errors import TraceError
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.run_list import print_runs
-from hpcpace.run_search import find_runs
-from hpcpace.rundir import RUNS
-from hpcpace.world.environment import process_redaction
 
 _LEAST_WIDTH, _MOST_WIDTH = 80, 140
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from hpcpace.cli.commands import Command
-from hpcpace.errors import UsageError
-from hpcpace.quoting import shown
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import shown
 
 _FOLDER = Path(__file__).parents[1] / "batch" / "scripts"
 # This line of a script is filled in with where hpcpace is.

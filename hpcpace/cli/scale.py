@@ -14,18 +14,17 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, headed, option, verbose
 from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import shown_progress
-from hpcpace.errors import EXIT_WARNING, UsageError
-from hpcpace.files import write_file
+from hpcpace.core.errors import EXIT_WARNING, UsageError
+from hpcpace.core.files import write_file
+from hpcpace.core.rundir import check_target, json_text
+from hpcpace.core.text import printable
 from hpcpace.plots.csv_text import csv_bytes
 from hpcpace.probe.record import read_probe
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.scale import print_scaling
-from hpcpace.rundir import json_text
 from hpcpace.runs.scaling.read import read_samples
 from hpcpace.runs.scaling.result import Scaling, scaling_of
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.runs.scaling.table import COLUMNS, rows_of
-from hpcpace.targets import check_target
 
 _WIDTH = 80
 

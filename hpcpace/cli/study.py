@@ -15,7 +15,8 @@ import click
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Whole, headed, option
 from hpcpace.config import MOST, PRESETS
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import format_count
 from hpcpace.studies.folder import OPEN, StudyFolder
 from hpcpace.studies.pacing_runs import DEFAULT_POLICIES, pacing_jobs
 from hpcpace.studies.scaling import FAULTS, OF_LAB, PLACEMENTS, ScalingFolder, results, scaling_runs
@@ -26,7 +27,6 @@ from hpcpace.studies.setups import (
     parse_layout,
     repeated,
 )
-from hpcpace.units import format_count
 
 MOST_REPETITIONS = 1000
 MOST_SHRINK = 1024
@@ -324,8 +324,8 @@ def verdicts(study: Path) -> None:
 
     The table shows what each report says next to what was injected.
     """
+    from hpcpace.core.text import printable
     from hpcpace.plots.files import console_for_tables
-    from hpcpace.quoting import printable
     from hpcpace.report.terminal.layout import table
 
     folder = ScalingFolder(study)

@@ -11,16 +11,14 @@ import click
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, checked_steps, option
 from hpcpace.config import MOST
-from hpcpace.detail import DETAILS, Detail, Order, parse_detail, parse_steps
+from hpcpace.core.codec import read_json
+from hpcpace.core.detail import DETAILS, Detail, Order, parse_detail, parse_steps
+from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.files import user_name
+from hpcpace.core.rundir import Attempt, RunDirectory, open_named_run
+from hpcpace.core.text import format_duration, printable
 from hpcpace.diagnosis.run_state import is_running, read_start
-from hpcpace.errors import TraceError, UsageError
-from hpcpace.json_files import read_json
-from hpcpace.ownership import user_name
 from hpcpace.pace.settings import NO_POLICY
-from hpcpace.quoting import printable
-from hpcpace.run_search import open_named_run
-from hpcpace.rundir import Attempt, RunDirectory
-from hpcpace.units import format_duration
 
 _NS_PER_S = 1_000_000_000
 # Whatever the umask: the rank that reads it may be another user's than root, and follows no file that others can write.

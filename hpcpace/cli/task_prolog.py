@@ -14,12 +14,12 @@ import click
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, option
 from hpcpace.config_sources import SITE_FILE_VARIABLE, load_config
-from hpcpace.errors import UsageError
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import UsageError
+from hpcpace.core.redaction import Redaction
+from hpcpace.core.rundir import default_run_path
+from hpcpace.core.text import printable
 from hpcpace.observe.launch import find_launch, has_launch, site_launch
-from hpcpace.quoting import printable
-from hpcpace.redaction import Redaction
-from hpcpace.rundir import default_run_path
-from hpcpace.world.environment import process_environ
 
 # Names of jobs become names of folders, which users then type.
 _NOT_IN_NAMES = re.compile(r"[^\w .,:+@=~-]")

@@ -16,14 +16,12 @@ from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_rang
 from hpcpace.cli.problems import warn
 from hpcpace.cli.progress import shown_progress
 from hpcpace.config import ReportConfig
-from hpcpace.errors import EXIT_WARNING, UsageError
-from hpcpace.quoting import printable
+from hpcpace.core.errors import EXIT_WARNING, UsageError
+from hpcpace.core.rundir import check_target
+from hpcpace.core.text import format_bytes, plural, printable
 from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.runs.timeline.run_file import WrittenTimeline, write_timeline
 from hpcpace.runs.timeline.steps import MOST_SLICES, Wanted
-from hpcpace.targets import check_target
-from hpcpace.units import format_bytes
-from hpcpace.wording import plural
 
 
 @click.command(cls=Command)

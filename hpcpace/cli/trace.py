@@ -9,7 +9,7 @@ import click
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, checked_steps, headed, option
 from hpcpace.config import ON_HANG, ON_HANG_VARIABLE
-from hpcpace.detail import DETAILS
+from hpcpace.core.detail import DETAILS
 from hpcpace.observe.step_source import StepFrom
 from hpcpace.pace.settings import POLICIES
 
@@ -114,9 +114,9 @@ def command(
     where a process makes torch's process group, or trains without one; the last line says what was recorded. If a
     setting is wrong, the program runs untraced.
     """
+    from hpcpace.core.environment import change_environ
     from hpcpace.observe.launch import Wishes
     from hpcpace.observe.traced_program import become_traced
-    from hpcpace.world.environment import change_environ
 
     if on_hang is not None:
         change_environ({ON_HANG_VARIABLE: on_hang})

@@ -26,16 +26,16 @@ from hpcpace.config import (
     Config,
 )
 from hpcpace.config_sources import REQUESTED, load_config
-from hpcpace.detail import DETAILS
-from hpcpace.errors import EXIT_WARNING, WorldError
+from hpcpace.core.detail import DETAILS
+from hpcpace.core.environment import RankInfo, host_identity, process_environ, rank_info, set_environ_default
+from hpcpace.core.errors import EXIT_WARNING, WorldError
+from hpcpace.core.text import format_bytes, format_count
 from hpcpace.pace.settings import POLICIES
 from hpcpace.train.data import check_data, open_data
 from hpcpace.train.launch import become_mpiexec, become_torchrun, check_compiler, lacks_mpi, threads_of_rank
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.progress import STYLES
-from hpcpace.units import format_bytes, format_count
 from hpcpace.world.connection import Connection, connect
-from hpcpace.world.environment import RankInfo, host_identity, process_environ, rank_info, set_environ_default
 from hpcpace.world.mpi import abort_guard, locate_ranks
 
 # Which setting an option sets: section and key are those of hpcpace.config.

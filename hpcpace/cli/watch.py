@@ -20,13 +20,12 @@ from rich.live import Live
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Real, Whole, headed, option
 from hpcpace.config import DiagnosisConfig
-from hpcpace.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, TraceError, UsageError
-from hpcpace.run_search import open_named_run
-from hpcpace.targets import check_target
+from hpcpace.core.environment import process_redaction
+from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, TraceError, UsageError
+from hpcpace.core.rundir import check_target, open_named_run
 from hpcpace.watch.state import Doing, JobState
 from hpcpace.watch.view import Choice, Keyboard, after_key, keyboard, page
 from hpcpace.watch.watcher import Watcher
-from hpcpace.world.environment import process_redaction
 
 if TYPE_CHECKING:
     from hpcpace.watch.export import Exporter

@@ -10,6 +10,10 @@ from typing import Any
 
 from hpcpace.audit.snapshot_files import read_attempt as read_snapshots
 from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.errors import CannotTell
+from hpcpace.core.pool import Team, in_background
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import one_line
 from hpcpace.diagnosis.credible import CredibleRun, measure_credible_run
 from hpcpace.diagnosis.diagnose import Diagnosis
 from hpcpace.diagnosis.evidence import TABLES_USED
@@ -38,15 +42,11 @@ from hpcpace.diagnosis.probe_words import with_probe
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe, read_records
 from hpcpace.diagnosis.summary import Jitter, SensitivityRow, Summary, Verdict
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of
-from hpcpace.errors import CannotTell
 from hpcpace.hang.from_traces import hang_in, records_of
 from hpcpace.hang.notices import read_notices
 from hpcpace.hang.verdict import describe
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.metrics.steps import throughput
-from hpcpace.parallel import Team, in_background
-from hpcpace.quoting import one_line
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.topology.read import read_topology
 from hpcpace.topology.switch_tree import place_traces
 from hpcpace.trace.attempt_reader import AttemptTraces, of_one_run, read_attempt, world_size_of
@@ -73,6 +73,7 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "clocks": lambda run: run.measured.clocks,
     "cut_off": lambda run: run.credible.incomplete,
     "settings": lambda run: asdict(run.thresholds),
+    "thresholds": lambda run: run.config.thresholds.table(),
     "history": lambda run: attempt_rows(run.run, run.attempt, run.credible.traces, run.selection),
     "outcome": lambda run: run.records.result.outcome,
     "dtype": lambda run: run.records.run.dtype,

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import map_threads
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
 from hpcpace.metrics.causes.replay import StepGraph
 from hpcpace.metrics.causes.step_graph import step_graph
@@ -23,7 +24,6 @@ from hpcpace.metrics.lateness.data_variation import DataVariation, data_variatio
 from hpcpace.metrics.lateness.segments import LocalWork, local_work
 from hpcpace.metrics.operations.waits import Blocks
 from hpcpace.metrics.steps import StepPanel, columns_of
-from hpcpace.parallel import map_threads
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.stream import TraceStream
 from hpcpace.trace.tables import RankTrace, join_tables

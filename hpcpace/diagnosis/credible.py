@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.errors import CannotTell, with_reasons
+from hpcpace.core.pool import Team
+from hpcpace.core.text import NS_PER_S, format_duration
 from hpcpace.diagnosis.ends import find_end
 from hpcpace.diagnosis.evidence import timed_traces
 from hpcpace.diagnosis.incomplete import contradictions_of, find_incomplete, problems_of, sound_stream
@@ -20,13 +23,10 @@ from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operat
 from hpcpace.diagnosis.records import AttemptRecords
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, run_end_line
 from hpcpace.diagnosis.summary import Incomplete
-from hpcpace.errors import CannotTell, with_reasons
 from hpcpace.metrics.contradictions import Contradiction, contradictions
 from hpcpace.metrics.steps import common_steps
-from hpcpace.parallel import Team
 from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
 from hpcpace.trace.tables import RankTrace
-from hpcpace.units import NS_PER_S, format_duration
 
 # Clocks that are wrong by less are found by what they contradict; a rank that is so far off is not of this job.
 _MAX_STEPS_APART, _MIN_APART_NS = 10, NS_PER_S

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import map_threads
 from hpcpace.metrics.clocks.common_clock import CommonClock, rank_clocks, reference_times
 from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of
 from hpcpace.metrics.operations.matching import (
@@ -25,7 +26,6 @@ from hpcpace.metrics.operations.matching import (
     match,
 )
 from hpcpace.metrics.operations.waits import Waits, waits
-from hpcpace.parallel import map_threads
 from hpcpace.trace.reader import RankTrace, Table, TraceStream
 from hpcpace.trace.tables import join_tables
 

@@ -6,6 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from hpcpace.core.hostlist import exclusion, node_name
+from hpcpace.core.text import (
+    alias_name,
+    format_duration,
+    listed,
+    named_ranks,
+    percent,
+    place_name,
+    plural,
+    printable,
+    rank_list,
+)
 from hpcpace.diagnosis.flow_words import flow_advice, flow_headline, flow_why
 from hpcpace.diagnosis.modes.evidence import (
     ArrivalEvidence,
@@ -42,10 +54,6 @@ from hpcpace.diagnosis.stage_words import (
     subject_of_events,
 )
 from hpcpace.hang.verdict import describe
-from hpcpace.hostlist import exclusion, node_name
-from hpcpace.quoting import printable
-from hpcpace.units import format_duration
-from hpcpace.wording import alias_name, listed, named_ranks, percent, place_name, plural, rank_list
 
 _MOST_NAMED = 4
 _MOST_RANKS = 8

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.config import DiagnosisConfig
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.figures.network import NetworkEvidence
 from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.metrics.network.flow_figures import FlowFigures, flow_figures, foreign_on_links
@@ -17,11 +19,25 @@ from hpcpace.metrics.operations.communication import Kind
 from hpcpace.metrics.topology import Topology
 
 _MESSAGES = ("send", "recv")
-_SHARED_PART = 1 / 3  # of the waiting for cores that all nodes have in common
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreWaitThresholds(Thresholds, topic="links"):
+    """How much waiting for cores excuses slow connections."""
+
+    shared_wait_part: float = number(
+        1 / 3,
+        "share",
+        "Part of the waiting for cores that all nodes have in common which excuses a connection: it slows all alike.",
+    )
 
 
 def flow_findings(
-    network: NetworkEvidence, settings: DiagnosisConfig, kinds: Sequence[Kind], panels: Panels
+    network: NetworkEvidence,
+    settings: DiagnosisConfig,
+    kinds: Sequence[Kind],
+    panels: Panels,
+    thresholds: CoreWaitThresholds,
 ) -> FlowFindings | None:
     """Return the links that hold connections up; None where no rank recorded its connections.
 
@@ -33,6 +49,7 @@ def flow_findings(
         settings: the thresholds.
         kinds: the operations of the run.
         panels: what the ranks had of their cores: whoever waits for one gives and takes data late.
+        thresholds: how much of that counts.
     """
     if network.flows is None:
         return None
@@ -43,12 +60,12 @@ def flow_findings(
         begin_ns=window.begin_ns,
         end_ns=window.end_ns,
         message_bytes=_message_bytes(kinds),
-        core_wait=_core_wait(places, panels),
+        core_wait=_core_wait(places, panels, thresholds.shared_wait_part),
     )
     return _located(figures, network, settings)
 
 
-def _core_wait(places: Topology, panels: Panels) -> NDArray[np.float64]:
+def _core_wait(places: Topology, panels: Panels, shared_part: float) -> NDArray[np.float64]:
     """Return for which share of the time connections of each node may be held up for want of a core, (num_nodes,).
 
     A rank waits for a core or is kept from it. What all nodes wait slows all connections, so that only a part counts.
@@ -62,7 +79,7 @@ def _core_wait(places: Topology, panels: Panels) -> NDArray[np.float64]:
             if node >= 0:
                 found[node] = max(found[node], float(share[row]))
     usual = float(np.median(found)) if len(found) else 0.0
-    return np.asarray(np.maximum(found - usual, 0.0) + _SHARED_PART * np.minimum(found, usual))
+    return np.asarray(np.maximum(found - usual, 0.0) + shared_part * np.minimum(found, usual))
 
 
 def _message_bytes(kinds: Sequence[Kind]) -> float:

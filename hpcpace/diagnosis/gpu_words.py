@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from hpcpace.core.text import listed, named_ranks, percent, plural
 from hpcpace.diagnosis.figures.devices import GpuDifference
 from hpcpace.diagnosis.summary import Verdict
 from hpcpace.throttling import WORDS, Throttle
-from hpcpace.wording import listed, named_ranks, percent, plural
 
 _MOST_TOLD = 4
 _COUNTED = {

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.errors import TraceError
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, rank_operations
 from hpcpace.diagnosis.summary import Incomplete, IncompleteRank
-from hpcpace.errors import TraceError
 from hpcpace.metrics.contradictions import Contradiction, collectives_contradict
 from hpcpace.metrics.operations.incomplete import OpenOperation, open_operations
 from hpcpace.metrics.operations.lost_records import LostOperations, Records, lost_operations, records_of

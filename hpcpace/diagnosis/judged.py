@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
 from hpcpace.diagnosis.diagnose import Diagnosis, diagnose
 from hpcpace.diagnosis.figures.devices import gpu_differences, gpu_state
 from hpcpace.diagnosis.figures.network import NetworkEvidence, recorded_network
-from hpcpace.diagnosis.flow_evidence import flow_findings
+from hpcpace.diagnosis.flow_evidence import CoreWaitThresholds, flow_findings
 from hpcpace.diagnosis.gpu_words import with_gpus
 from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, node_by_rank, own_excess_ns, panels_of
@@ -33,10 +34,11 @@ from hpcpace.hang.notices import Notice
 from hpcpace.hang.views import FoundHang
 from hpcpace.metrics.lateness.arrivals import LateArrival, late_arrivals
 from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
+from hpcpace.metrics.network.link_faults import FlowFindings
 from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
 from hpcpace.metrics.network.transfers import GroupTransfers
+from hpcpace.metrics.operations.communication import Kind
 from hpcpace.metrics.roles import WorkExcess
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.topology.switch_tree import PlacedTraces
 
 
@@ -83,9 +85,13 @@ class JudgedRun:
     def panels(self) -> Panels:
         """What is judged, with what the job's connections show."""
         panels, kinds = panels_of(self.measured), self.measured.operations.kinds
-        panels = replace(panels, flows=flow_findings(self.network, self.thresholds, kinds, panels))
+        panels = replace(panels, flows=self._flows(kinds, panels))
         # Hosts of a lab share the cores of one machine, which says nothing of the cluster that it shows.
         return replace(panels, cores=None, lab_cores=panels.cores) if self.records.run.is_lab else panels
+
+    def _flows(self, kinds: Sequence[Kind], panels: Panels) -> FlowFindings | None:
+        limits = self.config.thresholds.of(CoreWaitThresholds)
+        return flow_findings(self.network, self.thresholds, kinds, panels, limits)
 
     @cached_property
     def hang(self) -> FoundHang | None:

@@ -12,6 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.errors import CannotTell
+from hpcpace.core.pool import Team
 from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
 from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, on_devices
@@ -22,7 +24,6 @@ from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operat
 from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.diagnosis.within_steps import are_waits_known, unknown_waits, unmatched_share
-from hpcpace.errors import CannotTell
 from hpcpace.metrics.causes.what_if import Rebuilt, rebuild, transient_loss_ns
 from hpcpace.metrics.clocks.common_clock import reference_times
 from hpcpace.metrics.cores import CoreUse, core_use
@@ -37,7 +38,6 @@ from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Alt
 from hpcpace.metrics.roles import others_median
 from hpcpace.metrics.steps import StepPanel, common_steps, is_plain, is_unphased, step_times, used_steps
 from hpcpace.metrics.topology import Topology, topology_of
-from hpcpace.parallel import Team
 from hpcpace.trace.reader import RankTrace
 
 # Of the step, by which senders that are held at most make a predicted gain wrong.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import Team, map_threads, num_threads, shared_zeros, watch_processes
 from hpcpace.diagnosis.clocks import Causality, causality_of, join_causality
 from hpcpace.diagnosis.evidence import MARGIN_STEPS, Evidence, StepShare, TimedTraces, divide_steps, iter_share
 from hpcpace.diagnosis.incomplete import (
@@ -40,7 +41,6 @@ from hpcpace.metrics.operations.lost_records import join_records
 from hpcpace.metrics.operations.matching import shares
 from hpcpace.metrics.operations.table import ProcessGroup
 from hpcpace.metrics.steps import StepPanel, columns_of
-from hpcpace.parallel import Team, map_threads, num_threads, shared_zeros, watch_processes
 from hpcpace.trace.schema import ExitKind, Op
 from hpcpace.trace.tables import Table
 

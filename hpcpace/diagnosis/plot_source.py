@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.judged import JudgedRun
@@ -25,7 +26,6 @@ from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix,
 from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.trace.schema import StepFlag
 from hpcpace.trace.tables import Table
-from hpcpace.units import NS_PER_MS, NS_PER_S
 
 MAX_RANKS = 16
 _MAX_LANE_CELLS = 1600

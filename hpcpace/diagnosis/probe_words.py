@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hpcpace.core.text import percent
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.diagnosis.network_summary import ProbedFigures
 from hpcpace.diagnosis.summary import Verdict
-from hpcpace.wording import percent
 
 _LINK_OWN = "the link's own rate"
 _LESS = "less than the link gives"

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcpace.core.codec import read_json
+from hpcpace.core.errors import ProbeError
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import model_dtype
 from hpcpace.diagnosis.summary import PacingFigures, RankMemory
-from hpcpace.errors import ProbeError
-from hpcpace.json_files import read_json
 from hpcpace.probe.record import MOST_BYTES, ProbeRecord, probe_from, read_probe
-from hpcpace.quoting import printable
-from hpcpace.rundir import Attempt
 
 _MAX_TEXT = 500
 _MAX_UNKNOWN = 16

@@ -16,12 +16,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.detail import MOST_STEPS
-from hpcpace.errors import TraceError
-from hpcpace.json_files import MOST_BYTES, read_json
-from hpcpace.quoting import printable, shown
-from hpcpace.rundir import Attempt
-from hpcpace.units import NS_PER_S
+from hpcpace.core.codec import MAX_BYTES, read_json
+from hpcpace.core.detail import MOST_STEPS
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_S, printable, shown
 
 if TYPE_CHECKING:
     from hpcpace.trace.tables import RankTrace
@@ -29,7 +28,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 
 # A flush a second, late by what a busy disk and the clock of a file server can take.
 _FRESH_S = 10.0
@@ -91,7 +90,7 @@ class AttemptState:
 
 def read_start(attempt: Attempt, problems: list[str]) -> StartRecord:
     """Return what run.json says; a sentence is added to `problems` where it cannot be used."""
-    return read_json(attempt, attempt.run_json.name, _start, problems, most_bytes=MOST_BYTES) or StartRecord()
+    return read_json(attempt, attempt.run_json.name, _start, problems, most_bytes=MAX_BYTES) or StartRecord()
 
 
 def _start(content: Any) -> StartRecord:
@@ -320,7 +319,7 @@ def run_row(path: Path) -> RunRow:
     problems: list[str] = []
     attempt = attempts[-1]
     start = read_start(attempt, problems)
-    result = read_json(attempt, attempt.result_json.name, _result, problems, most_bytes=MOST_BYTES) or _Result()
+    result = read_json(attempt, attempt.result_json.name, _result, problems, most_bytes=MAX_BYTES) or _Result()
     report = read_json(run, run.summary_json.name, _report, problems) or _Report()
     # A report from before the attempt ended, or on another one, says nothing.
     if report.attempt != attempt.number or not (report.is_final or journals_of(attempt)):

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
+from hpcpace.core.text import format_duration, listed, named_ranks, plural, printable
 from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, IncompleteRank
 from hpcpace.metrics.operations.incomplete import OpenOperation
-from hpcpace.quoting import printable
 from hpcpace.trace.schema import NUMBER_BITS
-from hpcpace.units import format_duration
-from hpcpace.wording import listed, named_ranks, plural
 
 HOST_TIMES = "not known: phases are host times of ranks with a device"
 """Why figures that rest on phases are left out where nobody recorded what the device did when."""

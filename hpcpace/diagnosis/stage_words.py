@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcpace.core.text import format_duration, listed
 from hpcpace.diagnosis.modes.evidence import EventEvidence, LatenessEvidence
 from hpcpace.metrics.lateness.stages import PhaseExcess, Stage, StageComparison
-from hpcpace.units import format_duration
-from hpcpace.wording import listed
 
 _SURE_EVENTS = 8
 """Events at equal numbers of steps that a cron job is unlikely to make by chance: it slips through the steps."""

@@ -726,7 +726,8 @@ class PacingFigures:
 class Summary:
     """All that a report says about one attempt of a run; `settings` are the thresholds of `[diagnosis]` by name.
 
-    `history` has all attempts where there are several, `sensitivity` the collectives that take most time. `outcome` and
+    `thresholds` are all others by topic and name. `history` has all attempts where there are several, `sensitivity` the
+    collectives that take most time. `outcome` and
     `memory` are what `hpcpace train` recorded at its end; empty elsewhere. `audit` is None without snapshots,
     `pacing` where the run was not paced, `end` where nothing ended it before its time. `unknown` says why figures that
     rest on phases are not known; empty where they are. `devices` has the phases of ranks with device times, `cores`
@@ -754,6 +755,7 @@ class Summary:
     clocks: Clocks
     cut_off: Incomplete
     settings: dict[str, float] = field(default_factory=dict)
+    thresholds: dict[str, dict[str, float]] = field(default_factory=dict)
     sensitivity: tuple[SensitivityRow, ...] = ()
     history: tuple[AttemptRow, ...] = ()
     outcome: str = ""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from hpcpace.core.text import named_ranks, percent, place_name, plural, rank_list
 from hpcpace.diagnosis.diagnose import Diagnosis, DiagnosisFinding, Mode, Panels
 from hpcpace.diagnosis.finding_words import words_of
 from hpcpace.diagnosis.modes.evidence import CoreEvidence, numbers_of, stages_of
@@ -28,7 +29,6 @@ from hpcpace.diagnosis.modes.run_end import EndKind, RunEnd
 from hpcpace.diagnosis.sentences import run_end_line
 from hpcpace.diagnosis.summary import AuditFigures, Causes, Finding, Verdict
 from hpcpace.metrics.lateness.hotspots import Hotspot
-from hpcpace.wording import named_ranks, percent, place_name, plural, rank_list
 
 _MOST_NAMED = 4
 _LONGEST_LIST = 30

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.notices import Notice, read_notices
 from hpcpace.hang.rank_record import (
     ALWAYS_NS,
@@ -26,12 +28,10 @@ from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Channel, Doing, FoundHang, GroupView, Hang, HangKind, JobView, RankView
 from hpcpace.metrics.clocks.common_clock import CommonClock, rank_clocks, reference_times
 from hpcpace.metrics.operations.table import ProcessGroup, groups_of
-from hpcpace.rundir import Attempt
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, is_torn
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import MAX_NS, RankTrace
-from hpcpace.units import NS_PER_S
 
 
 def with_notice(view: RankView, notice: Notice, clock: CommonClock, at_ns: int) -> RankView:

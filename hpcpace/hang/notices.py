@@ -17,17 +17,17 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from hpcpace.files import Folder
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import Attempt, json_text
+from hpcpace.core.text import shown
 from hpcpace.hang.views import Doing
-from hpcpace.json_files import json_object, read_json
-from hpcpace.quoting import shown
-from hpcpace.rundir import Attempt, json_text
 from hpcpace.trace.schema import MAX_RANKS
 
 SCHEMA = 1
 MAX_BYTES = 1 << 18
 """Of one notice: what does not fit is left out, other threads first."""
-_MAX_BYTES_READ = 4 * MAX_BYTES  # JSON of many small values is refused below that, see `hpcpace.json_files`
+_MAX_BYTES_READ = 4 * MAX_BYTES  # JSON of many small values is refused below that, see `hpcpace.core.codec`
 MAX_BYTES_OF_ALL = 1 << 28
 """Of all notices of an attempt: they take up to four times that in memory. 16,384 ranks may have 16 kB each."""
 _MAX_TEXT = 500
@@ -101,7 +101,7 @@ class Notice:
 
     Attributes:
         rank, host, pid: who wrote it.
-        host_key: equal on ranks that share a clock; see `hpcpace.world.environment.HostIdentity`.
+        host_key: equal on ranks that share a clock; see `hpcpace.core.environment.HostIdentity`.
         time_ns: time of the last look.
         unix_ns: when this was written, on the host's clock of the day.
         first_time_ns: time of the first look.

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.detail import Detail
-from hpcpace.errors import TraceError
+from hpcpace.core.detail import Detail
+from hpcpace.core.errors import TraceError
 from hpcpace.hang.views import Call, Channel, Doing, RankView
 from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
 from hpcpace.metrics.operations.communication import op_name

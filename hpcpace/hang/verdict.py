@@ -19,12 +19,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hpcpace.files import Folder
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import (
+    NS_PER_S,
+    format_bytes,
+    format_duration,
+    listed,
+    named_ranks,
+    plural,
+    printable,
+    rank_list,
+    shortened,
+)
 from hpcpace.hang.views import Call, Doing, Hang, HangKind, JobView, RankView
-from hpcpace.quoting import printable, shortened
-from hpcpace.rundir import Attempt, RunDirectory
-from hpcpace.units import NS_PER_S, format_bytes, format_duration
-from hpcpace.wording import listed, named_ranks, plural, rank_list
 
 _MAX_STACKS = 4
 _MAX_FRAMES = 4

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcpace.errors import HpcpaceError
-from hpcpace.files import Folder
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.files import Folder
 from hpcpace.lab.fabric import build_switches
 from hpcpace.lab.hosts import host_pid, start_hosts
 from hpcpace.lab.namespaces import lab_environ

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SPINE, LabHost, LabPlan, Link, hardware_address
 
 _MIN_BURST_BYTES = 128 << 10

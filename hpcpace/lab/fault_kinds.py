@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 import psutil
 
-from hpcpace.errors import HpcpaceError, UsageError
-from hpcpace.files import Folder
+from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.files import Folder
+from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab.fabric import lose_packets, set_mtu, set_rate, set_up
 from hpcpace.lab.hosts import HostCgroup, command_on, host_pid, kill_host, living_pid, start_hosts
 from hpcpace.lab.namespaces import check_programs, lab_environ
 from hpcpace.lab.plan import LabFiles, LabPlan
-from hpcpace.units import format_rate, parse_rate
 
 Wait = Callable[[float | None], bool]
 """Wait this many seconds, or without limit, and return whether to undo the fault now."""

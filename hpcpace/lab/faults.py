@@ -22,11 +22,11 @@ from typing import Any
 
 import psutil
 
-from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.rundir import write_json
 from hpcpace.lab.fault_kinds import KINDS, InsideLab, KillHost, LabFault, Wait
 from hpcpace.lab.namespaces import lab_environ
 from hpcpace.lab.plan import LabFiles, LabPlan, TruthLog, read_config, writable_to_owner_only
-from hpcpace.rundir import write_json
 
 UNFINISHED = ("scheduled", "active")
 _TIMEOUT_S = 30.0

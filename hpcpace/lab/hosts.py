@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.fabric import connect, set_up, shape, unplug
 from hpcpace.lab.namespaces import host_command
 from hpcpace.lab.plan import (

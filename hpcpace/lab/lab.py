@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import IO
 
 from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError, UsageError
-from hpcpace.files import Folder
+from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import write_json
 from hpcpace.lab.hosts import is_lab_host, remove_cgroups, thaw_all
 from hpcpace.lab.namespaces import Anchor, check_requirements, lab_command, lab_environ, start_anchor
 from hpcpace.lab.plan import (
@@ -31,7 +32,6 @@ from hpcpace.lab.plan import (
     writable_to_owner_only,
     write_config,
 )
-from hpcpace.rundir import write_json
 
 Progress = Callable[[str, int, int], None]
 _TMP = Path("/tmp")

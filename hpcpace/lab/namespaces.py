@@ -21,9 +21,9 @@ from pathlib import Path
 
 import psutil
 
-from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.lab.plan import LabFiles, LabPlan, read_config
-from hpcpace.world.environment import process_environ
 
 _PACKAGES = {
     "munged": "munge",

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.config import LabConfig, check_lab_name
-from hpcpace.errors import UsageError
-from hpcpace.redaction import Redaction
-from hpcpace.rundir import write_json
-from hpcpace.units import parse_rate, parse_size
+from hpcpace.core.errors import UsageError
+from hpcpace.core.redaction import Redaction
+from hpcpace.core.rundir import write_json
+from hpcpace.core.text import parse_rate, parse_size
 
 BASE = Path("/run/hpcpace-lab")
 

@@ -15,12 +15,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from hpcpace.core.text import format_bytes, format_rate
 from hpcpace.lab.fabric import LinkCounters, read_counters
 from hpcpace.lab.faults import UNFINISHED, FaultRecord, fault_records
 from hpcpace.lab.hosts import has_slurmd, host_pid
 from hpcpace.lab.namespaces import lab_environ
 from hpcpace.lab.plan import LabFiles, LabPlan
-from hpcpace.units import format_bytes, format_rate
 
 _WELL = ("idle", "mixed", "allocated", "completing")
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.units import NS_PER_S
+from hpcpace.core.text import NS_PER_S
 
 Floats = NDArray[np.float64]
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from hpcpace.core.environment import RankInfo, process_environ
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.observe.alarm import PAUSE_S, Alarm
 from hpcpace.observe.ends import EndEvent
 from hpcpace.observe.exchange import open_exchange
@@ -22,9 +24,7 @@ from hpcpace.observe.warner import Warner
 from hpcpace.observe.watchdog import Watchdog
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.schema import Phase, StepFlag
-from hpcpace.world.environment import RankInfo, process_environ
 
 
 class ActiveSession:

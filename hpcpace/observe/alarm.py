@@ -14,12 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.rundir import Attempt, json_text
+from hpcpace.core.text import NS_PER_S, format_duration, shell_word
 from hpcpace.hang.notices import HangFolder, Notice, read_notices
 from hpcpace.hang.verdict import HangWords, ask_verdict
-from hpcpace.json_files import json_object, read_json
-from hpcpace.quoting import shell_word
-from hpcpace.rundir import Attempt, json_text
-from hpcpace.units import NS_PER_S, format_duration
 from hpcpace.world.deadline import in_time
 
 FILES_TIMEOUT_S = 10.0

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcpace.errors import WorldError
+from hpcpace.core.environment import RankInfo
+from hpcpace.core.errors import WorldError
 from hpcpace.observe.roll_call import Attendance, call_over_mpi, call_over_store
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import RankInfo
 from hpcpace.world.gloo import gloo_group
 from hpcpace.world.mpi_start import may_call_mpi
 from hpcpace.world.transport import GlooTransport, MpiTransport, Transport

@@ -11,7 +11,7 @@ import re
 import time
 from pathlib import Path
 
-from hpcpace.units import NS_PER_US
+from hpcpace.core.text import NS_PER_US
 
 _MOST_THREADS = 64
 _MOST_NS = 1 << 60

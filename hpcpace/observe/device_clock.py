@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from hpcpace.units import NS_PER_S
+from hpcpace.core.text import NS_PER_S
 
 MOST_EVENTS = 8192
 """Events in use at a time. A host can be ahead of its device by some thousand pieces of work."""

@@ -10,8 +10,8 @@ import re
 import signal
 import sys
 
+from hpcpace.core.environment import process_redaction
 from hpcpace.trace.schema import TABLES, ErrorCode, EventKind
-from hpcpace.world.environment import process_redaction
 
 EndEvent = tuple[EventKind, int, bytes]
 """Kind, code and text of a row of the table `events`."""

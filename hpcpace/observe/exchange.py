@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.errors import WorldError
+from hpcpace.core.errors import WorldError
 from hpcpace.pace.exchange import Exchange
 from hpcpace.world.gloo import gloo_group
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.observe.tcp_sockets import Counters, Ends, Reading
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import OTHER_CONNECTIONS
-from hpcpace.units import NS_PER_S
 
 _ROWS_PER_S, _READINGS_PER_S = 4, 16
 _MOST_NUMBERS = 4096

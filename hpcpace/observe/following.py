@@ -16,15 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.errors import ConfigError, WorldError
-from hpcpace.observe.last_line import send, tell_now
-from hpcpace.observe.launch import Launch, find_launch
-from hpcpace.observe.own_frames import leave_out_own_frame
-from hpcpace.observe.process_end import ProcessEnd
-from hpcpace.observe.run_place import run_place
-from hpcpace.observe.warner import Warner
-from hpcpace.world.deadline import in_time
-from hpcpace.world.environment import (
+from hpcpace.core.environment import (
     RankInfo,
     change_environ,
     process_environ,
@@ -32,6 +24,14 @@ from hpcpace.world.environment import (
     rank_info,
     rank_info_of_group,
 )
+from hpcpace.core.errors import ConfigError, WorldError
+from hpcpace.observe.last_line import send, tell_now
+from hpcpace.observe.launch import Launch, find_launch
+from hpcpace.observe.own_frames import leave_out_own_frame
+from hpcpace.observe.process_end import ProcessEnd
+from hpcpace.observe.run_place import run_place
+from hpcpace.observe.warner import Warner
+from hpcpace.world.deadline import in_time
 
 if TYPE_CHECKING:
     from hpcpace.config import HangConfig

@@ -18,9 +18,9 @@ from hpcpace.audit.schema import decoded, plain
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
 from hpcpace.audit.snapshot_files import NUM_OURS_OF_RUN, save_snapshots
 from hpcpace.audit.tree import Tree
+from hpcpace.core.environment import RankInfo
 from hpcpace.observe.coordination import Coordinator
 from hpcpace.world.deadline import Deadline, in_time
-from hpcpace.world.environment import RankInfo
 
 # A file system that hangs, like that of ~/.nccl.conf, must not keep the job from training.
 _TIMEOUT_S = 5.0

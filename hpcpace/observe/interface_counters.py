@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
-from hpcpace import netlink
+from hpcpace.core import netlink
 from hpcpace.trace.schema import LinkState
 
 _SIOCETHTOOL, _GSET = 0x8946, 1

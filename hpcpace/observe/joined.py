@@ -12,17 +12,17 @@ from typing import Any
 
 from hpcpace import __version__
 from hpcpace.config import Config
+from hpcpace.core.environment import HostIdentity, RankInfo
+from hpcpace.core.files import other_writers
+from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.observe.coordination import Coordinator
 from hpcpace.observe.cores import usable_cpus
 from hpcpace.observe.network import find_network_counters
 from hpcpace.observe.record import run_record
 from hpcpace.observe.session_settings import SessionSettings
-from hpcpace.ownership import other_writers
-from hpcpace.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
-from hpcpace.world.environment import HostIdentity, RankInfo
 
 
 @dataclass(frozen=True, kw_only=True)

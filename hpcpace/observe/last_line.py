@@ -17,9 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpcpace.quoting import printable, shell_word
-from hpcpace.wording import listed, plural
-from hpcpace.world.environment import process_redaction
+from hpcpace.core.environment import process_redaction
+from hpcpace.core.text import listed, plural, printable, shell_word
 
 _TIMEOUT_S = 2.0
 _POLL_S = 0.2

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.files import Folder
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import NUM_OURS_OF_TRACES, rank_of
 from hpcpace.observe.node_local import NodeLocalTrace
-from hpcpace.rundir import NUM_OURS_OF_TRACES, rank_of
 from hpcpace.world.deadline import Deadline
 
 PREFIX = "hpcpace-"

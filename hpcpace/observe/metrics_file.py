@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.exposition import Family, Kind, exposition
-from hpcpace.files import target_folder, write_file
-from hpcpace.units import NS_PER_S
+from hpcpace.core.exposition import Family, Kind, exposition
+from hpcpace.core.files import target_folder, write_file
+from hpcpace.core.text import NS_PER_S
 
 _LAST_WRITE_TIMEOUT_S = 2.0
 

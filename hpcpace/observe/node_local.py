@@ -24,11 +24,10 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from hpcpace.files import Folder, copy_file, read_most, write_all
-from hpcpace.json_files import FOREIGN_ERRORS
+from hpcpace.core.codec import FOREIGN_ERRORS
+from hpcpace.core.files import Folder, copy_file, other_writers, read_most, write_all
+from hpcpace.core.rundir import NUM_OURS_OF_TRACES
 from hpcpace.observe.default_action import act_by_default
-from hpcpace.ownership import other_writers
-from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.world.deadline import Deadline, in_time
 
 _ENDS_WITHIN_S = 5.0

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hpcpace.core.environment import process_redaction
 from hpcpace.pace.arrivals import Arrival
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
-from hpcpace.world.environment import process_redaction
 
 MESSAGES = (Op.SEND, Op.RECV)
 """Operations between two ranks, which have sequence numbers of their own."""

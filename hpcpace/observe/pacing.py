@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
+from hpcpace.core.environment import RankInfo
+from hpcpace.core.rundir import Attempt
 from hpcpace.observe.recording import Recording
 from hpcpace.pace.arrivals import Arrival
 from hpcpace.pace.exchange import Exchange
 from hpcpace.pace.mechanisms import RankProfile, core_names
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.rundir import Attempt
-from hpcpace.world.environment import RankInfo
 
 
 def open_pacer(

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Mapping
 
 from hpcpace.config import ProbeConfig
-from hpcpace.rundir import Attempt
-from hpcpace.world.environment import RankInfo
+from hpcpace.core.environment import RankInfo
+from hpcpace.core.rundir import Attempt
 from hpcpace.world.gloo import own_store
 
 START, END = "start", "end"

@@ -1,6 +1,6 @@
 """The content of run.json: settings, versions, hosts, commit.
 
-Of the environment only the variables below are kept, and of nothing a secret (`hpcpace.redaction`).
+Of the environment only the variables below are kept, and of nothing a secret (`hpcpace.core.redaction`).
 docs/recorded-data.md lists every field.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from hpcpace import __version__
 from hpcpace.config import Config
 from hpcpace.config_values import setting_variables
-from hpcpace.redaction import Redaction
+from hpcpace.core.redaction import Redaction
 
 _PACKAGES = ("torch", "numpy", "h5py", "mpi4py", "mpich")
 KEPT_VARIABLES = frozenset(

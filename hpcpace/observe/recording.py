@@ -11,9 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from hpcpace.config import Config
-from hpcpace.detail import ALL_STEPS, Detail, DetailPlan
-from hpcpace.errors import ClockSyncError
-from hpcpace.files import Folder
+from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import ClockSyncError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import NUM_OURS_OF_TRACES
 from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver, find_layer
 from hpcpace.observe.device_layer import DeviceLayer, find_device
@@ -38,12 +40,10 @@ from hpcpace.observe.tcp_sockets import OwnConnections
 from hpcpace.observe.uncompiled import keep_uncompiled
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.settings import NO_POLICY
-from hpcpace.rundir import NUM_OURS_OF_TRACES
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, EventKind, Phase, StepFlag, TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
-from hpcpace.world.environment import process_environ
 
 _FIRST_FLUSH_TIMEOUT_S = 5.0
 # A disk that hangs must not cost the seconds that Slurm leaves between SIGTERM and SIGKILL (KillWait, 30 by default).

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from hpcpace.errors import WorldError
+from hpcpace.core.errors import WorldError
 from hpcpace.world.deadline import Deadline, in_time
 from hpcpace.world.gloo import own_store
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from hpcpace.json_files import json_object, read_json
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.observe.launch import Launch
-from hpcpace.rundir import RunDirectory
 
 
 def run_place(launch: Launch, command: Sequence[str]) -> str:

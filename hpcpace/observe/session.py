@@ -20,7 +20,9 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from hpcpace.config import Config
-from hpcpace.errors import ClockSyncError, WorldError
+from hpcpace.core.environment import RankInfo, host_identity, locate, process_environ
+from hpcpace.core.errors import ClockSyncError, WorldError
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.observe.active import ActiveSession, open_session
 from hpcpace.observe.coordination import Coordinator, coordinate
 from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
@@ -33,11 +35,9 @@ from hpcpace.observe.step_source import StepFrom
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.warner import Warner
 from hpcpace.pace.settings import NO_POLICY
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import RankInfo, host_identity, locate, process_environ
 
 
 class Session:

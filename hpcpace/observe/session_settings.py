@@ -11,8 +11,8 @@ from typing import Any
 
 from hpcpace.config import Config
 from hpcpace.config_sources import REQUESTED, load_config
+from hpcpace.core.environment import RankInfo, rank_info, rank_info_of_group
 from hpcpace.known_variables import unknown_sentence, unknown_variables
-from hpcpace.world.environment import RankInfo, rank_info, rank_info_of_group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,16 +15,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from hpcpace.core.environment import HostIdentity, host_identity
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_S, format_duration, rank_list
 from hpcpace.hang.notices import Notice, read_notices, write
 from hpcpace.hang.views import Doing
 from hpcpace.observe.alarm import FILES_TIMEOUT_S
 from hpcpace.observe.stacks import thread_stacks
-from hpcpace.rundir import Attempt
 from hpcpace.trace.schema import MAX_RANKS, NO_STEP
-from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.wording import rank_list
 from hpcpace.world.deadline import in_time
-from hpcpace.world.environment import HostIdentity, host_identity
 
 # Ranks that wait write their notices within seconds of each other.
 _PAUSE_S = 3.0

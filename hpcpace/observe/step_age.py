@@ -13,8 +13,8 @@ from statistics import median
 from typing import NamedTuple
 
 from hpcpace.config import HangConfig
+from hpcpace.core.text import NS_PER_S
 from hpcpace.trace.schema import Phase
-from hpcpace.units import NS_PER_S
 
 # The first steps compile, warm caches up, and connect ranks.
 _FIRST_STEPS = 5

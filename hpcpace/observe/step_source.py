@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from hpcpace.errors import UsageError
-from hpcpace.wording import plural
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import plural
 
 _FORM = re.compile(r"(auto)|(optimizer|backward)(?::([1-9][0-9]{0,5}))?")
 

@@ -23,12 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.config import Config
-from hpcpace.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_detail, parse_order, parse_steps
-from hpcpace.files import Folder, read_most
+from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_detail, parse_order, parse_steps
+from hpcpace.core.files import Folder, other_writers, read_most
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.observe.default_action import act_by_default
-from hpcpace.ownership import other_writers
 from hpcpace.pace.settings import NO_POLICY
-from hpcpace.rundir import RunDirectory
 
 NO_SIGNAL = "none"
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcpace.units import NS_PER_US
+from hpcpace.core.text import NS_PER_US
 
 _SO_DOMAIN, _SO_PROTOCOL = 39, 38
 # struct tcp_info of linux/tcp.h up to `tcpi_bytes_retrans` (4.19); older kernels return less of it, newer ones more.

@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 from hpcpace import __version__
 from hpcpace.config import MetricsConfig
+from hpcpace.core.environment import RankInfo, process_redaction
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import format_duration, plural, shell_word
 from hpcpace.observe.job_comment import add_to_comment
 from hpcpace.observe.metrics_file import MetricsFile, Reading, StepTally, metrics_path
 from hpcpace.observe.recording import Recording
-from hpcpace.quoting import shell_word
-from hpcpace.rundir import Attempt
-from hpcpace.units import format_duration
-from hpcpace.wording import plural
-from hpcpace.world.environment import RankInfo, process_redaction
 
 
 class Telling:

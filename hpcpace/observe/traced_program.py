@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcpace.errors import DataError, WorldError
+from hpcpace.core.environment import change_environ, process_environ, rank_info
+from hpcpace.core.errors import DataError, WorldError
+from hpcpace.core.rundir import default_run_path
 from hpcpace.observe.last_line import open_teller
 from hpcpace.observe.launch import Launch, Wishes, find_launch, has_python_path
-from hpcpace.rundir import default_run_path
-from hpcpace.world.environment import change_environ, process_environ, rank_info
 
 _OF_PYTHON = ("-m", "-c")
 # Modules that start what follows, which names the run.

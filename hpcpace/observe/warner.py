@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from hpcpace.redaction import Redaction
+from hpcpace.core.redaction import Redaction
 
 
 class Warner:

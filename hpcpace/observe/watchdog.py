@@ -18,7 +18,10 @@ from os import _exit
 from typing import Protocol
 
 from hpcpace.config import HangConfig
-from hpcpace.errors import EXIT_FAILED
+from hpcpace.core.environment import HostIdentity
+from hpcpace.core.errors import EXIT_FAILED
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.notices import Notice, write
 from hpcpace.hang.views import Doing
 from hpcpace.observe.alarm import FILES_TIMEOUT_S, Alarm
@@ -27,12 +30,9 @@ from hpcpace.observe.noticed_operations import Operations
 from hpcpace.observe.siblings import wake_siblings
 from hpcpace.observe.stacks import excuse_of, thread_stacks
 from hpcpace.observe.step_age import Age, Seen, StepAge
-from hpcpace.rundir import Attempt
 from hpcpace.trace.schema import EventKind, Phase
 from hpcpace.trace.tables import STOPPED_FOR_HANG
-from hpcpace.units import NS_PER_S
 from hpcpace.world.deadline import in_time
-from hpcpace.world.environment import HostIdentity
 
 STOPPED: EndEvent = (EventKind.EXIT, EXIT_FAILED, STOPPED_FOR_HANG)
 """How a rank ends that `on_hang = stop` ends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hpcpace.units import NS_PER_S
+from hpcpace.core.text import NS_PER_S
 
 # The kernel wakes a sleeper some tens of microseconds late, so the last part of a delay spins.
 _SPUN_NS = 80_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hpcpace.errors import ConfigError
-from hpcpace.units import NS_PER_MS, NS_PER_US
+from hpcpace.core.errors import ConfigError
+from hpcpace.core.text import NS_PER_MS, NS_PER_US
 
 POLICIES = ("observe", "published-window", "published-spread", "slack", "coschedule", "stagger", "auto")
 NO_POLICY = "none"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.quoting import printable
+from hpcpace.core.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hpcpace.quoting import printable
+from hpcpace.core.text import printable
 
 # What spreadsheets take for the beginning of a formula (OWASP, CSV Injection).
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -17,22 +17,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hpcpace.core.errors import CannotTell, HpcpaceError, UsageError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import check_target, open_run
+from hpcpace.core.text import folded_message, plural, printable
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
-from hpcpace.errors import CannotTell, HpcpaceError, UsageError
-from hpcpace.files import Folder
-from hpcpace.folding import folded_message
 from hpcpace.plots.csv_text import csv_bytes
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.page import MAX_WIDTH
-from hpcpace.rundir import open_run
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.targets import check_target
 from hpcpace.topology.read import read_topology
 from hpcpace.topology.switch_tree import place_traces
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.wording import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcpace.wording import plural
+from hpcpace.core.text import plural
 
 LEAST_CHANGE = 0.05
 """A smaller change is none, whatever the noise."""

@@ -24,8 +24,8 @@ import psutil
 
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.tree import Tree
+from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.probe.limits import pcie_rate
-from hpcpace.units import NS_PER_MS, NS_PER_S
 from hpcpace.world.deadline import in_time
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import listed
 from hpcpace.metrics.jitter.extrapolation import Algorithm, TransferTerm
 from hpcpace.probe.record import LatencyLaw
-from hpcpace.wording import listed
 
 _MAX_NAMED = 16
 

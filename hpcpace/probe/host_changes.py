@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.errors import ProbeError
+from hpcpace.core.errors import ProbeError
+from hpcpace.core.text import printable
 from hpcpace.probe.change import LEAST_CHANGE, Change, interval
 from hpcpace.probe.copies_record import CopiesRecord
 from hpcpace.probe.noise_record import NoiseRecord
@@ -27,7 +28,6 @@ from hpcpace.probe.pair_best import Way, best_rates, least_latencies
 from hpcpace.probe.pair_record import PairRow, PairsRecord
 from hpcpace.probe.pair_results import LEAST_LATENCY_NS
 from hpcpace.probe.record import ProbeRecord, SweepRow
-from hpcpace.quoting import printable
 
 ASSUMED = {"rate": 0.03, "latency": 0.05, "uplinks": 0.03, "noise": 0.003, "memory": 0.03, "device": 0.02}
 """Standard deviation of ln time between two probes of the same hosts, where nothing changed; assumed, not measured."""

@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcpace.core.environment import host_identity
+from hpcpace.core.text import listed, plural
 from hpcpace.probe.noise_record import CoreFigures, CoreNoise, NoiseRecord
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.probe.world import ProbeWorld
-from hpcpace.wording import listed, plural
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import host_identity
 
 
 @dataclass(frozen=True, kw_only=True)

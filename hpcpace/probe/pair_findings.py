@@ -8,13 +8,11 @@ from typing import Literal
 
 import numpy as np
 
+from hpcpace.core.text import format_duration, format_rate, listed, printable
 from hpcpace.probe.pair_record import LinkFinding
 from hpcpace.probe.pair_results import PairResults
 from hpcpace.probe.pair_search import LEAST_LATENCY_TESTS, LEAST_TESTS
 from hpcpace.probe.pair_solver import SlowLinks
-from hpcpace.quoting import printable
-from hpcpace.units import format_duration, format_rate
-from hpcpace.wording import listed
 
 _MOST_WITNESSES = 3
 _ORDER = ("link", "unclear", "between")

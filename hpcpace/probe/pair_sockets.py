@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpcpace.units import NS_PER_S, NS_PER_US
+from hpcpace.core.text import NS_PER_S, NS_PER_US
 
 MESSAGE_BYTES = 8
 _SEND_BYTES, _RECEIVE_BYTES = 1 << 20, 1 << 18

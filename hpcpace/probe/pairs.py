@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcpace.errors import WorldError
+from hpcpace.core.environment import host_identity, process_environ
+from hpcpace.core.errors import WorldError
 from hpcpace.probe.pair_findings import link_findings
 from hpcpace.probe.pair_network import Round, pair_network
 from hpcpace.probe.pair_player import Meeting, PairPlayer, RoundPlan, RoundTimes, Seat, reachable
@@ -25,7 +26,6 @@ from hpcpace.probe.pair_sockets import Listener
 from hpcpace.probe.record import ProbedHost, ProbeRecord
 from hpcpace.probe.world import ProbeWorld
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import host_identity, process_environ
 from hpcpace.world.interfaces import HostAddresses, choose_route, host_addresses
 
 # What rank 0 needs between two rounds, of which the messages to all ranks are most.

@@ -17,9 +17,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.probe.detours import find_detours, find_period
 from hpcpace.probe.noise_record import CoreFigures
-from hpcpace.units import NS_PER_S
 
 QUANTUM_NS = 50_000
 _ARRAY_LENGTH = 512

@@ -14,13 +14,13 @@ from typing import Any
 
 import hpcpace
 from hpcpace.audit.schema import decoded, plain
-from hpcpace.errors import ProbeError, SnapshotError
-from hpcpace.files import read_file
-from hpcpace.json_files import MIN_VALUE_BYTES, check_values
+from hpcpace.core.codec import MIN_VALUE_BYTES, check_values
+from hpcpace.core.errors import ProbeError, SnapshotError
+from hpcpace.core.files import read_file
+from hpcpace.core.text import printable, shown
 from hpcpace.probe.copies_record import CopiesRecord
 from hpcpace.probe.noise_record import NoiseRecord
 from hpcpace.probe.pair_record import PairsRecord
-from hpcpace.quoting import printable, shown
 
 SCHEMA = "hpcpace-probe/1"
 MOST_BYTES = 1 << 26

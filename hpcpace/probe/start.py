@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import hpcpace
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.tree import Tree
-from hpcpace.errors import WorldError
+from hpcpace.core.environment import RankInfo, host_identity
+from hpcpace.core.errors import WorldError
+from hpcpace.core.text import printable
 from hpcpace.probe.limits import NetworkRate, network_rate
 from hpcpace.probe.record import ProbedHost, ProbeRecord
 from hpcpace.probe.world import Board, ProbeWorld
-from hpcpace.quoting import printable
 from hpcpace.world.deadline import in_time
-from hpcpace.world.environment import RankInfo, host_identity
 
 if TYPE_CHECKING:
     import torch

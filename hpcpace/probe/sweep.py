@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S, format_bytes
 from hpcpace.probe.laws import fit_law
 from hpcpace.probe.limits import bus_limit
 from hpcpace.probe.operations import OPERATIONS, Operation, ProbeGroup, timed_calls
 from hpcpace.probe.record import LatencyLaw, ProbedHost, ProbeRecord, RankSkew, SweepRow
 from hpcpace.probe.world import ProbeWorld
-from hpcpace.units import NS_PER_S, format_bytes
 from hpcpace.world.deadline import Deadline
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 
 if TYPE_CHECKING:
     import torch

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpcpace.errors import HpcpaceError
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.rundir import Attempt
 from hpcpace.runs.dates import is_to_come
 
 

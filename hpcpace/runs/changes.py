@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from hpcpace.hostlist import short_list
+from hpcpace.core.hostlist import short_list
+from hpcpace.core.text import format_bytes, format_duration
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.operations import Operation, operation_names, operation_of
-from hpcpace.units import format_bytes, format_duration
 
 _LEAST_BYTES_CHANGE = 0.01
 _LEAST_PROBED_CHANGE = 0.1  # of the time of an operation; two probes of the same hosts differ, too

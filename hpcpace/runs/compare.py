@@ -10,7 +10,7 @@ from math import expm1, log
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.errors import CannotTell, UsageError
+from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.metrics.run_difference import PRIOR_CV, LogDifference, log_difference
 from hpcpace.runs.changes import Change, changes
 from hpcpace.runs.measured import MeasuredRun

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpcpace.json_files import read_json
-from hpcpace.rundir import Attempt
+from hpcpace.core.codec import read_json
+from hpcpace.core.rundir import Attempt
 from hpcpace.runs.dates import is_to_come
 
 _MOST_TEXT = 200

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from hpcpace.errors import UsageError
-from hpcpace.files import read_file
-from hpcpace.hostlist import expand
-from hpcpace.quoting import printable
+from hpcpace.core.errors import UsageError
+from hpcpace.core.files import read_file
+from hpcpace.core.hostlist import expand
+from hpcpace.core.text import printable
 from hpcpace.runs.dates import is_to_come
 
 COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hpcpace.units import NS_PER_S
+from hpcpace.core.text import NS_PER_S
 
 DAY_NS = 86_400 * NS_PER_S
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.csv_form import CsvRun, read_csv
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.units import NS_PER_S
 
 
 def runs_of_csv(path: Path) -> list[MeasuredRun]:

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from hpcpace import __version__
-from hpcpace.hostlist import node_name, node_names
+from hpcpace.core.hostlist import node_name, node_names
+from hpcpace.core.rundir import PassedOver
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.change_points import (
     LEAST_DEVIATIONS,
     LEAST_RUNS,
@@ -28,11 +30,9 @@ from hpcpace.metrics.change_points import (
     run_spread,
 )
 from hpcpace.metrics.run_difference import RunSpread
-from hpcpace.run_search import PassedOver
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow
 from hpcpace.runs.history_series import grouped
-from hpcpace.units import NS_PER_S
 
 SCHEMA = "hpcpace-history/1"
 LEAST_CHANGE = 0.02

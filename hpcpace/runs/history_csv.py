@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcpace.errors import UsageError
-from hpcpace.quoting import printable
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import NS_PER_S, plural, printable
 from hpcpace.runs.csv_form import CsvRun, read_csv
 from hpcpace.runs.history_row import HistoryRow
 from hpcpace.runs.history_series import without_a_place
-from hpcpace.units import NS_PER_S
-from hpcpace.wording import plural
 
 
 def rows_of_csv(path: Path) -> list[HistoryRow]:

@@ -21,14 +21,11 @@ from typing import Any
 
 from hpcpace import __version__
 from hpcpace.config import Config
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder, read_most
-from hpcpace.folding import folded_message
-from hpcpace.json_files import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values
-from hpcpace.ownership import other_writers
-from hpcpace.quoting import one_line
-from hpcpace.run_search import PassedOver, find_runs
-from hpcpace.rundir import HISTORY_INDEX, RunDirectory
+from hpcpace.core.codec import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder, other_writers, read_most
+from hpcpace.core.rundir import HISTORY_INDEX, PassedOver, RunDirectory, find_runs
+from hpcpace.core.text import folded_message, one_line
 from hpcpace.runs.begin import oldest_trace, traced_begin
 from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
 from hpcpace.runs.history_series import without_a_place

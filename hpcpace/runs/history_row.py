@@ -8,7 +8,7 @@ from math import log
 from statistics import fmean, median
 from typing import Any
 
-from hpcpace.quoting import shown
+from hpcpace.core.text import shown
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.work import compared_work
 

@@ -12,13 +12,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from hpcpace.config import Config
+from hpcpace.core.errors import CannotTell, HpcpaceError, TraceError
+from hpcpace.core.pool import keep_freed_memory, map_processes
+from hpcpace.core.rundir import Attempt, RunDirectory, open_named_run
+from hpcpace.core.text import one_line
 from hpcpace.diagnosis.run_state import is_running, journals_of, read_start
-from hpcpace.errors import CannotTell, HpcpaceError, TraceError
-from hpcpace.memory import keep_freed_memory
-from hpcpace.parallel import map_processes
-from hpcpace.quoting import one_line
-from hpcpace.run_search import open_named_run
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.runs.conditions import read_conditions
 from hpcpace.runs.measured import MeasuredRun, from_summary, stored_run
 

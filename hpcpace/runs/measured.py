@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hpcpace.core.codec import read_json
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import format_bytes, plural
 from hpcpace.diagnosis.run_state import journals_of
 from hpcpace.diagnosis.summary import SCHEMA
-from hpcpace.json_files import read_json
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.runs.conditions import Conditions, read_conditions
-from hpcpace.units import format_bytes
-from hpcpace.wording import plural
 
 _MOST_BYTES = 1 << 28  # of the summary of 16,384 ranks
 _MOST_NUMBER = 1e19

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from hpcpace.core.text import format_count
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.units import format_count
 
 _OTHER_BATCH = 0.02
 # The same data may be found in another place.

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 Sleep = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """How long ranks sleep once they are ready."""

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.errors import CannotTell, TraceError
+from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Measured, Selection, measure
-from hpcpace.errors import CannotTell, TraceError
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.steps import throughput
 from hpcpace.studies.folder import DONE, StudyFolder
@@ -21,7 +22,6 @@ from hpcpace.studies.setups import Setup, StudyRun
 from hpcpace.studies.statistics import Spread, counted_between, scaling_factor, spread
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.tables import RankTrace
-from hpcpace.units import NS_PER_MS, NS_PER_S
 
 LOOPBACK = "lo"
 _BITS = 8

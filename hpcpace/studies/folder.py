@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcpace.errors import UsageError
-from hpcpace.files import Folder, read_file
-from hpcpace.json_files import json_object, read_json
-from hpcpace.rundir import Attempt, RunDirectory, json_text
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.errors import UsageError
+from hpcpace.core.files import Folder, read_file
+from hpcpace.core.rundir import Attempt, RunDirectory, json_text
 from hpcpace.studies.setups import Layout, Setup, StudyRun
 
 SCHEMA = "hpcpace-study/1"

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.errors import DataError
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection, measure
-from hpcpace.errors import DataError
-from hpcpace.json_files import json_object, read_json
 from hpcpace.metrics.resampling import Estimate, mean_of, throughput_of_steps, variation_of_steps
 from hpcpace.pace.settings import NO_POLICY
-from hpcpace.rundir import RunDirectory
 from hpcpace.simulation.published import Target
 from hpcpace.trace.attempt_reader import read_attempt
 

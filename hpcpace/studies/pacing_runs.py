@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.pace.settings import NO_POLICY, POLICIES
-from hpcpace.rundir import RunDirectory
 
 DEFAULT_POLICIES = (NO_POLICY, "published-window", "published-spread", "slack", "auto")
 _ALWAYS_ON_TRIAL = ("auto", "coschedule")

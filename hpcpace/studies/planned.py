@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
 from hpcpace.studies.setups import Setup
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.presets import GPT2Shape, ModelShape

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.errors import DataError
+from hpcpace.core.errors import DataError
 from hpcpace.studies.ratio import Balance, bytes_per_sample
 from hpcpace.studies.setups import Layout
 from hpcpace.studies.statistics import Spread, spread

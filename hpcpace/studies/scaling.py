@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcpace.core.errors import UsageError
+from hpcpace.core.files import Folder, read_file
+from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.diagnosis.modes.mode import Mode
-from hpcpace.errors import UsageError
-from hpcpace.files import Folder, read_file
-from hpcpace.rundir import RunDirectory, json_text
 from hpcpace.studies.folder import MOST_PLAN_BYTES
 
 SCHEMA = "hpcpace-scaling-study/1"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 PARALLELISMS = ("none", "data", "tensor", "pipeline")
 _MOST_MICROBATCHES = 4

@@ -17,10 +17,10 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from hpcpace.errors import TopologyError
-from hpcpace.files import read_file
-from hpcpace.hostlist import HostLists
-from hpcpace.quoting import shown
+from hpcpace.core.errors import TopologyError
+from hpcpace.core.files import read_file
+from hpcpace.core.hostlist import HostLists
+from hpcpace.core.text import shown
 from hpcpace.topology.switch_tree import MAX_LETTERS, MAX_NAMES, Switch, SwitchTree, switch_name, switch_tree
 
 # Files of 65,536 hosts have less than one, also where each host has a line.

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from hpcpace.errors import TopologyError
-from hpcpace.hostlist import short_list
+from hpcpace.core.errors import TopologyError
+from hpcpace.core.hostlist import short_list
+from hpcpace.core.text import plural, shown
 from hpcpace.metrics.topology import SLURM_ADDRESS, Topology, topology_of
-from hpcpace.quoting import shown
 from hpcpace.trace.tables import RankTrace
-from hpcpace.wording import plural
 
 MAX_NAMES = 1 << 18
 """Of hosts and switches in a file, as often as they are listed: 65,536 hosts at leaves, and leaves below others."""

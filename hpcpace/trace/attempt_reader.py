@@ -13,16 +13,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError, with_reasons
-from hpcpace.files import Folder
-from hpcpace.parallel import map_processes, map_threads
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import TraceError, with_reasons
+from hpcpace.core.files import Folder
+from hpcpace.core.pool import map_processes, map_threads
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import rank_list
 from hpcpace.trace.pack_reader import has_own_file, open_pack, read_pack
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, TooLarge, read_rank
 from hpcpace.trace.schema import TABLES
 from hpcpace.trace.stream import CACHE_BYTES, MAX_ROWS, ChunkCache, StoredTable, TraceStream, read_blocks
 from hpcpace.trace.tables import GroupTable, RankTrace, plausible_rows, without_implausible
-from hpcpace.wording import rank_list
 
 Start = tuple[str, int]
 """A run and the number of its attempt."""

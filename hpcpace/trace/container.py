@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.files import copy_file
+from hpcpace.core.files import copy_file
 from hpcpace.trace.encoding import DEFLATE_LEVEL, RESOLUTION_NS, compress_chunk
 from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, StepFlag, TableSchema, TraceHeader, header_values
 

@@ -21,8 +21,8 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.files import write_all, write_some
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import write_all, write_some
 from hpcpace.trace.schema import TABLES, TraceHeader, header_values, parse_header
 
 MAGIC = b"HPCPJNL1"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
 from hpcpace.trace.journal import (
     MAX_START_BYTES,
     JournalStart,

@@ -20,7 +20,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, no_rows
 from hpcpace.trace.encoding import row_dtype
 from hpcpace.trace.opening import (
@@ -35,7 +36,6 @@ from hpcpace.trace.opening import (
 from hpcpace.trace.schema import MAX_RANKS, TABLES, OtherVersion, TableSchema
 from hpcpace.trace.stream import ChunkCache, PackedCollectives, Range, identity_of, read_rows
 from hpcpace.trace.tables import GroupTable, Table, join_tables
-from hpcpace.wording import rank_list
 
 PACK_FORMAT = "hpcpace-pack"
 PACK_VERSION = "1.2"

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
-from hpcpace.rundir import is_pack
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import is_pack
+from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn
 from hpcpace.trace.encoding import has_device_columns, row_dtypes
 from hpcpace.trace.pack_index import OF_RANKS, OPEN, PackedGroups, PackIndex, collectives_of, groups_of, index_pack
@@ -36,7 +37,6 @@ from hpcpace.trace.stream import (
     read_rows,
 )
 from hpcpace.trace.tables import CHECKED, GroupTable, RankTrace, Table, plausible_rows, without_implausible
-from hpcpace.wording import rank_list
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder, write_all
-from hpcpace.parallel import map_threads
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder, write_all
+from hpcpace.core.pool import map_threads
 from hpcpace.trace.chunks import DamagedColumn
 from hpcpace.trace.container import INDEX_BYTES, LIBRARY_VERSIONS, METADATA_BYTES, file_image, reserve
 from hpcpace.trace.encoding import RESOLUTION_NS, compress_again, has_device_columns

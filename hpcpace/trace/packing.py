@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
-from hpcpace.parallel import map_processes
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.pool import map_processes
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import NS_PER_S, rank_list
 from hpcpace.trace.opening import is_marked_open
 from hpcpace.trace.pack_index import (
     COUNTED,
@@ -50,8 +51,6 @@ from hpcpace.trace.pack_writer import (
 )
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, read_rank
 from hpcpace.trace.tables import Table
-from hpcpace.units import NS_PER_S
-from hpcpace.wording import rank_list
 
 DEFAULT_SIZE_BYTES = 1 << 30
 DEFAULT_RANKS = 512

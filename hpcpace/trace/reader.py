@@ -19,9 +19,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
-from hpcpace.rundir import is_pack, rank_of
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import is_pack, rank_of
 from hpcpace.trace import journal
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, read_chunks, split_chunks
 from hpcpace.trace.encoding import has_device_columns, row_dtype

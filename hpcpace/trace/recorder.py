@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import UsageError
-from hpcpace.files import Folder
+from hpcpace.core.errors import UsageError
+from hpcpace.core.files import Folder
 from hpcpace.trace.encoding import round_times, row_dtypes, row_struct
 from hpcpace.trace.schema import NO_STEP, RECORDED_PHASES, TABLES, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 
 FORMAT = "hpcpace-trace"
 FORMAT_VERSION = "1.4"

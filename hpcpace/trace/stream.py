@@ -21,13 +21,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
-from hpcpace.parallel import run_threads
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.pool import run_threads
+from hpcpace.core.text import format_bytes
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, fill_chunk, read_chunks, select_chunks
 from hpcpace.trace.schema import NO_STEP, TraceHeader
 from hpcpace.trace.tables import RankTrace, Table, join_tables
-from hpcpace.units import format_bytes
 
 MAX_ROWS = 4_000_000
 """The collectives of all ranks that are read into memory; with more, they stay on disk."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.files import Folder, write_all
+from hpcpace.core.files import Folder, write_all
 from hpcpace.trace.container import Container, container_image, mark_steps
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import JournalFile, RecordKind, Run, encode_header

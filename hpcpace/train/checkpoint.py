@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from hpcpace.errors import DataError, HpcpaceError, TrainingFailed
-from hpcpace.files import Folder
-from hpcpace.quoting import printable, shortened, shown
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.errors import DataError, HpcpaceError, TrainingFailed
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.text import printable, shortened, shown
 from hpcpace.train.checkpoint_folder import (
     NewCheckpoint,
     check_access,

@@ -19,9 +19,8 @@ from types import TracebackType
 
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from hpcpace.errors import DataError
-from hpcpace.files import Folder
-from hpcpace.ownership import other_writers
+from hpcpace.core.errors import DataError
+from hpcpace.core.files import Folder, other_writers
 
 WRITERS_FOLDER_MODE = 0o755
 WRITERS_FILE_MODE = 0o644

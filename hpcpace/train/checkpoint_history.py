@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcpace.errors import DataError
-from hpcpace.files import Folder, read_most
-from hpcpace.quoting import shown
+from hpcpace.core.errors import DataError
+from hpcpace.core.files import Folder, read_most
+from hpcpace.core.text import shown
 from hpcpace.train.checkpoint_folder import (
     WRITERS_FILE_MODE,
     check_files,

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import DataError
+from hpcpace.core.errors import DataError
 from hpcpace.train.images import open_images
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape

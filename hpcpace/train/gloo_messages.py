@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
 from hpcpace.train.operations import Operation
 
 Message = tuple[int, int, int]

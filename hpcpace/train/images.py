@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import DataError
+from hpcpace.core.errors import DataError
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (3, 32, 32)

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.errors import ConfigError
-from hpcpace.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from hpcpace.core.errors import ConfigError
+from hpcpace.core.text import NS_PER_MS, NS_PER_S, NS_PER_US
 
 PHASES = {"forward": ("forward",), "backward": ("backward",), "compute": ("forward", "backward"), "data": ("data",)}
 KINDS = ("persistent", "random", "periodic")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hpcpace.errors import ConfigError, WorldError
+from hpcpace.core.errors import ConfigError, WorldError
 from hpcpace.world.mpi_start import load_mpi
 
 

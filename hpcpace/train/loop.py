@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.config import Config
-from hpcpace.errors import TrainingFailed
+from hpcpace.core.environment import RankInfo, process_redaction
+from hpcpace.core.errors import TrainingFailed
+from hpcpace.core.text import NS_PER_S
 from hpcpace.observe.session import Session, session
 from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints
@@ -30,8 +32,6 @@ from hpcpace.train.progress import ProgressView, progress_view
 from hpcpace.train.result import TrainResult, is_out_of_memory, memory_facts, out_of_memory, write_result
 from hpcpace.train.resume import StartPoint, agree_on_start
 from hpcpace.train.stopping import EarlySignal, StopVote, side_group
-from hpcpace.units import NS_PER_S
-from hpcpace.world.environment import RankInfo, process_redaction
 from hpcpace.world.process_group import init_process_group
 from hpcpace.world.rendezvous import Rendezvous
 

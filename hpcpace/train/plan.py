@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import ConfigError, MeshError, check_all
+from hpcpace.core.errors import ConfigError, MeshError, check_all
 from hpcpace.train.inject import InjectedFault, parse_fault
 from hpcpace.train.presets import DIMENSIONS, GPT2_PRESETS, RESNET18, GPT2Shape, Mesh, ModelShape, parse_mesh
 

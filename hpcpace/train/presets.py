@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpcpace.errors import MeshError
+from hpcpace.core.errors import MeshError
 
 DIMENSIONS = ("dp", "pp", "tp")
 

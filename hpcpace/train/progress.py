@@ -11,7 +11,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hpcpace.units import format_count, format_duration, nanoseconds
+from hpcpace.core.text import format_count, format_duration, nanoseconds
 
 STYLES = ("auto", "bar", "lines", "off")
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from hpcpace.errors import TrainingFailed
-from hpcpace.rundir import Attempt
+from hpcpace.core.environment import RankInfo
+from hpcpace.core.errors import TrainingFailed
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import format_bytes
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
-from hpcpace.units import format_bytes
-from hpcpace.world.environment import RankInfo
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:

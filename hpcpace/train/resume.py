@@ -9,12 +9,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hpcpace.errors import ConfigError, DataError, HpcpaceError
-from hpcpace.rundir import Attempt, RunDirectory, default_run_path
+from hpcpace.core.environment import RankInfo, process_environ
+from hpcpace.core.errors import ConfigError, DataError, HpcpaceError
+from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.train.checkpoint import find_checkpoint
 from hpcpace.train.checkpoint_history import History, read_history
 from hpcpace.train.plan import TrainPlan
-from hpcpace.world.environment import RankInfo, process_environ
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpcpace.units import NS_PER_S
+from hpcpace.core.text import NS_PER_S
 
 _VOTE_INTERVAL_NS = NS_PER_S
 _MOST_STEPS_BETWEEN_VOTES = 1000

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
 from hpcpace.train.operations import (
     POWERSGD_START,
     Operation,

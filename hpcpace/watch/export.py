@@ -17,10 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hpcpace.errors import UsageError
-from hpcpace.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, Kind, exposition
-from hpcpace.files import target_folder, write_file
-from hpcpace.units import NS_PER_S
+from hpcpace.core.errors import UsageError
+from hpcpace.core.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, Kind, exposition
+from hpcpace.core.files import target_folder, write_file
+from hpcpace.core.text import NS_PER_S
 from hpcpace.watch.state import Doing, JobState
 from hpcpace.watch.view import Sort, ordered
 

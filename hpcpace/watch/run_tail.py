@@ -18,12 +18,12 @@ import numpy as np
 
 from hpcpace.audit.schema import snapshot_from
 from hpcpace.audit.snapshot_files import file_name
+from hpcpace.core.codec import read_json
+from hpcpace.core.errors import SnapshotError, TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import Attempt, RunDirectory, rank_of
+from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import StartRecord, read_start
-from hpcpace.errors import SnapshotError, TraceError
-from hpcpace.files import Folder
-from hpcpace.json_files import read_json
-from hpcpace.quoting import printable
-from hpcpace.rundir import Attempt, RunDirectory, rank_of
 from hpcpace.trace.journal_tail import JournalTail
 from hpcpace.trace.reader import read_rank
 from hpcpace.trace.schema import MAX_RANKS, StepFlag

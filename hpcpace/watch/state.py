@@ -15,11 +15,9 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-from hpcpace.quoting import printable
-from hpcpace.units import NS_PER_S, format_duration
+from hpcpace.core.text import NS_PER_S, format_duration, percent, printable, rank_list
 from hpcpace.watch.live_rank import Detail, LiveRank, OpenCall
 from hpcpace.watch.run_tail import LiveAttempt, RunTail
-from hpcpace.wording import percent, rank_list
 
 SCHEMA = "hpcpace-watch/1"
 

@@ -17,10 +17,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hpcpace.quoting import shell_word
-from hpcpace.units import NS_PER_S, format_count, format_duration, format_rate
+from hpcpace.core.text import (
+    NS_PER_S,
+    format_count,
+    format_duration,
+    format_rate,
+    percent,
+    plural,
+    rank_list,
+    shell_word,
+)
 from hpcpace.watch.state import Doing, HangState, JobState, RankDoing, RankState
-from hpcpace.wording import percent, plural, rank_list
 
 _STYLES = {
     Doing.RUNNING: "bold green",

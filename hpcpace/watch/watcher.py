@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcpace.errors import HpcpaceError
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.rundir import Attempt
 from hpcpace.watch.run_tail import LiveAttempt, RunTail
 from hpcpace.watch.state import HangState, JobState, job_state
 

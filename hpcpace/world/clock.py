@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpcpace.errors import ClockSyncError
-from hpcpace.units import NS_PER_S
+from hpcpace.core.errors import ClockSyncError
+from hpcpace.core.text import NS_PER_S
 from hpcpace.world.schedule import SyncSchedule
 from hpcpace.world.transport import NUM_VALUES, Transport
 

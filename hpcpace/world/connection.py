@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcpace.errors import WorldError
-from hpcpace.world.environment import RankInfo, mark_rank
+from hpcpace.core.environment import RankInfo, mark_rank
+from hpcpace.core.errors import WorldError
 from hpcpace.world.mpi import mpi_world
 from hpcpace.world.mpi_start import LoadedMpi, ended_after, load_mpi
 from hpcpace.world.rendezvous import Rendezvous, rendezvous_of

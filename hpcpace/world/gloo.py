@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from hpcpace.world.environment import process_environ
+from hpcpace.core.environment import process_environ
 
 
 def gloo_group(name: str, timeout_s: float, store: Any = None) -> Any:

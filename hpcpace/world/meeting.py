@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from hpcpace.errors import ImpossibleWorld, WorldError
-from hpcpace.hostlist import exclude_option, short_list
+from hpcpace.core.environment import RankInfo, host_identity
+from hpcpace.core.errors import ImpossibleWorld, WorldError
+from hpcpace.core.hostlist import exclude_option, short_list
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import RankInfo, host_identity
 from hpcpace.world.interfaces import HostAddresses, Route, choose_route
 
 # How much longer the other ranks wait for the decision than rank 0, which decides, waits for them.

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
-from hpcpace.errors import EXIT_FAILED, HpcpaceError, ImpossibleWorld, TrainingFailed, UsageError, WorldError
-from hpcpace.world.environment import HostIdentity, RankInfo, locate, mark_rank, process_environ, process_redaction
+from hpcpace.core.environment import HostIdentity, RankInfo, locate, mark_rank, process_environ, process_redaction
+from hpcpace.core.errors import EXIT_FAILED, HpcpaceError, ImpossibleWorld, TrainingFailed, UsageError, WorldError
 from hpcpace.world.mpi_start import LoadedMpi, ended_after, load_mpi, start_mpi
 
 _AGREE_TIMEOUT_S = 1.0

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hpcpace.errors import WorldError
+from hpcpace.core.errors import WorldError
 
 _LONGEST_TIMEOUT_S = 1e6  # faulthandler takes no end of seconds
 _DUMP_S = 0.3

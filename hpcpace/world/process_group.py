@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.errors import ImpossibleWorld, WorldError
-from hpcpace.hostlist import expand
+from hpcpace.core.environment import RankInfo, process_environ, set_environ_default
+from hpcpace.core.errors import ImpossibleWorld, WorldError
+from hpcpace.core.hostlist import expand
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import RankInfo, process_environ, set_environ_default
 from hpcpace.world.interfaces import Route, host_addresses, interface_of_user
 from hpcpace.world.meeting import Attendee, introduce, meet_over_mpi, meet_over_store
 from hpcpace.world.rendezvous import Rendezvous, open_store, rendezvous_of_torchrun, wait_until_listening

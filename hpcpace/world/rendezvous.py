@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from hpcpace.errors import WorldError
-from hpcpace.hostlist import expand
+from hpcpace.core.environment import RankInfo
+from hpcpace.core.errors import WorldError
+from hpcpace.core.hostlist import expand
 from hpcpace.world.deadline import Deadline, in_time
-from hpcpace.world.environment import RankInfo
 
 # Below the ports that kernels give to connections (32768 and up), so that none of those is in the way.
 _FIRST_PORT, _NUM_PORTS = 20_000, 12_000

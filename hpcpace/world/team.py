@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hpcpace.errors import HpcpaceError, NotEnoughMemory, ReportError, WorldError
-from hpcpace.world.environment import RankInfo, is_started_by_rank, process_environ, rank_info
+from hpcpace.core.environment import RankInfo, is_started_by_rank, process_environ, rank_info
+from hpcpace.core.errors import HpcpaceError, NotEnoughMemory, ReportError, WorldError
 from hpcpace.world.mpi import abort_guard, mpi_world
 from hpcpace.world.mpi_start import end_mpi
 

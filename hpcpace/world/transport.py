@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
-from hpcpace.errors import ClockSyncError
-from hpcpace.units import NS_PER_S
+from hpcpace.core.errors import ClockSyncError
+from hpcpace.core.text import NS_PER_S
 from hpcpace.world.gloo import gloo_group
 
 NUM_VALUES = 6

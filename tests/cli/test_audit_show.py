@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from experiments.machines.machine import Machine, threaded
 from hpcpace.cli.audit import command
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 
 @pytest.fixture

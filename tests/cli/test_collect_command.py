@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 
 _KILLED = """
 import os, signal, sys

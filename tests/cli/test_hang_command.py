@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpcpace.cli import cli
-from hpcpace.errors import HpcpaceError
-from hpcpace.folding import folded_message
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.text import folded_message
 from hpcpace.trace.schema import Op
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "runs"))

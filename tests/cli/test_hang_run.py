@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpcpace.cli import cli
-from hpcpace.errors import TraceError, UsageError
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.rundir import Attempt
 from hpcpace.trace.schema import Op
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "hang"))

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import h5py
 import pytest
+from cases import only_nightly
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 
 NUM, NUM_SOUND = 1000, 4
 MOST_ROWS, COLUMNS = 20, 120
@@ -81,7 +82,7 @@ FAULTS = (
     absurd_version,
     cut_off,
     symbolic_link,
-    *map(slow, (another_run, copy_of_rank_0, unknown_filter, missing_table)),
+    *map(slow, only_nightly([missing_table], [another_run, copy_of_rank_0, unknown_filter])),
 )
 
 
@@ -162,7 +163,7 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("fault", [later_version, slow(absurd_version)], ids=["equal", "different"])
+@pytest.mark.parametrize("fault", only_nightly([later_version], [slow(absurd_version)]), ids=lambda one: one.__name__)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_on_many_damaged_ranks(hpcpace, run_with, tmp_path, command, fault):
     run = tmp_path / "runs" / "run"
@@ -183,7 +184,7 @@ def no_sound_rank(run_with, tmp_path) -> Callable[[Make], Path]:
 
 
 @pytest.mark.parametrize("fault", [absurd_version, later_version], ids=["different", "equal"])
-@pytest.mark.parametrize("command", ["report", "compare", "timeline", "scale", "hang"])
+@pytest.mark.parametrize("command", only_nightly(["report", "compare"], ["timeline", "scale", "hang"]))
 def test_runs_without_a_sound_rank(hpcpace, no_sound_rank, command, fault):
     runs = [no_sound_rank(fault)]
     outcome = hpcpace(command, *runs, *([*runs] if command == "compare" else []))

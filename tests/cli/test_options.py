@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from hpcpace.cli import cli
 from hpcpace.cli.options import Option
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 
 MOST_WITHOUT_HEADINGS = 4
 VERBS = """

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.errors import EXIT_USAGE
+from hpcpace.core.errors import EXIT_USAGE
 
 
 @pytest.mark.parametrize("option", ["--json", "--html"])

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
-from hpcpace import parallel
 from hpcpace.cli import cli, main
+from hpcpace.core import pool
+from hpcpace.core.errors import NotEnoughMemory
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis import operation_figures
-from hpcpace.errors import NotEnoughMemory
-from hpcpace.rundir import RunDirectory
 
 SCENARIO = Scenario(seed=7, num_ranks=16, num_steps=300, fault="slow_rank", size=0.4, target=5)
 OWN = os.getpid()
@@ -34,8 +34,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def num_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Share the work out to two processes, or do it in one."""
     number = 1 if request.param == "one process" else 2
-    for module in (parallel, operation_figures):
-        monkeypatch.setattr(module, "num_threads", lambda: number if parallel._forked is None else 1)
+    for module in (pool, operation_figures):
+        monkeypatch.setattr(module, "num_threads", lambda: number if pool._forked is None else 1)
     monkeypatch.setattr(operation_figures, "_MIN_SHARED", 0)
     monkeypatch.setattr(operation_figures, "_MIN_ROWS", 1)
     monkeypatch.setitem(operation_figures.measure_operations.__kwdefaults__, "max_rows", 2_000)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.cli import cli
-from hpcpace.errors import TopologyError
+from hpcpace.core.errors import TopologyError
 
 CONF = "SwitchName=leaf1 Nodes=n[0-1]\nSwitchName=leaf2 Nodes=n[2-3]\nSwitchName=spine Switches=leaf[1-2]\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import EXIT_OK, EXIT_USAGE
+from hpcpace.core.errors import EXIT_OK, EXIT_USAGE
 from hpcpace.studies.scaling import SCHEMA, ScalingFolder, ScalingRun
 
 RUN = ScalingRun(nodes=2, ranks_per_node=2)

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 from hpcpace.cli import cli
 from hpcpace.config import Config
-from hpcpace.detail import Order, parse_order
-from hpcpace.errors import HpcpaceError
-from hpcpace.files import Folder
+from hpcpace.core.detail import Order, parse_order
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.observe.switching import OrderFile
-from hpcpace.rundir import RunDirectory
 
 
 @pytest.fixture

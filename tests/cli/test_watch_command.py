@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.rundir import RunDirectory, write_json
+from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TraceHeader
 

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.lab_jobs import JobQueue
 from hpcpace.config import LabConfig
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.namespaces import check_requirements
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.faults import FaultRecord
 from hpcpace.lab.lab import Lab

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from experiments.lab_jobs import JobQueue
+from hpcpace.core.rundir import RunDirectory, open_run
+from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.lab.lab import Lab
-from hpcpace.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.tables import RankTrace
-from hpcpace.units import NS_PER_MS, NS_PER_S
 
 SBATCH = Path(__file__).parents[2] / "sbatch"
 JOB_TIMEOUT_S = 240

@@ -16,10 +16,10 @@ import pytest
 
 from experiments.lab_jobs import JobQueue
 from hpcpace.config import LabConfig
-from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.lab import Lab, bring_down, read_anchor
 from hpcpace.lab.plan import BASE, LabFiles
-from hpcpace.units import NS_PER_S
 
 MONOTONIC = "import time; print(time.monotonic_ns())"
 SMALL = LabConfig(name="second", hosts=2, leaves=1)

@@ -14,8 +14,8 @@ import pytest
 
 from experiments.lab_jobs import JobQueue
 from hpcpace.audit.snapshot_files import load_snapshots
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.lab.lab import Lab
-from hpcpace.rundir import RunDirectory
 
 SBATCH = Path(__file__).parents[2] / "sbatch"
 AUDIT = (sys.executable, "-m", "hpcpace", "audit", "--json")

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from experiments.lab_jobs import JobQueue
 from hpcpace.config import TrainConfig
+from hpcpace.core.rundir import open_run
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.lab import Lab
 from hpcpace.metrics.clocks.common_clock import rank_clocks
 from hpcpace.metrics.network.flow_evidence import flows_of
 from hpcpace.metrics.topology import topology_of
-from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
 from hpcpace.trace.tables import RankTrace

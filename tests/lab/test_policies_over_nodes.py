@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from experiments.lab_jobs import JobQueue
+from hpcpace.core.rundir import open_run
 from hpcpace.lab.lab import Lab
-from hpcpace.rundir import open_run
 
 SCRIPT = Path(__file__).parents[2] / "sbatch" / "pacing_trial.sh"
 OPTIONS = ("--nodes", "2", "--ranks-per-node", "2", "--policies", "none,slack", "--repetitions", "1", "--steps", "40")

@@ -10,7 +10,7 @@ import pytest
 from experiments.lab_jobs import JobQueue
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 
 REPORT = (sys.executable, "-P", "-m", "hpcpace", "report")
 PROGRAM = Path(__file__).parent.parent / "mpi" / "report_program.py"

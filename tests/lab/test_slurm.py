@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.lab_jobs import JobQueue
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 
 SUM_OVER_MPI = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.size, w.allreduce(w.rank))"
 SUM_OVER_GLOO = """
@@ -47,7 +47,7 @@ random.seed(1)
 data = [bytes([random.randrange(1, 256)]) * random.randrange(600, 3000) for _ in range(20000)]
 data = [each for each in data if random.random() < 0.7]
 
-from hpcpace.world.environment import rank_info
+from hpcpace.core.environment import rank_info
 from hpcpace.world.mpi import mpi_world
 
 comm = mpi_world(rank_info(os.environ), timeout_s=20)

@@ -11,8 +11,8 @@ from subprocess import CompletedProcess
 import pytest
 
 from experiments.lab_jobs import JobQueue
+from hpcpace.core.rundir import open_run
 from hpcpace.lab.lab import Lab
-from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace
 
 SCRIPT = str(Path(__file__).with_name("traced_job.py"))

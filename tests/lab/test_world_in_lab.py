@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from experiments.lab_jobs import JobQueue
+from hpcpace.core.rundir import open_run
+from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.lab import Lab
-from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace
-from hpcpace.units import NS_PER_S
 
 TRAIN = ("train", "gpt2", "--steps", "8", "--seq-len", "16", "--progress", "off")
 TWO_HOSTS = ("-N2", "--ntasks-per-node=2", "--kill-on-bad-exit=1")

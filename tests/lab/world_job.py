@@ -8,7 +8,7 @@ import socket
 import torch
 import torch.distributed as dist
 
-from hpcpace.world.environment import process_environ, rank_info
+from hpcpace.core.environment import process_environ, rank_info
 
 info = rank_info(process_environ())
 dist.init_process_group("gloo")

@@ -12,7 +12,7 @@ import torch.distributed._functional_collectives as functional
 from mpi4py import MPI
 
 import hpcpace
-from hpcpace.world.environment import process_environ, rank_info
+from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.world.process_group import init_process_group
 
 SHORT = timedelta(seconds=1)

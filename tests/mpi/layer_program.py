@@ -13,7 +13,7 @@ from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
 
 import hpcpace
-from hpcpace.world.environment import process_environ, rank_info
+from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.world.process_group import init_process_group
 
 

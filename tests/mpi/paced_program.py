@@ -16,11 +16,11 @@ from mpi4py import MPI
 
 import hpcpace
 from hpcpace.config import ClockConfig, Config, TraceConfig, TrainConfig
+from hpcpace.core.environment import host_identity, process_environ, rank_info
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.train.data import open_data
 from hpcpace.train.loop import TrainJob, train
 from hpcpace.train.plan import plan_training
-from hpcpace.world.environment import host_identity, process_environ, rank_info
 from hpcpace.world.mpi import locate_ranks, mpi_world
 from hpcpace.world.process_group import init_process_group
 

@@ -7,8 +7,8 @@ import signal
 import sys
 
 from hpcpace.cli import main
+from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.diagnosis import analyze, operation_figures
-from hpcpace.world.environment import process_environ, rank_info
 
 case, run = sys.argv[1:]
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import hpcpace
-from hpcpace.world.environment import process_environ, rank_info
+from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.world.process_group import init_process_group
 
 NUM_STEPS = 12

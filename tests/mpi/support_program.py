@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from hpcpace.config import ClockConfig, Config, TrainConfig
+from hpcpace.core.environment import host_identity, process_environ, rank_info
 from hpcpace.train.data import open_data
 from hpcpace.train.loop import TrainJob, train
 from hpcpace.train.plan import plan_training
-from hpcpace.world.environment import host_identity, process_environ, rank_info
 from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 
 

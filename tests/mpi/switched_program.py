@@ -13,9 +13,9 @@ from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
 
 import hpcpace
-from hpcpace.detail import Detail
+from hpcpace.core.detail import Detail
+from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.observe import switching
-from hpcpace.world.environment import process_environ, rank_info
 from hpcpace.world.process_group import init_process_group
 
 NUM_STEPS = 20

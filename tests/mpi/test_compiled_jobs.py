@@ -9,9 +9,10 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import only_nightly
 
+from hpcpace.core.rundir import open_run
 from hpcpace.observe.compiled import find_layer
-from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace
 
 PROGRAM = Path(__file__).with_name("compiled_program.py")
@@ -23,7 +24,7 @@ def _lines(stderr: str) -> set[str]:
     return {re.sub(r"[0-9.:]+", "", line) for line in stderr.splitlines()}
 
 
-@pytest.mark.parametrize("has_layer", ["false"] if find_layer() is None else ["false", "true"])
+@pytest.mark.parametrize("has_layer", ["false"] if find_layer() is None else only_nightly(["true"], ["false"]))
 def test_a_compiled_job_is_traced_like_a_plain_one(
     mpiexec: Callable[..., CompletedProcess[str]], tmp_path: Path, has_layer: str
 ) -> None:

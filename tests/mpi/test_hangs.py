@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import examine
 from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.views import HangKind
-from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 
 PROGRAM = Path(__file__).with_name("hang_program.py")

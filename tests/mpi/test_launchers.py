@@ -9,11 +9,12 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import only_nightly
 
+from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.figures.overview import attempt_rows
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.report.words.attempts import attempts_differ
-from hpcpace.rundir import open_run
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.reader import RankTrace, read_trace
 
@@ -102,7 +103,7 @@ def test_a_second_process_group_is_another_attempt_of_the_run(torchrun: Run, tmp
     ]
 
 
-@pytest.mark.parametrize("is_below", [False, True])
+@pytest.mark.parametrize("is_below", only_nightly([True], [False]))
 def test_an_elastic_restart_is_another_attempt_of_the_run(
     python: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_below: bool
 ) -> None:
@@ -119,7 +120,7 @@ def test_an_elastic_restart_is_another_attempt_of_the_run(
     assert "RuntimeError: the first start fails" in result.stderr
 
 
-@pytest.mark.parametrize("is_below", [False, True])
+@pytest.mark.parametrize("is_below", only_nightly([False], [True]))
 def test_a_start_with_fewer_ranks_is_another_attempt_of_the_run(python: Run, tmp_path: Path, is_below: bool) -> None:
     # As after the loss of a node: the same command on the ranks that are left.
     run, launcher = tmp_path / "run", f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node"

@@ -9,8 +9,8 @@ from subprocess import CompletedProcess
 import numpy as np
 import pytest
 
+from hpcpace.core.rundir import open_run
 from hpcpace.observe.compiled import find_layer
-from hpcpace.rundir import open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import ExitKind, Op
 

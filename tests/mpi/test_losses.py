@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import only_nightly
 
 PROGRAM = Path(__file__).with_name("train_program.py")
 CASES = {
@@ -33,7 +34,7 @@ def _losses(mpiexec, folder, n, dtype, cases):
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", only_nightly([4], [1, 2]))
 def test_every_mesh_has_the_losses_of_a_single_process(mpiexec, python, alone, tmp_path, n):
     if "float32" not in alone:
         result = python(PROGRAM, "losses", tmp_path / "alone", "float32", "dp=1")
@@ -47,7 +48,7 @@ def test_every_mesh_has_the_losses_of_a_single_process(mpiexec, python, alone, t
     assert found == {case: pytest.approx(reference[:num], rel=1e-4) for case, num in num_steps.items()}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", only_nightly(["bfloat16"], ["float64"]))
 def test_other_types_train_on_a_mesh_of_all_kinds(mpiexec, tmp_path, dtype):
     found = _losses(mpiexec, tmp_path / "run", 4, dtype, ["pp=2,tp=2", "dp=2,pp=2"])
     assert found["pp=2,tp=2"] == pytest.approx(found["dp=2,pp=2"], rel=1e-2 if dtype == "bfloat16" else 1e-9)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import only_nightly
 
 PROGRAM = Path(__file__).with_name("workload_program.py")
 TRAIN = ("-m", "hpcpace", "train")
@@ -28,7 +29,7 @@ def trained(mpiexec, n, folder, cases):
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", only_nightly([2], [1]))
 def test_bfloat16_trains_like_float32_and_the_same_each_time(mpiexec, tmp_path, n):
     names = CASES[n]
     mixed = {name: {**settings, "dtype": "bf16"} for name, settings in names.items()}

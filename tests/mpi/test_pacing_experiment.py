@@ -11,7 +11,7 @@ import pytest
 
 from experiments.pacing.launch import what_came
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 
 Run = Callable[..., CompletedProcess[str]]
 PROGRAM = Path(__file__).parents[2] / "experiments" / "pacing" / "paced_job.py"

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 
 PROGRAM = Path(__file__).with_name("report_program.py")
 SCENARIO = Scenario(seed=7, num_ranks=8, num_steps=120, fault="slow_rank", size=0.4, target=5)

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cases import only_nightly
 
 PROGRAM = Path(__file__).with_name("workload_program.py")
 TRAIN = ("-m", "hpcpace", "train", "gpt2")
@@ -41,7 +42,7 @@ def _found(mpiexec, n, *arguments):
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", only_nightly([2], [1]))
 def test_losses_and_evaluations_after_a_stop_are_those_without_one(mpiexec, tmp_path, n):
     found = _found(mpiexec, n, "resumed", tmp_path, json.dumps(EXACT[n]))
     for name, run in found.items():

@@ -12,8 +12,8 @@ from subprocess import CompletedProcess
 import numpy as np
 import pytest
 
+from hpcpace.core.rundir import open_run
 from hpcpace.observe.launch import site_launch
-from hpcpace.rundir import open_run
 from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag
 

@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from hpcpace.audit.snapshot_files import load_snapshots
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 
 Run = Callable[..., CompletedProcess[str]]
 PROGRAM = Path(__file__).with_name("session_program.py")

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import only_nightly
 
 from hpcpace.config import COMPRESSIONS, SCHEDULES, ZERO_STAGES, TrainConfig
-from hpcpace.errors import ConfigError
-from hpcpace.rundir import open_run
+from hpcpace.core.errors import ConfigError
+from hpcpace.core.rundir import open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
 from hpcpace.train.plan import TrainPlan, plan_training
@@ -102,7 +103,7 @@ def reference(tmp_path_factory):
     return {}
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", only_nightly([2, 4], [8]))
 def test_each_pair_of_features_trains_as_planned(mpiexec, python, reference, tmp_path, num_ranks):
     if not reference:
         reference["losses"] = losses_of(trained([{"mesh": ""}], python, tmp_path / "alone")[0])

@@ -9,11 +9,12 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from cases import only_nightly
 
+from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.evidence import rank_operations, timed_traces
 from hpcpace.metrics.operations.matching import gather_operations, match
 from hpcpace.observe.compiled import find_layer
-from hpcpace.rundir import open_run
 from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
 
@@ -42,8 +43,10 @@ def _assert_matched(traces: list[RankTrace]) -> None:
         assert np.array_equal(column, column[matching.first][matching.instance])
 
 
-@pytest.mark.parametrize("is_compiled", LAYERS)
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("num_ranks", "is_compiled"),
+    only_nightly([(4, LAYERS[-1]), (2, LAYERS[0])], [(1, LAYERS[0]), (2, LAYERS[-1]), (4, LAYERS[0])]),
+)
 def test_the_steps_of_the_setting_are_recorded_and_match(
     mpiexec: Run, tmp_path: Path, num_ranks: int, is_compiled: bool
 ) -> None:
@@ -70,7 +73,7 @@ def test_the_steps_of_the_setting_are_recorded_and_match(
     _assert_matched(traces)
 
 
-@pytest.mark.parametrize("is_compiled", LAYERS)
+@pytest.mark.parametrize("is_compiled", only_nightly(LAYERS[-1:], LAYERS[:-1]))
 def test_steps_that_are_found_are_switched_at_their_ends(mpiexec: Run, tmp_path: Path, is_compiled: bool) -> None:
     settings = {"HPCPACE_TRACE_DETAIL_STEPS": "20:25,30:33", "HPCPACE_TRACE_COMPILED": str(is_compiled).lower()}
     losses = []
@@ -88,7 +91,7 @@ def test_steps_that_are_found_are_switched_at_their_ends(mpiexec: Run, tmp_path:
     _assert_matched(traces)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", only_nightly([4], [1, 2]))
 def test_ranks_follow_the_orders_in_the_run_from_the_same_step(mpiexec: Run, tmp_path: Path, num_ranks: int) -> None:
     result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", "orders", HPCPACE_CLOCK_INTERVAL_S="0.1", timeout_s=100)
     assert result.returncode == 0, result.stderr

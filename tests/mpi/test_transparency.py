@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from cases import only_nightly
 
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import ExitKind, Phase
@@ -17,7 +18,7 @@ from hpcpace.trace.tables import RankTrace
 PROGRAM = Path(__file__).with_name("transparency_program.py")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", only_nightly([2], [1, 4]))
 def test_a_program_behaves_the_same_with_and_without_observation(
     mpiexec: Callable[..., CompletedProcess[str]], tmp_path: Path, num_ranks: int
 ) -> None:

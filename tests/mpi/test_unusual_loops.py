@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 import numpy as np
 import pytest
 
-from hpcpace.rundir import open_run
+from hpcpace.core.rundir import open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Phase
 

@@ -9,10 +9,11 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from cases import only_nightly
 
+from hpcpace.core.rundir import Attempt, open_run
 from hpcpace.hang.notices import Notice, read_notices
 from hpcpace.hang.views import Doing
-from hpcpace.rundir import Attempt, open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind
 
@@ -48,7 +49,7 @@ def _verdicts(stderr: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("fault", "function", "doing"),
-    [("compute", "compute_for_ever", Doing.COMPUTING), ("data", "load_for_ever", Doing.LOADING)],
+    only_nightly([("data", "load_for_ever", Doing.LOADING)], [("compute", "compute_for_ever", Doing.COMPUTING)]),
 )
 def test_a_rank_that_is_stuck_in_its_own_work_is_named_with_its_stack_and_ended(
     traced: Run, tmp_path: Path, fault: str, function: str, doing: Doing
@@ -93,7 +94,7 @@ def test_a_rank_that_a_signal_has_stopped_is_named_and_woken_to_end(traced: Run,
     assert [rank for rank, notice in _notices(tmp_path).items() if notice.step == FAULTY_STEP] == [0]
 
 
-@pytest.mark.parametrize("fault", ["slow", "pause"])  # by its own work, or by SIGSTOP until SIGCONT
+@pytest.mark.parametrize("fault", only_nightly(["slow"], ["pause"]))  # by its own work, or by SIGSTOP until SIGCONT
 def test_a_job_that_goes_on_after_all_is_reported_once_and_loses_nothing(
     traced: Run, mpiexec: Run, tmp_path: Path, fault: str
 ) -> None:

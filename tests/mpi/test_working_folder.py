@@ -10,6 +10,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import only_nightly
 
 from experiments.synthetic_run import SyntheticRun
 
@@ -64,7 +65,7 @@ def test_a_study_imports_nothing_from_the_working_folder(command: tuple[str, ...
     assert (result.returncode, (evil / "ran").exists()) == (0, False), result.stderr
 
 
-@pytest.mark.parametrize("command", [COMMAND, MODULE], ids=["hpcpace", "-m"])
+@pytest.mark.parametrize("command", only_nightly([COMMAND], [MODULE]), ids=" ".join)
 def test_ranks_import_nothing_from_the_working_folder(
     command: tuple[str, ...], evil: Path, run: Run, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import only_nightly
 from torch.nn.functional import cross_entropy
 
 from hpcpace.config import TrainConfig
@@ -30,7 +31,10 @@ def _found(mpiexec, n, *arguments):
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize(("n", "meshes"), [(2, ["dp=2", "pp=2", "tp=2"]), (4, ["dp=2,pp=2", "dp=2,tp=2", "pp=2,tp=2"])])
+@pytest.mark.parametrize(
+    ("n", "meshes"),
+    only_nightly([(4, ["dp=2,pp=2", "dp=2,tp=2", "pp=2,tp=2"])], [(2, ["dp=2", "pp=2", "tp=2"])]),
+)
 def test_perplexity_is_that_of_a_single_process_on_every_mesh(mpiexec, tmp_path, n, meshes):
     # With a learning rate of 0 the model is the one that it was at first.
     settings = {"steps": 2, "eval_every": 2, "eval_batches": 3, "learning_rate": 0.0, "seq_len": 32}

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.config import ClockConfig, Config, TraceConfig, TrainConfig
+from hpcpace.core.environment import host_identity, process_environ, rank_info
 from hpcpace.train.data import TextData, TokenText, open_data, open_text
 from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.loop import TrainJob, train
 from hpcpace.train.parallel import build_replica
 from hpcpace.train.plan import plan_training
-from hpcpace.world.environment import host_identity, process_environ, rank_info
 from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 from hpcpace.world.process_group import init_process_group
 

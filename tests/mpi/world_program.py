@@ -7,9 +7,9 @@ import os
 import sys
 import time
 
-from hpcpace.errors import ClockSyncError, MeshError
+from hpcpace.core.environment import host_identity, process_environ, rank_info
+from hpcpace.core.errors import ClockSyncError, MeshError
 from hpcpace.world.clock import ClockSync
-from hpcpace.world.environment import host_identity, process_environ, rank_info
 from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 from hpcpace.world.process_group import choose_device, init_process_group
 from hpcpace.world.transport import GlooTransport, MpiTransport

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
+from pathlib import Path
 
 import pytest
-from cases import each_case
+from cases import ALL_SEEDS, chosen, each_case, only_nightly
 
 
 def test_all_cases_run_and_the_message_names_those_that_failed() -> None:
@@ -47,3 +49,27 @@ def test_errors_other_than_assertions_are_failures_and_no_cases_are_one_too() ->
 
     with pytest.raises(AssertionError, match="no cases"):
         nothing()
+
+
+def test_each_case_has_a_folder_patches_and_output_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    @each_case("a", ["one", "two"])
+    def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], a: str) -> None:
+        print(a)
+        seen.append((list(tmp_path.iterdir()), os.environ.get("OF_A_CASE"), capsys.readouterr().out))
+        (tmp_path / a).touch()
+        monkeypatch.setenv("OF_A_CASE", a)
+
+    check(tmp_path=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert seen == [([], None, "one\n"), ([], None, "two\n")]
+
+
+def test_a_landing_runs_a_choice_and_the_night_all() -> None:
+    flag = ALL_SEEDS.set(False)
+    assert (chosen(range(10), 3), only_nightly([1], [2, 3])) == ([0, 3, 6], [1])
+    ALL_SEEDS.set(True)
+    assert (chosen(range(10), 3), only_nightly([1], [2, 3])) == (list(range(10)), [1, 2, 3])
+    ALL_SEEDS.reset(flag)

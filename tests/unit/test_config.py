@@ -9,7 +9,7 @@ import pytest
 
 from hpcpace.config import Config, LabConfig, TrainConfig
 from hpcpace.config_sources import load_config
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
 
 _NO_FILE = Path("/no/such/file")
 

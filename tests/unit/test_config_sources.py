@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.config_sources import REQUESTED, Resolved, resolve
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
 from hpcpace.rollout import JobFacts
 
 RULE = "[[rollout]]\npartitions = ['gpu']\ntrace.flush_interval_s = 2\n"

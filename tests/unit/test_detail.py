@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hpcpace.config import TraceConfig
-from hpcpace.detail import ALL_STEPS, MOST_STEPS, Detail, DetailPlan, Order, parse_order, parse_steps
-from hpcpace.errors import ConfigError
+from hpcpace.core.detail import ALL_STEPS, MOST_STEPS, Detail, DetailPlan, Order, parse_order, parse_steps
+from hpcpace.core.errors import ConfigError
 
 FULL, COLLECTIVES, STEPS = Detail.FULL, Detail.COLLECTIVES, Detail.STEPS
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from hpcpace.files import Folder, read_file, target_folder, write_file
+from hpcpace.core.files import Folder, read_file, target_folder, write_file
 
 SECRET = b"a secret of root's"
 

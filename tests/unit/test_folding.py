@@ -6,9 +6,7 @@ import time
 
 import pytest
 
-from hpcpace.folding import MAX_LETTERS, MAX_MESSAGE_LETTERS, folded, folded_message
-from hpcpace.quoting import shortened
-from hpcpace.wording import rank_list
+from hpcpace.core.text import MAX_LETTERS, MAX_MESSAGE_LETTERS, folded, folded_message, rank_list, shortened
 
 TRACE = "/runs/a/attempt-0/trace/rank-{:05d}.h5"
 WORDS = [f"{chr(97 + one % 26)}{chr(97 + one // 26)}" for one in range(600)]

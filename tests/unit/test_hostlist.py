@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.hostlist import node_names
+from hpcpace.core.hostlist import node_names
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def _loaded(code: str) -> set[str]:
     return set(result.stdout.split())
 
 
-@pytest.mark.parametrize("code", ["import hpcpace", "import hpcpace.cli", "import hpcpace.config, hpcpace.rundir"])
+@pytest.mark.parametrize("code", ["import hpcpace", "import hpcpace.cli", "import hpcpace.config, hpcpace.core.rundir"])
 def test_the_package_and_the_command_line_load_nothing_heavy(code: str) -> None:
     assert _loaded(code) == set()
 
@@ -69,9 +69,23 @@ def _imports(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("packages", "forbidden"),
     [
-        (("metrics", "diagnosis", "report"), ("torch", "mpi4py", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
+        (
+            ("metrics", "diagnosis", "report"),
+            ("torch", "mpi4py", "hpcpace.observe", "hpcpace.train", "hpcpace.world", "hpcpace.core.environment"),
+        ),
         (("world", "trace", "observe", "pace"), ("pandas", "hpcpace.report", "hpcpace.diagnosis", "hpcpace.metrics")),
-        (("pace",), ("torch", "mpi4py", "scipy", "hpcpace.observe", "hpcpace.train", "hpcpace.world")),
+        (
+            ("pace",),
+            (
+                "torch",
+                "mpi4py",
+                "scipy",
+                "hpcpace.observe",
+                "hpcpace.train",
+                "hpcpace.world",
+                "hpcpace.core.environment",
+            ),
+        ),
         (("metrics",), ("rich", "plotly", "hpcpace.report", "hpcpace.diagnosis")),
         (("diagnosis",), ("rich", "plotly", "hpcpace.report")),
         (("report",), ("hpcpace.metrics", "hpcpace.trace")),
@@ -115,7 +129,7 @@ def test_the_walk_of_one_number_never_goes_back_up() -> None:
 
 def test_the_environment_is_read_in_one_module() -> None:
     readers = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "os.environ" in path.read_text()}
-    assert readers == {"world/environment.py"}
+    assert readers == {"core/environment.py"}
 
 
 def test_no_two_files_of_tests_have_the_same_name() -> None:

@@ -4,12 +4,12 @@ import ctypes
 import subprocess
 import sys
 
-from hpcpace.memory import keep_freed_memory
+from hpcpace.core.pool import keep_freed_memory
 
 PROGRAM = """
 import resource, sys
 import numpy as np
-from hpcpace.memory import keep_freed_memory
+from hpcpace.core.pool import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 for _ in range(20):

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace import parallel
-from hpcpace.errors import NotEnoughMemory
-from hpcpace.parallel import in_background, map_processes, map_threads, shared_zeros, watch_processes
+from hpcpace.core import pool
+from hpcpace.core.errors import NotEnoughMemory
+from hpcpace.core.pool import in_background, map_processes, map_threads, shared_zeros, watch_processes
 
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "num_threads", lambda: 2 if parallel._forked is None else 1)
+    monkeypatch.setattr(pool, "num_threads", lambda: 2 if pool._forked is None else 1)
 
 
 def _mapped(function: Callable[[int], int], items: Sequence[int]) -> list[int]:

@@ -19,15 +19,15 @@ from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.gather import gather_by_files, own_part
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import NUM_OURS_OF_RUN, save_snapshots
+from hpcpace.core.environment import rank_info
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.rundir import Attempt, RunDirectory, open_run
 from hpcpace.diagnosis.plot_data import PlotData
-from hpcpace.errors import HpcpaceError
 from hpcpace.plots.charts import new_figure
 from hpcpace.plots.files import write_files
 from hpcpace.report.html.page import write_html
-from hpcpace.rundir import Attempt, RunDirectory, open_run
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.scaling import ScalingFolder
-from hpcpace.world.environment import rank_info
 
 pytest.importorskip("matplotlib")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.quoting import shortened, shown
+from hpcpace.core.text import shortened, shown
 
 
 class _Named(dict[str, Any]):

@@ -12,13 +12,13 @@ import pytest
 
 from hpcpace.audit import collect_rank, facts
 from hpcpace.config import Config
+from hpcpace.core.files import Folder
+from hpcpace.core.redaction import MARK, is_secret
 from hpcpace.diagnosis import summary
-from hpcpace.files import Folder
 from hpcpace.hang.notices import Notice
 from hpcpace.observe import record
 from hpcpace.observe.node_local import NodeLocalTrace
 from hpcpace.pace.pacing_record import PacingRecord
-from hpcpace.redaction import MARK, is_secret
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.trace.schema import TABLES, TraceHeader
 from hpcpace.train.checkpoint_history import CHECKPOINT_SCHEMA, History, write_history

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.redaction import MARK, Redaction, is_secret
+from hpcpace.core.redaction import MARK, Redaction, is_secret
 
 SECRET = "correct-horse-7"
 HUGGING_FACE = "hf_" + "aB3dE6gH9jK2" * 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
 from hpcpace.rollout import JobFacts, Rule, place_of_job, read_rules
 
 JOB = JobFacts(partition="gpu", user="ann", account="physics", nodes=frozenset(("n1", "n2")), job_id="7")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import TraceError
-from hpcpace.run_search import PassedOver, find_runs, open_named_run
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import PassedOver, find_runs, open_named_run
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_a_folder_of_more_runs_than_can_be_looked_at_is_refused(folder: Path) ->
 
 
 def test_an_error_that_cannot_name_all_runs_names_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.run_search._MOST_ENTRIES_TO_NAME", 5)
+    monkeypatch.setattr("hpcpace.core.rundir._MAX_ENTRIES_TO_NAME", 5)
     with pytest.raises(TraceError) as found:
         open_named_run(folder)
     assert "run-0" not in str(found.value)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from hpcpace.config import Config
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import RunDirectory, default_run_path, is_recorded, open_run
 from hpcpace.observe.recording import Recording
-from hpcpace.rundir import RunDirectory, default_run_path, is_recorded, open_run
 from hpcpace.trace.schema import TraceHeader
 
 

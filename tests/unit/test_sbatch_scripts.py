@@ -19,7 +19,7 @@ import click
 import pytest
 
 from hpcpace.cli.train import command as train_command
-from hpcpace.quoting import printable, shown
+from hpcpace.core.text import printable, shown
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = sorted([*(REPOSITORY / "sbatch").glob("gpt2_*.sh"), REPOSITORY / "sbatch" / "resnet18_dp.sh"])

@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.cli import cli
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.trace.opening import MIN_HDF5
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.units import format_rate, parse_rate, parse_size
+from hpcpace.core.text import format_rate, parse_rate, parse_size
 
 
 @pytest.mark.parametrize(

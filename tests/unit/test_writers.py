@@ -1,4 +1,4 @@
-"""Who writes files: hpcpace/files.py alone, but for traces, checkpoints and the lab."""
+"""Who writes files: hpcpace/core/files.py alone, but for traces, checkpoints and the lab."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WRITERS = re.compile(r"hpcpace/(files\.py|trace/.*|train/checkpoint\w*\.py|lab/.*|observe/node_local\.py)")
+WRITERS = re.compile(r"hpcpace/(core/files\.py|trace/.*|train/checkpoint\w*\.py|lab/.*|observe/node_local\.py)")
 KERNEL_FILES = {("hpcpace/studies/series.py", "_CLEAR_REFS.write_text")}
 """Files of /proc take what is written in place only."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.damage.hostile.kind import SECRET, Call, Hostile, Random
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.rundir import HISTORY_INDEX
+from hpcpace.core.rundir import HISTORY_INDEX
 from hpcpace.runs.history_index import indexed_runs, sealed
 
 _FORMAT = "history index"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from experiments.damage.hostile.documents import CONTROL, one_of, secret_file, size_bytes, sound_run, text_size
 from experiments.damage.hostile.kind import Call, Hostile, Random
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.trace.packing import PackPlan, pack_attempt
 
 _JUNK, _PACKS = "folders of mixed junk", "packs"

@@ -12,9 +12,9 @@ from experiments.damage.hostile import documents
 from experiments.damage.hostile.documents import one_of, size_bytes, sound_run
 from experiments.damage.hostile.kind import Call, Random
 from hpcpace.config import Config
+from hpcpace.core.rundir import HISTORY_INDEX, RunDirectory, json_text
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.hang.notices import Notice, NoticedCall, NoticedCount, NoticedGroup, ThreadStack, write
-from hpcpace.rundir import HISTORY_INDEX, RunDirectory, json_text
 from hpcpace.runs.history_index import indexed_runs
 from hpcpace.trace.attempt_reader import read_attempt
 

@@ -12,7 +12,7 @@ from hpcpace.audit.hardware import parsed, sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.rules.fixes import binding_fix, fewer_ranks_fix, memory_fix, more_cpus_fix, near_gpu_fix
 from hpcpace.audit.tree import Unreadable
-from hpcpace.quoting import printable
+from hpcpace.core.text import printable
 
 
 def a01_mpi_singletons(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:

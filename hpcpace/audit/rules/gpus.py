@@ -11,7 +11,7 @@ from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.rules.affinity import gpu_certainty, listed, rank_numbers
 from hpcpace.audit.rules.fixes import fewer_ranks_fix
 from hpcpace.audit.tree import Unreadable
-from hpcpace.quoting import printable
+from hpcpace.core.text import printable
 from hpcpace.throttling import FAULTS, Throttle
 
 

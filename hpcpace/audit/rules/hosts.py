@@ -10,9 +10,8 @@ from hpcpace.audit.hardware import sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.rules.fixes import fewer_ranks_fix
 from hpcpace.audit.tree import Unreadable
-from hpcpace.hostlist import exclude_option
-from hpcpace.quoting import printable, shell_word
-from hpcpace.units import format_bytes
+from hpcpace.core.hostlist import exclude_option
+from hpcpace.core.text import format_bytes, printable, shell_word
 
 _FAST_WITH_POWERSAVE = ("intel_pstate", "amd-pstate-epp")
 # These drivers choose frequencies themselves; their "powersave" is the default governor, not the lowest clock

@@ -10,7 +10,7 @@ from hpcpace.audit.findings import AuditFinding, Certainty, Severity, unknown
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.rules.fixes import unset_fix
 from hpcpace.audit.tree import Unreadable
-from hpcpace.quoting import printable, shell_word
+from hpcpace.core.text import printable, shell_word
 
 
 def n03_selections(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:

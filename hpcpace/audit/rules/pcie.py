@@ -10,7 +10,7 @@ from hpcpace.audit.facts import PciDevice
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
-from hpcpace.quoting import printable
+from hpcpace.core.text import printable
 
 _BUSY_PERCENT = 50
 _REDIRECT = 0x0C

@@ -14,7 +14,7 @@ from hpcpace.audit.hardware import ORDER
 from hpcpace.audit.job import AuditedHost, AuditedJob, FabricPort, has_peermem
 from hpcpace.audit.rules.network_variables import hca_selects, rank_variables
 from hpcpace.audit.tree import Unreadable
-from hpcpace.quoting import printable, shell_word
+from hpcpace.core.text import printable, shell_word
 
 _LAST_GOOD_NCCL_GAP = (2, 22, 3)
 

@@ -16,18 +16,18 @@ from hpcpace.audit.facts import RankFacts
 from hpcpace.audit.findings import AuditFinding, Severity, blocks, grouped, kind_of
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
+from hpcpace.core.hostlist import short_list
+from hpcpace.core.text import printable
 from hpcpace.diagnosis.devices import has_device
 from hpcpace.diagnosis.diagnose import Culprit, DiagnosisFinding, Mode
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.network_summary import ProbedFigures, ProbedRow
 from hpcpace.diagnosis.summary import AuditFigures, AuditMatch
-from hpcpace.hostlist import short_list
 from hpcpace.metrics.jitter.extrapolation import TransferTerm
 from hpcpace.metrics.network.transfers import GroupTransfers
 from hpcpace.probe.growth import transfer_term
 from hpcpace.probe.record import LatencyLaw, ProbeRecord
-from hpcpace.quoting import printable
 
 _MAX_OWN, _MAX_COMMON, _MAX_CULPRITS = 3, 1, 8
 _MAX_FOUND, _MAX_TEXT = 1000, 200

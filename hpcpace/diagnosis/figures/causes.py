@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from hpcpace.core.pool import run_both
 from hpcpace.diagnosis.close_up import CloseUp, passes_of
 from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.measure import Measured, node_by_rank, own_excess_ns
@@ -45,7 +46,6 @@ from hpcpace.metrics.operations.communication import op_name
 from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.roles import others_median
-from hpcpace.parallel import run_both
 from hpcpace.trace.schema import Op
 
 _MAX_ROWS = 3

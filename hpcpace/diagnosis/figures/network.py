@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
+from hpcpace.core.text import NS_PER_S
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.network_summary import (
     DirectionUse,
@@ -44,7 +45,6 @@ from hpcpace.metrics.network.interface_use import (
     summed_up_share,
 )
 from hpcpace.metrics.topology import Topology
-from hpcpace.units import NS_PER_S
 
 _PER_GIGA = 10**9
 _LOOPBACK = "lo"

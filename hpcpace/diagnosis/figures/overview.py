@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import format_duration, listed, percent, plural, rank_list
 from hpcpace.diagnosis.credible import ranks_with_common_steps
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.diagnosis.measure import Measured, Selection
@@ -22,7 +25,6 @@ from hpcpace.diagnosis.summary import (
     Tracing,
     World,
 )
-from hpcpace.errors import TraceError
 from hpcpace.hang.verdict import call_name
 from hpcpace.metrics.clocks.common_clock import rank_clocks
 from hpcpace.metrics.operations.overlap import overlap_share
@@ -37,12 +39,9 @@ from hpcpace.metrics.phases import (
 )
 from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error
 from hpcpace.metrics.steps import common_steps, is_plain, is_unphased, is_warmup, step_times
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.schema import EventKind, StepFlag
-from hpcpace.units import format_duration
-from hpcpace.wording import listed, percent, plural, rank_list
 
 _MAX_COUNTS = 3
 _SEE = "see --step-from"

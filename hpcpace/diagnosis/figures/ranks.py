@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.config import DiagnosisConfig
+from hpcpace.core.hostlist import exclusion
 from hpcpace.diagnosis.judged import JudgedRun, hotspots_of
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.modes.cores import is_notable
@@ -17,7 +18,6 @@ from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.diagnosis.modes.straggler import search_stragglers, work_excess
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import HostCores, RankRow, RoleRow
-from hpcpace.hostlist import exclusion
 from hpcpace.metrics.lateness.hotspots import Hotspot
 from hpcpace.metrics.network.links import LinkCulprit, locate_links
 from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix, node_matrix

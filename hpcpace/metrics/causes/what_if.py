@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.pool import map_threads
 from hpcpace.metrics.causes.replay import (
     START,
     TRANSFER,
@@ -29,7 +30,6 @@ from hpcpace.metrics.causes.replay import (
 from hpcpace.metrics.lateness.recurrence import mean_interval
 from hpcpace.metrics.phases import innermost
 from hpcpace.metrics.roles import others_median
-from hpcpace.parallel import map_threads
 
 _MOST_BLOCKS = 20
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
 from hpcpace.metrics.network.flow_tables import BoolArray, Connections, Flows, IntArray, InterfaceUse
 from hpcpace.metrics.topology import Topology
 from hpcpace.trace.schema import OTHER_CONNECTIONS, FlowFlag
 from hpcpace.trace.tables import RankTrace, Table
-from hpcpace.units import NS_PER_S
 
 _MOST = 1 << 60
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.network.flow_tables import Flows
 from hpcpace.metrics.network.interface_use import RECEIVED, SENT, InterfaceLoads, interface_totals
 from hpcpace.metrics.topology import Topology
-from hpcpace.units import NS_PER_S
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.roles import others_median
-from hpcpace.units import NS_PER_S
 
 
 @dataclass(frozen=True, kw_only=True)

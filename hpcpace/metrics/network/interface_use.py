@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
-from hpcpace.units import NS_PER_S
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import map_threads, run_threads
 from hpcpace.metrics.operations.matching import Matching, Operations
 from hpcpace.metrics.operations.waits import Waits
-from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import Op
 
 _BLOCK_ROWS = 1 << 18

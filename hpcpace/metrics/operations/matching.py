@@ -12,6 +12,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import map_threads, run_threads
 from hpcpace.metrics.operations.table import (
     UNKNOWN_GROUP,
     Operations,
@@ -26,7 +27,6 @@ from hpcpace.metrics.operations.table import (
     select_rows,
     shares,
 )
-from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import ExitKind, Op
 
 _NO_MEMBERS = -1

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.parallel import num_threads, run_threads
+from hpcpace.core.pool import num_threads, run_threads
 from hpcpace.trace.schema import ExitKind
 
 UNKNOWN_GROUP = -1

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.pool import map_threads, run_threads
 from hpcpace.metrics.kernels import bytes_of, checked, library
 from hpcpace.metrics.operations.dependence import FROM_ROOT, TO_ROOT, is_one_of, operation_roles, synchronises
 from hpcpace.metrics.operations.matching import Matching, Operations, failed_operations, rank_slices, shares
 from hpcpace.metrics.phases import union
 from hpcpace.metrics.steps import StepPanel
-from hpcpace.parallel import map_threads, run_threads
 from hpcpace.trace.schema import ExitKind, Op
 
 Int64Array = NDArray[np.int64]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hpcpace.core.text import percent
 from hpcpace.diagnosis.summary import Causes, GainRow, Summary
 from hpcpace.report.html.figure import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, unique
 from hpcpace.report.html.text import figure, notes, stacked_bar, table
@@ -19,7 +20,6 @@ from hpcpace.report.words.causes import (
     significant_origins,
     significant_path,
 )
-from hpcpace.wording import percent
 
 _MOST_ROWS = 12
 _WORK = (("@busy-2", ""), ("@busy-1", ""), ("@busy-3", ""), ("@busy-2", "/"), ("@busy-1", "/"), ("@busy-3", "/"))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_MS, plural, printable
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Values
 from hpcpace.diagnosis.summary import Kind, RankRow, RoleRow, Summary, Throughput
-from hpcpace.quoting import printable
 from hpcpace.report.html.figure import (
     LABEL_WIDTH,
     NAMED,
@@ -27,8 +27,6 @@ from hpcpace.report.html.figure import (
 )
 from hpcpace.report.html.parts import PARTS, drawn_parts, marker
 from hpcpace.report.html.thinning import MAX_POINTS, bins, rounded
-from hpcpace.units import NS_PER_MS
-from hpcpace.wording import plural
 
 MAX_BARS, MAX_HOTSPOTS, MAX_HOSTS = 64, 20, 8
 _EXTREMES = 12

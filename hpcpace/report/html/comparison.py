@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hpcpace.core.rundir import json_text
+from hpcpace.core.text import NS_PER_MS, milliseconds
 from hpcpace.report.html.figure import Plot, axis, names_axis, plot_text, unique
 from hpcpace.report.html.frame import framed, tools
 from hpcpace.report.html.parts import marker
@@ -37,10 +39,7 @@ from hpcpace.report.words.comparison import (
     run_sentence,
     signed,
 )
-from hpcpace.rundir import json_text
 from hpcpace.runs.compare import ComparedRun, Comparison, Outcome
-from hpcpace.units import NS_PER_MS
-from hpcpace.wording import milliseconds
 
 _KINDS = {Outcome.SLOWER: "", Outcome.FASTER: "healthy", Outcome.SAME: "healthy"}
 _BEFORE, _AFTER = "@c1", "@c2"

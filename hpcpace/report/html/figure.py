@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import printable
 from hpcpace.diagnosis.plot_data import Values
-from hpcpace.quoting import printable
 from hpcpace.report.html.thinning import MAX_POINTS, bins, rounded
 
 LABEL_WIDTH = 22

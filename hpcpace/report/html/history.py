@@ -8,17 +8,15 @@ from math import exp
 
 import numpy as np
 
-from hpcpace.folding import folded
+from hpcpace.core.rundir import json_text
+from hpcpace.core.text import NS_PER_MS, NS_PER_S, folded, format_count, milliseconds, percent
 from hpcpace.report.html.figure import Plot, axis, plot_text
 from hpcpace.report.html.frame import framed, tools
 from hpcpace.report.html.sections import terms
 from hpcpace.report.html.text import contents, escape, figure, notes, prose, section, table, warning
 from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.history import counts_sentence, date, event_sentence, headline
-from hpcpace.rundir import json_text
 from hpcpace.runs.history import Event, History, Series
-from hpcpace.units import NS_PER_MS, NS_PER_S, format_count
-from hpcpace.wording import milliseconds, percent
 
 _MOST_PLOTS, _MOST_HOSTS, _MOST_RUNS = 8, 8, 500
 _COLOURS = ("@c1", "@c2", "@c3", "@c4", "@c5", "@c6", "@c7", "@c8")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hpcpace.core.text import percent, plural
 from hpcpace.diagnosis.summary import Jitter, Prediction
 from hpcpace.report.html.text import facts, notes, table
 from hpcpace.report.words.jitter import comparison_reading
-from hpcpace.wording import percent, plural
 
 
 def jitter_tiles(jitter: Jitter | None) -> str:

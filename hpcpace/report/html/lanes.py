@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.text import shell_word
 from hpcpace.diagnosis.plot_data import Lane, SlowStep
-from hpcpace.quoting import shell_word
 from hpcpace.report.html.figure import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, unique
 from hpcpace.report.html.parts import PARTS, drawn_names, marker
 from hpcpace.report.html.text import escape, prose

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.text import format_bytes, format_rate, plural
 from hpcpace.diagnosis.network_summary import InterfaceRow, NetworkFigures, PairRow
 from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots, Values
 from hpcpace.report.html.figure import LABEL_WIDTH, Plot, axis, names_axis, plot_text, unique
@@ -24,8 +25,6 @@ from hpcpace.report.words.network import (
     share,
     use_cells,
 )
-from hpcpace.units import format_bytes, format_rate
-from hpcpace.wording import plural
 
 MAX_LINES, MAX_ROWS, MAX_COLUMNS, MAX_HOSTS = 6, 128, 300, 256
 _LANE_PX, _GAP = 92, 0.16

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcpace.core.files import write_file
+from hpcpace.core.rundir import json_text
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import Summary, Verdict
-from hpcpace.files import write_file
 from hpcpace.report.html import charts, maps, sections
 from hpcpace.report.html.causes import cause_content, cause_plots
 from hpcpace.report.html.figure import Plot
@@ -28,7 +29,6 @@ from hpcpace.report.words.audit import audit_subtitle
 from hpcpace.report.words.causes import named_ranks_of
 from hpcpace.report.words.pacing import pacing_lines
 from hpcpace.report.words.run import MAY_CHANGE
-from hpcpace.rundir import json_text
 
 _Section = tuple[str, str, tuple[str, ...]]  # title, lead, content
 
@@ -61,7 +61,7 @@ _REASONS = {
 
 
 def write_html(path: Path, summary: Summary, verdict: Verdict, plots: PlotData) -> None:
-    """Write the page in one piece, so that a reader never sees half of it; see `hpcpace.files.Folder.write`.
+    """Write the page in one piece, so that a reader never sees half of it; see `hpcpace.core.files.Folder.write`.
 
     Args:
         path: where to, usually RUN/report.html.

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hpcpace.core.rundir import json_text
+from hpcpace.core.text import NS_PER_US, format_duration, plural
 from hpcpace.probe.change import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
 from hpcpace.report.html.figure import Plot, axis, line, plot_text
@@ -26,9 +28,6 @@ from hpcpace.report.words.probe import (
     switch_words,
     title_words,
 )
-from hpcpace.rundir import json_text
-from hpcpace.units import NS_PER_US, format_duration
-from hpcpace.wording import plural
 
 _COLOURS = ("@c1", "@c2", "@c3", "@c4", "@c5", "@c6", "@c7", "@c8")
 _HEIGHT_PX = 300

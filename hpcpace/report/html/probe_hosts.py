@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hpcpace.core.text import format_duration, percent
 from hpcpace.probe.copies_record import CopiesRecord
 from hpcpace.probe.noise_record import CoreNoise, NoiseRecord
 from hpcpace.report.html.text import notes, table
@@ -18,8 +19,6 @@ from hpcpace.report.words.probe_hosts import (
     noise_heading,
     usual_loss_words,
 )
-from hpcpace.units import format_duration
-from hpcpace.wording import percent
 
 _MOST_ROWS, _MOST_OPEN = 256, 16
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hpcpace.core.text import format_duration, percent
 from hpcpace.probe.pair_best import best_rates, late_pairs, least_latencies
 from hpcpace.probe.pair_record import PairRow, PairsRecord
 from hpcpace.report.html.figure import Plot
@@ -19,8 +20,6 @@ from hpcpace.report.words.probe_pairs import (
     usual_words,
     verdicts,
 )
-from hpcpace.units import format_duration
-from hpcpace.wording import percent
 
 _MOST_HOSTS, _MOST_PAIRS, _MOST_LATE, _MOST_OPEN = 256, 256, 16, 16
 _LEAST_IN_MAP = 3

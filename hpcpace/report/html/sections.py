@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hpcpace import __version__
+from hpcpace.core.text import (
+    NS_PER_MS,
+    alias_name,
+    folded,
+    format_bytes,
+    format_count,
+    format_duration,
+    milliseconds,
+    named_ranks,
+    percent,
+    place_name,
+    plural,
+    rank_list,
+)
 from hpcpace.diagnosis.plot_data import HotspotRow, PlotData
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import WAIT_OR_TRANSFER, HostPair, Shares, Summary
-from hpcpace.folding import folded
 from hpcpace.report.html.text import escape, facts, notes, stacked_bar, table
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
 from hpcpace.report.words.audit import AUDIT_HEAD, NO_MATCH, audit_cells
@@ -17,8 +30,6 @@ from hpcpace.report.words.cores import CORE_HEAD, core_cells
 from hpcpace.report.words.glossary import GLOSSARY
 from hpcpace.report.words.probed import HEAD, probed_cells, probed_lead, probed_remarks
 from hpcpace.report.words.run import UNKNOWN_WAITS, message_size, outcome_line, switches_line
-from hpcpace.units import NS_PER_MS, format_bytes, format_count, format_duration
-from hpcpace.wording import alias_name, milliseconds, named_ranks, percent, place_name, plural, rank_list
 
 _REST = "summary.json"
 _MOST_HOTSPOTS = 20

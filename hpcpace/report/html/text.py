@@ -6,11 +6,10 @@ import html
 import re
 from collections.abc import Sequence
 
-from hpcpace.quoting import printable
+from hpcpace.core.text import percent, printable
 from hpcpace.report.html.figure import Plot
 from hpcpace.report.words.directive import DIRECTIVE
 from hpcpace.report.words.glossary import terms_in
-from hpcpace.wording import percent
 
 
 def escape(text: str) -> str:

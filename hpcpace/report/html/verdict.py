@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from hpcpace.core.text import alias_name, percent, place_name
 from hpcpace.diagnosis.diagnose import Culprit
 from hpcpace.diagnosis.summary import HangFigures, Verdict
 from hpcpace.report.html.text import About, anchor, escape, first_terms, prose, table, with_terms
-from hpcpace.wording import alias_name, percent, place_name
 
 _LONG_HEADLINE = 80
 _NONE = "\N{EN DASH}"

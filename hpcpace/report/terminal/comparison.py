@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
-from hpcpace.quoting import printable
+from hpcpace.core.text import milliseconds, plural, printable
 from hpcpace.report.terminal.layout import line, note, table, title
 from hpcpace.report.words.comparison import (
     AGAINST_OTHERS,
@@ -26,7 +26,6 @@ from hpcpace.report.words.comparison import (
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Comparison, Outcome
 from hpcpace.runs.places import PlaceChanges
-from hpcpace.wording import milliseconds, plural
 
 _STYLES = {Outcome.SLOWER: "bold red", Outcome.FASTER: "bold green", Outcome.SAME: "bold"}
 _MOST_RUNS, _MOST_HOSTS, _MOST_CHANGES = 6, 12, 24

@@ -8,12 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hpcpace.core.text import format_duration, plural, shortened
 from hpcpace.hang.verdict import HangWords
-from hpcpace.quoting import shortened
 from hpcpace.report.terminal.layout import line, note, title
 from hpcpace.runs.imports.dump_timeline import LastOfRank
-from hpcpace.units import format_duration
-from hpcpace.wording import plural
 
 _MOST_ROWS = 16
 _MAX_LETTERS = 240

@@ -10,14 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hpcpace.hostlist import short_list
-from hpcpace.quoting import shortened
+from hpcpace.core.hostlist import short_list
+from hpcpace.core.text import format_count, format_duration, plural, shortened
 from hpcpace.report.terminal.layout import line, note, notes, table, title
 from hpcpace.report.words.history import counts_sentence, date, event_sentence, headline
 from hpcpace.runs.history import Event, History, Series
 from hpcpace.runs.history_row import HistoryRow
-from hpcpace.units import format_count, format_duration
-from hpcpace.wording import plural
 
 _BLOCKS, _PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 _WIDTH = 30

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hpcpace.folding import folded
-from hpcpace.quoting import printable
+from hpcpace.core.text import folded, printable
 from hpcpace.report.words.directive import DIRECTIVE
 
 _LABEL_WIDTH = 11
@@ -40,7 +39,7 @@ def note(console: Console, content: str) -> None:
 def notes(
     console: Console, problems: Iterable[str], *, rest: str, is_ranked: bool = False, is_verbose: bool = False
 ) -> None:
-    """Print problems as remarks, folded; arguments as of `hpcpace.folding.folded`."""
+    """Print problems as remarks, folded; arguments as of `hpcpace.core.text.folded`."""
     for content in folded(problems, rest=rest, is_ranked=is_ranked, is_verbose=is_verbose):
         note(console, content)
 

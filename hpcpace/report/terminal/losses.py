@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, place_name, plural, printable
 from hpcpace.diagnosis.summary import Jitter, Summary
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import line, note, table, title
 from hpcpace.report.words.attempts import ATTEMPT_HEAD, attempt_cells, attempts_differ
 from hpcpace.report.words.causes import (
@@ -19,8 +19,6 @@ from hpcpace.report.words.causes import (
 )
 from hpcpace.report.words.jitter import comparison_reading
 from hpcpace.report.words.run import UNKNOWN_WAITS, message_size
-from hpcpace.units import NS_PER_MS, format_duration
-from hpcpace.wording import alias_name, percent, place_name, plural
 
 _MOST_HOTSPOTS = 8
 _MOST_NAMED = 4

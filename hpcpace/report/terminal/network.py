@@ -7,9 +7,9 @@ from statistics import median
 
 from rich.console import Console
 
+from hpcpace.core.text import NS_PER_S, format_bytes, format_duration, printable
 from hpcpace.diagnosis.network_summary import InterfaceRow, NetworkFigures, PairRow
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.quoting import printable
 from hpcpace.report.terminal import layout
 from hpcpace.report.words.network import (
     end_name,
@@ -20,7 +20,6 @@ from hpcpace.report.words.network import (
     share,
     use_cells,
 )
-from hpcpace.units import NS_PER_S, format_bytes, format_duration
 
 _MOST_INTERFACES, _MOST_PAIRS = 8, 6
 _SHOWN_OF_MANY = 4

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
+from hpcpace.core.text import format_bytes, format_count, format_duration, named_ranks, percent, plural, printable
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, suspect_line
 from hpcpace.diagnosis.summary import EXCESS_FLOOR, HostPair, IncompleteRank, Shares, Summary
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import line, note, notes, title
 from hpcpace.report.terminal.losses import (
     print_attempts,
@@ -31,8 +31,6 @@ from hpcpace.report.terminal.ranks import (
 from hpcpace.report.words.audit import audit_lines, audit_subtitle
 from hpcpace.report.words.pacing import pacing_lines
 from hpcpace.report.words.run import MAY_CHANGE, UNKNOWN_WAITS, changed_thresholds, outcome_line, switches_line
-from hpcpace.units import format_bytes, format_count, format_duration
-from hpcpace.wording import named_ranks, percent, plural
 
 MIN_WIDTH, MAX_WIDTH = 80, 100
 _REST = "--verbose or summary.json"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hpcpace.core.text import format_duration, plural, printable
 from hpcpace.probe.change import Change
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.probe_hosts import copies_lines, noise_lines
 from hpcpace.report.terminal.probe_pairs import pairs_lines
 from hpcpace.report.words.probe import (
@@ -21,8 +21,6 @@ from hpcpace.report.words.probe import (
     switch_words,
     title_words,
 )
-from hpcpace.units import format_duration
-from hpcpace.wording import plural
 
 _MOST_SKEWS = 3
 _MOST_CHANGES = 16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcpace.core.text import format_bytes, format_duration, percent, plural, printable
 from hpcpace.probe.copies_record import CopiesRecord
 from hpcpace.probe.noise_record import CoreNoise, NoiseRecord
-from hpcpace.quoting import printable
 from hpcpace.report.words.probe_hosts import (
     DEVICE_TITLE,
     MEMORY_TITLE,
@@ -16,8 +16,6 @@ from hpcpace.report.words.probe_hosts import (
     period_words,
     usual_loss_words,
 )
-from hpcpace.units import format_bytes, format_duration
-from hpcpace.wording import percent, plural
 
 _MOST_CORES = 8
 _MOST_ROWS = 16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hpcpace.core.text import percent, printable
 from hpcpace.probe.pair_best import best_rates
 from hpcpace.probe.pair_record import PairRow, PairsRecord
-from hpcpace.quoting import printable
 from hpcpace.report.words.probe_pairs import (
     SwitchLoad,
     bit_rate,
@@ -17,7 +17,6 @@ from hpcpace.report.words.probe_pairs import (
     usual_words,
     verdicts,
 )
-from hpcpace.wording import percent
 
 _MOST_IN_MATRIX = 10
 _MOST_SWITCHES = 8

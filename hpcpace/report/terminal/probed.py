@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from hpcpace.core.text import printable
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import note, table, title
 from hpcpace.report.words.probed import HEAD, probed_cells, probed_lead, probed_remarks
 

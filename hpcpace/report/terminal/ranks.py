@@ -8,13 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hpcpace.core.text import format_duration, milliseconds, percent, printable, rank_list
 from hpcpace.diagnosis.summary import Excess, Kind, Part, RankRow, RoleRow, Summary
-from hpcpace.quoting import printable
 from hpcpace.report.terminal import layout
 from hpcpace.report.words.cores import CORE_HEAD, core_cells
 from hpcpace.report.words.run import UNKNOWN_WAITS, message_size
-from hpcpace.units import format_duration
-from hpcpace.wording import milliseconds, percent, rank_list
 
 UNKNOWN = "?"
 _MOST_RANKS = 16

@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hpcpace.core.text import NS_PER_S, format_count, printable
 from hpcpace.diagnosis.run_state import RunRow, State, progress_line
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import notes
-from hpcpace.units import NS_PER_S, format_count
 
 _STYLES = {State.RUNNING: "cyan", State.HUNG: "red", State.FAILED: "red", State.CANNOT_TELL: "yellow"}
 _MOST_WORD, _MOST_SPEED = 20, 14

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from hpcpace.core.text import format_count, format_duration, percent, plural
 from hpcpace.report.terminal.layout import line, note, notes, table, title
 from hpcpace.runs.scaling.result import PredictedSize, Scaling, SizeFigures, stop_words
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.units import format_count, format_duration
-from hpcpace.wording import percent, plural
 
 
 def print_scaling(console: Console, scaling: Scaling, *, is_verbose: bool = False) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcpace.core.text import format_duration, listed, percent, plural, printable
 from hpcpace.diagnosis.summary import AttemptRow
-from hpcpace.quoting import printable
-from hpcpace.units import format_duration
-from hpcpace.wording import listed, percent, plural
 
 _MOST_HOSTS = 4
 

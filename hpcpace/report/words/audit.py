@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcpace.core.text import plural
 from hpcpace.diagnosis.summary import AuditFigures, AuditMatch
-from hpcpace.wording import plural
 
 AUDIT_HEAD = ("who", "rule", "seen", "fix")
 NO_MATCH = "no finding on the culprits"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hpcpace.core.text import percent, rank_list
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, SensitivityRow, Summary, sum_of
-from hpcpace.wording import percent, rank_list
 
 # If all transfers are slow, that is their usual time: to reset one of them to it shows no gain.
 _NOT_PUT_BACK = (Mode.COMMUNICATION, Mode.CONTENTION, Mode.LOCALITY)

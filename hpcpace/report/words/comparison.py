@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from math import expm1
 from statistics import fmean
 
-from hpcpace.quoting import printable
+from hpcpace.core.text import format_count, format_duration, milliseconds, percent, plural, printable
 from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
 from hpcpace.runs.places import PlaceChanges, PlaceRow
-from hpcpace.units import format_count, format_duration
-from hpcpace.wording import milliseconds, percent, plural
 
 AGAINST_OTHERS = "* against the ranks of its role in the same run: its own work in A and B is not the same"
 _MOST_PLACES, _MOST_PARTS = 4, 3

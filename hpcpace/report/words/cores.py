@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hpcpace.core.text import percent
 from hpcpace.diagnosis.summary import HostCores
-from hpcpace.wording import percent
 
 CORE_HEAD = ("host", "ranks", "CPUs", "threads running", "or ready", "waiting", "CPU pressure", "throttled")
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from hpcpace.quoting import printable
+from hpcpace.core.text import NS_PER_S, format_duration, listed, percent, plural, printable
 from hpcpace.runs.history import LASTS_NS, LEAST_CHANGE, Event, History
-from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.wording import listed, percent, plural
 
 _MOST_JOBS = 3
 _RANK_0 = {

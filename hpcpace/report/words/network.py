@@ -6,10 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from hpcpace.core.text import format_bytes, format_rate, listed, printable
 from hpcpace.diagnosis.network_summary import DirectionUse, HostRetransmissions, InterfaceRow, NetworkFigures, PairRow
-from hpcpace.quoting import printable
-from hpcpace.units import format_bytes, format_rate
-from hpcpace.wording import listed
 
 NONE = "-"
 FOREIGN = (

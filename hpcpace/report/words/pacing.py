@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcpace.core.text import format_duration, listed, percent, plural
 from hpcpace.diagnosis.summary import PacingFigures
-from hpcpace.units import format_duration
-from hpcpace.wording import listed, percent, plural
 
 _MOST_POINTS = 4
 # To remove the reason why pacing could help gains more than pacing.

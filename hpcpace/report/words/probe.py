@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hpcpace.core.text import format_bytes, plural, printable
 from hpcpace.probe.change import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
-from hpcpace.quoting import printable
-from hpcpace.units import format_bytes
-from hpcpace.wording import plural
 
 _MOST_HOSTS = 6
 

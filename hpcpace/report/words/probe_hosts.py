@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from hpcpace.core.text import format_duration, percent, plural
 from hpcpace.probe.copies_record import DeviceRate
 from hpcpace.probe.noise_record import CoreFigures, NoiseRecord
-from hpcpace.units import format_duration
-from hpcpace.wording import percent, plural
 
 MEMORY_TITLE = "copies within memory, read and written together"
 DEVICE_TITLE = "copies between host and device"

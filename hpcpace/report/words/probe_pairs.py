@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcpace.core.text import format_duration, format_rate, percent, plural, printable
 from hpcpace.probe.pair_record import BisectionRow, PairRow, PairsRecord
-from hpcpace.quoting import printable
-from hpcpace.units import format_duration, format_rate
-from hpcpace.wording import percent, plural
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from hpcpace.core.text import NS_PER_S, format_duration, percent, plural
 from hpcpace.diagnosis.network_summary import ProbedFigures, ProbedRow
 from hpcpace.report.words.probe import size_words
-from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.wording import percent, plural
 
 HEAD = ("operation", "hosts", "ranks", "size", "transfer", "probed", "of probed rate")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from hpcpace.config import DiagnosisConfig
+from hpcpace.core.text import format_bytes
 from hpcpace.diagnosis.summary import SLURM_ADDRESS, Summary, Switches
-from hpcpace.units import format_bytes
 
 UNKNOWN_WAITS = "waits are not known: operations have no comparable counterpart on every member"
 MAY_CHANGE = "verdict and figures may change until it ends"

@@ -15,10 +15,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError, UsageError
-from hpcpace.quoting import printable
+from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.text import plural, printable
 from hpcpace.runs.imports.json_structure import JsonStructure
-from hpcpace.wording import plural
 
 _BETWEEN = re.compile(rb"\}(?=\s*,\s*\{)")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcpace.core.text import NS_PER_US
 from hpcpace.runs.imports.dump_view import groups_of, last_ns
 from hpcpace.runs.imports.dumps import Dumps
 from hpcpace.runs.imports.flight_recorder import Entry
-from hpcpace.units import NS_PER_US
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import plural
 from hpcpace.hang.views import Call, Channel, GroupView, JobView, RankView
 from hpcpace.runs.imports.dumps import Dumps
 from hpcpace.runs.imports.flight_recorder import Dump, Entry
-from hpcpace.wording import plural
 
 SOURCE = "Flight Recorder dumps"
 _MOST_FINISHED = 64

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcpace.errors import CannotTell, TraceError, with_reasons
-from hpcpace.parallel import map_processes
-from hpcpace.quoting import printable, shortened
+from hpcpace.core.errors import CannotTell, TraceError, with_reasons
+from hpcpace.core.pool import map_processes
+from hpcpace.core.text import listed, plural, printable, rank_list, shortened
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS, Dump, read_dump
-from hpcpace.wording import listed, plural, rank_list
 
 _NAMED_RANK = re.compile(r"rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d{1,7})(?!\d)")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcpace.files import read_file
-from hpcpace.inert_pickle import read_pickle
-from hpcpace.quoting import shown
+from hpcpace.core.files import read_file
+from hpcpace.core.pickles import read_pickle
+from hpcpace.core.text import shown
 from hpcpace.runs.imports.plain_values import (
     MAX_LETTERS,
     MAX_NUMBER,

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace import __version__
-from hpcpace.errors import TraceError, UsageError
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.runs.dates import DAY_NS, is_to_come
 from hpcpace.trace.encoding import round_times, row_dtype
 from hpcpace.trace.schema import TABLES, TraceHeader

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.errors import TraceError, with_reasons
+from hpcpace.core.errors import TraceError, with_reasons
+from hpcpace.core.text import NS_PER_S, format_duration, plural, rank_list
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
 from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
 from hpcpace.runs.imports.kineto_profile import FREE_BYTES, Profile, device_notes, read_profile
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.runs.imports.opened import InputFile
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
-from hpcpace.units import NS_PER_S, format_duration
-from hpcpace.wording import plural, rank_list
 
 TOOL = "torch.profiler (Kineto)"
 UNKNOWN_HOST = "unknown"

@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import format_duration, rank_list
 from hpcpace.metrics.clocks.suspects import ClockBounds, collective_bounds
 from hpcpace.metrics.operations.dependence import synchronises
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP
 from hpcpace.runs.imports.kineto_profile import Profile
 from hpcpace.runs.imports.kineto_rows import ProfileRows
 from hpcpace.trace.schema import NO_STEP, NUMBER_BITS
-from hpcpace.units import format_duration
-from hpcpace.wording import rank_list
 
 Array = NDArray[Any]
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.quoting import printable
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import plural, printable
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
 from hpcpace.runs.imports.kineto_names import kernel_op, op_of, phase_of
 from hpcpace.runs.imports.opened import InputFile, json_bytes
 from hpcpace.trace.schema import MAX_RANKS, Op, Phase
-from hpcpace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

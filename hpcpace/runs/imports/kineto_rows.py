@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Rows, rows_of
 from hpcpace.runs.imports.kineto_device import Device, device_columns, idle_rows, launched_ns
 from hpcpace.runs.imports.kineto_profile import MAX_GROUPS, Calls, Profile

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hpcpace.errors import TraceError
-from hpcpace.quoting import printable, shown
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import NS_PER_S, plural, printable, shown
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source, date_of
 from hpcpace.runs.imports.kineto_profile import Profile, add_call, device_notes
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
@@ -28,8 +28,6 @@ from hpcpace.runs.imports.nsys_export import (
 )
 from hpcpace.runs.imports.plain_values import MAX_NUMBER, is_whole
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
-from hpcpace.units import NS_PER_S
-from hpcpace.wording import plural
 
 _PROCESS = ~0xFFFFFF
 _MAX_RANKS, _MAX_DEVICES = 128, 16

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
-from hpcpace.quoting import printable
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.text import printable
 from hpcpace.runs.imports.kineto_names import kernel_op, op_of, phase_of
 from hpcpace.trace.schema import Op, Phase
 

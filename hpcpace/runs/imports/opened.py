@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 from zlib_ng import zlib_ng
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
 
 BLOCK_BYTES = 1 << 20
 MAX_RATIO = 200

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hpcpace.inert_pickle import MAX_VALUES
-from hpcpace.quoting import shown
+from hpcpace.core.pickles import MAX_VALUES
+from hpcpace.core.text import shown
 
 MAX_LETTERS = 200
 """Of a name: of a group, an operation, a host. Hashes, and lists of dimensions, take some 60."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcpace.errors import TraceError
-from hpcpace.files import read_file
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import read_file
+from hpcpace.core.text import printable, rank_list, shortened
 from hpcpace.hang.views import JobView, RankView
-from hpcpace.quoting import printable, shortened
 from hpcpace.runs.imports.plain_values import (
     Table,
     is_whole,
@@ -26,7 +26,6 @@ from hpcpace.runs.imports.plain_values import (
     table_of,
     text_of,
 )
-from hpcpace.wording import rank_list
 
 _MOST_BYTES = 64 << 20
 _MOST_RANKS = 1 << 20

@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hpcpace.errors import TraceError
-from hpcpace.files import read_file
-from hpcpace.quoting import printable
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import read_file
+from hpcpace.core.text import NS_PER_S, format_duration, printable
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
 from hpcpace.runs.imports.opened import InputFile, json_bytes
 from hpcpace.runs.imports.wia_parquet import MAX_KINDS, MAX_NAME_LETTERS, MAX_ROWS, parquet_table
 from hpcpace.trace.schema import MAX_RANKS
-from hpcpace.units import NS_PER_S, format_duration
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc", "mb_id")
 """Columns of the parquet file; times are float seconds from the begin of each step."""

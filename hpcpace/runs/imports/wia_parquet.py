@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hpcpace.errors import TraceError, UsageError
-from hpcpace.quoting import shown
+from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.text import shown
 from hpcpace.runs.imports.bounded import call_bounded
 from hpcpace.runs.imports.opened import InputFile
 

@@ -14,13 +14,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hpcpace.errors import TraceError
-from hpcpace.quoting import printable
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import plural, printable
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, rows_of
 from hpcpace.runs.imports.wia import WiaTrace, read_wia
 from hpcpace.runs.imports.wia_messages import real_messages
 from hpcpace.trace.schema import Op, Phase, TraceHeader
-from hpcpace.wording import plural
 
 TOOL = "what-if analysis of ByteDance-Seed/StragglerAnalysis"
 HOST = "unknown"

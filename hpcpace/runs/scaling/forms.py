@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.wording import percent
+from hpcpace.core.text import percent
 
 FloatArray = NDArray[np.float64]
 Basis = Callable[[FloatArray], FloatArray]

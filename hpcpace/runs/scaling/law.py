@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import plural
 from hpcpace.metrics.jitter.extrapolation import extrapolated_transfer
 from hpcpace.probe.growth import no_law_of, transfer_term
 from hpcpace.probe.record import ProbeRecord
@@ -32,7 +33,6 @@ from hpcpace.runs.scaling.forms import (
 from hpcpace.runs.scaling.parts import parts_at, parts_of_all
 from hpcpace.runs.scaling.sizes import Kind, Series
 from hpcpace.runs.scaling.waiting import waiting
-from hpcpace.wording import plural
 
 MOST_MISFIT = 0.25
 """Relative error at the largest measured size beyond which a law describes nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpcpace.errors import UsageError, with_reasons
+from hpcpace.core.errors import UsageError, with_reasons
 from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.load import load_runs
 from hpcpace.runs.scaling.samples import Sample, sample_of_line, sample_of_run

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import CannotTell, with_reasons
+from hpcpace.core.errors import CannotTell, with_reasons
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.knee import Knee, knee_of
 from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Predicted, obstacle, predict

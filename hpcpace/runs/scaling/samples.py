@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.special import ndtri
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
+from hpcpace.core.text import NS_PER_S, plural
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK
 from hpcpace.runs.csv_form import CsvRun
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.scaling.lasting import jitter_growth, least_work
-from hpcpace.units import NS_PER_S
-from hpcpace.wording import plural
 
 PARTS = ("work", "imbalance", "jitter", "transfer", "other")
 """What a step consists of: own work, mean over ranks; waiting for ranks that are slower in all steps; waiting for those

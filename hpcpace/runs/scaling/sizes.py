@@ -12,7 +12,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from hpcpace.errors import CannotTell, UsageError, with_reasons
+from hpcpace.core.errors import CannotTell, UsageError, with_reasons
+from hpcpace.core.text import NS_PER_S, listed, plural
 from hpcpace.metrics.run_difference import (
     LEAST_CV,
     LEAST_REPEATS,
@@ -24,8 +25,6 @@ from hpcpace.metrics.run_difference import (
 )
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.work import is_same_batch, usual_batches
-from hpcpace.units import NS_PER_S
-from hpcpace.wording import listed, plural
 
 _PRIOR = RunSpread(value=PRIOR_CV, freedom=math.inf)
 _MOST_RATIO = 2.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hpcpace.core.text import NS_PER_MS
 from hpcpace.runs.scaling.result import PredictedSize, Scaling, SizeFigures
 from hpcpace.runs.scaling.samples import PARTS
-from hpcpace.units import NS_PER_MS
 
 COLUMNS = (
     *("units", "unit", "ranks", "runs", "is_predicted", "samples_per_s", "speedup", "speedup_low", "speedup_high"),

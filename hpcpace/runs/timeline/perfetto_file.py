@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.runs.timeline.tracks import Counter, Process, Slice, Track, nested_rows
 
 _PACKETS_AT_ONCE = 4096

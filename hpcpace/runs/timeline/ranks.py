@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_US, plural
 from hpcpace.diagnosis.devices import is_on_device
 from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
 from hpcpace.metrics.operations.communication import op_name
@@ -18,8 +19,6 @@ from hpcpace.runs.timeline.steps import ShownSteps
 from hpcpace.runs.timeline.tracks import Argument, Counter, Process, Slice, Track, shown_name
 from hpcpace.trace.schema import PaceArm, PacePolicy, Phase, StepFlag
 from hpcpace.trace.tables import RankTrace, Table
-from hpcpace.units import NS_PER_US
-from hpcpace.wording import plural
 
 _LEAST_ARROW_NS = 1_000
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.files import Folder, target_folder, write_all
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.files import Folder, target_folder, write_all
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.runs.timeline.perfetto_file import Written, check_perfetto, write_processes
 from hpcpace.runs.timeline.ranks import processes_of
 from hpcpace.runs.timeline.steps import Progress, ShownSteps, Wanted, read_steps

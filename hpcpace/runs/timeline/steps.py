@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.errors import CannotTell, UsageError, with_reasons
+from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import plural, rank_list
 from hpcpace.diagnosis.clocks import causality_of
 from hpcpace.diagnosis.close_up import with_steps
 from hpcpace.diagnosis.credible import steps_apart_ns
@@ -15,14 +18,11 @@ from hpcpace.diagnosis.devices import on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evidence_of, timed_traces
 from hpcpace.diagnosis.incomplete import problems_of, sound_stream
 from hpcpace.diagnosis.plot_source import regular_steps
-from hpcpace.errors import CannotTell, UsageError, with_reasons
 from hpcpace.metrics.causes.propagation import last_partner
 from hpcpace.metrics.clocks.common_clock import reference_times
 from hpcpace.metrics.steps import common_steps, is_warmup, step_times
-from hpcpace.rundir import Attempt
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.tables import RankTrace
-from hpcpace.wording import plural, rank_list
 
 MOST_SLICES = 250_000
 """Slices of a timeline, unless more are allowed: about 16 MB, which a browser opens in seconds."""

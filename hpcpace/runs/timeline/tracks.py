@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.quoting import printable
+from hpcpace.core.text import printable
 
 _MOST_NAME = 60
 

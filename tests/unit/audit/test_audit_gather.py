@@ -12,9 +12,9 @@ import pytest
 
 from hpcpace.audit import gather
 from hpcpace.audit.gather import Gathered, gather_by_files, join_parts, own_part, snapshot_folder
-from hpcpace.errors import UsageError
-from hpcpace.hostlist import exclude_option, expand, short_list
-from hpcpace.world.environment import rank_info
+from hpcpace.core.environment import rank_info
+from hpcpace.core.errors import UsageError
+from hpcpace.core.hostlist import exclude_option, expand, short_list
 
 STEP = {
     "SLURM_JOB_ID": "17",

@@ -9,7 +9,7 @@ import pytest
 from experiments.machines.machine import Machine, threaded
 from hpcpace.audit.job import read_nccl_log
 from hpcpace.audit.snapshot import _grown, take_tree
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 LOG = """\
 n1:100:120 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM

@@ -28,7 +28,7 @@ from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
 from hpcpace.audit.rules.network_variables import hca_selects
 from hpcpace.audit.rules.table import RULES
 from hpcpace.audit.settings import AuditConfig
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, read_attempt, save_snapshots
 from hpcpace.audit.verdict import differences
-from hpcpace.errors import SnapshotError, UsageError
-from hpcpace.rundir import open_run
+from hpcpace.core.errors import SnapshotError, UsageError
+from hpcpace.core.rundir import open_run
 
 
 @pytest.fixture

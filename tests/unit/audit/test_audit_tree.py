@@ -9,7 +9,7 @@ import pytest
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.tree import Tree, Unreadable
-from hpcpace.quoting import printable, shell_word
+from hpcpace.core.text import printable, shell_word
 
 
 @pytest.mark.parametrize(

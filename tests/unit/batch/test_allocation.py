@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcpace.batch.launch import Component, read_allocation
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2"}
 # As Slurm 22.05 sets them in the batch script of `sbatch -N1 -n1 : -N2 -n3 -c2`.

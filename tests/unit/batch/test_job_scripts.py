@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from hpcpace.cli import cli
 from hpcpace.cli.sbatch import filled_in, job_script, job_scripts
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 REPOSITORY = Path(__file__).parents[3]
 NAMES = ["audit", "gpt2_dp", "gpt2_pp", "gpt2_tp", "gpt2_zero", "resnet18_dp"]

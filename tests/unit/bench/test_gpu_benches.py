@@ -26,6 +26,7 @@ from experiments.bench.device_marks import FreeEvent
 from experiments.bench.gpt2_peers import nanogpt_peer
 from experiments.bench.turns import compare
 from hpcpace.config import Config, TraceConfig
+from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
 from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.device_clock import MOST_EVENTS, DeviceClock
@@ -33,7 +34,6 @@ from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, ExitKind
 from hpcpace.train.presets import GPT2_PRESETS, GPT2Shape
-from hpcpace.world.environment import rank_info
 
 NS_PER_CALL = 1_000_000_000
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import RankTrace

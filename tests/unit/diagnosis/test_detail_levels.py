@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
+from hpcpace.core.errors import CannotTell
 from hpcpace.diagnosis.analyze import Selection, analyze_traces, examine
 from hpcpace.diagnosis.sentences import NO_PHASES, operation_number
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.errors import CannotTell
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.schema import NUMBER_BITS, StepFlag
 from hpcpace.trace.tables import RankTrace, Table

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from experiments.device_run import MS, STEP, DeviceRun
+from hpcpace.core.text import format_duration, percent
 from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces, examine
 from hpcpace.diagnosis.devices import is_on_device, on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED
@@ -22,8 +23,6 @@ from hpcpace.report.terminal.page import print_report
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import Table, join_tables
-from hpcpace.units import format_duration
-from hpcpace.wording import percent
 
 SLOW = {2: 1.3}
 LAYOUTS = (

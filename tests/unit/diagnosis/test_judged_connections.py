@@ -44,9 +44,9 @@ def test_a_host_lacks_cores_as_its_rank_that_waits_most_beyond_what_all_wait(
 ) -> None:
     cores = SimpleNamespace(waiting=np.array(waiting), throttled=np.array(throttled))
     panels: Any = SimpleNamespace(rank=np.arange(4), cores=cores)
-    assert _core_wait(PLACES, panels).tolist() == pytest.approx(expected)
+    assert _core_wait(PLACES, panels, 1 / 3).tolist() == pytest.approx(expected)
 
 
 def test_where_cores_are_not_known_nobody_waits() -> None:
     panels: Any = SimpleNamespace(rank=np.arange(4), cores=None)
-    assert not _core_wait(PLACES, panels).any()
+    assert not _core_wait(PLACES, panels, 1 / 3).any()

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import gather_evidence, timed_traces
 from hpcpace.diagnosis.incomplete import problems_of
@@ -15,7 +16,6 @@ from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.operation_figures import MAX_ROWS, measure_operations
 from hpcpace.metrics.operations.communication import join_kinds, totals_by_kind
 from hpcpace.metrics.steps import common_steps
-from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import ExitKind, Op, Phase, TraceHeader

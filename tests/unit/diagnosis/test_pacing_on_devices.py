@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from experiments.device_run import MS, DeviceRun
+from hpcpace.core.rundir import write_json
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.report.terminal.page import print_report
-from hpcpace.rundir import write_json
 from hpcpace.trace.attempt_reader import read_attempt
 
 SLOW = {2: 1.3}

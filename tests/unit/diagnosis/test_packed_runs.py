@@ -9,11 +9,11 @@ import pytest
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.operation_figures import measure_operations
-from hpcpace.rundir import RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.packing import PackPlan, pack_attempt
 

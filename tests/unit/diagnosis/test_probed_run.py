@@ -15,6 +15,7 @@ from rich.console import Console
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.cli.report import command
 from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.records import ReadProbe
@@ -22,7 +23,6 @@ from hpcpace.diagnosis.summary import Summary
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.report.html.sections import probed_table
 from hpcpace.report.terminal.page import print_report
-from hpcpace.rundir import RunDirectory
 from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.measured import from_summary
 from hpcpace.trace.attempt_reader import read_attempt

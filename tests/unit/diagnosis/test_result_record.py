@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcpace.core.rundir import Attempt
 from hpcpace.diagnosis.records import ResultRecord, read_result_record
 from hpcpace.diagnosis.summary import RankMemory
-from hpcpace.rundir import Attempt
 
 
 def test_outcome_and_memory_are_read_in_order_of_ranks(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.diagnosis.records import RunRecord, read_run_record
-from hpcpace.rundir import Attempt, json_text
 
 
 @pytest.fixture

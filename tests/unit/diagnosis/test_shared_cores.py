@@ -13,6 +13,7 @@ from rich.console import Console
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
 from hpcpace.config import DiagnosisConfig
+from hpcpace.core.rundir import write_json
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
 from hpcpace.diagnosis.figures.ranks import core_figures
@@ -24,7 +25,6 @@ from hpcpace.metrics.lateness.stragglers import SearchObstacle
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.page import print_report
 from hpcpace.report.words.cores import core_cells
-from hpcpace.rundir import write_json
 from hpcpace.trace.attempt_reader import read_attempt
 
 MS = 1e6

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcpace.core.errors import TraceError
 from hpcpace.diagnosis.evidence import divide_steps, evidence_of, gather_evidence, iter_share, timed_traces
-from hpcpace.errors import TraceError
 from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import read_trace, stream_trace

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from hpcpace.core.rundir import Attempt, write_json
 from hpcpace.diagnosis.records import read_trial_record
 from hpcpace.pace.pacing_points import PacingPoint
 from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import Trial
 from hpcpace.report.words.pacing import pacing_lines
-from hpcpace.rundir import Attempt, write_json
 from hpcpace.trace.schema import PaceArm
 
 

@@ -10,13 +10,13 @@ from test_notices import NOTICE
 from written_job import WrittenJob, ns
 
 from hpcpace.config import Config
+from hpcpace.core.errors import CannotTell
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.diagnosis.analyze import Selection, analyze
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.errors import CannotTell
 from hpcpace.hang.notices import Notice, ThreadStack, write
 from hpcpace.hang.views import Doing
 from hpcpace.report.html.verdict import hang_stacks, verdict_head
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.schema import EventKind, Op
 
 EVIL = "/home/x/<script>alert(1)</script>.py:3 in load"

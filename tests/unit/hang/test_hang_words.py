@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.verdict import HangWords, describe
 from hpcpace.hang.views import Call, Channel, Doing, GroupView, JobView, RankView
-from hpcpace.units import NS_PER_S
 
 DP = Channel(0)
 

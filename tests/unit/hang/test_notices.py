@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.hang.notices import (
     MAX_BYTES,
     Notice,
@@ -22,7 +23,6 @@ from hpcpace.hang.notices import (
     write,
 )
 from hpcpace.hang.views import Doing
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.schema import MAX_RANKS
 
 NOTICE = Notice(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from written_job import WrittenJob
 
+from hpcpace.core.rundir import Attempt
 from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.views import Hang, HangKind
-from hpcpace.rundir import Attempt
 from hpcpace.trace.schema import EventKind, Op, Phase
 
 HANG_S = 5.0

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from written_job import WrittenJob
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.hang.verdict import ask_verdict, main
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.schema import Op
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import EventKind, ExitKind, Op, Phase, TraceHeader
 

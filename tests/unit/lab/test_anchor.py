@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcpace.core.rundir import write_json
 from hpcpace.lab import namespaces
 from hpcpace.lab.lab import read_anchor
 from hpcpace.lab.namespaces import Anchor, host_command, lab_command
-from hpcpace.rundir import write_json
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab import hosts
 from hpcpace.lab.hosts import HostCgroup, remove_cgroups, thaw_all
 

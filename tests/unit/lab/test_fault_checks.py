@@ -9,7 +9,7 @@ import shutil
 import psutil
 import pytest
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.lab.fault_kinds import (
     KINDS,
     ChangeMtu,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab import fault_kinds, faults
 from hpcpace.lab import plan as files_module
 from hpcpace.lab.fault_kinds import InsideLab, LabFault, Wait

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hpcpace.errors import HpcpaceError, UsageError
+from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.lab import fault_kinds, faults
 from hpcpace.lab.fault_kinds import PauseHost, SlowLink, Traffic
 from hpcpace.lab.faults import FaultRecord, _new_id, fault_records, start_fault, undo_fault

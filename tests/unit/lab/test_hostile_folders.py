@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.lab import boot, faults
 from hpcpace.lab import lab as lab_module
 from hpcpace.lab import plan as files_module

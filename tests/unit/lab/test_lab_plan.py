@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.config import LabConfig
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.lab.plan import CONTROLLER_ADDRESS, LabHost, LabPlan, Link
 
 

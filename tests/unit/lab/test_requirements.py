@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.lab.namespaces import (
     EMULATION_VARIABLE,
     NAME_VARIABLE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.lab import lab
 from hpcpace.lab.lab import _shared_folders
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.clocks.suspects import pair_violations
-from hpcpace.units import NS_PER_S
 
 HOUR_NS = 3600 * NS_PER_S
 

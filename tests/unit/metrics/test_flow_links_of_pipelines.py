@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.network.flow_figures import flow_figures
 from hpcpace.metrics.network.flow_links import locate_by_flows
 from hpcpace.metrics.network.flow_tables import Connections, Flows
 from hpcpace.metrics.network.link_faults import FlowFindings, LinkCause
 from hpcpace.metrics.topology import topology_of
-from hpcpace.units import NS_PER_S
 
 TOPOLOGY = topology_of(
     ranks=range(4),

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.errors import TraceError
-from hpcpace.hostlist import compress, exclude_line
+from hpcpace.core.errors import TraceError
+from hpcpace.core.hostlist import compress, exclude_line
 from hpcpace.metrics.topology import topology_of
 
 

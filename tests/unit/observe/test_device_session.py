@@ -12,11 +12,11 @@ from torch import nn
 
 import hpcpace
 from hpcpace.config import Config, TraceConfig
+from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
 from hpcpace.observe.device_clock import DeviceClock
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, Phase
-from hpcpace.world.environment import rank_info
 
 NUM_STEPS = 12
 

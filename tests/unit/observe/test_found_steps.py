@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader
 
 import hpcpace
 from hpcpace.config import Config, TraceConfig
+from hpcpace.core.environment import rank_info
 from hpcpace.observe.session import Session
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, Phase
-from hpcpace.world.environment import rank_info
 
 NUM_ITERATIONS = 60
 _BATCH = 4

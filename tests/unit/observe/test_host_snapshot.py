@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from hpcpace.audit.snapshot_files import load_snapshots
+from hpcpace.core.environment import RankInfo
 from hpcpace.observe import host_snapshot
 from hpcpace.observe.coordination import SingleCoordinator
 from hpcpace.observe.host_snapshot import save_host_snapshots
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import RankInfo
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_size=1, node=0, num_nodes=1, launcher="single", host="n1")
 

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from hpcpace import netlink
+from hpcpace.core import netlink
 from hpcpace.observe import interface_counters
 from hpcpace.observe.interface_counters import Details, LinkDetails, pauses_in, speed_mbps
 from hpcpace.trace.schema import LinkState

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from hpcpace.files import Folder
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import Attempt
 from hpcpace.hang.notices import HangFolder, read_notices, write
 from hpcpace.observe.start_watch import Waiting, watched_start
-from hpcpace.rundir import Attempt
 from tests.unit.observe.test_watchdog import Rank, attempt, exits
 
 __all__ = ["attempt", "exits"]  # fixtures

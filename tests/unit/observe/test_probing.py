@@ -8,10 +8,10 @@ import pytest
 
 from hpcpace.config import Config, ProbeConfig
 from hpcpace.config_sources import load_config
-from hpcpace.errors import ConfigError
+from hpcpace.core.environment import RankInfo
+from hpcpace.core.errors import ConfigError
+from hpcpace.core.rundir import Attempt
 from hpcpace.observe.probing import END, START, probe_in_job
-from hpcpace.rundir import Attempt
-from hpcpace.world.environment import RankInfo
 
 
 def place(world_size: int) -> RankInfo:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from hpcpace.core.rundir import default_run_path, json_text
 from hpcpace.observe.ends import end_by
 from hpcpace.observe.last_line import last_line
 from hpcpace.observe.open_operations import record_group
-from hpcpace.rundir import default_run_path, json_text
 
 TOKEN = "hf_" + "aB3dE6gH9jK2" * 3
 PASSWORD = "correct-horse-7"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from hpcpace.config import HangConfig
+from hpcpace.core.text import NS_PER_S
 from hpcpace.observe.step_age import Age, Seen, StepAge
 from hpcpace.trace.schema import Phase
-from hpcpace.units import NS_PER_S
 
 LIMITS = HangConfig()
 

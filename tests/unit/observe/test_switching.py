@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 import hpcpace
 from hpcpace.config import Config, TraceConfig
-from hpcpace.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_order
-from hpcpace.files import Folder
+from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_order
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver
 from hpcpace.observe.open_operations import GroupNumbers
@@ -24,7 +25,6 @@ from hpcpace.observe.replaced import Replacements
 from hpcpace.observe.switched_collectives import SwitchedCollectives
 from hpcpace.observe.switching import NO_NOTICE, OrderFile, OrderSignal, OrderSources, Switching, find_switching
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.rundir import RunDirectory
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
 

@@ -12,11 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from hpcpace.config import MetricsConfig
+from hpcpace.core.environment import rank_info
+from hpcpace.core.rundir import Attempt
 from hpcpace.observe.job_comment import add_to_comment
 from hpcpace.observe.metrics_file import MetricsFile, Reading, StepTally, metrics_path
 from hpcpace.observe.telling import Telling
-from hpcpace.rundir import Attempt
-from hpcpace.world.environment import rank_info
 
 LABELS = {"jobid": "17", "step": "0", "node": "n1"}
 LINE = "hpcpace: 3 steps of 100 ms, see hpcpace report runs/17.0-gpt2"

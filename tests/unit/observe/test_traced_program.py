@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hpcpace.errors import DataError
+from hpcpace.core.errors import DataError
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.observe.import_hook import ImportWatch
 from hpcpace.observe.last_line import last_line
 from hpcpace.observe.launch import Launch, find_launch
 from hpcpace.observe.run_place import run_place
 from hpcpace.observe.traced_program import program_of, python_options, run_name
-from hpcpace.rundir import RunDirectory
 
 LAUNCH = Launch(
     run_dir="/scratch/run",

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from hpcpace.config import HangConfig
+from hpcpace.core.environment import HostIdentity
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.notices import HangFolder, NoticedCall, read_notices, write
 from hpcpace.hang.verdict import HangWords
 from hpcpace.hang.views import Doing
@@ -21,10 +24,7 @@ from hpcpace.observe.noticed_operations import Operations, operations
 from hpcpace.observe.stacks import excuse_of, thread_stacks
 from hpcpace.observe.step_age import Seen
 from hpcpace.observe.watchdog import STOPPED, Watchdog
-from hpcpace.rundir import Attempt, RunDirectory
 from hpcpace.trace.schema import Op, Phase
-from hpcpace.units import NS_PER_S
-from hpcpace.world.environment import HostIdentity
 
 WORDS = HangWords(headline="hang: all_reduce 7 waits for rank 1", why=("rank 0 waits",), advice="look at rank 1")
 HOST = HostIdentity(host="n1", boot_id="b", host_key="k")

@@ -9,7 +9,7 @@ import lockstep
 import numpy as np
 import pytest
 
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
 from hpcpace.pace.measurement import Measurement
 from hpcpace.pace.policies import StaggeredJobs, make_policy
 from hpcpace.pace.settings import POLICIES, PaceSettings

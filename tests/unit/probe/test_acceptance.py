@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from probe_sample import made_probe
 
-from hpcpace.errors import ProbeError
+from hpcpace.core.errors import ProbeError
 from hpcpace.probe.change import outcome_words
 from hpcpace.probe.host_changes import changes, check_comparable
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
 
-from hpcpace.errors import ProbeError
+from hpcpace.core.errors import ProbeError
 from hpcpace.probe.change import interval, is_unclear, outcome_words
 from hpcpace.probe.growth import no_law_of, transfer_term
 from hpcpace.probe.host_changes import changes, check_comparable, left_out

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpcpace.core.rundir import write_json
 from hpcpace.probe.copies import Copies, memory_rates, numa_of_cpus, pci_address
 from hpcpace.probe.copies_record import CopiesRecord, DeviceRate
 from hpcpace.probe.noise import Noise, note_on_sharing, share_out
@@ -17,7 +18,6 @@ from hpcpace.probe.noise_record import CoreFigures, CoreNoise, NoiseRecord
 from hpcpace.probe.record import ProbeRecord, probe_from
 from hpcpace.probe.world import Board, ProbeWorld
 from hpcpace.report.terminal.probe_hosts import copies_lines, noise_lines
-from hpcpace.rundir import write_json
 from hpcpace.world.deadline import Deadline
 from tests.unit.probe.empty_record import empty_record
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpcpace.errors import HpcpaceError
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.probe.pair_player import RoundTimes
 from hpcpace.probe.pair_sockets import connect_to
 from hpcpace.probe.pairs import Pairs

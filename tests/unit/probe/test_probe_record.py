@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcpace.cli.probe import _Call, _shown
-from hpcpace.errors import EXIT_USAGE, ProbeError
+from hpcpace.core.errors import EXIT_USAGE, ProbeError
 from hpcpace.probe.record import (
     LatencyLaw,
     LawPiece,

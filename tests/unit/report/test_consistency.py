@@ -24,6 +24,8 @@ from analysis import (
     topology_hotspots,
 )
 from experiments.synthetic_run import MS, Extra, SyntheticRun
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.text import format_count, format_duration, milliseconds, percent, place_name
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.figures.ranks import hotspot_figures
@@ -41,14 +43,11 @@ from hpcpace.report.words.causes import (
     significant_gains,
     significant_origins,
 )
-from hpcpace.rundir import RunDirectory
 from hpcpace.studies.figures import study_figures
 from hpcpace.studies.pacing import pacing_rows, read_paced_run
 from hpcpace.studies.setups import Setup, parse_layout
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
-from hpcpace.units import format_count, format_duration
-from hpcpace.wording import milliseconds, percent, place_name
 
 STAGES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC, None)
 ALONE = (Phase.CHECKPOINT, Phase.EVAL)

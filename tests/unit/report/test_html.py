@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from report_sample import HEALTHY, NASTY, SampleCulprit, SampleVerdict, sample_plots, sample_summary
 
+from hpcpace.core.rundir import json_text
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.diagnosis.summary import AttemptRow, Jitter, Prediction, Predictions, SensitivityRow
 from hpcpace.diagnosis.summary import Growth as SummaryGrowth
@@ -25,7 +26,6 @@ from hpcpace.report.html.page import page, write_html
 from hpcpace.report.html.text import table
 from hpcpace.report.html.thinning import binned, bins, packed
 from hpcpace.report.words.glossary import GLOSSARY, terms_in
-from hpcpace.rundir import json_text
 
 VERDICT = SampleVerdict()
 LIBRARY = "window.Plotly = {};"

@@ -12,6 +12,7 @@ from known_traffic import GIGABIT, MB, ring_job
 from report_sample import SampleVerdict, sample_plots, sample_summary
 from rich.console import Console
 
+from hpcpace.core.rundir import json_text
 from hpcpace.diagnosis.figures.network import NetworkEvidence, network_figures, network_plots
 from hpcpace.diagnosis.network_summary import NetworkFigures
 from hpcpace.report.html.network import MAX_HOSTS, MAX_LINES, MAX_ROWS, network_drawn
@@ -19,7 +20,6 @@ from hpcpace.report.html.packed import compressed
 from hpcpace.report.html.page import page
 from hpcpace.report.terminal.network import print_network
 from hpcpace.report.words.network import line_rate, network_notes, share
-from hpcpace.rundir import json_text
 
 FOUR = ring_job(4, foreign={3: 47_500_000}, drops={1: 13}, slow={1: 0.95}, rate_source="tc")
 MANY = ring_job(300, foreign={7: 400 * MB}, payload=300 * MB, line_rate_bps=10 * GIGABIT)

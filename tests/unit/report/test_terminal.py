@@ -8,14 +8,13 @@ import pytest
 from rich.console import Console
 
 from experiments.synthetic_run import SyntheticRun
+from hpcpace.core.text import alias_name, milliseconds, named_ranks, printable, rank_list
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect
-from hpcpace.quoting import printable
 from hpcpace.report.terminal.layout import line, note
 from hpcpace.report.terminal.page import print_report
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.wording import alias_name, milliseconds, named_ranks, rank_list
 
 EXPECTED = Path(__file__).parents[2] / "data" / "report-slow-rank.txt"
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports.bounded import call_bounded
 
 MIB = 1 << 20

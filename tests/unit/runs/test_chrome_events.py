@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports import chrome_events, opened
 from hpcpace.runs.imports.chrome_events import ChromeEvents
 from hpcpace.runs.imports.kineto_event import KinetoEvent

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sample_runs import MS, sample_run
 
-from hpcpace.errors import CannotTell, UsageError
+from hpcpace.core.errors import CannotTell, UsageError
+from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.report.words.comparison import change_cells, headline, main_parts, other_work_sentences, place_sentences
-from hpcpace.rundir import Attempt, json_text
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Judged, Outcome, compare
 from hpcpace.runs.conditions import Conditions, read_conditions

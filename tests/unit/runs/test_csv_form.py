@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.runs.csv_form import read_csv
 
 

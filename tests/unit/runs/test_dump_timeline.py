@@ -6,9 +6,9 @@ from pathlib import Path
 
 from known_dumps import MS, hung_job, write
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.runs.imports.dump_timeline import chrome_trace, last_of_ranks
 from hpcpace.runs.imports.dumps import read_dumps
-from hpcpace.units import NS_PER_S
 
 
 def test_each_rank_has_what_it_finished_and_where_it_stands(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from known_dumps import dump, entry, hung_job, unfinished, write
 
-from hpcpace.errors import CannotTell, TraceError
+from hpcpace.core.errors import CannotTell, TraceError
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Channel, Hang, HangKind
 from hpcpace.runs.imports.dump_view import groups_of, job_view

@@ -18,11 +18,11 @@ from sample_runs import sample_run
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.config import Config
+from hpcpace.core.errors import UsageError
+from hpcpace.core.rundir import HISTORY_INDEX, json_text
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.errors import UsageError
 from hpcpace.report.words.history import counts_sentence, event_sentence, headline
-from hpcpace.rundir import HISTORY_INDEX, json_text
 from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.history import Event, History, history
 from hpcpace.runs.history_csv import rows_of_csv
@@ -640,6 +640,6 @@ def test_a_folder_that_cannot_be_written_has_no_index_and_says_so(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, os.strerror(30))
 
-    monkeypatch.setattr("hpcpace.files.Folder.write", refuse)
+    monkeypatch.setattr("hpcpace.core.files.Folder.write", refuse)
     found = indexed_runs(folder)
     assert found.index.startswith("cannot be written (Read-only file system)") and len(found.rows) == 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from known_dumps import dump, entry, hung_job, unfinished, write
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.hang.graph import Graph, Waits
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Call, Channel, GroupView, HangKind, JobView, RankView

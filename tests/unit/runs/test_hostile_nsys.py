@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports import nsys_export
 from hpcpace.runs.imports.nsys import import_nsys
 

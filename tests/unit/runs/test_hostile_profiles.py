@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kineto_files import event, facts, gloo_events, nccl_events, write
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports import kineto, kineto_profile
 from hpcpace.runs.imports.imported_run import rows_of, write_run
 from hpcpace.runs.imports.kineto import import_kineto

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports import wia, wia_parquet, wia_ranks
 from hpcpace.runs.imports.imported_run import write_run
 from hpcpace.runs.imports.wia import COLUMNS

@@ -23,11 +23,11 @@ from kineto_files import (
 )
 
 from hpcpace.config import Config
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.errors import TraceError
-from hpcpace.rundir import open_run
 from hpcpace.runs.imports.imported_run import Import, write_run
 from hpcpace.runs.imports.kineto import import_kineto
 from hpcpace.trace.schema import Op, Phase

@@ -14,10 +14,10 @@ import pytest
 
 from experiments.synthetic_run import MS, SyntheticRun
 from hpcpace.config import Config
+from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.metrics.resampling import log_median_error
-from hpcpace.rundir import RunDirectory, json_text
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_run, load_runs
 
 RUN = SyntheticRun(num_ranks=4, num_steps=20, hosts=("n0", "n1"), noise=0.01)

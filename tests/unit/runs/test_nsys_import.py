@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports import nsys_export
 from hpcpace.runs.imports.nsys import import_nsys
 from hpcpace.trace.schema import Op, Phase

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from known_dumps import hung_job, write
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import HangKind, JobView
 from hpcpace.runs.imports.dump_view import job_view

@@ -11,7 +11,7 @@ import pytest
 from probe_sample import made_probe
 from sample_runs import sample_run
 
-from hpcpace.errors import CannotTell, UsageError
+from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.metrics.run_difference import PRIOR_CV
 from hpcpace.probe.record import LawPiece
 from hpcpace.runs.csv_form import read_csv

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcpace.errors import CannotTell
+from hpcpace.core.errors import CannotTell
 from hpcpace.metrics.run_difference import LEAST_CV
 from hpcpace.runs.csv_form import read_csv
 from hpcpace.runs.scaling import result

@@ -16,11 +16,11 @@ from interleaved import NUM_MICROBATCHES, NUM_PLACES, NUM_REPLICAS, NUM_STEPS, i
 from varying_data import gpipe
 
 from hpcpace.config import Config
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.errors import TraceError
-from hpcpace.rundir import open_run
 from hpcpace.runs.imports.imported_run import Import, write_run
 from hpcpace.runs.imports.wia import COLUMNS
 from hpcpace.runs.imports.wia_ranks import import_wia

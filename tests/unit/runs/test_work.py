@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sample_runs import sample_run
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.work import is_same_batch, usual_batches
 

@@ -10,7 +10,7 @@ from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
 from experiments.score.truth import truth_of
 from hpcpace.cli import cli
-from hpcpace.errors import EXIT_WARNING
+from hpcpace.core.errors import EXIT_WARNING
 
 
 def test_summary_is_the_same_with_without_and_with_a_damaged_truth(tmp_path: Path) -> None:

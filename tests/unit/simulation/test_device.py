@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated_device import DeviceClock, HostCosts, SimulatedGroup, SimulatedRank, run
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 
 FREE = HostCosts(launch_ns=0, record_ns=0, synchronize_ns=0)
 START_NS = 1_000_000_000

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from known_study import PEAK_BYTES, STEP_S, write_run, write_study
 
+from hpcpace.core.errors import CannotTell
 from hpcpace.diagnosis.measure import Measured
-from hpcpace.errors import CannotTell
 from hpcpace.studies.comparison import compute_spread, order_at, orders
 from hpcpace.studies.figures import SetupFigures, run_figures, study_figures
 from hpcpace.studies.folder import StudyFolder

@@ -12,7 +12,7 @@ from known_study import write_study
 from experiments.studies.__main__ import busy_s, lab_sweep, planned_study, published_rows, reference_set_up
 from experiments.studies.document import Measured, document, draw_plots, write_document, write_scaling
 from experiments.studies.lab_set_up import SetUp, set_up, single, steps_for
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.studies.figures import study_figures
 from hpcpace.studies.published import BATCH
 from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpcpace.config_sources import load_config
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.rundir import RunDirectory
 
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = REPOSITORY / "sbatch" / "pacing_trial.sh"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import DataError
+from hpcpace.core.errors import DataError
 from hpcpace.studies.planned import planned
 from hpcpace.studies.published import (
     BATCH,

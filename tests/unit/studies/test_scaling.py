@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.studies.scaling import FAULTS, ScalingFolder, ScalingRun, results, scaling_runs
 from hpcpace.train.plan import plan_training
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import ConfigError, UsageError
+from hpcpace.core.errors import ConfigError, UsageError
 from hpcpace.studies.planned import planned, settings_of, shrunk
 from hpcpace.studies.setups import MODEL_SIZES, NanoCluster, Setup, model_size_setups, parse_layout, repeated
 from hpcpace.train.presets import GPT2_PRESETS, RESNET18

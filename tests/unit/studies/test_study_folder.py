@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.setups import NanoCluster, StudyRun, parse_layout, repeated
 

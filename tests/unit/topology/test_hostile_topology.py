@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import TopologyError
-from hpcpace.hostlist import expand
+from hpcpace.core.errors import TopologyError
+from hpcpace.core.hostlist import expand
 from hpcpace.topology.read import read_topology
 from hpcpace.topology.switch_tree import SwitchTree
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from rows import header, random_rows
 
-from hpcpace.rundir import Attempt, RunDirectory
+from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.reader import read_trace

@@ -8,8 +8,8 @@ import h5py
 import pytest
 from rows import header
 
-from hpcpace.errors import TraceError
-from hpcpace.rundir import Attempt, open_run
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt, open_run
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.recorder import Recorder
 

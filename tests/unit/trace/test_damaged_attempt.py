@@ -9,7 +9,7 @@ import h5py
 import pytest
 from rows import header
 
-from hpcpace.rundir import Attempt
+from hpcpace.core.rundir import Attempt
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.recorder import Recorder
 

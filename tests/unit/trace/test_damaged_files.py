@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from rows import ADDERS, header, random_rows, record
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import encode_header
 from hpcpace.trace.reader import read_trace

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from rows import ADDERS, header, random_rows
 
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt
 from hpcpace.diagnosis.evidence import timed_traces
 from hpcpace.diagnosis.incomplete import problems_of
 from hpcpace.diagnosis.operation_figures import measure_operations
-from hpcpace.errors import TraceError
 from hpcpace.metrics.steps import common_steps
-from hpcpace.rundir import Attempt
 from hpcpace.trace import journal
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes

@@ -13,7 +13,7 @@ import pytest
 from cases import each_case
 from rows import assert_table, header, random_rows, record
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.trace import journal
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import RecordKind, encode_header, encode_records

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rows import header
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal_tail import JournalTail
 from hpcpace.trace.schema import TABLES

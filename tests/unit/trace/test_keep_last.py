@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from rows import header
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
-from hpcpace.rundir import RunDirectory
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.trace.container import Container
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.packing import PackPlan, pack_attempt

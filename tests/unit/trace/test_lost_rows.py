@@ -13,7 +13,7 @@ import pytest
 from fake_disk import FakeDisk
 from rows import ADDERS, assert_table, random_rows, record
 
-from hpcpace.errors import TraceError
+from hpcpace.core.errors import TraceError
 from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import CHUNK_ROWS, TABLES

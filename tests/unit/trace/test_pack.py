@@ -26,9 +26,9 @@ from packs import (
 )
 from rows import header
 
-from hpcpace.errors import TraceError
-from hpcpace.files import Folder
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import TraceError
+from hpcpace.core.files import Folder
+from hpcpace.core.rundir import Attempt
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.pack_index import LACKING
 from hpcpace.trace.pack_reader import open_pack

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cases import chosen
 from fake_disk import FakeDisk
 from packs import NUM_RANKS, assert_same_attempt, write_attempt
 
-from hpcpace.errors import TraceError
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
 
 _CHANGING = ("pwrite", "posix_fallocate", "fsync", "fchmod", "rename", "unlink")
@@ -63,7 +64,7 @@ def _killed_at(attempt: Attempt, number: int) -> bool:
     child = os.fork()
     if child == 0:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("hpcpace.parallel.num_threads", lambda: 1)
+            patch.setattr("hpcpace.core.pool.num_threads", lambda: 1)
             _Counter(patch, number, lambda: os._exit(9))
             try:
                 pack(attempt)
@@ -80,7 +81,7 @@ def _finish(attempt: Attempt, original: Attempt) -> None:
 
 
 # Every call of the first pack and of its ranks' files, and some later ones.
-@pytest.mark.parametrize("number", [*range(1, 10), 11, 13, 17, 23, 29, *range(31, 40)])
+@pytest.mark.parametrize("number", chosen([*range(1, 10), 11, 13, 17, 23, 29, *range(31, 40)], 8))
 def test_a_kill_at_any_call_loses_nothing(attempt, original, number):
     was_killed = _killed_at(attempt, number)
     assert_same_attempt(attempt, original)
@@ -88,7 +89,7 @@ def test_a_kill_at_any_call_loses_nothing(attempt, original, number):
     assert was_killed or number > 20
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 5, 8, 13, 21])
+@pytest.mark.parametrize("number", chosen([1, 2, 3, 5, 8, 13, 21], 3))
 def test_an_error_at_any_call_loses_nothing_and_leaves_no_temporary_file(attempt, original, monkeypatch, number):
     def fail() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -180,7 +181,7 @@ def _code(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", chosen(range(8), 3))
 def test_a_kill_at_any_time_loses_nothing(attempt, original, part):
     """Threads and HDF5 are at work, too, when a scheduler kills the program."""
     child = _start(attempt)

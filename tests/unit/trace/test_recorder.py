@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rows import add_one_of_each, header
 
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import NullRecorder, Recorder
 from hpcpace.trace.schema import CHUNK_ROWS, Phase

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import DataError
+from hpcpace.core.errors import DataError
 from hpcpace.train.data import BytePairEncoder, byte_characters, load_encoder, word_pattern
 
 

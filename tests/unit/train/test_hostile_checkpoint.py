@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from hpcpace.errors import DataError
+from hpcpace.core.errors import DataError
 
 WEIGHT = "tp0.stage0.0.weight"
 SHARD = "shard-00001-model-00001-of-00001.safetensors"

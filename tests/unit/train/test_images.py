@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcpace.errors import DataError
+from hpcpace.core.errors import DataError
 from hpcpace.train.images import Images, open_images
 
 

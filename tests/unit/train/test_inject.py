@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
+from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.train.inject import InjectedFault, Injector, parse_fault, spin
-from hpcpace.units import NS_PER_MS, NS_PER_S
 
 
 class FakeTime:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.errors import ConfigError, WorldError
+from hpcpace.core.errors import ConfigError, WorldError
 from hpcpace.train import launch
 
 

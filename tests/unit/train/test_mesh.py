@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.errors import MeshError
+from hpcpace.core.errors import MeshError
 from hpcpace.train.presets import Mesh, parse_mesh
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import UsageError
+from hpcpace.core.errors import UsageError
 from hpcpace.train.plan import plan_training
 
 

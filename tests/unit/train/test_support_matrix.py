@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import ConfigError, MeshError
+from hpcpace.core.errors import ConfigError, MeshError
 from hpcpace.train.plan import (
     CONFLICTS,
     FEATURES,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcpace.config import TrainConfig
-from hpcpace.errors import ConfigError
+from hpcpace.core.errors import ConfigError
 from hpcpace.train.gloo_messages import LinkVolume, PacketOverhead, link_volumes, messages, payload_matrix, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.presets import Mesh

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.rundir import RunDirectory, write_json
+from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import Op, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter

@@ -8,8 +8,8 @@ import numpy as np
 from live_run import DTYPES, LiveRun
 from test_watch_view import HANG
 
-from hpcpace.errors import TraceError
-from hpcpace.rundir import Attempt
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import Attempt
 from hpcpace.watch.state import HangState
 from hpcpace.watch.watcher import HangSearch, find_hang_state
 

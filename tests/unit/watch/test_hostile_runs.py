@@ -14,7 +14,7 @@ import pytest
 from live_run import DTYPES, LiveRun
 from rich.console import Console
 
-from hpcpace.exposition import exposition
+from hpcpace.core.exposition import exposition
 from hpcpace.watch.export import families
 from hpcpace.watch.state import JobState
 from hpcpace.watch.view import Choice, page

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from live_run import UNIX_S, LiveRun, S, row
 
-from hpcpace.rundir import write_json
+from hpcpace.core.rundir import write_json
 from hpcpace.trace.schema import StepFlag
 from hpcpace.watch.state import Doing, RankDoing
 from hpcpace.watch.watcher import Watcher

@@ -18,8 +18,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from test_watch_view import HANG
 
-from hpcpace.errors import UsageError
-from hpcpace.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Kind, exposition
+from hpcpace.core.errors import UsageError
+from hpcpace.core.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Kind, exposition
 from hpcpace.watch import export
 from hpcpace.watch.export import MAX_CLIENTS, TOP_RANKS, Exporter, families
 

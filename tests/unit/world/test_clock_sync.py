@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from hpcpace.errors import ClockSyncError
-from hpcpace.units import NS_PER_S
+from hpcpace.core.errors import ClockSyncError
+from hpcpace.core.text import NS_PER_S
 from hpcpace.world.clock import ClockSync, SyncTree
 
 HOUR_NS = 3600 * NS_PER_S

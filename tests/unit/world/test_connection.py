@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from hpcpace.errors import WorldError
+from hpcpace.core.environment import rank_info
+from hpcpace.core.errors import WorldError
 from hpcpace.world import connection
-from hpcpace.world.environment import rank_info
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\n"
 OPEN_MPI = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4, May 26, 2022\0"

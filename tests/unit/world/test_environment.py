@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from hpcpace.errors import WorldError
-from hpcpace.world.environment import (
+from hpcpace.core.environment import (
     expand_tasks_per_node,
     host_identity,
     is_started_by_rank,
@@ -15,6 +14,7 @@ from hpcpace.world.environment import (
     rank_info,
     rank_info_of_group,
 )
+from hpcpace.core.errors import WorldError
 
 TORCHRUN = {
     "RANK": "5",

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.world.interfaces import HostAddresses, Route, choose_route
-from hpcpace.world.links import Link, has_active_rdma, read_link
+from hpcpace.world.interfaces import HostAddresses, Link, Route, choose_route, has_active_rdma, read_link
 
 NIC, VIRTUAL = {"type": "1", "device/vendor": "0x15b3"}, {"type": "1"}
 INFINIBAND = {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.errors import WorldError
+from hpcpace.core.errors import WorldError
 from hpcpace.world.interfaces import HostAddresses, choose_route, host_addresses, interface_of_user
 
 

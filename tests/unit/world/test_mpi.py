@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from hpcpace.errors import CannotTell, HpcpaceError, MeshError, UsageError, WorldError
-from hpcpace.world.environment import rank_info
+from hpcpace.core.environment import rank_info
+from hpcpace.core.errors import CannotTell, HpcpaceError, MeshError, UsageError, WorldError
 from hpcpace.world.mpi import abort_guard, check_world, mpi_world
 
 SINGLE = rank_info({}, host="here")
@@ -49,8 +49,8 @@ def test_rejects_an_mpi_world_that_the_launcher_did_not_start(info, rank, size, 
     ("error", "code", "last_line"),
     [
         (MeshError("dp=3 does not fit"), 2, "error: dp=3 does not fit"),
-        (CannotTell("too few steps"), 3, "hpcpace.errors.CannotTell: too few steps"),
-        (HpcpaceError("the job failed"), 4, "hpcpace.errors.HpcpaceError: the job failed"),
+        (CannotTell("too few steps"), 3, "hpcpace.core.errors.CannotTell: too few steps"),
+        (HpcpaceError("the job failed"), 4, "hpcpace.core.errors.HpcpaceError: the job failed"),
         (ZeroDivisionError("no ranks"), 4, "ZeroDivisionError: no ranks"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (SystemExit(5), 5, ""),
@@ -112,7 +112,7 @@ def test_a_start_of_mpi_that_does_not_end_is_ended(tmp_path):
     (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: pass")
     (tmp_path / "mpi4py" / "MPI.py").write_text("import threading\nthreading.Event().wait()")
     program = """
-from hpcpace.world.environment import RankInfo
+from hpcpace.core.environment import RankInfo
 from hpcpace.world.mpi import mpi_world
 info = RankInfo(rank=0, world_size=2, local_rank=0, local_size=2, node=0, num_nodes=1, launcher="pmi")
 mpi_world(info, timeout_s=0.2)

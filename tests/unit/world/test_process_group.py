@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpcpace.errors import WorldError
-from hpcpace.world.environment import rank_info
+from hpcpace.core.environment import rank_info
+from hpcpace.core.errors import WorldError
 from hpcpace.world.process_group import choose_device, init_process_group
 
 CPU = torch.device("cpu")

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from hpcpace.errors import WorldError
+from hpcpace.core.environment import rank_info
+from hpcpace.core.errors import WorldError
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.environment import rank_info
 from hpcpace.world.rendezvous import (
     Rendezvous,
     parse_place,

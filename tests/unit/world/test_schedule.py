@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hpcpace.units import NS_PER_S
+from hpcpace.core.text import NS_PER_S
 from hpcpace.world.schedule import SyncSchedule
 
 

@@ -5,6 +5,7 @@ Threads are the rule: zlib and numpy give up Python's lock while they work.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import math
 import mmap
@@ -22,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.errors import NotEnoughMemory
+from hpcpace.core.errors import NotEnoughMemory
 
 _Item = TypeVar("_Item")
 _Part = TypeVar("_Part")
@@ -216,3 +217,25 @@ def _end_with(parent: int) -> None:
 def _call(item: Any) -> Any:
     assert _forked is not None
     return _forked(item)
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+_KEEPS_BYTES = (1 << 31) - 1
+_AHEAD_BYTES = 64 << 20
+_OWN_MAPPING_BYTES = 32 << 20  # the most that glibc takes
+
+
+def keep_freed_memory() -> None:
+    """Let arrays that are freed make room for the next ones, in this process and those that it forks.
+
+    Else glibc gives their memory back to the kernel, which clears it when it is asked for again. Other C libraries stay
+    as they are.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for name, value in (
+            (_TRIM_THRESHOLD, _KEEPS_BYTES),
+            (_TOP_PAD, _AHEAD_BYTES),
+            (_MMAP_THRESHOLD, _OWN_MAPPING_BYTES),
+        ):
+            mallopt(name, value)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcpace.errors import WorldError
-from hpcpace.redaction import Redaction
+from hpcpace.core.errors import WorldError
+from hpcpace.core.redaction import Redaction
 
 UNKNOWN = -1
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from hpcpace.quoting import shown
+from hpcpace.core.text import shown
 
 MOST_STEPS = (1 << 31) - 1
 """Behind the last step that a trace can number."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Set
 
-from hpcpace.errors import TraceError
-from hpcpace.quoting import printable, shell_word, shown
+from hpcpace.core.errors import TraceError
+from hpcpace.core.text import printable, shell_word, shown
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
-from hpcpace.quoting import shown
+from hpcpace.core.text import shown
 
 MAX_VALUES = 1 << 21
 """Lists, tables, tuples, marks and entries of the memo: each takes up to 200 times its one byte in memory."""

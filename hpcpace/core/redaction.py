@@ -1,21 +1,168 @@
 """Remove secrets from what hpcpace writes: command lines, environment variables, settings, error messages.
 
-Names show that their values are secrets (`hpcpace.secret_names`), tokens have well-known formats
-(`hpcpace.secret_formats`), and some programs take passwords by short options (`hpcpace.secret_options`). All of it
-takes time in proportion to the length of a text. docs/recorded-data.md has the rules.
+Names show that their values are secrets (`hpcpace.core.secret_names`), tokens, private keys and webhooks have
+well-known formats, and some programs take passwords by short options, like `sshpass -p`. All of it takes time in
+proportion to the length of a text. docs/recorded-data.md has the rules.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from hpcpace.secret_formats import without_formats
-from hpcpace.secret_names import Certainty, is_pin, is_secret, looks_secret, telling_word
-from hpcpace.secret_options import secret_spans, secret_words
+from hpcpace.core.secret_names import Certainty, is_pin, is_secret, looks_secret, telling_word
+
+# Prefixes of tokens, as the services and secret scanners document them; behind these come letters and digits only.
+_PLAIN = (
+    "hf|api_org|gh[pousr]|npm|do[opr]_v1|shp(?:at|ca|pa|ss)|[sprk]k_(?:live|test)|whsec|r8|tgp_v1|nfp|ntn|sbp|lin_api"
+    "|figd|rubygems|sntry[su]|ph[xs]|fw"
+)
+# Behind these come dashes and underscores, too.
+_DASHED = (
+    "github_pat_|gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat|ffct|wt)-|dckr_[po]at_|pypi-|nvapi[-_]|gsk[-_]|sk-"
+    "|(?:xai|pplx|csk|tskey|pul|NRAK|PMAK|CFPAT|GOCSPX)-|xapp-|sq0csp-|ATATT|ATCTT|ATBB|hv[sbr]\\.|ya29\\.|1//0|AIza"
+    "|wandb_v\\d_|glsa_|ops_"
+)
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    rf"(?:{_PLAIN})_(?=[A-Za-z]{{0,200}}\d)[A-Za-z0-9]{{16,}}"
+    rf"|(?:{_DASHED})(?=[A-Za-z_-]{{0,200}}\d)[\w-]{{16,}}(?:\.[\w-]+){{0,3}}"
+    r"|(?:AKIA|ASIA|ABIA)[A-Z0-9]{16}(?:[\s:,;=/|'\"]{1,4}[A-Za-z0-9+/]{40}(?![A-Za-z0-9+/]))?"
+    r"|xox[abceoprs]-[\w-]{10,}|SG\.[\w-]{16,}\.[\w-]{16,}|local-[0-9a-f]{40}|AGE-SECRET-KEY-1[A-Z0-9]{20,}"
+    r"|(?:SK|key-|dapi)[0-9a-f]{32}"
+    # Telegram and Discord.
+    r"|(?:bot)?\d{6,12}:AA[\w-]{20,}|[MNO][A-Za-z0-9]{23,27}\.[\w-]{6}\.[\w-]{27,}"
+    r"|eyJ[\w-]{6,600}\.[\w-]{6,}(?:\.[\w-]*)?"
+    r")"
+)
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN\s[A-Z0-9\s]{0,40}PRIVATE\sKEY[A-Z\s]{0,10}-----.*?"
+    r"(?:-----END\s[A-Z0-9\s]{0,40}PRIVATE\sKEY[A-Z\s]{0,10}-----|\Z)"
+    r"|PuTTY-User-Key-File-\d.*?(?:Private-MAC:\s\w*|\Z)",
+    re.DOTALL,
+)
+# Whoever knows the path behind `hooks` can post.
+_HOOK = re.compile(r"""(?i)(?P<before>(?:web)?hooks?\w{0,4}(?:\.[\w.-]{1,100})?(?::\d{1,5})?/)(?P<path>[^\s'"<>?#]+)""")
+_HAS_DIGIT = re.compile(r"\D{0,300}\d")
+_MAX_URL = 300
+_MIN_HOOK = 8
+
+
+def without_formats(text: str, mark: Callable[[str], str]) -> str:
+    """Return a text without tokens, private keys and webhooks of well-known format.
+
+    Args:
+        text: the text.
+        mark: returns what stands in place of a secret.
+    """
+    text = _PRIVATE_KEY.sub(lambda found: mark(found[0]), text)
+    text = _HOOK.sub(lambda found: f"{found['before']}{mark(found['path'])}" if _is_hook(found) else found[0], text)
+    return _TOKEN.sub(lambda found: mark(found[0]), text)
+
+
+def _is_hook(found: re.Match[str]) -> bool:
+    """Return whether this is in a URL, and not like .git/hooks/pre-commit or a page about webhooks."""
+    before = found.string[max(0, found.start() - _MAX_URL) : found.start()]
+    is_url = "://" in before and not re.search(r"[\s'\"]", before[before.rindex("://") :])
+    return is_url and len(found["path"]) >= _MIN_HOOK and bool(_HAS_DIGIT.match(found["path"]))
+
+
+_DATABASES = ("mysql", "mysqldump", "mysqladmin", "mysqlimport", "mysqlshow", "mariadb", "mariadb-dump")
+_MONGO = ("mongo", "mongosh", "mongodump", "mongorestore", "mongoexport", "mongoimport")
+_LDAP = ("ldapsearch", "ldapmodify", "ldapadd", "ldapwhoami", "ldapdelete")
+# What may follow the option as the next word, and what may be attached to it.
+_NEXT = {
+    **dict.fromkeys(("curl",), ("-u", "--user", "-U", "--proxy-user")),
+    **dict.fromkeys(("http", "https", "redis-cli"), ("-a", "--auth", "--pass")),
+    **dict.fromkeys(("sshpass", *_MONGO), ("-p",)),
+    **dict.fromkeys(("zip", "unzip", "ipmitool"), ("-P",)),
+    **dict.fromkeys(_LDAP, ("-w",)),
+    **dict.fromkeys(("smbclient", "rpcclient"), ("-U",)),
+    "openssl": ("-passin", "-passout", "-pass", "-k", "-K"),
+    # docker login, podman login, az login, helm registry login
+    "login": ("-p",),
+}
+_ATTACHED = {
+    **dict.fromkeys((*_DATABASES, "sshpass", "7z", "7za"), ("-p",)),
+    **dict.fromkeys(("curl",), ("-u", "-U", "--user=", "--proxy-user=")),
+    **dict.fromkeys(("zip", "unzip"), ("-P",)),
+}
+# Here only what has both a name and a password is secret, as `me:secret` or `me%secret`.
+_WITH_NAME = {"curl": ":", "http": ":", "https": ":", "smbclient": "%", "rpcclient": "%"}
+_PROGRAMS = frozenset((*_NEXT, *_ATTACHED, "wandb"))
+# A cheap look whether any of them is in a text.
+_ANY = re.compile(rf"\b(?:{'|'.join(sorted(map(re.escape, _PROGRAMS), key=len, reverse=True))})\b")
+_TEXT_WORD = re.compile(r"""[^\s'",;|&()\[\]{}<>`\\]+|[;|&\n]""")
+_REST = re.compile(r"""[^\s'"]*""")
+_ENDS = ";|&\n"
+_PORT = re.compile(r"\d{1,5}")
+_MIN_WANDB_KEY = 20
+# No program's name is longer, nor is what is looked at of a value.
+_MAX_WORD = 1000
+
+
+def secret_words(words: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Yield index and first secret character of each word of a command line that holds a secret of a known program."""
+    program, option, is_login = "", "", False
+    before: deque[str] = deque(maxlen=5)
+    for index, word in enumerate(words):
+        name = word[-_MAX_WORD:].rpartition("/")[2]
+        is_value = bool(option) and not word.startswith("-") and _is_option_value(program, word)
+        if is_value or (is_login and looks_secret(word[:_MAX_WORD], _MIN_WANDB_KEY)) or _is_netrc(before):
+            yield index, 0
+        elif attached := _attached(program, word):
+            yield index, attached
+        is_login = (name == "login" and program == "wandb") or (is_login and word.startswith("-"))
+        if not word.strip(_ENDS):
+            program, option = "", ""
+            continue
+        if not option and name in _PROGRAMS:
+            program = name
+        option = word if word in _NEXT.get(program, ()) else ""
+        before.append(word)
+
+
+def secret_spans(text: str) -> list[tuple[int, int]]:
+    """Return begin and end of the secrets in a text that has command lines of known programs in it, in order."""
+    if not _ANY.search(text):
+        return []
+    found = list(_TEXT_WORD.finditer(text))
+    spans: list[tuple[int, int]] = []
+    for index, start in secret_words(word[0] for word in found):
+        begin = found[index].start() + start
+        if (not spans or begin >= spans[-1][1]) and (rest := _REST.match(text, begin)):
+            spans.append((begin, rest.end()))
+    return spans
+
+
+def _is_netrc(before: deque[str]) -> bool:
+    """Return whether a password comes next: `machine HOST login NAME password`."""
+    words = list(before)
+    return (
+        words[-1:] == ["password"]
+        and words[-3:-2] == ["login"]
+        and ("machine" in words[:1] or "default" in words[-4:-3])
+    )
+
+
+def _is_option_value(program: str, word: str) -> bool:
+    separator = _WITH_NAME.get(program)
+    if separator is not None:
+        return separator in word[:-1]
+    return not (program == "login" and _PORT.fullmatch(word))
+
+
+def _attached(program: str, word: str) -> int:
+    """Return where a value begins that is attached to an option; 0 without one."""
+    for option in _ATTACHED.get(program, ()):
+        if word.startswith(option) and len(word) > len(option) and _is_option_value(program, word[len(option) :]):
+            return len(option)
+    return 0
+
 
 __all__ = ["MARK", "Redaction", "is_secret"]
 
@@ -43,7 +190,6 @@ _NAME = re.compile(
 )
 # The beginning of a bare value suffices; reading each to its end would take quadratic time for a long text.
 _VALUE = re.compile(r"""(?P<quote>\\{0,8}["'])(?P<inner>.*?)(?P=quote)|\\*["']?(?P<bare>[^\s"']{1,300})""", re.DOTALL)
-_REST = re.compile(r"""[^\s"']*""")
 _ASSIGNED = re.compile(r"(?P<name>[-+~\w./\[\]]+):?=")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 # `password.py:12` is a place in a program.
@@ -202,7 +348,7 @@ def _without_values(text: str) -> str:
         if value is None:
             continue
         group = "inner" if value["inner"] is not None else "bare"
-        if value[group].startswith(MARK) or not _is_value(found, value):
+        if value[group].startswith(MARK) or not _follows_secret_name(found, value):
             continue
         pieces += [text[position : value.start(group)], _mark(value[group])]
         position = value.end(group)
@@ -211,7 +357,7 @@ def _without_values(text: str) -> str:
     return "".join((*pieces, text[position:]))
 
 
-def _is_value(found: re.Match[str], value: re.Match[str]) -> bool:
+def _follows_secret_name(found: re.Match[str], value: re.Match[str]) -> bool:
     """Return whether what follows a name of a secret is one."""
     name, between, quoted = found["name"], found["between"], value["inner"] is not None
     content = value["inner"] if quoted else value["bare"].rstrip(_PUNCTUATION)

@@ -1,0 +1,253 @@
+"""JSON that was read from files, which may be missing, damaged, foreign, or made to do harm.
+
+A format is a frozen dataclass (or msgspec Struct) whose hints have the bounds: `Text` is cut to 500 letters, `Count`,
+`Number` and others have limits, `Annotated[tuple[Text, ...], Meta(max_length=64)]` bounds a list; fields with a default
+may be missing, and fields that the format does not have are ignored.
+
+    notice = read_json(folder, name, decoder(Notice), problems)  # None if missing, or left out as problems then says
+    notice = convert(parse_json(content), Notice)  # raises WrongValue: calls[3].seq is 'x': expected an integer
+
+Files are capped in bytes, in values by their bytes, and in depth by Python's recursion.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from hpcpace.core.files import Folder
+from hpcpace.core.text import printable, shown
+
+MAX_BYTES = 1 << 24
+"""Of run.json and trial.json: some hundred bytes for each rank, of 16,384. JSON takes 20 times that in memory."""
+MIN_VALUE_BYTES = 32
+"""Of the text of a value, in the mean: the smallest ones take 60 times their text in memory."""
+MAX_LETTERS = 500
+"""Of a `Text`; what is longer is cut."""
+_MAX_REASON = 100
+# Beyond these, numbers overflow in later arithmetic; no count or time of a job comes near.
+_MAX_INTEGER, _MAX_NUMBER = 1 << 63, 1e18
+FOREIGN_ERRORS = (ValueError, RecursionError, AttributeError, TypeError, KeyError, OverflowError, IndexError)
+"""What code raises that takes values of any kind for what they should be."""
+
+Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""An integer of 64 bits."""
+Count = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
+"""How many, how large, or when."""
+Number = Annotated[float, Meta(ge=-1e19, le=1e19)]
+"""A finite number."""
+Positive = Annotated[float, Meta(gt=0, le=1e19)]
+"""A finite number above 0."""
+if TYPE_CHECKING:
+    Text = str
+else:
+
+    class Text(str):
+        """A text that is cut to `MAX_LETTERS` on reading."""
+
+        __slots__ = ()
+
+
+_Found = TypeVar("_Found")
+_NAMES = {"str": "a text", "int": "an integer", "float": "a number", "bool": "true or false", "null": "null"}
+_NAMES |= {"array": "a list", "object": "an object"}
+_TYPES = {str: "str", int: "int", float: "float", bool: "bool", list: "array", dict: "object", type(None): "null"}
+_ERROR = re.compile(r"(?P<reason>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?")
+_STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<number>\d+|\.\.\.)\]")
+_BOUND = re.compile(r"(?P<sign>[<>]=?) (?P<limit>[-+.\de]+)")
+
+
+class WrongValue(ValueError):
+    """A value is not what its format has there; the message names its place, the value, and what is expected."""
+
+
+class HasFolder(Protocol):
+    """What has files in a folder, such as a run or an attempt."""
+
+    @property
+    def path(self) -> Path:
+        """What messages call the folder."""
+
+    def open(self) -> Folder:
+        """Open the folder.
+
+        Raises:
+            OSError: it cannot be read, or does not exist.
+        """
+
+
+def json_object(content: Any) -> dict[str, Any]:
+    """Return values of JSON that are an object.
+
+    Raises:
+        TypeError: they are something else.
+    """
+    if not isinstance(content, dict):
+        raise TypeError("it is no object of JSON")
+    return content
+
+
+def check_values(content: bytes, max_values: int) -> None:
+    """Refuse JSON of so many values that they would take many times its bytes in memory.
+
+    Raises:
+        ValueError: it has more.
+    """
+    num_values = sum(content.count(sign) for sign in (b",", b"[", b"{"))
+    if num_values > max_values:
+        raise ValueError(f"it has {num_values} values, more than {max_values}")
+
+
+def read_json(
+    place: HasFolder,
+    name: str,
+    made_of: Callable[[Any], _Found],
+    problems: list[str],
+    *,
+    most_bytes: int = MAX_BYTES,
+) -> _Found | None:
+    """Return what a JSON file of a run says; None if it is missing or cannot be used.
+
+    Args:
+        place: what has the file in its folder.
+        name: of the file.
+        made_of: makes what is returned of the file's content.
+        problems: takes the sentence on why a file cannot be used.
+        most_bytes: more are not read.
+    """
+    try:
+        with place.open() as folder:
+            content = folder.read(name, most_bytes=most_bytes)
+        check_values(content, most_bytes // MIN_VALUE_BYTES)
+        return made_of(json.loads(content))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except WrongValue as error:
+        reason = str(error)
+    except FOREIGN_ERRORS as error:
+        reason = f"{type(error).__name__}: {error}"
+    problems.append(f"{place.path / name} is left out ({printable(reason[:_MAX_REASON])[:_MAX_REASON]})")
+    return None
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Return the values of a JSON text by its strict rules.
+
+    Numbers that no measurement reaches stay texts, so that whoever converts them names the field that has one.
+
+    Raises:
+        ValueError: it is truncated, nested too deeply, has NaN or Infinity, or a name twice in one object.
+    """
+    try:
+        return json.loads(
+            content, parse_constant=_no_constant, object_pairs_hook=_object, parse_int=_integer, parse_float=_number
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def convert(value: Any, kind: type[_Found]) -> _Found:
+    """Return JSON values as what a format has.
+
+    Raises:
+        WrongValue: one is missing, of another type, or out of its bounds.
+    """
+    try:
+        return msgspec.convert(value, kind, dec_hook=_custom)
+    except msgspec.ValidationError as error:
+        raise WrongValue(_sentence(value, str(error))) from None
+    except RecursionError:
+        raise WrongValue("it is nested too deeply") from None
+
+
+def decoder(kind: type[_Found]) -> Callable[[Any], _Found]:
+    """Return what converts JSON values to a format, as `read_json` takes it."""
+    return lambda value: convert(value, kind)
+
+
+def plain(value: Any) -> Any:
+    """Return a dataclass, and everything in it, as JSON values."""
+    return msgspec.to_builtins(value, enc_hook=str)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("an object has a name twice")
+    return made
+
+
+def _integer(text: str) -> int | str:
+    return value if len(text) < 20 and abs(value := int(text)) < _MAX_INTEGER else text
+
+
+def _number(text: str) -> float | str:
+    return value if abs(value := float(text)) < _MAX_NUMBER else text
+
+
+def _custom(kind: type, value: Any) -> Any:
+    if kind is not Text:
+        raise NotImplementedError(f"formats have no {kind.__name__}")
+    if not isinstance(value, str):
+        raise ValueError(f"Expected `str`, got `{_TYPES.get(type(value), 'object')}`")
+    return Text(value[:MAX_LETTERS])
+
+
+def _sentence(content: Any, error: str) -> str:
+    """Return what msgspec says about JSON values in a sentence that names the value and its exact place."""
+    found = _ERROR.fullmatch(error)
+    assert found is not None  # the pattern takes any line
+    reason, steps = found["reason"], list(_STEP.finditer(found["path"] or ""))
+    missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
+    places = list(_places(content, steps, ""))
+    if missing:
+        where = next((where for where, value in places if isinstance(value, dict) and missing[1] not in value), "")
+        return f"{printable(where) or 'it'} has no {missing[1]!r}"
+    where, value = next(((w, v) for w, v in places if _is_wrong(v, reason)), places[0] if places else ("", None))
+    named = re.match(r"Expected (?P<kinds>`.*?`)(?P<bound>(?: of length)? [<>]=? \S+)?", reason)
+    if found["key"]:
+        return f"{printable(where) or 'it'} has a name that is wrong: {reason}"
+    if named is None:
+        return f"{printable(where) or 'it'} is {shown(value)}: {reason}"
+    kinds = " or ".join(_NAMES.get(kind, kind) for kind in named["kinds"].strip("`").split(" | "))
+    return f"{printable(where) or 'it'} is {shown(value)}: expected {kinds}{named['bound'] or ''}"
+
+
+def _places(value: Any, steps: list[re.Match[str]], where: str) -> Iterator[tuple[str, Any]]:
+    """Yield each place that a path may mean, and the value there; msgspec writes `[...]` for any entry of an object."""
+    if not steps:
+        yield where, value
+    elif (name := steps[0]["name"]) is not None:
+        if isinstance(value, dict) and name in value:
+            yield from _places(value[name], steps[1:], f"{where}.{name}" if where else name)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _places(item, steps[1:], f"{where}.{key}"[:_MAX_REASON])
+    elif isinstance(value, (list, tuple)) and steps[0]["number"] != "...":
+        number = int(steps[0]["number"])
+        yield from _places(value[number], steps[1:], f"{where}[{number}]")
+
+
+def _is_wrong(value: Any, reason: str) -> bool:
+    """Return whether a value is the one that msgspec refuses, by the type or the bound that it names."""
+    _, _, got = reason.partition(", got ")
+    if got:
+        return _TYPES.get(type(value)) == got.strip("`")
+    bound = _BOUND.search(reason)
+    if bound is None:
+        return True
+    size, limit = (len(value) if "of length" in reason else value), float(bound["limit"])
+    signs = {"<": size < limit, "<=": size <= limit, ">": size > limit, ">=": size >= limit}
+    return not signs[bound["sign"]]
