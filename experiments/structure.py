@@ -134,6 +134,17 @@ def package_cycles(modules: Sequence[Module]) -> list[list[str]]:
     return _circles(graph)
 
 
+def module_cycles(modules: Sequence[Module]) -> list[list[str]]:
+    """Return the groups of modules that import each other in a circle, imports inside functions included.
+
+    The files `__init__.py` are left out: those of hpcpace load on demand what imports them.
+    """
+    names = {module.name for module in modules if not module.name.endswith(".__init__")}
+    return _circles(
+        {module.name: set(module.imports & names) - {module.name} for module in modules if module.name in names}
+    )
+
+
 def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
     reached = {name: _reach(graph, name) for name in graph}
     groups = {frozenset(b for b in reached[a] if a in reached[b]) for a in graph if a in reached[a]}
@@ -238,6 +249,8 @@ def main() -> None:
     cycles = [" <-> ".join(group) for group in package_cycles(modules)]
     print(f"\n{totals(args.folder, modules)}")
     print(f"package cycles: {'; '.join(cycles) or 'none'}")
+    cycles = [" <-> ".join(group) for group in module_cycles(modules)]
+    print(f"module cycles, imports inside functions included: {'; '.join(cycles) or 'none'}")
     functions = [function for module in modules for function in module.functions]
     for function in sorted(functions, key=lambda one: -one.num_lines)[: args.worst]:
         place = f"{function.path}:{function.line} {function.name}"

@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
-from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.codec import Text, convert, json_object, read_json
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.core.text import shown
@@ -30,12 +29,11 @@ MAX_BYTES = 1 << 18
 _MAX_BYTES_READ = 4 * MAX_BYTES  # JSON of many small values is refused below that, see `hpcpace.core.codec`
 MAX_BYTES_OF_ALL = 1 << 28
 """Of all notices of an attempt: they take up to four times that in memory. 16,384 ranks may have 16 kB each."""
-_MAX_TEXT = 500
 _MAX_GROUPS, _MAX_OPEN, _MAX_ENTERED = 256, 256, 1024
 _MAX_THREADS, _MAX_FRAMES, _MAX_FRAMES_KEPT = 128, 512, 64
 _NAME = re.compile(r"rank-(\d{5,7})\.json")
 _Number = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]
-_Frames = Annotated[tuple[str, ...], Meta(max_length=_MAX_FRAMES)]
+_Frames = Annotated[tuple[Text, ...], Meta(max_length=_MAX_FRAMES)]
 _MODE = 0o644  # a umask of 002, as on file systems of groups, would let the group write what ends a job
 
 
@@ -61,8 +59,8 @@ class NoticedCall:
         step: in which it was called.
     """
 
-    group: str
-    op: str
+    group: Text
+    op: Text
     seq: _Number
     size_bytes: _Number
     peer: _Number
@@ -80,7 +78,7 @@ class NoticedCount:
         num_entered: operations called so far.
     """
 
-    group: str
+    group: Text
     source: _Number
     destination: _Number
     num_entered: _Number
@@ -90,7 +88,7 @@ class NoticedCount:
 class ThreadStack:
     """Where a thread is: frames as `file:line in function`, the innermost last."""
 
-    name: str
+    name: Text
     is_training: bool
     frames: _Frames
 
@@ -124,9 +122,9 @@ class Notice:
     """
 
     rank: _Number
-    host: str
+    host: Text
     pid: _Number
-    host_key: str
+    host_key: Text
     time_ns: _Number
     unix_ns: _Number
     first_time_ns: _Number
@@ -138,14 +136,14 @@ class Notice:
     is_first_step: bool
     doing: Doing = Doing.UNKNOWN
     doing_since_ns: _Number = 0
-    excuse: str = ""
+    excuse: Text = ""
     groups: tuple[NoticedGroup, ...] = ()
     calls: Annotated[tuple[NoticedCall, ...], Meta(max_length=_MAX_OPEN)] = ()
     entered: Annotated[tuple[NoticedCount, ...], Meta(max_length=_MAX_ENTERED)] = ()
     is_complete: bool = False
     stacks: Annotated[tuple[ThreadStack, ...], Meta(max_length=_MAX_THREADS)] = ()
     earlier_stack: _Frames = ()
-    ended: str = ""
+    ended: Text = ""
     ended_ns: _Number = 0
 
     @property
@@ -288,17 +286,7 @@ def _notice_of(content: Any, rank: int) -> Notice:
         raise ValueError(f"its schema is {shown(content['schema'])}; this release reads {SCHEMA}")
     if content["rank"] != rank:
         raise ValueError(f"it is of rank {shown(content['rank'])}")
-    notice: Notice = msgspec.convert(_cut({**content, "groups": []}), Notice)
-    return notice
-
-
-def _cut(content: Any) -> Any:
-    """Return values of JSON with no text longer than a notice needs."""
-    if isinstance(content, str):
-        return content[:_MAX_TEXT]
-    if isinstance(content, list):
-        return [_cut(value) for value in content]
-    return {name: _cut(value) for name, value in content.items()} if isinstance(content, dict) else content
+    return convert({**content, "groups": []}, Notice)
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:
