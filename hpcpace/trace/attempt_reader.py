@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -44,7 +44,7 @@ def of_one_run(
     Returns:
         No traces at all if nothing decides between two runs.
     """
-    counts = Counter(start_of(trace) for trace in traces)
+    counts = Counter(trace.start for trace in traces)
     if not counts:
         return [], []
     liking = {start: (count, start[1] == attempt, start[0] == run_id) for start, count in counts.items()}
@@ -52,8 +52,8 @@ def of_one_run(
     if others and liking[others[0]] == liking[first]:
         names = " and ".join(map(_name, (first, others[0])))
         return [], [f"as many traces are of {names}: move those of one of them away"]
-    kept = [trace for trace in traces if start_of(trace) == first]
-    left = [trace for trace in traces if start_of(trace) != first]
+    kept = [trace for trace in traces if trace.start == first]
+    left = [trace for trace in traces if trace.start != first]
     said = [
         f"{place} is of {_name(start)}, not of {_name(first)}; it is left out" for place, start in _places(left, packs)
     ]
@@ -67,15 +67,10 @@ def _places(traces: Sequence[RankTrace], packs: Mapping[int, Path] | None) -> li
     for trace in traces:
         path = (packs or {}).get(trace.header.rank)
         if path is None:
-            places.append((str(trace.path), start_of(trace)))
+            places.append((str(trace.path), trace.start))
         else:
-            packed.setdefault((path, start_of(trace)), []).append(trace.header.rank)
+            packed.setdefault((path, trace.start), []).append(trace.header.rank)
     return [*((f"{path} with {rank_list(sorted(ranks))}", start) for (path, start), ranks in packed.items()), *places]
-
-
-def start_of(trace: RankTrace) -> Start:
-    """Return the run and the attempt that a trace is of."""
-    return trace.header.run_id, trace.header.attempt
 
 
 def _name(start: Start) -> str:
@@ -208,18 +203,12 @@ class _Packed:
     left_bytes: float
 
 
-@dataclass(frozen=True)
-class _FromPack:
+class _FromPack(NamedTuple):
     """The trace of a rank in a pack, and whether parts of it are damaged."""
 
     path: Path
     stream: TraceStream
     is_damaged: bool
-
-    @property
-    def start(self) -> Start:
-        """The run and attempt that it is of."""
-        return start_of(self.stream.trace)
 
 
 def _read_packs(
@@ -285,23 +274,22 @@ def _chosen(parts: Sequence[Sequence[_FromPack]], problems: list[str], named: St
 
     That is one of the run of which most are (a pack of another run hides none), then a whole one, then the first.
     """
-    counts = Counter(one.start for part in parts for one in part)
+    counts = Counter(one.stream.trace.start for part in parts for one in part)
+
+    def merit(one: _FromPack) -> tuple[int, bool, bool, bool]:
+        run_id, attempt = one.stream.trace.start
+        return counts[run_id, attempt], attempt == named[1], run_id == named[0], not one.is_damaged
+
     chosen: dict[int, _FromPack] = {}
     for one in (one for part in parts for one in part):
         rank = one.stream.trace.header.rank
-        before = chosen.get(rank)
-        if before is None or _merit(one, counts, named) > _merit(before, counts, named):
+        if rank not in chosen or merit(one) > merit(chosen[rank]):
             chosen[rank] = one
     for part in parts:
         twice = sorted(one.stream.trace.header.rank for one in part if chosen[one.stream.trace.header.rank] is not one)
         if twice:
             problems.append(f"{part[0].path}: {rank_list(twice)} is in another pack, too; left out here")
     return chosen
-
-
-def _merit(one: _FromPack, counts: Mapping[Start, int], named: Start) -> tuple[int, bool, bool, bool]:
-    run_id, attempt = one.start
-    return counts[one.start], attempt == named[1], run_id == named[0], not one.is_damaged
 
 
 def _take_misnamed(traces: dict[int, RankTrace], trace: RankTrace) -> list[str]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -160,24 +160,19 @@ def _index_column(
         laid = _contiguous(column, stored, num_rows)
     else:
         laid = _chunked(column, properties, stored, num_rows, is_growing=is_growing)
-    chunks = ColumnChunks(
-        dtype=dtype, stored=stored, chunk_rows=laid.chunk_rows, places=laid.places, filters=laid.filters
-    )
-    return laid.num_rows, chunks
+    num_rows, chunk_rows, places, applied = laid
+    return num_rows, ColumnChunks(dtype=dtype, stored=stored, chunk_rows=chunk_rows, places=places, filters=applied)
 
 
-class _Laid(NamedTuple):
-    num_rows: int
-    chunk_rows: int
-    places: tuple[tuple[int, int], ...]
-    filters: tuple[tuple[int, ...], ...]
+_Laid = tuple[int, int, tuple[tuple[int, int], ...], tuple[tuple[int, ...], ...]]
+"""Rows that are really there, and `chunk_rows`, `places` and `filters` of `ColumnChunks`."""
 
 
 def _contiguous(column: h5py.h5d.DatasetID, stored: np.dtype, num_rows: int) -> _Laid:
     size_bytes, offset = num_rows * stored.itemsize, column.get_offset()
     if offset is None or column.get_storage_size() < size_bytes:
         raise ValueError(f"it claims {num_rows} rows in {column.get_storage_size()} bytes")
-    return _Laid(num_rows, num_rows, ((offset, size_bytes),), ((),))
+    return num_rows, num_rows, ((offset, size_bytes),), ((),)
 
 
 def _chunked(
@@ -198,8 +193,8 @@ def _chunked(
     chosen = [found.get(start, (0, 0, 0)) for start in range(0, num_rows, chunk_rows)]
     places = tuple((offset, size) for offset, size, _ in chosen)
     if any(mask for _, _, mask in chosen):
-        return _Laid(num_rows, chunk_rows, places, tuple(_unmasked(filters, mask) for _, _, mask in chosen))
-    return _Laid(num_rows, chunk_rows, places, (filters,))
+        return num_rows, chunk_rows, places, tuple(_unmasked(filters, mask) for _, _, mask in chosen)
+    return num_rows, chunk_rows, places, (filters,)
 
 
 def _sizes(chunk_bytes: int, filters: tuple[int, ...]) -> tuple[float, float]:

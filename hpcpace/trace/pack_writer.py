@@ -48,23 +48,13 @@ _MAX_TIMES = 4
 """A block of a rank has at most as many times the rows as if the steps of all ranks had equally many."""
 
 
-@dataclass(frozen=True)
-class Block:
-    """Rows of about the same steps.
+def blocks_of(
+    streams: Sequence[TraceStream], first_step: int, last_step: int
+) -> Iterator[tuple[Table, NDArray[np.int32], NDArray[np.int32]]]:
+    """Yield the collectives of some ranks in blocks of about the same steps, with one block of each rank in memory.
 
-    Attributes:
-        rows: for rank after rank.
-        num_rows: how many of each rank.
-        last_steps: the step of each rank's last row up to here.
-    """
-
-    rows: Table
-    num_rows: NDArray[np.int32]
-    last_steps: NDArray[np.int32]
-
-
-def blocks_of(streams: Sequence[TraceStream], first_step: int, last_step: int) -> Iterator[Block]:
-    """Yield the collectives of some ranks, block by block.
+    A block is its rows, rank after rank, how many of them each rank has, and the step of each rank's last row up to
+    there.
 
     Each rank's rows stay in their order: those of a block end where a row of a later step comes first.
 
@@ -89,7 +79,7 @@ def blocks_of(streams: Sequence[TraceStream], first_step: int, last_step: int) -
             counts = np.array([len(rows) for rows in taken], np.int32)
             if not counts.any():
                 break
-            yield Block(join_tables(taken), counts, np.array([taker.last_step for taker in takers], np.int32))
+            yield join_tables(taken), counts, np.array([taker.last_step for taker in takers], np.int32)
             if (counts < most_rows).all():
                 break
 

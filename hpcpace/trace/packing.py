@@ -385,9 +385,9 @@ def _fill(descriptor: int, group: Sequence[Original]) -> None:
         with_rows = [one for one in group if one.first_step <= one.last_step and one.stream.num_collectives]
         first = min((one.first_step for one in with_rows), default=0)
         last = max((one.last_step for one in with_rows), default=0)
-        for block in blocks_of([one.stream for one in group], first, last):
-            writer.append("collectives", block.rows)
-            writer.append("blocks", {"num_rows": block.num_rows, "last_step": block.last_steps})
+        for rows, num_rows, last_steps in blocks_of([one.stream for one in group], first, last):
+            writer.append("collectives", rows)
+            writer.append("blocks", {"num_rows": num_rows, "last_step": last_steps})
         writer.close()
     except BaseException:
         writer.abandon()

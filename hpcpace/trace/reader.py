@@ -102,16 +102,12 @@ def _read_path(path: str | os.PathLike[str], *, most_rows: float, most_bytes: fl
         return read_rank(name, folder, most_rows=most_rows, most_bytes=most_bytes)
 
 
-def _has(name: str, folder: Folder) -> bool:
-    return folder.has(name) or folder.has(Path(name).with_suffix(".journal").name)
-
-
 def _read_packed(name: str, folder: Folder, most_bytes: float) -> TraceStream | None:
     """Return the trace of a rank whose own file is not there, or not whole, from a pack; None if it is in none."""
     rank = rank_of(name)
     if rank is None:
         return None
-    has_own = _has(name, folder)
+    has_own = folder.has(name) or folder.has(Path(name).with_suffix(".journal").name)
     try:
         return read_packed_rank(rank, folder, most_bytes=most_bytes, only_left_over=has_own)
     except TraceError:
@@ -395,8 +391,8 @@ def _merge(
     is_new = numbers >= len(stored)
     if not is_new.any():
         return stored
-    kinds = _kinds(journalled.dtype)
-    lacking = [name for name, column in stored.items() if kinds.get(name) != column.dtype]
+    names = journalled.dtype.names or ()
+    lacking = [name for name, rows in stored.items() if name not in names or journalled.dtype[name] != rows.dtype]
     if lacking:
         problems.append(f"{place}: the journal lacks {', '.join(lacking)}; its {is_new.sum()} rows are left out")
         return stored
@@ -404,10 +400,6 @@ def _merge(
     if num_lost:
         problems.append(f"{place}: {num_lost} rows after row {len(stored) - 1} are in neither file nor journal")
     return Table({name: np.concatenate([column, journalled[name][is_new]]) for name, column in stored.items()})
-
-
-def _kinds(dtype: np.dtype) -> dict[str, np.dtype]:
-    return {name: dtype[name] for name in dtype.names or ()}
 
 
 def _still_open(content: journal.JournalContent | None, collectives: Table) -> Table:

@@ -126,9 +126,9 @@ _MIN_MAX_ROWS = sum(table.chunk_rows for table in TABLES.values())
 class Recorder:
     """Records the rows of one rank into its trace file, from any thread.
 
-    Each method `add_...` takes one row of its table, columns in file order. Those that only ranks with a device have
-    may be left out, and are 0 then. `phase(name)` returns a context manager that records its block as a phase of the
-    current step.
+    Each method `add_...` takes one row of its table, columns in file order. Optional columns at its end, and those that
+    only ranks with a device have, may be left out and are 0 then. `phase(name)` returns a context manager that records
+    its block as a phase of the current step.
 
     Args:
         path: the HDF5 file.
@@ -324,7 +324,7 @@ class Recorder:
         self.close()
 
     def _adder(self, table: str, rows: list[bytes]) -> AddRow:
-        dtype, least = self._dtypes[table], TABLES[table].dtype
+        dtype, schema = self._dtypes[table], TABLES[table]
         pack, push, wake_rows = row_struct(dtype).pack, rows.append, self._wake_rows
         keep_or_drop, drop_misfit = self._keep_or_drop, self._drop_misfit
 
@@ -337,11 +337,11 @@ class Recorder:
             except struct.error as error:
                 drop_misfit(table, row, error)
 
-        if dtype == least:
+        num_required, num_all = len(schema.dtype.names or ()) - len(schema.optional), len(dtype.names or ())
+        if num_required == num_all:
             return add
-        num_least, num_all = len(least.names or ()), len(dtype.names or ())
-        zeros = (0,) * (num_all - num_least)
-        return lambda *row: add(*row, *zeros) if len(row) == num_least else add(*row)
+        zeros = (0,) * num_all
+        return lambda *row: add(*row, *zeros[len(row) :]) if num_required <= len(row) < num_all else add(*row)
 
     def _region(self, phase: Phase) -> Any:
         """Return the region of a phase, which records its row itself: one call less than with `add_phase`."""

@@ -1,6 +1,6 @@
 """The groups and columns of trace format 1, as data that recorder, writer, reader and documents follow.
 
-docs/trace-format.md describes the format; tests/golden/trace-1.4.h5 freezes it.
+docs/trace-format.md describes the format; the newest of tests/golden/trace-*.h5 freezes it.
 """
 
 from __future__ import annotations

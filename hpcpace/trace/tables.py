@@ -149,6 +149,11 @@ class RankTrace:
     first_step: int = 0
 
     @property
+    def start(self) -> tuple[str, int]:
+        """The run and the attempt that it is of."""
+        return self.header.run_id, self.header.attempt
+
+    @property
     def size_bytes(self) -> int:
         """The memory that its tables take."""
         return sum(table.size_bytes for table in self.tables.values())
