@@ -1,4 +1,4 @@
-"""What the traces of a run show of a job that may hang, and whether it does; also while it runs.
+"""What the traces of a run show of a job that may hang, and whether it does.
 
 Traces are read once, with their last operations only, and looked at as of a time: what a rank entered or finished later
 does not count then. That matters after the end of a hang, when ranks run out of time, are woken up or killed. How long
@@ -157,10 +157,10 @@ class JobRecords:
         return with_notice(view, notice, rank.clock, at_ns)
 
 
-def job_view(
+def read_records(
     attempt: Attempt, *, hosts: Mapping[int, str] | None = None, memory_bytes: int = DEFAULT_MEMORY_BYTES
-) -> JobView:
-    """Return what the traces of an attempt show of its ranks by now, or by the time when the last one was written.
+) -> JobRecords:
+    """Read what the traces and notices of an attempt show of its ranks.
 
     Args:
         attempt: names the files.
@@ -170,13 +170,6 @@ def job_view(
     Raises:
         TraceError: no trace can be read.
     """
-    return read_records(attempt, hosts=hosts, memory_bytes=memory_bytes).view()
-
-
-def read_records(
-    attempt: Attempt, *, hosts: Mapping[int, str] | None = None, memory_bytes: int = DEFAULT_MEMORY_BYTES
-) -> JobRecords:
-    """Read what the traces and notices of an attempt show of its ranks; arguments and errors as of `job_view`."""
     found = read_attempt(attempt, most_rows=0, tables=TABLES_USED, memory_bytes=memory_bytes)
     world_size = world_size_of(found.traces)
     problems = [problem for problem in found.problems if not is_torn(problem)]

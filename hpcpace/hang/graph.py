@@ -1,4 +1,4 @@
-"""Who waits for whom: the unfinished operations of a job, and its ranks as a graph of those that wait in them.
+"""Who waits for whom: unfinished operations, and the ranks as a graph of those in them.
 
 A collective that keeps its members together finishes nowhere before all have entered it: where one member finished it,
 all have entered, those without a record included. Of a rank whose record has gaps, or that has none, it is not known

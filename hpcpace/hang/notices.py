@@ -1,4 +1,4 @@
-"""What a rank writes of itself when a step lasts too long: open operations, stacks, and what it was doing.
+"""What a rank writes when a step lasts too long: open operations, stacks, what it does.
 
 One file per rank, RUN/attempt-k/hang/rank-00003.json, replaced at each further look; RUN/hang/rank-00003.json where
 torch's process group is not made, before there is an attempt. A reader takes nothing in it for granted: the run may

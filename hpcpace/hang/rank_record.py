@@ -1,4 +1,4 @@
-"""The record of one rank from its trace, on the common clock, and what is known of the rank as of any time.
+"""The record of one rank from its trace, and what is known of the rank as of any time.
 
 The last operations are read from the end of a trace, without the rest. What a rank does now follows from its earlier
 steps, because traces have phases and steps only once they end.

@@ -1,4 +1,4 @@
-"""The verdict on a job that hangs in words, also from a process of its own that reads the records of its ranks.
+"""The verdict on a job that hangs in words, also from a process of its own.
 
     python -m hpcpace.hang.verdict RUN/attempt-0
 
@@ -305,10 +305,10 @@ def find_verdict(attempt: Attempt) -> HangWords | None:
     Raises:
         TraceError: no trace can be read.
     """
-    from hpcpace.hang.from_traces import job_view
+    from hpcpace.hang.from_traces import read_records
     from hpcpace.hang.rules import find_hang
 
-    job = job_view(attempt)
+    job = read_records(attempt).view()
     hang = find_hang(job)
     return None if hang is None else describe(hang, job)
 

@@ -1,4 +1,4 @@
-"""Boots a lab from inside its namespaces: switches, munged, slurmctld and hosts, until every node accepts jobs.
+"""Boot a lab from inside its namespaces, until every node accepts jobs.
 
 `hpcpace lab up` runs this as a separate program in the lab's namespaces. It prints one line of JSON for each bit of
 progress, and an error, if there is one, on standard error.

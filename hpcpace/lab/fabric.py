@@ -1,4 +1,4 @@
-"""The lab's network: bridges as leaf switches and spine, connected by veth pairs that are shaped at both ends.
+"""The lab's network: bridges as switches, connected by veth pairs shaped at both ends.
 
 All of it is in the lab's own network namespace. A token bucket (tc-tbf) limits each rate, and its counters show what
 went over the wire. Unlike the device's counters, they include the headers of every segment, because a packet that the
@@ -67,8 +67,8 @@ def build_switches(plan: LabPlan) -> None:
         ]
     links.append(f"addr add {CONTROLLER_ADDRESS}/{PREFIX_LENGTH} dev {SPINE}")
     _batch("ip", links)
-    ends = ((end, plan.links[leaf].rate_bps) for leaf in plan.leaves for end in _ends(plan.links[leaf]))
-    _batch("tc", (f"qdisc add dev {end} root {shape(rate_bps)}" for end, rate_bps in ends))
+    uplinks = [plan.links[leaf] for leaf in plan.leaves]
+    _batch("tc", (f"qdisc add dev {end} root {shape(up.rate_bps)}" for up in uplinks for end in (up.lower, up.upper)))
 
 
 def connect(plan: LabPlan, hosts: Sequence[LabHost], pids: Sequence[int]) -> None:
@@ -149,10 +149,6 @@ def read_counters(plan: LabPlan, pids: dict[str, int]) -> dict[str, LinkCounters
             dropped=sum(int(end["drops"]) for end in ends),
         )
     return counters
-
-
-def _ends(link: Link) -> tuple[str, str]:
-    return link.lower, link.upper
 
 
 def _shapers(host_pid: int | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Faults of hosts, ranks, links and the network, by their names. Called from inside the lab."""
+"""Faults of hosts, ranks, links and the network, by their names; for use inside the lab."""
 
 from __future__ import annotations
 

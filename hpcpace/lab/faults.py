@@ -1,7 +1,8 @@
-"""The faults of a lab: their records, and how a fault is started and undone. Called from inside the lab.
+"""The faults of a lab: their records, how they start and end, and the process of each.
 
 A fault is a record (`FaultRecord`, a file in the lab's folder) and, while it is scheduled or active, a process that
-holds it (`hpcpace.lab.faults`). There is no server: ending that process undoes the fault.
+holds it, a program that is this module: it waits for the start, injects the fault, and undoes it at its end or on
+SIGTERM. It writes start, end, and what happens in between to the lab's log of truth. There is no server.
 """
 
 from __future__ import annotations

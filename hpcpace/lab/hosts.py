@@ -1,4 +1,4 @@
-"""Hosts of a lab: processes with their own network, clock, host name, /tmp, /dev/shm and control group.
+"""Hosts of a lab: processes with their own network, clock, /tmp and control group.
 
 All processes of a host descend from its first process, a shell that runs slurmd. If that ends, the kernel ends
 everything on the host at once and silently, like a power cut. All of this is called from inside the lab's namespaces.
@@ -52,7 +52,11 @@ def _trees(mounts: Path = Path("/proc/mounts")) -> dict[str, tuple[Path, bool]]:
 
 @dataclass(frozen=True)
 class HostCgroup:
-    """The control group of one host; `create` makes its folders."""
+    """The control group of one host, to limit its CPU time and to freeze its processes; `create` makes its folders.
+
+    With cgroup v1 it has a folder in each controller's tree, with v2 a single folder. Control groups are the only part
+    of a lab that the kernel does not remove with its processes.
+    """
 
     lab: str
     host: str

@@ -1,4 +1,4 @@
-"""A handle on a lab: bring one up, attach to one that is up, run commands in it, bring it down."""
+"""A handle on a lab: bring one up, attach to it, run commands in it, bring it down."""
 
 from __future__ import annotations
 

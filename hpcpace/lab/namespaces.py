@@ -1,4 +1,4 @@
-"""The namespaces of a lab, and how to enter them: one set for network and controller, one more for each host.
+"""The namespaces of a lab, how to enter them, and the environment of its processes.
 
 All of a lab descends from one process, its anchor. The lab's switches are in the anchor's network namespace and its
 processes in the anchor's PID namespace. So ending the anchor ends them all, and nothing in the lab can reach a process

@@ -1,8 +1,8 @@
-"""A lab as its settings describe it: hosts, switches, links, clocks, slurm.conf, and its log of truth.
+"""A lab as its settings describe it: hosts, links, its files, and its log of truth.
 
 The log has one JSON object per line with `event`, `unix_ns` and `monotonic_ns` (the machine's CLOCK_MONOTONIC; a host's
 clock is ahead of it by the host's `clock_offset_s`). It is kept in the lab's folder, outside every run directory, and
-only the lab's own commands and tests read it.
+only the lab's own commands and tests read it. All files are below /run, so that a reboot removes them with the lab.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of a lab: hosts, links with their traffic, jobs and faults; as tables for a terminal."""
+"""The state of a lab: hosts, links with their traffic, jobs and faults, as tables."""
 
 from __future__ import annotations
 

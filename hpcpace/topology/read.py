@@ -1,4 +1,4 @@
-"""Read a topology file of any known form; the forms are distinguished by their content.
+"""Read a topology file of any known form, distinguished by its content.
 
 - topology.conf(5) and `scontrol show topology`: lines of `Key=Value`, for trees and for blocks. Above its leaves,
   scontrol lists the nodes of all switches below, so the nodes of a switch that has switches are not its own.

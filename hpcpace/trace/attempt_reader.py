@@ -1,4 +1,4 @@
-"""Read the traces of all ranks of an attempt within a given amount of memory; report and skip unreadable files."""
+"""Read the traces of all ranks of an attempt within some memory; skip unreadable files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read columns of a trace file without HDF5: its index says where they are, threads read and decompress them.
+"""Read columns of a trace file without HDF5: threads decompress what its index names.
 
 h5py holds one lock for all files while HDF5 decompresses, each of its calls on a column costs more than reading a small
 table, and its decompression is unbounded. Here nothing decompresses to more than the index says.

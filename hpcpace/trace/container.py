@@ -1,4 +1,4 @@
-"""The HDF5 file of one rank for its writer: created with all objects, then extended by whole chunks in SWMR mode."""
+"""The HDF5 file of one rank for its writer, extended by whole chunks in SWMR mode."""
 
 from __future__ import annotations
 

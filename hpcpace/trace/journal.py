@@ -1,4 +1,4 @@
-"""The journal next to a trace file: rows that do not yet fill a chunk, as plain records of fixed size.
+"""The journal next to a trace file: rows that do not fill a chunk, as records of fixed size.
 
 It begins with a self-describing header, so that it can be read even if the HDF5 file cannot. A kill at any moment tears
 at most the last record, and its checksum shows that. The writer can overwrite the last row of `account` at any time

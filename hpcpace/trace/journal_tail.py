@@ -1,4 +1,4 @@
-"""Follow the journal of a rank that runs: read what was appended since the last look, and no more.
+"""Follow the journal of a rank that runs: read what was appended since the last look.
 
 The writer is never disturbed: the file is opened for reading, looked at and closed. It may be replaced at any time by a
 new one that begins with rows of the old one.

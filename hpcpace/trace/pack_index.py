@@ -1,7 +1,11 @@
-"""What is in a pack and where: its ranks, their headers, and how many rows of each table belong to each.
+"""The format of a pack: its tables, and which rows of each table belong to which rank.
 
 A pack is trusted no more than a rank's own file: every number is checked against what the file can hold before anything
 is read by it.
+
+docs/trace-format.md describes it. The tables of a trace have the columns that they have in a rank's own file, with the
+rows of one rank after those of another; `ranks` says how many belong to each, so that no offsets are stored. What many
+ranks have alike of their groups is stored once.
 """
 
 from __future__ import annotations
@@ -183,7 +187,10 @@ def split_parts(groups: Table) -> tuple[GroupPart, ...]:
 
 
 class PackedGroups:
-    """The groups of the ranks of a pack.
+    """The groups of the ranks of a pack; thousands of ranks name thousands of members each.
+
+    A part is a run of rows of the table `groups` with one id, name and backend; a rank's table is some parts, one after
+    the other.
 
     Args:
         rows: the rows of all parts, one part after the other.

@@ -1,4 +1,4 @@
-"""Read the traces of ranks from packs: the same rows in the same order as from their own files.
+"""Read the traces of ranks from packs: the same rows as from their own files.
 
 A pack is opened once for all its ranks. A packed rank keeps the path of its own file, which no longer exists.
 """

@@ -1,4 +1,7 @@
-"""Write a pack: tables of several ranks, appended piece by piece and compressed by whole chunks."""
+"""Read traces that are to be packed, write them into a pack, and check what it holds.
+
+Only what reads without a problem is packed. A pack is read back in bounded memory before it gets its name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pack the traces of an attempt: a few files in place of one per rank, which are removed once the packs are verified.
+"""Pack the traces of an attempt: a few verified files in place of one per rank.
 
 Whatever interrupts it, every rank can be read: a pack gets its name when it is written, synced and verified, and only
 then the files of its ranks go, the journal before the file. The next call removes what an interrupted one left.

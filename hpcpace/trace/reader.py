@@ -1,4 +1,4 @@
-"""Read one rank's trace, HDF5 file and journal merged, even if the rank is still running or was killed.
+"""Read one rank's trace, file and journal merged, even if the rank still runs or was killed.
 
 Needs neither torch nor MPI. Damaged parts are left out and reported; the rest is read. Files are not trusted: each is
 opened once, must be a regular file, and takes no more memory than allowed.

@@ -1,7 +1,9 @@
-"""Record rows from a training job: the job appends packed rows to lists, and a flush thread writes them.
+"""Record rows from a training job: it appends packed rows, and a thread writes them.
 
 A row costs the training thread well under a microsecond and never raises. Memory stays bounded even if a write never
 returns. Everything that can fail happens in the flush thread.
+
+Ranks share a file system, so their flushes are spread over the interval.
 """
 
 from __future__ import annotations
@@ -89,6 +91,9 @@ _TOLERANCE = 0.01
 class FlushSchedule:
     """The times of the flushes of one rank.
 
+    The golden ratio places any number of ranks evenly over the interval. A flush that is asked for, as at the start by
+    all ranks at once, or that takes long, does not move the later ones.
+
     Args:
         rank: decides on its place in the interval.
         interval_s: seconds between two flushes.
@@ -137,7 +142,7 @@ class Recorder:
         mark: what regions read in its place, in the thread that enters and leaves them.
         device_tables: the tables that have the columns of ranks with a device.
         open_folder: opens the folder of the file and makes it if necessary; by default the folder of `path`.
-        keep_last: how many of the last steps to keep at least, see `hpcpace.trace.writer`; 0 keeps all.
+        keep_last: how many of the last steps to keep at least, see `hpcpace.trace.writer.KeptSteps`; 0 keeps all.
 
     Attributes:
         step: the current step; the owner sets it.

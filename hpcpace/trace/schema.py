@@ -1,4 +1,4 @@
-"""The groups and columns of trace format 1, as data that recorder, writer, reader and documents follow.
+"""The tables and the header of trace format 1, which recorder, writer and readers follow.
 
 docs/trace-format.md describes the format; the newest of tests/golden/trace-*.h5 freezes it.
 """

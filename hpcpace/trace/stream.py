@@ -1,4 +1,4 @@
-"""Read the collectives of a long trace while they are used, some rows at a time, if they do not fit into memory.
+"""Read the collectives of a long trace while they are used, some rows at a time.
 
 They are in the chunks of the rank's own file, or in a pack with those of other ranks. The ranks of a pack share its
 chunks, so each is decoded once, kept while memory for it lasts, and handed to all.

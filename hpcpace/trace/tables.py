@@ -1,4 +1,8 @@
-"""A table of a trace as arrays, and one rank's trace in memory."""
+"""A table of a trace as arrays, and one rank's trace in memory, with no impossible values.
+
+A damaged value close to the limits of int64 would overflow in every difference and sum that uses it. Values within
+bounds can also be wrong, but that only harms the figures of their own rank.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write rows to disk: whole chunks to HDF5, the rest to the journal, and as much as possible to a full disk.
+"""Write rows to disk: whole chunks to HDF5, the rest to the journal; also to a full disk.
 
 One thread owns a writer. Rows that could not be written stay in memory, and every flush tries again.
 """
@@ -26,6 +26,10 @@ _BY_TIME = {"clock": "local_ns", **dict.fromkeys(("network", "host", "account", 
 
 class KeptSteps:
     """Follows which rows are in the file, and says from which chunk on they are kept.
+
+    With N steps to keep, all rows of steps before k x N go once step (k + 1) x N has ended, for k = 1, 2, ... So a
+    trace holds N to 2 N whole steps, and those of all ranks begin with the same one. Whole chunks go, some thousand
+    steps at a time.
 
     Args:
         num_steps: how many to keep at least; 0 keeps all.
@@ -110,7 +114,7 @@ class TraceWriter:
         path: the HDF5 file; the journal is next to it.
         device_tables: the tables that have the columns of ranks with a device.
         open_folder: opens the folder of both and makes it if necessary.
-        keep_last: how many of the last steps to keep at least, see `hpcpace.trace.writer`; 0 keeps all.
+        keep_last: how many of the last steps to keep at least, see `KeptSteps`; 0 keeps all.
 
     Attributes:
         num_removed: rows by table in an HDF5 file that somebody removed and that could never be recreated.

@@ -1,4 +1,4 @@
-"""Export the state of a run as metrics: into a file for node_exporter, or at /metrics over HTTP.
+"""Export the state of a run as metrics: into a file, or at /metrics over HTTP.
 
 docs/monitoring.md lists the metrics.
 """

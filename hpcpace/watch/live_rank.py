@@ -1,4 +1,7 @@
-"""One rank of a running job, as the looks at its journal have shown it so far. Times are on the rank's own clock."""
+"""One rank of a running job, as the looks at its journal have shown it so far.
+
+Times are on the rank's own clock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows a run look by look: its newest attempt, the journals of its ranks, and its records.
+"""Follow a run look by look: its newest attempt, its journals, and its records.
 
 A look reads only what was appended since the last one, and stops when its time is over; the next one goes on with the
 ranks that were left. Nothing here waits for a writer, locks a file or writes one.

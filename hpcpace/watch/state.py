@@ -1,4 +1,4 @@
-"""The state of a running job as plain values, and how it follows from the looks at its files.
+"""The state of a running job as plain values, from the looks at its files.
 
 The view shows it, `--json` prints it, and the metrics export it. Times of different ranks are never compared: each
 figure is a difference on one rank's own clock, or a comparison of such differences.

@@ -1,4 +1,4 @@
-"""The live view on a terminal of any width, of a run or of one of its ranks, and the keys that change it."""
+"""The live view of a run, or of one of its ranks, and the keys that change it."""
 
 from __future__ import annotations
 
