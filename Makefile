@@ -93,22 +93,22 @@ bench: $(BENCH_STAMP)
 bench-quick: $(BENCH_STAMP)
 	$(BIN)/python -m experiments.bench --quick
 
-# Root and Slurm, about 25 minutes: each fault five times, which writes docs/reliability.md; then the requeue of each
+# Root and Slurm, about 25 minutes: each fault five times, which writes docs/results/reliability.md; then the requeue of each
 # workload near its time limit.
 drills: $(STAMP)
 	$(BIN)/python -m experiments.drills
 	HPCPACE_ALL_REQUEUES=1 $(BIN)/python -m pytest -s tests/lab/test_requeue.py
 
-# The diagnosis against known truth, about an hour on 2 cores: writes docs/diagnosis-score.md.
+# The diagnosis against known truth, about an hour on 2 cores: writes docs/results/diagnosis-score.md.
 score: $(STAMP)
 	$(BIN)/python -m experiments.score --seeds report --per-cell 300 --write
 
-# Root and Slurm, under 40 minutes: both studies in the lab, resumable; writes docs/studies-lab.md.
+# Root and Slurm, under 40 minutes: both studies in the lab, resumable; writes docs/results/studies-lab.md.
 nano-cluster: $(STAMP)
 	$(BIN)/python -m experiments.studies --write
 
 # Root and Slurm, under 40 minutes on a quiet machine: what pacing does where it was tried; writes
-# docs/pacing-experiments.md.
+# docs/results/pacing-experiments.md.
 pacing: $(STAMP)
 	$(BIN)/python -m experiments.pacing --write
 

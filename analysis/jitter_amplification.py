@@ -17,7 +17,7 @@ from hpcpace.diagnosis.summary import Jitter
 from hpcpace.metrics.jitter.growth import GrowthCurve
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.report.terminal import note, table, title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

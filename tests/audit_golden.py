@@ -9,11 +9,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from experiments.machines.cases import CASES, Case
-from experiments.machines.machine import memory_folder
+from experiments.machine import memory_folder
 from hpcpace.audit.findings import AuditFinding
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import audit
+from tests.machines.cases import CASES, Case
 
 GOLDEN = Path(__file__).parent / "data" / "audit-trees"
 

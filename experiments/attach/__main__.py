@@ -1,7 +1,7 @@
 """Runs the matrix: `python -m experiments.attach [--only ROW ...] [--write]`. All rows take about an hour on 2 cores.
 
 The frameworks are those of --python, the public scripts those of the clones in --sources. Results of rows are kept in
---results, so that the document can be written from several calls; `--write` writes docs/attach.md from all of them.
+--results, so that the document can be written from several calls; `--write` writes docs/results/attach.md from all.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.attach.checkout import CheckoutError
 from experiments.attach.document import write_document
 from experiments.attach.judge import judge_fault, judge_runs
 from experiments.attach.rows import FAULTS, ROWS, Row
-from experiments.attach.runs import HOLD_S, Bench, report
+from experiments.attach.runs import HOLD_S, Bench, CheckoutError, report
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "attach.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "attach.md"
 
 
 def main() -> None:
@@ -36,7 +35,7 @@ def main() -> None:
     parser.add_argument("--hold-s", type=float, default=HOLD_S, help=f"let faults sleep for so long; default {HOLD_S}")
     parser.add_argument("--reuse", action="store_true", help="run nothing without tracing where that is there already")
     parser.add_argument("--keep", action="store_true", help="run nothing; use the results that are there")
-    parser.add_argument("--write", action="store_true", help="write docs/attach.md from all results")
+    parser.add_argument("--write", action="store_true", help="write docs/results/attach.md from all results")
     args = parser.parse_args()
     # No resolve(): the link in a virtual environment's bin is what makes it one.
     bench = Bench(

@@ -1,4 +1,4 @@
-"""Writes docs/attach.md: the prose, and the matrix from the results of the rows."""
+"""Writes docs/results/attach.md: the prose, and the matrix from the results of the rows."""
 
 from __future__ import annotations
 

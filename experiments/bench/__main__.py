@@ -104,7 +104,7 @@ def main() -> None:
     if args.nanogpt and not args.gpu:
         parser.error("--nanogpt goes with --gpu")
     if args.gpu:
-        from experiments.bench.computing import require_gpus  # loads torch
+        from experiments.bench.models import require_gpus  # loads torch
 
         require_gpus(1)
     failed = []

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.machines import cases
+from experiments.machine import dgx_badly_bound, dgx_h100
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import audit
@@ -81,7 +81,7 @@ def cluster(machine: Callable[[], Any], num_hosts: int) -> list[str]:
 
 
 def rules(num_hosts: int, repeats: int) -> None:
-    for name, machine in (("sound", cases.dgx_h100), ("bad", cases.dgx_badly_bound)):
+    for name, machine in (("sound", dgx_h100), ("bad", dgx_badly_bound)):
         texts = cluster(machine, num_hosts)
         for _ in range(repeats):
             begin_s = time.process_time()

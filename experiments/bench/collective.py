@@ -29,8 +29,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from experiments.bench.computing import words
 from experiments.bench.device_marks import FreeEvent
+from experiments.bench.models import words
 from experiments.bench.pairs import median_interval, take_turns
 from hpcpace.observe.collectives import CollectiveObserver
 from hpcpace.observe.compiled import CompiledObserver, find_layer

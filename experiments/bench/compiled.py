@@ -12,7 +12,7 @@ import time
 import torch
 from torch import Tensor
 
-from experiments.bench.turns import check_same_gradients, compare, training_step
+from experiments.bench.models import check_same_gradients, compare, training_step
 from hpcpace.train.data import open_text
 from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.gpt2 import build_gpt2

@@ -12,9 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.bench.computing import add_options, open_device
-from experiments.bench.turns import Step, check_same_gradients, compare, training_step
-from experiments.bench.vision import load_torchvision
+from experiments.bench.models import (
+    Step,
+    add_options,
+    check_same_gradients,
+    compare,
+    load_torchvision,
+    open_device,
+    training_step,
+)
 from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.images import open_images
 from hpcpace.train.precision import autocast

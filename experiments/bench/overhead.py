@@ -35,8 +35,8 @@ import torch.distributed as dist
 from torch import nn
 
 import hpcpace
-from experiments.bench.computing import add_options, require_gpus, words
-from experiments.bench.device_events import EventUse, counted
+from experiments.bench.device_marks import EventUse, counted
+from experiments.bench.models import add_options, require_gpus, words
 from experiments.bench.pairs import Pairs, alternate, median_interval
 from hpcpace.config import ClockConfig, Config, TrainConfig
 from hpcpace.core.environment import process_environ, rank_info

@@ -5,10 +5,88 @@ Absolute times drift with the machine; the ratio of two measurements taken one a
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+
+# A process reports its own peak: the one that the kernel gives its parent starts at the parent's.
+_WITH_PEAK = """
+import atexit, pathlib, resource, sys
+def keep_peak(path=sys.argv.pop(1)):
+    own = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
+    pathlib.Path(path).write_text(str(max(int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024))
+atexit.register(keep_peak)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What one process took; its peak of memory is that of its largest process."""
+
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a process may take; its memory is its address space."""
+
+    wall_s: float
+    memory_bytes: int
+
+
+class NotFinished(Exception):
+    """A process took more than it may, or failed; the message says which."""
+
+
+def run_apart(python: Path, code: str, *args: object, result: Path, limits: Limits) -> Sample:
+    """Run a program and measure it; it must write `result`, whatever its exit code says of what it found.
+
+    Raises:
+        NotFinished: it did not.
+    """
+    result.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        peak, log = Path(folder) / "peak", Path(folder) / "log"
+        command = [str(python), "-c", _WITH_PEAK + code, str(peak), *map(str, args)]
+        with log.open("w") as output:
+            begin_s = time.perf_counter()
+            child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            resource.prlimit(child.pid, resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+            killer = threading.Timer(limits.wall_s, _kill, [child.pid])
+            killer.start()
+            try:
+                _, status, usage = os.wait4(child.pid, 0)
+                wall_s = time.perf_counter() - begin_s
+            finally:
+                killer.cancel()
+                _kill(child.pid)  # also what it has started
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if wall_s >= limits.wall_s:
+            raise NotFinished(f"not finished after {limits.wall_s:.0f} s")
+        if not result.exists():
+            lines = log.read_text().strip().splitlines() or ["no output"]
+            memory = f"{limits.memory_bytes / 2**30:.0f} GiB of memory"
+            raise NotFinished(f"ended with {child.returncode} in {memory}: {lines[-1][:200]}")
+        cpu_s = usage.ru_utime + usage.ru_stime
+        return Sample(wall_s=wall_s, cpu_s=cpu_s, peak_bytes=int(peak.read_text()))
+
+
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
 
 Measure = Callable[[], float]
 

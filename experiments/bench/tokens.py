@@ -14,9 +14,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.bench.computing import add_options, flops_per_token, open_device, peak_tflops
-from experiments.bench.gpt2_peers import Peer, check_same_work, nanogpt_peer, transformers_peer
-from experiments.bench.turns import compare, training_step
+from experiments.bench.models import (
+    Peer,
+    add_options,
+    check_same_work,
+    compare,
+    flops_per_token,
+    nanogpt_peer,
+    open_device,
+    peak_tflops,
+    training_step,
+    transformers_peer,
+)
 from hpcpace.train.data import open_text
 from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.gpt2 import build_gpt2

@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from experiments.damage.bombs import Measured, measure
 from experiments.damage.campaign import Input, Outcome, run_inputs, spread
 from experiments.damage.child import preload
 from experiments.damage.document import write_document, write_hostile
@@ -19,10 +20,9 @@ from experiments.damage.hostile.campaign import Outcome as HostileOutcome
 from experiments.damage.hostile.campaign import line_of, run_hostile
 from experiments.damage.hostile.kinds import KINDS as HOSTILE_KINDS
 from experiments.damage.kinds import KINDS
-from experiments.damage.memory import Measured, measure
 from experiments.damage.races import RaceOutcome, all_races
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability-input.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "reliability-input.md"
 _FRESH_EVERY = 100
 _ROUNDS = 200
 _HOSTILE_INPUTS = 20

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from experiments.damage.child import Child, Result, preload, wait_for_one
-from experiments.damage.judge import problems_of, problems_of_view
+from experiments.damage.judge import problems_of, problems_of_view, state_of, wrongly_written
 from experiments.damage.kind import Damaged, Kind, further_views
 from experiments.damage.names import run_folder
 from experiments.damage.specimen import RunCopy, Shelf
-from experiments.damage.written import state_of, wrongly_written
 
 _JSON_EVERY = 5
 

@@ -1,4 +1,4 @@
-"""Writes docs/reliability-input.md from the results of a run: every figure comes from that run."""
+"""Writes docs/results/reliability-input.md from the results of a run: every figure comes from that run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from experiments.damage.bombs import Measured
 from experiments.damage.campaign import Outcome
 from experiments.damage.hostile.campaign import Outcome as HostileOutcome
-from experiments.damage.memory import Measured
 from experiments.damage.races import RaceOutcome
 
 _PROSE = Path(__file__).with_name("prose")

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from experiments.drills.campaign import run_drill
-from experiments.drills.document import write_document
-from experiments.drills.kinds import DRILLS, Drill, Outcome
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
+from experiments.drills.kinds import DRILLS, Drill, Outcome, run_drill
+from experiments.jobs import teller
+from experiments.pages import counted, failures, minutes, table, write_page
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    names = [drill.name for drill in DRILLS]
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=[drill.name for drill in DRILLS],
-        help="run only these drills and write no document",
-    )
+    parser.add_argument("--only", nargs="+", choices=names, help="run only these drills and write no document")
     parser.add_argument("--labs", type=int, default=2, help="run this many drills at a time, each in its own lab")
     args = parser.parse_args()
     begin_s = time.monotonic()
-
-    def tell(line: str) -> None:
-        print(f"[{time.monotonic() - begin_s:5.0f} s] {line}", flush=True)
+    tell = teller(begin_s)
 
     def run(drill: Drill) -> list[Outcome]:
         return run_drill(drill, repetitions=args.repetitions, tell=tell)
@@ -38,11 +31,41 @@ def main() -> None:
     with ThreadPoolExecutor(args.labs) as pool:
         outcomes = dict(zip(drills, pool.map(run, drills), strict=True))
     if not args.only:
-        write_document(DOCUMENT, outcomes, duration_s=time.monotonic() - begin_s)
-        print(f"written: {DOCUMENT}")
+        _write(outcomes, time.monotonic() - begin_s)
     failed = [drill.name for drill, done in outcomes.items() if not all(outcome.passed for outcome in done)]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
+
+
+def _write(outcomes: Mapping[Drill, Sequence[Outcome]], duration_s: float) -> None:
+    head = ("drill", "passed", "what is timed", "median", "worst", "limit", "lost records, median", "worst")
+    write_page(
+        "reliability",
+        duration=minutes(duration_s),
+        overview=table(head, [_row(drill, done) for drill, done in outcomes.items()]),
+        num_misread=sum(outcome.num_misread for done in outcomes.values() for outcome in done),
+        num_started=sum(len(done) + 1 for done in outcomes.values()),
+        results={drill.name: _result(drill, done) for drill, done in outcomes.items()},
+    )
+
+
+def _row(drill: Drill, done: Sequence[Outcome]) -> list[str]:
+    times_s = [outcome.time_s for outcome in done if outcome.time_s is not None]
+    lost = [outcome.num_lost for outcome in done if outcome.num_lost is not None]
+    return [
+        drill.title,
+        counted(outcome.passed for outcome in done),
+        drill.timed,
+        *((f"{statistics.median(times_s):.1f} s", f"{max(times_s):.1f} s") if times_s else ("unknown",) * 2),
+        f"{drill.limit_s:g} s",
+        *((f"{statistics.median(lost):g}", f"{max(lost)}") if lost else ("unknown",) * 2),
+    ]
+
+
+def _result(drill: Drill, done: Sequence[Outcome]) -> str:
+    said = next((outcome.said for outcome in done if outcome.said), "nothing")
+    failed = failures(problem for outcome in done for problem in outcome.problems)
+    return f"Limit: {drill.limit}. From a log:\n\n```\n{said}\n```\n\n{failed}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The six drills: what goes wrong in each, what must hold afterwards, and within which time.
+"""The six drills: the fault of each, what must hold afterwards and within which time, and how one is repeated in a lab.
 
 A drill takes a lab and returns the result of one repetition. Limits follow from the settings of Slurm and of the job
 that stand here or in the lab's slurm.conf.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
-from experiments.drills.cluster import DrillJob, DrillSite, MisreadStart, RankEnds
 from experiments.drills.evidence import (
     FLUSH_INTERVAL_S,
     REPORT_TITLE,
@@ -26,8 +28,11 @@ from experiments.drills.evidence import (
     num_counted,
     read_all,
 )
+from experiments.labs import START_TIMEOUT_S, DrillJob, DrillSite, MisreadStart, RankEnds
+from hpcpace.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import NS_PER_S
+from hpcpace.lab.lab import Lab
 from hpcpace.lab.plan import KILL_WAIT_S, NODE_TIMEOUT_S
 from hpcpace.trace.tables import RankTrace
 
@@ -290,3 +295,65 @@ DRILLS = (
         is_quick=False,
     ),
 )
+
+
+FOLDER = Path("/var/tmp")
+"""Each host has its own /tmp; all hosts share this folder."""
+
+
+def run_drill(drill: Drill, *, repetitions: int, tell: Callable[[str], None]) -> list[Outcome]:
+    """Boot a lab, do the repetitions of a drill, and see that a healthy job completes afterwards.
+
+    Where the lab itself fails, that is the problem of all repetitions.
+    """
+    try:
+        return _in_a_lab(drill, repetitions=repetitions, tell=tell)
+    except HpcpaceError as error:
+        tell(f"{drill.name}: FAILED: {error}")
+        return [Outcome(time_s=None, num_lost=None, said="", problems=(str(error),))] * repetitions
+
+
+def _in_a_lab(drill: Drill, *, repetitions: int, tell: Callable[[str], None]) -> list[Outcome]:
+    with (
+        tempfile.TemporaryDirectory(prefix="hpcpace-drill-", dir=FOLDER) as folder,
+        Lab.up(LabConfig(name=f"drill-{drill.name}", tmp_size="32MiB")) as lab,
+    ):
+        site = DrillSite(lab, Path(folder))
+
+        def one(number: int) -> Outcome:
+            outcome = repetition(site, drill)
+            if problem := site.wait_until_well():
+                outcome = dataclasses.replace(outcome, problems=(*outcome.problems, problem))
+            time_s = "unknown" if outcome.time_s is None else f"{outcome.time_s:.1f} s"
+            tell(f"{drill.name} {number + 1}/{repetitions}: {drill.timed} {time_s}, lost {outcome.num_lost}")
+            for problem in outcome.problems:
+                tell(f"{drill.name} {number + 1}/{repetitions}: FAILED: {problem}")
+            return outcome
+
+        with ThreadPoolExecutor(drill.at_once) as pool:
+            outcomes = list(pool.map(one, range(repetitions)))
+        problem, num_misread = healthy_job(site)
+        last = outcomes[-1]
+        if problem:
+            tell(f"{drill.name}: FAILED: {problem}")
+            last = dataclasses.replace(last, problems=(*last.problems, problem))
+        outcomes[-1] = dataclasses.replace(last, num_misread=last.num_misread + num_misread)
+        return outcomes
+
+
+def healthy_job(site: DrillSite) -> tuple[str, int]:
+    """Run a short job on all hosts; return what is wrong with it, else nothing, and how many did not start before."""
+    for num_misread in range(MOST_MISREAD):
+        try:
+            job = site.submit(steps=6, environ=ENVIRON)
+            job.wait_for_start()
+            ended, _ = job.wait(START_TIMEOUT_S)
+        except MisreadStart:
+            continue
+        except HpcpaceError as error:
+            return f"the job after the drill: {error}", num_misread
+        # Six steps are too few for a verdict; what is missing would stand in the log.
+        if ended.state == "COMPLETED" and job.report_status() in (0, 1, 3) and REPORT_TITLE not in job.log():
+            return "", num_misread
+        return f"the job after the drill is {ended.state}; its log:\n{job.log()}", num_misread
+    return f"{MOST_MISREAD} jobs after the drill did not start", MOST_MISREAD

@@ -1,21 +1,129 @@
-"""Hangs of known kind on real ranks: is the verdict from their traces right, and in time? See docs/hang-matrix.md.
+"""Hangs of known kind on real ranks: is the verdict from their traces right, and in time?
 
-Results are added to a file, so that a run that was interrupted goes on where it stopped, and several can share one.
+See docs/results/hang-matrix.md. Results are added to a file, so that a run that was interrupted goes on where it
+stopped, and several can share one.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
+from textwrap import fill
+from typing import Any
 
-from experiments.hangs.cells import CELLS
-from experiments.hangs.document import write_document
-from experiments.hangs.healthy import HEALTHY
-from experiments.hangs.judge import Outcome, judge_cell, judge_healthy, outcomes_in
+from experiments.hangs.job import FAULT_STEP, Job, Slow, Strike, have_ended, started, struck_ns
+from experiments.jobs import Rows
+from experiments.pages import RESULTS, table, write_page
+from hpcpace.core.errors import TraceError
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.text import NS_PER_S
+from hpcpace.hang.from_traces import hang_in, read_records
+from hpcpace.hang.verdict import describe
+from hpcpace.hang.views import FoundHang, HangKind
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "hang-matrix.md"
+DOCUMENT = RESULTS / "hang-matrix.md"
+HANG_S = 3.0
+"""Seconds that an operation must last, in these jobs of short steps."""
+NAMED_WITHIN_S = 15.0
+"""Seconds after that within which a hang is to be named."""
+_POLL_S, _MAX_S, _AFTER_END_S = 0.5, 60.0, 2.0
+_OWN, _GONE = (HangKind.OWN_WORK,), (HangKind.GONE,)
+
+
+def _hanging(
+    name: str, program: str, fault: str, place: str, kinds: tuple[HangKind, ...], rank: int = 2, **more: Any
+) -> Job:
+    strike = Strike(rank=rank, fault=fault, place=place, step=more.pop("step", FAULT_STEP))
+    strikes = (*more.pop("before", ()), strike)
+    return Job(name=name, program=program, strikes=strikes, kinds=kinds, hang_s=HANG_S, **more)
+
+
+def _everywhere() -> Iterator[Job]:
+    for program in ("dp", "tp", "pp", "dp x pp", "FSDP2"):
+        place = "backward" if "pp" in program else "reduce"
+        yield _hanging("endless computation", program, "endless", place, _OWN)
+        yield _hanging("data never comes", program, "stuck", "data", _OWN)
+        yield _hanging("stopped", program, "stop", "forward", _GONE)
+        yield _hanging("exit", program, "exit", place, _GONE)
+        yield _hanging("killed with open connections", program, "kill", place, _GONE)
+
+
+_LATE = Strike(rank=0, fault="late", place="reduce")
+_SWALLOWED = (HangKind.GONE, HangKind.NEVER_CALLED)
+_SKIPPED = (HangKind.MISMATCH, HangKind.NEVER_CALLED)
+_COMPUTING = _hanging("endless computation", "dp", "endless", "reduce", _OWN, rank=5)
+_STOPPED = _hanging("stopped", "dp x pp", "stop", "forward", _GONE, rank=5)
+CELLS = (
+    *_everywhere(),
+    _hanging("stopped inside an operation", "dp", "stop inside", "reduce", _GONE, before=(_LATE,)),
+    _hanging("exception", "dp", "exception", "reduce", _GONE),
+    _hanging("error that the loop swallows", "dp", "swallow", "forward", _SWALLOWED, num_steps=FAULT_STEP + 6),
+    _hanging("another operation", "dp", "other operation", "reduce", (HangKind.MISMATCH,)),
+    _hanging("another order of groups", "dp in two groups", "other order", "reduce", (HangKind.DISORDER,)),
+    _hanging("skipped barrier", "dp with a barrier", "skip", "barrier", _SKIPPED),
+    _hanging("checkpoint never ends", "dp with checkpoints", "stuck", "checkpoint", _OWN, rank=0, step=FAULT_STEP + 3),
+    replace(_COMPUTING, num_ranks=8),
+    replace(_STOPPED, num_ranks=8, width=4),
+    replace(_COMPUTING, num_ranks=16, strikes=(Strike(rank=11, fault="endless", place="reduce"),)),
+    replace(_STOPPED, num_ranks=16, width=4, strikes=(Strike(rank=9, fault="stop", place="forward"),)),
+)
+"""All jobs that hang, those of every layout first."""
+
+
+def _healthy(name: str, program: str, **more: Any) -> Job:
+    return Job(name=name, program=program, num_steps=28, **{"hang_s": 1.0, **more})
+
+
+def _long_one(phase: str) -> Slow:
+    """Return what makes a phase of every fourth step 0.5 s long, and the fifth one three times that."""
+    return {**{(step, phase, 0): 0.4 for step in range(3, 28, 4)}, (19, phase, 0): 1.4}
+
+
+HEALTHY = (
+    _healthy("a long checkpoint", "dp with checkpoints", slowed=_long_one("checkpoint")),
+    _healthy("a long evaluation", "dp with evaluations", slowed=_long_one("eval")),
+    _healthy("a first step of 4 s", "dp", slowed={(0, "forward", 1): 4.0}),
+    _healthy("a step of 20 usual ones", "dp x pp", slow_steps={(20, "forward", 2): 9.5}, hang_s=0.5),
+    _healthy("nothing", "tp"),
+)
+"""The kinds of healthy jobs, run in turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the traces of one job said first.
+
+    Attributes:
+        cell: key of the job.
+        kind: of the hang; empty where none was found.
+        named, could_be: its ranks.
+        after_s: from the fault to the verdict; None without one.
+        is_kind_right, are_ranks_right: whether they are those of the cell; of a healthy job, whether nothing was found.
+        wrong: ranks that were named and are not to blame.
+        said: the verdict in words; empty without one.
+    """
+
+    cell: str
+    kind: str = ""
+    named: Sequence[int] = ()
+    could_be: Sequence[int] = ()
+    after_s: float | None = None
+    is_kind_right: bool
+    are_ranks_right: bool
+    wrong: Sequence[int] = ()
+    said: str = ""
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether the hang was found soon enough after it was one."""
+        return self.after_s is not None and self.after_s <= HANG_S + NAMED_WITHIN_S
 
 
 def main() -> None:
@@ -26,29 +134,105 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("hangs.jsonl"), help="add outcomes to this file")
     parser.add_argument("--write", type=Path, nargs="?", const=DOCUMENT, help="write the document from the results")
     args = parser.parse_args()
+    kept = Rows(args.results)
     cells = [cell for cell in CELLS if not args.cells or cell.key in args.cells]
-    for turn in range(args.times):
-        for cell in cells:
-            if _num_done(args.results)[cell.key] <= turn:
-                _tell(args.results, judge_cell(cell))
-    for number in range(args.healthy):
-        job = HEALTHY[number % len(HEALTHY)]
-        if _num_done(args.results)[job.name] <= number // len(HEALTHY):
-            _tell(args.results, judge_healthy(job))
+    healthy = [(HEALTHY[number % len(HEALTHY)], number // len(HEALTHY)) for number in range(args.healthy)]
+    for job, turn in [*((cell, turn) for turn in range(args.times) for cell in cells), *healthy]:
+        if Counter(row["cell"] for row in kept.read())[job.key] <= turn:
+            outcome = judged(job)
+            kept.add(asdict(outcome))
+            is_right = outcome.is_kind_right and outcome.are_ranks_right
+            print("right" if is_right else "WRONG", outcome, file=sys.stderr, flush=True)
     if args.write is not None:
-        write_document(args.write, outcomes_in(args.results))
-        print(f"written: {args.write}")
+        write_page("hang-matrix", args.write, **_values([Outcome(**row) for row in kept.read()]))
 
 
-def _num_done(results: Path) -> Counter[str]:
-    return Counter(outcome.cell for outcome in outcomes_in(results))
+def judged(job: Job) -> Outcome:
+    """Run a job until its traces show a hang, and compare the verdict with what is true."""
+    found, after_ns = _first_hang(job)
+    if found is None:
+        return Outcome(cell=job.key, is_kind_right=not job.strikes, are_ranks_right=not job.strikes)
+    culprits = tuple(strike.rank for strike in job.strikes[-1:])
+    return Outcome(
+        cell=job.key,
+        kind=str(found.hang.kind),
+        named=found.hang.culprits,
+        could_be=found.hang.could_be,
+        after_s=None if after_ns is None else round(after_ns / NS_PER_S, 2),
+        is_kind_right=found.hang.kind in job.kinds,
+        are_ranks_right=bool(culprits) and found.hang.culprits == culprits,
+        wrong=tuple(sorted(set(found.hang.culprits) - set(culprits))),
+        said=describe(found.hang, found.job).headline,
+    )
 
 
-def _tell(results: Path, outcome: Outcome) -> None:
-    with results.open("a") as file:
-        file.write(outcome.line() + "\n")
-    is_right = outcome.is_kind_right and outcome.are_ranks_right
-    print("right" if is_right else "WRONG", outcome, file=sys.stderr, flush=True)
+def _first_hang(job: Job) -> tuple[FoundHang | None, int | None]:
+    """Run a job until it hangs or ends; return the hang, and the time from the fault to it, nanoseconds."""
+    with tempfile.TemporaryDirectory(prefix="hpcpace-hangs-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with started(job, folder) as pids:
+            until_s = time.monotonic() + _MAX_S
+            while time.monotonic() < until_s:
+                time.sleep(_POLL_S)
+                if (found := _look(folder / "run", job.hang_s)) is not None:
+                    begun_ns = struck_ns(folder)
+                    return found, None if begun_ns is None else time.monotonic_ns() - begun_ns
+                if have_ended(pids):
+                    until_s = min(until_s, time.monotonic() + _AFTER_END_S)
+        return None, None
+
+
+def _look(run: Path, hang_s: float) -> FoundHang | None:
+    attempts = RunDirectory(run).attempts() if run.exists() else []
+    try:
+        return hang_in(read_records(attempts[-1]), hang_s=hang_s) if attempts else None
+    except TraceError:  # no rank has flushed yet
+        return None
+
+
+def _values(outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """Return what the page has of the outcomes."""
+    by_key = {job.key: [one for one in outcomes if one.cell == job.key] for job in (*CELLS, *HEALTHY)}
+    hangs = [one for cell in CELLS for one in by_key[cell.key]]
+    kinds, ranks, soon, wrong = _counts(hangs)
+    num_healthy = sum(len(by_key[job.name]) for job in HEALTHY)
+    named = sum(not one.are_ranks_right for job in HEALTHY for one in by_key[job.name])
+    rows = []
+    for cell in CELLS:
+        if own := by_key[cell.key]:
+            after = [one.after_s for one in own if one.after_s is not None]
+            took = f"{median(after):.1f} s" if after else "-"
+            rows.append([cell.name, cell.program, cell.num_ranks, len(own), *_counts(own), took])
+    return {
+        "summary": fill(
+            f"Of {len(hangs)} jobs that hang, the kind is right in {kinds}, the rank is right in {ranks}, and {soon} "
+            f"are found in time; {wrong} have a wrong name. Of {num_healthy} healthy jobs, {named} are said to hang.",
+            width=120,
+        ),
+        "matrix": table(
+            ("hang", "layout", "ranks", "runs", "right kind", "right rank", "in time", "wrong names", "found after"),
+            rows,
+        ),
+        "healthy": table(
+            ("unusual", "jobs", "said to hang"),
+            [
+                (job.name, len(by_key[job.name]), sum(not one.are_ranks_right for one in by_key[job.name]))
+                for job in HEALTHY
+            ],
+        ),
+        "hang_s": f"{HANG_S:.0f}",
+        "within_s": f"{NAMED_WITHIN_S:.0f}",
+    }
+
+
+def _counts(outcomes: Sequence[Outcome]) -> tuple[int, int, int, int]:
+    """Return in how many the kind and the rank are right, how many are in time and name somebody wrong."""
+    return (
+        sum(one.is_kind_right for one in outcomes),
+        sum(one.are_ranks_right for one in outcomes),
+        sum(one.is_in_time for one in outcomes),
+        sum(bool(one.wrong) for one in outcomes),
+    )
 
 
 if __name__ == "__main__":

@@ -11,20 +11,126 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.links.cases import CASES, LAYOUTS, SIZES, LinkJob, jobs, lab_config
-from experiments.links.judge import judge_all
-from experiments.links.training import TrainingHosts
+from experiments.labs import inject
+from experiments.links.hosts import TrainingHosts
+from experiments.pages import counted, table, write_page
+from hpcpace.config import Config, LabConfig
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.core.rundir import write_json
+from hpcpace.core.rundir import RunDirectory, write_json
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.lab.lab import Lab
+from hpcpace.metrics.resampling import share_of
+from hpcpace.trace.attempt_reader import read_attempt
 
 FOLDER = Path("/var/tmp/hpcpace-links")
-DOCUMENT = Path(__file__).parents[2] / "docs" / "diagnosis-links.md"
+RATE = "200mbit"
+"""Of links and uplinks: a ring passes an uplink once in each direction, so uplinks are not its bottleneck."""
+COMPUTE_MS = 60
+LAYOUTS = {
+    "dp": ("--mesh", "dp={ranks}", "--seq-len", "32", "--batch-size", "{two_each}"),
+    "zero": ("--mesh", "dp={ranks}", "--zero", "3", "--seq-len", "32", "--batch-size", "{two_each}"),
+    "dp x pp": ("--mesh", "dp={half},pp=2", "--seq-len", "32", "--batch-size", "{two_each}"),
+    # Messages of 1 MiB take 40 ms, as long as an acknowledgement may be delayed: shorter ones show nothing.
+    "pp": ("--mesh", "pp={ranks}", "--seq-len", "128", "--batch-size", "64"),
+}
+SIZES = ((4, 2), (8, 4))
+"""Hosts and leaves."""
+MAX_STAGES = 4
+"""The preset has as many layers."""
+CASES = ("healthy", "full", "slow host", "slow uplink", "traffic", "loss", "flapping", "mtu")
+NOTHING = ("healthy", "full")
+_MAX_REPETITIONS = 40
 _START_TIMEOUT_S = 120.0
 _SETTINGS = {"HPCPACE_AUDIT": "off", "HPCPACE_CLOCK_INTERVAL_S": "5"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkJob:
+    """One job: a case in a layout on a lab of some size; repetitions count jobs that are alike but for the link."""
+
+    case: str
+    layout: str
+    num_hosts: int
+    num_leaves: int
+    repetition: int
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.case} {self.layout} {self.num_hosts} {self.repetition}".replace(" ", "-")
+
+    @property
+    def host(self) -> str:
+        """The host whose link the fault hits."""
+        return f"n{random.Random(self.name).randint(1, self.num_hosts)}"
+
+    @property
+    def leaf(self) -> str:
+        """The leaf whose uplink it hits."""
+        return f"leaf{random.Random(self.name).randint(1, self.num_leaves)}"
+
+    @property
+    def peer(self) -> str:
+        """The host to which foreign traffic goes, on the next leaf."""
+        return f"n{(int(self.host[1:]) - 1 + self.num_hosts // self.num_leaves) % self.num_hosts + 1}"
+
+    @property
+    def fault(self) -> tuple[str, ...]:
+        """Words of `hpcpace lab fault`; none without one."""
+        return {
+            "slow host": ("slow-link", self.host, "--rate", "60mbit"),
+            "slow uplink": ("slow-link", self.leaf, "--rate", "50mbit"),
+            "traffic": ("traffic", self.host, self.peer, "--rate", "80mbit"),
+            "loss": ("loss", self.host, "--share", "0.01"),
+            "flapping": ("flap-link", self.host, "--period", "4", "--down", "0.5"),
+            "mtu": ("mtu", self.host, "--size", "1000"),
+        }.get(self.case, ())
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Names of the links that it is right to name."""
+        if self.case in NOTHING:
+            return ()
+        if self.case == "slow uplink":
+            return (f"{self.leaf} uplink",)
+        if self.case == "traffic":
+            leaves = ((int(host[1:]) - 1) * self.num_leaves // self.num_hosts + 1 for host in (self.host, self.peer))
+            return (self.host, self.peer, *(f"leaf{leaf} uplink" for leaf in leaves))
+        return (self.host,)
+
+    @property
+    def training(self) -> tuple[str, ...]:
+        """Options of `hpcpace train gpt2`."""
+        numbers = {"ranks": self.num_hosts, "half": self.num_hosts // 2, "two_each": 2 * self.num_hosts}
+        layout = (word.format(**numbers) for word in LAYOUTS[self.layout])
+        sleeps = (f"host=n{number + 1},phase=forward,size={COMPUTE_MS}ms" for number in range(self.num_hosts))
+        work = [word for spec in sleeps for word in ("--inject", spec)] if self.case != "full" else []
+        steps = {"slow host": 25, "slow uplink": 30, "flapping": 60 if self.layout == "dp" else 100}.get(self.case, 45)
+        steps = min(steps, 30) if self.layout == "pp" else steps  # they take twice as long
+        return (*layout, "--steps", str(steps), *work)
+
+
+def jobs(num_repetitions: int) -> Iterator[LinkJob]:
+    """Yield all jobs, every case and layout once before any a second time; healthy ones three times as often."""
+    for repetition in range(num_repetitions):
+        for num_hosts, num_leaves in SIZES:
+            for layout in LAYOUTS:
+                if layout == "pp" and num_hosts > MAX_STAGES:
+                    continue
+                for case in CASES:
+                    times = 3 if case == "healthy" else 1
+                    for number in range(repetition * times, (repetition + 1) * times):
+                        place = {"num_hosts": num_hosts, "num_leaves": num_leaves}
+                        yield LinkJob(case=case, layout=layout, repetition=number, **place)
 
 
 def main() -> None:
@@ -38,26 +144,25 @@ def main() -> None:
     run.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="run only these cases")
     run.add_argument("--repetitions", type=int, default=10, help="of each case, layout and size")
     judging = commands.add_parser("judge", help="report all runs again and count what they name")
-    judging.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}")
+    judging.add_argument("--write", action="store_true", help="write docs/results/diagnosis-links.md")
     args = parser.parse_args()
     if args.command == "judge":
-        judge_all(args.folder, DOCUMENT if args.write else None)
+        judge_all(args.folder, is_written=args.write)
         return
-    chosen = [
-        job
-        for job in jobs(args.repetitions)
-        if job.num_hosts == args.hosts and job.layout in args.layouts and job.case in args.cases
-    ]
+    chosen = [job for job in jobs(args.repetitions) if job.num_hosts == args.hosts]
+    chosen = [job for job in chosen if job.layout in args.layouts and job.case in args.cases]
     run_jobs(chosen, args.folder, minutes=args.minutes)
 
 
-def run_jobs(chosen: list[LinkJob], folder: Path, *, minutes: float) -> None:
+def run_jobs(chosen: Sequence[LinkJob], folder: Path, *, minutes: float) -> None:
     """Run the jobs that have not run yet, one after the other in one lab."""
     deadline_s = time.monotonic() + 60 * minutes
     todo = [job for job in chosen if not (folder / job.name / "job.json").exists()]
     if not todo:
         return
-    with Lab.up(lab_config(todo[0].num_hosts, todo[0].num_leaves)) as lab, TrainingHosts(lab) as hosts:
+    size = {"hosts": todo[0].num_hosts, "leaves": todo[0].num_leaves}
+    config = LabConfig(name=f"links{size['hosts']}", link=RATE, uplink=RATE, tmp_size="32MiB", **size)
+    with Lab.up(config) as lab, TrainingHosts(lab) as hosts:
         for job in todo:
             if time.monotonic() > deadline_s:
                 break
@@ -69,15 +174,15 @@ def run_job(lab: Lab, hosts: TrainingHosts, job: LinkJob, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     begin_s = time.monotonic()
     is_late = job.case == "flapping"  # ranks do not find each other while a link is down
-    fault_id = _fault(lab, *job.fault) if job.fault and not is_late else ""
+    fault_id = inject(lab, *job.fault) if job.fault and not is_late else ""
     try:
         hosts.start(folder, job.training, _SETTINGS)
         if is_late and _is_traced(folder, job.num_hosts):
-            fault_id = _fault(lab, *job.fault)
+            fault_id = inject(lab, *job.fault)
         codes = hosts.wait()
     finally:
         if fault_id:
-            _fault(lab, "undo", fault_id)
+            inject(lab, "undo", fault_id)
     took_s = time.monotonic() - begin_s
     truth = {"codes": codes, "seconds": round(took_s, 1), "load": os.getloadavg()[0], "time": time.time()}
     write_json(folder / "job.json", truth)
@@ -94,11 +199,88 @@ def _is_traced(folder: Path, num_ranks: int) -> bool:
     return False
 
 
-def _fault(lab: Lab, *words: str) -> str:
-    done = lab.run("hpcpace", "lab", "fault", *words)
-    if done.returncode:
-        raise HpcpaceError(f"lab fault {' '.join(words)} ended with status {done.returncode}: {done.stderr}")
-    return done.stdout.split()[0]
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What a report said of a job.
+
+    Attributes:
+        is_right: it names the right link, or a set with it, and no other; of a job without a fault it names none.
+        is_alone: the right link alone.
+        named: varieties and links that it names.
+        headline: of its verdict.
+    """
+
+    job: LinkJob
+    load: float
+    is_right: bool = False
+    is_alone: bool = False
+    named: tuple[str, ...] = ()
+    headline: str
+
+
+def judge_all(folder: Path, *, is_written: bool) -> None:
+    """Judge all jobs that have run, print those that went wrong, and write the document."""
+    judged = []
+    for job in jobs(_MAX_REPETITIONS):
+        truth = folder / job.name / "job.json"
+        if not truth.exists():
+            continue
+        facts = json.loads(truth.read_text())
+        if any(facts["codes"]):
+            print(f"left out: {job.name} ended with {facts['codes']}")
+            continue
+        judged.append(judged_job(job, folder / job.name, float(facts["load"])))
+        if not judged[-1].is_right:
+            print(f"wrong: {job.name} ({', '.join(job.links)}): {judged[-1].named} {judged[-1].headline}", flush=True)
+    print(counts_table(judged))
+    if is_written:
+        loads = sorted(one.load for one in judged) or [0.0]
+        write_page("diagnosis-links", judged=judged, loads=loads, counts=counts_table(judged))
+
+
+def judged_job(job: LinkJob, folder: Path, load: float) -> Judged:
+    """Report a run and judge it."""
+    run = RunDirectory(folder / "run")
+    try:
+        attempt = run.last_attempt()
+        traces = read_attempt(attempt, tables=TABLES_USED)
+        verdict = analyze_traces(run, attempt, traces, Selection(), Config()).summary.verdict
+    except HpcpaceError as error:
+        return Judged(job=job, load=load, headline=f"error: {error}")
+    sets = [
+        (finding.variety or finding.mode, [alias.removeprefix("link ") for alias in culprit.aliases])
+        for finding in verdict.findings
+        for culprit in finding.culprits
+        if culprit.kind == "link"
+    ]
+    is_right = bool(sets) == bool(job.links) and all(set(ids) & set(job.links) for _, ids in sets)
+    return Judged(
+        job=job,
+        load=load,
+        is_right=is_right,
+        is_alone=is_right and all(len(ids) == 1 for _, ids in sets),
+        named=tuple(f"{variety}: {', '.join(ids)}" for variety, ids in sets),
+        headline=verdict.headline,
+    )
+
+
+def counts_table(judged: Sequence[Judged]) -> str:
+    """Return how many jobs of each case were right, by layout."""
+    by_place: dict[tuple[str, str, int], list[Judged]] = defaultdict(list)
+    for one in judged:
+        by_place[one.job.case, one.job.layout, one.job.num_hosts].append(one)
+    run = {place[1:] for place in by_place}
+    columns = [(layout, size) for size, _ in SIZES for layout in LAYOUTS if (layout, size) in run]
+    rows = []
+    for case in CASES:
+        cells = [by_place[case, layout, size] for layout, size in columns]
+        every = [one for cell in cells for one in cell]
+        right = share_of(sum(one.is_right for one in every), len(every)) if every else None
+        alone = "" if case in NOTHING else f" ({sum(one.is_alone for one in every)} alone)"
+        total = f"{counted(one.is_right for one in every)}{alone}" if every else "not run"
+        interval = f"{right.low:.0%} to {right.high:.0%}" if right else ""
+        rows.append([case, *(counted(one.is_right for one in cell) if cell else "" for cell in cells), total, interval])
+    return table(("case", *(f"{layout}, {size} hosts" for layout, size in columns), "all", "95 %"), rows)
 
 
 if __name__ == "__main__":

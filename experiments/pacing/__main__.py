@@ -5,30 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 
-from experiments.pacing import auto_cost, auto_gain, collected, links, persistent, polling, trial_judged, turns
-from experiments.pacing.document import section_of, write_section
-from experiments.pacing.experiment import Effort, Experiment
+from experiments.jobs import teller
+from experiments.pacing import trial_judged
+from experiments.pacing.experiment import Effort, Experiment, section_of, write_section
+from experiments.pacing.on_cores import AUTO_COST, AUTO_GAIN, COLLECTIONS, POLLING, WAITING
+from experiments.pacing.on_links import LINKS, TURNS
+from experiments.pages import RESULTS
 
-EXPERIMENTS: tuple[Experiment, ...] = (
-    trial_judged.EXPERIMENT,
-    polling.EXPERIMENT,
-    collected.EXPERIMENT,
-    persistent.EXPERIMENT,
-    auto_cost.EXPERIMENT,
-    auto_gain.EXPERIMENT,
-    turns.EXPERIMENT,
-    links.EXPERIMENT,
-)
-DOCUMENT = Path(__file__).parents[2] / "docs" / "pacing-experiments.md"
+EXPERIMENTS = (trial_judged.EXPERIMENT, POLLING, COLLECTIONS, WAITING, AUTO_COST, AUTO_GAIN, TURNS, LINKS)
+DOCUMENT = RESULTS / "pacing-experiments.md"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     names = [experiment.name for experiment in EXPERIMENTS]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"run these of {', '.join(names)}; default: all")
-    parser.add_argument("--write", action="store_true", help=f"put the sections into docs/{DOCUMENT.name}")
+    parser.add_argument("--write", action="store_true", help=f"put the sections into docs/results/{DOCUMENT.name}")
     parser.add_argument(
         "--try", dest="is_tried", action="store_true", help="run each for seconds only, to see that it works"
     )
@@ -53,10 +46,7 @@ def main() -> None:
 def carry_out(experiment: Experiment, effort: Effort, *, is_written: bool) -> bool:
     """Run an experiment, print its section, and return whether it completed, whatever the result."""
     begin_s = time.monotonic()
-
-    def tell(line: str) -> None:
-        print(f"[{time.monotonic() - begin_s:5.0f} s] {experiment.name}: {line}", file=sys.stderr, flush=True)
-
+    tell = teller(begin_s, name=experiment.name, file=sys.stderr)
     try:
         finding = experiment.run(effort, tell)
     except Exception as error:  # the boundary between one experiment and the next

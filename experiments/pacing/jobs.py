@@ -2,16 +2,164 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from experiments.pacing.experiment import Effort, Tell
-from experiments.pacing.launch import Ran, run_job
+from experiments.jobs import JobFailed, Tell, clean_environ, ended_in_time, mpiexec, started, verdict_of
+from experiments.pacing.experiment import Effort
 from experiments.pacing.paced_job import JobSpec
+from experiments.pages import ROOT
+from hpcpace.config import LabConfig
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.lab.lab import Lab
 from hpcpace.metrics.resampling import Estimate, mean_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """The result of a job.
+
+    Attributes:
+        step_ns: durations of all steps on rank 0, int64, (num_steps,).
+        trial: content of trial.json; empty where the job was not paced.
+        verdict: that of `hpcpace report --json`; empty where it was not asked for.
+    """
+
+    step_ns: NDArray[np.int64]
+    trial: Mapping[str, Any]
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        return str(self.trial.get("sentence", "not paced"))
+
+    @property
+    def outcome(self) -> str:
+        """The outcome of the trial; without a trial, what is said instead."""
+        trial = self.trial.get("trial")
+        return str(trial["outcome"]) if trial else str(self.trial.get("reason") or "no trial")
+
+    @property
+    def change(self) -> float | None:
+        """Step time in paced blocks relative to unpaced ones, less 1; None without paced blocks."""
+        trial = self.trial.get("trial")
+        if not trial or not trial["step_on_ns"] or not trial["step_off_ns"]:
+            return None
+        return float(trial["step_on_ns"]) / float(trial["step_off_ns"]) - 1
+
+    @property
+    def variations(self) -> tuple[float, float] | None:
+        """Coefficient of variation of the step time in unpaced and paced blocks."""
+        trial = self.trial.get("trial")
+        if not trial or trial["variation_on"] is None or trial["variation_off"] is None:
+            return None
+        return float(trial["variation_off"]), float(trial["variation_on"])
+
+    def mean_ms(self, *, skipped: int = 20) -> float:
+        """Mean duration of the steps behind the first ones, in milliseconds."""
+        return float(self.step_ns[skipped:].mean()) / 1e6
+
+
+def run_job(
+    spec: JobSpec,
+    num_ranks: int,
+    *,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = 240,
+    is_reported: bool = False,
+) -> Ran:
+    """Run one job.
+
+    Args:
+        spec: what it does.
+        num_ranks: its ranks.
+        environ: further environment variables.
+        timeout_s: seconds that it may take.
+        is_reported: whether to ask for the report's verdict.
+
+    Raises:
+        JobFailed: it ended with an error, or not in time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        command = mpiexec(num_ranks, "-m", "experiments.pacing.paced_job", spec.to_json(), run_dir)
+        (stdout,) = ended_in_time([started(command, env=clean_environ(**(environ or {})))], timeout_s=timeout_s)
+        ran = what_came(run_dir, stdout)
+        return replace(ran, verdict=verdict_of(run_dir)) if is_reported else ran
+
+
+def what_came(run_dir: Path, stdout: str) -> Ran:
+    """Return what a job measured, from its run directory and what rank 0 has printed."""
+    trial_json = RunDirectory(run_dir).attempt(0).trial_json
+    trial = json.loads(trial_json.read_text()) if trial_json.exists() else {}
+    measured = json.loads(stdout.strip().splitlines()[-1])
+    return Ran(step_ns=np.array(measured["step_ns"], np.int64), trial=trial)
+
+
+FOLDER = Path("/var/tmp")
+"""Each host has its own /tmp; all hosts share this folder."""
+_MAX_STARTS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabJob:
+    """A job and where it runs."""
+
+    spec: JobSpec
+    hosts: tuple[str, ...]
+    ranks_per_host: int = 1
+
+
+@contextmanager
+def slow_lab(rate: str) -> Iterator[Lab]:
+    """Boot a lab of four hosts on two leaves, with links and uplinks of a rate: uplinks are oversubscribed two to one.
+
+    Its hosts have one time of day, as those of a cluster have.
+    """
+    with Lab.up(LabConfig(name="pacing", link=rate, uplink=rate, clock_step_s=0)) as lab:
+        yield lab
+
+
+def run_together(lab: Lab, jobs: Sequence[LabJob], *, timeout_s: float = 120) -> list[Ran]:
+    """Run jobs at the same time and return the result of each.
+
+    Where one of them does not come through, all are started once more.
+
+    Raises:
+        JobFailed: they failed several times.
+    """
+    for start in range(_MAX_STARTS):
+        with tempfile.TemporaryDirectory(prefix="hpcpace-pacing-", dir=FOLDER) as folder:
+            try:
+                return _run_once(lab, jobs, Path(folder), timeout_s)
+            except JobFailed:
+                if start == _MAX_STARTS - 1:
+                    raise
+    raise AssertionError("unreachable: the last start returns or raises")
+
+
+def _run_once(lab: Lab, jobs: Sequence[LabJob], folder: Path, timeout_s: float) -> list[Ran]:
+    environ = {**lab.environ(), "OMP_NUM_THREADS": "1", "HPCPACE_WORLD_START_TIMEOUT_S": "40"}
+    children = []
+    for number, job in enumerate(jobs):
+        words = ["srun", "--nodelist", ",".join(job.hosts), "--ntasks", str(len(job.hosts) * job.ranks_per_host)]
+        words += ["--nodes", str(len(job.hosts)), "--ntasks-per-node", str(job.ranks_per_host), "--kill-on-bad-exit=1"]
+        program = [sys.executable, "-m", "experiments.pacing.paced_job", job.spec.to_json(), str(folder / str(number))]
+        children.append(started(lab.command([*words, *program], folder=ROOT), env=environ))
+    said = ended_in_time(children, timeout_s=timeout_s, with_signal=signal.SIGTERM)
+    return [what_came(folder / str(number), stdout) for number, stdout in enumerate(said)]
+
 
 HEAD = ("scene", "policy", "jobs", "step, unpaced", "change of the step, paced", "CV, unpaced to paced", "trial")
 TRIAL = {"block_steps": 20, "window_steps": 10, "dropped_steps": 4, "aa_pairs": 3, "max_pairs": 8}

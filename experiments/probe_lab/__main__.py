@@ -1,6 +1,6 @@
 """Measures the pairs of a lab's hosts, healthy and with slow links, beside the truth and other programs.
 
-sudo .venv/bin/python -m experiments.probe_lab --write docs/probe-lab.md
+sudo .venv/bin/python -m experiments.probe_lab --write
 
 One lab is booted, in which one job measures again and again (`experiments.probe_lab.ranks`). Before each measurement
 one link is slowed, or none. Needs sockperf and iperf3.
@@ -11,54 +11,122 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from experiments.probe_lab.cases import HOSTS, LEAVES, LINK_MBIT, UPLINK_MBIT, Case, judged, planned
-from experiments.probe_lab.document import write_document
-from experiments.probe_lab.peers import measure_peers
+import numpy as np
+
+from experiments.labs import inject
+from experiments.pages import RESULTS, ROOT, table, write_page
 from hpcpace.config import LabConfig
 from hpcpace.lab.lab import Lab
-from hpcpace.lab.namespaces import NAME_VARIABLE
 
-ROOT = Path(__file__).parents[2]
-NAME = "probe-lab"
-_TIME_S = 14.0
-_START_S, _MEASURE_S = 300.0, 120.0
-_POLL_S = 0.1
+DOCUMENT = RESULTS / "probe-lab.md"
+HOSTS, LEAVES = 8, 4
+LINK_MBIT, UPLINK_MBIT = 400, 600
+DATA_SHARE = 1448 / 1514
+"""Of a segment of 1,514 bytes on the wire, as the lab's shapers count, 1,448 are data."""
+_SHARES = (0.1, 0.7)
+"""Of its rate, what a slow link is left."""
+_TIME_S, _START_S, _MEASURE_S, _POLL_S = 14.0, 300.0, 120.0, 0.1
+_PEERS_S, _READY_S, _PORT = 3, 1.0, 23_456
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One measurement.
+
+    Attributes:
+        kind: `healthy`, `host link` or `uplink`.
+        link: name of the link in the lab, like `n3` or `leaf2`; empty for none.
+        rate_mbit: to which it was slowed.
+        named: what the probe named as slow, `or` between what it could not separate.
+        measured_mbit: rate of data of the slow link, or the usual one of hosts' links.
+        latency_us: median half round trip between n1 and n2.
+        load: load average of the machine, over a minute.
+    """
+
+    kind: str
+    link: str
+    rate_mbit: float
+    named: tuple[str, ...] = ()
+    measured_mbit: float = 0.0
+    latency_us: float = 0.0
+    load: float = 0.0
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the probe named the slow link alone, or nothing where there is none."""
+        return self.named == ((self.target,) if self.link else ())
+
+    @property
+    def target(self) -> str:
+        """The link as the probe names it."""
+        return f"{self.link} uplink" if self.kind == "uplink" else self.link
+
+    @property
+    def error(self) -> float:
+        """Rate measured by the rate of data that the shaper allows, minus 1."""
+        return self.measured_mbit / (self.rate_mbit * DATA_SHARE) - 1
 
 
 def main() -> None:
-    """Run the experiment."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slow", type=int, default=10, help="how many hosts' links to slow down, and how many uplinks")
     parser.add_argument("--healthy", type=int, default=20, help="how many measurements without a slow link")
     parser.add_argument("--most-s", type=float, default=420.0, help="begin no measurement after this time")
     parser.add_argument("--seed", type=int, default=0, help="of the links and rates")
-    parser.add_argument("--write", type=Path, help="write the document here")
+    parser.add_argument("--write", type=Path, nargs="?", const=DOCUMENT, help="write the document")
     args = parser.parse_args()
-    config = LabConfig(
-        name=NAME, hosts=HOSTS, leaves=LEAVES, link=f"{LINK_MBIT}mbit", uplink=f"{UPLINK_MBIT}mbit", share=(str(ROOT),)
-    )
+    rates = {"link": f"{LINK_MBIT}mbit", "uplink": f"{UPLINK_MBIT}mbit"}
+    config = LabConfig(name="probe-lab", hosts=HOSTS, leaves=LEAVES, share=(str(ROOT),), **rates)
     cases: list[Case] = []
-    with tempfile.TemporaryDirectory(prefix="probe-lab-", dir=ROOT) as folder, Lab.up(config) as lab:
-        with _job(lab, Path(folder)):
+    with tempfile.TemporaryDirectory(prefix="probe-lab-", dir=ROOT) as name, Lab.up(config) as lab:
+        folder = Path(name)
+        with _job(lab, folder):
             end_s = time.monotonic() + args.most_s
             for number, case in enumerate(planned(args.slow, args.healthy, args.seed)):
                 if time.monotonic() > end_s:
                     break
-                cases.append(_measured(case, number, Path(folder)))
+                cases.append(_measured(lab, case, number, folder))
                 print("right" if cases[-1].is_right else "WRONG", cases[-1], file=sys.stderr, flush=True)
-        peers = measure_peers(lab)
-    print(peers, file=sys.stderr)
+        iperf_mbit, sockperf_us = peers(lab)
+    print(f"iperf3 {iperf_mbit:.1f} Mb/s, sockperf {sockperf_us:.1f} us", file=sys.stderr)
     if args.write is not None:
-        write_document(args.write, cases, peers, seed=args.seed)
-        print(f"written: {args.write}")
+        links = sorted((case for case in cases if case.link), key=lambda each: (each.kind, each.link, each.rate_mbit))
+        write_page(
+            "probe-lab",
+            args.write,
+            hosts=HOSTS,
+            leaves=LEAVES,
+            link_mbit=LINK_MBIT,
+            uplink_mbit=UPLINK_MBIT,
+            data_share=DATA_SHARE,
+            seed=args.seed,
+            loads=[case.load for case in cases],
+            counts=_counts(cases),
+            figures=_figures(cases, iperf_mbit, sockperf_us),
+            links=table(("link", "slowed to (Mb/s)", "measured data (Mb/s)", "error", "named"), map(_row, links)),
+        )
+
+
+def planned(num_slow: int, num_healthy: int, seed: int) -> list[Case]:
+    """Return the cases in random order: hosts and switches in turn, at random rates of 10 to 70 % of the usual."""
+    random = np.random.default_rng(seed)
+    cases = [Case(kind="healthy", link="", rate_mbit=LINK_MBIT) for _ in range(num_healthy)]
+    for kind, name, units, usual in (("host link", "n", HOSTS, LINK_MBIT), ("uplink", "leaf", LEAVES, UPLINK_MBIT)):
+        for number, share in enumerate(random.uniform(*_SHARES, num_slow).tolist()):
+            cases.append(Case(kind=kind, link=f"{name}{number % units + 1}", rate_mbit=round(usual * share)))
+    return [cases[number] for number in random.permutation(len(cases))]
 
 
 @contextmanager
@@ -84,23 +152,103 @@ def _wait_for(file: Path, timeout_s: float, job: subprocess.Popen[bytes] | None 
         time.sleep(_POLL_S)
 
 
-def _measured(case: Case, number: int, folder: Path) -> Case:
+def _measured(lab: Lab, case: Case, number: int, folder: Path) -> Case:
     """Slow a link, measure, undo it, and return the case with what was found."""
-    if case.link:
-        fault_id = _lab("fault", "slow-link", case.link, "--rate", f"{case.rate_mbit:.0f}mbit").split()[0]
+    fault_id = inject(lab, "slow-link", case.link, "--rate", f"{case.rate_mbit:.0f}mbit") if case.link else ""
     try:
         (folder / f"go-{number}").touch()
         _wait_for(folder / f"done-{number}.json", _MEASURE_S)
     finally:
-        if case.link:
-            _lab("fault", "undo", fault_id)
+        if fault_id:
+            inject(lab, "undo", fault_id)
     return judged(case, json.loads((folder / f"done-{number}.json").read_text()), os.getloadavg()[0])
 
 
-def _lab(*words: str) -> str:
-    command = [sys.executable, "-P", "-m", "hpcpace", "lab", *words]
-    environ = {**os.environ, NAME_VARIABLE: NAME}
-    return subprocess.run(command, env=environ, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+def judged(case: Case, pairs: Mapping[str, Any], load: float) -> Case:
+    """Return a case with what the probe found."""
+    found = pairs["findings"]
+    rates = [one["value"] for one in found if one["measure"] != "latency" and case.target in one["names"]]
+    return replace(
+        case,
+        named=tuple(" or ".join(one["names"]) for one in found),
+        measured_mbit=8e-6 * (rates[0] if rates else pairs["usual"]),
+        latency_us=min(1e-3 * row["p50_ns"] for row in pairs["rows"] if {row["first"], row["second"]} == {"n1", "n2"}),
+        load=load,
+    )
+
+
+def peers(lab: Lab) -> tuple[float, float]:
+    """Return the rate between n1 and n2 as iperf3 measures it, Mb/s, and the latency as sockperf does, us."""
+    first, second = lab.plan.hosts[:2]
+    server = ["iperf3", "-s", "-1", "-p", str(_PORT)]
+    client = ["iperf3", "-c", second.address, "-p", str(_PORT), "-t", str(_PEERS_S), "-J"]
+    rate = json.loads(_served(lab, second.name, server, first.name, client))["end"]["sum_received"]["bits_per_second"]
+    place = ["--tcp", "-i", second.address, "-p", str(_PORT + 1)]
+    client = ["sockperf", "ping-pong", *place, "-t", str(_PEERS_S)]
+    text = _served(lab, second.name, ["sockperf", "server", *place], first.name, client)
+    found = re.search(r"percentile 50\.000 = +([0-9.]+)", text)
+    return rate / 1e6, float(found[1]) if found else float("nan")
+
+
+def _served(lab: Lab, server_host: str, server: Sequence[str], client_host: str, client: Sequence[str]) -> str:
+    """Return what a client prints whose server runs on another host meanwhile."""
+    on = ["srun", "-n", "1", "-w"]
+    command = lab.command([*on, server_host, *server])
+    with subprocess.Popen(command, env=lab.environ(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as serving:
+        time.sleep(_READY_S)
+        try:
+            done = lab.run(*on, client_host, *client)
+            return done.stdout + done.stderr
+        finally:
+            serving.terminate()
+
+
+def _counts(cases: Sequence[Case]) -> str:
+    rows = []
+    for kind in ("host link", "uplink", "healthy"):
+        own = [case for case in cases if case.kind == kind]
+        alone = sum(bool(case.link) and case.is_right for case in own)
+        nothing = sum(not case.named for case in own)
+        among = sum(
+            bool(case.link) and not case.is_right and any(case.target in name.split(" or ") for name in case.named)
+            for case in own
+        )
+        shown = ("-", "-") if kind == "healthy" else (alone, among)
+        rows.append((kind, len(own), *shown, nothing, len(own) - alone - nothing - among))
+    named = ("named alone", "named with others", "nothing named", "something else named")
+    return table(("slowed", "measurements", *named), rows)
+
+
+def _figures(cases: Sequence[Case], iperf_mbit: float, sockperf_us: float) -> str:
+    healthy = [case for case in cases if not case.link]
+    usual = statistics.median(case.measured_mbit for case in healthy)
+    latency_us = statistics.median(case.latency_us for case in healthy)
+    beside = f"({100 * (usual / iperf_mbit - 1):+.1f} %)"
+    rows = [
+        ("usual rate of a host's link, median of healthy measurements", f"{usual:.1f} Mb/s"),
+        ("iperf3, n1 to n2, same lab", f"{iperf_mbit:.1f} Mb/s {beside}"),
+        ("error of that usual rate", _errors(healthy)),
+        (
+            "error of the rates of slowed links that were named",
+            _errors([case for case in cases if case.link and case.is_right]),
+        ),
+        ("latency n1 to n2, median of healthy measurements", f"{latency_us:.1f} us"),
+        (
+            "sockperf over TCP, n1 to n2, same lab",
+            f"{sockperf_us:.1f} us ({100 * (latency_us / sockperf_us - 1):+.0f} %)",
+        ),
+    ]
+    return table(("figure", "value"), rows)
+
+
+def _errors(cases: Sequence[Case]) -> str:
+    errors = [100 * abs(case.error) for case in cases]
+    return f"{statistics.median(errors):.1f} % in the median, {max(errors):.1f} % at most" if errors else "-"
+
+
+def _row(case: Case) -> list[str]:
+    error = f"{100 * case.error:+.1f} %" if case.is_right else "-"
+    return [case.target, f"{case.rate_mbit:.0f}", f"{case.measured_mbit:.1f}", error, ", ".join(case.named) or "-"]
 
 
 if __name__ == "__main__":

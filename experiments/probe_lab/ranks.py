@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcpace.audit.schema import plain
+from hpcpace.core.codec import plain
 from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.core.rundir import write_json
 from hpcpace.probe.pairs import Pairs

@@ -17,9 +17,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments.pages import row, table
+
 _CASES = ((0.01, 0.01), (0.01, 0.1), (0.05, 0.01), (0.05, 0.1))
 _LENGTH_S = 5.0
-_REPETITIONS = 1
 _PRIORITY = 50
 _THIEF = """
 import os, sys, time
@@ -39,22 +40,11 @@ while True:
 def main() -> None:
     """Run all cases and print a row of a table for each."""
     cpu = max(os.sched_getaffinity(0))
-    print("| share | period | taken | share found | period found | lost in all | load |")
-    print("|---|---|---|---|---|---|---|")
-    for share, period_s in _CASES * _REPETITIONS:
+    print(table(("share", "period", "taken", "share found", "period found", "lost in all", "load"), []))
+    for share, period_s in _CASES:
         with _thief(cpu, share, period_s) as pid:
-            words = [
-                "chrt",
-                "--fifo",
-                str(_PRIORITY // 2),
-                sys.executable,
-                "-P",
-                "-m",
-                "hpcpace.probe.quanta",
-                str(cpu),
-                "0",
-                str(_LENGTH_S),
-            ]
+            quanta = ["-P", "-m", "hpcpace.probe.quanta", str(cpu), "0", str(_LENGTH_S)]
+            words = ["chrt", "--fifo", str(_PRIORITY // 2), sys.executable, *quanta]
             before_s, begin_s = _processor_time_s(pid), time.monotonic()
             found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
             taken = (_processor_time_s(pid) - before_s) / (time.monotonic() - begin_s)
@@ -62,7 +52,7 @@ def main() -> None:
         of_period = "-" if found["period_share"] is None else f"{100 * found['period_share']:.2f} %"
         cells = [f"{100 * share:.0f} %", f"{1e3 * period_s:.0f} ms", f"{100 * taken:.2f} %", of_period, period]
         cells += [f"{100 * found['share']:.1f} %", f"{os.getloadavg()[0]:.0f}"]
-        print(f"| {' | '.join(cells)} |", flush=True)
+        print(row(cells), flush=True)
 
 
 @contextlib.contextmanager

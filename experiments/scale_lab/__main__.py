@@ -3,23 +3,26 @@
 Each set-up has one thing injected, at 1 to 32 hosts. The law of 1 to 8 hosts is held against 16 and 32: the measured
 mean step time has to be in the printed interval, and the part that stops the job has to be the injected one. On
 simulated jobs (--simulated, a few minutes), and on real ones in a lab (--lab: root and Slurm). Both are resumable.
+--write replaces the sections of what was done.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.scale_lab.document import document, line
+from experiments.pages import RESULTS, page, table, today, with_section
 from experiments.scale_lab.in_lab import run_open
-from experiments.scale_lab.judge import Judged, judge
+from experiments.scale_lab.judge import HELD_OUT, SETUPS, SIZES, UPLINK_MBIT, Judged, Setup, judge
 from experiments.scale_lab.published import families
-from experiments.scale_lab.setups import HELD_OUT, SETUPS, SIZES, Setup
 from experiments.scale_lab.simulated import write_run
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "scale-proof.md"
+DOCUMENT = RESULTS / "scale-proof.md"
+_TITLES = {"simulated": "Simulated jobs", "lab": "Real jobs in a lab"}
 
 
 def main() -> None:
@@ -30,30 +33,30 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=[setup.name for setup in SETUPS], help="do only these set-ups")
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder and resume there, not below /tmp")
     parser.add_argument("--timeout", type=float, default=3600.0, help="run jobs in the lab for this many seconds")
-    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}")
+    parser.add_argument("--write", action="store_true", help=f"write docs/results/{DOCUMENT.name}")
     args = parser.parse_args()
     setups = [setup for setup in SETUPS if not args.only or setup.name in args.only]
+    sections = []
     with tempfile.TemporaryDirectory(prefix="hpcpace-scale-", dir="/var/tmp") as temporary:
         folder = args.keep.resolve() if args.keep else Path(temporary)
-        found: dict[str, list[Judged]] = {}
         if args.simulated:
-            found["simulated"] = _simulated(folder / "simulated", setups)
+            for number, setup in enumerate(setups):
+                for size in (*SIZES, *HELD_OUT):
+                    if not (path := folder / "simulated" / f"{setup.name}-{size}").exists():
+                        write_run(path, setup, size, seed=number)
+            sections.append(_section("simulated", _judged(folder / "simulated", setups)))
         if args.lab:
             (folder / "lab").mkdir(parents=True, exist_ok=True)
             run_open(folder / "lab", setups, timeout_s=args.timeout)
-            found["lab"] = _judged(folder / "lab", setups)
+            sections.append(_section("lab", _judged(folder / "lab", setups)))
+    if args.published:
+        sections.append(_published())
     if args.write:
-        DOCUMENT.write_text(document(found, families() if args.published else []))
+        text = DOCUMENT.read_text() if DOCUMENT.exists() else page("scale-proof")
+        for section in sections:
+            text = with_section(text, section)
+        DOCUMENT.write_text(text)
         print(f"written: {DOCUMENT}")
-
-
-def _simulated(folder: Path, setups: Sequence[Setup]) -> list[Judged]:
-    for number, setup in enumerate(setups):
-        for size in (*SIZES, *HELD_OUT):
-            path = folder / f"{setup.name}-{size}"
-            if not path.exists():
-                write_run(path, setup, size, seed=number)
-    return _judged(folder, setups)
 
 
 def _judged(folder: Path, setups: Sequence[Setup]) -> list[Judged]:
@@ -61,12 +64,56 @@ def _judged(folder: Path, setups: Sequence[Setup]) -> list[Judged]:
     for setup in setups:
         if sum((folder / f"{setup.name}-{size}").exists() for size in SIZES) == len(SIZES):
             found.append(judge(folder, setup))
-            print(line(found[-1]), flush=True)
+            print(_line(found[-1]), flush=True)
     num_points = sum(len(one.points) for one in found)
     inside = sum(point.is_inside for one in found for point in one.points)
     named = sum(one.is_named for one in found)
     print(f"{inside} of {num_points} held-out sizes inside; {named} of {len(found)} parts named")
     return found
+
+
+def _line(one: Judged) -> str:
+    points = "; ".join(
+        f"{point.num_hosts}: {point.measured_ms:.1f} ms in {point.low_ms:.1f}-{point.high_ms:.1f}"
+        f"{'' if point.is_inside else ' NO'}"
+        for point in one.points
+    )
+    return f"{one.setup.name}: {one.stopped_by or 'nothing'} {'' if one.is_named else 'NO '}({points})"
+
+
+def _section(name: str, found: Sequence[Judged]) -> str:
+    num_points = sum(len(one.points) for one in found)
+    inside = sum(point.is_inside for one in found for point in one.points)
+    whole = sum(all(point.is_inside for point in one.points) for one in found)
+    rests_on = " or ".join(", ".join(map(str, sizes)) for sizes in sorted({one.known for one in found}))
+    rows = []
+    for one in found:
+        held_out = "; ".join(
+            f"{point.num_hosts} hosts: {point.measured_ms:.1f} ms, {point.predicted_ms:.1f} ms ({point.low_ms:.1f} to "
+            f"{point.high_ms:.1f}){'' if point.is_inside else ', outside'}"
+            for point in one.points
+        )
+        said = f"{one.stopped_by or 'nothing'}, {100 * one.lost:.0f} % of the step"
+        rows.append((one.setup.name, one.setup.part, said, held_out))
+    return "\n\n".join(
+        [
+            f"## {_TITLES[name]}",
+            f"Written by `python -m experiments.scale_lab --{name} --write` on {today()}, {os.cpu_count()} cores, load "
+            f"{os.getloadavg()[2]:.0f}. The law rests on {rests_on} hosts. {inside} of {num_points} held-out sizes are "
+            f"inside, in {whole} of {len(found)} set-ups all of them; the part is named right in "
+            f"{sum(one.is_named for one in found)} of {len(found)}.",
+            *([page("scale-proof-lab", uplink_mbit=UPLINK_MBIT).strip()] if name == "lab" else []),
+            table(("set-up", "injected", "said to stop it", "held out: measured, predicted (95 %)"), rows),
+        ]
+    )
+
+
+def _published() -> str:
+    found = families()
+    judged = [family for family in found if family.outcome in ("inside", "outside")]
+    rounds = sorted({family.name.split()[0] for family in found})
+    counts = Counter(family.outcome for family in found)
+    return page("scale-proof-published", judged=judged, rounds=rounds, counts=counts)
 
 
 if __name__ == "__main__":

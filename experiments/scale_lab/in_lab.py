@@ -7,16 +7,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.jobs import MISREAD_START
 from experiments.lab_jobs import JobQueue
-from experiments.scale_lab.setups import HELD_OUT, SIZES, UPLINK_MBIT, Setup
+from experiments.pages import ROOT
+from experiments.scale_lab.judge import HELD_OUT, SIZES, UPLINK_MBIT, Setup
 from hpcpace.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 
-_REPOSITORY = Path(__file__).parents[2]
 _NUM_HOSTS = max(HELD_OUT)
-_MOST_STARTS, _LEAST_S = 3, 30.0
-_MISREAD = "mpi/pmi2: invalid client request"
+_MAX_STARTS, _MIN_S = 3, 30.0
 
 
 def run_open(folder: Path, setups: Sequence[Setup], *, timeout_s: float) -> None:
@@ -29,23 +29,16 @@ def run_open(folder: Path, setups: Sequence[Setup], *, timeout_s: float) -> None
     """
     deadline_s = time.monotonic() + timeout_s
     left = [size for size in (*SIZES, *HELD_OUT) if open_names(folder, setups, size)]
-    if not left or timeout_s < _LEAST_S:
+    if not left or timeout_s < _MIN_S:
         return
-    config = LabConfig(
-        name="scale",
-        hosts=_NUM_HOSTS,
-        leaves=_NUM_HOSTS,
-        link="1gbit",
-        uplink=f"{UPLINK_MBIT}mbit",
-        cpus_per_host=1,
-        tmp_size="8MiB",
-    )
+    size = {"hosts": _NUM_HOSTS, "leaves": _NUM_HOSTS, "cpus_per_host": 1, "tmp_size": "8MiB"}
+    config = LabConfig(name="scale", link="1gbit", uplink=f"{UPLINK_MBIT}mbit", **size)
     with Lab.up(config) as lab:
         queue = JobQueue(lab)
         for size in left:
-            for _ in range(_MOST_STARTS):
+            for _ in range(_MAX_STARTS):
                 names, room_s = open_names(folder, setups, size), deadline_s - time.monotonic()
-                if not names or room_s < _LEAST_S:
+                if not names or room_s < _MIN_S:
                     break
                 _run(queue, folder, names, size, room_s)
                 _remove_unfinished(folder, names, size)
@@ -60,7 +53,7 @@ def open_names(folder: Path, setups: Sequence[Setup], size: int) -> list[str]:
 def _run(queue: JobQueue, folder: Path, names: Sequence[str], size: int, timeout_s: float) -> None:
     program = f"{sys.executable} -m experiments.scale_lab.program {folder} {' '.join(names)}"
     environ = {
-        "PYTHONPATH": str(_REPOSITORY),
+        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "HPCPACE_AUDIT": "off",
         "HPCPACE_WORLD_START_TIMEOUT_S": "120",
@@ -76,7 +69,7 @@ def _run(queue: JobQueue, folder: Path, names: Sequence[str], size: int, timeout
     log = folder / f"{job_id}.out"
     while not queue.job(job_id).finished:
         said = log.read_text(errors="replace") if log.exists() else ""
-        if _MISREAD in said or time.monotonic() - begin_s > timeout_s:
+        if MISREAD_START in said or time.monotonic() - begin_s > timeout_s:
             queue.run("scancel", str(job_id))
             break
         time.sleep(0.5)

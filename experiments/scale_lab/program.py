@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import hpcpace
-from experiments.scale_lab.setups import SETUPS, Setup
+from experiments.scale_lab.judge import SETUPS, Setup
 from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.world.process_group import init_process_group
 

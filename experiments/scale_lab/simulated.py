@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.scale_lab.setups import Setup
+from experiments.scale_lab.judge import Setup
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag, TraceHeader

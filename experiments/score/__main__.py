@@ -12,23 +12,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from experiments.score.campaign import Outcome, run, tasks
-from experiments.score.cells import CELLS, LOST_CELLS, power_cells
-from experiments.score.document import (
+from experiments.score.campaign import (
     CELL_COLUMNS,
     CONFIDENCE_COLUMNS,
     LOST_COLUMNS,
     TARGET_COLUMNS,
+    Outcome,
     cell_rows,
     confidence_rows,
     document,
     lost_rows,
     mode_rows,
     power_rows,
+    run,
     target_rows,
+    tasks,
 )
+from experiments.score.cells import CELLS, LOST_CELLS, power_cells
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "diagnosis-score.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "diagnosis-score.md"
 _PER_CELL, _PER_POWER_CELL = 100, 20
 _QUICK, _QUICK_POWER = 6, 2
 _WIDTH = 160

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import platform
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
-from experiments.score.cells import CELLS, LOST_CELLS, Cell, SeedSet, power_cells, seeds
-from experiments.score.generator import traces_of, write_run
-from experiments.score.judge import Judgement, Verdict, judge
-from experiments.score.lost import with_losses
+from experiments.score.cells import CELLS, LOST_CELLS, POWER_LEVELS, POWER_SIZES, Cell, SeedSet, power_cells, seeds
+from experiments.score.generator import traces_of, with_losses, write_run
 from experiments.score.scenario import Scenario
-from experiments.score.truth import Truth, truth_of
+from experiments.score.truth import CANNOT_TELL, Judgement, Truth, Verdict, judge, truth_of
 from hpcpace.diagnosis.analyze import examine
 from hpcpace.trace.attempt_reader import read_attempt
 
@@ -107,3 +110,205 @@ def _from_disk(scenario: Scenario, examination: Callable[..., Verdict]) -> Verdi
 
 
 _CELLS = {cell.name: cell for cell in (*CELLS, *LOST_CELLS, *power_cells())}
+
+
+_PROSE = Path(__file__).with_name("prose.md")
+_BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+_MOST_FAILURES = 20
+_PERSISTENT = ("slow_rank", "slow_node", "slow_stage", "slow_link", "slow_switch")
+_MOST_NOISE, _LEAST_STEPS, _LARGE = 0.05, 200, 0.10
+_WANTED = {"5 %": 0.90, "10 % and more": 0.99}
+
+CONFIDENCE_COLUMNS = ("confidence", "traces", "mean confidence", "right")
+TARGET_COLUMNS = (
+    "persistent fault",
+    "size",
+    "traces",
+    "culprit named",
+    "wanted",
+    "nobody named",
+    "somebody else named",
+)
+LOST_COLUMNS = ("cell", "traces", "cannot tell", "certain and right", "wrong and confident", "wanted")
+CELL_COLUMNS = (
+    "cell",
+    "traces",
+    "right mode",
+    "recall",
+    "precision",
+    "wrong culprit",
+    "abstained",
+    "false alarms",
+    "95 % interval holds",
+    "median time",
+)
+
+
+_POWER = "Share of traces in which the report names the slow rank: 64 ranks, 8 per node, 200 steps, normal noise.\n\n"
+
+
+def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) -> str:
+    """Return docs/results/diagnosis-score.md, or a document like it on some of the cells."""
+    names = {outcome.task.cell for outcome in outcomes}
+    titles = [f"| {cell.name} | {cell.title} |" for cell in CELLS if cell.name in names]
+    lost = [(cell.name, cell.title) for cell in LOST_CELLS if cell.name in names]
+    has_power = bool(names - {cell.name for cell in (*CELLS, *LOST_CELLS)})
+    header = ("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS))
+    power = power_rows(outcomes) if has_power else []
+    written = [o for o in outcomes if o.is_same_from_disk is not None]
+    num_same = sum(bool(o.is_same_from_disk) for o in written)
+    parts = [
+        _PROSE.read_text().strip(),
+        f"Written by `{command}` on {time.strftime('%Y-%m-%d')}, in {duration_s / 60:.0f} minutes: {len(outcomes)} "
+        f"traces, hpcpace {version('hpcpace')}, numpy {version('numpy')}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores.",
+        "## Cells\n\n" + _markdown(CELL_COLUMNS, cell_rows(outcomes)),
+        _markdown(("cell", "what happens in it"), []) + "\n" + "\n".join(titles),
+        "## What the report said\n\nModes and their number of traces. Wrong modes are in brackets.\n\n"
+        + _markdown(("cell", "modes"), mode_rows(outcomes)),
+        "## Persistent faults: result and target\n\nRuns of the cells above with 200 steps, noise of up to 5 % "
+        "and an identifiable culprit. A run in which nobody is named is a miss.\n\n"
+        + _markdown(TARGET_COLUMNS, target_rows(outcomes)),
+        "## Data that cannot carry a verdict\n\nTraces are missing, belong to another run, or contradict "
+        'themselves. "Cannot tell" is right, and so is what ranks with a trace measured about themselves: a straggler '
+        "among them, waiting for data, a hang. Healthy counts as wrong, and so does anything based on waits or "
+        "transfers.\n\n"
+        + _markdown(LOST_COLUMNS, lost_rows(outcomes))
+        + "\n\n"
+        + _markdown(("cell", "what happens in it"), lost)
+        + "\n\n"
+        + _markdown(("cell", "modes"), mode_rows(outcomes, LOST_CELLS)),
+        *(["## Power\n\n" + _POWER + _markdown(header, power)] if has_power else []),
+        "## Confidence\n\n" + _markdown(CONFIDENCE_COLUMNS, confidence_rows(outcomes)),
+        f"## Through the disk\n\nOf {len(written)} runs that were written as files and read again, {num_same} got the "
+        "same verdict.",
+    ]
+    failed = [f"- {o.task.cell}, seed {o.task.seed}: {o.error}" for o in outcomes if o.error]
+    if failed:
+        parts.append(f"## Failures\n\n{len(failed)} examinations failed.\n\n" + "\n".join(failed[:_MOST_FAILURES]))
+    return "\n\n".join(parts) + "\n"
+
+
+def cell_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Return a row of text for each cell that has outcomes, columns as in CELL_COLUMNS, and one for all of them."""
+    by_cell = [(cell.name, [o for o in outcomes if o.task.cell == cell.name]) for cell in CELLS]
+    by_cell.append(("all", [o for _, chosen in by_cell for o in chosen]))
+    return [_cell_row(name, chosen) for name, chosen in by_cell if chosen]
+
+
+def _cell_row(name: str, outcomes: Sequence[Outcome]) -> list[str]:
+    done = [o.judgement for o in outcomes if o.judgement is not None]
+    wanted = [j for j in done if j.has_culprit]
+    innocent = [o.judgement for o in outcomes if o.judgement is not None and not o.truth.culprits]
+    blamed = [o.judgement for o in outcomes if o.judgement is not None and o.truth.culprits]
+    num_named = sum(j.num_named for j in done)
+    covered = [j.is_covered for j in done if j.is_covered is not None]
+    return [
+        name,
+        str(len(outcomes)),
+        _share(sum(j.is_mode_right for j in done), len(outcomes)),
+        _share(sum(j.is_found for j in wanted), len(wanted)),
+        _share(sum(j.num_named_right for j in done), num_named),
+        _share(sum(j.is_wrong for j in blamed), len(blamed)),
+        _share(sum(j.is_abstention for j in blamed), len(blamed)),
+        _share(sum(j.is_false_alarm for j in innocent), len(innocent)),
+        _share(sum(covered), len(covered)),
+        f"{statistics.median(o.duration_s for o in outcomes) * 1e3:.0f} ms",
+    ]
+
+
+def lost_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Return a row for each cell whose data cannot carry a verdict, columns as in LOST_COLUMNS, and one for all."""
+    by_cell = [(cell.name, [o for o in outcomes if o.task.cell == cell.name]) for cell in LOST_CELLS]
+    by_cell.append(("all", [o for _, chosen in by_cell for o in chosen]))
+    rows = []
+    for name, chosen in by_cell:
+        done = [o.judgement for o in chosen if o.judgement is not None]
+        if chosen:
+            num_told = sum(j.mode != CANNOT_TELL and j.is_right for j in done)
+            num_wrong = sum(j.is_wrong_and_confident for j in done)
+            shares = (sum(j.mode == CANNOT_TELL for j in done), num_told, num_wrong)
+            rows.append([name, str(len(chosen)), *(_share(number, len(chosen)) for number in shares), "0.5 %"])
+    return rows
+
+
+def target_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Return how often the culprit of a persistent fault is named, by size and kind of fault, columns TARGET_COLUMNS.
+
+    Only runs of at least 200 steps with noise of 5 % at most count, and not those of the power table.
+    """
+    chosen = [
+        outcome
+        for outcome in outcomes
+        if outcome.scenario.fault in _PERSISTENT
+        and outcome.scenario.level <= _MOST_NOISE
+        and outcome.scenario.num_steps >= _LEAST_STEPS
+        and outcome.truth.culprits
+        and outcome.truth.is_identifiable
+        and outcome.scenario.data == "sound"
+        and not outcome.task.cell.startswith("power-")
+    ]
+    rows = []
+    for size, wanted in _WANTED.items():
+        of_size = [outcome for outcome in chosen if (outcome.scenario.size >= _LARGE) == (size != "5 %")]
+        for fault in (*_PERSISTENT, "all"):
+            of_fault = [outcome for outcome in of_size if fault in (outcome.scenario.fault, "all")]
+            done = [outcome.judgement for outcome in of_fault if outcome.judgement is not None]
+            if of_fault:
+                named = _share(sum(j.is_found for j in done), len(of_fault))
+                nobody = _share(len(of_fault) - len(done) + sum(j.is_abstention for j in done), len(of_fault))
+                wrong = _share(sum(j.is_wrong for j in done), len(of_fault))
+                row = [fault.replace("_", " "), size, str(len(of_fault)), named, f"{wanted:.0%}", nobody, wrong]
+                rows.append(row)
+    return rows
+
+
+def mode_rows(outcomes: Sequence[Outcome], cells: Sequence[Cell] = CELLS) -> list[list[str]]:
+    """Return for each cell the modes that were given, the most frequent first; those that are not right in brackets."""
+    rows = []
+    for cell in cells:
+        said: dict[str, int] = {}
+        for outcome in outcomes:
+            if outcome.task.cell == cell.name:
+                found = outcome.judgement
+                mode = "(failed)" if found is None else found.mode if found.is_mode_right else f"({found.mode})"
+                said[mode] = said.get(mode, 0) + 1
+        if said:
+            ordered = sorted(said.items(), key=lambda item: (-item[1], item[0]))
+            rows.append([cell.name, ", ".join(f"{mode} {count}" for mode, count in ordered)])
+    return rows
+
+
+def power_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Return the share of found culprits, a row a size and a column a level of noise."""
+    found: dict[str, list[bool]] = {}
+    for outcome in outcomes:
+        found.setdefault(outcome.task.cell, []).append(outcome.judgement is not None and outcome.judgement.is_found)
+    rows = []
+    for size in POWER_SIZES:
+        cells = [found.get(f"power-{size:g}-{level:g}", []) for level in POWER_LEVELS]
+        if any(cells):
+            rows.append([f"{size:.0%}", *(_share(sum(cell), len(cell)) for cell in cells)])
+    return rows
+
+
+def confidence_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Return how often verdicts of each range of confidence are right: mode, and whom they name, if anybody."""
+    done = [o.judgement for o in outcomes if o.judgement is not None and not o.task.cell.startswith("power-")]
+    rows = []
+    for low, high in itertools.pairwise(_BINS):
+        chosen = [j for j in done if low <= j.confidence < high or (high == _BINS[-1] and j.confidence >= high)]
+        if chosen:
+            mean = statistics.mean(j.confidence for j in chosen)
+            right = _share(sum(j.is_right for j in chosen), len(chosen))
+            rows.append([f"{low:g} to {high:g}", str(len(chosen)), f"{mean:.2f}", right])
+    return rows
+
+
+def _share(number: int, total: int) -> str:
+    return f"{100 * number / total:.1f} %" if total else "-"
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -7,30 +7,207 @@ to a file outside of the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import recfunctions
 from numpy.typing import NDArray
 
-from experiments.score.on_devices import device_tables, on_device
 from experiments.score.scenario import NUM_WARMUP, Scenario
 from experiments.score.timeline import (
+    COMPUTE_NS,
     DATA_GROUP,
     DEFAULT_GROUP,
     PIPELINE_GROUP,
     OperationTimes,
     Timeline,
+    core_waits,
+    noise_factors,
     simulate,
 )
-from experiments.score.work import COMPUTE_NS, core_waits, noise_factors
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.trace.encoding import round_times
 from hpcpace.trace.schema import TABLES, ExitKind, Op, Phase, StepFlag, TraceHeader
 from hpcpace.trace.tables import RankTrace, Table
 from hpcpace.trace.writer import TraceWriter
+
+Rows = dict[str, NDArray[np.void]]
+Int64s = NDArray[np.int64]
+
+_LATENCY_NS = 10_000
+_ISSUING = 0.2
+"""What issuing takes of what the device takes."""
+_STEPS_AHEAD = 1.5
+
+
+def device_tables(scenario: Scenario) -> tuple[str, ...]:
+    """Return the tables that have the columns of ranks with a device."""
+    if scenario.device == "none":
+        return ()
+    return ("collectives",) if scenario.data == "host_times" else ("collectives", "steps", "phases")
+
+
+def on_device(scenario: Scenario, rows: Rows, open_rows: NDArray[np.void]) -> tuple[Rows, NDArray[np.void]]:
+    """Return the rows of a rank with a device: host times in the columns of the host, and those of the device.
+
+    Args:
+        scenario: says what the host does.
+        rows: of all tables, with the times of the device.
+        open_rows: of operations that never completed.
+    """
+    if scenario.device == "none":
+        return rows, open_rows
+    host = _Host(scenario, rows)
+    changed = dict(rows)
+    for name in ("steps", "phases"):
+        changed[name] = _marks(host, name, rows[name], has_device="steps" in device_tables(scenario))
+    changed["collectives"] = _operations(host, rows["collectives"], scenario)
+    return changed, _operations(host, open_rows, scenario)
+
+
+class _Host:
+    """When the host of a rank passed a mark that its device passed at some time.
+
+    Args:
+        scenario: says what it does.
+        rows: of the rank.
+    """
+
+    def __init__(self, scenario: Scenario, rows: Rows) -> None:
+        steps, phases = rows["steps"], rows["phases"]
+        self._kind = scenario.device
+        self._begin_ns, self._end_ns = steps["begin_ns"], steps["end_ns"]
+        self._ahead_ns = int(_STEPS_AHEAD * float(np.median(self._end_ns - self._begin_ns)))
+        # The host waits for its data itself, and its device for it.
+        self._data_ns = self._begin_ns.copy()
+        data = phases[phases["phase"] == Phase.DATA]
+        at = np.searchsorted(steps["step"], data["step"])
+        known = at < len(steps)
+        self._data_ns[at[known]] = data["end_ns"][known]
+
+    def passed_ns(self, device_ns: Int64s) -> Int64s:
+        """Return when the host passed marks, int64, (num_marks,)."""
+        if self._kind == "ahead":
+            return device_ns - self._ahead_ns
+        if self._kind == "host_bound":
+            return device_ns - _LATENCY_NS
+        row = np.maximum(np.searchsorted(self._begin_ns, device_ns, side="right") - 1, 0)
+        issued_ns = self._data_ns[row] + (_ISSUING * (device_ns - self._data_ns[row])).astype(np.int64)
+        is_waiting = (device_ns <= self._data_ns[row]) | (device_ns == self._end_ns[row])
+        return np.where(is_waiting, device_ns, issued_ns) - _LATENCY_NS
+
+
+def _marks(host: _Host, name: str, rows: NDArray[np.void], *, has_device: bool) -> NDArray[np.void]:
+    """Return steps or phases with the times of the host, and with those of the device if asked for."""
+    made = rows.copy()
+    made["begin_ns"], made["end_ns"] = (host.passed_ns(rows[column]) for column in ("begin_ns", "end_ns"))
+    if not has_device:
+        return made
+    made = _with_columns(made, name)
+    made["device_begin_ns"], made["device_end_ns"] = rows["begin_ns"], rows["end_ns"]
+    round_times(name, made)
+    return made
+
+
+def _operations(host: _Host, rows: NDArray[np.void], scenario: Scenario) -> NDArray[np.void]:
+    made = _with_columns(rows, "collectives")
+    made["enqueue_ns"] = host.passed_ns(rows["enter_ns"])
+    if scenario.data == "host_times":
+        made["blocked_ns"] = 0
+    round_times("collectives", made)
+    return made
+
+
+def _with_columns(rows: NDArray[np.void], name: str) -> NDArray[np.void]:
+    columns = TABLES[name].device.names or ()
+    zeros = [np.zeros(len(rows), np.int64) for _ in columns]
+    return recfunctions.append_fields(rows, columns, zeros, usemask=False)
+
+
+_HOUR_NS = 3_600_000_000_000
+_UNKNOWN = 200
+_TIMES = ("begin_ns", "end_ns", "enter_ns", "exit_ns", "local_ns", "time_ns", "blocked_ns")
+
+
+def with_losses(
+    scenario: Scenario, traces: Sequence[RankTrace], others: Callable[[], Sequence[RankTrace]]
+) -> list[RankTrace]:
+    """Return the traces of a scenario as its data fault leaves them.
+
+    Args:
+        scenario: names the fault, and the ranks that it is about.
+        traces: of all ranks.
+        others: returns the traces of another run of as many ranks.
+    """
+    lost = scenario.lost_ranks
+    if scenario.data in ("sound", "host_times"):
+        return list(traces)
+    if scenario.data == "missing":
+        return [trace for trace in traces if trace.header.rank not in lost]
+    if scenario.data == "other_run":
+        return [other if other.header.rank in lost else own for own, other in zip(traces, others(), strict=True)]
+    change = _CHANGES[scenario.data]
+    return [change(trace) if trace.header.rank in lost else trace for trace in traces]
+
+
+def _changed(trace: RankTrace, **tables: dict[str, Any]) -> RankTrace:
+    """Return a trace with other columns: a value for all rows, or an array."""
+    made = dict(trace.tables)
+    for name, columns in tables.items():
+        table = made[name]
+        new = {key: np.broadcast_to(value, len(table)).astype(table[key].dtype) for key, value in columns.items()}
+        made[name] = Table({key: new.get(key, table[key]) for key in table})
+    return replace(trace, tables=made)
+
+
+def _other_start(trace: RankTrace) -> RankTrace:
+    """Return a rank's trace of an earlier start under the same names: an hour before the others."""
+    times = {
+        name: {key: table[key] - _HOUR_NS for key in table if key in _TIMES and key != "blocked_ns"}
+        for name, table in trace.tables.items()
+        if name != "clock"
+    }
+    return _changed(trace, **times)
+
+
+def _zero_times(trace: RankTrace) -> RankTrace:
+    return _changed(trace, **{name: {key: 0 for key in table if key in _TIMES} for name, table in trace.tables.items()})
+
+
+def _unknown_enums(trace: RankTrace) -> RankTrace:
+    return _changed(trace, collectives={"op": _UNKNOWN, "exit_kind": _UNKNOWN}, phases={"phase": _UNKNOWN})
+
+
+def _exits_before_enters(trace: RankTrace) -> RankTrace:
+    return _changed(trace, collectives={"exit_ns": trace.tables["collectives"]["enter_ns"] - _HOUR_NS})
+
+
+def _overlapping_steps(trace: RankTrace) -> RankTrace:
+    steps = trace.tables["steps"]
+    return _changed(trace, steps={"end_ns": steps["end_ns"] + (steps["end_ns"] - steps["begin_ns"]) // 2})
+
+
+def _wrong_clock(trace: RankTrace) -> RankTrace:
+    return _changed(trace, clock={"offset_ns": trace.tables["clock"]["offset_ns"] + _HOUR_NS})
+
+
+def _no_collectives(trace: RankTrace) -> RankTrace:
+    return replace(trace, tables={**trace.tables, "collectives": trace.tables["collectives"].select(slice(0))})
+
+
+_CHANGES: dict[str, Callable[[RankTrace], RankTrace]] = {
+    "other_start": _other_start,
+    "zero_times": _zero_times,
+    "unknown_enums": _unknown_enums,
+    "exits_before_enters": _exits_before_enters,
+    "overlapping_steps": _overlapping_steps,
+    "wrong_clock": _wrong_clock,
+    "no_collectives": _no_collectives,
+}
+
 
 START_NS = 5_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -39,8 +216,6 @@ TOKENS_PER_STEP = 65_536
 _HANG_NS = 120 * SECOND_NS
 _ROW_COST_NS = 700
 _USUAL_WAIT = 0.005
-
-Rows = dict[str, NDArray[np.void]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.score.network import same_traffic
 from experiments.score.scenario import Scenario
+from experiments.score.timeline import same_traffic
 from experiments.score.truth import Truth, same_names
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.train.inject import parse_fault

@@ -12,31 +12,228 @@ import dataclasses
 import json
 import math
 import os
+import platform
 import queue
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from experiments.drills.cluster import DrillJob, DrillSite, MisreadStart
-from experiments.score.judge import judge
+from experiments.labs import DrillJob, DrillSite, MisreadStart
 from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
-from experiments.score.lab_document import document, line
-from experiments.score.lab_outcomes import Outcome, change, keep, kept, missing, this_commit
-from experiments.score.truth import Truth
+from experiments.score.truth import Judgement, Truth, judge
 from hpcpace.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.diagnosis.diagnose import Culprit
 from hpcpace.lab.lab import Lab
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "diagnosis-lab.md"
+_FOLDER = "outcomes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of one job; `error` says why there is no judgement.
+
+    Attributes:
+        is_mode_found: whether a right mode is among the findings, or the verdict is right without any.
+        step_ms, cv: median step time and its coefficient of variation.
+        is_same_without_lab: whether the run's verdict is the same once the lab and its log of truth are gone; None
+            where that was not tried.
+        load: of the machine while the job ran, of the last minute.
+        commit: of the code.
+    """
+
+    case: Case
+    judgement: Judgement | None = None
+    modes: tuple[str, ...] = ()
+    is_mode_found: bool = False
+    headline: str = ""
+    step_ms: float = 0.0
+    cv: float = 0.0
+    run: Path | None = None
+    verdict: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_same_without_lab: bool | None = None
+    load: float = 0.0
+    commit: str = ""
+    error: str = ""
+
+
+def keep(outcome: Outcome, folder: Path) -> None:
+    """Add an outcome to those in a folder; of several threads, one at a time."""
+    place = folder / _FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((int(path.stem) for path in place.glob("*.json")), default=0)
+    _write(outcome, place / f"{number:04d}.json")
+
+
+def kept(folder: Path) -> list[Outcome]:
+    """Return the outcomes in a folder, in the order in which they were added."""
+    return [_outcome(json.loads(path.read_text())) for path in _files(folder)]
+
+
+def change(folder: Path, changed: Callable[[Outcome], Outcome]) -> None:
+    """Replace the outcomes in a folder by what a function makes of them."""
+    for path, outcome in zip(_files(folder), kept(folder), strict=True):
+        _write(changed(outcome), path)
+
+
+def missing(cases: Sequence[Case], outcomes: Sequence[Outcome], repetitions: int) -> list[Case]:
+    """Return the cases that jobs are still to be run of, one of each in turn."""
+    counts = Counter(outcome.case.name for outcome in outcomes)
+    return [case for round_ in range(repetitions) for case in cases if counts[case.name] <= round_]
+
+
+def this_commit() -> str:
+    """Return the commit of the code, with a + where files differ from it; empty outside of a repository."""
+    try:
+        return subprocess.run(
+            ["git", "describe", "--always", "--dirty=+"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted((folder / _FOLDER).glob("*.json"))
+
+
+def _write(outcome: Outcome, path: Path) -> None:
+    judgement = None if outcome.judgement is None else dataclasses.asdict(outcome.judgement)
+    values = {item.name: getattr(outcome, item.name) for item in dataclasses.fields(outcome)}
+    values |= {"case": outcome.case.name, "judgement": judgement, "run": outcome.run and str(outcome.run)}
+    path.write_text(json.dumps(values, indent=1))
+
+
+def _outcome(values: dict[str, Any]) -> Outcome:
+    case = next(case for case in CASES if case.name == values["case"])
+    found = values["judgement"]
+    judgement = None if found is None else Judgement(**{**found, "named": tuple(found["named"])})
+    run = Path(values["run"]) if values["run"] else None
+    return Outcome(**{**values, "case": case, "judgement": judgement, "run": run, "modes": tuple(values["modes"])})
+
+
+_PROSE = Path(__file__).with_name("lab_prose.md")
+COLUMNS = ("case", "jobs", "mode comes first", "mode is found", "culprit", "somebody else", "step, median", "CV")
+
+
+class LabOutcome(Protocol):
+    """What is read of an outcome."""
+
+    @property
+    def case(self) -> Case: ...
+    @property
+    def judgement(self) -> Judgement | None: ...
+    @property
+    def modes(self) -> tuple[str, ...]: ...
+    @property
+    def is_mode_found(self) -> bool: ...
+    @property
+    def headline(self) -> str: ...
+    @property
+    def step_ms(self) -> float: ...
+    @property
+    def cv(self) -> float: ...
+    @property
+    def is_same_without_lab(self) -> bool | None: ...
+    @property
+    def load(self) -> float: ...
+    @property
+    def commit(self) -> str: ...
+    @property
+    def error(self) -> str: ...
+
+
+def line(outcome: LabOutcome) -> str:
+    """Return a line on one job."""
+    found = outcome.judgement
+    if found is None:
+        return f"{outcome.case.name}: FAILED: {' '.join(outcome.error.split())[:400]}"
+    words = ["right mode" if found.is_mode_right else "right mode not first" if outcome.is_mode_found else "WRONG MODE"]
+    if found.has_culprit:
+        words.append("culprit found" if found.is_found else "culprit NOT found")
+    if found.is_wrong:
+        words.append("WRONG CULPRIT")
+    return (
+        f"{outcome.case.name}: {', '.join(words)}; said {' + '.join(outcome.modes)}, names "
+        f"{', '.join(found.named) or 'nobody'}; step {outcome.step_ms:.0f} ms, CV {outcome.cv:.2f}"
+    )
+
+
+def document(outcomes: Sequence[LabOutcome], *, command: str) -> str:
+    """Return docs/results/diagnosis-lab.md."""
+    slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.strip()
+    num_same = sum(outcome.is_same_without_lab is True for outcome in outcomes)
+    loads, commits = [outcome.load for outcome in outcomes], sorted({outcome.commit for outcome in outcomes})
+    parts = [
+        _PROSE.read_text().strip(),
+        f"Written by `{command}` on {time.strftime('%Y-%m-%d')}, with {len(outcomes)} "
+        f"jobs of four ranks, hpcpace {version('hpcpace')} ({', '.join(commits)}), {slurm}, torch {version('torch')}, "
+        f"Python {platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores for all hosts, load "
+        f"{min(loads):.1f} to {max(loads):.1f} at the end of each job.",
+        table(outcomes),
+        _markdown(("case", "what happens", "mode that is right"), [_title(case) for case in CASES]),
+        f"{num_same} of {len(outcomes)} verdicts were the same when the report was made once more without the lab and "
+        "its log of truth.",
+        "## What the report said\n\n"
+        + "\n".join(f"- {outcome.case.name}: {_quoted(outcome)}" for outcome in _ordered(outcomes)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(outcomes: Sequence[LabOutcome]) -> str:
+    """Return a row for each case that has outcomes."""
+    by_case = [(case, [o for o in outcomes if o.case.name == case.name]) for case in CASES]
+    return _markdown(COLUMNS, [_row(case, chosen) for case, chosen in by_case if chosen])
+
+
+def _row(case: Case, outcomes: Sequence[LabOutcome]) -> list[str]:
+    done = [(outcome, outcome.judgement) for outcome in outcomes if outcome.judgement is not None]
+    wanted = [found for _, found in done if found.has_culprit]
+    return [
+        case.name,
+        str(len(outcomes)),
+        f"{sum(found.is_mode_right for _, found in done)} of {len(outcomes)}",
+        f"{sum(outcome.is_mode_found for outcome, _ in done)} of {len(outcomes)}",
+        f"{sum(found.is_found for found in wanted)} of {len(wanted)}" if wanted else "none",
+        f"{sum(found.is_wrong for _, found in done)} of {len(outcomes)}",
+        f"{statistics.median(outcome.step_ms for outcome, _ in done):.0f} ms" if done else "-",
+        f"{statistics.median(outcome.cv for outcome, _ in done):.2f}" if done else "-",
+    ]
+
+
+def _ordered(outcomes: Sequence[LabOutcome]) -> list[LabOutcome]:
+    names = [case.name for case in CASES]
+    return sorted(outcomes, key=lambda outcome: names.index(outcome.case.name))
+
+
+def _title(case: Case) -> list[str]:
+    return [case.name, case.title, " or ".join(case.modes)]
+
+
+def _quoted(outcome: LabOutcome) -> str:
+    return outcome.headline if outcome.judgement is not None else f"failed: {' '.join(outcome.error.split())[:300]}"
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "diagnosis-lab.md"
 FOLDER = Path("/var/tmp")
 """Each host has its own /tmp; all hosts share this folder."""
 JOB_TIMEOUT_S = 300.0

@@ -6,21 +6,265 @@ Pipelines run GPipe's order: all microbatches forward, then all backward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.score.network import ALL_REDUCE_BYTES, MESSAGE_BYTES, NORM_BYTES, Transfers, transfers_of
-from experiments.score.scenario import NUM_WARMUP, Scenario
-from experiments.score.work import Work, work_of
+from experiments.score.scenario import EVERYWHERE, NUM_WARMUP, Scenario
 from hpcpace.trace.schema import Op
+
+MS = 1e6
+DATA_NS, FORWARD_NS, BACKWARD_NS, OPTIMIZER_NS = 1 * MS, 33 * MS, 67 * MS, 3 * MS
+COMPUTE_NS = FORWARD_NS + BACKWARD_NS
+WARMUP_FACTOR = 1.5
+LEAST_FACTOR = 0.5
+WAIT_SPREAD = 0.3
+NOISE_PERIOD_STEPS = 10
+SERVICE_PERIOD_NS = 1500 * MS
+TRANSIENT_SHARE = 0.25
+# Of a piece of a step against the step: what the pieces' own noise is, next to what all of a step have in common.
+_PIECE_SHARE = 0.3
+_OWN_SHARE = 0.2
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Nanoseconds of work; the last axis is the rank.
+
+    Attributes:
+        data, optimizer: (total_steps, num_ranks).
+        forward: (total_steps, num_pieces, num_ranks): a piece a microbatch, or one where there is no pipeline.
+        backward: (total_steps, num_pieces, num_ranks): a piece a microbatch, or one a bucket.
+        service: which ranks a periodic service disturbs, bool, (total_steps, num_ranks).
+    """
+
+    data: FloatArray
+    forward: FloatArray
+    backward: FloatArray
+    optimizer: FloatArray
+    service: NDArray[np.bool_]
+
+
+def work_of(scenario: Scenario, *, with_noise: bool = True, with_fault: bool = True) -> Work:
+    """Return the work of a scenario; the noise is the same with and without the fault."""
+    shape = (scenario.total_steps, scenario.num_ranks)
+    is_pipeline = scenario.num_stages > 1
+    num_forward = scenario.num_microbatches if is_pipeline else 1
+    num_backward = scenario.num_microbatches if is_pipeline else scenario.num_buckets
+    random = scenario.random("pieces")
+    level = scenario.level if with_noise else 0.0
+    factor = noise_factors(scenario) if with_noise else np.ones(shape)
+    service = service_activations(scenario) if scenario.fault == "periodic_service" else np.zeros(shape, bool)
+    if with_fault:
+        factor = factor * fault_factors(scenario) + scenario.size * service
+    factor[:NUM_WARMUP] *= WARMUP_FACTOR
+
+    def pieces(number: int, total_ns: float) -> FloatArray:
+        own = random.normal(0.0, _PIECE_SHARE * level, (shape[0], number, shape[1])) if level else 0.0
+        return np.broadcast_to(factor[:, None, :] * (1.0 + own), (shape[0], number, shape[1])) * (total_ns / number)
+
+    data = DATA_NS * random.lognormal(0.0, 0.05, shape)
+    if with_fault and scenario.fault == "input_bound":
+        data += scenario.size * COMPUTE_NS * scenario.random("input").lognormal(0.0, 0.2, shape)
+    return Work(
+        data=data,
+        forward=pieces(num_forward, FORWARD_NS),
+        backward=pieces(num_backward, BACKWARD_NS),
+        optimizer=OPTIMIZER_NS * factor,
+        service=service,
+    )
+
+
+def noise_factors(scenario: Scenario) -> FloatArray:
+    """Return the noise as factors of mean 1 and standard deviation `level`, (total_steps, num_ranks).
+
+    The ranks' own speeds come on top.
+    """
+    random = scenario.random("noise")
+    shape, level = (scenario.total_steps, scenario.num_ranks), scenario.level
+    own = random.standard_normal(shape)
+    if scenario.noise == "normal":
+        deviation = level * own
+    elif scenario.noise == "lognormal":
+        variance = np.log1p(level**2)
+        deviation = np.exp(np.sqrt(variance) * own - variance / 2) - 1
+    elif scenario.noise == "heavy":
+        deviation = level * random.standard_t(3, shape) / np.sqrt(3)
+    elif scenario.noise == "periodic":
+        begin = random.integers(NOISE_PERIOD_STEPS, size=shape[1])
+        is_busy = (np.arange(shape[0])[:, None] + begin) % NOISE_PERIOD_STEPS == 0
+        share = 1 / NOISE_PERIOD_STEPS
+        deviation = level * (is_busy - share) / np.sqrt(share * (1 - share)) + _OWN_SHARE * level * own
+    elif scenario.noise == "common_mode":
+        deviation = level * random.standard_normal((shape[0], 1)) + _OWN_SHARE * level * own
+    else:
+        of_node = random.standard_normal((shape[0], scenario.num_nodes))
+        deviation = level * of_node[:, scenario.node_of_rank] + _OWN_SHARE * level * own
+    speed = 1.0 + scenario.spread * scenario.random("spread").standard_normal(shape[1])
+    return np.maximum(1.0 + deviation, LEAST_FACTOR) * speed
+
+
+def fault_factors(scenario: Scenario) -> FloatArray:
+    """Return by what the fault slows the computation of each rank, (total_steps, num_ranks)."""
+    factors = np.ones((scenario.total_steps, scenario.num_ranks))
+    random = scenario.random("fault")
+    affected = list(scenario.affected_ranks)
+    if scenario.fault in ("slow_rank", "slow_node", "slow_stage"):
+        factors[:, affected] += scenario.size
+    elif scenario.fault == "transient":
+        length = max(int(TRANSIENT_SHARE * scenario.num_steps), 1)
+        first = NUM_WARMUP + int(random.integers(scenario.num_steps - length + 1))
+        factors[first : first + length, affected] += scenario.size
+    elif scenario.fault == "rotating":
+        steps = np.arange(scenario.total_steps)
+        cycles = random.permuted(
+            np.tile(np.arange(scenario.num_ranks), (-(-len(steps) // scenario.num_ranks), 1)), axis=1
+        )
+        factors[steps, cycles.ravel()[: len(steps)]] += scenario.size
+    return factors + core_waits(scenario)
+
+
+def core_waits(scenario: Scenario) -> FloatArray:
+    """Return how long each rank waits for a core, relative to its computation of a step, (total_steps, num_ranks)."""
+    waits = np.zeros((scenario.total_steps, scenario.num_ranks))
+    if scenario.fault not in ("shared_cores", "foreign_load"):
+        return waits
+    ranks = list(scenario.affected_ranks) or list(range(scenario.num_ranks))
+    varying = scenario.random("fault").lognormal(-(WAIT_SPREAD**2) / 2, WAIT_SPREAD, (len(waits), len(ranks)))
+    waits[:, ranks] = scenario.size * varying
+    return waits
+
+
+def service_activations(scenario: Scenario) -> NDArray[np.bool_]:
+    """Return in which steps a service that recurs by the clock takes a rank's time, bool, (total_steps, num_ranks)."""
+    nominal_ns = DATA_NS + COMPUTE_NS + OPTIMIZER_NS
+    begin_ns = scenario.random("fault").uniform(0, SERVICE_PERIOD_NS, scenario.num_nodes)
+    time_ns = np.arange(scenario.total_steps)[:, None] * nominal_ns + begin_ns
+    is_active = time_ns % SERVICE_PERIOD_NS < nominal_ns
+    if scenario.resolved_target != EVERYWHERE:
+        is_active &= np.arange(scenario.num_nodes) == scenario.resolved_target
+    return np.asarray(is_active[:, scenario.node_of_rank])
+
+
+ALL_REDUCE_NS, MESSAGE_NS, NORM_NS = 8 * MS, 0.7 * MS, 0.04 * MS
+ALL_REDUCE_BYTES, MESSAGE_BYTES, NORM_BYTES = 50_000_000, 8_000_000, 4
+BURST_SHARE, BURST_STEPS = 0.3, 5
+TRANSFER_NOISE = 0.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfers:
+    """Nanoseconds that transfers take once all have come.
+
+    Attributes:
+        all_reduce: by bucket and by group of data parallelism, (total_steps, num_buckets, num_stages).
+        message: of each microbatch between stage s and s + 1 of a replica, back and forth,
+            (total_steps, 2, num_microbatches, num_replicas, num_stages - 1).
+        norm: of the small all_reduce over all ranks, (total_steps,).
+        size_factor: by which the messages are larger than usual.
+    """
+
+    all_reduce: FloatArray
+    message: FloatArray
+    norm: FloatArray
+    size_factor: float
+
+
+def link_names(scenario: Scenario) -> tuple[str, ...]:
+    """Return the names of all links: those of the nodes, then the uplinks of the leaves."""
+    uplinks = [f"leaf{leaf + 1} uplink" for leaf in range(scenario.num_leaves)] if scenario.num_leaves > 1 else []
+    return (*(f"n{node + 1}" for node in range(scenario.num_nodes)), *uplinks)
+
+
+def links_of(scenario: Scenario, ranks: Sequence[int]) -> frozenset[str]:
+    """Return the links that an operation of these ranks crosses."""
+    nodes = {int(scenario.node_of_rank[rank]) for rank in ranks}
+    leaves = {int(scenario.leaf_of_rank[rank]) for rank in ranks}
+    names = [f"n{node + 1}" for node in nodes] if len(nodes) > 1 else []
+    return frozenset([*names, *(f"leaf{leaf + 1} uplink" for leaf in leaves if len(leaves) > 1)])
+
+
+def crossings(scenario: Scenario) -> dict[tuple[str, int, int], frozenset[str]]:
+    """Return the links of every group of large transfers, by (kind, replica, stage); a group of all replicas has -1."""
+    stages, replicas = scenario.num_stages, scenario.num_replicas
+    found = {}
+    for stage in range(stages):
+        if replicas > 1:
+            found["dp", -1, stage] = links_of(scenario, range(stage, scenario.num_ranks, stages))
+    for replica in range(replicas):
+        for stage in range(stages - 1):
+            first = replica * stages + stage
+            found["pp", replica, stage] = links_of(scenario, (first, first + 1))
+    return found
+
+
+def slow_link(scenario: Scenario) -> str | None:
+    """Return the name of the link that the fault slows."""
+    if scenario.fault == "slow_link":
+        return f"n{scenario.resolved_target + 1}"
+    return f"leaf{scenario.resolved_target + 1} uplink" if scenario.fault == "slow_switch" else None
+
+
+def same_traffic(scenario: Scenario, link: str) -> tuple[str, ...]:
+    """Return the links that are crossed by the same operations as this one, so that no trace can tell them apart."""
+    carried = {
+        name: frozenset(key for key, links in crossings(scenario).items() if name in links)
+        for name in link_names(scenario)
+    }
+    return tuple(name for name, operations in carried.items() if operations == carried[link])
+
+
+def transfers_of(scenario: Scenario, *, with_fault: bool = True) -> Transfers:
+    """Return the transfers of a scenario; their noise is the same with and without the fault."""
+    steps, stages, replicas = scenario.total_steps, scenario.num_stages, scenario.num_replicas
+    random = scenario.random("transfer")
+    all_reduce = random.lognormal(0.0, TRANSFER_NOISE, (steps, scenario.num_buckets, stages))
+    # A ring sends 2 (n - 1) / n of the message over each link (Patarasuk and Yuan 2009, section 3).
+    all_reduce *= (replicas - 1) / replicas * ALL_REDUCE_NS / scenario.num_buckets
+    shape = (steps, 2, scenario.num_microbatches, replicas, stages - 1)
+    message = MESSAGE_NS * random.lognormal(0.0, TRANSFER_NOISE, shape)
+    norm = NORM_NS + random.exponential(0.2 * NORM_NS, steps)
+    size_factor = 1.0
+    slower = 1.0 + scenario.size * COMPUTE_NS / ALL_REDUCE_NS
+    link = slow_link(scenario)
+    if with_fault and link is not None:
+        for (kind, replica, stage), links in crossings(scenario).items():
+            if link in links and kind == "dp":
+                all_reduce[:, :, stage] *= slower
+            elif link in links:
+                message[:, :, :, replica, stage] *= slower
+    elif with_fault and scenario.fault == "communication_bound":
+        size_factor = slower
+        all_reduce *= slower
+        message *= slower
+    elif with_fault and scenario.fault == "contention":
+        inflation = _bursts(scenario)
+        all_reduce *= inflation[:, None, None]
+        message *= inflation[:, None, None, None, None]
+    return Transfers(all_reduce=all_reduce, message=message, norm=norm, size_factor=size_factor)
+
+
+def _bursts(scenario: Scenario) -> FloatArray:
+    """Return by what other traffic inflates transfers, (total_steps,): bursts of random length, `size` on average."""
+    random = scenario.random("fault")
+    steps = scenario.total_steps
+    quiet_steps = round(BURST_STEPS * (1 - BURST_SHARE) / BURST_SHARE)
+    # Quiet spells are of bounded length, so that a short run has a burst too.
+    quiet = random.integers(1, 2 * quiet_steps, steps)
+    lengths = np.stack([quiet, random.geometric(1 / BURST_STEPS, steps)])
+    is_burst = np.repeat(np.tile([False, True], steps), lengths.T.ravel())[:steps]
+    is_burst[:NUM_WARMUP] = False
+    height = scenario.size / BURST_SHARE * COMPUTE_NS / ALL_REDUCE_NS * random.gamma(4.0, 0.25, steps)
+    return 1.0 + is_burst * height
+
 
 DEFAULT_GROUP, DATA_GROUP, PIPELINE_GROUP = 0, 1, 2
 SEND_NS, RECV_NS = 20_000.0, 5_000.0
 _EXIT_BIAS_NS, _EXIT_NOISE_NS = 15_000.0, 3_000.0
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

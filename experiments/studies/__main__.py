@@ -1,7 +1,7 @@
 """Runs the nano-cluster and model-size studies in the lab: `make nano-cluster`; --scaling runs the scaling study.
 
 Needs root and Slurm, and resumes where it stopped: finished runs stay in the folder of the study. --write updates its
-part of docs/studies-lab.md.
+part of docs/results/studies-lab.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hpcpace.studies.published import BATCH, PublishedRow, read_published
 from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout, repeated
 
 PUBLISHED = REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
-DOCUMENT = REPOSITORY / "docs" / "studies-lab.md"
+DOCUMENT = REPOSITORY / "docs" / "results" / "studies-lab.md"
 SHRINK, IMAGE_SHRINK, IMAGE_BATCH_DIVISOR = 16, 8, 8
 _START_S = 1.2
 """Time of a run in addition to its steps, for the printed estimate."""

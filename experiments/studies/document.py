@@ -1,4 +1,4 @@
-"""Writes docs/studies-lab.md from the studies in the lab: every figure comes from the runs that write it."""
+"""Writes docs/results/studies-lab.md from the studies in the lab: every figure comes from the runs that write it."""
 
 from __future__ import annotations
 

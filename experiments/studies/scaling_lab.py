@@ -1,4 +1,4 @@
-"""The scaling study in a lab of four hosts, each failure mode injected once, and its section of docs/studies-lab.md.
+"""The scaling study in a lab of four hosts, each failure mode injected once, and its section of studies-lab.md.
 
 Ranks sleep for their computation: a machine with fewer cores than ranks would otherwise disturb more than what is
 injected. What is to be found is only in the plan, which the reports do not read.

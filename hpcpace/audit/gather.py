@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.facts import RankFacts, RankGpu, Snapshot
-from hpcpace.audit.schema import decoded, json_from, plain, snapshot_from, snapshot_text
+from hpcpace.audit.schema import snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
 from hpcpace.audit.snapshot_files import file_name, with_distinct_names
 from hpcpace.audit.tree import Tree
+from hpcpace.core.codec import WrongValue, convert, parse_json, plain
 from hpcpace.core.environment import RankInfo, host_identity
 from hpcpace.core.errors import SnapshotError, UsageError, WorldError
 from hpcpace.core.files import Folder, read_most
@@ -195,7 +196,7 @@ def join_parts(parts: Sequence[Any], world_size: int, environ: Mapping[str, str]
             made = _part_from(values)
             if received.parts.setdefault(made[0].rank.rank, made) is not made:
                 raise SnapshotError(f"rank {made[0].rank.rank} has sent others already")
-        except SnapshotError as error:
+        except (WrongValue, SnapshotError) as error:
             damaged.append(f"a rank's facts are damaged: {printable(str(error))[:_MOST_REASON]}")
     return _join(received, damaged, world_size, environ, timeout_s)
 
@@ -251,10 +252,10 @@ def _read_part(parts: Folder, name: str, rank: int, own: os.stat_result, receive
         content = _content(parts, name, own, min(_MOST_PART_BYTES, _MOST_BYTES - received.num_bytes))
         if content is None:
             return
-        made = _part_from(json_from(content))
+        made = _part_from(parse_json(content))
         if made[0].rank.rank != rank:
             raise SnapshotError(f"they belong to rank {made[0].rank.rank}")
-    except (OSError, SnapshotError) as error:
+    except (OSError, ValueError, SnapshotError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         place = printable(str(parts.path / name))
         received.left_out[rank] = f"rank {rank}'s facts cannot be used: {printable(reason)[:_MOST_REASON]} ({place})"
@@ -286,9 +287,9 @@ def _part_from(values: Any) -> tuple[RankPart, Snapshot | None]:
     """Return a part and the snapshot in it, from what `own_part` returned.
 
     Raises:
-        SnapshotError: the values have another form.
+        WrongValue, SnapshotError: the values have another form.
     """
-    part: RankPart = decoded(RankPart, values)
+    part = convert(values, RankPart)
     snapshot = None if part.snapshot is None else snapshot_from(part.snapshot)
     if snapshot is not None and snapshot.ranks:
         raise SnapshotError("the host's facts list ranks already")

@@ -14,8 +14,8 @@ from hpcpace.audit.hardware import class_of_nccl
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
 from hpcpace.audit.rules.fixes import bind_masks, bind_option, gpu_nodes, with_masks
-from hpcpace.audit.schema import plain
 from hpcpace.audit.tree import Unreadable
+from hpcpace.core.codec import plain
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING
 from hpcpace.core.exposition import Family, Kind
 from hpcpace.core.exposition import exposition as text_of

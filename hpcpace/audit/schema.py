@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
-import typing
-from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 from hpcpace.audit.facts import SCHEMA, Snapshot
+from hpcpace.core.codec import WrongValue, convert, parse_json, plain
 from hpcpace.core.errors import SnapshotError
 from hpcpace.core.text import printable, shown
 
 MOST_BYTES = 65_536
 """Every snapshot is smaller than this."""
 
-_MOST_RANKS = 4_096
-_MOST_SAME = 1 << 17  # shared values times ranks: a short text must not expand into a lot of memory
-_MOST_SHARED = 32
+_MAX_RANKS = 4_096
+_MAX_SAME = 1 << 17  # shared values times ranks: a short text must not expand into a lot of memory
+_MAX_SHARED = 32
 _NESTED = "variables"
 _SHARED = ("hardware", "kernel", "net", "rdma")
 
-_Decode = Callable[[Any, str], Any]
+_RECENT: dict[str, list[tuple[Any, Any]]] = {name: [] for name in _SHARED}
 
 
 def snapshot_text(snapshot: Snapshot) -> str:
@@ -53,47 +50,23 @@ def snapshot_from(content: str | bytes) -> Snapshot:
     Raises:
         SnapshotError: it is truncated, of another version, or has a value of the wrong type.
     """
-    document = json_from(content)
+    try:
+        document = parse_json(content)
+    except ValueError as error:
+        raise SnapshotError(f"{error}: take the snapshot again") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith("hpcpace-audit-snapshot/"):
         raise SnapshotError("not a snapshot of hpcpace audit: its `schema` is missing or another one")
     if schema != SCHEMA:
         raise SnapshotError(f"a snapshot with schema {printable(schema[:60])}: this version of hpcpace reads {SCHEMA}")
     document["ranks"] = _rows(document.get("ranks"), "ranks")
-    snapshot: Snapshot = _decoded(Snapshot, document, "")
-    return snapshot
-
-
-def json_from(content: str | bytes) -> Any:
-    """Return the values of a JSON text.
-
-    Raises:
-        SnapshotError: it is truncated, nested too deeply, has NaN or Infinity, or a name twice in one object.
-    """
     try:
-        return json.loads(content, parse_constant=_no_constant, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise SnapshotError(f"not complete JSON ({printable(str(error))[:100]}): take the snapshot again") from None
-
-
-def decoded(kind: type, value: Any) -> Any:
-    """Return a dataclass of facts from JSON values.
-
-    Raises:
-        SnapshotError: a value is missing, or of the wrong type.
-    """
-    return _decoded(kind, value, kind.__name__)
-
-
-def plain(value: Any) -> Any:
-    """Return a dataclass, and everything in it, as JSON values."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(getattr(value, name)) for name in _field_names(type(value))}
-    if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return value
+        snapshot = convert(document, Snapshot)
+    except WrongValue as error:
+        raise SnapshotError(str(error)) from None
+    return dataclasses.replace(
+        snapshot, **{name: _shared(name, document[name], getattr(snapshot, name)) for name in _SHARED}
+    )
 
 
 def _dumps(snapshot: Snapshot) -> str:
@@ -118,24 +91,6 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"num": len(rows), "same": same, "each": each}
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("an object has a name twice")
-    return made
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not valid JSON")
-
-
-def _decoded(kind: type, value: Any, where: str) -> Any:
-    try:
-        return _of_dataclass(kind)(value, where)
-    except RecursionError:  # the json module accepts slightly less deep nesting
-        raise SnapshotError(f"{where or 'the snapshot'} is nested too deeply") from None
-
-
 def _rows(columns: Any, where: str) -> list[dict[str, Any]]:
     """Return the rows that `_columns` has turned into columns.
 
@@ -147,13 +102,13 @@ def _rows(columns: Any, where: str) -> list[dict[str, Any]]:
     num, same, each = columns["num"], columns["same"], columns["each"]
     if (
         not isinstance(num, int)
-        or not 0 <= num <= _MOST_RANKS
+        or not 0 <= num <= _MAX_RANKS
         or not isinstance(same, dict)
         or not isinstance(each, dict)
     ):
-        raise _wrong(columns, where, f"columns of at most {_MOST_RANKS} ranks")
-    if num * sum(1 + (len(value) if isinstance(value, (dict, list)) else 0) for value in same.values()) > _MOST_SAME:
-        raise _wrong(columns, where, f"columns with at most {_MOST_SAME} shared values")
+        raise _wrong(columns, where, f"columns of at most {_MAX_RANKS} ranks")
+    if num * sum(1 + (len(value) if isinstance(value, (dict, list)) else 0) for value in same.values()) > _MAX_SAME:
+        raise _wrong(columns, where, f"columns with at most {_MAX_SAME} shared values")
     rows = [dict(same) for _ in range(num)]
     for name, values in each.items():
         place = f"{where}.{printable(name[:60])}"
@@ -167,11 +122,6 @@ def _rows(columns: Any, where: str) -> list[dict[str, Any]]:
         for row, value in zip(rows, values, strict=True):
             row[name] = value
     return rows
-
-
-@lru_cache(maxsize=64)
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(item.name for item in dataclasses.fields(kind))
 
 
 def _whole(snapshot: Snapshot) -> Snapshot:
@@ -201,111 +151,19 @@ def _without_pci(snapshot: Snapshot) -> Snapshot:
     return dataclasses.replace(snapshot, hardware=hardware, unreadable=unreadable)
 
 
-@lru_cache(maxsize=64)
-def _of_dataclass(kind: type) -> _Decode:
-    hints = typing.get_type_hints(kind)
-    decoders: dict[str, _Decode] = {}
-    optional: set[str] = set()
-    for item in dataclasses.fields(kind):
-        decoder = _of(hints[item.name])
-        shared = kind is Snapshot and item.name in _SHARED
-        decoders[item.name] = _shared(decoder) if shared else decoder
-        if item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING:
-            optional.add(item.name)
+def _shared(name: str, value: Any, made: Any) -> Any:
+    """Return what an equal value of a recent snapshot has been made, else what this one has been made.
 
-    def decode(value: Any, where: str) -> Any:
-        if not isinstance(value, dict):
-            raise _wrong(value, where, "an object")
-        made = {}
-        for name, decoder in decoders.items():
-            if name in value:
-                made[name] = decoder(value[name], f"{where}.{name}" if where else name)
-            elif name not in optional:
-                raise SnapshotError(f"{where or 'the snapshot'} has no {name!r}: it is truncated or damaged")
-        return kind(**made)
-
-    return decode
-
-
-def _shared(decode: _Decode) -> _Decode:
-    # Comparing with recent values is several times faster than hashing them.
-    seen: list[tuple[Any, Any]] = []
-
-    def decode_once(value: Any, where: str) -> Any:
-        for number, (known, made) in enumerate(seen):
-            if known == value:
-                if number:
-                    seen.insert(0, seen.pop(number))
-                return made
-        made = decode(value, where)
-        seen.insert(0, (value, made))
-        del seen[_MOST_SHARED:]
-        return made
-
-    return decode_once
-
-
-def _of(hint: Any) -> _Decode:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _of_dataclass(hint)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(hint, types.UnionType):
-        (other,) = (argument for argument in arguments if argument is not types.NoneType)
-        return _optional(_of(other))
-    if origin is tuple:
-        return _tuple(_of(arguments[0]))
-    if origin is dict:
-        return _mapping(_of(arguments[1]))
-    return _SIMPLE[hint]
-
-
-def _optional(decode: _Decode) -> _Decode:
-    return lambda value, where: None if value is None else decode(value, where)
-
-
-def _tuple(decode: _Decode) -> _Decode:
-    def decode_all(value: Any, where: str) -> Any:
-        if not isinstance(value, list):
-            raise _wrong(value, where, "a list")
-        return tuple([decode(item, where) for item in value])
-
-    return decode_all
-
-
-def _mapping(decode: _Decode) -> _Decode:
-    def decode_all(value: Any, where: str) -> Any:
-        if not isinstance(value, Mapping):
-            raise _wrong(value, where, "an object")
-        return {key: decode(item, where) for key, item in value.items()}
-
-    return decode_all
-
-
-def _text(value: Any, where: str) -> Any:
-    if not isinstance(value, str):
-        raise _wrong(value, where, "a text")
-    return value
-
-
-def _whole_number(value: Any, where: str) -> Any:
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63:
-        raise _wrong(value, where, "an integer")
-    return value
-
-
-def _number(value: Any, where: str) -> Any:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not -1e18 < value < 1e18:
-        raise _wrong(value, where, "a number")
-    return float(value)
-
-
-def _truth(value: Any, where: str) -> Any:
-    if not isinstance(value, bool):
-        raise _wrong(value, where, "true or false")
-    return value
-
-
-_SIMPLE: dict[Any, _Decode] = {str: _text, int: _whole_number, float: _number, bool: _truth}
+    Comparing with recent values is several times faster than hashing them.
+    """
+    seen = _RECENT[name]
+    for number, (known, other) in enumerate(seen):
+        if known == value:
+            seen.insert(0, seen.pop(number))
+            return other
+    seen.insert(0, (value, made))
+    del seen[_MAX_SHARED:]
+    return made
 
 
 def _wrong(value: Any, where: str, expected: str) -> SnapshotError:

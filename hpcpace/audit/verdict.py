@@ -20,8 +20,8 @@ from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.result import AuditResult, Binding, PathMatrix
 from hpcpace.audit.rulebook import BY_ID
 from hpcpace.audit.rules.table import Rule
-from hpcpace.audit.schema import plain
 from hpcpace.audit.tree import Unreadable
+from hpcpace.core.codec import plain
 from hpcpace.core.text import folded, printable
 
 _KEYS = ("address", "name", "number", "rank", "index")
@@ -83,7 +83,7 @@ def _facts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _facts(item, f"{path}/{key}" if path else str(key))
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+    elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
         for item in value:
             key = next((item[name] for name in _KEYS if isinstance(item, Mapping) and name in item), None)
             label = (
@@ -95,8 +95,9 @@ def _facts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    text = "unreadable" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return printable(text)[:120]
+    if isinstance(value, (list, tuple)):
+        value = " ".join(map(str, value))
+    return printable("unreadable" if value is None else str(value))[:120]
 
 
 MOST_LINES = 30

@@ -18,8 +18,8 @@ from hpcpace.diagnosis.run_state import is_running, read_start
 from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_records
 from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import FoundHang, JobView
+from hpcpace.report.terminal import line, notes
 from hpcpace.report.terminal.hang import print_hang
-from hpcpace.report.terminal.layout import line, notes
 
 
 def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:

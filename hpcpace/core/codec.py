@@ -139,9 +139,7 @@ def read_json(
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Return the values of a JSON text by its strict rules.
-
-    Numbers that no measurement reaches stay texts, so that whoever converts them names the field that has one.
+    """Return the values of a JSON text by its strict rules, for `convert`.
 
     Raises:
         ValueError: it is truncated, nested too deeply, has NaN or Infinity, or a name twice in one object.
@@ -150,8 +148,8 @@ def parse_json(content: str | bytes) -> Any:
         return json.loads(
             content, parse_constant=_no_constant, object_pairs_hook=_object, parse_int=_integer, parse_float=_number
         )
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not complete JSON ({printable(str(error))[:_MAX_REASON]})") from None
 
 
 def convert(value: Any, kind: type[_Found]) -> _Found:
@@ -164,6 +162,8 @@ def convert(value: Any, kind: type[_Found]) -> _Found:
         return msgspec.convert(value, kind, dec_hook=_custom)
     except msgspec.ValidationError as error:
         raise WrongValue(_sentence(value, str(error))) from None
+    except UnicodeEncodeError as error:
+        raise WrongValue(f"it has {shown(error.object)}, which is not Unicode") from None
     except RecursionError:
         raise WrongValue("it is nested too deeply") from None
 
@@ -189,12 +189,20 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _integer(text: str) -> int | str:
-    return value if len(text) < 20 and abs(value := int(text)) < _MAX_INTEGER else text
+class _TooLarge(float):
+    """A number that no measurement reaches and no format takes, so that `convert` names the field that has it."""
+
+    __slots__ = ()
 
 
-def _number(text: str) -> float | str:
-    return value if abs(value := float(text)) < _MAX_NUMBER else text
+def _integer(text: str) -> float:
+    value = int(text)
+    return value if abs(value) < _MAX_INTEGER else _TooLarge(text)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return value if abs(value) < _MAX_NUMBER else _TooLarge(text)
 
 
 def _custom(kind: type, value: Any) -> Any:
@@ -244,7 +252,7 @@ def _is_wrong(value: Any, reason: str) -> bool:
     """Return whether a value is the one that msgspec refuses, by the type or the bound that it names."""
     _, _, got = reason.partition(", got ")
     if got:
-        return _TYPES.get(type(value)) == got.strip("`")
+        return _TYPES.get(type(value), type(value).__name__) == got.strip("`")
     bound = _BOUND.search(reason)
     if bound is None:
         return True

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.facts import RankFacts, RankGpu, Snapshot
-from hpcpace.audit.schema import decoded, plain
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
 from hpcpace.audit.snapshot_files import NUM_OURS_OF_RUN, save_snapshots
 from hpcpace.audit.tree import Tree
+from hpcpace.core.codec import convert, plain
 from hpcpace.core.environment import RankInfo
 from hpcpace.observe.coordination import Coordinator
 from hpcpace.world.deadline import Deadline, in_time
@@ -83,7 +83,7 @@ def _read(
 def _joined(host: Snapshot, parts: Sequence[Mapping[str, Any]]) -> Snapshot:
     """Return the snapshot of a host with those of its ranks that could read what they have."""
     made = [part for part in parts if "facts" in part]
-    ranks = [decoded(RankFacts, part["facts"]) for part in made]
+    ranks = [convert(part["facts"], RankFacts) for part in made]
     reasons = {name: reason for part in made for name, reason in part["unreadable"].items()}
     lost = {f"rank/{part['rank']}": "it could not read what it has" for part in parts if "facts" not in part}
     return with_ranks(host, ranks, reasons | lost)

@@ -7,15 +7,13 @@ nanoseconds, sizes bytes, rates bytes per second.
 from __future__ import annotations
 
 import errno
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import hpcpace
-from hpcpace.audit.schema import decoded, plain
-from hpcpace.core.codec import MIN_VALUE_BYTES, check_values
-from hpcpace.core.errors import ProbeError, SnapshotError
+from hpcpace.core.codec import MIN_VALUE_BYTES, WrongValue, check_values, convert, parse_json, plain
+from hpcpace.core.errors import ProbeError
 from hpcpace.core.files import read_file
 from hpcpace.core.text import printable, shown
 from hpcpace.probe.copies_record import CopiesRecord
@@ -235,8 +233,8 @@ def probe_from(content: str | bytes, name: str = "the file") -> ProbeRecord:
     try:
         encoded = content.encode() if isinstance(content, str) else content
         check_values(encoded, MOST_BYTES // MIN_VALUE_BYTES)
-        document = json.loads(encoded, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(encoded)
+    except ValueError as error:
         reason = printable(str(error))[:100]
         raise ProbeError(f"{name} is cut off or not JSON ({reason}): save the probe again with --json") from None
     schema = document.get("schema") if isinstance(document, dict) else None
@@ -248,9 +246,9 @@ def probe_from(content: str | bytes, name: str = "the file") -> ProbeRecord:
         seen = printable(schema[:60])
         raise ProbeError(f"{name} has schema {seen}; hpcpace {hpcpace.__version__} reads {SCHEMA}: probe again")
     try:
-        record: ProbeRecord = decoded(ProbeRecord, document)
+        record = convert(document, ProbeRecord)
         _check(record)
-    except SnapshotError as error:
+    except WrongValue as error:
         raise ProbeError(f"{name} is damaged: {error}") from None
     return record
 
@@ -273,18 +271,14 @@ def _check(record: ProbeRecord) -> None:
     """Refuse what its types allow and no probe writes.
 
     Raises:
-        SnapshotError: naming the field.
+        WrongValue: naming the field.
     """
     for row in record.sweep:
         if not (0 < row.p50_ns <= row.p95_ns <= row.p99_ns and row.size_bytes > 0 and row.num_ranks > 0):
-            raise SnapshotError(f"sweep has a row with p50_ns {row.p50_ns:g} and size_bytes {row.size_bytes}")
+            raise WrongValue(f"sweep has a row with p50_ns {row.p50_ns:g} and size_bytes {row.size_bytes}")
         if not all(time_ns > 0 for time_ns in row.rounds_ns):
-            raise SnapshotError(f"sweep has a row of which a round took {min(row.rounds_ns):g} ns")
+            raise WrongValue(f"sweep has a row of which a round took {min(row.rounds_ns):g} ns")
     for law in record.laws:
         starts = [piece.from_bytes for piece in law.pieces]
         if not 0 < len(starts) <= MAX_PIECES or starts[0] > 0 or starts != sorted(starts):
-            raise SnapshotError(f"laws has one of {shown(law.op)} whose {len(starts)} pieces begin at {shown(starts)}")
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not valid JSON")
+            raise WrongValue(f"laws has one of {shown(law.op)} whose {len(starts)} pieces begin at {shown(starts)}")

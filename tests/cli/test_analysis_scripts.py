@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.device_run import DeviceRun
 from experiments.synthetic_run import SyntheticRun
+from tests.device_run import DeviceRun
 
 pytest.importorskip("matplotlib")
 

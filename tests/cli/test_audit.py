@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import cgroup_cut, dgx_badly_bound, mtu_differs, siblings_shared, small_node
-from experiments.machines.machine import Machine
+from experiments.machine import Machine, dgx_badly_bound
 from hpcpace.audit.rulebook import BY_ID
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots
+from tests.machines.cases import cgroup_cut, mtu_differs, siblings_shared, small_node
 
 _LAUNCHERS = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "HPCPACE_")
 

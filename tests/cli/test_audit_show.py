@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from experiments.machines.machine import Machine, threaded
+from experiments.machine import Machine, threaded
 from hpcpace.cli.audit import command
 from hpcpace.core.errors import UsageError
 

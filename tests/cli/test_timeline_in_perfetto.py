@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from experiments.chromium import Browser
-from experiments.perfetto_page import PerfettoPage, opened, page_folder
 from experiments.synthetic_run import MS, SyntheticRun
 from hpcpace.runs.timeline.run_file import write_timeline
 from hpcpace.runs.timeline.steps import Wanted
+from tests.perfetto_page import PerfettoPage, opened, page_folder
 
 pytest.importorskip("perfetto")
 pytestmark = pytest.mark.tool

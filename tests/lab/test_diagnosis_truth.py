@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from experiments.drills.cluster import DrillJob, DrillSite
-from experiments.score.judge import Judgement, judge
+from experiments.labs import DrillJob, DrillSite
 from experiments.score.lab_cases import CASES
 from experiments.score.lab_runs import lab_config, run_case, said
-from experiments.score.truth import Truth
+from experiments.score.truth import Judgement, Truth, judge
 from hpcpace.lab.lab import Lab
 
 NAMES = ("slow-rank", "hang")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.drills.campaign import run_drill
-from experiments.drills.kinds import DRILLS, Drill
+from experiments.drills.kinds import DRILLS, Drill, run_drill
 
 
 @pytest.mark.parametrize("drill", [pytest.param(drill, id=drill.name) for drill in DRILLS if drill.is_quick])

@@ -90,6 +90,8 @@ def test_what_is_no_object_or_lacks_a_field_is_named() -> None:
         convert(7, Format)
     with pytest.raises(WrongValue, match="it has no 'rank'"):
         convert({}, Format)
+    with pytest.raises(WrongValue, match=r"it has '\\ud800', which is not Unicode"):
+        convert({"\ud800": 1}, Format)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +103,8 @@ def test_text_that_is_not_strict_json_is_refused(content: str | bytes) -> None:
 
 
 def test_numbers_that_nothing_reaches_are_named_where_they_are_converted() -> None:
-    for number in ("1" + "0" * 30, "1e30", "-1e400", "9" * 6000):
-        with pytest.raises(WrongValue, match=r"rank is '.*: expected an integer"):
+    for number in ("1" + "0" * 30, "1e30", "-1e400", "9" * 4000):
+        with pytest.raises(WrongValue, match=r"rank is (1e\+30|-?inf): expected an integer"):
             convert(parse_json(f'{{"rank": {number}}}'), Format)
     assert parse_json("[9223372036854775807, -1.5e3]") == [(1 << 63) - 1, -1500.0]
 

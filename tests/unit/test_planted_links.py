@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from report_sample import HEALTHY, sample_summary
 
-from experiments.machines.cases import small_node
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.gather import gather_by_files, own_part
 from hpcpace.audit.snapshot import take_tree
@@ -25,9 +24,10 @@ from hpcpace.core.rundir import Attempt, RunDirectory, open_run
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.plots.charts import new_figure
 from hpcpace.plots.files import write_files
-from hpcpace.report.html.page import write_html
+from hpcpace.report.run_report import write_html
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.scaling import ScalingFolder
+from tests.machines.cases import small_node
 
 pytest.importorskip("matplotlib")
 

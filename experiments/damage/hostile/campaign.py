@@ -17,7 +17,7 @@ from pathlib import Path
 from experiments.damage.child import Child, Result, preload, wait_for_one
 from experiments.damage.hostile.kind import Call, Hostile, cpu_s_per_mb, problems_of
 from experiments.damage.hostile.kinds import KINDS
-from experiments.damage.written import state_of, wrongly_written
+from experiments.damage.judge import state_of, wrongly_written
 
 _MOST_EMPTY = 50
 

@@ -51,7 +51,7 @@ class Hostile:
 
     Attributes:
         name: of the kind, unique.
-        format: what is read, a row of the table in docs/reliability-input.md.
+        format: what is read, a row of the table in docs/results/reliability-input.md.
         make: writes the files into an empty folder, by chance, and returns the call.
         most_cpu_s: processor time of a call on less than `LEAST_BYTES`, with its start.
         most_cpu_s_per_mb: processor time for each megabyte that is read of larger inputs, without the start; below a

@@ -31,5 +31,5 @@ def mean_share_interval(panels: Panels, part_ns: Floats) -> tuple[float, float]:
 
 
 def confidence_of(p_value: float) -> float:
-    """Return the probability that a finding with this p-value is right, as docs/diagnosis-score.md calibrates it."""
+    """Return the probability that a finding with this p-value is right, by docs/results/diagnosis-score.md."""
     return float(min(max(1.0 - 10 * p_value, 0.5), 0.99))

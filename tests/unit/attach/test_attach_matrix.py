@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from experiments.attach.checkout import CheckoutError, lay_out
 from experiments.attach.document import status
 from experiments.attach.judge import Judgement, covered_ns, judge_fault, judge_runs, profiled_phases, typical_difference
 from experiments.attach.rows import FAULTS, ROWS
-from experiments.attach.runs import Ran
+from experiments.attach.runs import CheckoutError, Ran, lay_out
 from hpcpace.trace.schema import Phase
 
 _ROW = ROWS[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.machine import memory_folder
+from experiments.machine import memory_folder
 
 
 @pytest.fixture

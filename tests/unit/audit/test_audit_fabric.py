@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import HEALTHY, small_node
-from experiments.machines.machine import Machine
+from experiments.machine import Machine
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.snapshot import take_tree
+from tests.machines.cases import HEALTHY, small_node
 
 
 def with_fabric(tmp_path: Path, fabric: str | None, num_switches: int) -> Snapshot:

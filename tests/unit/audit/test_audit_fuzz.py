@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import small_node
-from experiments.machines.fuzz import examined, examined_snapshot
 from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_tree
+from tests.machines.cases import small_node
+from tests.machines.fuzz import examined, examined_snapshot
 
 
 @pytest.mark.parametrize("seed", range(48))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from audit_golden import GOLDEN, listed
 
-from experiments.machines.cases import CASES
+from tests.machines.cases import CASES
 
 
 @pytest.mark.parametrize("name", CASES)

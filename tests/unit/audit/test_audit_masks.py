@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import CASES, dgx_h100, hybrid_cpu, mi250x, offline_cpus
-from experiments.machines.machine import Machine, threaded
-from experiments.machines.real import dgx_spark
+from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit import cpusets
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.job import AuditedHost, AuditedJob
@@ -17,6 +15,8 @@ from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.rules.fixes import bind_masks, bind_option, with_masks
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.tree import Unreadable
+from tests.machines.cases import CASES, hybrid_cpu, mi250x, offline_cpus
+from tests.machines.real import dgx_spark
 
 
 def _lists(machine: Machine, folder: Path, num_tasks: int | None = None) -> list[str]:

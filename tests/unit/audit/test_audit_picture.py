@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import CASES, HEALTHY, cgroup_cut, dgx_h100, small_node
-from experiments.machines.machine import Machine, threaded
+from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.picture import MOST_PICTURES, Picture, pictures
 from hpcpace.audit.picture_text import WIDTH, html_page, legend_lines, picture_lines, svg
 from hpcpace.audit.snapshot import take_tree
+from tests.machines.cases import CASES, HEALTHY, cgroup_cut, small_node
 
 
 def _picture(machine: Machine, folder: Path) -> Picture:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import dgx_h100
-from experiments.machines.machine import GPU, NVIDIA, Machine, threaded
+from experiments.machine import GPU, NVIDIA, Machine, dgx_h100, threaded
 from hpcpace.audit import cpusets
 from hpcpace.audit.collect_hardware import collect_hardware
 from hpcpace.audit.hardware import hardware_view

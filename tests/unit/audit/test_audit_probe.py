@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.machine import Machine, threaded
+from experiments.machine import Machine, threaded
 from hpcpace.audit.job import read_nccl_log
 from hpcpace.audit.snapshot import _grown, take_tree
 from hpcpace.core.errors import UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.published import KINDS, compare, unpacked
+from experiments.published_machines import KINDS, compare, unpacked
 
 TREES = Path(__file__).parents[2] / "data" / "hwloc-trees"
 NAMES = sorted(path.name.removesuffix(".tar.bz2") for path in TREES.glob("*.tar.bz2"))

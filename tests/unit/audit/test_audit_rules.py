@@ -10,18 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import (
-    CASES,
-    CX7,
-    H100,
-    HEALTHY,
-    Case,
-    cgroup_cut,
-    dgx_h100,
-    siblings_shared,
-    small_node,
-)
-from experiments.machines.machine import GPU, IB_NIC, MELLANOX, NVIDIA, Machine, memory_folder, threaded
+from experiments.machine import CX7, GPU, H100, IB_NIC, MELLANOX, NVIDIA, Machine, dgx_h100, memory_folder, threaded
 from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.job import AuditedJob, NcclLog
 from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
@@ -29,6 +18,7 @@ from hpcpace.audit.rules.network_variables import hca_selects
 from hpcpace.audit.rules.table import RULES
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.core.errors import UsageError
+from tests.machines.cases import CASES, HEALTHY, Case, cgroup_cut, siblings_shared, small_node
 
 
 @pytest.fixture(scope="module")

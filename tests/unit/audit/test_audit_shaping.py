@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import plain_pair
 from hpcpace.audit.collect_network import buckets_in, read_shapers
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.snapshot import take_tree
+from tests.machines.cases import plain_pair
 
 ROOT, DONE, ERROR = 0xFFFFFFFF, 3, 2
 

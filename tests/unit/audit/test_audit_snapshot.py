@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import CASES, HEALTHY, Case, dgx_h100, small_node
-from experiments.machines.machine import Machine, threaded
+from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
@@ -19,6 +18,7 @@ from hpcpace.audit.snapshot_files import load_snapshots, read_attempt, save_snap
 from hpcpace.audit.verdict import differences
 from hpcpace.core.errors import SnapshotError, UsageError
 from hpcpace.core.rundir import open_run
+from tests.machines.cases import CASES, HEALTHY, Case, small_node
 
 
 @pytest.fixture

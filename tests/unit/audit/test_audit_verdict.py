@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.cases import CASES, mtu_differs
 from hpcpace.audit.findings import (
     CANNOT_DETERMINE,
     AuditFinding,
@@ -21,6 +20,7 @@ from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import AuditResult, audit
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.verdict import MOST_LINES, WIDTH, verdict_lines
+from tests.machines.cases import CASES, mtu_differs
 
 
 def _finding(

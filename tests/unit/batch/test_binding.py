@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machines.machine import Machine, threaded
+from experiments.machine import Machine, threaded
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots
 from hpcpace.batch.job import choose_binding

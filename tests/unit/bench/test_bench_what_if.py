@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.bench.timeline import Timeline
-from experiments.bench.what_if import write_what_if
+from experiments.bench.other_formats import Timeline, write_what_if
 
 MS = 1_000_000
 # Two buckets that overlap with computation, and the last all-reduce, which the optimizer waits for.

@@ -20,11 +20,8 @@ import hpcpace
 from experiments.bench import overhead
 from experiments.bench.__main__ import FULL, GPU
 from experiments.bench.collective import _HEADER, Bench, DeviceObserver
-from experiments.bench.computing import flops_per_token, peak_tflops
-from experiments.bench.device_events import EventUse, counted
-from experiments.bench.device_marks import FreeEvent
-from experiments.bench.gpt2_peers import nanogpt_peer
-from experiments.bench.turns import compare
+from experiments.bench.device_marks import EventUse, FreeEvent, counted
+from experiments.bench.models import compare, flops_per_token, nanogpt_peer, peak_tflops
 from hpcpace.config import Config, TraceConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording

@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.device_run import MS, STEP, DeviceRun
 from hpcpace.core.text import format_duration, percent
 from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces, examine
 from hpcpace.diagnosis.devices import is_on_device, on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.report.html.page import page
-from hpcpace.report.terminal.page import print_report
+from hpcpace.report.run_report import page, print_report
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import Table, join_tables
+from tests.device_run import MS, STEP, DeviceRun
 
 SLOW = {2: 1.3}
 LAYOUTS = (

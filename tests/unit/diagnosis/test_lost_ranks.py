@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from experiments.score.generator import traces_of, write_run
-from experiments.score.lost import with_losses
+from experiments.score.generator import traces_of, with_losses, write_run
 from experiments.score.scenario import Scenario
 from hpcpace.cli import cli
 from hpcpace.diagnosis.analyze import examine

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.device_run import MS, DeviceRun
 from hpcpace.core.rundir import write_json
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.pace.pacing_record import PacingRecord
-from hpcpace.report.terminal.page import print_report
+from hpcpace.report.run_report import print_report
 from hpcpace.trace.attempt_reader import read_attempt
+from tests.device_run import MS, DeviceRun
 
 SLOW = {2: 1.3}
 WORK_MS = 33
-"""Of forward, backward and optimizer on a device, as in `experiments.device_run.STEP`."""
+"""Of forward, backward and optimizer on a device, as in `tests.device_run.STEP`."""
 
 
 def summarized(path: Path, *, waits_on_device: bool = True, **settings: object) -> Summary:

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from scipy.stats import hypergeom
 
-from experiments.links.simulated import SimulatedLinks, simulate
-from experiments.links.synthetic import located, random_job
 from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.network.flow_figures import FlowFigures, flow_figures
 from hpcpace.metrics.network.flow_links import BETWEEN_SWITCHES, _stall_chance, locate_by_flows
 from hpcpace.metrics.network.flow_tables import Flows
 from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause
+from tests.simulated_links import SimulatedLinks, located, random_job, simulate
 
 EIGHT = SimulatedLinks(num_hosts=8, num_leaves=4)
 WINDOW = {"begin_ns": 2 * NS_PER_S, "end_ns": 20 * NS_PER_S}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.pacing.document import section_of, sections_in, write_section
-from experiments.pacing.experiment import Claim, Experiment, Finding
+from experiments.pacing.experiment import Claim, Experiment, Finding, section_of, sections_in, write_section
 
 EXPERIMENTS = tuple(
     Experiment(name=name, title=f"About {name}", run=lambda effort, tell: Finding(table=[["a"]], claims=[]))
@@ -20,7 +19,7 @@ def test_a_section_has_its_table_and_says_what_does_not_hold():
     section = section_of(EXPERIMENTS[0], _finding("+3 %"), duration_s=5.0)
     assert section.startswith("## About first\n")
     assert "python -m experiments.pacing first --write" in section
-    assert "| policy | gain |\n| --- | --- |\n| slack | +3 % |" in section
+    assert "| policy | gain |\n|---|---|\n| slack | +3 % |" in section
     assert "- holds: a gain\n- DOES NOT HOLD: a loss\n- cannot tell: else" in section
 
 

@@ -7,10 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments.pacing.auto_gain import late_change
-from experiments.pacing.collected import SPEC, expected, scenes
-from experiments.pacing.jobs import Scene, Series, at_most, never_kept_in_vain, spelled
-from experiments.pacing.launch import Ran
+from experiments.pacing.jobs import Ran, Scene, Series, at_most, never_kept_in_vain, spelled
+from experiments.pacing.on_cores import COLLECTING, collecting_scenes, expected, late_change
 from experiments.pacing.paced_job import JobSpec
 from hpcpace.metrics.resampling import Estimate
 
@@ -57,7 +55,7 @@ def test_a_policy_that_is_on_at_the_end_is_seen():
 
 def test_the_model_of_collections_gains_more_with_more_ranks():
     def change(num_ranks):
-        ran = _ran(off_ms=SPEC.work_ms)
+        ran = _ran(off_ms=COLLECTING.work_ms)
         counted = {**ran.trial, "collections": {"off": {"num_steps": 300, "num_full": 15}}}
         return expected(_series(Ran(step_ns=ran.step_ns, trial=counted), num_ranks=num_ranks))
 
@@ -67,7 +65,7 @@ def test_the_model_of_collections_gains_more_with_more_ranks():
 
 
 def test_collections_are_tried_on_4_to_32_ranks():
-    assert [scene.num_ranks for scene in scenes() if "coschedule" in scene.policies] == [4, 8, 16, 32]
+    assert [scene.num_ranks for scene in collecting_scenes() if "coschedule" in scene.policies] == [4, 8, 16, 32]
 
 
 def test_a_job_is_passed_on_as_it_is():

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.pacing.simulated_trial import outcomes_of
-from experiments.pacing.trial_judged import USUAL, Truth, simulated
+from experiments.pacing.trial_judged import USUAL, Truth, outcomes_of, simulated
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import TrialOutcome
 

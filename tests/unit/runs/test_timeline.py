@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.device_run import DeviceRun
 from experiments.synthetic_run import BACKWARD_NS, FORWARD_NS, MS, TRANSFER_NS, Extra, SyntheticRun
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.runs.timeline.run_file import WrittenTimeline, write_timeline
 from hpcpace.runs.timeline.steps import Wanted
 from hpcpace.runs.timeline.tracks import Slice, nested_rows
+from tests.device_run import DeviceRun
 
 pytest.importorskip("perfetto")
 

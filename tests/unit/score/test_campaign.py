@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.score.campaign import Outcome, Task, examined, tasks
+from experiments.score.campaign import (
+    Outcome,
+    Task,
+    cell_rows,
+    confidence_rows,
+    document,
+    examined,
+    mode_rows,
+    power_rows,
+    target_rows,
+    tasks,
+)
 from experiments.score.cells import CELLS, power_cells, seeds
-from experiments.score.document import cell_rows, confidence_rows, document, mode_rows, power_rows, target_rows
 from hpcpace.trace.tables import RankTrace
 
 CELLS_BY_NAME = {cell.name: cell for cell in CELLS}

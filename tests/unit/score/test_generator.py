@@ -10,8 +10,7 @@ import pytest
 
 from experiments.score.generator import HALFWIDTH_NS, START_NS, clocks_of, traces_of, write_run
 from experiments.score.scenario import NUM_WARMUP, Scenario
-from experiments.score.timeline import simulate
-from experiments.score.work import COMPUTE_NS, noise_factors
+from experiments.score.timeline import COMPUTE_NS, noise_factors, simulate
 from hpcpace.diagnosis.evidence import Evidence, gather_evidence
 from hpcpace.metrics.clocks.common_clock import CommonClock
 from hpcpace.metrics.cores import core_use

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from experiments.score.judge import Judgement, judge
 from experiments.score.scenario import Scenario
-from experiments.score.truth import truth_of
+from experiments.score.truth import Judgement, judge, truth_of
 
 SMALL = {"seed": 1, "num_ranks": 16, "num_steps": 20, "ranks_per_node": 4, "nodes_per_leaf": 2, "level": 0.01}
 SLOW_RANK = Scenario(**SMALL, fault="slow_rank", size=0.5, target=5)

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.score.lab_cases import CASES, NUM_RANKS, Case, truth_of_case
-from experiments.score.lab_document import line, table
-from experiments.score.lab_outcomes import Outcome, change, keep, kept, missing
-from experiments.score.lab_runs import judged
+from experiments.score.lab_runs import Outcome, change, judged, keep, kept, line, missing, table
 from hpcpace.config import TrainConfig
 from hpcpace.diagnosis.diagnose import Mode
 from hpcpace.train.plan import plan_training

@@ -1,1 +1,0 @@
-"""Machines in sysfs form, which the audit reads as if it ran on them."""

@@ -1,0 +1,171 @@
+"""Experiments on pacing on the links of a lab: two jobs take turns on one uplink, and messages meet on a link.
+
+Two jobs share an oversubscribed uplink, each by itself and taking turns by the time of day; all ranks of a job send to
+one; and a job is limited by its links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from experiments.jobs import Tell
+from experiments.pacing.experiment import Claim, Effort, Experiment, Finding
+from experiments.pacing.jobs import (
+    HEAD,
+    PUBLISHED,
+    TRIAL,
+    LabJob,
+    Scene,
+    Series,
+    never_kept_in_vain,
+    run_together,
+    series_of,
+    slow_lab,
+    spelled,
+)
+from experiments.pacing.paced_job import JobSpec
+from hpcpace.metrics.resampling import Estimate, mean_of
+
+RATE = "50mbit"
+TURN_STEPS = {Effort.FULL: 140, Effort.TRY: 70}
+FIRST_STEPS = 50
+"""Left out: the search for the pacing point, three windows without delays, and the way into the slot."""
+PERIOD_MS = 175.0
+TURN_HOSTS = (("n1", "n3"), ("n2", "n4"))
+"""Of each job: one on each leaf, so that both use the uplinks."""
+TURN_JOB = JobSpec(
+    pace={"trial": False, "max_delay_share": 0.4, "find_steps": 5},
+    work_ms=100.0,
+    is_emulated=True,
+    transport="gloo",
+    message_kb=500.0,
+)
+REPEATS = {"none": 3, "stagger": 3, **dict.fromkeys(PUBLISHED, 1)}
+
+
+def turn_jobs(policy: str, steps: int, seed: int) -> list[LabJob]:
+    found = []
+    for slot, hosts in enumerate(TURN_HOSTS):
+        turns = {"stagger_slots": 2, "stagger_slot": slot, "stagger_period_ms": PERIOD_MS}
+        pace = {**TURN_JOB.pace, **(turns if policy == "stagger" else {})}
+        found.append(
+            LabJob(spec=replace(TURN_JOB, policy=policy, pace=pace, steps=steps, seed=seed + slot), hosts=hosts)
+        )
+    return found
+
+
+def run_turns(effort: Effort, tell: Tell) -> Finding:
+    steps = TURN_STEPS[effort]
+    measured: dict[str, list[tuple[float, ...]]] = {}
+    with slow_lab(RATE) as lab:
+        (alone,) = run_together(lab, turn_jobs("none", steps, 0)[:1])
+        alone_ms = alone.mean_ms(skipped=FIRST_STEPS)
+        tell(f"one job alone: {alone_ms:.1f} ms a step")
+        for repeat in range(max(REPEATS.values())):
+            # In turn: what drifts strikes all policies alike.
+            for policy, num_repeats in REPEATS.items():
+                if repeat < (num_repeats if effort == Effort.FULL else 1):
+                    both = run_together(lab, turn_jobs(policy, steps, 10 * repeat))
+                    means_ms = tuple(ran.mean_ms(skipped=FIRST_STEPS) for ran in both)
+                    measured.setdefault(policy, []).append(means_ms)
+                    tell(f"{policy}: {' and '.join(f'{mean_ms:.1f}' for mean_ms in means_ms)} ms; {both[0].sentence}")
+    return finding(alone_ms, measured, steps)
+
+
+def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps: int) -> Finding:
+    usual = np.mean(measured["none"], axis=0)
+    changes: dict[str, Estimate] = {}
+    table = [("policy of both", "pairs", "step of the first", "of the second", "change, both together")]
+    table.append(("one job alone", "1", f"{alone_ms:.1f} ms", "", ""))
+    for policy, pairs in measured.items():
+        means = np.mean(pairs, axis=0)
+        changes[policy] = mean_of([float(np.mean(np.array(pair) / usual)) - 1 for pair in pairs])
+        table.append((policy, str(len(pairs)), *(f"{value:.1f} ms" for value in means), spelled(changes[policy])))
+    stagger = changes["stagger"]
+    claims = [
+        Claim(
+            text=f"two jobs on one uplink hold each other up: {usual.mean():.1f} ms a step, against {alone_ms:.1f} ms "
+            "alone",
+            holds=bool(usual.mean() > 1.02 * alone_ms),
+        ),
+        Claim(
+            text=f"taking turns makes the steps of both shorter: {spelled(stagger)}",
+            holds=True if stagger.high < 0 else False if stagger.low > 0 else None,
+        ),
+    ]
+    notes = [
+        f"In the lab, links and uplinks of {RATE}: each job has a host on each leaf, so that both share the uplinks. "
+        f"EMULATED: work of {TURN_JOB.work_ms:g} ms is a sleep. Each reduces {TURN_JOB.message_kb:g} kB by "
+        "gloo in each of "
+        f"{steps} steps, the first {FIRST_STEPS} of which are left out.",
+        f"stagger has two slots in {PERIOD_MS:g} ms and, like the published rule, is on from the start: two trials at "
+        "once would disturb each other.",
+    ]
+    return Finding(table=table, claims=claims, notes=notes)
+
+
+TURNS = Experiment(name="turns", title="Two jobs on one uplink", run=run_turns, needs_lab=True)
+
+
+LINK_HOSTS = ("n1", "n2", "n3", "n4")
+GATHER, LIMIT = "gather from 8 ranks", "links at their limit"
+LINK_JOB = JobSpec(
+    pace={**TRIAL, "max_delay_share": 0.4},
+    steps=490,
+    work_ms=10.0,
+    is_emulated=True,
+    transport="gloo",
+)
+LINK_SCENES: Mapping[str, tuple[JobSpec, int, Mapping[str, int]]] = {
+    GATHER: (
+        replace(LINK_JOB, collective="gather", message_kb=40.0),
+        2,
+        {"stagger": 2, "slack": 1, **dict.fromkeys(PUBLISHED, 1), "auto": 1},
+    ),
+    LIMIT: (replace(LINK_JOB, message_kb=150.0), 1, {"slack": 2, **dict.fromkeys(PUBLISHED, 1), "auto": 1}),
+}
+
+
+def run_links(effort: Effort, tell: Tell) -> Finding:
+    found = []
+    with slow_lab(RATE) as lab:
+        for name, (spec, per_host, policies) in LINK_SCENES.items():
+            scene = Scene(name=name, spec=spec, num_ranks=per_host * len(LINK_HOSTS), policies=policies)
+            for policy, num_jobs in policies.items():
+                ran = []
+                for seed in range(num_jobs if effort == Effort.FULL else 1):
+                    of_job = replace(spec, policy=policy, seed=seed, steps=spec.steps if effort == Effort.FULL else 60)
+                    job = LabJob(spec=of_job, hosts=LINK_HOSTS, ranks_per_host=per_host)
+                    ran += run_together(lab, [job])
+                    tell(f"{name}, {policy}, seed {seed}: {ran[-1].mean_ms():.1f} ms a step; {ran[-1].sentence}")
+                found.append(Series(scene=scene, policy=policy, ran=tuple(ran)))
+    stagger, slack = series_of(found, GATHER, "stagger"), series_of(found, LIMIT, "slack")
+    change = stagger.change
+    claims = [
+        Claim(
+            text=f"a gather that many ranks send at once gains by turns: {spelled(change)}; "
+            + "; ".join(ran.sentence for ran in stagger.ran),
+            holds=None if change is None else True if change.high < 0 else False if change.low > 0 else None,
+        ),
+        Claim(
+            text="links at their limit: no policy is on at the end; slack: "
+            + "; ".join(ran.sentence for ran in slack.ran),
+            holds=never_kept_in_vain([series for series in found if series.scene.name == LIMIT]),
+        ),
+    ]
+    notes = [
+        f"In the lab, four hosts with links and uplinks of {RATE}. EMULATED: work of {LINK_JOB.work_ms:g} ms "
+        "is a sleep.",
+        f"{GATHER}: two ranks on each host. With gloo each sends {LINK_SCENES[GATHER][0].message_kb:g} kB to "
+        "rank 0; all "
+        "but one of the messages cross the link of its host. TCP shares a shaped link without collapsing as long as "
+        "the queue holds.",
+        f"{LIMIT}: one rank on each host, {LINK_SCENES[LIMIT][0].message_kb:g} kB reduced by gloo.",
+    ]
+    return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)
+
+
+LINKS = Experiment(name="links", title="Messages that meet on one link", run=run_links, needs_lab=True)
