@@ -49,12 +49,14 @@ class Module:
         num_lines: all lines.
         functions: all of them, nested ones too.
         imports: modules of hpcpace that it imports anywhere, also inside functions.
+        for_types: those that it imports below `if TYPE_CHECKING` alone.
     """
 
     name: str
     num_lines: int
     functions: tuple[Function, ...]
     imports: frozenset[str]
+    for_types: frozenset[str] = frozenset()
 
     @property
     def package(self) -> str:
@@ -81,11 +83,21 @@ def _name(path: Path) -> str:
 def _read(root: Path, path: Path, names: set[str]) -> Module:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text, filename=str(path))
+    guarded = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for child in block.body
+        for node in ast.walk(child)
+    }
+    imports = frozenset(_imported(ast.walk(tree), names))
+    run = frozenset(_imported((node for node in ast.walk(tree) if id(node) not in guarded), names))
     return Module(
         name=_name(path.relative_to(root)),
         num_lines=len(text.splitlines()),
         functions=tuple(_functions(tree, path.relative_to(root))),
-        imports=frozenset(_imported(ast.walk(tree), names)),
+        imports=imports,
+        for_types=imports - run,
     )
 
 
@@ -137,11 +149,15 @@ def package_cycles(modules: Sequence[Module]) -> list[list[str]]:
 def module_cycles(modules: Sequence[Module]) -> list[list[str]]:
     """Return the groups of modules that import each other in a circle, imports inside functions included.
 
-    The files `__init__.py` are left out: those of hpcpace load on demand what imports them.
+    Imports for type checkers alone never run, and do not count. The files `__init__.py` are left out: those of hpcpace load on demand what imports them.
     """
     names = {module.name for module in modules if not module.name.endswith(".__init__")}
     return _circles(
-        {module.name: set(module.imports & names) - {module.name} for module in modules if module.name in names}
+        {
+            module.name: (module.imports & names) - module.for_types - {module.name}
+            for module in modules
+            if module.name in names
+        }
     )
 
 

@@ -45,7 +45,7 @@ from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, ve
 from hpcpace.hang.from_traces import hang_in, records_of
 from hpcpace.hang.notices import read_notices
 from hpcpace.hang.verdict import describe
-from hpcpace.metrics.jitter.growth import GrowthCurve
+from hpcpace.metrics.growth import GrowthCurve
 from hpcpace.metrics.steps import throughput
 from hpcpace.topology.read import read_topology
 from hpcpace.topology.switch_tree import place_traces

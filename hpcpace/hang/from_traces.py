@@ -26,8 +26,8 @@ from hpcpace.hang.rank_record import (
 )
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Channel, Doing, FoundHang, GroupView, Hang, HangKind, JobView, RankView
-from hpcpace.metrics.clocks.common_clock import CommonClock, rank_clocks, reference_times
-from hpcpace.metrics.operations.table import ProcessGroup, groups_of
+from hpcpace.metrics.common_clock import CommonClock, rank_clocks, reference_times
+from hpcpace.metrics.operations import ProcessGroup, groups_of
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, is_torn
 from hpcpace.trace.schema import Phase

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from hpcpace.core.detail import Detail
 from hpcpace.core.errors import TraceError
 from hpcpace.hang.views import Call, Channel, Doing, RankView
-from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
-from hpcpace.metrics.operations.communication import op_name
-from hpcpace.metrics.operations.table import ProcessGroup
+from hpcpace.metrics.common_clock import CommonClock, reference_times
+from hpcpace.metrics.operations import ProcessGroup, op_name
 from hpcpace.trace.reader import is_torn
 from hpcpace.trace.schema import EventKind, ExitKind, Op, Phase, StepFlag
 from hpcpace.trace.stream import StoredTable

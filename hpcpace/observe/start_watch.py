@@ -21,7 +21,7 @@ from hpcpace.core.text import NS_PER_S, format_duration, rank_list
 from hpcpace.hang.notices import Notice, read_notices, write
 from hpcpace.hang.views import Doing
 from hpcpace.observe.alarm import FILES_TIMEOUT_S
-from hpcpace.observe.stacks import thread_stacks
+from hpcpace.observe.hang_snapshot import thread_stacks
 from hpcpace.trace.schema import MAX_RANKS, NO_STEP
 from hpcpace.world.deadline import in_time
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcpace.core.rundir import json_text
 from hpcpace.core.text import NS_PER_US, format_duration, plural
-from hpcpace.probe.change import Change
+from hpcpace.probe.changes import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
 from hpcpace.report.document import Plot
 from hpcpace.report.drawing import axis, line, plot_text
