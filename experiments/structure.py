@@ -149,16 +149,12 @@ def package_cycles(modules: Sequence[Module]) -> list[list[str]]:
 def module_cycles(modules: Sequence[Module]) -> list[list[str]]:
     """Return the groups of modules that import each other in a circle, imports inside functions included.
 
-    Imports for type checkers alone never run, and do not count. The files `__init__.py` are left out: those of hpcpace load on demand what imports them.
+    Imports for type checkers alone never run, and do not count. The files `__init__.py` are left out: those of hpcpace
+    load on demand what imports them.
     """
     names = {module.name for module in modules if not module.name.endswith(".__init__")}
-    return _circles(
-        {
-            module.name: (module.imports & names) - module.for_types - {module.name}
-            for module in modules
-            if module.name in names
-        }
-    )
+    edges = {module.name: (module.imports & names) - module.for_types - {module.name} for module in modules}
+    return _circles({name: set(edges[name]) for name in names})
 
 
 def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
