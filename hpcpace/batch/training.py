@@ -68,8 +68,10 @@ def run_series(job: BatchJob, words: Sequence[str]) -> int:
     Raises:
         UsageError: tasks are not equally many on each node, or new starts make no progress.
     """
-    from hpcpace.studies.folder import StudyFolder  # only studies need it
-    from hpcpace.studies.setups import parse_layout
+    from hpcpace.studies.setups import (
+        StudyFolder,  # only studies need it
+        parse_layout,
+    )
 
     if job.allocation is None or len(words) != 1:
         raise UsageError("hpcpace batch -- study series STUDY runs in a Slurm job: sbatch/nano_cluster.sh submits it")

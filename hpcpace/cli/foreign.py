@@ -17,7 +17,7 @@ def warn_of_old_hdf5(path: Path) -> None:
     except OSError:
         return  # whoever opens it says so
     if owner != os.geteuid() and h5py.version.hdf5_version_tuple < MIN_HDF5:
-        from hpcpace.cli.problems import warn
+        from hpcpace.cli.options import warn
 
         least = ".".join(map(str, MIN_HDF5))
         known = f"HDF5 {h5py.version.hdf5_version} has known vulnerabilities"

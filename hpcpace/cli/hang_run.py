@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hpcpace.cli.hang_dumps import exit_code, hang_json, text_console
+from hpcpace.cli.hang import exit_code, hang_json, text_console
 from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import TraceError

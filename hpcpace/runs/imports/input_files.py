@@ -1,22 +1,89 @@
-"""Files of other tools, opened within bounds: regular files only, and never more out of gzip than is plausible.
+"""Files of other tools, opened, decoded and checked within bounds of memory and time.
 
-A path that the user gave may be a link, because he chose it. What a folder holds was chosen by whoever can write there,
-so links in it are not followed.
+Only regular files are opened, and gzip may not grow implausibly. Each value of JSON or of a pickle has a type and a
+size before it is used: a pickle may have one text in a thousand places, or lists without end where numbers should be.
+Libraries that allocate what a file asks for run in a process with limited memory.
 """
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
+import resource
 import stat
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from zlib_ng import zlib_ng
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
+from hpcpace.core.pickles import MAX_VALUES
+from hpcpace.core.text import shown
+
+_Result = TypeVar("_Result")
+
+
+def call_bounded(function: Callable[[], _Result], *, max_bytes: int) -> _Result:
+    """Return what a function returns in a forked process; what it raises is raised here. The results are pickled.
+
+    Args:
+        function: what to call.
+        max_bytes: the memory that it may take beyond that of this process.
+
+    Raises:
+        MemoryError: it took more, or the process died.
+    """
+    fork = multiprocessing.get_context("fork")  # what is imported here does not have to be again
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=_answer, args=(function, sender, max_bytes), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        result, error = receiver.recv()
+    except EOFError:
+        result, error = None, MemoryError()
+    finally:
+        receiver.close()
+        process.join()
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def _answer(function: Callable[[], Any], sender: Connection, max_bytes: int) -> None:
+    _silence()
+    limit = _data_bytes() + max_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answer: tuple[Any, Exception | None]
+    try:
+        answer = (function(), None)
+    except Exception as error:
+        answer = (None, error)
+    try:
+        sender.send(answer)
+    finally:
+        os._exit(0)  # without the ends of libraries that lack memory
+
+
+def _silence() -> None:
+    """Close what libraries write to when they lack memory."""
+    sys.stderr.flush()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+
+
+def _data_bytes() -> int:
+    """Return the memory of this process that RLIMIT_DATA counts."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
+
 
 BLOCK_BYTES = 1 << 20
 MAX_RATIO = 200
@@ -192,3 +259,89 @@ def _unpacked(path: Path, block: bytes, more: Iterator[bytes]) -> Iterator[bytes
         block = next(more, b"")
     if not inflate.eof:
         raise TraceError(f"{path} is cut off: its gzip data end after {num_out >> 20} MiB of content; copy it again")
+
+
+MAX_LETTERS = 200
+"""Of a name: of a group, an operation, a host. Hashes, and lists of dimensions, take some 60."""
+MAX_NUMBER = (1 << 62) - 1
+"""Sums and differences of two still fit into 64 bits."""
+
+Table = Mapping[str, Any]
+
+
+def json_value(data: bytes) -> Any:
+    """Return what a text of JSON says.
+
+    Raises:
+        ValueError: it is none, is cut off, or has so many values that they would fill the memory.
+    """
+    if (num_values := sum(data.count(sign) for sign in (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"it has {num_values} values, more than {MAX_VALUES}")
+    try:
+        return json.loads(data.decode())
+    except UnicodeDecodeError:
+        raise ValueError("it is no JSON: not in UTF-8") from None
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        if error.pos >= len(error.doc.rstrip()) - 1 or "Unterminated" in error.msg:
+            raise ValueError("it is cut off") from None
+        raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}") from None
+    except ValueError as error:  # a number with thousands of digits
+        raise ValueError(f"it is no JSON: {error}") from None
+
+
+def table_of(value: Any, name: str) -> Table:
+    """Return a value that is a table.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {shown(value)}, not a table")
+    return value
+
+
+def list_of(value: Any, name: str, *, max_length: int = MAX_VALUES) -> list[Any]:
+    """Return a value that is a list.
+
+    Raises:
+        ValueError: it is something else, or longer.
+    """
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is {shown(value)}, not a list")
+    if len(value) > max_length:
+        raise ValueError(f"{name} has {len(value)} entries, more than {max_length}")
+    return value
+
+
+def text_of(table: Table, key: str, default: str | None = None, *, max_letters: int = MAX_LETTERS) -> str:
+    """Return a text of a table.
+
+    Raises:
+        ValueError: there is none and no default, it is something else, or longer.
+    """
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is {shown(value)}, not a text" if key in table else f"it has no {key}")
+    if len(value) > max_letters:
+        raise ValueError(f"{key} has {len(value)} letters, more than {max_letters}: {shown(value)}")
+    return value
+
+
+def number_of(table: Table, key: str, default: int | None = None, *, lowest: int = 0, highest: int = MAX_NUMBER) -> int:
+    """Return a whole number of a table.
+
+    Raises:
+        ValueError: there is none and no default, it is something else, or out of range.
+    """
+    value = table.get(key, default)
+    if not is_whole(value, lowest=lowest, highest=highest):
+        wanted = f"a number from {lowest} to {highest}"
+        raise ValueError(f"{key} is {shown(value)}, not {wanted}" if key in table else f"it has no {key}")
+    return int(value)
+
+
+def is_whole(value: Any, *, lowest: int = 0, highest: int = MAX_NUMBER) -> bool:
+    """Return whether a value is a whole number within bounds; true and false are none."""
+    return type(value) is int and lowest <= value <= highest

@@ -1,7 +1,9 @@
-"""The scaling study: one workload over nodes, oversubscription and placement, plus one run for each failure mode.
+"""The jobs of the scaling study and of the pacing study.
 
+The scaling study runs one workload over nodes, oversubscription and placement, plus one run for each failure mode.
 Every run is a separate job, traced and reported. A failure mode is injected into the training, or by the lab into its
-network. The plan includes the mode that the report should find.
+network. The plan includes the mode that the report should find. The pacing study has no plan on disk: the name of a
+run says what it is, and a run with a result is done.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from hpcpace.core.errors import UsageError
 from hpcpace.core.files import Folder, read_file
 from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.diagnosis.modes.mode import Mode
-from hpcpace.studies.folder import MOST_PLAN_BYTES
+from hpcpace.pace.settings import NO_POLICY, POLICIES
+from hpcpace.studies.setups import MOST_PLAN_BYTES
 
 SCHEMA = "hpcpace-scaling-study/1"
 _MOST_SUMMARY_BYTES = 1 << 26
@@ -304,3 +307,75 @@ def _result(run: ScalingRun, summary: Mapping[str, Any], base: float) -> Scaling
 def _rate(summary: Mapping[str, Any]) -> float | None:
     rate: float | None = summary["throughput"]["samples_per_s"]
     return rate
+
+
+DEFAULT_POLICIES = (NO_POLICY, "published-window", "published-spread", "slack", "auto")
+_ALWAYS_ON_TRIAL = ("auto", "coschedule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacingJob:
+    """One job.
+
+    Attributes:
+        nodes, ranks_per_node: of the job.
+        policy: of `hpcpace train --pace`, or none for a baseline.
+        repetition: from 0.
+        steps: to train.
+        has_trial: whether the policy has to prove itself inside the job; otherwise it is on from the start.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    policy: str
+    repetition: int
+    steps: int
+    has_trial: bool
+
+    @property
+    def name(self) -> str:
+        """The name of its run directory, like `n4x2-slack-0`."""
+        return f"n{self.nodes}x{self.ranks_per_node}-{self.policy}-{self.repetition}"
+
+    def is_done(self, study: Path) -> bool:
+        """Return whether one of its attempts has left a result."""
+        return any(attempt.result_json.exists() for attempt in RunDirectory(study / "runs" / self.name).attempts())
+
+
+def pacing_jobs(
+    *,
+    nodes: Sequence[int],
+    ranks_per_node: int,
+    policies: Sequence[str] = DEFAULT_POLICIES,
+    repetitions: int,
+    steps: int,
+    with_trial: bool = False,
+) -> list[PacingJob]:
+    """Return the jobs of a study in the order in which they run.
+
+    Each repetition runs every policy, and starts with another one: drift over hours then affects all policies alike.
+
+    Raises:
+        UsageError: there is no such policy.
+    """
+    unknown = [policy for policy in policies if policy not in (NO_POLICY, *POLICIES)]
+    if unknown:
+        raise UsageError(f"policy {unknown[0]!r}: choose from {NO_POLICY}, {', '.join(POLICIES)}")
+    return [
+        PacingJob(
+            nodes=count,
+            ranks_per_node=ranks_per_node,
+            policy=policy,
+            repetition=repetition,
+            steps=steps,
+            has_trial=with_trial or policy in _ALWAYS_ON_TRIAL,
+        )
+        for repetition in range(repetitions)
+        for count in nodes
+        for policy in _rotated(policies, repetition)
+    ]
+
+
+def _rotated(policies: Sequence[str], by: int) -> list[str]:
+    first = by % len(policies)
+    return [*policies[first:], *policies[:first]]

@@ -1,12 +1,19 @@
-"""GPT-2 (Radford et al. 2019), whole or one pipeline stage, and its cut for tensor parallelism.
+"""The models: GPT-2 (Radford et al. 2019) and ResNet-18 (He et al. 2016), in mixed precision.
 
-Parameters are drawn by name, each from a generator of its own, so that every stage and every mesh starts from the same
-model. Query, key and value of a head are next to each other in one matrix, so that a cut by rows is a cut by heads.
-torch's DTensor does the cut; parameters stay plain tensors.
+GPT-2 is whole or one pipeline stage. Parameters are drawn by seed and name alone, so that every stage, replica and
+mesh starts from the same model. Query, key and value of a head are next to each other in one matrix, so that a cut by
+rows is a cut by heads; torch's DTensor does the cut, and parameters stay plain tensors. ResNet-18 is for images of 32
+x 32 pixels, in the form usual for CIFAR-10.
+
+A stage computes in the type of `--dtype` and keeps its parameters in a master type. With bfloat16 the masters are
+float32, as in Micikevicius et al. 2018: torch's autocast rounds what a matrix product or a convolution takes, and
+gradients arrive in the type of the parameters. The hidden state between the layers is bfloat16, too, so that a
+pipeline and tensor parallelism send it in two bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from functools import cache, partial
@@ -15,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -24,8 +32,77 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from hpcpace.train.precision import LayerNorm, computed, generator_of
-from hpcpace.train.presets import GPT2Shape
+from hpcpace.train.operations import MASTER_DTYPES
+from hpcpace.train.presets import GPT2Shape, ResNetShape
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """Return a generator on the CPU that draws the same for a seed and a parameter's name on every rank."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def compute_dtype(dtype: str) -> torch.dtype:
+    """Return the type of activations for a setting of `--dtype`."""
+    found: torch.dtype = getattr(torch, dtype)
+    return found
+
+
+def master_dtype(dtype: str) -> torch.dtype:
+    """Return the type of parameters, gradients and losses for a setting of `--dtype`."""
+    return compute_dtype(MASTER_DTYPES[dtype])
+
+
+def is_mixed(dtype: str) -> bool:
+    """Return whether a setting of `--dtype` computes in another type than that of the parameters."""
+    return MASTER_DTYPES[dtype] != dtype
+
+
+def autocast(module: nn.Module, dtype: str, device: torch.device) -> None:
+    """Let a module compute in a type, whoever calls it; its backward pass follows the types of its forward pass."""
+    if is_mixed(dtype):
+        # Around forward alone: torch advises against a backward pass under autocast, and a pipeline interleaves both.
+        module.forward = torch.autocast(device.type, compute_dtype(dtype))(module.forward)
+
+
+def sharding_policy(dtype: str) -> MixedPrecisionPolicy:
+    """Return how fully_shard sends a model: parameters as they are used, gradients as they are kept."""
+    if not is_mixed(dtype):
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=compute_dtype(dtype), reduce_dtype=master_dtype(dtype))
+
+
+def computed(values: Tensor) -> Tensor:
+    """Return values in the type that autocast computes in here; as they are where it does not."""
+    kind = values.device.type
+    return values.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else values
+
+
+class LayerNorm(nn.LayerNorm):
+    """A layer norm that hands the hidden state on in the type in which it came, on GPUs as well.
+
+    Autocast computes it in float32 on GPUs and returns that.
+    """
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (..., width) to the same shape and type."""
+        return super().forward(hidden).to(hidden.dtype)
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """A batch norm whose weights have the type of its statistics, which fully_shard does not bring to bfloat16."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map (batch, channels, height, width) to the same shape."""
+        assert self.running_mean is not None
+        assert self.num_batches_tracked is not None
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        weight, bias = (parameter.to(self.running_mean.dtype) for parameter in (self.weight, self.bias))
+        return nn.functional.batch_norm(
+            images, self.running_mean, self.running_var, weight, bias, self.training, self.momentum or 0.0, self.eps
+        )
+
 
 _INIT_STD = 0.02
 
@@ -290,3 +367,91 @@ def _cut_class(kind: Any, names: tuple[str, ...]) -> Any:
 def _whole_parameter(module: Any, *, name: str) -> Tensor:
     local = getattr(module, f"local_{name}")
     return DTensor.from_local(local, run_check=False, **module.layouts[name])
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions beside a residual connection, which is a 1 x 1 convolution where the shape changes."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv_1 = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
+        self.bn_1 = BatchNorm2d(width)
+        self.conv_2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn_2 = BatchNorm2d(width)
+        self.shortcut = (
+            nn.Sequential(nn.Conv2d(channels, width, 1, stride=stride, bias=False), BatchNorm2d(width))
+            if stride != 1 or channels != width
+            else nn.Identity()
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map (batch, channels, height, width) to the block's own channels, with the image divided by its stride."""
+        hidden = functional.relu(self.bn_1(self.conv_1(images)))
+        return functional.relu(self.bn_2(self.conv_2(hidden)) + self.shortcut(images))
+
+
+class ResNet(nn.Module):
+    """A ResNet of basic blocks for small images."""
+
+    def __init__(self, shape: ResNetShape) -> None:
+        super().__init__()
+        stem = shape.widths[0]
+        self.conv = nn.Conv2d(3, stem, 3, padding=1, bias=False)
+        self.bn = BatchNorm2d(stem)
+        blocks, channels = [], stem
+        for stage, width in enumerate(shape.widths):
+            for block in range(shape.blocks_per_stage):
+                blocks.append(BasicBlock(channels, width, stride=2 if block == 0 and stage > 0 else 1))
+                channels = width
+        self.blocks = nn.ModuleList(blocks)
+        self.classes = nn.Linear(channels, shape.num_classes)
+
+    def pieces(self) -> Iterator[nn.Module]:
+        """Yield the parts that make up nearly all of the computation: the blocks."""
+        yield from self.blocks
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Compute the loss or the logits.
+
+        Args:
+            images: (batch, 3, 32, 32), in the type of the parameters.
+            labels: int64, (batch,).
+
+        Returns:
+            The mean cross-entropy in float32 at least (scalar), or (batch, num_classes) logits without labels.
+        """
+        hidden = functional.relu(self.bn(self.conv(images)))
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: Tensor = self.classes(hidden.mean(dim=(2, 3)))
+        if labels is None:
+            return logits
+        return functional.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels)
+
+
+def build_resnet(
+    shape: ResNetShape, *, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> ResNet:
+    """Build the model with its initial parameters.
+
+    Convolutions are normal with a standard deviation of sqrt(2 / (k k channels out)) (He et al. 2015, section 2.2),
+    as in the ResNet paper; the last layer is uniform within 1 / sqrt(inputs), its bias 0, norms are the identity.
+
+    Args:
+        shape: the model's shape.
+        seed: what the parameters follow from.
+        dtype: type of parameters and gradients; also of the computation, unless `precision.autocast` changes that.
+        device: where the parameters go, after they were drawn on the CPU.
+    """
+    model = ResNet(shape)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 4:
+                std = math.sqrt(2 / (parameter.shape[0] * parameter.shape[2] * parameter.shape[3]))
+                parameter.normal_(0.0, std, generator=generator_of(seed, name))
+            elif parameter.dim() == 2:
+                bound = 1 / math.sqrt(parameter.shape[1])
+                parameter.uniform_(-bound, bound, generator=generator_of(seed, name))
+            else:
+                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+    return model.to(device=device, dtype=dtype)
