@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcpace.cli import cli
-from hpcpace.cli.sbatch import filled_in, job_script, job_scripts
+from hpcpace.cli.batch import filled_in, job_script, job_scripts
 from hpcpace.core.errors import UsageError
 
 REPOSITORY = Path(__file__).parents[3]
