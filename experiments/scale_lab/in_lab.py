@@ -11,7 +11,7 @@ from experiments.jobs import MISREAD_START
 from experiments.lab_jobs import JobQueue
 from experiments.pages import ROOT
 from experiments.scale_lab.judge import HELD_OUT, SIZES, UPLINK_MBIT, Setup
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 

@@ -1,8 +1,8 @@
 """A batch job: its settings, srun's options for its ranks, and the audit before training.
 
-Settings come from environment variables, in addition to those of hpcpace.config. Where nobody chose srun's `--mpi`, it
-is made to match the MPI library of the ranks: with a type that the library does not speak, each would be a world of its
-own.
+Settings come from environment variables, in addition to those of hpcpace.core.config. Where nobody chose srun's
+`--mpi`, it is made to match the MPI library of the ranks: with a type that the library does not speak, each would be a
+world of its own.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _proposed_binding(launch: Launch, snapshots: Path, environ: Mapping[str, str
     from hpcpace.audit.job import AuditedJob
     from hpcpace.audit.result import BINDING_RULES, audit
     from hpcpace.audit.snapshot_files import load_snapshots
-    from hpcpace.config_sources import load_config
+    from hpcpace.core.settings import load_config
 
     if launch.allocation is None:
         return "", "ranks are bound by srun, and this is no Slurm job"

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from hpcpace.batch.job import BatchJob, audit_first, check_length, snapshot_folder
 from hpcpace.batch.launch import succeeds
-from hpcpace.config_sources import load_config
 from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
     EXIT_FAILED,
@@ -24,6 +23,7 @@ from hpcpace.core.errors import (
     UsageError,
 )
 from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import printable
 from hpcpace.train.presets import parse_mesh
 

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hpcpace.config import LabConfig, check_lab_name
+from hpcpace.core.config import LabConfig, check_lab_name
 from hpcpace.core.errors import UsageError
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import write_json

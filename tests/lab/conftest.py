@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.lab_jobs import JobQueue
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.namespaces import check_requirements

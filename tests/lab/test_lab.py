@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from experiments.lab_jobs import JobQueue
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.lab import Lab, bring_down, read_anchor

@@ -12,7 +12,7 @@ from lab_status import status_of
 from numpy.typing import NDArray
 
 from experiments.lab_jobs import JobQueue
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.rundir import open_run
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.lab import Lab
