@@ -26,7 +26,7 @@ from hpcpace.diagnosis.summary import (
     Tracing,
     World,
 )
-from hpcpace.hang.words import call_name
+from hpcpace.hang.verdict import call_name
 from hpcpace.metrics.common_clock import rank_clocks
 from hpcpace.metrics.communication import overlap_share
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, share_of
