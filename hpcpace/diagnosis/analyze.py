@@ -25,13 +25,15 @@ from hpcpace.diagnosis.figures.overview import (
     comparable_figures,
     hang_figures,
     pacing_figures,
+    place_excess,
+    rank_rows,
+    role_rows,
     share_figures,
     step_figures,
     switch_figures,
     tracing_figures,
     world_figures,
 )
-from hpcpace.diagnosis.figures.ranks import place_excess, rank_rows, role_rows
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.plot_data import PlotData
