@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from experiments.damage import bombs, clocks, content, journals, links, mixed, names, packs, runs, tables
+from experiments.damage import bombs, content, journals, links, names, packs, tables
 
 KINDS = (
     *content.KINDS,
     *journals.KINDS,
     *tables.KINDS,
-    *clocks.KINDS,
+    *tables.CLOCKS,
     *names.KINDS,
-    *runs.KINDS,
-    *mixed.KINDS,
+    *names.SURROUNDINGS,
+    *journals.MIXED,
     *packs.KINDS,
     *links.KINDS,
     *bombs.KINDS,

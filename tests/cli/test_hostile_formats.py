@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.damage.hostile.campaign import line_of, run_hostile
-from experiments.damage.hostile.kinds import KINDS
+from experiments.damage.hostile.__main__ import KINDS
+from experiments.damage.hostile.engine import run_hostile
 
 FORMATS = tuple(dict.fromkeys(kind.format for kind in KINDS))
 
@@ -17,4 +17,4 @@ def test_each_kind_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize("format_", FORMATS)
 def test_a_hostile_file_is_read_or_refused_within_bounds(format_: str) -> None:
     kinds = [kind for kind in KINDS if kind.format == format_]
-    assert [line_of(outcome) for outcome in run_hostile(kinds, 1, at_once=2) if outcome.problems] == []
+    assert [outcome.line() for outcome in run_hostile(kinds, 1, at_once=2) if outcome.problems] == []

@@ -1,1 +1,4 @@
-"""Hostile files of each format that a command reads, made by chance, and what reading one may cost."""
+"""Hostile files of the formats that hpcpace reads, with bounds on what a command may take for them.
+
+python -m experiments.damage.hostile [--only NAME|FORMAT ...] [--inputs 20] [--keep FOLDER]
+"""

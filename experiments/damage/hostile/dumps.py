@@ -1,14 +1,18 @@
-"""Flight Recorder dumps that somebody made up, as pickles and as JSON; each call reads one file or a few."""
+"""Flight Recorder dumps that somebody made up, as pickles and as JSON, and folders of them for `hpcpace hang`.
+
+Each call reads one file or a few, or a folder of many, of foreign ones, and of links.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.damage.hostile.kind import Call, Hostile, Random
+from experiments.damage.hostile.engine import SECRET, Call, Hostile, Random, kinds_of, one_of, with_changed_bytes
 
 _FORMAT = "Flight Recorder dumps"
 _BEGIN_NS = 1_758_610_505_000_000_000
@@ -87,9 +91,9 @@ def _anywhere(random: Random, value: Any) -> Table:
     """Return a dump that has a value in one of its fields."""
     one, content = entry(0), dump([])
     keys = [*one, "frame", "group", "shape", *content, "ranks", "status"]
-    key = keys[int(random.integers(len(keys)))]
+    key = one_of(keys, random)
     if key == "frame":
-        one["frames"][0][("name", "filename", "line")[int(random.integers(3))]] = value
+        one["frames"][0][one_of(("name", "filename", "line"), random)] = value
     elif key == "group":
         one["process_group"] = ("0", value)
     elif key == "shape":
@@ -124,7 +128,7 @@ def _circle(folder: Path, random: Random) -> Call:
 
 
 def _memory(folder: Path, random: Random) -> Call:
-    opcode = (b"\x94", b"(", b"]", b")\x85", b"}", b"K\x01\x85")[int(random.integers(6))]
+    opcode = one_of((b"\x94", b"(", b"]", b")\x85", b"}", b"K\x01\x85"), random)
     data = b"\x80\x04N" + opcode * int(random.integers(1 << 20, 4 << 20)) + b"."
     return hang(folder, write(folder, {"rank_0": data}), codes=frozenset({2}))
 
@@ -147,7 +151,7 @@ def _ranks_text(folder: Path, random: Random) -> Call:
 
 
 def _long_text(folder: Path, random: Random) -> Call:
-    letters = ("x", "_v", "\x1b[2J", "a_tensor", "/", "9", "\U0001f600", "\u202e")[int(random.integers(8))]
+    letters = one_of(("x", "_v", "\x1b[2J", "a_tensor", "/", "9", "\U0001f600", "\u202e"), random)
     value = letters * int(random.integers(100_000, 1_000_000))
     names = ("rank_0", "rank_1.json")
     return hang(folder, write(folder, {name: _anywhere(random, value) for name in names}))
@@ -225,24 +229,10 @@ def _code(folder: Path, random: Random) -> Call:
     return hang(folder, write(folder, contents), codes=frozenset({2}), says=("asks for 'os.system'",))
 
 
-def _deep(folder: Path, random: Random) -> Call:
-    sign = ("[", '{"a":', "[[],", '{"":0,"a":')[int(random.integers(4))]
-    text = '{"version": "2.10", "pg_config": ' + sign * int(random.integers(100_000, 400_000))
-    return hang(folder, write(folder, {"rank_0.json": text.encode()}), codes=frozenset({2}))
-
-
-def _empty_values(folder: Path, random: Random) -> Call:
-    sign = ("[]", "{}", "[[[]]]", '{"":[]}', "-0.5", '"\\u0001"')[int(random.integers(6))]
-    count = int(random.integers(100_000, 500_000))
-    text = f'{{"version": "2.10", "pg_config": {{}}, "entries": [{",".join([sign] * count)}]}}'
-    return hang(folder, write(folder, {"rank_0.json": text.encode()}), codes=frozenset({2}))
-
-
 def _wrong_values(folder: Path, random: Random) -> Call:
     values = (None, True, -1, 1 << 62, -(1 << 63), 1e308, float("nan"), [], {}, "", "\ud800", [[[[0]]]], {"a": 1})
     contents = {
-        f"rank_{rank}{('', '.json')[rank % 2]}": _anywhere(random, values[int(random.integers(len(values)))])
-        for rank in range(12)
+        f"rank_{rank}{('', '.json')[rank % 2]}": _anywhere(random, one_of(values, random)) for rank in range(12)
     }
     return hang(folder, write(folder, contents))
 
@@ -250,38 +240,106 @@ def _wrong_values(folder: Path, random: Random) -> Call:
 def _bits(folder: Path, random: Random) -> Call:
     contents = {}
     for rank in range(8):
-        data = bytearray(pickle.dumps(dump([entry(number) for number in range(200)]), 2))
-        for _ in range(int(random.integers(1, 20))):
-            data[int(random.integers(len(data)))] = int(random.integers(256))
-        contents[f"rank_{rank}"] = bytes(data)
+        data = pickle.dumps(dump([entry(number) for number in range(200)]), 2)
+        contents[f"rank_{rank}"] = bytes(with_changed_bytes(data, 20, random))
     return hang(folder, write(folder, contents))
 
 
-_MAKERS: dict[str, Callable[[Path, Random], Call]] = {
-    "line": _line,
-    "levels": _levels,
-    "circle": _circle,
-    "memory": _memory,
-    "same-entry": _same_entry,
-    "ranks-text": _ranks_text,
-    "long-text": _long_text,
-    "long-number": _long_number,
-    "far-rank": _far_rank,
-    "unsaid-groups": _unsaid_groups,
-    "alone": _alone,
-    "channels": _channels,
-    "messages": _messages,
-    "names": _names,
-    "shapes": _shapes,
-    "code": _code,
-    "deep": _deep,
-    "empty-values": _empty_values,
-    "wrong-values": _wrong_values,
-    "bits": _bits,
-}
 # A dump of some kilobytes may be of the last of 131,072 ranks, and all of them are looked at.
-_CPU_S_PER_MB = {"far-rank": 3.0}
-KINDS = tuple(
-    Hostile(name=f"dumps-{name}", format=_FORMAT, make=make, most_cpu_s_per_mb=_CPU_S_PER_MB.get(name, 2.0))
-    for name, make in _MAKERS.items()
+
+
+_CPU_S_PER_FILE = 0.004
+"""To open one file, and to start processes that read them."""
+
+
+def _same_fault(folder: Path, random: Random) -> Call:
+    data = pickle.dumps(dump([entry(0)]), 2)[: int(random.integers(20, 200))]
+    return hang(folder, write(folder, {f"rank_{rank}": data for rank in range(1000)}))
+
+
+def _other_faults(folder: Path, random: Random) -> Call:
+    contents = {}
+    for rank in range(1000):
+        contents[f"{'x' * int(random.integers(200))}\x1b[3{rank % 8}mrank_{rank}"] = dump(
+            [entry(0, **{(*entry(0),)[rank % 8]: f"\u202e{rank}" * 40})],
+            version=f"2.{rank}",
+            comm_lib_version=f"v{rank}",
+        )
+    return hang(folder, write(folder, contents))
+
+
+def _other_jobs(folder: Path, random: Random) -> Call:
+    contents = {f"rank_{rank}": dump([entry(0)], pg_config={"0": {"ranks": [0, rank]}}) for rank in range(1, 500)}
+    contents |= {f"x{rank}": dump([entry(int(random.integers(1 << 30)))]) for rank in range(500)}
+    return hang(folder, write(folder, contents))
+
+
+def _versions(folder: Path, random: Random) -> Call:
+    """A job whose ranks each hold up another operation, of names and versions of their own."""
+    contents = {}
+    for pair in range(0, 600, 2):
+        name = f"tp{pair}" + "y" * int(random.integers(150))
+        groups = {
+            "0": {"name": "0", "desc": "default_pg", "ranks": str([*range(600)])},
+            name: {"name": name, "desc": name, "ranks": [pair, pair + 1]},
+        }
+        call = entry(1, process_group=(name, name), collective_seq_id=1, profiling_name="nccl:" + "z" * 150)
+        done = entry(0, state="completed", time_discovered_completed_ns=entry(0)["time_created_ns"] + 1)
+        for rank, entries in ((pair, [done, call]), (pair + 1, [done])):
+            software = {"version": f"2.{rank}" + "0" * 30, "comm_lib_version": f"{rank}" + "9" * 30}
+            contents[f"rank_{rank}"] = dump(entries, pg_config=groups, **software)
+    return hang(folder, write(folder, contents))
+
+
+def _foreign(folder: Path, random: Random) -> Call:
+    for number in range(10_000):
+        (folder / f"core.{number}").write_bytes(b"\x7fELF" * int(random.integers(1, 8)))
+    num_bytes = write(folder, {f"rank_{rank}": dump([entry(0)]) for rank in range(2)})
+    return hang(folder, num_bytes + 160_000)
+
+
+def _links(folder: Path, random: Random) -> Call:
+    secret = folder / "secret.txt"
+    secret.write_text(f'{{"version": "{SECRET}", "pg_config": {{}}}}')
+    num_bytes = write(folder, {"rank_0": dump([entry(0)])})
+    for rank in range(1, 200):
+        kind, place = int(random.integers(5)), folder / f"rank_{rank}"
+        if kind == 0:
+            place.symlink_to(secret)
+        elif kind == 1:
+            os.mkfifo(place)
+        elif kind == 2:
+            place.symlink_to("/dev/zero")
+        elif kind == 3:
+            place.symlink_to(folder)
+        else:
+            place.mkdir()
+    return hang(folder, num_bytes)
+
+
+def _half(folder: Path, random: Random) -> Call:
+    """Half of the ranks of a large job, and operations that all of them are in."""
+    world = int(random.integers(500, 1500))
+    count = int(random.integers(1, 40))
+    data = pickle.dumps(dump([entry(number) for number in range(count)], world=world), 2)
+    return hang(folder, write(folder, {f"rank_{rank}": data for rank in range(0, world, 2)}))
+
+
+# A dump of some kilobytes may be of the last of 131,072 ranks, and all of them are looked at.
+KINDS = (
+    *kinds_of(
+        "dumps",
+        _FORMAT,
+        (
+            *(_line, _levels, _circle, _memory, _same_entry, _ranks_text, _long_text, _long_number, _unsaid_groups),
+            *(_alone, _channels, _messages, _names, _shapes, _code, _wrong_values, _bits),
+        ),
+    ),
+    Hostile(name="dumps-far-rank", format=_FORMAT, make=_far_rank, most_cpu_s_per_mb=3.0),
+    *kinds_of(
+        "hang",
+        "folders of hpcpace hang",
+        (_same_fault, _other_faults, _other_jobs, _versions, _foreign, _links, _half),
+        most_cpu_s=4.0 + _CPU_S_PER_FILE * 1000,
+    ),
 )
