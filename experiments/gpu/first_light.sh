@@ -17,7 +17,7 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 # Of these, a machine takes what it lacks; torch, mpi4py, h5py, pandas and scipy must be there.
 packages=(
-    click iniconfig markdown-it-py mdurl msgspec nvidia-ml-py packaging pluggy psutil pygments pytest
+    click iniconfig jinja2 markdown-it-py markupsafe mdurl msgspec nvidia-ml-py packaging pluggy psutil pygments pytest
     pytest-timeout rich safetensors 'setuptools<82' zlib-ng
 )
 

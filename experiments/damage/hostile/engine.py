@@ -290,7 +290,8 @@ def problems_of(kind: Hostile, call: Call, result: Result, start_s: float = 0.0)
         "a traceback": "Traceback (most recent call last)" in both,
         "control characters": _STEERING.search(both),
         "what only root may read": SECRET in both,
-        "no reason": result.code not in (0, 1, 3) and not stderr.strip(),
+        # An audit that ends with 4 gives its reason among its findings.
+        "no reason": result.code not in (0, 1, 3) and not (stdout if result.code == 4 else stderr).strip(),
         f"{len(stderr.splitlines())} lines on stderr": _lines(stderr) > 20,
         f"{len(stdout.splitlines())} lines on stdout": _lines(stdout) > kind.most_lines and is_text,
         **{f"does not say {text!r}": _joined(text) not in _joined(both) for text in call.says},
