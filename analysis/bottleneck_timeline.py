@@ -18,7 +18,7 @@ from hpcpace.diagnosis.plot_source import StepDetail, step_detail
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.report.terminal import note, table, title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

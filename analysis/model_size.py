@@ -15,7 +15,7 @@ import click
 from hpcpace.core.text import format_bytes, format_count
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.report.terminal import note, table, title
 from hpcpace.studies.figures import SetupFigures, study_figures
 from hpcpace.studies.folder import OUT_OF_MEMORY, StudyFolder
 from hpcpace.studies.planned import planned

@@ -14,7 +14,7 @@ import click
 from hpcpace.core.text import format_bytes, format_count, format_rate, plural
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.report.terminal import note, table, title
 from hpcpace.studies.comparison import Published, compute_spread, orders, published_of
 from hpcpace.studies.figures import SetupFigures, study_figures
 from hpcpace.studies.folder import DONE, StudyFolder

@@ -20,7 +20,7 @@ from hpcpace.metrics.resampling import Estimate
 from hpcpace.pace.settings import NO_POLICY
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.report.terminal import note, table, title
 from hpcpace.simulation.published import RANKS_PER_NODE, Target
 from hpcpace.studies.pacing import PacingRow, pacing_rows, read_paced_run, read_published_pacing
 from hpcpace.studies.pacing_model import (

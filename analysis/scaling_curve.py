@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpcpace.core.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import notes
+from hpcpace.report.terminal import notes
 from hpcpace.report.terminal.scale import print_scaling
 from hpcpace.runs.scaling.read import read_samples
 from hpcpace.runs.scaling.result import Scaling, scaling_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpcpace.core.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import notes, table, title
+from hpcpace.report.terminal import notes, table, title
 from hpcpace.runs.scaling.read import read_samples
 from hpcpace.runs.scaling.result import IDEAL, Scaling, scaling_of
 from hpcpace.runs.scaling.sizes import Kind

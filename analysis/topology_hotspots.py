@@ -16,7 +16,7 @@ from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, p
 from hpcpace.diagnosis.figures.ranks import HotspotFigures, hotspot_figures
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal.layout import note, table, title
+from hpcpace.report.terminal import note, table, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

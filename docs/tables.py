@@ -25,7 +25,7 @@ from hpcpace.cli import cli
 from hpcpace.cli.options import Option
 from hpcpace.config import Config
 from hpcpace.core.thresholds import threshold_fields
-from hpcpace.report.words.glossary import GLOSSARY
+from hpcpace.report.glossary import GLOSSARY
 
 FOLDER = Path(__file__).parent
 _TABLE = re.compile(r"(<!-- (options|settings|thresholds|glossary|modules) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

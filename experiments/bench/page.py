@@ -23,7 +23,7 @@ from experiments.chromium import INSTALL, Browser, find_chromium
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.verdict import main_verdict
-from hpcpace.report.html.page import write_html
+from hpcpace.report.run_report import write_html
 from hpcpace.trace.attempt_reader import read_attempt
 
 _SLOW_MBIT, _SLOW_RTT_MS = 10, 40

@@ -35,7 +35,7 @@ from hpcpace.diagnosis import measure as examination
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.metrics import kernels
-from hpcpace.report.html.page import page
+from hpcpace.report.run_report import page
 from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.schema import Op, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter

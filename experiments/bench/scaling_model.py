@@ -39,7 +39,7 @@ from hpcpace.diagnosis.close_up import close_up_columns
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.diagnosis.within_steps import StepPanels
-from hpcpace.report.html.page import page
+from hpcpace.report.run_report import page
 from hpcpace.trace.packing import PackPlan, pack_attempt
 
 _ALL, _FEW = 32, len(FEW)

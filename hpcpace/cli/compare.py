@@ -22,8 +22,8 @@ from hpcpace.core.rundir import check_target, json_text
 from hpcpace.core.text import plural, printable
 from hpcpace.metrics.run_difference import PRIOR_CV
 from hpcpace.report.html.comparison import comparison_page
+from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH
 from hpcpace.report.terminal.comparison import print_comparison
-from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.from_csv import runs_of_csv
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs

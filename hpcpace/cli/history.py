@@ -20,8 +20,8 @@ from hpcpace.core.files import write_file
 from hpcpace.core.rundir import RUNS, check_target, json_text
 from hpcpace.core.text import listed
 from hpcpace.report.html.history import history_page
+from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH
 from hpcpace.report.terminal.history import print_history
-from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
 from hpcpace.report.words.history import passed_over_words
 from hpcpace.runs.history import history
 from hpcpace.runs.history_csv import rows_of_csv

@@ -32,11 +32,9 @@ from hpcpace.core.errors import (
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import check_target, json_text
 from hpcpace.core.text import folded_message, printable
-from hpcpace.probe.change import is_unclear, outcome_words
-from hpcpace.probe.host_changes import changes, check_comparable, left_out
-from hpcpace.probe.parts import PART_NAMES, chosen_parts, measure_parts
+from hpcpace.probe.changes import changes, check_comparable, is_unclear, left_out, outcome_words
 from hpcpace.probe.record import ProbeRecord, read_probe
-from hpcpace.probe.world import ProbeWorld
+from hpcpace.probe.world import PART_NAMES, ProbeWorld, chosen_parts, measure_parts
 from hpcpace.report.html.probe import probe_page
 from hpcpace.report.terminal.probe import change_lines, probe_lines
 from hpcpace.world.connection import Connection, connect

@@ -171,7 +171,7 @@ def command(
     if as_json:
         click.echo(json_text(summary.to_json()), nl=False)
     else:
-        from hpcpace.report.terminal.page import print_report
+        from hpcpace.report.run_report import print_report
 
         print_report(_console(), summary, ranks=shown, progress=progress, is_verbose=is_verbose)
         if written:
@@ -299,7 +299,7 @@ def _timeline(
 def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline: Path | None) -> list[Path]:
     """Write the summary and the page into the run that was read, and return the files that were written."""
     from hpcpace.diagnosis.verdict import main_verdict
-    from hpcpace.report.html.page import page
+    from hpcpace.report.run_report import page
 
     summary, verdict = analysis.summary, main_verdict(analysis.summary.verdict)
     contents: list[tuple[Path, Callable[[], str]]] = [
@@ -325,7 +325,7 @@ def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline:
 def _console() -> Console:
     from rich.console import Console
 
-    from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
+    from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH
 
     # A fixed width in logs keeps two reports comparable line by line.
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH

@@ -326,7 +326,7 @@ def verdicts(study: Path) -> None:
     """
     from hpcpace.core.text import printable
     from hpcpace.plots.files import console_for_tables
-    from hpcpace.report.terminal.layout import table
+    from hpcpace.report.terminal import table
 
     folder = ScalingFolder(study)
     found = results(folder)

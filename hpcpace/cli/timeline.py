@@ -19,7 +19,7 @@ from hpcpace.config import ReportConfig
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.rundir import check_target
 from hpcpace.core.text import format_bytes, plural, printable
-from hpcpace.report.terminal.page import MAX_WIDTH, MIN_WIDTH
+from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH
 from hpcpace.runs.timeline.run_file import WrittenTimeline, write_timeline
 from hpcpace.runs.timeline.steps import MOST_SLICES, Wanted
 

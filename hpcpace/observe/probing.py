@@ -50,9 +50,9 @@ def _probe(when: str, settings: ProbeConfig, *, world: RankInfo, attempt: Attemp
     if torch is None or not torch.distributed.is_initialized():
         raise RuntimeError("torch.distributed connects no ranks")
     # Imported this late because most jobs are not probed.
-    from hpcpace.probe.parts import measure_parts
     from hpcpace.probe.start import begin_record, probe_world
     from hpcpace.probe.sweep import Sweep
+    from hpcpace.probe.world import measure_parts
 
     store, _ = own_store(settings.timeout_s)
     own = torch.distributed.PrefixStore(f"probe/{attempt.path}/{when}", store)

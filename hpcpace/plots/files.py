@@ -25,7 +25,7 @@ from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
 from hpcpace.plots.csv_text import csv_bytes
-from hpcpace.report.terminal.page import MAX_WIDTH
+from hpcpace.report.terminal import MAX_WIDTH
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.topology.placing import place_traces
 from hpcpace.topology.read import read_topology

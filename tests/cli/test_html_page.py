@@ -11,7 +11,7 @@ from report_sample import HEALTHY, NASTY, SampleVerdict, sample_plots, sample_su
 
 from experiments.chromium import Browser
 from hpcpace.diagnosis.plot_data import PlotData
-from hpcpace.report.html.page import write_html
+from hpcpace.report.run_report import write_html
 
 WIDTHS = (1280, 390)
 pytestmark = pytest.mark.tool

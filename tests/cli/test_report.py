@@ -39,7 +39,7 @@ def test_a_few_steps_cannot_tell_and_are_shown_nevertheless(report, run):
     code, out, _ = report(run, "--steps", "10:15")
     assert code == 3
     assert "cannot tell: 5 steps are too few" in out
-    assert "Where the step went" in out
+    assert "Phases by rank" in out
 
 
 def test_an_error_of_its_own_cannot_be_taken_for_a_finding(report, run, monkeypatch):
@@ -92,8 +92,9 @@ def test_all_attempts_stand_beside_each_other_whichever_is_shown(report, tmp_pat
     SyntheticRun(num_ranks=2, num_steps=30, hosts=("n1",)).write(path)
     _, out, _ = report(path)
     assert "run        synthetic, attempt 1 (2 in all)" in out
-    assert "0           4     2    28       2 to 29  45.0 ms 4 of 4 traces not closed, 3 inside" in out
-    assert "1           2     1    28       2 to 29  36.0 ms all traces closed" in out
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    assert "0 4 2 28 2 to 29 45.0 ms 4 of 4 traces not closed, 3 inside an operation" in rows
+    assert "1 2 1 28 2 to 29 36.0 ms all traces closed" in rows
     told = "attempt 1 compared with 0: 2 ranks instead of 4; mesh dp=2,pp=1,tp=1 instead of dp=4,pp=1,tp=1; "
     told += "without n2; median step 20.0 %"
     assert told in " ".join(out.split())
@@ -254,7 +255,7 @@ def test_a_run_that_cannot_be_written_is_reported_with_a_warning(report, run):
     (run / "summary.json").mkdir()
     code, out, err = report(run)
     assert code == 1
-    assert "Where the step went" in out
+    assert "Phases by rank" in out
     assert "cannot write" in err
     assert not [name for name in os.listdir(run) if name.startswith(".summary")]
 

@@ -98,7 +98,7 @@ def test_a_limit_on_addresses_ends_in_a_report_or_in_one_line(run: RunDirectory,
     program = (
         "import resource, sys\nfrom pathlib import Path\nimport hpcpace.cli.report\nfrom hpcpace.cli import main\n"
         "import hpcpace.cli.progress, hpcpace.diagnosis.analyze\n"
-        "import hpcpace.report.html.page, hpcpace.report.terminal.page\n"
+        "import hpcpace.report.run_report\n"
         "pages = int(Path('/proc/self/statm').read_text().split()[0])\n"
         f"limit = pages * {resource.getpagesize()} + {room_mib << 20}\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"

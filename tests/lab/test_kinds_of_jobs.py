@@ -15,7 +15,7 @@ from hpcpace.trace.reader import read_trace
 
 SBATCH = Path(__file__).parents[2] / "sbatch"
 JOB_TIMEOUT_S = 240
-REPORT = "Where the step went"
+REPORT = "Phases by rank"
 QUICK = {"HPCPACE_AUDIT": "off", "HPCPACE_REQUEUE_AFTER_S": "0"}
 
 

@@ -136,7 +136,7 @@ def test_a_job_is_audited_before_it_trains_and_keeps_snapshots_of_its_ranks(
     job = queue.wait(job_id, timeout_s=120)
     log = job.output.read_text()
     assert (job.state, job.exit_code) == ("COMPLETED", 0), log
-    assert log.index("hpcpace audit: ") < log.index("Where the step went")
+    assert log.index("hpcpace audit: ") < log.index("Phases by rank")
     for folder in (
         RunDirectory(tmp_path / "runs" / f"{job_id}-gpt2_dp-audit").attempt(0).snapshot_dir,
         RunDirectory(tmp_path / "runs" / f"{job_id}-gpt2_dp").attempt(0).snapshot_dir,

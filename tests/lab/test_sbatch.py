@@ -19,7 +19,7 @@ from hpcpace.trace.tables import RankTrace
 
 SBATCH = Path(__file__).parents[2] / "sbatch"
 JOB_TIMEOUT_S = 120
-REPORT = "Where the step went"
+REPORT = "Phases by rank"
 OVER_FOUR_HOSTS = ("-N4", "--ntasks-per-node=1")
 OPEN_MPI = {"HPCPACE_MPI": "pmix", "MPI4PY_MPIABI": "openmpi"}
 

@@ -48,7 +48,7 @@ except SystemExit as error:
     ("modules", "unwanted"),
     [
         ("hpcpace.cli.runs", ("numpy", "h5py")),
-        ("hpcpace.diagnosis.analyze, hpcpace.report.html.page", ("scipy.stats", "scipy.sparse", "pandas", "plotly")),
+        ("hpcpace.diagnosis.analyze, hpcpace.report.run_report", ("scipy.stats", "scipy.sparse", "pandas", "plotly")),
     ],
 )
 def test_commands_load_no_more_than_they_use(modules: str, unwanted: tuple[str, ...]) -> None:

@@ -24,7 +24,7 @@ from hpcpace.core.rundir import Attempt, RunDirectory, open_run
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.plots.charts import new_figure
 from hpcpace.plots.files import write_files
-from hpcpace.report.html.page import write_html
+from hpcpace.report.run_report import write_html
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.scaling import ScalingFolder
 from tests.machines.cases import small_node

@@ -42,10 +42,24 @@ from hpcpace.config import Config
 from hpcpace.core.rundir import HISTORY_INDEX, RunDirectory, json_text
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.hang.notices import Notice, NoticedCall, NoticedCount, NoticedGroup, ThreadStack, write
-from hpcpace.probe.copies_record import CopiesRecord, DeviceRate, MemoryRate
-from hpcpace.probe.noise_record import CoreFigures, CoreNoise, NoiseRecord
-from hpcpace.probe.pair_record import BisectionRow, LinkFinding, PairRow, PairsRecord
-from hpcpace.probe.record import LatencyLaw, LawPiece, ProbedHost, ProbeRecord, RankSkew, SweepRow
+from hpcpace.probe.record import (
+    BisectionRow,
+    CopiesRecord,
+    CoreFigures,
+    CoreNoise,
+    DeviceRate,
+    LatencyLaw,
+    LawPiece,
+    LinkFinding,
+    MemoryRate,
+    NoiseRecord,
+    PairRow,
+    PairsRecord,
+    ProbedHost,
+    ProbeRecord,
+    RankSkew,
+    SweepRow,
+)
 from hpcpace.runs.history_index import indexed_runs, sealed
 from hpcpace.trace.attempt_reader import read_attempt
 

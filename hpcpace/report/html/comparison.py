@@ -8,10 +8,9 @@ import numpy as np
 
 from hpcpace.core.rundir import json_text
 from hpcpace.core.text import NS_PER_MS, milliseconds
-from hpcpace.report.html.figure import Plot, axis, names_axis, plot_text, unique
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import axis, marker, names_axis, plot_text, rounded, unique
 from hpcpace.report.html.frame import framed, tools
-from hpcpace.report.html.parts import marker
-from hpcpace.report.html.sections import terms
 from hpcpace.report.html.text import (
     contents,
     escape,
@@ -22,9 +21,9 @@ from hpcpace.report.html.text import (
     section,
     side_by_side,
     table,
+    terms,
     warning,
 )
-from hpcpace.report.html.thinning import rounded
 from hpcpace.report.words.comparison import (
     AGAINST_OTHERS,
     change_cells,

@@ -9,8 +9,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from hpcpace.report.html.figure import Plot
-from hpcpace.report.html.packed import asset, compressed, embedded, plot_library, script_hash, unpacked
+from hpcpace.report.document import Plot
+from hpcpace.report.html import _asset, compressed, embedded, plot_library, script_hash, unpacked
 from hpcpace.report.html.text import escape
 
 _SCRIPTS = ("base.js", "plots.js", "tables.js", "controls.js")
@@ -25,21 +25,21 @@ def framed(title: str, body: str, plots: Sequence[Plot], content: str) -> str:
         plots: those whose places are in the body.
         content: JSON that the button of `tools` saves.
     """
-    library, inflate, script = plot_library(), asset("fflate.umd.js"), _script()
+    library, inflate, script = plot_library(), _asset("fflate.umd.js"), _script()
     fields = {
         "TITLE": escape(title),
         "SCRIPTS": " ".join(script_hash(code) for code in (unpacked(library), inflate.encode(), script.encode())),
-        "STYLE": asset("page.css"),
-        "DARK": asset("dark.css"),
+        "STYLE": _asset("page.css"),
+        "DARK": _asset("dark.css"),
         "BODY": body,
         "DATA": _json({plot.name: _description(plot) for plot in plots}),
         "SUMMARY": embedded(compressed(content)),
-        "LICENSES": "\n".join(asset(f"{name}-LICENSE") for name in ("plotly", "fflate")),
+        "LICENSES": "\n".join(_asset(f"{name}-LICENSE") for name in ("plotly", "fflate")),
         "LIBRARY": embedded(library),
         "INFLATE": inflate,
         "SCRIPT": script,
     }
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: fields[found[1]], asset("page.html"))
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: fields[found[1]], _asset("page.html"))
 
 
 def tools(file_name: str) -> str:
@@ -51,7 +51,7 @@ def tools(file_name: str) -> str:
 
 
 def _script() -> str:
-    parts = "\n".join(asset(name) for name in _SCRIPTS)
+    parts = "\n".join(_asset(name) for name in _SCRIPTS)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from hpcpace.core.rundir import json_text
 from hpcpace.core.text import NS_PER_MS, NS_PER_S, folded, format_count, milliseconds, percent
-from hpcpace.report.html.figure import Plot, axis, plot_text
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import axis, plot_text, rounded
 from hpcpace.report.html.frame import framed, tools
-from hpcpace.report.html.sections import terms
-from hpcpace.report.html.text import contents, escape, figure, notes, prose, section, table, warning
-from hpcpace.report.html.thinning import rounded
+from hpcpace.report.html.text import contents, escape, figure, notes, prose, section, table, terms, warning
 from hpcpace.report.words.history import counts_sentence, date, event_sentence, headline
 from hpcpace.runs.history import Event, History, Series
 

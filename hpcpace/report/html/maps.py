@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from hpcpace.core.text import plural
 from hpcpace.diagnosis.plot_data import Matrix, Values
-from hpcpace.report.html.figure import LABEL_WIDTH, NAMED, Plot, axis, marked, names_axis, plot_text, unique
-from hpcpace.report.html.thinning import binned, packed
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import LABEL_WIDTH, NAMED, axis, binned, marked, names_axis, packed, plot_text, unique
 
 MAX_ROWS, MAX_COLUMNS, MAX_UNITS = 512, 1000, 256
 _TWICE, _ALIKE, _SAME = 100.0, 5.0, 0.05  # percent

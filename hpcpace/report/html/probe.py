@@ -8,9 +8,10 @@ import numpy as np
 
 from hpcpace.core.rundir import json_text
 from hpcpace.core.text import NS_PER_US, format_duration, plural
-from hpcpace.probe.change import Change
+from hpcpace.probe.changes import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
-from hpcpace.report.html.figure import Plot, axis, line, plot_text
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import axis, line, plot_text
 from hpcpace.report.html.frame import framed, tools
 from hpcpace.report.html.probe_hosts import copies_content, noise_content
 from hpcpace.report.html.probe_pairs import pairs_content, pairs_drawn

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcpace.core.text import format_duration, percent
-from hpcpace.probe.copies_record import CopiesRecord
-from hpcpace.probe.noise_record import CoreNoise, NoiseRecord
+from hpcpace.probe.record import CopiesRecord, CoreNoise, NoiseRecord
 from hpcpace.report.html.text import notes, table
 from hpcpace.report.words.probe import rate_words
 from hpcpace.report.words.probe_hosts import (

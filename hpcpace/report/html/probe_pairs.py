@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from hpcpace.core.text import format_duration, percent
-from hpcpace.probe.pair_best import best_rates, late_pairs, least_latencies
-from hpcpace.probe.pair_record import PairRow, PairsRecord
-from hpcpace.report.html.figure import Plot
+from hpcpace.probe.pair_network import best_rates, late_pairs, least_latencies
+from hpcpace.probe.record import PairRow, PairsRecord
+from hpcpace.report.document import Plot
+from hpcpace.report.drawing import binned
 from hpcpace.report.html.maps import host_map
 from hpcpace.report.html.text import figure, notes, table
-from hpcpace.report.html.thinning import binned
 from hpcpace.report.words.probe_pairs import (
     bit_rate,
     bit_unit,

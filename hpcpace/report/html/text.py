@@ -7,9 +7,8 @@ import re
 from collections.abc import Sequence
 
 from hpcpace.core.text import percent, printable
-from hpcpace.report.html.figure import Plot
-from hpcpace.report.words.directive import DIRECTIVE
-from hpcpace.report.words.glossary import terms_in
+from hpcpace.report.document import DIRECTIVE, Plot
+from hpcpace.report.glossary import GLOSSARY, terms_in
 
 
 def escape(text: str) -> str:
@@ -190,3 +189,12 @@ def facts(pairs: Sequence[tuple[str, str]], kind: str = "facts") -> str:
 def warning(text: str, label: str = "Warning") -> str:
     """Return a sentence that must not be missed; empty without one."""
     return f'<p class="warning"><b>{escape(label)}:</b> {prose(text)}</p>' if text else ""
+
+
+def terms() -> str:
+    """Return the glossary, which the terms of the page link to."""
+    entries = "\n".join(
+        f'<dt id="{term.anchor}" tabindex="-1">{escape(term.name)}</dt><dd>{escape(term.meaning)}</dd>'
+        for term in GLOSSARY
+    )
+    return f'<dl class="glossary">\n{entries}\n</dl>'

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hpcpace.core.text import milliseconds, plural, printable
-from hpcpace.report.terminal.layout import line, note, table, title
+from hpcpace.report.terminal import line, note, table, title
 from hpcpace.report.words.comparison import (
     AGAINST_OTHERS,
     change_cells,

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hpcpace.core.hostlist import short_list
 from hpcpace.core.text import format_count, format_duration, plural, shortened
-from hpcpace.report.terminal.layout import line, note, notes, table, title
+from hpcpace.report.terminal import line, note, notes, table, title
 from hpcpace.report.words.history import counts_sentence, date, event_sentence, headline
 from hpcpace.runs.history import Event, History, Series
 from hpcpace.runs.history_row import HistoryRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpcpace.core.text import format_duration, plural, printable
-from hpcpace.probe.change import Change
+from hpcpace.probe.changes import Change
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.report.terminal.probe_hosts import copies_lines, noise_lines
 from hpcpace.report.terminal.probe_pairs import pairs_lines

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcpace.core.text import format_bytes, format_duration, percent, plural, printable
-from hpcpace.probe.copies_record import CopiesRecord
-from hpcpace.probe.noise_record import CoreNoise, NoiseRecord
+from hpcpace.probe.record import CopiesRecord, CoreNoise, NoiseRecord
 from hpcpace.report.words.probe_hosts import (
     DEVICE_TITLE,
     MEMORY_TITLE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpcpace.core.text import percent, printable
-from hpcpace.probe.pair_best import best_rates
-from hpcpace.probe.pair_record import PairRow, PairsRecord
+from hpcpace.probe.pair_network import best_rates
+from hpcpace.probe.record import PairRow, PairsRecord
 from hpcpace.report.words.probe_pairs import (
     SwitchLoad,
     bit_rate,

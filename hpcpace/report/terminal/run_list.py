@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hpcpace.core.text import NS_PER_S, format_count, printable
 from hpcpace.diagnosis.run_state import RunRow, State, progress_line
-from hpcpace.report.terminal.layout import notes
+from hpcpace.report.terminal import notes
 
 _STYLES = {State.RUNNING: "cyan", State.HUNG: "red", State.FAILED: "red", State.CANNOT_TELL: "yellow"}
 _MOST_WORD, _MOST_SPEED = 20, 14

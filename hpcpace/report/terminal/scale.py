@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from hpcpace.core.text import format_count, format_duration, percent, plural
-from hpcpace.report.terminal.layout import line, note, notes, table, title
+from hpcpace.report.terminal import line, note, notes, table, title
 from hpcpace.runs.scaling.result import PredictedSize, Scaling, SizeFigures, stop_words
 from hpcpace.runs.scaling.sizes import Kind
 

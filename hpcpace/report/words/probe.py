@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpcpace.core.text import format_bytes, plural, printable
-from hpcpace.probe.change import Change
+from hpcpace.probe.changes import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
 
 _MOST_HOSTS = 6

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hpcpace.core.text import format_duration, percent, plural
-from hpcpace.probe.copies_record import DeviceRate
-from hpcpace.probe.noise_record import CoreFigures, NoiseRecord
+from hpcpace.probe.record import CoreFigures, DeviceRate, NoiseRecord
 
 MEMORY_TITLE = "copies within memory, read and written together"
 DEVICE_TITLE = "copies between host and device"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcpace.core.text import format_duration, format_rate, percent, plural, printable
-from hpcpace.probe.pair_record import BisectionRow, PairRow, PairsRecord
+from hpcpace.probe.record import BisectionRow, PairRow, PairsRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,7 @@ from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces, exami
 from hpcpace.diagnosis.devices import is_on_device, on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.report.html.page import page
-from hpcpace.report.terminal.page import print_report
+from hpcpace.report.run_report import page, print_report
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import Table, join_tables

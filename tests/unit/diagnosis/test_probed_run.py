@@ -18,11 +18,11 @@ from hpcpace.config import Config, DiagnosisConfig
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.records import ReadProbe
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.report.html.sections import probed_table
-from hpcpace.report.terminal.page import print_report
+from hpcpace.report.run_report import page, print_report
 from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.measured import from_summary
 from hpcpace.trace.attempt_reader import read_attempt
@@ -131,8 +131,9 @@ def test_terminal_and_page_show_the_same_figures(run: RunDirectory) -> None:
     summary = summary_of(run, probe_of(0.92e6))
     text = io.StringIO()
     print_report(Console(file=text, width=80, highlight=False, markup=False, emoji=False), summary)
+    shown = page(summary, summary.verdict, PlotData())
     for words in ("46.0 % of the probed rate", "4 KiB", "920 us", "2.00 ms"):
-        assert words in text.getvalue() and words in probed_table(summary)
+        assert words in text.getvalue() and words in shown
 
 
 def test_the_probe_saved_with_a_run_is_used_and_a_named_one_wins(run: RunDirectory, tmp_path: Path) -> None:

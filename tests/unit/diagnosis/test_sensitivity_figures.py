@@ -9,7 +9,7 @@ from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.figures.causes import sensitivity_figures
 from hpcpace.diagnosis.measure import Selection, measure
 from hpcpace.diagnosis.summary import SensitivityRow
-from hpcpace.report.words.causes import skew_reading
+from hpcpace.report.sections.communication import skew_reading
 from hpcpace.trace.attempt_reader import read_attempt
 
 ROW = SensitivityRow(op="all_reduce", group_size=4, size_bytes=4096, slope=0.0, interval=(0.0, 0.0), num_operations=40)

@@ -11,8 +11,7 @@ from rich.console import Console
 from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.figures.overview import step_sources, step_warnings
-from hpcpace.report.html.page import page
-from hpcpace.report.terminal.page import print_report
+from hpcpace.report.run_report import page, print_report
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
 
@@ -91,7 +90,7 @@ def test_how_steps_were_found_is_in_the_summary_and_on_both_pages(tmp_path):
     assert found.summary.steps.sources == (how,)
     stream = io.StringIO()
     print_report(Console(file=stream, width=100, color_system=None), found.summary)
-    assert f"found: {how}" in stream.getvalue()
+    assert f"found      {how}" in stream.getvalue()
     html = page(found.summary, found.summary.verdict, found.plots)
     for text in (stream.getvalue(), html):
         assert "80 steps by optimizer" in text and "steps alternate between" in text

@@ -14,7 +14,7 @@ from hpcpace.pace.pacing_points import PacingPoint
 from hpcpace.pace.pacing_record import PacingRecord
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import Trial
-from hpcpace.report.words.pacing import pacing_lines
+from hpcpace.report.sections.jitter import pacing_lines
 from hpcpace.trace.schema import PaceArm
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from hpcpace.config import Config
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.diagnosis.analyze import Selection, analyze
+from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.hang.notices import Notice, ThreadStack, write
 from hpcpace.hang.views import Doing
-from hpcpace.report.html.verdict import hang_stacks, verdict_head
+from hpcpace.report.run_report import page
 from hpcpace.trace.schema import EventKind, Op
 
 EVIL = "/home/x/<script>alert(1)</script>.py:3 in load"
@@ -113,13 +115,15 @@ def test_stacks_are_shown_escaped(tmp_path: Path) -> None:
     write(attempt, notice())
     summary = summary_of(attempt)
     assert summary.hang is not None and summary.hang.stacks[0].frames[-1] == EVIL
-    assert "<script>" not in hang_stacks(summary.hang) and "&lt;script&gt;" in hang_stacks(summary.hang)
+    (stack,) = re.findall("<details open>.*?</details>", page(summary, summary.verdict, PlotData()), re.DOTALL)
+    assert "<script>" not in stack and "&lt;script&gt;" in stack
     assert "loading data" in summary.verdict.headline
     assert any("load" in line for line in summary.verdict.why)
 
 
 def test_the_page_gives_no_share_of_the_time_to_a_rank_that_holds_up_a_job(tmp_path: Path) -> None:
-    head = verdict_head(summary_of(hung_attempt(tmp_path / "run")).verdict)
+    summary = summary_of(hung_attempt(tmp_path / "run"))
+    head = page(summary, summary.verdict, PlotData()).partition("<nav")[0]
     assert "waits for rank 2" in head and "more than others" not in head
 
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
 
-from hpcpace.probe.change import Change, is_unclear, outcome_words
-from hpcpace.probe.host_changes import changes, host_changes, left_out
-from hpcpace.probe.pair_record import PairsRecord
-from hpcpace.probe.record import ProbeRecord
+from hpcpace.probe.changes import Change, changes, host_changes, is_unclear, left_out, outcome_words
+from hpcpace.probe.record import PairsRecord, ProbeRecord
 from hpcpace.report.terminal.probe import change_lines
 
 

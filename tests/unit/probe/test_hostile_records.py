@@ -14,9 +14,8 @@ import pytest
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
 
 from hpcpace.core.errors import ProbeError
-from hpcpace.probe.change import interval, is_unclear, outcome_words
-from hpcpace.probe.growth import no_law_of, transfer_term
-from hpcpace.probe.host_changes import changes, check_comparable, left_out
+from hpcpace.probe.changes import changes, check_comparable, interval, is_unclear, left_out, outcome_words
+from hpcpace.probe.laws import no_law_of, transfer_term
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, probe_from, read_probe
 from hpcpace.report.terminal.probe import change_lines
 from tests.unit.probe.test_probe_record import LAW, RECORD, piece

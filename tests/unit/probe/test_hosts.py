@@ -11,11 +11,8 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.core.rundir import write_json
-from hpcpace.probe.copies import Copies, memory_rates, numa_of_cpus, pci_address
-from hpcpace.probe.copies_record import CopiesRecord, DeviceRate
-from hpcpace.probe.noise import Noise, note_on_sharing, share_out
-from hpcpace.probe.noise_record import CoreFigures, CoreNoise, NoiseRecord
-from hpcpace.probe.record import ProbeRecord, probe_from
+from hpcpace.probe.hosts import Copies, Noise, memory_rates, note_on_sharing, numa_of_cpus, pci_address, share_out
+from hpcpace.probe.record import CopiesRecord, CoreFigures, CoreNoise, DeviceRate, NoiseRecord, ProbeRecord, probe_from
 from hpcpace.probe.world import Board, ProbeWorld
 from hpcpace.report.terminal.probe_hosts import copies_lines, noise_lines
 from hpcpace.world.deadline import Deadline

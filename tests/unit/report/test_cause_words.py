@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow
-from hpcpace.report.words.causes import (
+from hpcpace.report.sections.causes import (
     gains_remark,
     origins_remark,
     significant_gains,

@@ -33,10 +33,9 @@ from hpcpace.diagnosis.measure import measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.plots.files import ExaminedRun
-from hpcpace.report.html.packed import compressed
-from hpcpace.report.html.page import page
-from hpcpace.report.terminal.page import print_report
-from hpcpace.report.words.causes import (
+from hpcpace.report.html import compressed
+from hpcpace.report.run_report import page, print_report
+from hpcpace.report.sections.causes import (
     named_ranks_of,
     origins_coverage,
     origins_remark,
@@ -158,7 +157,7 @@ SCRIPTS = (jitter_amplification, topology_hotspots, bottleneck_timeline, pacing_
 
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_quantities_are_the_same_on_terminal_page_summary_and_in_scripts(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(""))
+    monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed(""))
     summary, terminal, shown, found = everywhere_of(tmp_path, RUNS[name])
     shares, speed, causes, jitter = summary.shares, summary.throughput, summary.causes, summary.jitter
 
@@ -207,7 +206,7 @@ def printed_by(script, run, capsys, **examined) -> str:
 
 @pytest.mark.parametrize("name", SHARED)
 def test_scripts_print_what_the_report_prints(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(""))
+    monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed(""))
     summary, terminal, _, _ = everywhere_of(tmp_path, RUNS[name])
     run = RunDirectory(tmp_path / "run")
     measured = measure(read_attempt(run.attempts()[0]).traces, Selection())

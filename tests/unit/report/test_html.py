@@ -17,26 +17,27 @@ from hpcpace.core.rundir import json_text
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.diagnosis.summary import AttemptRow, Jitter, Prediction, Predictions, SensitivityRow
 from hpcpace.diagnosis.summary import Growth as SummaryGrowth
-from hpcpace.report.html.charts import MAX_BARS, clock_error, growth, phase_shares, step_distribution, step_times
-from hpcpace.report.html.figure import plot_text, unique
-from hpcpace.report.html.lanes import slow_step
+from hpcpace.report.drawing import binned, bins, packed, plot_text, unique
+from hpcpace.report.glossary import GLOSSARY, terms_in
+from hpcpace.report.html import compressed, plot_library
 from hpcpace.report.html.maps import own_delay, transfer_matrix
-from hpcpace.report.html.packed import compressed, plot_library
-from hpcpace.report.html.page import page, write_html
 from hpcpace.report.html.text import table
-from hpcpace.report.html.thinning import binned, bins, packed
-from hpcpace.report.words.glossary import GLOSSARY, terms_in
+from hpcpace.report.run_report import page, write_html
+from hpcpace.report.sections.clocks import clock_error
+from hpcpace.report.sections.jitter import growth
+from hpcpace.report.sections.phases import MAX_BARS, phase_shares
+from hpcpace.report.sections.steps import slow_step, step_distribution, step_times
 
 VERDICT = SampleVerdict()
 LIBRARY = "window.Plotly = {};"
-OF_SUMMARY = {"origins", "gains", "phase-shares", "wait-transfer"}
+OF_SUMMARY = {"origins", "gains", "hotspots", "phase-shares", "wait-transfer"}
 """The plots that need nothing but the summary."""
 
 
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch):
     # The library is 5 MB, which every page here would be parsed for.
-    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(LIBRARY))
+    monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed(LIBRARY))
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +232,7 @@ def test_a_page_without_plot_data_says_why_they_are_missing(summary):
 def test_what_is_missing_or_cut_off_is_listed(tmp_path):
     hung = sample_summary(tmp_path / "run", hangs=True, missing=(3,), hosts=("n0", "n1"))
     text = Elements(page(hung, VERDICT, PlotData())).sentences
-    assert "2 steps left out as warm-up" in text
+    assert "2 warm-up left out" in text
     assert "no trace of rank 3" in text
     assert "waits for ranks without a trace count as transfer" in text
     assert "never completed: ranks 1-2 inside" in text or "rank 2 on n1 inside" in text
@@ -514,7 +515,7 @@ def _jitter(**changes: object) -> Jitter:
 
 def test_jitter_is_told_with_its_null_and_its_prediction(summary):
     text = Elements(page(replace(summary, jitter=_jitter()), VERDICT, PlotData())).sentences
-    assert "Lost to waiting for the slowest9.3 %" in text
+    assert "9.3 % of the step time is lost to waiting for the slowest" in text
     assert "events avoid each other" in text
     assert "waiting only" in text
     assert "12.3 %10.0 % to 15.0 %yes" in text
@@ -569,7 +570,7 @@ def test_a_curve_of_two_points_is_not_drawn(summary):
 
 def test_a_library_that_names_the_end_of_a_script_does_not_end_it(summary, monkeypatch):
     code = 'x = "</script>"; y = "</SCRIPT>"'
-    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(code))
+    monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed(code))
     elements = Elements(page(summary, VERDICT, PlotData()))
     assert elements.packed("plot-library").decode() == code
     assert len(elements.all("script")) == 5

@@ -15,11 +15,19 @@ from rich.console import Console
 from hpcpace.core.rundir import json_text
 from hpcpace.diagnosis.figures.network import NetworkEvidence, network_figures, network_plots
 from hpcpace.diagnosis.network_summary import NetworkFigures
-from hpcpace.report.html.network import MAX_HOSTS, MAX_LINES, MAX_ROWS, network_drawn
-from hpcpace.report.html.packed import compressed
-from hpcpace.report.html.page import page
-from hpcpace.report.terminal.network import print_network
-from hpcpace.report.words.network import line_rate, network_notes, share
+from hpcpace.report.drawing import MAX_UNITS as MAX_HOSTS
+from hpcpace.report.html import compressed
+from hpcpace.report.run_report import page
+from hpcpace.report.sections.network import (
+    MAX_LINES,
+    MAX_ROWS,
+    line_rate,
+    network_drawn,
+    network_notes,
+    network_section,
+    share,
+)
+from hpcpace.report.terminal import print_section
 
 FOUR = ring_job(4, foreign={3: 47_500_000}, drops={1: 13}, slow={1: 0.95}, rate_source="tc")
 MANY = ring_job(300, foreign={7: 400 * MB}, payload=300 * MB, line_rate_bps=10 * GIGABIT)
@@ -27,7 +35,7 @@ MANY = ring_job(300, foreign={7: 400 * MB}, payload=300 * MB, line_rate_bps=10 *
 
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed("window.Plotly = {};"))
+    monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed("window.Plotly = {};"))
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +51,8 @@ def figures(job: NetworkEvidence) -> NetworkFigures:
 
 def printed(summary, job: NetworkEvidence, width: int = 80) -> str:
     stream = io.StringIO()
-    print_network(
-        Console(file=stream, width=width, highlight=False, color_system=None),
-        replace(summary, network=network_figures(job)),
-    )
+    section = network_section(replace(summary, network=network_figures(job)), None)
+    print_section(Console(file=stream, width=width, highlight=False, color_system=None), section)
     return stream.getvalue()
 
 
@@ -111,14 +117,14 @@ def test_pairs_that_carry_next_to_nothing_are_not_shown(summary) -> None:
     little = replace(found.pairs[0], destination=0, bytes_per_step=1300.0, busy_share=1.0)
     network = replace(found, pairs=(little, *found.pairs), num_pairs=len(found.pairs) + 1)
     stream = io.StringIO()
-    print_network(Console(file=stream, width=100), replace(summary, network=network))
+    print_section(Console(file=stream, width=100), network_section(replace(summary, network=network), None))
     assert "1.30 kB" not in stream.getvalue()
     assert "the 4 of 5 pairs of ranks that send longest; the others carry little" in stream.getvalue()
 
 
 def test_a_run_without_counters_has_no_section(summary) -> None:
     stream = io.StringIO()
-    print_network(Console(file=stream), summary)
+    print_section(Console(file=stream), network_section(summary, None))
     assert stream.getvalue() == ""
     assert 'id="about-network"' not in page(summary, SampleVerdict(), sample_plots())
 

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from sample_runs import sample_run
 
+from hpcpace.report.html import compressed
 from hpcpace.report.html.comparison import comparison_page
 from hpcpace.report.html.history import history_page
-from hpcpace.report.html.packed import compressed
 from hpcpace.report.terminal.comparison import print_comparison
 from hpcpace.runs.compare import compare
 from hpcpace.runs.conditions import Conditions
@@ -24,7 +24,7 @@ NASTY = "<script>alert(1)</script>"
 
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.report.html.frame.plot_library", lambda: compressed(""))
+    monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed(""))
 
 
 def _history(host: str, job: str, run: str) -> History:

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from probe_sample import made_copies, made_finding, made_noise, made_pairs, made_probe
 
-from hpcpace.probe.change import outcome_words
-from hpcpace.probe.host_changes import changes
-from hpcpace.probe.pair_best import late_pairs
-from hpcpace.probe.pair_record import PairRow, PairsRecord
+from hpcpace.probe.changes import changes, outcome_words
+from hpcpace.probe.pair_network import late_pairs
+from hpcpace.probe.record import PairRow, PairsRecord
 from hpcpace.report.html.probe import probe_page
 from hpcpace.report.html.probe_pairs import pairs_drawn
 from hpcpace.report.terminal.probe import change_lines, probe_lines

@@ -1,0 +1,274 @@
+"""Causes: where waiting began and spread, what determines the step time, and what would shorten it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from hpcpace.core.text import percent, rank_list
+from hpcpace.diagnosis.diagnose import Mode
+from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, Summary, sum_of
+from hpcpace.report.document import PAGE, TERMINAL, Bar, Block, Facts, Notes, Part, Plot, Section, Table
+from hpcpace.report.drawing import (
+    LABEL_WIDTH,
+    NAMED,
+    axis,
+    bars,
+    intervals,
+    marked,
+    names_axis,
+    plot_text,
+    unique,
+)
+from hpcpace.report.sections.overview import UNKNOWN_WAITS
+
+# If all transfers are slow, that is their usual time: to reset one of them to it shows no gain.
+_NOT_RESET = (Mode.COMMUNICATION, Mode.CONTENTION, Mode.LOCALITY)
+_MIN_SHOWN = 0.0005  # less is 0.0 % in every table
+_NOTABLE_SHARE = 0.1
+_MOSTLY = 0.5
+_MAX_ORIGINS, _MAX_GAINS = (4, 12), (5, 12)
+"""The most rows on a terminal and on a page."""
+_WORK = tuple((color, is_hatched) for is_hatched in (False, True) for color in ("@busy-2", "@busy-1", "@busy-3"))
+_TRANSFER = tuple((color, is_hatched) for color in ("@transfer", "@c5", "@wait") for is_hatched in (False, True))
+
+
+def causes_section(summary: Summary) -> Section:
+    """Return the section; empty where causes are not known."""
+    causes = summary.causes
+    content: list[Block | None] = []
+    if causes is not None and len(summary.world.ranks) > 1:
+        unknown = UNKNOWN_WAITS if summary.shares.exposed_wait is None else ""
+        gains = significant_gains(summary)
+        content = [
+            Notes([summary.unknown or unknown], on=TERMINAL),
+            *_origins(summary),
+            _path(causes),
+            _gains_plot(gains[: _MAX_GAINS[1]], causes.rebuild_error or 0.0) if gains else None,
+            Table(
+                ("if this took its usual time", "step shorter by", "95 % interval"),
+                [(gain.name, percent(gain.gain_share), _interval(gain)) for gain in gains],
+                "One change at a time",
+                limits=_MAX_GAINS,
+                details="The same in figures",
+            ),
+            Notes([gains_remark(summary)]),
+        ]
+    return Section(
+        "Causes",
+        content,
+        lead="whose delays the others waited for, what determines the step time, and what would shorten it",
+    )
+
+
+def _interval(gain: GainRow) -> str:
+    return f"{percent(gain.interval[0])} to {percent(gain.interval[1])}"
+
+
+def significant_gains(summary: Summary) -> tuple[GainRow, ...]:
+    """Return the what-if gains beyond chance and beyond the error of rebuilding, the largest first."""
+    causes = summary.causes
+    if causes is None or summary.verdict.mode in _NOT_RESET:
+        return ()
+    least = max(causes.rebuild_error or 0.0, _MIN_SHOWN)
+    return tuple(gain for gain in causes.gains if gain.gain_share >= least and gain.interval[0] > 0)
+
+
+def gains_remark(summary: Summary) -> str:
+    """Return how far the what-if gains can be trusted, or why there are none; empty if nothing was found at all."""
+    causes = summary.causes
+    if causes is None or causes.traced_share is None:
+        return ""
+    if causes.rebuild_error is None:
+        return "no what-if: the steps could not be rebuilt from their operations"
+    if summary.verdict.mode in _NOT_RESET:
+        mode = summary.verdict.mode
+        return f"no what-if: it resets one thing to its usual time, and here the usual time is slow ({mode})"
+    size = percent(causes.rebuild_error) if causes.rebuild_error >= _MIN_SHOWN else "less than 0.1 %"
+    steps = summary.steps
+    some = f" ({steps.num_apart} of {steps.num_used})" if steps.num_apart < steps.num_used else ""
+    error = f"steps rebuilt from their operations{some} are wrong by {size}"
+    if not significant_gains(summary):
+        return f"no single change would shorten the step: everything takes its usual time ({error})"
+    return f"{error}: ignore smaller gains; gains are not additive"
+
+
+def _gains_plot(gains: tuple[GainRow, ...], error_share: float) -> Plot:
+    """Return the gain of each change with its interval, and the error of rebuilding steps."""
+    gain, low, high = 100 * np.array([(row.gain_share, *row.interval) for row in gains]).T
+    names = unique([plot_text(row.name, 2 * LABEL_WIDTH) for row in gains])
+    band = " The grey band is what rebuilding the steps gets wrong." * (error_share >= _MIN_SHOWN)
+    wrong = {"type": "rect", "xref": "x", "yref": "paper", "x0": 0, "x1": 100 * error_share, "y0": 0, "y1": 1}
+    return Plot(
+        name="gains",
+        title="What if",
+        label="How much single changes would shorten the step",
+        caption=f"How much shorter the step would be if one thing took its usual time, with 95 % intervals.{band}",
+        height_px=74 + 28 * max(len(gains), 2),
+        traces=[intervals(names, gain, low, high, "@good", "%{y}: %{x:.2f} % of the step")],
+        layout={
+            "xaxis": axis("% of the step", zeroline=True, rangemode="tozero"),
+            "yaxis": names_axis(len(gains)),
+            "shapes": [{**wrong, "line": {"width": 0}, "fillcolor": "@null-band", "layer": "below"}],
+        },
+    )
+
+
+def _origins(summary: Summary) -> list[Block | None]:
+    """Return where waiting began, as a line and as a plot, and why the verdict names others."""
+    rows = significant_origins(summary, _MAX_ORIGINS[0])
+    is_chained = any(row.propagated_share >= _MIN_SHOWN for row in rows)
+    passed = " (in brackets: passed on by other ranks)" if is_chained else ""
+    shares = [
+        f"rank {row.rank} {percent(row.share_of_waits)}" + (f" ({percent(row.propagated_share)})" * is_chained)
+        for row in rows
+    ]
+    began = f"share of exposed wait, {origins_coverage(summary)} traced{passed}: {', '.join(shares)}" if rows else ""
+    remark = origins_remark(summary)
+    return [
+        Facts([("began at", began), ("", remark)], on=TERMINAL),
+        _origins_plot(summary) if rows else None,
+        Notes([remark], on=PAGE),
+    ]
+
+
+def significant_origins(summary: Summary, max_rows: int) -> tuple[OriginRow, ...]:
+    """Return the ranks at which most waiting began, without those at which hardly any did.
+
+    None where most of the exposed wait cannot be traced to a rank: the rest may have begun elsewhere.
+    """
+    causes, whole = summary.causes, summary.shares.exposed_wait
+    if causes is None or whole is None or causes.traced_share is None or whole < _MIN_SHOWN:
+        return ()
+    if causes.traced_share < _MOSTLY * whole:
+        return ()
+    return tuple(row for row in causes.origins[:max_rows] if row.share_of_waits >= _MIN_SHOWN)
+
+
+def origins_coverage(summary: Summary) -> str:
+    """Return how much of the exposed wait is traced to ranks, as `19.6 of 19.9 % of the step`; empty without any."""
+    causes, whole = summary.causes, summary.shares.exposed_wait
+    if causes is None or causes.traced_share is None or whole is None or whole < _MIN_SHOWN:
+        return ""
+    return f"{100 * causes.traced_share:.1f} of {percent(whole)} of the step"
+
+
+def origins_remark(summary: Summary) -> str:
+    """Return why most waiting began at a rank that the verdict does not name, or why that is not shown.
+
+    Empty where both agree.
+    """
+    coverage, origins = origins_coverage(summary), significant_origins(summary, 1)
+    if summary.causes is not None and summary.causes.origins and coverage and not origins:
+        return f"where waiting began is not shown: only {coverage} could be traced to a rank"
+    named = named_ranks_of(summary)
+    if not origins or not named or origins[0].rank in named or origins[0].share_of_waits < _NOTABLE_SHARE:
+        return ""
+    first = origins[0]
+    return (
+        f"most waiting began at rank {first.rank}, although the verdict names {rank_list(sorted(named))}: "
+        f"{_reason(summary, first, named)}"
+    )
+
+
+def named_ranks_of(summary: Summary) -> set[int]:
+    """Return the ranks that the verdict names in any finding, those of named nodes, stages and slots included."""
+    culprits = summary.verdict.culprits
+    nodes = {culprit.id for culprit in culprits if culprit.kind == "node"}
+    stages = {culprit.id for culprit in culprits if culprit.kind == "slot"}
+    late = {
+        row.rank
+        for row in summary.ranks
+        if row.host in nodes or row.role.partition(" ")[0] in stages or (row.excess and row.excess.is_marked)
+    }
+    return late | {int(culprit.id) for culprit in culprits if culprit.kind == "rank"}
+
+
+def _reason(summary: Summary, first: OriginRow, named: Collection[int]) -> str:
+    rows = {row.rank: row for row in summary.ranks}
+    own, others = rows[first.rank], [rows[rank] for rank in sorted(named) if rank in rows]
+    if summary.clocks.num_wrong or (summary.causes is not None and first.rank in summary.causes.suspected_ranks):
+        return "its clock may be wrong, and the verdict on own work needs no common clock"
+    if others and all(row.role != own.role for row in others):
+        return (
+            f"it has another role ({own.role}); ranks are compared with others of their own role, and roles with each "
+            "other under pipeline imbalance"
+        )
+    away_ns = (sum_of(own.parts_ns, "checkpoint", "eval") or 0.0) if own.parts_ns is not None else 0.0
+    if away_ns > own.step_ns * _MIN_SHOWN:
+        return f"the others wait for its checkpoints and evaluations ({percent(away_ns / own.step_ns)} of its steps)"
+    if first.propagated_share >= _MOSTLY:
+        return f"{percent(first.propagated_share)} of that reached the others through ranks that had waited for it"
+    excess = f", on average {100 * own.excess.share:+.1f} % own work against its role" if own.excess else ""
+    return f"it is last in some steps but not longer again and again{excess}"
+
+
+def _origins_plot(summary: Summary) -> Plot:
+    """Return the waiting that began at each rank, divided by how it reached those who waited."""
+    rows, named = significant_origins(summary, _MAX_ORIGINS[1]), named_ranks_of(summary)
+    hosts = {row.rank: row.host for row in summary.ranks}
+    names = unique(
+        marked(plot_text(f"rank {row.rank} {hosts.get(row.rank, '')}".strip(), LABEL_WIDTH), row.rank in named)
+        for row in rows
+    )
+    passed = np.array([100 * row.step_share * row.propagated_share for row in rows])
+    whole = np.array([100 * row.step_share for row in rows])
+    of_waits = [percent(row.share_of_waits) for row in rows]
+    columns = [("direct", "@wait", whole - passed)]
+    columns += [("passed on by others", "@late-soft", passed)] if passed.any() else []
+    chain = " Passed on: waiting of ranks that waited not for that rank itself, but for others that had waited for it."
+    is_passed = len(columns) > 1
+    return Plot(
+        name="origins",
+        title="Where waiting began",
+        label="Waiting by the rank where it began",
+        caption=(
+            "Exposed wait of all ranks, mean share of the step, by the rank whose delay began it: "
+            f"{origins_coverage(summary)} could be traced.{chain * is_passed}{NAMED * bool(named)}"
+        ),
+        height_px=74 + 28 * max(len(rows), 2),
+        traces=[
+            {
+                **bars(
+                    names,
+                    values,
+                    {"color": color, "line": {"width": 1, "color": "@paper"}},
+                    f"%{{y}}: {name} %{{x:.2f}} % of the step (%{{customdata}} of waiting)",
+                    data=of_waits,
+                ),
+                "name": name,
+            }
+            for name, color, values in columns
+        ],
+        layout={
+            "barmode": "stack",
+            "bargap": 0.25,
+            "xaxis": axis("% of the step", rangemode="tozero"),
+            "yaxis": names_axis(len(rows)),
+        },
+        legend=[(name, color, "") for name, color, _ in columns] if is_passed else (),
+        rows=[(name, str(row.rank), hosts.get(row.rank, "")) for name, row in zip(names, rows, strict=True)],
+    )
+
+
+def significant_path(causes: Causes, max_rows: int) -> tuple[PathRow, ...]:
+    """Return the largest parts of the critical path, without negligible ones."""
+    return tuple(row for row in causes.path[:max_rows] if row.share >= _MIN_SHOWN)
+
+
+def _path(causes: Causes) -> Bar:
+    """Return what the critical path consists of; what is not among its largest parts is the rest."""
+    rows = significant_path(causes, len(_WORK))
+    colours = {"work": iter(_WORK), "transfer": iter(_TRANSFER)}
+    parts = [
+        Part(row.name, row.share, *next(colours["work" if row.name.startswith("work") else "transfer"])) for row in rows
+    ]
+    rest = max(1.0 - sum(part.share for part in parts), 0.0)
+    return Bar(
+        "path",
+        [*parts, *([Part("the rest", rest, "@other")] if parts and rest >= _MIN_SHOWN else [])],
+        title="Critical path",
+        remark="this chain of work and transfers without a wait determines the step time: the step gets shorter only "
+        "if this path does",
+    )

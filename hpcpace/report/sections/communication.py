@@ -1,0 +1,159 @@
+"""Communication by kind of operation and by rank: what it waits for, what it transfers, and what skew does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.core.text import NS_PER_MS, format_bytes, format_duration
+from hpcpace.diagnosis.plot_data import PlotData, Values
+from hpcpace.diagnosis.summary import Kind, RankRow, SensitivityRow, Summary
+from hpcpace.report.document import NONE, TERMINAL, UNKNOWN, Plot, Section, Table
+from hpcpace.report.drawing import axis, bars, mark, names_axis, plot_text, series, unique
+
+_BARRIER = "barrier"  # as summaries name it
+_MAX_KINDS = 20
+_MIN_SLOPE = 0.05  # below it, even a skew as long as the transfer changes that by less than noise does
+
+
+def communication_section(summary: Summary, plots: PlotData, shown: Sequence[RankRow]) -> Section:
+    """Return communication by kind, and on a terminal by the ranks shown; empty without any."""
+    kinds, num_steps = summary.kinds, max(summary.steps.num_used, 1)
+    rows = [
+        (
+            kind.op,
+            str(kind.group_size or UNKNOWN),
+            f"{kind.num_rows / num_steps:.4g}",
+            message_size(kind.size_bytes / num_steps, kind.op),
+            format_duration(kind.median_ns),
+            format_duration(kind.p95_ns),
+            duration(kind.mean_wait_ns),
+            duration(kind.mean_transfer_ns),
+            str(kind.num_unmatched or NONE),
+        )
+        for kind in kinds
+    ]
+    has_partners = any(kind.num_unmatched < kind.num_rows for kind in kinds)
+    over_steps = plots.step is not None and plots.communication_share is not None and len(plots.step)
+    head = ("operation", "group size", "calls per step", "bytes per step", "median", "p95")
+    return Section(
+        "Communication by kind",
+        (
+            wait_and_transfer(kinds) if has_partners else None,
+            Table((*head, "mean wait", "mean transfer", "unmatched"), rows, "all ranks together"),
+            _sensitivity_table(summary.sensitivity),
+            regime(plots.step, plots.communication_share) if over_steps else None,  # type: ignore[arg-type]
+            _rank_table(shown, kinds) if kinds else None,
+        ),
+    )
+
+
+def message_size(size_bytes: float, *ops: str) -> str:
+    """Return the size of what some kinds of operations sent; `?` where none is recorded, but of barriers."""
+    return format_bytes(size_bytes) if size_bytes or set(ops) <= {_BARRIER} else UNKNOWN
+
+
+def duration(length_ns: float | None) -> str:
+    """Return a duration; `?` where it is not known."""
+    return UNKNOWN if length_ns is None else format_duration(length_ns)
+
+
+def _sensitivity_table(sensitivity: Sequence[SensitivityRow]) -> Table:
+    """Return whether collectives take longer when their ranks arrive together or at different times."""
+    rows = []
+    for row in sensitivity:
+        slope, low, high = (format_duration(value * NS_PER_MS) for value in (row.slope, *row.interval))
+        size = message_size(row.size_bytes, row.op)
+        rows.append((row.op, str(row.group_size), size, slope, f"{low} to {high}", skew_reading(row)))
+    return Table(
+        ("operation", "group size", "bytes", "per ms of skew", "95 % interval", "reading"),
+        rows,
+        "transfer against skew: transfer added per ms between the first and the last arrival",
+        text=(0, 5),
+    )
+
+
+def skew_reading(row: SensitivityRow) -> str:
+    """Return what the slope of transfer over skew means."""
+    low, high = row.interval
+    if high < -_MIN_SLOPE:
+        return "longer when together: contention"
+    if low > _MIN_SLOPE:
+        return "longer when apart"
+    return "no dependence seen"
+
+
+def _rank_table(shown: Sequence[RankRow], kinds: Sequence[Kind]) -> Table:
+    """Return the communication of each rank; `kinds` are those of all ranks together."""
+    unsized = [kind.op for kind in kinds if not kind.size_bytes]
+    are_waits_known = all(row.wait_ns is not None for row in shown)
+    either = [] if are_waits_known else ["exposed either"]
+    rows = [
+        (
+            str(row.rank),
+            f"{row.num_operations:.4g}",
+            message_size(row.size_bytes, *unsized),
+            duration(row.wait_ns),
+            duration(row.exposed_wait_ns),
+            duration(row.transfer_ns),
+            duration(row.exposed_transfer_ns),
+            *([] if are_waits_known else [duration(row.exposed_ns)]),
+        )
+        for row in shown
+    ]
+    return Table(
+        ["rank", "calls", "bytes", "wait", "exposed wait", "transfer", "exposed transfer", *either],
+        rows,
+        "by rank, per step; exposed is the part that blocked the rank",
+        on=TERMINAL,
+    )
+
+
+def wait_and_transfer(kinds: Sequence[Kind]) -> Plot:
+    """Return mean wait against mean transfer of each kind of operation that has counterparts."""
+    rows = [kind for kind in kinds if kind.mean_wait_ns is not None][:_MAX_KINDS]
+    names = unique([f"{plot_text(kind.op)} of {kind.group_size or UNKNOWN}" for kind in rows])
+    columns = (
+        ("wait for the last partner", "@wait", [(kind.mean_wait_ns or 0.0) / NS_PER_MS for kind in rows]),
+        ("transfer", "@transfer", [(kind.mean_transfer_ns or 0.0) / NS_PER_MS for kind in rows]),
+    )
+    return Plot(
+        name="wait-transfer",
+        label="Mean wait against mean transfer of an operation, by kind",
+        caption="Mean of one operation. Much wait and little transfer: the network is not the cause.",
+        height_px=80 + 46 * max(len(rows), 1),
+        traces=[
+            bars(names, np.array(values), {"color": color}, f"%{{y}}: {name} %{{x:.3~g}} ms")
+            for name, color, values in columns
+        ],
+        layout={
+            "barmode": "group",
+            "bargap": 0.25,
+            "xaxis": axis("ms", rangemode="tozero"),
+            "yaxis": names_axis(len(rows)),
+        },
+        legend=[(name, color, "") for name, color, _ in columns],
+    )
+
+
+def regime(step: NDArray[np.int64], share: Values) -> Plot:
+    """Return transfer over work and transfer in each step: above one half a step is bound by communication."""
+    traces, remark = series(step, 100 * share, "@transfer", "%")
+    return Plot(
+        name="regime",
+        title="Transfer over steps",
+        label="Transfer over own work and transfer, by step",
+        caption=(
+            "Exposed transfer as a share of own work and transfer; waiting for others is neither. Above the dotted "
+            f"line a step is bound by communication, below it by computation.{remark}"
+        ),
+        height_px=240,
+        traces=traces,
+        layout={
+            "xaxis": axis("step"),
+            "yaxis": axis("% of work and transfer", range=[0, 100]),
+            "shapes": [mark("y", 50, "half")["shape"]],
+        },
+    )
