@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.damage.bombs import Measured, measure
-from experiments.damage.campaign import Input, Outcome, run_inputs, spread
+from experiments.damage.campaign import KINDS, Input, Outcome, run_inputs, spread
 from experiments.damage.child import preload
 from experiments.damage.hostile.__main__ import KINDS as HOSTILE_KINDS
 from experiments.damage.hostile.engine import Outcome as HostileOutcome
 from experiments.damage.hostile.engine import run_hostile
-from experiments.damage.kinds import KINDS
 from experiments.damage.races import RaceOutcome, all_races
 from experiments.jobs import teller
 from experiments.pages import RESULTS, counted, failures, minutes, page, table, with_section, write_page

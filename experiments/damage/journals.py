@@ -29,8 +29,7 @@ from experiments.damage.content import (
     write,
     zero,
 )
-from experiments.damage.kind import Damaged, Kind, Random, of_rank, of_ranks
-from experiments.damage.specimen import RunCopy
+from experiments.damage.specimen import Damaged, Kind, Random, RunCopy, of_rank, of_ranks
 from experiments.damage.tables import absurd, opened
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import RecordKind, decode, encode_header, encode_records

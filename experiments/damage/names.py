@@ -13,8 +13,7 @@ import h5py
 import numpy as np
 
 from experiments.damage.content import fifo, flips, folder, in_container, link, sparse, truncate, write
-from experiments.damage.kind import ALL_WITH_FILES, Damaged, Kind, Random, of_rank, of_ranks, some_rank
-from experiments.damage.specimen import RunCopy
+from experiments.damage.specimen import ALL_WITH_FILES, Damaged, Kind, Random, RunCopy, of_rank, of_ranks, some_rank
 from experiments.damage.tables import opened
 
 SCRIPT = "<script>alert(1)</script>"

@@ -10,8 +10,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.damage.kind import Damaged, Kind, Random, of_rank, of_ranks, some_rank
-from experiments.damage.specimen import RunCopy
+from experiments.damage.specimen import Damaged, Kind, Random, RunCopy, of_rank, of_ranks, some_rank
 
 _HOUR_NS = 3_600_000_000_000
 _SEVERAL = ("plain", "hosts", "pipeline")

@@ -322,7 +322,7 @@ def _hangs(place: Place) -> None:
     dumps = place.folder / "dumps"
     dumps.mkdir()
     place.run(
-        *(sys.executable, "-m", "experiments.gpu.recorder", place.device, _TIMEOUT_S),
+        *(sys.executable, "-m", "experiments.gpu.job", "--device", place.device, "--stuck", _TIMEOUT_S),
         environ={
             "TORCH_FR_BUFFER_SIZE": "2000",
             "TORCH_FR_DUMP_TEMP_FILE": f"{dumps}/rank_",
