@@ -32,7 +32,7 @@ from experiments.bench.models import alone_on_a_core
 from experiments.bench.pairs import interval, take_turns
 from hpcpace.config import Config, HangConfig, TraceConfig
 from hpcpace.observe import watchdog as watchdog_module
-from hpcpace.observe.compiled import find_layer
+from hpcpace.observe.collectives.switched import find_layer
 
 # Without the threads that run once a second: see the bench `overhead`.
 _TRACE = TraceConfig(counters=False, snapshot=False, flush_interval_s=1000.0)

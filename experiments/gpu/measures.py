@@ -24,8 +24,8 @@ from hpcpace.audit.snapshot import read_nvml
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.rundir import open_run
 from hpcpace.metrics.kernels import library
-from hpcpace.observe.compiled import find_layer
-from hpcpace.observe.gpu import gpu_counters, gpu_in_use
+from hpcpace.observe.collectives.switched import find_layer
+from hpcpace.observe.host.counters import gpu_counters, gpu_in_use
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import ExitKind, Op, Phase
 
@@ -245,7 +245,7 @@ def _collectives(ours: RankTrace, theirs: RankTrace) -> str:
 _NUM_PAIRS = 10
 """Of blocks, which take turns."""
 _SETTLE_S = 1.1
-"""Marks of a session are not read before a second has passed (hpcpace.observe.device_clock)."""
+"""Marks of a session are not read before a second has passed (hpcpace.observe.device.clock)."""
 _ADDED = re.compile(r"step time (.+?) of ([\d.]+) ms, (.+?) (\S+ % \[.+?\])")
 
 

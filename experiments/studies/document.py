@@ -23,13 +23,10 @@ from hpcpace.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import format_bytes, format_count, format_rate
 from hpcpace.lab.lab import Lab
-from hpcpace.studies.comparison import compute_spread, orders, published_of
-from hpcpace.studies.figures import SetupFigures
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.planned import planned
-from hpcpace.studies.published import BATCH, PublishedRow, published_volume_gbyte
-from hpcpace.studies.scaling import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
-from hpcpace.studies.statistics import Spread, straight_line
+from hpcpace.studies.figures import SetupFigures, Spread, straight_line
+from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
+from hpcpace.studies.published import BATCH, PublishedRow, compute_spread, orders, published_of, published_volume_gbyte
+from hpcpace.studies.setups import StudyFolder, planned
 
 SCALING_HEADING = "## The scaling study"
 _TITLE = "# The studies in the lab"
@@ -276,8 +273,8 @@ def section(path: Path, found: Sequence[ScalingResult]) -> str:
         [
             SCALING_HEADING,
             f"Measured by `python -m experiments.studies --scaling --write` on {' to '.join(days)}: {len(found)} runs "
-            f"of {found[0].run.steps} steps; {machine('torch', slurm=True)} for all ranks. GPT-2 tiny in data parallelism, one rank on each host of a "
-            f"lab, links of {_LINK}, uplinks of {_UPLINK} or a fourth of it (`o4`). Each rank sleeps for "
+            f"of {found[0].run.steps} steps; {on} for all ranks. GPT-2 tiny in data parallelism, one rank on each host "
+            f"of a lab, links of {_LINK}, uplinks of {_UPLINK} or a fourth of it (`o4`). Each rank sleeps for "
             f"{found[0].run.step_ms} ms in each step, in addition to a little computation. "
             "[studies.md](../studies.md#the-scaling-study) describes each fault and its correct findings.",
             f"The reports have {num_right} of {len(injected)} injected failure modes among their findings. In "

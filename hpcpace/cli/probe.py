@@ -13,9 +13,8 @@ from typing import Any
 
 import click
 
-from hpcpace.cli.options import PATH, Real, headed, option
-from hpcpace.cli.progress import shown_progress
-from hpcpace.cli.rank_zero import RankZeroCommand
+from hpcpace.cli.commands import RankZeroCommand
+from hpcpace.cli.options import PATH, Real, headed, option, shown_progress
 from hpcpace.config import BACKENDS, DEVICES, Config
 from hpcpace.config_sources import load_config
 from hpcpace.core.environment import RankInfo, process_environ, rank_info, set_environ_default

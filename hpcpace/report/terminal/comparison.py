@@ -25,7 +25,7 @@ from hpcpace.report.words.comparison import (
 )
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Comparison, Outcome
-from hpcpace.runs.places import PlaceChanges
+from hpcpace.runs.units import PlaceChanges
 
 _STYLES = {Outcome.SLOWER: "bold red", Outcome.FASTER: "bold green", Outcome.SAME: "bold"}
 _MOST_RUNS, _MOST_HOSTS, _MOST_CHANGES = 6, 12, 24

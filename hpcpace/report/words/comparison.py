@@ -8,7 +8,7 @@ from statistics import fmean
 
 from hpcpace.core.text import format_count, format_duration, milliseconds, percent, plural, printable
 from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
-from hpcpace.runs.places import PlaceChanges, PlaceRow
+from hpcpace.runs.units import PlaceChanges, PlaceRow
 
 AGAINST_OTHERS = "* against the ranks of its role in the same run: its own work in A and B is not the same"
 _MOST_PLACES, _MOST_PARTS = 4, 3

@@ -24,7 +24,7 @@ from hpcpace.metrics.steps import common_steps, is_warmup, step_times
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.tables import RankTrace
 
-MOST_SLICES = 250_000
+MAX_SLICES = 250_000
 """Slices of a timeline, unless more are allowed: about 16 MB, which a browser opens in seconds."""
 TABLES_SHOWN = TABLES_USED | {"pacing", "network", "connections", "flows"}
 _BESIDE_SLOWEST = 2
@@ -54,7 +54,7 @@ class Wanted:
     around: int | None = None
     is_range: bool = False
     ranks: frozenset[int] | None = None
-    most_slices: int = MOST_SLICES
+    most_slices: int = MAX_SLICES
 
 
 @dataclass(frozen=True, kw_only=True)

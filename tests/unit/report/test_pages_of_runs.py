@@ -14,10 +14,10 @@ from hpcpace.report.html.comparison import comparison_page
 from hpcpace.report.html.history import history_page
 from hpcpace.report.terminal.comparison import print_comparison
 from hpcpace.runs.compare import compare
-from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.history import History, history
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow
+from hpcpace.runs.measured import Conditions
 
 NASTY = "<script>alert(1)</script>"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.studies.document import section, write_scaling
-from hpcpace.studies.scaling import ScalingFolder, ScalingRun, results
+from hpcpace.studies.jobs import ScalingFolder, ScalingRun, results
 
 
 def a_study(path: Path) -> ScalingFolder:
