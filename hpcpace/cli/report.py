@@ -355,7 +355,7 @@ def command(
 
 
 def _exit_code(summary: Summary) -> int:
-    from hpcpace.diagnosis.diagnose import Mode
+    from hpcpace.diagnosis.summary import Mode
 
     if not summary.is_whole or summary.verdict.findings:
         return EXIT_WARNING

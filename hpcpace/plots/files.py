@@ -21,8 +21,8 @@ from hpcpace.core.errors import CannotTell, HpcpaceError, UsageError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import check_target, open_run
 from hpcpace.core.text import folded_message, plural, printable
-from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
 from hpcpace.plots.csv_text import csv_bytes
 from hpcpace.report.terminal import MAX_WIDTH

@@ -18,7 +18,7 @@ from typing import Any
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import Folder, read_file
 from hpcpace.core.rundir import RunDirectory, json_text
-from hpcpace.diagnosis.modes.mode import Mode
+from hpcpace.diagnosis.summary import Mode
 from hpcpace.pace.settings import NO_POLICY, POLICIES
 from hpcpace.studies.setups import MOST_PLAN_BYTES
 

@@ -13,7 +13,7 @@ from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import plural, rank_list
 from hpcpace.diagnosis.clocks import causality_of
 from hpcpace.diagnosis.close_up import with_steps
-from hpcpace.diagnosis.credible import steps_apart_ns
+from hpcpace.diagnosis.credible import CredibleThresholds, steps_apart_ns
 from hpcpace.diagnosis.devices import on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evidence_of, timed_traces
 from hpcpace.diagnosis.incomplete import problems_of, sound_stream
@@ -162,7 +162,7 @@ def _ranks_apart(timed: TimedTraces) -> tuple[int, ...]:
         return ()
     begins = zip(rows, panel.begin_ns, strict=True)
     begin_ns = np.array([reference_times(timed.clocks[row], own_ns) for row, own_ns in begins])
-    apart_ns = steps_apart_ns(begin_ns, float(np.median(panel.end_ns - panel.begin_ns)))
+    apart_ns = steps_apart_ns(begin_ns, float(np.median(panel.end_ns - panel.begin_ns)), CredibleThresholds())
     return tuple(timed.ranks[row] for row, ns in zip(rows, apart_ns.tolist(), strict=True) if ns)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from hpcpace.core.text import format_duration, listed
-from hpcpace.diagnosis.modes.evidence import EventEvidence, LatenessEvidence
+from hpcpace.diagnosis.finding import Evidence, Said
 from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
 
-_SURE_EVENTS = 8
-"""Events at equal numbers of steps that a cron job is unlikely to make by chance: it slips through the steps."""
-
-_LEAST_SHOWN = 0.2  # of the largest difference
+_MIN_SURE_EVENTS = 8  # display: so many at equal numbers of steps are no cron job, which slips through the steps
+_MIN_SHOWN_SHARE = 0.2  # display: of the largest difference, below which a phase is not mentioned
 
 _LATE_BY = {
     Stage.DATA: "data loading",
@@ -44,6 +44,33 @@ _FIND_PERIODIC = "find out what runs at that interval: cron, health checks, moni
 _FIND_RECURRING = "find out what else runs there: daemons, health checks, other jobs, throttling"
 
 
+@dataclass(frozen=True, kw_only=True)
+class StagedEvidence(Evidence):
+    """Evidence on ranks whose phases are compared with those of others, or with their own other steps.
+
+    Attributes:
+        stages: in which stage each culprit is late, in their order; None where its phases are not known.
+    """
+
+    stages: tuple[StageComparison | None, ...] = ()
+
+
+class Recurring(Protocol):
+    """Evidence on something that comes back: `period_ns` apart, or `period_steps` if at equal numbers of steps."""
+
+    @property
+    def period_ns(self) -> float | None:
+        """The distance in nanoseconds; None where it varies."""
+
+    @property
+    def period_steps(self) -> int | None:
+        """The distance in steps; None where it varies."""
+
+    @property
+    def stages(self) -> tuple[StageComparison | None, ...]:
+        """In which stage each culprit is late."""
+
+
 def by_stage(comparisons: Sequence[StageComparison | None]) -> str:
     """Return by what ranks are late, such as ` by data loading`; empty where that is not known of all of them."""
     stages = _stages(comparisons)
@@ -66,7 +93,7 @@ def _sentences(found: StageComparison, name: str) -> list[str]:
     return [
         _phase_words(each, name, is_with_itself=found.is_with_itself)
         for each in longer
-        if each.own_ns - each.usual_ns >= _LEAST_SHOWN * largest_ns
+        if each.own_ns - each.usual_ns >= _MIN_SHOWN_SHARE * largest_ns
     ]
 
 
@@ -114,19 +141,26 @@ def _stages(comparisons: Sequence[StageComparison | None]) -> list[Stage]:
     return list(dict.fromkeys(stage for stages in named for stage in stages)) if all(named) else []
 
 
-def subject_of_events(evidence: EventEvidence | LatenessEvidence) -> str:
+def periodic_headline(evidence: Recurring, said: Said) -> str:
+    """Return the line that names something periodic."""
+    where = f" on {said.who}" if said.finding.culprits else ""
+    what, often = subject_of_events(evidence), interval_words_of(evidence)
+    return f"runtime and control plane: {what} that recurs every {often}{where} costs {said.lost}"
+
+
+def subject_of_events(evidence: Recurring) -> str:
     """Return what recurs: a stage where one holds most of the events, else `something`."""
     stages = [stage for stage in _stages(evidence.stages) if stage in (Stage.DATA, Stage.COLLECTION)]
     return listed([_LATE_BY[stage] for stage in stages]) or "something"
 
 
-def interval_words(evidence: EventEvidence | LatenessEvidence) -> str:
+def interval_words_of(evidence: Recurring) -> str:
     """Return the distance of events, in steps where they are bound to these, as in `50 steps (826 ms)`."""
     length = format_duration(evidence.period_ns or 0.0)
     return f"{evidence.period_steps} steps ({length})" if evidence.period_steps else length
 
 
-def advice_of_events(evidence: EventEvidence | LatenessEvidence) -> str:
+def advice_of_events(evidence: Recurring) -> str:
     """Return what to do about events: what recurs in steps is the script's, what recurs in time is the system's."""
     stages = _stages(evidence.stages)
     known = [_CHECK_EVENTS[stage] for stage in stages if stage in _CHECK_EVENTS]
@@ -141,8 +175,5 @@ def advice_of_events(evidence: EventEvidence | LatenessEvidence) -> str:
         script += ", which no phase accounts for"
     advice = f"{script}: evaluation, checkpoints, logging"
     # A few events may be at equal numbers of steps by chance.
-    return advice if _num_late(evidence) >= _SURE_EVENTS else f"{advice}; or what runs on the host at that interval"
-
-
-def _num_late(evidence: EventEvidence | LatenessEvidence) -> int:
-    return max((found.num_steps for found in evidence.stages if found is not None), default=0)
+    num_late = max((found.num_steps for found in evidence.stages if found is not None), default=0)
+    return advice if num_late >= _MIN_SURE_EVENTS else f"{advice}; or what runs on the host at that interval"
