@@ -28,7 +28,7 @@ from scipy.optimize import nnls
 
 from experiments.bench.pairs import measured_apart
 from experiments.bench.report_speed import FEW, write_run
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.pool import keep_freed_memory
 from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.core.text import format_bytes

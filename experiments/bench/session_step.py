@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hpcpace
 from experiments.bench.models import alone_on_a_core
 from experiments.bench.pairs import interval, take_turns
-from hpcpace.config import Config, HangConfig, TraceConfig
+from hpcpace.core.config import Config, HangConfig, TraceConfig
 from hpcpace.observe import watchdog as watchdog_module
 from hpcpace.observe.collectives.switched import find_layer
 

@@ -17,7 +17,7 @@ import numpy as np
 from experiments.jobs import MISREAD_START
 from experiments.pages import ROOT
 from experiments.scale_lab.judge import HELD_OUT, SETUPS, SIZES, UPLINK_MBIT, Setup
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.jobs import JobQueue

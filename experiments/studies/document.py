@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from experiments.pages import listed, machine, page, table, with_section
 from experiments.studies.lab_set_up import REPOSITORY, SetUp
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import format_bytes, format_count, format_rate
 from hpcpace.lab.lab import Lab

@@ -29,8 +29,7 @@ from hpcpace.cli.options import (
     warn,
     warn_of_old_hdf5,
 )
-from hpcpace.config import Config, ReportConfig
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import Config, ReportConfig
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
@@ -43,6 +42,7 @@ from hpcpace.core.errors import (
     UsageError,
 )
 from hpcpace.core.rundir import RUNS, Attempt, RunDirectory, check_target, find_runs, json_text, open_named_run
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_bytes, one_line, plural, printable
 from hpcpace.world.team import Team, team
 
@@ -120,11 +120,7 @@ def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tupl
         show_default="all, or those that matter if they are too many",
     ),
     option(
-        "--attempt",
-        "attempt_number",
-        type=Whole(0),
-        help="Show this attempt of the run.",
-        show_default="the last one",
+        "--attempt", "attempt_number", type=Whole(0), help="Show this attempt of the run.", show_default="the last one"
     ),
 )
 @headed(
@@ -447,12 +443,7 @@ def _timeline(
     try:
         with shown_progress(is_shown=is_shown) as stage:
             return write_timeline(
-                directory,
-                attempt,
-                wanted,
-                target=None,
-                memory_bytes=settings.report.memory_bytes,
-                begin_stage=stage,
+                directory, attempt, wanted, target=None, memory_bytes=settings.report.memory_bytes, begin_stage=stage
             ).path
     except (UsageError, CannotTell, OSError) as error:
         warn([f"no timeline: {one_line(str(error))}"], is_verbose=False)

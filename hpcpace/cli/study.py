@@ -14,7 +14,7 @@ import click
 
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Whole, headed, option
-from hpcpace.config import MOST, PRESETS
+from hpcpace.core.config import MAX, PRESETS
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import format_count
 from hpcpace.studies.jobs import (
@@ -48,8 +48,8 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int
         numbers = tuple(map(int, text.split(",")))
     except ValueError:
         raise click.BadParameter(f"{text!r}: give whole numbers separated by commas") from None
-    if any(not 1 <= number <= MOST for number in numbers):
-        raise click.BadParameter(f"{text!r}: every number must be from 1 to {MOST}")
+    if any(not 1 <= number <= MAX for number in numbers):
+        raise click.BadParameter(f"{text!r}: every number must be from 1 to {MAX}")
     return numbers
 
 
@@ -71,11 +71,7 @@ _REPETITIONS = option(
     help="Run each set-up this often.",
 )
 _STEPS = option(
-    "--steps",
-    type=Whole(1),
-    default=_DEFAULT.steps,
-    show_default=True,
-    help="Measure this many steps per run.",
+    "--steps", type=Whole(1), default=_DEFAULT.steps, show_default=True, help="Measure this many steps per run."
 )
 _WARMUP_STEPS = option(
     "--warmup-steps",
@@ -162,11 +158,7 @@ def nano_cluster(study: Path, layouts: str, **values: Any) -> None:
 
     A study that has a plan keeps it.
     """
-    sweep = NanoCluster(
-        layouts=tuple(map(parse_layout, layouts.split(","))),
-        image_steps=values["steps"],
-        **values,
-    )
+    sweep = NanoCluster(layouts=tuple(map(parse_layout, layouts.split(","))), image_steps=values["steps"], **values)
     _write(study, "nano-cluster", repeated(sweep.setups(), sweep.repetitions))
 
 
@@ -281,11 +273,7 @@ def series(study: Path, layout: str) -> None:
 )
 def scaling(study: Path, placements: str, has_faults: bool, **values: Any) -> None:
     """Plan the scaling study in STUDY, or add to its plan."""
-    runs = scaling_runs(
-        placements=placements.split(","),
-        faults=tuple(FAULTS) if has_faults else (),
-        **values,
-    )
+    runs = scaling_runs(placements=placements.split(","), faults=tuple(FAULTS) if has_faults else (), **values)
     folder = ScalingFolder(study)
     folder.write_plan(runs)
     click.echo(f"{folder.plan_json}: {len(folder.runs())} runs, {len(folder.open_runs())} to do", err=True)

@@ -14,20 +14,19 @@ import click
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, checked_steps, headed, option
-from hpcpace.config import MOST, ON_HANG, ON_HANG_VARIABLE
-from hpcpace.config_sources import SITE_FILE_VARIABLE, load_config
 from hpcpace.core.codec import read_json
+from hpcpace.core.config import MAX, NO_POLICY, ON_HANG, ON_HANG_VARIABLE, POLICIES
 from hpcpace.core.detail import DETAILS, Detail, Order, parse_detail, parse_steps
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.files import user_name
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path, open_named_run
-from hpcpace.core.text import format_duration, printable
+from hpcpace.core.settings import SITE_FILE_VARIABLE, load_config
+from hpcpace.core.text import NS_PER_S, format_duration, printable
 from hpcpace.diagnosis.run_state import is_running, read_start
 from hpcpace.observe.launch.launch import find_launch, has_launch, site_launch
 from hpcpace.observe.steps import StepFrom
-from hpcpace.pace.settings import NO_POLICY, POLICIES
 
 # Names of jobs become names of folders, which users then type.
 _NOT_IN_NAMES = re.compile(r"[^\w .,:+@=~-]")
@@ -105,7 +104,6 @@ def _say(lines: list[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-_NS_PER_S = 1_000_000_000
 # Whatever the umask: the rank that reads it may be another user's than root, and follows no file that others can write.
 _MODE = 0o644
 
@@ -138,7 +136,7 @@ def switch_command(steps: str | None, detail: str | None, run: Path, state: str 
     interval_s = _interval_s(directory)
     _check_user(directory)
     _write(directory, order)
-    within = format_duration(round(interval_s * _NS_PER_S))
+    within = format_duration(round(interval_s * NS_PER_S))
     is_over = _is_over(directory.last_attempt())
     who = "no rank runs now, the next attempt follows" if is_over else f"the ranks follow within about {within}"
     click.echo(printable(f"{directory.switch_file}: {order.text}; {who}"))
@@ -237,7 +235,7 @@ def _settings(record: Any) -> tuple[float, str]:
         return 0.0, "it is what another tool recorded"
     clock, pace = record["config"]["clock"], record["config"]["pace"]
     interval_s = float(clock["interval_s"])
-    if not 0 < interval_s <= MOST:
+    if not 0 < interval_s <= MAX:
         raise ValueError(f"clock.interval_s is {interval_s}")
     if not clock["enabled"]:
         return interval_s, "its ranks do not compare clocks (clock.enabled)"

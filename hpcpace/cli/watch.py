@@ -19,7 +19,7 @@ from rich.live import Live
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Real, Whole, headed, option
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, TraceError, UsageError
 from hpcpace.core.rundir import check_target, open_named_run
@@ -208,14 +208,7 @@ def _show_live(watcher: Watcher) -> JobState | None:
             if seen is not None:
                 state = seen.state
                 size = console.size
-                view = page(
-                    state,
-                    choice,
-                    width=size.width,
-                    height=size.height,
-                    age_s=watcher.age_s,
-                    has_keys=True,
-                )
+                view = page(state, choice, width=size.width, height=size.height, age_s=watcher.age_s, has_keys=True)
                 live.update(view, refresh=True)
             choice = _pressed(keys, choice, watcher, 0 if state is None else len(state.ranks))
     return state

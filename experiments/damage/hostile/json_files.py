@@ -35,10 +35,10 @@ from experiments.damage.hostile.engine import (
     with_changed_bytes,
 )
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_host
+from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.rundir import HISTORY_INDEX, RunDirectory, json_text
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.hang.notices import Notice, NoticedCall, NoticedCount, NoticedGroup, ThreadStack, write

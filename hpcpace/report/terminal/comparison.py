@@ -25,7 +25,7 @@ from hpcpace.report.words.comparison import (
 )
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Comparison, Outcome
-from hpcpace.runs.units import PlaceChanges
+from hpcpace.runs.units import UnitChanges
 
 _STYLES = {Outcome.SLOWER: "bold red", Outcome.FASTER: "bold green", Outcome.SAME: "bold"}
 _MOST_RUNS, _MOST_HOSTS, _MOST_CHANGES = 6, 12, 24
@@ -77,7 +77,7 @@ def _print_parts(console: Console, comparison: Comparison) -> None:
     console.print(made)
 
 
-def _print_places(console: Console, places: PlaceChanges) -> None:
+def _print_places(console: Console, places: UnitChanges) -> None:
     title(console, "Own work by host", "ms per step; waits of all ranks that began there")
     made = table("host", ["A", "B", "change", "95 %", "waits A", "waits B"])
     for row in places.hosts[:_MOST_HOSTS]:
@@ -93,7 +93,7 @@ def _print_places(console: Console, places: PlaceChanges) -> None:
         note(console, f"{len(places.hosts) - _MOST_HOSTS} more hosts changed less: see --json")
 
 
-def _print_roles(console: Console, places: PlaceChanges) -> None:
+def _print_roles(console: Console, places: UnitChanges) -> None:
     if len(places.roles) < 2:
         return
     title(console, "Own work by role", "ms per step")

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from hpcpace.core.text import format_count, format_duration, milliseconds, percent, plural, printable
 from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
-from hpcpace.runs.units import PlaceChanges, PlaceRow
+from hpcpace.runs.units import UnitChanges, UnitRow
 
 AGAINST_OTHERS = "* against the ranks of its role in the same run: its own work in A and B is not the same"
 _MOST_PLACES, _MOST_PARTS = 4, 3
@@ -60,7 +60,7 @@ def place_sentences(comparison: Comparison) -> list[str]:
     return found
 
 
-def _common_sentence(places: PlaceChanges) -> str:
+def _common_sentence(places: UnitChanges) -> str:
     change, where, host = places.common, "most hosts", places.hosts[0]
     if len(places.hosts) == 1:
         where = printable(host.name)
@@ -72,7 +72,7 @@ def _common_sentence(places: PlaceChanges) -> str:
     return f"own work takes {percent(abs(expm1(change)))} {direction} time on {where}"
 
 
-def _place_sentence(row: PlaceRow, places: PlaceChanges) -> str:
+def _place_sentence(row: UnitRow, places: UnitChanges) -> str:
     assert row.beyond is not None
     name = printable(row.name if row.kind == "host" else f"rank {row.name}")
     if not row.is_in_both:
@@ -93,7 +93,7 @@ def _place_sentence(row: PlaceRow, places: PlaceChanges) -> str:
     )
 
 
-def _against_others(row: PlaceRow) -> str:
+def _against_others(row: UnitRow) -> str:
     """Return what a place that one group lacks is in the other one."""
     beyond = row.beyond
     assert beyond is not None
@@ -107,7 +107,7 @@ def _against_others(row: PlaceRow) -> str:
     )
 
 
-def change_cells(row: PlaceRow, none: str) -> tuple[str, str]:
+def change_cells(row: UnitRow, none: str) -> tuple[str, str]:
     """Return the change of a place from A to B and its interval in percent, or `none` where a group lacks it.
 
     That against the others of its run has a star, which `AGAINST_OTHERS` explains.
