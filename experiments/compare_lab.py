@@ -11,15 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from experiments.compare_judge import JudgedPair, judge_pair, score_lines
+from experiments.compare_synthetic import JudgedPair, judge_pair, score_lines
 from experiments.lab_jobs import JobQueue
+from experiments.pages import ROOT
 from experiments.score.lab_cases import HOSTS
 from experiments.score.lab_runs import lab_config
 from hpcpace.lab.lab import Lab
@@ -28,8 +31,13 @@ COMPUTE_MS = 300.0
 SLOWER = 0.05
 _JOB_TIMEOUT_S = 300.0
 _FIRST_PORT = 29600
-_PROGRAM = Path(__file__).with_name("compare_lab_job.py")
-_ENVIRON = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "HPCPACE_CLOCK_INTERVAL_S": "5"}
+_PROGRAM = (sys.executable, "-m", "experiments.compare_lab", "--job")
+_ENVIRON = {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "HPCPACE_CLOCK_INTERVAL_S": "5",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +52,20 @@ class LabRun:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.compare_lab", description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="where runs are and go; below /var/tmp")
+    parser.add_argument("--folder", type=Path, help="where runs are and go; below /var/tmp")
     parser.add_argument("--healthy", type=int, default=51, help="healthy runs in all")
     parser.add_argument("--slower", type=int, default=20, help="runs with a slower host in all")
     parser.add_argument("--minutes", type=float, default=9.0, help="start no more jobs after this time")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--runs-per-job", type=int, default=8)
     parser.add_argument("--only-judge", action="store_true", help="run no jobs")
+    parser.add_argument("--job", nargs=2, metavar=("PORT", "PLAN"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.job:
+        run_job(args.job[0], json.loads(Path(args.job[1]).read_text()))
+        return
+    if args.folder is None:
+        parser.error("--folder is needed")
     record = args.folder / "runs.json"
     runs = [LabRun(**run) for run in json.loads(record.read_text())] if record.exists() else []
     planned = list(plan(args.healthy, args.slower))
@@ -83,7 +97,7 @@ def _run(args: argparse.Namespace, runs: list[LabRun], planned: list[str], recor
             plan_file = args.folder.resolve() / "plan.json"
             plan_file.write_text(json.dumps([_planned(*one, args.steps) for one in zip(folders, slower, strict=True)]))
             done = queue.run(
-                *("srun", "--mpi=none", f"-N{len(HOSTS)}", "--ntasks-per-node=1", sys.executable, str(_PROGRAM)),
+                *("srun", "--mpi=none", f"-N{len(HOSTS)}", "--ntasks-per-node=1", *_PROGRAM),
                 *(str(_FIRST_PORT + job % 1000), str(plan_file)),
                 cwd=args.folder.resolve(),
                 environ=_ENVIRON,
@@ -108,6 +122,31 @@ def _planned(run: str, slower: str, steps: int) -> dict[str, object]:
         "steps": steps,
         "sleep_ms": {host: COMPUTE_MS * (1 + SLOWER * (host == slower)) for host in HOSTS},
     }
+
+
+def run_job(port: str, planned: Sequence[dict[str, Any]]) -> None:
+    """Run several runs one after the other in the processes of one job, as one of its ranks under srun.
+
+    Each is a run of its own with its own session. Its computation is a sleep, as on a GPU, and one all_reduce ends it.
+    """
+    import torch
+    import torch.distributed as dist
+
+    import hpcpace
+
+    place = {"rank": int(os.environ["SLURM_PROCID"]), "world_size": int(os.environ["SLURM_NTASKS"])}
+    dist.init_process_group("gloo", init_method=f"tcp://n1:{port}", **place)
+    gradient = torch.ones(100_000)
+    mesh = {"mesh": {"dp": place["world_size"]}, "coords": {"dp": place["rank"]}}
+    for one in planned:
+        sleep_s = one["sleep_ms"][socket.gethostname().partition(".")[0]] / 1e3
+        with hpcpace.session(run_dir=one["run"], samples_unit="samples", warmup_steps=3, **mesh) as session:
+            for _ in range(one["steps"]):
+                with session.phase("forward"):
+                    time.sleep(sleep_s)
+                dist.all_reduce(gradient)
+                session.step(samples=8)
+    dist.destroy_process_group()
 
 
 def judged(runs: list[LabRun]) -> Iterator[str]:

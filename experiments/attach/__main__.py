@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.attach.document import write_document
-from experiments.attach.judge import judge_fault, judge_runs
+from experiments.attach.judge import IN_PLACE, judge_fault, judge_runs
 from experiments.attach.rows import FAULTS, ROWS, Row
 from experiments.attach.runs import HOLD_S, Bench, CheckoutError, report
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "attach.md"
+from experiments.jobs import commit
+from experiments.pages import ROOT, listed, table, write_page
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
         (bench.folder / f"{row.name}.json").write_text(json.dumps(result, indent=2))
         print(f"[{time.monotonic() - begin_s:4.0f} s] {row.name}: {summary_line(result)}", flush=True)
     if args.write:
-        write_document(DOCUMENT, bench.folder)
+        write_document(bench.folder)
 
 
 def run_row(bench: Bench, row: Row, faults: list[str]) -> dict[str, Any]:
@@ -69,8 +70,8 @@ def run_row(bench: Bench, row: Row, faults: list[str]) -> dict[str, Any]:
                     ran = bench.run(row, traced=True, fault=fault)
                     found.faults[fault] = judge_fault(fault, report(bench.python, ran.run_dir))
     except CheckoutError as error:
-        return {"untested": str(error), "commit": commit()}
-    return {**found.to_json(), "versions": versions(bench.python, row), "commit": commit()}
+        return {"untested": str(error), "commit": commit(ROOT)}
+    return {**found.to_json(), "versions": versions(bench.python, row), "commit": commit(ROOT)}
 
 
 def versions(python: Path, row: Row) -> dict[str, str]:
@@ -79,12 +80,6 @@ def versions(python: Path, row: Row) -> dict[str, str]:
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     done = subprocess.run([python, "-c", code, *names], capture_output=True, text=True)
     return dict(zip(names, done.stdout.split(), strict=False))
-
-
-def commit() -> str:
-    """Return the commit of this repository that ran."""
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=DOCUMENT.parent, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 def summary_line(result: dict[str, Any]) -> str:
@@ -97,6 +92,87 @@ def summary_line(result: dict[str, Any]) -> str:
         f"{'; '.join(result['problems']) or 'ok'} | steps {result['steps']} | samples {result['samples']} | "
         f"{phases} | {faults}"
     )
+
+
+def write_document(results: Path) -> None:
+    """Write the page from a folder with a JSON file for each row that has run."""
+    found = {row: _read(results / f"{row.name}.json") for row in ROWS}
+    done = [result for result in found.values() if result and "untested" not in result]
+    versions = sorted({f"{name} {version}" for result in done for name, version in result["versions"].items()})
+    sources = sorted({f"{row.source.repository} at `{row.source.commit}`" for row in found if row.source})
+    write_page(
+        "attach",
+        matrix=_matrix(found),
+        details=listed(
+            f"**{row.title}**: {'; '.join(said)}" for row, result in found.items() if (said := [*_remarks(row, result)])
+        ),
+        commits=", ".join(sorted({result["commit"] for result in done})),
+        versions=", ".join([*versions, f"Python {platform.python_version()}, Linux {platform.release()}"]),
+        sources="; ".join(sources),
+    )
+
+
+def status(row: Row, result: dict[str, Any] | None) -> str:
+    """Return "works", "with a note", "does not work" or "untested"."""
+    if result is None or "untested" in result:
+        return "untested"
+    if result["problems"]:
+        return "does not work" if _is_broken(result) else "with a note"
+    missing = any(fault not in result["faults"] or not result["faults"][fault][0] for fault in FAULTS)
+    return "with a note" if row.note or missing else "works"
+
+
+def _is_broken(result: dict[str, Any]) -> bool:
+    """Whether the job itself came out differently, or its steps are wrong: nothing that a note could excuse."""
+    return any(
+        problem.startswith(("losses", "exit code", "steps", "without tracing")) or "have a trace" in problem
+        for problem in result["problems"]
+    )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _matrix(found: dict[Row, dict[str, Any] | None]) -> str:
+    lines = []
+    for row, result in found.items():
+        cells = [row.title, status(row, result), "", "", "", ""]
+        if result is not None and "untested" not in result:
+            cells[2:] = [result["steps"], result["samples"], _phases(result), _faults(row, result)]
+        lines.append(cells)
+    named = "rank and stage named: compute, loader, host"
+    return table(("what", "status", "steps", "samples", "phases against the profiler", named), lines)
+
+
+def _phases(result: dict[str, Any]) -> str:
+    shares = ", ".join(f"{name} {share:+.1%}" for name, share in result["phases"].items())
+    return shares.replace("%", " %") or "all shorter than 1 ms"
+
+
+def _faults(row: Row, result: dict[str, Any]) -> str:
+    def cell(name: str) -> str:
+        if name not in result["faults"]:
+            return "no place" if row.faults and name not in row.faults else "not run"
+        is_right, said = result["faults"][name]
+        return "yes" if is_right else "not first" if IN_PLACE in said else "no"
+
+    return ", ".join(map(cell, FAULTS))
+
+
+def _remarks(row: Row, result: dict[str, Any] | None) -> Iterator[str]:
+    if row.note:
+        yield row.note.rstrip(".")
+    if result is None:
+        yield "has not run"
+    elif "untested" in result:
+        yield result["untested"]
+    else:
+        yield from result["problems"]
+        yield from (note for note in result["notes"] if not note.startswith("hpcpace:"))  # our own last line
+        for fault, (is_right, said) in result["faults"].items():
+            if not is_right:
+                yield f"with the fault {fault} the report says “{said}”"
 
 
 if __name__ == "__main__":

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-from experiments.attach import edits
-from experiments.attach.edits import Edit
+from typing import Any, Literal
 
 Fault = Literal["compute", "loader", "host"]
 FAULTS: tuple[Fault, ...] = ("compute", "loader", "host")
@@ -42,7 +39,7 @@ class Row:
         arguments: of the program.
         launches_itself: whether it starts its ranks; torchrun does otherwise.
         shares_batches: whether ranks compute on the same samples, of which hpcpace then makes no guess.
-        source, folder, edits: the public script; None for a program of this experiment.
+        source, folder, edits: the public script, and a key of edits.toml; None for a program of this experiment.
         parts: what of the repository is laid out, where that is not its folder.
         packages: distributions whose version counts.
         faults: those that the script has a place for.
@@ -58,7 +55,7 @@ class Row:
     source: Source | None = None
     folder: str = ""
     parts: tuple[str, ...] = ()
-    edits: tuple[Edit, ...] = ()
+    edits: str = ""
     packages: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = FAULTS
     note: str = ""
@@ -78,82 +75,61 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def _loop(name: str, title: str, kind: str) -> Row:
-    return Row(name=name, title=title, program="plain_loop.py", arguments=("--kind", kind))
+def _own(name: str, title: str, program: str, *arguments: str, package: str = "", **more: Any) -> Row:
+    packages = (package,) if package else ()
+    return Row(name=name, title=title, program=f"{program}.py", arguments=arguments, packages=packages, **more)
 
 
-def _zero(stage: int) -> Row:
-    title = f"DeepSpeed ZeRO-{stage}, two parameter groups"
-    return Row(
-        name=f"zero{stage}", title=title, program="zero.py", arguments=("--stage", str(stage)), packages=("deepspeed",)
-    )
+def _callback(name: str, title: str, *program: str, package: str, **more: Any) -> Row:
+    title = f"{title}, accumulating over 2 microbatches"
+    return _own(name, title, *program, "--callback", "--accumulate", "2", package=package, **more)
 
 
-def _callback(name: str, title: str, program: str, package: str, *arguments: str, launches_itself: bool = False) -> Row:
-    return Row(
-        name=name,
-        title=f"{title}, accumulating over 2 microbatches",
-        program=program,
-        arguments=(*arguments, "--callback", "--accumulate", "2"),
-        launches_itself=launches_itself,
-        packages=(package,),
-    )
-
-
-_TORCH = (
-    _loop("ddp", "DDP", "ddp"),
-    Row(
-        name="ddp-accumulate",
-        title="DDP, accumulating over 2 microbatches",
-        program="plain_loop.py",
-        arguments=("--kind", "ddp", "--accumulate", "2"),
+_LIGHTNING: dict[str, Any] = {"package": "lightning"}
+_OWN_LAUNCHER: dict[str, Any] = {"package": "lightning", "launches_itself": True}
+_OWN = (
+    _own("ddp", "DDP", "loops", "ddp"),
+    _own("ddp-accumulate", "DDP, accumulating over 2 microbatches", "loops", "ddp", "--accumulate", "2"),
+    _own("fsdp1", "FSDP1 (`FullyShardedDataParallel`)", "loops", "fsdp1"),
+    _own("fsdp2", "FSDP2 (`fully_shard`)", "loops", "fsdp2"),
+    _own(
+        "tensor-parallel", "DTensor, tensor parallel, `init_device_mesh` alone", "loops", "tensor", shares_batches=True
     ),
-    _loop("fsdp1", "FSDP1 (`FullyShardedDataParallel`)", "fsdp1"),
-    _loop("fsdp2", "FSDP2 (`fully_shard`)", "fsdp2"),
-    Row(
-        name="tensor-parallel",
-        title="DTensor, tensor parallel, `init_device_mesh` alone",
-        program="tensor_parallel.py",
-        shares_batches=True,
+    _own("pipelining", "torch.distributed.pipelining, 1F1B", "loops", "pipeline", shares_batches=True),
+    _own("compile", "torch.compile inside DDP", "loops", "compile"),
+    *(
+        _own(
+            f"zero{stage}",
+            f"DeepSpeed ZeRO-{stage}, two parameter groups",
+            "loops",
+            "zero",
+            "--stage",
+            f"{stage}",
+            package="deepspeed",
+        )
+        for stage in (1, 2, 3)
     ),
-    Row(
-        name="pipelining",
-        title="torch.distributed.pipelining, 1F1B",
-        program="pipelining.py",
-        shares_batches=True,
-    ),
-    _loop("compile", "torch.compile inside DDP", "compile"),
-)
-_FRAMEWORKS = (
-    *map(_zero, (1, 2, 3)),
-    _callback("zero-two-lines", "DeepSpeed with our two lines", "zero.py", "deepspeed", "--stage", "2"),
-    Row(name="lightning", title="Lightning under torchrun", program="lightning_fit.py", packages=("lightning",)),
-    Row(
-        name="lightning-launcher",
-        title="Lightning with its own launcher",
-        program="lightning_fit.py",
-        packages=("lightning",),
-        launches_itself=True,
-    ),
-    _callback("lightning-callback", "Lightning with our callback", "lightning_fit.py", "lightning"),
+    _callback("zero-two-lines", "DeepSpeed with our two lines", "loops", "zero", "--stage", "2", package="deepspeed"),
+    _own("lightning", "Lightning under torchrun", "lightning_fit", **_LIGHTNING),
+    _own("lightning-launcher", "Lightning with its own launcher", "lightning_fit", **_OWN_LAUNCHER),
+    _callback("lightning-callback", "Lightning with our callback", "lightning_fit", **_LIGHTNING),
     _callback(
         "lightning-launcher-callback",
         "Lightning with its own launcher and our callback",
-        "lightning_fit.py",
-        "lightning",
-        launches_itself=True,
+        "lightning_fit",
+        **_OWN_LAUNCHER,
     ),
-    Row(name="accelerate", title="Accelerate", program="accelerate_loop.py", packages=("accelerate",)),
-    _callback("accelerate-two-lines", "Accelerate with our two lines", "accelerate_loop.py", "accelerate"),
-    Row(name="trainer", title="Hugging Face Trainer", program="trainer_fit.py", packages=("transformers",)),
-    _callback("trainer-callback", "Hugging Face Trainer with our callback", "trainer_fit.py", "transformers"),
+    _own("accelerate", "Accelerate", "loops", "accelerate", package="accelerate"),
+    _callback("accelerate-two-lines", "Accelerate with our two lines", "loops", "accelerate", package="accelerate"),
+    _own("trainer", "Hugging Face Trainer", "trainer_fit", package="transformers"),
+    _callback("trainer-callback", "Hugging Face Trainer with our callback", "trainer_fit", package="transformers"),
 )
 _NANOGPT = Row(
     name="nanogpt",
     title="nanoGPT `train.py`",
     source=NANOGPT,
     program="train.py",
-    edits=edits.NANOGPT,
+    edits="nanogpt",
     arguments=_words(
         "--device=cpu --backend=gloo --compile=False --dtype=float32 --dataset=tiny --n_layer=2 "
         "--n_head=2 --n_embd=64 --block_size=64 --batch_size=8 --gradient_accumulation_steps=8 "
@@ -168,7 +144,7 @@ _MINGPT = Row(
     source=EXAMPLES,
     folder="distributed/minGPT-ddp/mingpt",
     program="main.py",
-    edits=edits.MINGPT_DDP,
+    edits="mingpt-ddp",
     arguments=_words(
         "data_config.path=data/input.txt data_config.truncate=0.0013 data_config.block_size=32 "
         "gpt_config.n_layer=2 gpt_config.n_head=2 gpt_config.n_embd=64 trainer_config.max_epochs=1 "
@@ -179,22 +155,22 @@ _MINGPT = Row(
 )
 
 
-def _ddp_series(name: str, program: str, changed: tuple[Edit, ...], *, launches_itself: bool = False) -> Row:
+def _ddp_series(name: str, program: str, *, launches_itself: bool = False) -> Row:
     return Row(
         name=name,
         title=f"pytorch/examples: ddp-tutorial-series `{program}`{' (mp.spawn)' if launches_itself else ''}",
         source=EXAMPLES,
         folder="distributed/ddp-tutorial-series",
         program=program,
-        edits=changed,
+        edits=name,
         arguments=("3", "2"),
         launches_itself=launches_itself,
     )
 
 
-def _made_in_loop(name: str, folder: str, program: str, changed: tuple[Edit, ...], *, shares_batches: bool) -> Row:
+def _made_in_loop(name: str, folder: str, program: str, *, shares_batches: bool) -> Row:
     note = "The script makes its data in the loop, where no loader can be seen."
-    if program == edits.FSDP_TP:
+    if program == "fsdp_tp_example.py":
         note += " On CPUs its attention needs local tensors (`llama2_model.py:223`)."
     return Row(
         name=name,
@@ -202,7 +178,7 @@ def _made_in_loop(name: str, folder: str, program: str, changed: tuple[Edit, ...
         source=EXAMPLES,
         folder=f"distributed/{folder}",
         program=program,
-        edits=changed,
+        edits=name,
         shares_batches=shares_batches,
         faults=_WITHOUT_LOADER,
         note=note,
@@ -215,7 +191,7 @@ _IMAGENET = Row(
     source=EXAMPLES,
     folder="imagenet",
     program="main.py",
-    edits=edits.IMAGENET,
+    edits="imagenet",
     arguments=_words(
         "--dummy --dist-backend=gloo --dist-url=env:// --seed=0 --epochs=1 --batch-size=8 --workers=0 "
         "--no-accel --arch=mobilenet_v3_small"
@@ -228,7 +204,7 @@ _TORCHTITAN = Row(
     source=TORCHTITAN,
     parts=("torchtitan", "tests/assets/tokenizer"),
     program="torchtitan.train",
-    edits=edits.TORCHTITAN,
+    edits="torchtitan",
     arguments=_words(
         "--job.config_file=torchtitan/models/llama3/train_configs/debug_model.toml --training.steps=40 "
         "--training.seq_len=64 --training.local_batch_size=2 --debug.seed=0"
@@ -238,20 +214,19 @@ _TORCHTITAN = Row(
         "It insists on CUDA, first at `train.py:90` (`set_device`), because `tools/utils.py:37` falls back to it. On "
         "CPUs the monitor of device memory (`components/metrics.py:45`) and a barrier's device "
         "(`distributed/utils.py:386`) fail as well, and gloo cannot reduce with the factor of "
-        "`models/llama3/infra/parallelize.py:284`. `experiments/attach/edits.py` changes these lines. "
+        "`models/llama3/infra/parallelize.py:284`. `experiments/attach/edits.toml` changes these lines. "
         "`models/moe/kernels.py:8` needs triton."
     ),
 )
 ROWS: tuple[Row, ...] = (
-    *_TORCH,
-    *_FRAMEWORKS,
+    *_OWN,
     _NANOGPT,
     _MINGPT,
-    _ddp_series("ddp-torchrun", edits.TORCHRUN, edits.DDP_TORCHRUN),
-    _ddp_series("ddp-spawn", edits.SPAWN, edits.DDP_SPAWN, launches_itself=True),
-    _made_in_loop("examples-fsdp2", "FSDP2", "example.py", edits.FSDP2, shares_batches=False),
-    _made_in_loop("examples-tp", "tensor_parallelism", edits.TENSOR_PARALLEL, edits.EXAMPLES_TP, shares_batches=True),
-    _made_in_loop("examples-fsdp-tp", "tensor_parallelism", edits.FSDP_TP, edits.EXAMPLES_FSDP_TP, shares_batches=True),
+    _ddp_series("ddp-torchrun", "multigpu_torchrun.py"),
+    _ddp_series("ddp-spawn", "multigpu.py", launches_itself=True),
+    _made_in_loop("examples-fsdp2", "FSDP2", "example.py", shares_batches=False),
+    _made_in_loop("examples-tp", "tensor_parallelism", "tensor_parallel_example.py", shares_batches=True),
+    _made_in_loop("examples-fsdp-tp", "tensor_parallelism", "fsdp_tp_example.py", shares_batches=True),
     _IMAGENET,
     _TORCHTITAN,
 )

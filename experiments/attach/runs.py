@@ -7,18 +7,21 @@ import os
 import pickle
 import shutil
 import signal
-import socket
 import subprocess
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.attach.edits import Edit
 from experiments.attach.rows import Fault, Row
+from experiments.jobs import free_port
+from experiments.pages import ROOT
 
 _VOCABULARY = 64
+_EDITS = Path(__file__).with_name("edits.toml")
 
 
 class CheckoutError(Exception):
@@ -44,18 +47,19 @@ def lay_out(row: Row, sources: Path | None, folder: Path) -> Path:
     folder.mkdir(parents=True)
     subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
     place = folder / row.folder
-    for edit in row.edits:
+    for edit in tomllib.loads(_EDITS.read_text())[row.edits]:
         _apply(place, edit)
     _make_data(place)
     return place
 
 
-def _apply(place: Path, edit: Edit) -> None:
-    path = place / edit.path
+def _apply(place: Path, edit: Mapping[str, str]) -> None:
+    path, old = place / edit["path"], edit["old"]
     text = path.read_text()
-    if text.count(edit.old) != 1:
-        raise CheckoutError(f"{edit.path} has {text.count(edit.old)} times, not once: {edit.old!r}")
-    path.write_text(text.replace(edit.old, edit.new))
+    if text.count(old) != 1:
+        raise CheckoutError(f"{edit['path']} has {text.count(old)} times, not once: {old!r}")
+    new = edit.get("new", edit.get("before", "") + old + edit.get("after", ""))
+    path.write_text(text.replace(old, new))
 
 
 def _make_data(place: Path) -> None:
@@ -73,7 +77,6 @@ def _make_data(place: Path) -> None:
 
 
 _PROGRAMS = Path(__file__).with_name("programs")
-_REPOSITORY = Path(__file__).parents[2]
 _PLAIN, _CODE = "plain", "exit-code"
 _LIMIT_S = 240
 HOLD_S = 0.08
@@ -156,14 +159,14 @@ class Bench:
     def _command(self, row: Row, script: Path, run_dir: Path | None) -> list[str]:
         launcher = [str(self.python)]
         if not row.launches_itself:
-            launcher += ["-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={_free_port()}"]
+            launcher += ["-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={free_port()}"]
         # The script itself opens the session where it has our callback.
         by_trace = run_dir is not None and not row.has_callback
         trace = ["-m", "hpcpace", "trace", "--run-dir", str(run_dir), "--"] if by_trace else []
         return [*launcher, *trace, *(("-m", row.program) if row.is_module else (str(script),)), *row.arguments]
 
     def _environ(self, row: Row, folder: Path, fault: Fault | None) -> dict[str, str]:
-        paths = [_REPOSITORY, *([self.torchvision] if self.torchvision and "torchvision" in row.packages else [])]
+        paths = [ROOT, *([self.torchvision] if self.torchvision and "torchvision" in row.packages else [])]
         return {
             **os.environ,
             "PATH": f"{self.python.parent}:{os.environ['PATH']}",
@@ -173,7 +176,7 @@ class Bench:
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
             "ATTACH_FOLDER": str(folder),
-            "ATTACH_PORT": str(_free_port()),
+            "ATTACH_PORT": str(free_port()),
             "ATTACH_FAULT": fault or "",
             "ATTACH_HOLD_S": str(self.hold_s),
             "ATTACH_PROFILE": "" if fault else "1",
@@ -197,7 +200,7 @@ def read_run(folder: Path) -> Ran:
 
 def report(python: Path, run_dir: Path) -> dict[str, Any] | None:
     """Return the summary of a run; None if there is no report."""
-    environ = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([python, "-m", "hpcpace", "report", run_dir], env=environ, capture_output=True)
     path = run_dir / "summary.json"
     return json.loads(path.read_text()) if path.exists() else None
@@ -212,9 +215,3 @@ def _run(command: list[str], place: Path, environ: dict[str, str], out: Any, err
             os.killpg(process.pid, signal.SIGKILL)
 
             return 124
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

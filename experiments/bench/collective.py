@@ -31,7 +31,7 @@ from torch.profiler import record_function
 
 from experiments.bench.device_marks import FreeEvent
 from experiments.bench.models import words
-from experiments.bench.pairs import median_interval, take_turns
+from experiments.bench.pairs import header, interval, take_turns
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import Operator
 from hpcpace.observe.collectives.switched import CompiledObserver, find_layer
@@ -39,9 +39,9 @@ from hpcpace.observe.device.clock import DeviceClock
 from hpcpace.observe.device.layer import find_device
 from hpcpace.observe.device.times import DeviceTimes
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES
 
-_HEADER = TraceHeader(run_id="bench", attempt=0, rank=0, world_size=1, local_rank=0, local_size=1, node=0, host="bench")
+_HEADER = header()
 WAYS = (("blocking", False), ("asynchronous, waited for", True))
 # Added time in microseconds, and its ratio to record_function.
 TARGETS = {"blocking": (5.0, 1.2), "asynchronous, waited for": (6.0, 1.4)}
@@ -186,7 +186,7 @@ def _measure_on_device(args: argparse.Namespace) -> None:
         num_lost = sum(observer.num_lost for observer in observers)
         print(
             f"all_reduce of 4 KiB, {name}, {where}, {args.rounds} rounds of {args.calls} calls, processor time:\n"
-            f"  observed as on a device: +{_interval(times['observed'] - times['plain'], '.1f')} us on "
+            f"  observed as on a device: +{interval(times['observed'] - times['plain'], '.1f')} us on "
             f"{float(np.median(times['plain'])):.1f} us; {num_lost} of {args.calls * len(observers)} not recorded"
         )
     dist.destroy_process_group()
@@ -220,16 +220,11 @@ def _layers(recorder: Recorder) -> dict[str, Callable[[], Observer]]:
 
 def _line(layer: str, added: np.ndarray, times: dict[str, np.ndarray], targets: tuple[float, float]) -> str:
     plain, region = (float(np.median(times[name])) for name in ("plain", "record_function"))
-    added_us, ratio = _interval(added, ".1f"), _interval(added / times["record_function"], ".2f")
+    added_us, ratio = interval(added, ".1f"), interval(added / times["record_function"], ".2f")
     return (
         f"  {layer}: +{added_us} us on {plain:.1f} us (target {targets[0]:g} us), "
         f"{ratio} times record_function's {region:.1f} us (target {targets[1]:g})"
     )
-
-
-def _interval(values: np.ndarray, form: str) -> str:
-    median, low, high = median_interval(values)
-    return f"{median:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def _region() -> None:

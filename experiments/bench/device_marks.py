@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-from experiments.bench.pairs import median_interval, take_turns
+from experiments.bench.pairs import interval, take_turns
 from hpcpace.observe.device.clock import MOST_EVENTS, DeviceClock, DeviceMarks, Event
 from hpcpace.observe.device.layer import find_device
 
@@ -132,9 +131,11 @@ def main() -> None:
     )
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no device, events that do nothing"
     print(f"{name}; {args.rounds} rounds of {args.marks} marks, processor time of the thread:")
-    print(f"  reading the clock {_interval(times['clock'])} us, an event alone {_interval(times['event'])} us")
     print(
-        f"  a mark, read later: +{_interval(times['mark'] - times['clock'] - times['event'])} us besides both; "
+        f"  reading the clock {interval(times['clock'], '.2f')} us, an event alone {interval(times['event'], '.2f')} us"
+    )
+    print(
+        f"  a mark, read later: +{interval(times['mark'] - times['clock'] - times['event'], '.2f')} us besides both; "
         f"{marks.num_unknown} of {args.marks * (args.rounds + 2)} not made"
     )
 
@@ -146,11 +147,6 @@ def _timed(measure: Callable[[], None], num_calls: int) -> Callable[[], float]:
         return (time.thread_time_ns() - begin_ns) / 1e3 / num_calls
 
     return timed
-
-
-def _interval(values_us: np.ndarray) -> str:
-    median, low, high = median_interval(values_us)
-    return f"{median:.2f} [{low:.2f}, {high:.2f}]"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Where and in which type a bench computes: its options, the GPU that it uses, and what that could compute at most.
+"""What benchmarks of training share: where and in which type they compute, peers of our models, and steps in turns.
 
-The lines for GPUs have not been run on one yet.
+Other GPT-2s call their parts as OpenAI's code did, so that one table pairs the parameters of either with ours. The
+lines for GPUs have not been run on one yet.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from experiments.bench.pairs import median_interval, take_turns
@@ -332,3 +336,13 @@ def check_same_work(ours: GPT2, peer: Peer, inputs: Tensor, targets: Tensor) -> 
     ours.zero_grad()
     peer.model.zero_grad()
     return float(mine.detach())
+
+
+@contextmanager
+def alone_on_a_core() -> Iterator[None]:
+    """Be a world of one over gloo, on one core and with one thread."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

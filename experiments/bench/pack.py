@@ -13,14 +13,13 @@ import os
 import resource
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from experiments.bench.pairs import measured_apart, processor_s
 from experiments.bench.report_speed import FEW, write_run
 from hpcpace.core.files import Folder
 from hpcpace.core.pool import map_processes
@@ -57,37 +56,30 @@ def main() -> None:
         samples: dict[Path, list[dict[str, float]]] = {own: [], packed: []}
         for _ in range(args.repeats + 1):  # the first turn warms the page cache
             for run, found in samples.items():
-                found.append(_measured_apart(run))
+                found.append(measured_apart("experiments.bench.pack", "--measure", run))
         for run, found in samples.items():
             medians = {name: statistics.median(one[name] for one in found[1:]) for name in found[0]}
             print(f"{run.name}: " + ", ".join(f"{name} {value:.2f}" for name, value in medians.items()))
 
 
 def _print_packing(attempt: Attempt) -> None:
-    before_s, begin_s = _cpu_s(), time.perf_counter()
+    before_s, begin_s = processor_s(), time.perf_counter()
     result = pack_attempt(attempt, PackPlan(), begin_stage=lambda name: lambda done, total: None)
     taken_s = time.perf_counter() - begin_s
     peak_kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(
         f"packed {result.num_ranks} ranks: {result.files_before} to {result.files_after} files, "
         f"{result.bytes_before / 1e6:.1f} to {result.bytes_after / 1e6:.1f} MB in {taken_s:.1f} s "
-        f"({_cpu_s() - before_s:.1f} s of CPU, at most {peak_kib / 2**20:.2f} GiB in a process)"
+        f"({processor_s() - before_s:.1f} s of CPU, at most {peak_kib / 2**20:.2f} GiB in a process)"
     )
-
-
-def _measured_apart(run: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "experiments.bench.pack", "--measure", str(run)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    measured: dict[str, float] = json.loads(done.stdout)
-    return measured
 
 
 def measure(attempt: Attempt) -> dict[str, float]:
     """Return seconds to read all but the collectives, and millions of collectives a second, each also of CPU time."""
     measured: dict[str, float] = {}
-    before_s, begin_s = _cpu_s(), time.perf_counter()
+    before_s, begin_s = processor_s(), time.perf_counter()
     found = read_attempt(attempt, most_rows=0, tables=TABLES_USED)
-    measured |= {"read_s": time.perf_counter() - begin_s, "read_cpu_s": _cpu_s() - before_s}
+    measured |= {"read_s": time.perf_counter() - begin_s, "read_cpu_s": processor_s() - before_s}
     streams = [table.stream for trace in found.traces if isinstance(table := trace.tables["collectives"], StoredTable)]
     num_blocks = max((stream.num_blocks for stream in streams), default=0)
     ranges = [(first, first + _BLOCKS_AT_ONCE) for first in range(0, num_blocks, _BLOCKS_AT_ONCE)]
@@ -98,9 +90,9 @@ def measure(attempt: Attempt) -> dict[str, float]:
 
 
 def _speed(name: str, count: Callable[..., int], tasks: list) -> dict[str, float]:
-    before_s, begin_s = _cpu_s(), time.perf_counter()
+    before_s, begin_s = processor_s(), time.perf_counter()
     num_rows = sum(map_processes(count, tasks))
-    taken_s, cpu_s = time.perf_counter() - begin_s, _cpu_s() - before_s
+    taken_s, cpu_s = time.perf_counter() - begin_s, processor_s() - before_s
     return {f"{name}_million_per_s": num_rows / taken_s / 1e6, f"{name}_million_per_cpu_s": num_rows / cpu_s / 1e6}
 
 
@@ -121,11 +113,6 @@ def _rows_of_pack(attempt: Attempt, name: str) -> int:
         num_rows += len(rows)
     os.close(descriptor)
     return num_rows
-
-
-def _cpu_s() -> float:
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(own.ru_utime + own.ru_stime for own in usage)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ Absolute times drift with the machine; the ratio of two measurements taken one a
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -16,8 +18,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from hpcpace.trace.schema import TraceHeader
 
 # A process reports its own peak: the one that the kernel gives its parent starts at the parent's.
 _WITH_PEAK = """
@@ -137,3 +142,28 @@ def median_interval(values: np.ndarray, *, seed: int = 0) -> tuple[float, float,
     draws = np.random.default_rng(seed).choice(values, size=(10_000, values.size))
     low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
     return float(np.median(values)), float(low), float(high)
+
+
+def interval(values: np.ndarray, form: str, unit: str = "") -> str:
+    """Return the median and its interval as text, like `1.2 us [1.1, 1.3]`, the unit with a space behind it."""
+    median, low, high = median_interval(values)
+    return f"{median:{form}} {unit}[{low:{form}}, {high:{form}}]"
+
+
+def processor_s() -> float:
+    """Return the processor time of this process and of its children that have ended, in seconds."""
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(own.ru_utime + own.ru_stime for own in usage)
+
+
+def measured_apart(module: str, *arguments: object) -> dict[str, float]:
+    """Return the figures that a module prints as JSON, run in a process of its own."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def header(rank: int = 0, world_size: int = 1, **more: Any) -> TraceHeader:
+    """Return the header of a trace of a benchmark, on one host."""
+    place = {"local_rank": rank, "local_size": world_size, "node": 0, "host": "bench"}
+    return TraceHeader(run_id="bench", attempt=0, rank=rank, world_size=world_size, **{**place, **more})

@@ -16,11 +16,11 @@ from pathlib import Path
 from scope_profiler import ProfileManager
 from torch.profiler import record_function
 
-from experiments.bench.pairs import Pairs, alternate
+from experiments.bench.pairs import Pairs, alternate, header
 from hpcpace.trace.recorder import NullRecorder, Recorder
-from hpcpace.trace.schema import Phase, TraceHeader
+from hpcpace.trace.schema import Phase
 
-_HEADER = TraceHeader(run_id="bench", attempt=0, rank=0, world_size=1, local_rank=0, local_size=1, node=0, host="bench")
+_HEADER = header()
 
 
 class Bench:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from experiments.bench.pairs import measured_apart
 from experiments.bench.report_speed import FEW, write_run
 from hpcpace.core.config import Config
 from hpcpace.core.pool import keep_freed_memory
@@ -208,13 +209,6 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _measured_apart(path: Path, max_rows: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "experiments.bench.scaling_model", "--measure", str(path), str(max_rows)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    measured: dict[str, float] = json.loads(done.stdout)
-    return measured
-
-
 def _written(folder: Path, case: Case, *, is_packed: bool) -> Path:
     own, packed = folder / case.name, folder / f"{case.name}-packed"
     if not own.exists():
@@ -264,7 +258,13 @@ def fit_model(folder: Path, *, is_packed: bool, gather_s_per_byte: float, repeat
     sizes, measured = [], []
     for case in _CASES:
         path = _written(folder, case, is_packed=is_packed)
-        one = min((_measured_apart(path, case.max_rows) for _ in range(repeats)), key=_total_s)
+        one = min(
+            (
+                measured_apart("experiments.bench.scaling_model", "--measure", path, case.max_rows)
+                for _ in range(repeats)
+            ),
+            key=_total_s,
+        )
         sizes.append(_size(case, one["num_ranges"]))
         measured.append(one)
     parts = {name: fit(features, sizes, [one[name] for one in measured]) for name, features in PARTS.items()}
@@ -313,7 +313,9 @@ def _reported_s(path: Path) -> float:
 def check(model: Model, folder: Path, *, is_packed: bool) -> None:
     """Print what the model says of cases that were not fitted, and what was measured."""
     case = Case(*_CHECKED)
-    one = _measured_apart(_written(folder, case, is_packed=is_packed), case.max_rows)
+    one = measured_apart(
+        "experiments.bench.scaling_model", "--measure", _written(folder, case, is_packed=is_packed), case.max_rows
+    )
     size = _size(case, one["num_ranges"])
     said = {name: part(size) for name, part in model.parts.items()}
     print(f"  not fitted, {case.name}, one process:")

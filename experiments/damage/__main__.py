@@ -7,26 +7,25 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.damage.bombs import Measured, measure
-from experiments.damage.campaign import Input, Outcome, run_inputs, spread
+from experiments.damage.campaign import KINDS, Input, Outcome, run_inputs, spread
 from experiments.damage.child import preload
-from experiments.damage.document import write_document, write_hostile
-from experiments.damage.hostile.campaign import Outcome as HostileOutcome
-from experiments.damage.hostile.campaign import line_of, run_hostile
-from experiments.damage.hostile.kinds import KINDS as HOSTILE_KINDS
-from experiments.damage.kinds import KINDS
+from experiments.damage.hostile.__main__ import KINDS as HOSTILE_KINDS
+from experiments.damage.hostile.engine import Outcome as HostileOutcome
+from experiments.damage.hostile.engine import run_hostile
 from experiments.damage.races import RaceOutcome, all_races
+from experiments.jobs import teller
+from experiments.pages import RESULTS, counted, failures, minutes, page, table, with_section, write_page
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "reliability-input.md"
-_FRESH_EVERY = 100
-_ROUNDS = 200
-_HOSTILE_INPUTS = 20
-_MOST_PROBLEMS = 5
+DOCUMENT = RESULTS / "reliability-input.md"
+_FRESH_EVERY, _ROUNDS, _HOSTILE_INPUTS, _MAX_PROBLEMS = 100, 200, 20, 5
 
 
 def main() -> None:
@@ -36,71 +35,77 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, help="run this many processes at a time")
     parser.add_argument("--fresh", action="store_true", help="start a fresh interpreter for each input")
     parser.add_argument("--keep", type=Path, help="keep failed inputs in this folder")
-    parser.add_argument(
-        "--races", type=int, metavar="ROUNDS", help="run this many rounds of each race; 200 with --write"
-    )
-    parser.add_argument(
-        "--hostile",
-        type=int,
-        metavar="INPUTS",
-        help="only make this many hostile files of each kind, and with --write their section",
-    )
+    parser.add_argument("--races", type=int, metavar="ROUNDS", help=f"run each race so often; {_ROUNDS} with --write")
+    parser.add_argument("--hostile", type=int, metavar="INPUTS", help="make this many hostile files of each kind")
     parser.add_argument("--memory", action="store_true", help="measure the memory that bombs take")
-    parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
+    parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}, or its section on hostile files")
     args = parser.parse_args()
     begin_s = time.monotonic()
     is_hostile_alone = args.hostile is not None and args.races is None and not args.memory
-    is_alone = is_hostile_alone or ((args.races is not None or args.memory) and not args.write)
-    has_hostile = args.hostile is not None or args.write
-    hostile = _hostile(args.hostile or _HOSTILE_INPUTS, args.at_once, args.keep) if has_hostile else []
-    if is_hostile_alone and args.write:
-        write_hostile(DOCUMENT, hostile)
-        print(f"written: {DOCUMENT}")
     writes_all = args.write and not is_hostile_alone
+    is_alone = is_hostile_alone or ((args.races is not None or args.memory) and not args.write)
+    hostile: list[HostileOutcome] = []
+    if args.hostile is not None or args.write:
+        hostile = _hostile(args.hostile or _HOSTILE_INPUTS, args.at_once, args.keep)
+    if is_hostile_alone and args.write:
+        DOCUMENT.write_text(with_section(DOCUMENT.read_text(), _hostile_section(hostile)))
+        print(f"written: {DOCUMENT}")
     races = _races(args.races or _ROUNDS) if args.races is not None or writes_all else []
     measured = _measured() if args.memory or writes_all else []
-    if is_alone:
-        failed_races = [race for race in races if race.problems and not race.is_naive]
-        failed_hostile = [outcome for outcome in hostile if outcome.problems]
-        sys.exit(1 if failed_races or failed_hostile or not all(one.is_kept for one in measured) else 0)
-    inputs = _inputs(args.only, args.inputs)
     outcomes: list[Outcome] = []
+    if not is_alone:
+        outcomes = _outcomes(_inputs(args.only, args.inputs), args)
+        is_compared = not args.fresh and not args.only
+        num_fresh = len(_compared(outcomes[::_FRESH_EVERY], args.at_once)) if is_compared else 0
+        duration_s = time.monotonic() - begin_s
+        longest = max(outcomes, key=lambda outcome: outcome.result.wall_s)
+        largest = max(outcomes, key=lambda outcome: outcome.memory_bytes)
+        num_failed = sum(bool(outcome.problems) for outcome in outcomes)
+        print(
+            f"{len(outcomes)} inputs in {duration_s:.0f} s, {num_failed} failed; longest {longest.result.wall_s:.1f} s "
+            f"({longest.input.name}), largest {largest.memory_bytes >> 20} MiB ({largest.input.name})"
+        )
+    if writes_all:
+        _write(outcomes, races=races, measured=measured, hostile=hostile, num_fresh=num_fresh, duration_s=duration_s)
+    lost = [race for race in races if race.problems and not race.is_naive]
+    failed = [one for one in (*outcomes, *hostile) if one.problems]
+    sys.exit(1 if failed or lost or not all(one.is_kept for one in measured) else 0)
+
+
+def _outcomes(inputs: Sequence[Input], args: argparse.Namespace) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    tell = teller()
     for outcome in run_inputs(inputs, at_once=args.at_once, fresh=args.fresh, keep=args.keep):
         outcomes.append(outcome)
         for problem in outcome.problems:
             print(f"{outcome.input.name} ({outcome.input.specimen}): {' '.join(problem.split())}", flush=True)
         if len(outcomes) % 200 == 0:
-            print(f"[{time.monotonic() - begin_s:5.0f} s] {len(outcomes)} of {len(inputs)}", flush=True)
-    num_fresh = 0
-    if not args.fresh and not args.only:
-        num_fresh = len(_compare(outcomes[::_FRESH_EVERY], args.at_once))
-    failed = [outcome for outcome in outcomes if outcome.problems]
-    duration_s = time.monotonic() - begin_s
-    longest = max(outcomes, key=lambda outcome: outcome.result.wall_s)
-    largest = max(outcomes, key=lambda outcome: outcome.memory_bytes)
-    print(
-        f"{len(outcomes)} inputs in {duration_s:.0f} s, {len(failed)} failed; longest {longest.result.wall_s:.1f} s "
-        f"({longest.input.name}), largest {largest.memory_bytes >> 20} MiB ({largest.input.name})"
-    )
-    if args.write:
-        write_document(
-            DOCUMENT,
-            outcomes,
-            races=races,
-            measured=measured,
-            hostile=hostile,
-            num_fresh=num_fresh,
-            duration_s=duration_s,
-        )
-        print(f"written: {DOCUMENT}")
-    failed_hostile = [outcome for outcome in hostile if outcome.problems]
-    if (
-        failed
-        or failed_hostile
-        or any(race.problems and not race.is_naive for race in races)
-        or not all(m.is_kept for m in measured)
-    ):
-        sys.exit(1)
+            tell(f"{len(outcomes)} of {len(inputs)}")
+    return outcomes
+
+
+def _inputs(only: list[str] | None, num_inputs: int) -> list[Input]:
+    if not only:
+        return spread(KINDS, num_inputs)
+    kinds = {kind.name: kind for kind in KINDS}
+    found = []
+    for name in only:
+        kind, _, number = name.partition("#")
+        if kind not in kinds:
+            sys.exit(f"no kind {kind!r}: {', '.join(kinds)}")
+        found += [Input(kind=kinds[kind], number=n) for n in ([int(number)] if number else range(20))]
+    return found
+
+
+def _compared(outcomes: Sequence[Outcome], at_once: int) -> list[Outcome]:
+    """Report some inputs once more in fresh interpreters: exit code and problems must be the same."""
+    again = list(run_inputs([outcome.input for outcome in outcomes], at_once=at_once, fresh=True))
+    found = {outcome.input.name: outcome for outcome in outcomes}
+    for other in again:
+        one = found[other.input.name]
+        if (one.result.code, one.problems) != (other.result.code, other.problems):
+            sys.exit(f"{one.input.name} differs in a fresh interpreter: {other.result.code}, {other.problems}")
+    return again
 
 
 def _hostile(num_inputs: int, at_once: int, keep: Path | None) -> list[HostileOutcome]:
@@ -108,7 +113,7 @@ def _hostile(num_inputs: int, at_once: int, keep: Path | None) -> list[HostileOu
     for outcome in run_hostile(HOSTILE_KINDS, num_inputs, at_once=at_once, keep=keep):
         found.append(outcome)
         if outcome.problems:
-            print(line_of(outcome), flush=True)
+            print(outcome.line(), flush=True)
     num_failed = sum(bool(outcome.problems) for outcome in found)
     print(f"{len(found)} hostile inputs of {len(HOSTILE_KINDS)} kinds, {num_failed} failed", flush=True)
     return found
@@ -123,10 +128,10 @@ def _races(num_rounds: int) -> list[RaceOutcome]:
             print(
                 f"{race.program}, {race.swapper} exchanged: {race.num_rounds} rounds, {race.num_hit} hit, "
                 f"{race.num_exchanged} exchanges, exit codes {dict(race.codes)}, {len(race.problems)} problems",
+                *(f"  {problem}" for problem in race.problems[:_MAX_PROBLEMS]),
+                sep="\n",
                 flush=True,
             )
-            for problem in race.problems[:_MOST_PROBLEMS]:
-                print(f"  {problem}", flush=True)
     return found
 
 
@@ -143,28 +148,99 @@ def _measured() -> list[Measured]:
     return found
 
 
-def _inputs(only: list[str] | None, num_inputs: int) -> list[Input]:
-    if not only:
-        return spread(KINDS, num_inputs)
-    kinds = {kind.name: kind for kind in KINDS}
-    found = []
-    for name in only:
-        kind, _, number = name.partition("#")
-        if kind not in kinds:
-            sys.exit(f"no kind {kind!r}: {', '.join(kinds)}")
-        found += [Input(kind=kinds[kind], number=n) for n in ([int(number)] if number else range(20))]
-    return found
+def _write(
+    outcomes: Sequence[Outcome],
+    *,
+    races: Sequence[RaceOutcome],
+    measured: Sequence[Measured],
+    hostile: Sequence[HostileOutcome],
+    num_fresh: int,
+    duration_s: float,
+) -> None:
+    num_passed = sum(not outcome.problems for outcome in outcomes)
+    num_kinds = len({outcome.input.kind.name for outcome in outcomes})
+    write_page(
+        "reliability-input",
+        counts=f"{num_passed:,} of {len(outcomes):,} inputs of {num_kinds} kinds passed",
+        duration=minutes(duration_s),
+        num_fresh=num_fresh,
+        inputs=_inputs_table(outcomes),
+        failed=failures(f"`{one.input.name}`: {problem}" for one in outcomes for problem in one.problems),
+        hostile=_hostile_section(hostile),
+        races=table(
+            ("program", "exchanged", "rounds", "hit", "exchanges", "exit codes", "wrong", "longest"),
+            map(_race_row, races),
+        ),
+        lost_races=failures(
+            f"{race.program}, {race.swapper}: {problem}"
+            for race in races
+            if not race.is_naive
+            for problem in race.problems
+        ),
+        memory=table(("run", "command", "`--memory`", "peak", "limit", "exit"), map(_memory_row, measured)),
+    )
 
 
-def _compare(outcomes: list[Outcome], at_once: int) -> list[Outcome]:
-    """Report some inputs once more in fresh interpreters: exit code and problems must be the same."""
-    again = list(run_inputs([outcome.input for outcome in outcomes], at_once=at_once, fresh=True))
-    found = {outcome.input.name: outcome for outcome in outcomes}
-    for other in again:
-        one = found[other.input.name]
-        if (one.result.code, one.problems) != (other.result.code, other.problems):
-            sys.exit(f"{one.input.name} differs in a fresh interpreter: {other.result.code}, {other.problems}")
-    return again
+def _inputs_table(outcomes: Sequence[Outcome]) -> str:
+    def cells(name: str, found: Sequence[Outcome]) -> list[object]:
+        results = [outcome.result for outcome in found]
+        return [
+            name,
+            len({outcome.input.kind.name for outcome in found}),
+            counted(not outcome.problems for outcome in found),
+            *(sum(result.code == code for result in results) for code in range(4)),
+            f"{statistics.median(result.wall_s for result in results):.2f} s",
+            f"{max(result.wall_s for result in results):.2f} s",
+            f"{max(outcome.memory_bytes for outcome in found) >> 20} MiB",
+        ]
+
+    groups = dict.fromkeys(outcome.input.kind.group for outcome in outcomes)
+    rows = [cells(name, [one for one in outcomes if one.input.kind.group == name]) for name in groups]
+    head = ("damage", "kinds", "passed", "exit 0", "1", "2", "3", "time, median", "longest", "memory, largest")
+    return table(head, [*rows, cells("all", outcomes)])
+
+
+def _hostile_section(outcomes: Sequence[HostileOutcome]) -> str:
+    def cells(name: str, found: Sequence[HostileOutcome]) -> list[object]:
+        kinds = {outcome.kind.name: outcome.kind for outcome in found}.values()
+        bounds = (max(kind.most_cpu_s_per_mb for kind in kinds), max(kind.most_memory_bytes for kind in kinds) >> 20)
+        return [
+            name,
+            len(kinds),
+            counted(not outcome.problems for outcome in found),
+            *(sum(outcome.result.code == code for outcome in found) for code in range(5)),
+            f"{max(outcome.cpu_s_per_mb for outcome in found):.2f}",
+            f"{max(outcome.result.memory_bytes for outcome in found) >> 20} MiB",
+            f"{bounds[0]:g} s/MB, {bounds[1]} MiB",
+        ]
+
+    formats = dict.fromkeys(outcome.kind.format for outcome in outcomes)
+    rows = [cells(name, [one for one in outcomes if one.kind.format == name]) for name in formats]
+    head = ("format", "kinds", "passed", "exit 0", "1", "2", "3", "4", "s/MB", "memory, largest", "bound")
+    return page(
+        "reliability-input-hostile",
+        num_inputs=max((outcome.number for outcome in outcomes), default=0) + 1,
+        num_passed=f"{sum(not outcome.problems for outcome in outcomes):,}",
+        num_all=f"{len(outcomes):,}",
+        num_kinds=len({outcome.kind.name for outcome in outcomes}),
+        rows=table(head, [*rows, cells("all", outcomes)]),
+        failed=failures(f"`{one.kind.name}#{one.number}`: {problem}" for one in outcomes for problem in one.problems),
+    )
+
+
+def _race_row(race: RaceOutcome) -> list[object]:
+    codes = ", ".join(f"{code}: {count}" for code, count in race.codes.items())
+    wrong = f"caught in round {race.num_rounds}" if race.is_naive and race.problems else len(race.problems)
+    exchanged = f"{race.num_exchanged:,}"
+    return [
+        *(race.program, race.swapper, race.num_rounds, race.num_hit, exchanged, codes, wrong),
+        f"{race.longest_s:.1f} s",
+    ]
+
+
+def _memory_row(one: Measured) -> list[object]:
+    peak = f"{one.most_bytes >> 20} MiB{'' if one.is_kept else ': too much'}"
+    return [one.what, one.command, one.memory, peak, f"{one.limit_bytes >> 20} MiB", one.code]
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ import h5py
 import numpy as np
 
 from experiments.damage.child import memory_limit_bytes
-from experiments.damage.kind import Damaged, Kind, Random, of_rank, of_ranks, seen_by_all, some_rank
 from experiments.damage.links import RECORDS
-from experiments.damage.specimen import RunCopy, Shelf
+from experiments.damage.specimen import Damaged, Kind, Random, RunCopy, Shelf, of_rank, of_ranks, seen_by_all, some_rank
 from experiments.damage.tables import opened
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.audit.snapshot import take_host

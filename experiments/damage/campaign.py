@@ -15,12 +15,25 @@ from typing import Any
 
 import numpy as np
 
+from experiments.damage import bombs, content, journals, links, names, packs, tables
 from experiments.damage.child import Child, Result, preload, wait_for_one
 from experiments.damage.judge import problems_of, problems_of_view, state_of, wrongly_written
-from experiments.damage.kind import Damaged, Kind, further_views
 from experiments.damage.names import run_folder
-from experiments.damage.specimen import RunCopy, Shelf
+from experiments.damage.specimen import Damaged, Kind, RunCopy, Shelf, further_views
 
+KINDS = (
+    *content.KINDS,
+    *journals.KINDS,
+    *tables.KINDS,
+    *tables.CLOCKS,
+    *names.KINDS,
+    *names.SURROUNDINGS,
+    *journals.MIXED,
+    *packs.KINDS,
+    *links.KINDS,
+    *bombs.KINDS,
+)
+"""All kinds of damage."""
 _JSON_EVERY = 5
 
 

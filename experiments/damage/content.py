@@ -13,8 +13,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from experiments.damage.kind import ALL_WITH_FILES, Damaged, Kind, Random, of_rank, of_ranks, some_rank
-from experiments.damage.specimen import RunCopy
+from experiments.damage.specimen import ALL_WITH_FILES, Damaged, Kind, Random, RunCopy, of_rank, of_ranks, some_rank
 from hpcpace.trace.schema import header_values
 
 SUPERBLOCK_BYTES, HEADER_BYTES = 48, 4096

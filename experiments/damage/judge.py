@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.damage.child import TIME_LIMIT_S, Result, memory_limit_bytes
-from experiments.damage.kind import FIGURES, FURTHER, Damaged
-from experiments.damage.specimen import RunCopy, Secret
+from experiments.damage.specimen import FIGURES, FURTHER, Damaged, RunCopy, Secret
 from hpcpace.core.rundir import HISTORY_INDEX
 
 _NAMES = {

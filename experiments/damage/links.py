@@ -15,8 +15,7 @@ import h5py
 
 from experiments.damage.content import bound_socket, fifo, folder
 from experiments.damage.content import link as link_to
-from experiments.damage.kind import Damaged, Kind, Random, of_rank, of_ranks, seen_by_all, some_rank
-from experiments.damage.specimen import RunCopy
+from experiments.damage.specimen import Damaged, Kind, Random, RunCopy, of_rank, of_ranks, seen_by_all, some_rank
 from experiments.damage.tables import opened
 
 _TABLES = ("steps", "phases", "collectives", "groups", "clock", "account", "host", "network")

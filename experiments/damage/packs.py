@@ -32,8 +32,7 @@ from experiments.damage.content import (
     write,
     zero,
 )
-from experiments.damage.kind import Damaged, Kind, Random, of_rank, of_ranks, seen_by_all, some_rank
-from experiments.damage.specimen import RunCopy
+from experiments.damage.specimen import Damaged, Kind, Random, RunCopy, of_rank, of_ranks, seen_by_all, some_rank
 from hpcpace.core.rundir import Attempt
 from hpcpace.trace.pack_index import OF_RANKS, OPEN, PACK_CHUNK_ROWS
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt

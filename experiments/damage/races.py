@@ -23,8 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from experiments.damage.child import Child, Result, wait_for_one
-from experiments.damage.kind import FIGURES, SCRIPT
-from experiments.damage.specimen import Secret, Shelf
+from experiments.damage.specimen import FIGURES, SCRIPT, Secret, Shelf
 from experiments.damage.swappers import NOBODY, SWAPPERS, TEMPORARY, Field, swapping
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import save_snapshots

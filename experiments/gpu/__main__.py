@@ -41,7 +41,7 @@ def main() -> None:
     if args.inside:
         step = next(step for step in STEPS if step.name == args.inside)
         place = Place(name=step.name, folder=WORK / step.name, is_rehearsal=args.rehearse, may_set_clocks=args.clocks)
-        importlib.import_module(f"experiments.gpu.{step.module}").measure(place)
+        importlib.import_module("experiments.gpu.measures").MEASURES[step.measure](place)  # loads torch
         return
     names = [step.name for step in STEPS] if args.only is None else args.only.split(",")
     if unknown := set(names) - {step.name for step in STEPS}:

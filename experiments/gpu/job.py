@@ -2,11 +2,14 @@
 
 Layers of matrix products under DDP, or FSDP2; many tiny layers make it host-bound. Rank `--work` does more products in
 its forward pass, rank `--absent` never comes to a step. `--foreign` only multiplies, in no group, until it is killed.
+`--stuck SECONDS` is another job, of one rank: an operation that does not end in time, of which NCCL's watchdog writes
+its record and ends the process. On CPUs the record of gloo is written by hand.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from contextlib import nullcontext
 from datetime import timedelta
@@ -19,6 +22,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
+
+_CYCLES_PER_S = 2_000_000_000
+"""About what the clock of a GPU does: the wait need not be exact."""
+_TIMES_AS_LONG = 6
+"""As the timeout; the watchdog needs some seconds more to write."""
 
 
 class Layer(nn.Linear):
@@ -44,6 +52,9 @@ def main() -> None:
         torch.set_num_threads(1)
     if args.foreign:
         _multiply(device, args.width)
+    if args.stuck:
+        _get_stuck(device, args.stuck)
+        return
     dist.init_process_group(
         args.backend, device_id=device if args.backend == "nccl" else None, timeout=timedelta(seconds=120)
     )
@@ -79,6 +90,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profile", type=Path, metavar="FOLDER")
     parser.add_argument("--profiled-steps", type=int, default=20, help="the last ones")
     parser.add_argument("--foreign", action="store_true")
+    parser.add_argument("--stuck", type=int, metavar="SECONDS", help="timeout of an operation that does not end")
     return parser.parse_args()
 
 
@@ -97,6 +109,31 @@ def _profiler(args: argparse.Namespace, rank: int) -> Any:
         schedule=schedule(wait=0, warmup=args.steps - args.profiled_steps, active=args.profiled_steps, repeat=1),
         on_trace_ready=lambda found: found.export_chrome_trace(str(args.profile / f"rank-{rank}.json.gz")),
     )
+
+
+def _get_stuck(device: torch.device, timeout_s: int) -> None:
+    is_cuda = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if is_cuda else "gloo",
+        store=dist.HashStore(),
+        rank=0,
+        world_size=1,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=torch.device("cuda", 0) if is_cuda else None,
+    )
+    value = torch.ones(1024, device=device)
+    dist.all_reduce(value)
+    if is_cuda:
+        torch.cuda.synchronize()
+        torch.cuda._sleep(_TIMES_AS_LONG * timeout_s * _CYCLES_PER_S)
+        dist.all_reduce(value)
+        time.sleep(_TIMES_AS_LONG * timeout_s)
+    else:
+        from torch._C._distributed_c10d import _dump_fr_trace
+
+        path = Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}0")
+        path.write_bytes(_dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False))
+    dist.destroy_process_group()
 
 
 def _multiply(device: torch.device, width: int) -> None:

@@ -1,6 +1,6 @@
 """The steps of first light in their order: what each answers, and how long it may take.
 
-A step is a module of this package with a function `measure`; its cells are the figures that the page shows.
+Its cells are the figures that the page shows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Step:
 
     Attributes:
         name: short name, for `--only`, and of its files.
-        module: what measures it.
+        measure: what measures it, in `experiments.gpu.measures.MEASURES`.
         title: what it does.
         limit_s: seconds after which all its processes are killed.
         cells: questions by the name of the figure that answers them.
     """
 
     name: str
-    module: str
+    measure: str
     title: str
     limit_s: int
     cells: Mapping[str, str]
@@ -44,7 +44,7 @@ class Step:
 STEPS = (
     Step(
         name="a",
-        module="machine",
+        measure="machine",
         title="versions, NVML, audit",
         limit_s=20,
         cells={
@@ -55,14 +55,14 @@ STEPS = (
     ),
     Step(
         name="b",
-        module="suite",
+        measure="suite",
         title="the tests of `make gpu`",
         limit_s=90,
         cells={"tests": "How many pass?", "failed": "Which do not?"},
     ),
     Step(
         name="c",
-        module="alone",
+        measure="alone",
         title="GPT-2 small in bf16, 100 steps in a world of one over NCCL, traced",
         limit_s=35,
         cells={
@@ -73,7 +73,7 @@ STEPS = (
     ),
     Step(
         name="d",
-        module="shared",
+        measure="shared",
         title="four ranks on one GPU over gloo: sound, more work on rank 2, foreign kernels",
         limit_s=75,
         cells={
@@ -85,7 +85,7 @@ STEPS = (
     ),
     Step(
         name="e",
-        module="profiled",
+        measure="profiled",
         title="20 steps seen by torch.profiler and by hpcpace",
         limit_s=35,
         cells={
@@ -96,7 +96,7 @@ STEPS = (
     ),
     Step(
         name="f",
-        module="cost",
+        measure="cost",
         title="what tracing costs: 20 blocks, on and off in turn",
         limit_s=105,
         cells={
@@ -108,14 +108,14 @@ STEPS = (
     ),
     Step(
         name="g",
-        module="speed",
+        measure="speed",
         title="GPT-2 small beside transformers and nanoGPT",
         limit_s=40,
         cells={"tokens": "How many tokens a second?", "mfu": "Which share of the peak (MFU)?"},
     ),
     Step(
         name="h",
-        module="hangs",
+        measure="hangs",
         title="hangs: a rank that never calls, and a dump that NCCL writes",
         limit_s=45,
         cells={
@@ -126,7 +126,7 @@ STEPS = (
     ),
     Step(
         name="i",
-        module="habits",
+        measure="habits",
         title="tiny kernels, FSDP2 of one rank and of two, lower clocks",
         limit_s=35,
         cells={

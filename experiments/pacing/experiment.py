@@ -1,15 +1,30 @@
-"""An experiment on pacing and its result: a table, and claims that hold or do not."""
+"""An experiment on pacing, its result, and the real jobs that it runs: a scene, a policy, and several seeds."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from experiments.jobs import Tell
-from experiments.pages import listed, machine, minutes, page, table, today
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.jobs import JobFailed, Tell, clean_environ, ended_in_time, mpiexec, started, verdict_of
+from experiments.pacing.paced_job import JobSpec
+from experiments.pages import ROOT, listed, machine, minutes, page, table, today
+from hpcpace.core.config import LabConfig
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.lab.lab import Lab
+from hpcpace.metrics.resampling import Estimate, mean_of
 
 
 class Effort(StrEnum):
@@ -97,3 +112,246 @@ def sections_in(text: str, experiments: Sequence[Experiment]) -> dict[str, str]:
     parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     titles = {f"## {experiment.title}": experiment.name for experiment in experiments}
     return {titles[part.partition("\n")[0]]: part.strip() for part in parts if part.partition("\n")[0] in titles}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """The result of a job.
+
+    Attributes:
+        step_ns: durations of all steps on rank 0, int64, (num_steps,).
+        trial: content of trial.json; empty where the job was not paced.
+        verdict: that of `hpcpace report --json`; empty where it was not asked for.
+    """
+
+    step_ns: NDArray[np.int64]
+    trial: Mapping[str, Any]
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        return str(self.trial.get("sentence", "not paced"))
+
+    @property
+    def outcome(self) -> str:
+        """The outcome of the trial; without a trial, what is said instead."""
+        trial = self.trial.get("trial")
+        return str(trial["outcome"]) if trial else str(self.trial.get("reason") or "no trial")
+
+    @property
+    def change(self) -> float | None:
+        """Step time in paced blocks relative to unpaced ones, less 1; None without paced blocks."""
+        trial = self.trial.get("trial")
+        if not trial or not trial["step_on_ns"] or not trial["step_off_ns"]:
+            return None
+        return float(trial["step_on_ns"]) / float(trial["step_off_ns"]) - 1
+
+    @property
+    def variations(self) -> tuple[float, float] | None:
+        """Coefficient of variation of the step time in unpaced and paced blocks."""
+        trial = self.trial.get("trial")
+        if not trial or trial["variation_on"] is None or trial["variation_off"] is None:
+            return None
+        return float(trial["variation_off"]), float(trial["variation_on"])
+
+    def mean_ms(self, *, skipped: int = 20) -> float:
+        """Mean duration of the steps behind the first ones, in milliseconds."""
+        return float(self.step_ns[skipped:].mean()) / 1e6
+
+
+def run_job(
+    spec: JobSpec,
+    num_ranks: int,
+    *,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = 240,
+    is_reported: bool = False,
+) -> Ran:
+    """Run one job.
+
+    Args:
+        spec: what it does.
+        num_ranks: its ranks.
+        environ: further environment variables.
+        timeout_s: seconds that it may take.
+        is_reported: whether to ask for the report's verdict.
+
+    Raises:
+        JobFailed: it ended with an error, or not in time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        command = mpiexec(num_ranks, "-m", "experiments.pacing.paced_job", spec.to_json(), run_dir)
+        (stdout,) = ended_in_time([started(command, env=clean_environ(**(environ or {})))], timeout_s=timeout_s)
+        ran = what_came(run_dir, stdout)
+        return replace(ran, verdict=verdict_of(run_dir)) if is_reported else ran
+
+
+def what_came(run_dir: Path, stdout: str) -> Ran:
+    """Return what a job measured, from its run directory and what rank 0 has printed."""
+    trial_json = RunDirectory(run_dir).attempt(0).trial_json
+    trial = json.loads(trial_json.read_text()) if trial_json.exists() else {}
+    measured = json.loads(stdout.strip().splitlines()[-1])
+    return Ran(step_ns=np.array(measured["step_ns"], np.int64), trial=trial)
+
+
+FOLDER = Path("/var/tmp")
+"""Each host has its own /tmp; all hosts share this folder."""
+_MAX_STARTS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabJob:
+    """A job and where it runs."""
+
+    spec: JobSpec
+    hosts: tuple[str, ...]
+    ranks_per_host: int = 1
+
+
+@contextmanager
+def slow_lab(rate: str) -> Iterator[Lab]:
+    """Boot a lab of four hosts on two leaves, with links and uplinks of a rate: uplinks are oversubscribed two to one.
+
+    Its hosts have one time of day, as those of a cluster have.
+    """
+    with Lab.up(LabConfig(name="pacing", link=rate, uplink=rate, clock_step_s=0)) as lab:
+        yield lab
+
+
+def run_together(lab: Lab, jobs: Sequence[LabJob], *, timeout_s: float = 120) -> list[Ran]:
+    """Run jobs at the same time and return the result of each.
+
+    Where one of them does not come through, all are started once more.
+
+    Raises:
+        JobFailed: they failed several times.
+    """
+    for start in range(_MAX_STARTS):
+        with tempfile.TemporaryDirectory(prefix="hpcpace-pacing-", dir=FOLDER) as folder:
+            try:
+                return _run_once(lab, jobs, Path(folder), timeout_s)
+            except JobFailed:
+                if start == _MAX_STARTS - 1:
+                    raise
+    raise AssertionError("unreachable: the last start returns or raises")
+
+
+def _run_once(lab: Lab, jobs: Sequence[LabJob], folder: Path, timeout_s: float) -> list[Ran]:
+    environ = {**lab.environ(), "OMP_NUM_THREADS": "1", "HPCPACE_WORLD_START_TIMEOUT_S": "40"}
+    children = []
+    for number, job in enumerate(jobs):
+        words = ["srun", "--nodelist", ",".join(job.hosts), "--ntasks", str(len(job.hosts) * job.ranks_per_host)]
+        words += ["--nodes", str(len(job.hosts)), "--ntasks-per-node", str(job.ranks_per_host), "--kill-on-bad-exit=1"]
+        program = [sys.executable, "-m", "experiments.pacing.paced_job", job.spec.to_json(), str(folder / str(number))]
+        children.append(started(lab.command([*words, *program], folder=ROOT), env=environ))
+    said = ended_in_time(children, timeout_s=timeout_s, with_signal=signal.SIGTERM)
+    return [what_came(folder / str(number), stdout) for number, stdout in enumerate(said)]
+
+
+HEAD = ("scene", "policy", "jobs", "step, unpaced", "change of the step, paced", "CV, unpaced to paced", "trial")
+TRIAL = {"block_steps": 20, "window_steps": 10, "dropped_steps": 4, "aa_pairs": 3, "max_pairs": 8}
+"""Trials of an experiment: shorter than the default, so that a job takes half a minute."""
+PUBLISHED = ("published-window", "published-spread")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A kind of job.
+
+    Attributes:
+        name: in the table.
+        spec: what ranks do, without a policy.
+        num_ranks: of the job.
+        environ: further environment variables.
+        policies: each with the number of jobs.
+    """
+
+    name: str
+    spec: JobSpec
+    num_ranks: int
+    policies: Mapping[str, int]
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """The jobs of one policy in one scene."""
+
+    scene: Scene
+    policy: str
+    ran: tuple[Ran, ...]
+
+    @property
+    def change(self) -> Estimate | None:
+        """Change of the step time in paced blocks, over the jobs that had paced blocks."""
+        found = [ran.change for ran in self.ran if ran.change is not None]
+        return mean_of(found) if found else None
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        return dict(Counter(ran.outcome for ran in self.ran).most_common())
+
+    @property
+    def unpaced_ms(self) -> float:
+        """Mean step in unpaced blocks; of all steps if there were no blocks."""
+        found = [(ran.trial.get("trial") or {}).get("step_off_ns") or 1e6 * ran.mean_ms() for ran in self.ran]
+        return float(np.mean(found)) / 1e6
+
+    def row(self) -> list[str]:
+        variations = [ran.variations for ran in self.ran if ran.variations is not None]
+        off, on = np.mean(variations, axis=0) if variations else (None, None)
+        return [
+            self.scene.name,
+            self.policy,
+            str(len(self.ran)),
+            f"{self.unpaced_ms:.1f} ms",
+            self.change.as_percent() if self.change and np.isfinite(self.change.low) else single(self.change),
+            "" if off is None else f"{off:.2f} to {on:.2f}",
+            ", ".join(f"{name} {count}" for name, count in self.outcomes.items()),
+        ]
+
+
+def single(change: Estimate | None) -> str:
+    return "never paced" if change is None else f"{100 * change.value:+.1f} %"
+
+
+def run_scenes(scenes: Sequence[Scene], effort: Effort, tell: Tell) -> list[Series]:
+    """Run all jobs, one after the other; with little effort one short job of each scene and policy."""
+    found = []
+    for scene in scenes:
+        for policy, num_jobs in scene.policies.items():
+            ran = []
+            for seed in range(num_jobs if effort == Effort.FULL else 1):
+                spec = replace(scene.spec, policy=policy, seed=seed)
+                if effort == Effort.TRY:
+                    spec = replace(spec, steps=120, pace={**spec.pace, "block_steps": 10, "aa_pairs": 1})
+                ran.append(run_job(spec, scene.num_ranks, environ=scene.environ))
+                tell(f"{scene.name}, {policy}, seed {seed}: {ran[-1].mean_ms():.1f} ms a step; {ran[-1].sentence}")
+            found.append(Series(scene=scene, policy=policy, ran=tuple(ran)))
+    return found
+
+
+def series_of(found: Sequence[Series], scene: str, policy: str) -> Series:
+    return next(series for series in found if (series.scene.name, series.policy) == (scene, policy))
+
+
+def at_most(found: Estimate | None, limit: float) -> bool | None:
+    """Return whether a value is at most a limit by its interval; None if the interval includes the limit."""
+    if found is None:
+        return None
+    if found.high <= limit:
+        return True
+    return False if found.low > limit else None
+
+
+def never_kept_in_vain(found: Sequence[Series]) -> bool:
+    """Return whether no trial kept a policy on."""
+    return not any(ran.trial["is_on"] for series in found for ran in series.ran)
+
+
+def spelled(found: Estimate | None) -> str:
+    """Return an estimate as text, or a placeholder if there is no estimate."""
+    if found is None:
+        return "never paced"
+    return found.as_percent() if np.isfinite(found.low) else f"{100 * found.value:+.1f} % (one job)"

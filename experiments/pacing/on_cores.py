@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from experiments.jobs import Tell
-from experiments.pacing.experiment import Claim, Effort, Experiment, Finding
-from experiments.pacing.jobs import (
+from experiments.pacing.experiment import (
     HEAD,
     PUBLISHED,
     TRIAL,
+    Claim,
+    Effort,
+    Experiment,
+    Finding,
     Scene,
     Series,
     at_most,

@@ -12,11 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.jobs import Tell
-from experiments.pacing.experiment import Claim, Effort, Experiment, Finding
-from experiments.pacing.jobs import (
+from experiments.pacing.experiment import (
     HEAD,
     PUBLISHED,
     TRIAL,
+    Claim,
+    Effort,
+    Experiment,
+    Finding,
     LabJob,
     Scene,
     Series,

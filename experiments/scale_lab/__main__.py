@@ -17,9 +17,8 @@ from pathlib import Path
 
 from experiments.pages import RESULTS, page, table, today, with_section
 from experiments.scale_lab.in_lab import run_open
-from experiments.scale_lab.judge import HELD_OUT, SETUPS, SIZES, UPLINK_MBIT, Judged, Setup, judge
+from experiments.scale_lab.judge import HELD_OUT, SETUPS, SIZES, UPLINK_MBIT, Judged, Setup, judge, write_run
 from experiments.scale_lab.published import families
-from experiments.scale_lab.simulated import write_run
 
 DOCUMENT = RESULTS / "scale-proof.md"
 _TITLES = {"simulated": "Simulated jobs", "lab": "Real jobs in a lab"}

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from experiments.jobs import in_processes
+from experiments.pages import RESULTS, command
 from experiments.score.campaign import (
     CELL_COLUMNS,
     CONFIDENCE_COLUMNS,
@@ -21,16 +22,16 @@ from experiments.score.campaign import (
     cell_rows,
     confidence_rows,
     document,
+    examined,
     lost_rows,
     mode_rows,
     power_rows,
-    run,
     target_rows,
     tasks,
 )
 from experiments.score.cells import CELLS, LOST_CELLS, power_cells
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "diagnosis-score.md"
+DOCUMENT = RESULTS / "diagnosis-score.md"
 _PER_CELL, _PER_POWER_CELL = 100, 20
 _QUICK, _QUICK_POWER = 6, 2
 _WIDTH = 160
@@ -45,19 +46,12 @@ def main() -> None:
         per_point = args.per_point or (_QUICK_POWER if args.quick else _PER_POWER_CELL)
         todo += tasks(power_cells(), per_cell=per_point, of=args.seeds)
     console = Console(width=_WIDTH, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    outcomes: list[Outcome] = []
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        shown = bar.add_task("examining", total=len(todo))
-        for outcome in run(todo, jobs=args.jobs):
-            outcomes.append(outcome)
-            bar.advance(shown)
-            if args.verbose and _is_failed(outcome):
-                bar.console.print(_line(outcome), highlight=False, soft_wrap=True)
+    said = (lambda one: _line(one) if _is_failed(one) else "") if args.verbose else (lambda one: "")
+    outcomes = list(in_processes(examined, todo, processes=args.jobs, said=said))
     _show(console, outcomes)
     if args.write:
-        command = " ".join(["python -m experiments.score", *sys.argv[1:]])
-        args.write.write_text(document(outcomes, command=command, duration_s=time.monotonic() - begin_s))
+        text = document(outcomes, command=command("experiments.score"), duration_s=time.monotonic() - begin_s)
+        args.write.write_text(text)
         print(f"written: {args.write}")
     if any(outcome.error for outcome in outcomes):
         sys.exit("some examinations failed")
@@ -82,7 +76,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="run this many processes")
     parser.add_argument("--verbose", action="store_true", help="print a line for each wrong verdict")
     parser.add_argument(
-        "--write", type=Path, nargs="?", const=DOCUMENT, help=f"write this file; by default docs/{DOCUMENT.name}"
+        "--write",
+        type=Path,
+        nargs="?",
+        const=DOCUMENT,
+        help=f"write this file; by default docs/results/{DOCUMENT.name}",
     )
     args = parser.parse_args()
     if args.write and args.seeds != "report":

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 
+from experiments.pages import listed, minutes, page, share, table
 from experiments.score.cells import CELLS, LOST_CELLS, POWER_LEVELS, POWER_SIZES, Cell, SeedSet, power_cells, seeds
 from experiments.score.generator import traces_of, with_losses, write_run
 from experiments.score.scenario import Scenario
@@ -23,7 +19,6 @@ from hpcpace.diagnosis.analyze import examine
 from hpcpace.trace.attempt_reader import read_attempt
 
 WRITTEN_EVERY = 50
-_CHUNK = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +56,6 @@ def tasks(cells: Sequence[Cell], *, per_cell: int, of: SeedSet) -> list[Task]:
         Task(cell=name, seed=seed, is_written=number % WRITTEN_EVERY == 0 and name in written)
         for number, (name, seed) in enumerate(pairs)
     ]
-
-
-def run(todo: Sequence[Task], *, jobs: int) -> Iterator[Outcome]:
-    """Yield the outcome of each task, in their order."""
-    # A progress bar runs a thread, and a process that has threads should not fork.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(examined, todo, chunksize=_CHUNK)
 
 
 def examined(task: Task, *, examination: Callable[..., Verdict] = examine) -> Outcome:
@@ -112,11 +100,9 @@ def _from_disk(scenario: Scenario, examination: Callable[..., Verdict]) -> Verdi
 _CELLS = {cell.name: cell for cell in (*CELLS, *LOST_CELLS, *power_cells())}
 
 
-_PROSE = Path(__file__).with_name("prose.md")
 _BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-_MOST_FAILURES = 20
 _PERSISTENT = ("slow_rank", "slow_node", "slow_stage", "slow_link", "slow_switch")
-_MOST_NOISE, _LEAST_STEPS, _LARGE = 0.05, 200, 0.10
+_MAX_NOISE, _MIN_STEPS, _LARGE = 0.05, 200, 0.10
 _WANTED = {"5 %": 0.90, "10 % and more": 0.99}
 
 CONFIDENCE_COLUMNS = ("confidence", "traces", "mean confidence", "right")
@@ -131,62 +117,9 @@ TARGET_COLUMNS = (
 )
 LOST_COLUMNS = ("cell", "traces", "cannot tell", "certain and right", "wrong and confident", "wanted")
 CELL_COLUMNS = (
-    "cell",
-    "traces",
-    "right mode",
-    "recall",
-    "precision",
-    "wrong culprit",
-    "abstained",
-    "false alarms",
-    "95 % interval holds",
-    "median time",
+    *("cell", "traces", "right mode", "recall", "precision", "wrong culprit", "abstained", "false alarms"),
+    *("95 % interval holds", "median time"),
 )
-
-
-_POWER = "Share of traces in which the report names the slow rank: 64 ranks, 8 per node, 200 steps, normal noise.\n\n"
-
-
-def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) -> str:
-    """Return docs/results/diagnosis-score.md, or a document like it on some of the cells."""
-    names = {outcome.task.cell for outcome in outcomes}
-    titles = [f"| {cell.name} | {cell.title} |" for cell in CELLS if cell.name in names]
-    lost = [(cell.name, cell.title) for cell in LOST_CELLS if cell.name in names]
-    has_power = bool(names - {cell.name for cell in (*CELLS, *LOST_CELLS)})
-    header = ("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS))
-    power = power_rows(outcomes) if has_power else []
-    written = [o for o in outcomes if o.is_same_from_disk is not None]
-    num_same = sum(bool(o.is_same_from_disk) for o in written)
-    parts = [
-        _PROSE.read_text().strip(),
-        f"Written by `{command}` on {time.strftime('%Y-%m-%d')}, in {duration_s / 60:.0f} minutes: {len(outcomes)} "
-        f"traces, hpcpace {version('hpcpace')}, numpy {version('numpy')}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} cores.",
-        "## Cells\n\n" + _markdown(CELL_COLUMNS, cell_rows(outcomes)),
-        _markdown(("cell", "what happens in it"), []) + "\n" + "\n".join(titles),
-        "## What the report said\n\nModes and their number of traces. Wrong modes are in brackets.\n\n"
-        + _markdown(("cell", "modes"), mode_rows(outcomes)),
-        "## Persistent faults: result and target\n\nRuns of the cells above with 200 steps, noise of up to 5 % "
-        "and an identifiable culprit. A run in which nobody is named is a miss.\n\n"
-        + _markdown(TARGET_COLUMNS, target_rows(outcomes)),
-        "## Data that cannot carry a verdict\n\nTraces are missing, belong to another run, or contradict "
-        'themselves. "Cannot tell" is right, and so is what ranks with a trace measured about themselves: a straggler '
-        "among them, waiting for data, a hang. Healthy counts as wrong, and so does anything based on waits or "
-        "transfers.\n\n"
-        + _markdown(LOST_COLUMNS, lost_rows(outcomes))
-        + "\n\n"
-        + _markdown(("cell", "what happens in it"), lost)
-        + "\n\n"
-        + _markdown(("cell", "modes"), mode_rows(outcomes, LOST_CELLS)),
-        *(["## Power\n\n" + _POWER + _markdown(header, power)] if has_power else []),
-        "## Confidence\n\n" + _markdown(CONFIDENCE_COLUMNS, confidence_rows(outcomes)),
-        f"## Through the disk\n\nOf {len(written)} runs that were written as files and read again, {num_same} got the "
-        "same verdict.",
-    ]
-    failed = [f"- {o.task.cell}, seed {o.task.seed}: {o.error}" for o in outcomes if o.error]
-    if failed:
-        parts.append(f"## Failures\n\n{len(failed)} examinations failed.\n\n" + "\n".join(failed[:_MOST_FAILURES]))
-    return "\n\n".join(parts) + "\n"
 
 
 def cell_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
@@ -206,13 +139,13 @@ def _cell_row(name: str, outcomes: Sequence[Outcome]) -> list[str]:
     return [
         name,
         str(len(outcomes)),
-        _share(sum(j.is_mode_right for j in done), len(outcomes)),
-        _share(sum(j.is_found for j in wanted), len(wanted)),
-        _share(sum(j.num_named_right for j in done), num_named),
-        _share(sum(j.is_wrong for j in blamed), len(blamed)),
-        _share(sum(j.is_abstention for j in blamed), len(blamed)),
-        _share(sum(j.is_false_alarm for j in innocent), len(innocent)),
-        _share(sum(covered), len(covered)),
+        share(sum(j.is_mode_right for j in done), len(outcomes)),
+        share(sum(j.is_found for j in wanted), len(wanted)),
+        share(sum(j.num_named_right for j in done), num_named),
+        share(sum(j.is_wrong for j in blamed), len(blamed)),
+        share(sum(j.is_abstention for j in blamed), len(blamed)),
+        share(sum(j.is_false_alarm for j in innocent), len(innocent)),
+        share(sum(covered), len(covered)),
         f"{statistics.median(o.duration_s for o in outcomes) * 1e3:.0f} ms",
     ]
 
@@ -228,7 +161,7 @@ def lost_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
             num_told = sum(j.mode != CANNOT_TELL and j.is_right for j in done)
             num_wrong = sum(j.is_wrong_and_confident for j in done)
             shares = (sum(j.mode == CANNOT_TELL for j in done), num_told, num_wrong)
-            rows.append([name, str(len(chosen)), *(_share(number, len(chosen)) for number in shares), "0.5 %"])
+            rows.append([name, str(len(chosen)), *(share(number, len(chosen)) for number in shares), "0.5 %"])
     return rows
 
 
@@ -241,8 +174,8 @@ def target_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
         outcome
         for outcome in outcomes
         if outcome.scenario.fault in _PERSISTENT
-        and outcome.scenario.level <= _MOST_NOISE
-        and outcome.scenario.num_steps >= _LEAST_STEPS
+        and outcome.scenario.level <= _MAX_NOISE
+        and outcome.scenario.num_steps >= _MIN_STEPS
         and outcome.truth.culprits
         and outcome.truth.is_identifiable
         and outcome.scenario.data == "sound"
@@ -255,9 +188,9 @@ def target_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
             of_fault = [outcome for outcome in of_size if fault in (outcome.scenario.fault, "all")]
             done = [outcome.judgement for outcome in of_fault if outcome.judgement is not None]
             if of_fault:
-                named = _share(sum(j.is_found for j in done), len(of_fault))
-                nobody = _share(len(of_fault) - len(done) + sum(j.is_abstention for j in done), len(of_fault))
-                wrong = _share(sum(j.is_wrong for j in done), len(of_fault))
+                named = share(sum(j.is_found for j in done), len(of_fault))
+                nobody = share(len(of_fault) - len(done) + sum(j.is_abstention for j in done), len(of_fault))
+                wrong = share(sum(j.is_wrong for j in done), len(of_fault))
                 row = [fault.replace("_", " "), size, str(len(of_fault)), named, f"{wanted:.0%}", nobody, wrong]
                 rows.append(row)
     return rows
@@ -288,7 +221,7 @@ def power_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     for size in POWER_SIZES:
         cells = [found.get(f"power-{size:g}-{level:g}", []) for level in POWER_LEVELS]
         if any(cells):
-            rows.append([f"{size:.0%}", *(_share(sum(cell), len(cell)) for cell in cells)])
+            rows.append([f"{size:.0%}", *(share(sum(cell), len(cell)) for cell in cells)])
     return rows
 
 
@@ -300,15 +233,39 @@ def confidence_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
         chosen = [j for j in done if low <= j.confidence < high or (high == _BINS[-1] and j.confidence >= high)]
         if chosen:
             mean = statistics.mean(j.confidence for j in chosen)
-            right = _share(sum(j.is_right for j in chosen), len(chosen))
+            right = share(sum(j.is_right for j in chosen), len(chosen))
             rows.append([f"{low:g} to {high:g}", str(len(chosen)), f"{mean:.2f}", right])
     return rows
 
 
-def _share(number: int, total: int) -> str:
-    return f"{100 * number / total:.1f} %" if total else "-"
+def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) -> str:
+    """Return docs/results/diagnosis-score.md, or a document like it on some of the cells."""
+    names = {outcome.task.cell for outcome in outcomes}
+    written = [outcome for outcome in outcomes if outcome.is_same_from_disk is not None]
+    failed = [f"{one.task.cell}, seed {one.task.seed}: {one.error}" for one in outcomes if one.error]
+    has_power = bool(names - {cell.name for cell in (*CELLS, *LOST_CELLS)})
+    power = table(("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS)), power_rows(outcomes))
 
+    def titles(cells: Sequence[Cell]) -> str:
+        rows = [(cell.name, cell.title) for cell in cells if cell.name in names]
+        return table(("cell", "what happens in it"), rows)
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+    return page(
+        "diagnosis-score",
+        command=command,
+        duration=minutes(duration_s),
+        num_traces=len(outcomes),
+        cells=table(CELL_COLUMNS, cell_rows(outcomes)),
+        titles=titles(CELLS),
+        modes=table(("cell", "modes"), mode_rows(outcomes)),
+        targets=table(TARGET_COLUMNS, target_rows(outcomes)),
+        lost=table(LOST_COLUMNS, lost_rows(outcomes)),
+        lost_titles=titles(LOST_CELLS),
+        lost_modes=table(("cell", "modes"), mode_rows(outcomes, LOST_CELLS)),
+        power=power if has_power else "",
+        confidence=table(CONFIDENCE_COLUMNS, confidence_rows(outcomes)),
+        num_written=len(written),
+        num_same=sum(bool(outcome.is_same_from_disk) for outcome in written),
+        num_failed=len(failed),
+        failed=listed(failed[:20]),
+    )

@@ -12,11 +12,8 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import queue
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,11 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from experiments.labs import DrillJob, DrillSite, MisreadStart
+from experiments import pages
+from experiments.jobs import Rows, commit, hpcpace, teller
+from experiments.labs import DrillJob, DrillSite, MisreadStart, truth_of
+from experiments.pages import ROOT
 from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
 from experiments.score.truth import Judgement, Truth, judge
 from hpcpace.core.config import LabConfig
@@ -37,7 +36,19 @@ from hpcpace.core.errors import HpcpaceError
 from hpcpace.diagnosis.summary import Culprit
 from hpcpace.lab.lab import Lab
 
-_FOLDER = "outcomes"
+_OUTCOMES = "outcomes.jsonl"
+FOLDER = Path("/var/tmp")
+"""Each host has its own /tmp; all hosts share this folder."""
+JOB_TIMEOUT_S = 300.0
+HANG_S = 3.0
+_MAX_STARTS = 5
+_HANG_WAIT_S = 8.0
+"""Until a job that hangs is cancelled: more than `HANG_S`, and than twenty of its steps on a busy machine."""
+_ENVIRON = {
+    "HPCPACE_CLOCK_INTERVAL_S": "5",
+    "HPCPACE_WORLD_START_TIMEOUT_S": "60",
+    "HPCPACE_DIAGNOSIS_HANG_S": str(HANG_S),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,21 +81,31 @@ class Outcome:
 
 def keep(outcome: Outcome, folder: Path) -> None:
     """Add an outcome to those in a folder; of several threads, one at a time."""
-    place = folder / _FOLDER
-    place.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(path.stem) for path in place.glob("*.json")), default=0)
-    _write(outcome, place / f"{number:04d}.json")
+    Rows(folder / _OUTCOMES).add(_row_of(outcome))
 
 
 def kept(folder: Path) -> list[Outcome]:
     """Return the outcomes in a folder, in the order in which they were added."""
-    return [_outcome(json.loads(path.read_text())) for path in _files(folder)]
+    return [_outcome_of(row) for row in Rows(folder / _OUTCOMES).read()]
 
 
 def change(folder: Path, changed: Callable[[Outcome], Outcome]) -> None:
     """Replace the outcomes in a folder by what a function makes of them."""
-    for path, outcome in zip(_files(folder), kept(folder), strict=True):
-        _write(changed(outcome), path)
+    Rows(folder / _OUTCOMES).write([_row_of(changed(outcome)) for outcome in kept(folder)])
+
+
+def _row_of(outcome: Outcome) -> dict[str, Any]:
+    judgement = None if outcome.judgement is None else dataclasses.asdict(outcome.judgement)
+    values = {item.name: getattr(outcome, item.name) for item in dataclasses.fields(outcome)}
+    return values | {"case": outcome.case.name, "judgement": judgement, "run": outcome.run and str(outcome.run)}
+
+
+def _outcome_of(row: dict[str, Any]) -> Outcome:
+    case = next(case for case in CASES if case.name == row["case"])
+    found = row["judgement"]
+    judgement = None if found is None else Judgement(**{**found, "named": tuple(found["named"])})
+    run = Path(row["run"]) if row["run"] else None
+    return Outcome(**{**row, "case": case, "judgement": judgement, "run": run, "modes": tuple(row["modes"])})
 
 
 def missing(cases: Sequence[Case], outcomes: Sequence[Outcome], repetitions: int) -> list[Case]:
@@ -93,71 +114,7 @@ def missing(cases: Sequence[Case], outcomes: Sequence[Outcome], repetitions: int
     return [case for round_ in range(repetitions) for case in cases if counts[case.name] <= round_]
 
 
-def this_commit() -> str:
-    """Return the commit of the code, with a + where files differ from it; empty outside of a repository."""
-    try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty=+"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted((folder / _FOLDER).glob("*.json"))
-
-
-def _write(outcome: Outcome, path: Path) -> None:
-    judgement = None if outcome.judgement is None else dataclasses.asdict(outcome.judgement)
-    values = {item.name: getattr(outcome, item.name) for item in dataclasses.fields(outcome)}
-    values |= {"case": outcome.case.name, "judgement": judgement, "run": outcome.run and str(outcome.run)}
-    path.write_text(json.dumps(values, indent=1))
-
-
-def _outcome(values: dict[str, Any]) -> Outcome:
-    case = next(case for case in CASES if case.name == values["case"])
-    found = values["judgement"]
-    judgement = None if found is None else Judgement(**{**found, "named": tuple(found["named"])})
-    run = Path(values["run"]) if values["run"] else None
-    return Outcome(**{**values, "case": case, "judgement": judgement, "run": run, "modes": tuple(values["modes"])})
-
-
-_PROSE = Path(__file__).with_name("lab_prose.md")
-COLUMNS = ("case", "jobs", "mode comes first", "mode is found", "culprit", "somebody else", "step, median", "CV")
-
-
-class LabOutcome(Protocol):
-    """What is read of an outcome."""
-
-    @property
-    def case(self) -> Case: ...
-    @property
-    def judgement(self) -> Judgement | None: ...
-    @property
-    def modes(self) -> tuple[str, ...]: ...
-    @property
-    def is_mode_found(self) -> bool: ...
-    @property
-    def headline(self) -> str: ...
-    @property
-    def step_ms(self) -> float: ...
-    @property
-    def cv(self) -> float: ...
-    @property
-    def is_same_without_lab(self) -> bool | None: ...
-    @property
-    def load(self) -> float: ...
-    @property
-    def commit(self) -> str: ...
-    @property
-    def error(self) -> str: ...
-
-
-def line(outcome: LabOutcome) -> str:
+def line(outcome: Outcome) -> str:
     """Return a line on one job."""
     found = outcome.judgement
     if found is None:
@@ -173,79 +130,50 @@ def line(outcome: LabOutcome) -> str:
     )
 
 
-def document(outcomes: Sequence[LabOutcome], *, command: str) -> str:
-    """Return docs/results/diagnosis-lab.md."""
-    slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.strip()
-    num_same = sum(outcome.is_same_without_lab is True for outcome in outcomes)
-    loads, commits = [outcome.load for outcome in outcomes], sorted({outcome.commit for outcome in outcomes})
-    parts = [
-        _PROSE.read_text().strip(),
-        f"Written by `{command}` on {time.strftime('%Y-%m-%d')}, with {len(outcomes)} "
-        f"jobs of four ranks, hpcpace {version('hpcpace')} ({', '.join(commits)}), {slurm}, torch {version('torch')}, "
-        f"Python {platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores for all hosts, load "
-        f"{min(loads):.1f} to {max(loads):.1f} at the end of each job.",
-        table(outcomes),
-        _markdown(("case", "what happens", "mode that is right"), [_title(case) for case in CASES]),
-        f"{num_same} of {len(outcomes)} verdicts were the same when the report was made once more without the lab and "
-        "its log of truth.",
-        "## What the report said\n\n"
-        + "\n".join(f"- {outcome.case.name}: {_quoted(outcome)}" for outcome in _ordered(outcomes)),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def table(outcomes: Sequence[LabOutcome]) -> str:
+def table(outcomes: Sequence[Outcome]) -> str:
     """Return a row for each case that has outcomes."""
-    by_case = [(case, [o for o in outcomes if o.case.name == case.name]) for case in CASES]
-    return _markdown(COLUMNS, [_row(case, chosen) for case, chosen in by_case if chosen])
+    rows = []
+    for case in CASES:
+        own = [outcome for outcome in outcomes if outcome.case.name == case.name]
+        done = [(outcome, outcome.judgement) for outcome in own if outcome.judgement is not None]
+        wanted = [found.is_found for _, found in done if found.has_culprit]
+        of_all = f" of {len(own)}"
+        row = [
+            *(case.name, len(own), f"{sum(found.is_mode_right for _, found in done)}{of_all}"),
+            *(
+                f"{sum(outcome.is_mode_found for outcome, _ in done)}{of_all}",
+                pages.counted(wanted) if wanted else "none",
+            ),
+            f"{sum(found.is_wrong for _, found in done)}{of_all}",
+            f"{statistics.median(outcome.step_ms for outcome, _ in done):.0f} ms" if done else "-",
+            f"{statistics.median(outcome.cv for outcome, _ in done):.2f}" if done else "-",
+        ]
+        rows += [row] if own else []
+    head = ("case", "jobs", "mode comes first", "mode is found", "culprit", "somebody else", "step, median", "CV")
+    return pages.table(head, rows)
 
 
-def _row(case: Case, outcomes: Sequence[LabOutcome]) -> list[str]:
-    done = [(outcome, outcome.judgement) for outcome in outcomes if outcome.judgement is not None]
-    wanted = [found for _, found in done if found.has_culprit]
-    return [
-        case.name,
-        str(len(outcomes)),
-        f"{sum(found.is_mode_right for _, found in done)} of {len(outcomes)}",
-        f"{sum(outcome.is_mode_found for outcome, _ in done)} of {len(outcomes)}",
-        f"{sum(found.is_found for found in wanted)} of {len(wanted)}" if wanted else "none",
-        f"{sum(found.is_wrong for _, found in done)} of {len(outcomes)}",
-        f"{statistics.median(outcome.step_ms for outcome, _ in done):.0f} ms" if done else "-",
-        f"{statistics.median(outcome.cv for outcome, _ in done):.2f}" if done else "-",
-    ]
-
-
-def _ordered(outcomes: Sequence[LabOutcome]) -> list[LabOutcome]:
+def write_document(outcomes: Sequence[Outcome]) -> None:
+    """Write docs/results/diagnosis-lab.md."""
     names = [case.name for case in CASES]
-    return sorted(outcomes, key=lambda outcome: names.index(outcome.case.name))
-
-
-def _title(case: Case) -> list[str]:
-    return [case.name, case.title, " or ".join(case.modes)]
-
-
-def _quoted(outcome: LabOutcome) -> str:
-    return outcome.headline if outcome.judgement is not None else f"failed: {' '.join(outcome.error.split())[:300]}"
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "diagnosis-lab.md"
-FOLDER = Path("/var/tmp")
-"""Each host has its own /tmp; all hosts share this folder."""
-JOB_TIMEOUT_S = 300.0
-HANG_S = 3.0
-_MOST_STARTS = 5
-_HANG_WAIT_S = 8.0
-"""Until a job that hangs is cancelled: more than `HANG_S`, and than twenty of its steps on a busy machine."""
-_ENVIRON = {
-    "HPCPACE_CLOCK_INTERVAL_S": "5",
-    "HPCPACE_WORLD_START_TIMEOUT_S": "60",
-    "HPCPACE_DIAGNOSIS_HANG_S": str(HANG_S),
-}
+    loads = [outcome.load for outcome in outcomes]
+    pages.write_page(
+        "diagnosis-lab",
+        command=pages.command("experiments.score.lab_runs"),
+        num_jobs=len(outcomes),
+        commits=", ".join(sorted({outcome.commit for outcome in outcomes})),
+        loads=f"{min(loads):.1f} to {max(loads):.1f}",
+        outcomes=table(outcomes),
+        cases=pages.table(
+            ("case", "what happens", "mode that is right"),
+            [(case.name, case.title, " or ".join(case.modes)) for case in CASES],
+        ),
+        num_same=sum(outcome.is_same_without_lab is True for outcome in outcomes),
+        said=pages.listed(
+            f"{one.case.name}: {one.headline if one.judgement is not None else f'failed: {one.error[:300]}'}"
+            for one in sorted(outcomes, key=lambda one: names.index(one.case.name))
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +193,9 @@ def main() -> None:
     parser.add_argument("--labs", type=int, default=2, help="run this many jobs at a time, each in its own lab")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no job after this time")
     parser.add_argument("--keep", type=Path, help="keep runs and results in this folder; those there already count")
-    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name}, once nothing is missing")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/diagnosis-lab.md, once nothing is missing"
+    )
     args = parser.parse_args()
     if args.write and args.only:
         parser.error("--write is for all cases")
@@ -275,20 +205,19 @@ def main() -> None:
         cases = [case for case in CASES if not args.only or case.name in args.only]
         todo = missing(cases, kept(where), args.repetitions)
         if todo:
-            _run_jobs(todo, where, num_labs=min(args.labs, len(todo)), most_s=args.minutes * 60)
+            _run_jobs(todo, where, num_labs=min(args.labs, len(todo)), max_s=args.minutes * 60)
         outcomes = kept(where)
     num_left = len(missing(cases, outcomes, args.repetitions))
     num_same = sum(outcome.is_same_without_lab is True for outcome in outcomes)
     print(f"{num_same} of {len(outcomes)} verdicts are the same without the lab; {num_left} jobs are left")
     if args.write and not num_left:
-        command = " ".join(["python -m experiments.score.lab_runs", *sys.argv[1:]])
-        DOCUMENT.write_text(document(outcomes, command=command))
-        print(f"written: {DOCUMENT}")
+        write_document(outcomes)
 
 
-def _run_jobs(todo: Sequence[Case], where: Path, *, num_labs: int, most_s: float) -> None:
+def _run_jobs(todo: Sequence[Case], where: Path, *, num_labs: int, max_s: float) -> None:
     """Run a job of each case, in several labs at a time, and keep the results."""
-    begin_s, lock, commit = time.monotonic(), threading.Lock(), this_commit()
+    begin_s, lock, of_code = time.monotonic(), threading.Lock(), commit(ROOT)
+    tell = teller(begin_s)
     left = queue.SimpleQueue[Case]()
     for case in todo:
         left.put(case)
@@ -297,18 +226,18 @@ def _run_jobs(todo: Sequence[Case], where: Path, *, num_labs: int, most_s: float
         of_lab = where / f"lab{number}"
         of_lab.mkdir(exist_ok=True)
         with suppress(queue.Empty):
-            while time.monotonic() < begin_s + most_s:
+            while time.monotonic() < begin_s + max_s:
                 with Lab.up(lab_config(f"truth{number}")) as lab:
                     run_in(DrillSite(lab, of_lab))
 
     def run_in(site: DrillSite) -> None:
         """Run jobs until one fails: its fault may still be there, and the next job needs another lab."""
         is_sound = True
-        while is_sound and time.monotonic() < begin_s + most_s:
+        while is_sound and time.monotonic() < begin_s + max_s:
             outcome = outcome_of(site, left.get_nowait())
             with lock:
-                keep(dataclasses.replace(outcome, load=os.getloadavg()[0], commit=commit), where)
-            print(f"[{time.monotonic() - begin_s:5.0f} s] {line(outcome)}", flush=True)
+                keep(dataclasses.replace(outcome, load=os.getloadavg()[0], commit=of_code), where)
+            tell(line(outcome))
             is_sound = not outcome.error
 
     with ThreadPoolExecutor(num_labs) as pool:
@@ -338,16 +267,16 @@ def run_case(site: DrillSite, case: Case) -> tuple[DrillJob, Truth]:
         HpcpaceError: it did not start, did not end, or its fault was refused.
         ValueError: the log of truth does not say that its fault happened.
     """
-    for attempt in range(_MOST_STARTS):
-        num_before = len(_events(site))
+    for attempt in range(_MAX_STARTS):
+        num_before = len(truth_of(site.lab))
         try:
             job = _run(site, case)
         except MisreadStart:
-            if attempt == _MOST_STARTS - 1:
+            if attempt == _MAX_STARTS - 1:
                 raise
             site.end_jobs()  # its ranks wait for each other for ever
             continue
-        return job, truth_of_case(case, _events(site)[num_before:])
+        return job, truth_of_case(case, truth_of(site.lab)[num_before:])
     raise AssertionError("unreachable")
 
 
@@ -378,10 +307,6 @@ def _wait_for_step(job: DrillJob, step: int) -> None:
         if time.monotonic() > deadline_s:
             raise HpcpaceError(f"job {job.job_id} has not come to step {step}: {job.log()[-1000:]}")
         time.sleep(0.3)
-
-
-def _events(site: DrillSite) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in site.lab.files.truth.read_text().splitlines()]
 
 
 def judged(case: Case, truth: Truth, summary: Mapping[str, Any], run: Path) -> Outcome:
@@ -420,9 +345,8 @@ def reported_again(outcome: Outcome) -> Outcome:
     """Report a run once more, now that the lab is down and its log of truth gone, and compare the verdicts."""
     if outcome.run is None or outcome.is_same_without_lab is not None:
         return outcome
-    command = [sys.executable, "-m", "hpcpace", "report", "--json", str(outcome.run)]
     # Thresholds are settings of the report, and are taken from the environment.
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **_ENVIRON}, timeout=120)
+    done = hpcpace("report", "--json", outcome.run, timeout_s=120, **_ENVIRON)
     is_same = bool(done.stdout) and json.loads(done.stdout)["verdict"] == outcome.verdict
     return dataclasses.replace(outcome, is_same_without_lab=is_same)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.studies.document import Measured, draw_plots, write_document, write_scaling
+from experiments.studies.document import Measured, draw_plots, run_scaling, section, write_document, write_scaling
 from experiments.studies.lab_set_up import (
     REPOSITORY,
     SetUp,
@@ -28,7 +28,6 @@ from experiments.studies.lab_set_up import (
     steps_for,
     study_lab,
 )
-from experiments.studies.scaling_lab import run_scaling, section
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.text import format_duration, nanoseconds
 from hpcpace.studies.figures import study_figures

@@ -1,27 +1,34 @@
-"""Writes docs/results/studies-lab.md from the studies in the lab: every figure comes from the runs that write it."""
+"""The page of the studies in the lab, and the scaling study, which is a section of it.
+
+That study runs in a lab of four hosts, each failure mode injected once. Ranks sleep for their computation: a machine
+with fewer cores than ranks would otherwise disturb more than what is injected. What is to be found is only in the plan,
+which the reports do not read.
+"""
 
 from __future__ import annotations
 
-import os
-import platform
+import dataclasses
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from experiments.pages import listed, machine, page, table, with_section
 from experiments.studies.lab_set_up import REPOSITORY, SetUp
+from hpcpace.core.config import LabConfig
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import format_bytes, format_count, format_rate
+from hpcpace.lab.lab import Lab
 from hpcpace.studies.figures import SetupFigures, Spread, straight_line
+from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
 from hpcpace.studies.published import BATCH, PublishedRow, compute_spread, orders, published_of, published_volume_gbyte
 from hpcpace.studies.setups import StudyFolder, planned
 
 SCALING_HEADING = "## The scaling study"
-_PROSE = Path(__file__).with_name("prose.md")
 _TITLE = "# The studies in the lab"
 
 
@@ -73,14 +80,8 @@ def write_document(
 
 
 def write_scaling(path: Path, section: str) -> None:
-    """Put the section of the scaling study at the end of the document, in place of an earlier one.
-
-    Args:
-        path: of the document.
-        section: from its heading on.
-    """
-    before = path.read_text().partition(f"\n{SCALING_HEADING}\n")[0] if path.exists() else _TITLE
-    path.write_text(f"{before.rstrip()}\n\n{section.strip()}\n")
+    """Put the section of the scaling study into the document, in place of an earlier one."""
+    path.write_text(with_section(path.read_text() if path.exists() else _TITLE, section))
 
 
 def document(
@@ -91,43 +92,23 @@ def document(
     when: Measured,
 ) -> str:
     """Return the document; arguments as of `write_document`."""
-    head, differences = _PROSE.read_text().split("\n---\n")
     rows, sizes = figures["nano-cluster"], figures["model-size"]
     took = " and ".join(
         f"{sum(len(row.runs) for row in some)} runs of the {name} study in {when.busy_s[name] / 60:.0f} minutes"
         for name, some in figures.items()
     )
-    parts = [
-        head,
-        f"Measured by `make nano-cluster` on {when.dates()}: {took}; {versions()}.",
-        "## Set-up",
-        "```\n" + "\n".join(found.lines()) + "\n```",
-        f"## GPT-2 at batch {BATCH} and the published values",
-        beside_table(rows, published),
-        _listed([*orders(rows, published), *compute_spread(rows)]),
-        "![Scaling factors and network volume, with the published values, and throughput over the batch]"
-        "(studies-lab/nano_cluster.svg)",
-        "All figures of all set-ups: [nano_cluster.csv](studies-lab/nano_cluster.csv) and "
-        "[model_size.csv](studies-lab/model_size.csv).",
-        "## GPT-2, all batches",
-        setup_table([row for row in rows if row.setup.model == "gpt2"], "tokens"),
-        "## ResNet-18",
-        setup_table([row for row in rows if row.setup.model == "resnet18"], "images"),
-        "## Model sizes",
-        size_table(sizes),
-        _listed(growth(sizes)),
-        "![Time and network volume over the number of layers](studies-lab/model_size.svg)",
-        differences,
-    ]
-    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
-
-
-def versions() -> str:
-    """Return what the figures depend on."""
-    slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=False).stdout.strip()
-    return (
-        f"hpcpace {version('hpcpace')}, {slurm or 'no Slurm'}, torch {version('torch')}, Python "
-        f"{platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores for all ranks"
+    return page(
+        "studies-lab",
+        dates=when.dates(),
+        took=took,
+        set_up="\n".join(found.lines()),
+        batch=BATCH,
+        beside=beside_table(rows, published),
+        orders=listed([*orders(rows, published), *compute_spread(rows)]),
+        gpt2=setup_table([row for row in rows if row.setup.model == "gpt2"], "tokens"),
+        resnet18=setup_table([row for row in rows if row.setup.model == "resnet18"], "images"),
+        sizes=size_table(sizes),
+        growth=listed(growth(sizes)),
     )
 
 
@@ -157,7 +138,7 @@ def beside_table(rows: Sequence[SetupFigures], published: Sequence[PublishedRow]
         *("set-up", "scaling factor", "published", "volume per token, relative to 2x1 data", "published"),
         *("network throughput", "published"),
     ]
-    return markdown(head, lines)
+    return table(head, lines)
 
 
 def _value(
@@ -187,7 +168,7 @@ def setup_table(rows: Sequence[SetupFigures], unit: str) -> str:
         for row in rows
     ]
     head = ["set-up", "batch", "runs", f"{unit}/s", "scaling factor", "network", f"bytes per {unit[:-1]}"]
-    return markdown([*head, "peak memory", "forward of a microbatch"], lines)
+    return table([*head, "peak memory", "forward of a microbatch"], lines)
 
 
 def size_table(rows: Sequence[SetupFigures]) -> str:
@@ -210,7 +191,7 @@ def size_table(rows: Sequence[SetupFigures]) -> str:
             ]
         )
     head = ["preset", "layers", "parameters", "tokens/s at 2x2", "bytes a token", "relative", "published line"]
-    return markdown([*head, "peak memory of one rank"], lines)
+    return table([*head, "peak memory of one rank"], lines)
 
 
 def growth(rows: Sequence[SetupFigures]) -> Iterator[str]:
@@ -236,11 +217,109 @@ def _range(found: Spread | None, of: Callable[[float], str]) -> str:
     return of(found.median) if found.num == 1 else f"{of(found.median)} ({of(found.low)} to {of(found.high)})"
 
 
-def _listed(lines: Sequence[str] | Iterator[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
+_SCRIPT = REPOSITORY / "sbatch" / "scaling_study.sh"
+_NODES, _RANKS_PER_NODE, _LINK, _UPLINK = "1,4", "1", "1gbit", "2gbit"
+_SWEEP = ("--nodes", _NODES, "--ranks-per-node", _RANKS_PER_NODE, "--oversubscriptions", "1,4")
+# A short sequence: what ranks compute in addition to their sleep shares the machine's cores.
+_TRAINING = ("--seq-len", "32")
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table."""
-    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+def run_scaling(path: Path, *, lab_name: str, steps: int, timeout_s: float) -> list[ScalingResult]:
+    """Do the open runs of the study, with a progress line, and return what all reports say.
+
+    Args:
+        path: folder of the study, not below /tmp.
+        lab_name: of the lab that is booted where runs are open.
+        steps: of each run.
+        timeout_s: that all runs may take.
+
+    Raises:
+        HpcpaceError: runs are left.
+    """
+    study = ScalingFolder(path)
+    if not study.plan_json.exists() or study.open_runs():
+        options = [*_SWEEP, "--steps", str(steps), "--emulate", "--faults", "--", *_TRAINING]
+        path.mkdir(parents=True, exist_ok=True)
+        with Lab.up(LabConfig(name=lab_name, link=_LINK, uplink=_UPLINK)) as lab:
+            subprocess.run(
+                lab.command(["bash", _SCRIPT, path, *options], folder=path),
+                # The audit that each job begins with is no part of the study.
+                env={**lab.environ(), "HPCPACE_WORLD_START_TIMEOUT_S": "30", "HPCPACE_AUDIT": "off"},
+                stdin=subprocess.DEVNULL,
+                timeout=timeout_s,
+                check=False,
+            )
+    left = study.open_runs()
+    if left:
+        raise HpcpaceError(f"{len(left)} runs of {path} are left, the first is {left[0].name}: see {path}/*.out")
+    return results(study)
+
+
+def section(path: Path, found: Sequence[ScalingResult]) -> str:
+    """Return the section of the document, with the days on which the runs were made.
+
+    Args:
+        path: folder of the study.
+        found: what the reports say.
+    """
+    study = ScalingFolder(path)
+    times_s = [study.run_dir(one.run).summary_json.stat().st_mtime for one in found]
+    days = dict.fromkeys(time.strftime("%Y-%m-%d", time.gmtime(time_s)) for time_s in (min(times_s), max(times_s)))
+    injected = [one for one in found if one.run.fault != HEALTHY]
+    on = machine("torch", slurm=True)
+    num_right = sum(one.is_found is True for one in injected)
+    new = [one for one in injected if right_modes(study, one.run) - modes_without_fault(study, one.run)]
+    return "\n\n".join(
+        [
+            SCALING_HEADING,
+            f"Measured by `python -m experiments.studies --scaling --write` on {' to '.join(days)}: {len(found)} runs "
+            f"of {found[0].run.steps} steps; {on} for all ranks. GPT-2 tiny in data parallelism, one rank on each host "
+            f"of a lab, links of {_LINK}, uplinks of {_UPLINK} or a fourth of it (`o4`). Each rank sleeps for "
+            f"{found[0].run.step_ms} ms in each step, in addition to a little computation. "
+            "[studies.md](../studies.md#the-scaling-study) describes each fault and its correct findings.",
+            f"The reports have {num_right} of {len(injected)} injected failure modes among their findings. In "
+            f"{len(new)} of them, the same run without a fault does not have that finding. Only these are "
+            "distinguished from a run without a fault; for the others, only the throughput shows that there is one.",
+            scaling_table(study, found),
+        ]
+    )
+
+
+def modes_of(study: ScalingFolder, run: ScalingRun) -> set[str]:
+    """Return all modes that the report of a run has found."""
+    verdict = (study.summary(run) or {"verdict": {"mode": "", "findings": []}})["verdict"]
+    return {verdict["mode"], *(finding["mode"] for finding in verdict["findings"])}
+
+
+def right_modes(study: ScalingFolder, run: ScalingRun) -> set[str]:
+    """Return those that are right for what was injected into a run."""
+    return modes_of(study, run) & set(FAULTS.get(run.fault, ()))
+
+
+def modes_without_fault(study: ScalingFolder, run: ScalingRun) -> set[str]:
+    """Return the modes found in the run that is the same but for the fault."""
+    return modes_of(study, dataclasses.replace(run, fault=HEALTHY))
+
+
+def scaling_table(study: ScalingFolder, found: Sequence[ScalingResult]) -> str:
+    """Return a table of what was injected and what the reports say."""
+    lines = [
+        [
+            *(one.run.name, "" if one.run.fault == HEALTHY else one.run.fault),
+            "" if one.samples_per_s is None else format_count(one.samples_per_s),
+            "" if one.efficiency is None else f"{one.efficiency:.2f}",
+            "" if one.step_ms is None else f"{one.step_ms:.4g} ms",
+            "" if one.cv is None else f"{one.cv:.2f}",
+            one.headline.replace("|", "/"),
+            "" if one.run.fault == HEALTHY else _found(study, one.run),
+        ]
+        for one in found
+    ]
+    head = ["run", "injected", "tokens/s", "per node, relative", "step", "CV", "the report's first line"]
+    return table([*head, "correct finding"], lines)
+
+
+def _found(study: ScalingFolder, run: ScalingRun) -> str:
+    before = modes_without_fault(study, run)
+    words = [mode + (" (also without the fault)" if mode in before else "") for mode in sorted(right_modes(study, run))]
+    return ", ".join(words) or "none"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from cases import only_nightly
 
-from experiments.damage.campaign import Input, run_inputs
-from experiments.damage.kinds import KINDS
+from experiments.damage.campaign import KINDS, Input, run_inputs
 from experiments.damage.specimen import Shelf
 
 GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS))

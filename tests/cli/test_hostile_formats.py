@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from cases import only_nightly
 
-from experiments.damage.hostile.campaign import line_of, run_hostile
-from experiments.damage.hostile.kinds import KINDS
+from experiments.damage.hostile.__main__ import KINDS
+from experiments.damage.hostile.engine import run_hostile
 
 FORMATS = tuple(dict.fromkeys(kind.format for kind in KINDS))
 
@@ -22,4 +22,4 @@ def test_each_kind_has_a_name_of_its_own() -> None:
 def test_a_hostile_file_is_read_or_refused_within_bounds(format_: str) -> None:
     kinds = [kind for kind in KINDS if kind.format == format_]
     kinds = only_nightly(kinds[::3], [kind for kind in kinds if kind not in kinds[::3]])
-    assert [line_of(outcome) for outcome in run_hostile(kinds, 1, at_once=2) if outcome.problems] == []
+    assert [outcome.line() for outcome in run_hostile(kinds, 1, at_once=2) if outcome.problems] == []

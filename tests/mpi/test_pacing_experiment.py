@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from experiments.pacing.jobs import what_came
+from experiments.pacing.experiment import what_came
 from experiments.pacing.paced_job import JobSpec
 from hpcpace.core.rundir import open_run
 

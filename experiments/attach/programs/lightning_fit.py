@@ -34,10 +34,7 @@ class Module(lightning.LightningModule):
 
 
 def main() -> None:
-    parser = options()
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--callback", action="store_true")
-    args = parser.parse_args()
+    args = options()
     witness = Witness()
     lightning.seed_everything(0)
     callbacks = []

@@ -73,8 +73,9 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.mse_loss(output, target)
 
 
-def options() -> argparse.ArgumentParser:
-    """Return a parser with what every program takes."""
+def options() -> argparse.Namespace:
+    """Return the options of a program that a framework runs."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=STEPS)
-    return parser
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--callback", action="store_true")
+    return parser.parse_args()

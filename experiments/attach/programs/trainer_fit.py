@@ -51,10 +51,7 @@ class Steps(TrainerCallback):
 
 
 def main() -> None:
-    parser = options()
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--callback", action="store_true")
-    args = parser.parse_args()
+    args = options()
     witness = Witness()
     torch.manual_seed(0)
     model = Model()

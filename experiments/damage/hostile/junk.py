@@ -9,8 +9,18 @@ import pickle
 import shutil
 from pathlib import Path
 
-from experiments.damage.hostile.documents import CONTROL, one_of, secret_file, size_bytes, sound_run, text_size
-from experiments.damage.hostile.kind import Call, Hostile, Random
+from experiments.damage.hostile.engine import (
+    CONTROL,
+    Call,
+    Hostile,
+    Random,
+    one_of,
+    secret_file,
+    size_bytes,
+    sound_run,
+    text_size,
+    with_changed_bytes,
+)
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.trace.packing import PackPlan, pack_attempt
 
@@ -88,9 +98,7 @@ def _pack(folder: Path, random: Random) -> Call:
     (attempt,) = RunDirectory(run).attempts()
     pack_attempt(attempt, PackPlan(has_ended=True), begin_stage=lambda _: lambda done, total: None)
     (pack,) = attempt.packs()
-    content = bytearray(pack.read_bytes())
-    for _ in range(int(random.integers(1, 60))):
-        content[int(random.integers(len(content)))] = int(random.integers(256))
+    content = with_changed_bytes(pack.read_bytes(), 60, random)
     if random.random() < 0.3:
         del content[int(random.integers(len(content))) :]
     if random.random() < 0.3:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.damage.hostile.kind import SECRET, Call, Hostile, Random
+from experiments.damage.hostile.engine import SECRET, Call, Random, kinds_of, one_of
 
 _FORMAT = "profiles of torch.profiler"
 _ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e"
@@ -76,13 +76,13 @@ def _sound(folder: Path, random: Random) -> Call:
 
 
 def _begins(folder: Path, random: Random) -> Call:
-    part = [b'{"traceEvents":[', b'"traceEvents":[', b'{"a":{"traceEvents"  : [{}],'][random.integers(3)]
+    part = one_of((b'{"traceEvents":[', b'"traceEvents":[', b'{"a":{"traceEvents"  : [{}],'), random)
     return _written(folder, b'{"x":[' + _repeated(part, _size(random)), random)
 
 
 def _brackets(folder: Path, random: Random) -> Call:
-    before = _repeated([b"{},", b'{"name":"},{"},', b'{"a":[{},{}]},'][random.integers(3)], _size(random))
-    text = _repeated([b"},{", b'\\"},{\\"', b"]},[{"][random.integers(3)], _size(random))
+    before = _repeated(one_of([b"{},", b'{"name":"},{"},', b'{"a":[{},{}]},'], random), _size(random))
+    text = _repeated(one_of((b"},{", b'\\"},{\\"', b"]},[{"), random), _size(random))
     return _written(folder, b'{"traceEvents":[' + before + b'{"name":"' + text, random)
 
 
@@ -101,7 +101,7 @@ def _members(folder: Path, random: Random) -> Call:
 
 
 def _bomb(folder: Path, random: Random) -> Call:
-    part = [b"{},", b" ", b"3,", json.dumps(_sound_events(1)[0]).encode() + b","][random.integers(4)]
+    part = one_of([b"{},", b" ", b"3,", json.dumps(_sound_events(1)[0]).encode() + b","], random)
     content = b'{"traceEvents":[' + _repeated(part, 20 * _size(random))
     packed = gzip.compress(content, 9, mtime=0)
     (folder / "rank-0.json.gz").write_bytes(packed)
@@ -129,30 +129,13 @@ def _damaged(folder: Path, random: Random) -> Call:
 
 
 _VALUES: tuple[Any, ...] = (
-    *(
-        True,
-        None,
-        -1,
-        0,
-        0.5,
-        1e300,
-        -1e18,
-        1 << 31,
-        1 << 62,
-        1 << 64,
-        10**400,
-        "1",
-        "9" * 40,
-        "NaN",
-        _ESCAPE,
-        "\ud800",
-    ),
-    *([], {}, [[[]]], {"a": [1]}, "x" * 5000),
-)
+    True, None, -1, 0, 0.5, 1e300, -1e18, 1 << 31, 1 << 62, 1 << 64, 10**400, "1", "9" * 40, "NaN", _ESCAPE, "\ud800",
+    [], {}, [[[]]], {"a": [1]}, "x" * 5000,
+)  # fmt: skip
 
 
 def _value(random: Random) -> Any:
-    return _VALUES[random.integers(len(_VALUES))]
+    return one_of(_VALUES, random)
 
 
 def _other_types(folder: Path, random: Random) -> Call:
@@ -161,8 +144,8 @@ def _other_types(folder: Path, random: Random) -> Call:
     for event in events:
         if random.random() < 0.3:
             part = event if random.random() < 0.5 else event["args"]
-            part[["ph", "cat", "name", "ts", "dur", "args", "correlation", "Seq", "dtype"][random.integers(9)]] = (
-                _value(random)
+            part[one_of(["ph", "cat", "name", "ts", "dur", "args", "correlation", "Seq", "dtype"], random)] = _value(
+                random
             )
     return _written(folder, _json(events), random)
 
@@ -202,13 +185,13 @@ def _groups(folder: Path, random: Random) -> Call:
 
 def _numbers(folder: Path, random: Random) -> Call:
     """Write a number of up to a million digits, in an event or in the facts."""
-    number = _repeated([b"1", b"0.1", b"1e", b"-", b"9"][random.integers(5)], _size(random, 1.0))
+    number = _repeated(one_of([b"1", b"0.1", b"1e", b"-", b"9"], random), _size(random, 1.0))
     place = [
         b'{"x":%b,"traceEvents":[{}]}',
         b'{"traceEvents":[{},{"ts":%b}]}',
         b'{"traceEvents":[{"args":{"Seq":%b}}]}',
     ]
-    return _written(folder, place[random.integers(3)] % number, random)
+    return _written(folder, one_of(place, random) % number, random)
 
 
 def _nested(folder: Path, random: Random) -> Call:
@@ -216,11 +199,11 @@ def _nested(folder: Path, random: Random) -> Call:
     depth = _size(random) // (len(opening) + len(closing))
     value = opening * depth + b"1" + closing * (depth if random.random() < 0.5 else 0)
     place = [b'{"x":%b,"traceEvents":[{}]}', b'{"traceEvents":[{},{"x":%b}]}', b'{"traceEvents":[{"args":{"Seq":%b}}]}']
-    return _written(folder, place[random.integers(3)] % value, random)
+    return _written(folder, one_of(place, random) % value, random)
 
 
 def _long_names(folder: Path, random: Random) -> Call:
-    name = ["x", _ESCAPE, "autograd::engine::evaluate_function", "nccl", "},{"][random.integers(5)]
+    name = one_of(["x", _ESCAPE, "autograd::engine::evaluate_function", "nccl", "},{"], random)
     events = _sound_events(20)
     for event in events:
         if random.random() < 0.02:
@@ -244,7 +227,7 @@ def _steps(folder: Path, random: Random) -> Call:
 
 
 def _odd_events(folder: Path, random: Random) -> Call:
-    part = [b"3,", b"[],", b'"x",', b'{"ph":7},', b"{" + b'"ts":1,' * 20 + b'"ts":2},'][random.integers(5)]
+    part = one_of([b"3,", b"[],", b'"x",', b'{"ph":7},', b"{" + b'"ts":1,' * 20 + b'"ts":2},'], random)
     return _written(folder, b'{"traceEvents":[' + _repeated(part, _size(random)) + b"{}]}", random)
 
 
@@ -261,7 +244,7 @@ def _encodings(folder: Path, random: Random) -> Call:
         lambda: b"\x28\xb5\x2f\xfd" + content,
         lambda: bytes(random.integers(0, 256, _size(random)).tolist()),
     ]
-    data = made[random.integers(len(made))]()
+    data = one_of(made, random)()
     (folder / ("rank-0.json.gz" if random.random() < 0.5 else "rank-0.json")).write_bytes(data)
     return _call(folder, len(data))
 
@@ -275,7 +258,7 @@ def _places(folder: Path, random: Random) -> Call:
     for name in names:
         what = random.integers(4)
         if what == 0:
-            (folder / name).symlink_to([secret, Path("/dev/zero"), folder, folder / name][random.integers(4)])
+            (folder / name).symlink_to(one_of([secret, Path("/dev/zero"), folder, folder / name], random))
         elif what == 1:
             os.mkfifo(folder / name)
         elif what == 2:
@@ -291,7 +274,7 @@ def _many_files(folder: Path, random: Random) -> Call:
     for rank in range(num_files):
         events = _sound_events(1, 1)
         contents = [b"[", b"", b'{"traceEvents":[{', _json(events, _facts(rank, num_files)), _json(events, {})]
-        (folder / f"rank-{rank}-{'x' * 200}.json").write_bytes(contents[random.integers(5)])
+        (folder / f"rank-{rank}-{'x' * 200}.json").write_bytes(one_of(contents, random))
     return _call(folder, 70_000 * num_files)  # each is a rank, and takes 20 ms at most
 
 
@@ -311,10 +294,9 @@ def _contradictions(folder: Path, random: Random) -> Call:
     return _call(folder, num_files * 150_000)
 
 
-KINDS = tuple(
-    Hostile(name=f"kineto-{make.__name__.strip('_').replace('_', '-')}", format=_FORMAT, make=make, **_BOUNDS)
-    for make in (
-        *(_sound, _begins, _brackets, _structure, _members, _bomb, _damaged, _other_types, _other_facts, _groups),
-        *(_numbers, _nested, _long_names, _steps, _odd_events, _encodings, _places, _many_files, _contradictions),
-    )
+_MAKERS = (
+    *(_sound, _begins, _brackets, _structure, _members, _bomb, _damaged, _other_types),
+    *(_other_facts, _groups, _numbers, _nested, _long_names, _steps, _odd_events, _encodings),
+    *(_places, _many_files, _contradictions),
 )
+KINDS = kinds_of("kineto", _FORMAT, _MAKERS, **_BOUNDS)

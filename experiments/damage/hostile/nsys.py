@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from experiments.damage.hostile.kind import SECRET, Call, Hostile, Random
+from experiments.damage.hostile.engine import SECRET, Call, Random, kinds_of, one_of, with_changed_bytes
 
 _FORMAT = "exports of Nsight Systems"
 _PAGE = 4096
@@ -50,7 +50,7 @@ def _kernels(count: int, name: int = 1) -> list[tuple[Any, ...]]:
 
 
 def _one_name(folder: Path, random: Random) -> Call:
-    letters = ("step 1", "step ", "x", "nccl_", "_")[int(random.integers(5))]
+    letters = one_of(("step 1", "step ", "x", "nccl_", "_"), random)
     text = letters * int(random.integers(100_000, 2_000_000) // len(letters))
     rows = [(number, number + 1, 59, None, 1, _PID) for number in range(4000)]
     return _call(folder, _export(folder, StringIds=[(1, text)], **{_KERNELS: _kernels(4000)}, NVTX_EVENTS=rows))
@@ -106,9 +106,9 @@ def _numbers(folder: Path, random: Random) -> Call:
     values = (None, "soon", b"\xff" * 9, 1e308, -1e308, float("inf"), (1 << 63) - 1, -(1 << 63), "9" * 5000, -1, 2.5)
     kernels = [list(row) for row in _kernels(2000)]
     ranges = [[number, number + 1, 59, "step 1", None, _PID] for number in range(2000)]
-    rows = (kernels, ranges)[int(random.integers(2))]
-    row = rows[int(random.integers(len(rows)))]
-    row[int(random.integers(len(row)))] = values[int(random.integers(len(values)))]
+    rows = one_of((kernels, ranges), random)
+    row = one_of(rows, random)
+    row[int(random.integers(len(row)))] = one_of(values, random)
     return _call(folder, _export(folder, StringIds=[(1, "k")], **{_KERNELS: kernels}, NVTX_EVENTS=ranges))
 
 
@@ -180,10 +180,7 @@ def _circle(folder: Path, random: Random) -> Call:
 
 def _bits(folder: Path, random: Random) -> Call:
     path = _export(folder, StringIds=[(1, "k")], **{_KERNELS: _kernels(5000)})
-    pages = bytearray(path.read_bytes())
-    for _ in range(int(random.integers(1, 200))):
-        pages[int(random.integers(len(pages)))] = int(random.integers(256))
-    path.write_bytes(bytes(pages))
+    path.write_bytes(with_changed_bytes(path.read_bytes(), 200, random))
     return _call(folder, path)
 
 
@@ -218,22 +215,8 @@ def _processes(folder: Path, random: Random) -> Call:
     return _call(folder, _export(folder, **{_KERNELS: kernels}, NVTX_EVENTS=rows))
 
 
-_MAKERS: dict[str, Callable[[Path, Random], Call]] = {
-    "one-name": _one_name,
-    "names": _names,
-    "default-text": _default_text,
-    "many-gpus": _many_gpus,
-    "all-gpus": _all_gpus,
-    "numbers": _numbers,
-    "view": _view,
-    "virtual": _virtual,
-    "generated": _generated,
-    "statement": _statement,
-    "same-pages": _same_pages,
-    "circle": _circle,
-    "bits": _bits,
-    "beside": _beside,
-    "no-file": _no_file,
-    "processes": _processes,
-}
-KINDS = tuple(Hostile(name=f"nsys-{name}", format=_FORMAT, make=make) for name, make in _MAKERS.items())
+_MAKERS = (
+    *(_one_name, _names, _default_text, _many_gpus, _all_gpus, _numbers, _view, _virtual),
+    *(_generated, _statement, _same_pages, _circle, _bits, _beside, _no_file, _processes),
+)
+KINDS = kinds_of("nsys", _FORMAT, _MAKERS)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from experiments.damage.hostile.kind import SECRET, Call, Hostile, Random
+from experiments.damage.hostile.engine import SECRET, Call, Random, kinds_of, one_of
 from hpcpace.runs.imports.wia import COLUMNS
 
 _FORMAT = "traces of the what-if analysis"
@@ -68,7 +68,7 @@ def _sound(folder: Path, random: Random) -> Call:
 def _long_texts(folder: Path, random: Random) -> Call:
     """Write one long text for all rows, in a dictionary."""
     num_rows = _rows(random)
-    text = ["x", _ESCAPE, "forward-compute"][random.integers(3)] * int(random.integers(1000, 50_000))
+    text = one_of(["x", _ESCAPE, "forward-compute"], random) * int(random.integers(1000, 50_000))
     names = pa.DictionaryArray.from_arrays(
         pa.array(np.arange(num_rows, dtype=np.int32) % 2), pa.array([text, "optimizer"])
     )
@@ -79,7 +79,7 @@ def _plain_texts(folder: Path, random: Random) -> Call:
     """Write long texts that shrink to nothing, one in each row and group of rows."""
     num_letters, num_rows = int(random.integers(1 << 20, 1 << 24)), int(random.integers(1, 200))
     numbers = {name: values for name, values in _columns(random, 1).items() if name != "optype"}
-    codec = ["zstd", "gzip", "snappy", "brotli"][random.integers(4)]
+    codec = one_of(["zstd", "gzip", "snappy", "brotli"], random)
     path = folder / "trace-X.parquet"
     schema = pa.table({**numbers, "optype": [""]}).schema
     with parquet.ParquetWriter(path, schema, compression=codec, use_dictionary=False) as writer:
@@ -126,7 +126,7 @@ def _one_message(folder: Path, random: Random) -> Call:
         pa.array(random.integers(2, 6, num_rows).astype(np.int32)), pa.array(_OPERATIONS)
     )
     columns = {**_columns(random, num_rows), "optype": names}
-    columns["mc"] = random.integers(0, [2, 1000, 1 << 30][random.integers(3)], num_rows)
+    columns["mc"] = random.integers(0, one_of([2, 1000, 1 << 30], random), num_rows)
     return _call(_write(folder, columns), num_rows)
 
 
@@ -150,7 +150,7 @@ def _other_types(folder: Path, random: Random) -> Call:
     ]
     for name in COLUMNS:
         if random.random() < 0.2:
-            columns[name] = values[random.integers(len(values))]
+            columns[name] = one_of(values, random)
     return _call(_write(folder, columns), num_rows)
 
 
@@ -202,7 +202,7 @@ def _timeline_events(random: Random, num_events: int) -> list[dict[str, Any]]:
     for number in range(num_events):
         pid = int(random.integers(4))
         args = {"step": number // 1000, "mb_id": number % 8, "seq_id": number, "model_chunk": 0}
-        name = _OPERATIONS[random.integers(len(_OPERATIONS))]
+        name = one_of(_OPERATIONS, random)
         events.append({"ph": "X", "name": name, "pid": pid, "tid": 0, "ts": 10.0 * number, "dur": 5.0, "args": args})
     return [*tracks, *events]
 
@@ -215,7 +215,7 @@ def _timeline(folder: Path, random: Random) -> Call:
     for event in events:
         if random.random() < share:
             part = event if random.random() < 0.5 else event["args"]
-            part[list(part)[random.integers(len(part))]] = values[random.integers(len(values))]
+            part[list(part)[random.integers(len(part))]] = one_of(values, random)
     path = folder / "timeline.json"
     path.write_text(json.dumps({"traceEvents": events}))
     return _call(path, len(events))
@@ -259,10 +259,8 @@ def _places(folder: Path, random: Random) -> Call:
     return Call(arguments=arguments, num_bytes=300_000, never=("77 GPUs",))
 
 
-KINDS = tuple(
-    Hostile(name=f"wia-{make.__name__.strip('_').replace('_', '-')}", format=_FORMAT, make=make, **_BOUNDS)
-    for make in (
-        *(_sound, _long_texts, _plain_texts, _many_rows, _many_workers, _many_steps, _many_kinds, _one_message),
-        *(_other_types, _missing, _damaged, _false_sizes, _timeline, _many_tracks, _places),
-    )
+_MAKERS = (
+    *(_sound, _long_texts, _plain_texts, _many_rows, _many_workers, _many_steps, _many_kinds, _one_message),
+    *(_other_types, _missing, _damaged, _false_sizes, _timeline, _many_tracks, _places),
 )
+KINDS = kinds_of("wia", _FORMAT, _MAKERS, **_BOUNDS)

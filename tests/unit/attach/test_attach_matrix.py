@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.attach.document import status
+from experiments.attach.__main__ import status
 from experiments.attach.judge import Judgement, covered_ns, judge_fault, judge_runs, profiled_phases, typical_difference
 from experiments.attach.rows import FAULTS, ROWS
 from experiments.attach.runs import CheckoutError, Ran, lay_out

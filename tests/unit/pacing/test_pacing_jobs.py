@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.pacing.jobs import Ran, Scene, Series, at_most, never_kept_in_vain, spelled
+from experiments.pacing.experiment import Ran, Scene, Series, at_most, never_kept_in_vain, spelled
 from experiments.pacing.on_cores import COLLECTING, collecting_scenes, expected, late_change
 from experiments.pacing.paced_job import JobSpec
 from hpcpace.metrics.resampling import Estimate

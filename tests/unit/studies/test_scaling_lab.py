@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.document import write_scaling
-from experiments.studies.scaling_lab import section
+from experiments.studies.document import section, write_scaling
 from hpcpace.studies.jobs import ScalingFolder, ScalingRun, results
 
 

@@ -1,1 +1,0 @@
-"""Feeds damaged, foreign and contradictory files to `hpcpace report` and checks what it does."""

@@ -1,1 +1,0 @@
-"""Proves in the lab that the right link is named: `python -m experiments.links`."""

@@ -1,1 +1,0 @@
-"""Measures what pacing does to step times, one experiment per module."""

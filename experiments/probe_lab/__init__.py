@@ -1,1 +1,0 @@
-"""How well `hpcpace probe` measures a lab whose links are known, and finds those that are slow."""

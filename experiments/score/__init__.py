@@ -1,1 +1,0 @@
-"""Scores the diagnosis against runs with known truth, synthetic ones and jobs in the lab."""

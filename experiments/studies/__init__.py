@@ -1,1 +1,0 @@
-"""Runs the nano-cluster, model-size and scaling studies in the lab."""
