@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Real, headed, option, verbose
@@ -21,9 +17,9 @@ from hpcpace.core.files import write_file
 from hpcpace.core.rundir import check_target, json_text
 from hpcpace.core.text import plural, printable
 from hpcpace.metrics.run_difference import PRIOR_CV
-from hpcpace.report.html.comparison import comparison_page
-from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH
-from hpcpace.report.terminal.comparison import print_comparison
+from hpcpace.report.html import html_page
+from hpcpace.report.sections.comparison import comparison_document
+from hpcpace.report.terminal import new_console, print_document
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.from_csv import runs_of_csv
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
@@ -105,12 +101,13 @@ def command(
         )
     found = {run.path: run for run in loaded}
     comparison = compare(_measured(before, found), _measured(after, found), prior_cv=prior_cv, takes_other_work=anyway)
+    document = comparison_document(comparison)
     if html is not None:
-        _write(html, comparison_page(comparison))
+        _write(html, html_page(document))
     if as_json:
         click.echo(json_text(comparison.to_json()), nl=False)
     else:
-        print_comparison(_console(), comparison)
+        print_document(new_console(), document, is_verbose=is_verbose)
         if html is not None:
             click.echo(f"\nwritten: {printable(str(html))}")
     if comparison.outcome is Outcome.SLOWER:
@@ -162,10 +159,3 @@ def _write(path: Path, content: str) -> None:
         write_file(path, content)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _console() -> Console:
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
-        sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(width=min(max(columns, MIN_WIDTH), MAX_WIDTH), highlight=False, emoji=False, markup=False)

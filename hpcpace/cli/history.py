@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import shutil
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, headed, option, verbose
@@ -19,10 +15,9 @@ from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import RUNS, check_target, json_text
 from hpcpace.core.text import listed
-from hpcpace.report.html.history import history_page
-from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH
-from hpcpace.report.terminal.history import print_history
-from hpcpace.report.words.history import passed_over_words
+from hpcpace.report.html import html_page
+from hpcpace.report.sections.history import history_document, passed_over_words
+from hpcpace.report.terminal import new_console, print_document
 from hpcpace.runs.history import history
 from hpcpace.runs.history_csv import rows_of_csv
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs
@@ -74,15 +69,16 @@ def command(
         with shown_progress() as stage:
             runs = indexed_runs(folder, settings, progress=stage("reading runs"))
     found = history(str(folder), runs, job=job, host=host)
-    if html is not None and found.num_runs:
+    document = history_document(found, num_runs=num_runs) if found.num_runs else None
+    if html is not None and document is not None:
         try:
-            write_file(html, history_page(found))
+            write_file(html, html_page(document))
         except OSError as error:
             raise UsageError(f"cannot write {html}: {error.strerror}") from error
     if as_json:
         click.echo(json_text(found.to_json()), nl=False)
-    elif found.num_runs:
-        print_history(_console(), found, num_runs=num_runs, is_verbose=is_verbose)
+    elif document is not None:
+        print_document(new_console(), document, is_verbose=is_verbose)
         if html is not None:
             click.echo(f"\nwritten: {html}")
     if not found.num_runs:
@@ -95,10 +91,3 @@ def command(
             ]
         )
         raise CannotTell(f"{folder} has no run{which} that can be used: {why}")
-
-
-def _console() -> Console:
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
-        sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(width=min(max(columns, MIN_WIDTH), MAX_WIDTH), highlight=False, emoji=False, markup=False)

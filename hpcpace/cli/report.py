@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import shutil
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,13 +34,12 @@ from hpcpace.world.team import Team, team
 
 # What analyses a run loads within the functions that need it: a run that does not exist is refused without it.
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from hpcpace.cli.progress import Tell
     from hpcpace.diagnosis.analyze import Analysis
     from hpcpace.diagnosis.measure import Selection
     from hpcpace.diagnosis.records import ReadProbe
     from hpcpace.diagnosis.summary import Summary
+    from hpcpace.report.document import Document
 
 
 @click.command(cls=Command)
@@ -167,17 +163,32 @@ def command(
         )
     progress = _progress(attempt, summary)
     timeline = _timeline(directory, attempt, analysis, settings, is_shown=not as_json) if has_timeline else None
-    written = [*_write(directory, analysis, progress, timeline), *([timeline] if timeline else [])]
+    document = _document(analysis, shown, progress, timeline)
+    written = [*_write(directory, summary, document), *([timeline] if timeline else [])]
     if as_json:
         click.echo(json_text(summary.to_json()), nl=False)
     else:
-        from hpcpace.report.run_report import print_report
+        from hpcpace.report.terminal import new_console, print_document
 
-        print_report(_console(), summary, ranks=shown, progress=progress, is_verbose=is_verbose)
+        print_document(new_console(), document, is_verbose=is_verbose)
         if written:
             click.echo(f"\nwritten: {printable(' '.join(map(str, written)))}")
     if exit_code := _exit_code(summary):
         raise SystemExit(exit_code)
+
+
+def _document(analysis: Analysis, ranks: list[int] | None, progress: str, timeline: Path | None) -> Document:
+    from hpcpace.diagnosis.verdict import main_verdict
+    from hpcpace.report.run_report import run_document
+
+    return run_document(
+        analysis.summary,
+        main_verdict(analysis.summary.verdict),
+        analysis.plots,
+        ranks=ranks,
+        progress=progress,
+        timeline=timeline.name if timeline else "",
+    )
 
 
 def _exit_code(summary: Summary) -> int:
@@ -296,20 +307,13 @@ def _timeline(
         return None
 
 
-def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline: Path | None) -> list[Path]:
+def _write(directory: RunDirectory, summary: Summary, document: Document) -> list[Path]:
     """Write the summary and the page into the run that was read, and return the files that were written."""
-    from hpcpace.diagnosis.verdict import main_verdict
-    from hpcpace.report.run_report import page
+    from hpcpace.report.html import html_page
 
-    summary, verdict = analysis.summary, main_verdict(analysis.summary.verdict)
     contents: list[tuple[Path, Callable[[], str]]] = [
         (directory.summary_json, lambda: json_text(summary.to_json())),
-        (
-            directory.report_html,
-            lambda: page(
-                summary, verdict, analysis.plots, progress=progress, timeline=timeline.name if timeline else ""
-            ),
-        ),
+        (directory.report_html, lambda: html_page(document)),
     ]
     written = []
     for path, content in contents:
@@ -320,16 +324,3 @@ def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline:
         else:
             written.append(path)
     return written
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    from hpcpace.report.terminal import MAX_WIDTH, MIN_WIDTH
-
-    # A fixed width in logs keeps two reports comparable line by line.
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else MAX_WIDTH
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
-        sys.stdout.reconfigure(errors="backslashreplace")
-    # Without markup, since names of hosts come from files and may have brackets.
-    return Console(width=min(max(columns, MIN_WIDTH), MAX_WIDTH), highlight=False, emoji=False, markup=False)

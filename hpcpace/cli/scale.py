@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import shutil
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, headed, option, verbose
@@ -20,13 +16,12 @@ from hpcpace.core.rundir import check_target, json_text
 from hpcpace.core.text import printable
 from hpcpace.plots.csv_text import csv_bytes
 from hpcpace.probe.record import read_probe
-from hpcpace.report.terminal.scale import print_scaling
+from hpcpace.report.sections.scaling import scaling_document
+from hpcpace.report.terminal import MIN_WIDTH, new_console, print_document
 from hpcpace.runs.scaling.read import read_samples
 from hpcpace.runs.scaling.result import Scaling, scaling_of
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.runs.scaling.table import COLUMNS, rows_of
-
-_WIDTH = 80
 
 
 @click.command(cls=Command)
@@ -80,7 +75,7 @@ def command(
     if as_json:
         click.echo(json_text(found.to_json()), nl=False)
     else:
-        print_scaling(_console(), found, is_verbose=is_verbose)
+        print_document(new_console(width_in_log=MIN_WIDTH), scaling_document(found), is_verbose=is_verbose)
         if target is not None:
             click.echo(f"\nwritten: {printable(str(target))}")
     if problems or found.left_out:
@@ -92,10 +87,3 @@ def _write(target: Path, found: Scaling) -> None:
         write_file(target, csv_bytes(COLUMNS, rows_of(found)))
     except OSError as error:
         raise UsageError(f"cannot write {target} ({error.strerror}): name another file with --csv") from error
-
-
-def _console() -> Console:
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of runs more
-        sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(width=max(columns, _WIDTH), highlight=False, emoji=False, markup=False)

@@ -25,7 +25,7 @@ from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
 from hpcpace.plots.csv_text import csv_bytes
-from hpcpace.report.terminal import MAX_WIDTH
+from hpcpace.report.terminal import MAX_WIDTH, new_console
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.topology.placing import place_traces
 from hpcpace.topology.read import read_topology
@@ -139,9 +139,7 @@ def examined(paths: Sequence[Path], topology: Path | None = None) -> Iterator[Ex
 
 def console_for_tables() -> Console:
     """Return a console that is as wide in a log as in a terminal."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
-        sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(width=MAX_WIDTH, highlight=False, emoji=False, markup=False)
+    return new_console(min_width=MAX_WIDTH)
 
 
 def rows_from_the_top(shown: Table, *, left: Sequence[int] = ()) -> Table:

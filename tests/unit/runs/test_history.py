@@ -22,7 +22,7 @@ from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import HISTORY_INDEX, json_text
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.report.words.history import counts_sentence, event_sentence, headline
+from hpcpace.report.sections.history import counts_sentence, event_sentence, headline
 from hpcpace.runs.conditions import Conditions
 from hpcpace.runs.history import Event, History, history
 from hpcpace.runs.history_csv import rows_of_csv

@@ -10,7 +10,7 @@ import pytest
 from probe_sample import made_probe
 from sample_runs import MS, sample_run
 
-from hpcpace.report.terminal.scale import headline
+from hpcpace.report.sections.scaling import headline
 from hpcpace.runs.scaling.knee import Knee
 from hpcpace.runs.scaling.lasting import jitter_growth, least_work
 from hpcpace.runs.scaling.law import predict
