@@ -1,7 +1,7 @@
 """Builds what is compiled where a C++ compiler is at hand: the kernels of the report, and the observing layer.
 
-Neither is needed. The layer of hpcpace/observe/compiled.py needs torch as well; `pip install` builds in isolation,
-where torch is not, and hpcpace then observes with its layer in Python. To build it, use `pip install
+Neither is needed. The layer of hpcpace/observe/collectives/switched.py needs torch as well; `pip install` builds in
+isolation, where torch is not, and hpcpace then observes with its layer in Python. To build it, use `pip install
 --no-build-isolation .`, or in a checkout `python setup.py build_ext --inplace`.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 KERNELS = "hpcpace/metrics/kernels.cpp"
-LAYER = "hpcpace/observe/layer.cpp"
+LAYER = "hpcpace/observe/collectives/layer.cpp"
 
 
 def source_check(source: str) -> tuple[str, str]:
@@ -46,7 +46,7 @@ def layers() -> list[Extension]:
     name = f"_layer_{re.sub(r'[^0-9A-Za-z]', '_', torch.__version__)}"
     return [
         Extension(
-            f"hpcpace.observe.{name}",
+            f"hpcpace.observe.collectives.{name}",
             [LAYER],
             include_dirs=include_paths(),
             library_dirs=library_paths(),

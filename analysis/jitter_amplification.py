@@ -14,7 +14,7 @@ from hpcpace.core.errors import CannotTell
 from hpcpace.core.text import percent, printable
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.summary import Jitter
-from hpcpace.metrics.jitter.growth import GrowthCurve
+from hpcpace.metrics.growth import GrowthCurve
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title

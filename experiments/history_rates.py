@@ -12,7 +12,7 @@ from math import expm1
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.change_points import Duration, level_changes
+from hpcpace.metrics.run_difference import Duration, level_changes
 from hpcpace.runs.history import LEAST_CHANGE, history
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow

@@ -10,7 +10,9 @@ TYPE_CHECKING = False  # typing's own would load typing in every process of a tr
 if TYPE_CHECKING:
     from typing import Any
 
-    from hpcpace.observe.session import Session, session
+    from hpcpace.observe.session import Session
+
+    session = Session
 
 __all__ = ["Session", "__version__", "session"]
 __version__: str
@@ -26,7 +28,9 @@ def __getattr__(name: str) -> Any:
         except PackageNotFoundError:  # running from a source tree that was never installed
             return "0+unknown"
     if name in ("Session", "session"):
-        from hpcpace.observe import session as module
+        from hpcpace.observe.session import Session
+        from hpcpace.pace.job import open_pacing
 
-        return getattr(module, name)
+        Session.open_pacing = open_pacing
+        return Session
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

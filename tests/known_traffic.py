@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from hpcpace.core.text import NS_PER_S
 from hpcpace.diagnosis.figures.network import KnownInterfaces, NetworkEvidence, StepWindow
 from hpcpace.diagnosis.network_summary import RateSource
-from hpcpace.metrics.network.flow_tables import Connections, Flows, InterfaceUse
-from hpcpace.metrics.network.interface_use import wire_bytes
+from hpcpace.metrics.flows import Connections, Flows, InterfaceUse
+from hpcpace.metrics.interface_use import wire_bytes
 from hpcpace.metrics.topology import topology_of
 
 S = NS_PER_S

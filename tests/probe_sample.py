@@ -7,10 +7,24 @@ from itertools import combinations
 
 import numpy as np
 
-from hpcpace.probe.copies_record import CopiesRecord, DeviceRate, MemoryRate
-from hpcpace.probe.noise_record import CoreFigures, CoreNoise, NoiseRecord
-from hpcpace.probe.pair_record import BisectionRow, LinkFinding, PairRow, PairsRecord
-from hpcpace.probe.record import LatencyLaw, LawPiece, ProbedHost, ProbeRecord, RankSkew, SweepRow
+from hpcpace.probe.record import (
+    BisectionRow,
+    CopiesRecord,
+    CoreFigures,
+    CoreNoise,
+    DeviceRate,
+    LatencyLaw,
+    LawPiece,
+    LinkFinding,
+    MemoryRate,
+    NoiseRecord,
+    PairRow,
+    PairsRecord,
+    ProbedHost,
+    ProbeRecord,
+    RankSkew,
+    SweepRow,
+)
 
 SIZES = [4**power for power in range(3, 12)]
 OPERATIONS = ("all_reduce", "all_gather", "broadcast")

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
-from hpcpace.metrics.network.flow_figures import flow_figures, flow_paths, foreign_on_links
-from hpcpace.metrics.network.flow_links import locate_by_flows
-from hpcpace.metrics.network.flow_tables import Connections, Flows, InterfaceUse
-from hpcpace.metrics.network.interface_use import interface_loads
-from hpcpace.metrics.network.link_faults import FlowFindings
+from hpcpace.metrics.flow_figures import FlowFindings, flow_figures, flow_paths, foreign_on_links
+from hpcpace.metrics.flow_links import locate_by_flows
+from hpcpace.metrics.flows import Connections, Flows, InterfaceUse
+from hpcpace.metrics.interface_use import interface_loads
 from hpcpace.metrics.topology import Topology, topology_of
 
 FloatArray = NDArray[np.float64]

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from simulated_device import DeviceClock as TrueClock
 from simulated_device import HostCosts, Program, SimulatedGroup, SimulatedRank, SimulatedWork, known, run
 
-from hpcpace.observe.device_clock import DeviceClock
-from hpcpace.observe.device_marks import DeviceMarks
-from hpcpace.observe.device_times import DeviceTimes
+from hpcpace.observe.device.clock import DeviceClock, DeviceMarks
+from hpcpace.observe.device.times import DeviceTimes
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, EventKind, ExitKind, Op, Phase, TraceHeader
 

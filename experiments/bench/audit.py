@@ -28,8 +28,8 @@ from hpcpace.audit.verdict import verdict_lines
 from hpcpace.config import LabConfig
 from hpcpace.core.environment import host_identity, locate, process_environ, rank_info
 from hpcpace.lab.lab import Lab
+from hpcpace.observe.active import save_host_snapshots
 from hpcpace.observe.coordination import SingleCoordinator
-from hpcpace.observe.host_snapshot import save_host_snapshots
 from hpcpace.world.deadline import Deadline
 
 NUM_RANKS, NUM_LAB_HOSTS = 8, 64

@@ -32,12 +32,12 @@ from torch.profiler import record_function
 from experiments.bench.device_marks import FreeEvent
 from experiments.bench.models import words
 from experiments.bench.pairs import median_interval, take_turns
-from hpcpace.observe.collectives import CollectiveObserver
-from hpcpace.observe.compiled import CompiledObserver, find_layer
-from hpcpace.observe.device_clock import DeviceClock
-from hpcpace.observe.device_layer import find_device
-from hpcpace.observe.device_times import DeviceTimes
-from hpcpace.observe.operators import Operator
+from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.operations import Operator
+from hpcpace.observe.collectives.switched import CompiledObserver, find_layer
+from hpcpace.observe.device.clock import DeviceClock
+from hpcpace.observe.device.layer import find_device
+from hpcpace.observe.device.times import DeviceTimes
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 
 from experiments.bench.pairs import median_interval, take_turns
-from hpcpace.observe.device_clock import MOST_EVENTS, DeviceClock, Event
-from hpcpace.observe.device_layer import find_device
-from hpcpace.observe.device_marks import DeviceMarks
+from hpcpace.observe.device.clock import MOST_EVENTS, DeviceClock, DeviceMarks, Event
+from hpcpace.observe.device.layer import find_device
 
 
 @dataclass

@@ -22,10 +22,9 @@ from typing import Any
 from unittest.mock import patch
 
 from hpcpace.config import TraceConfig
-from hpcpace.observe import tcp_sockets
-from hpcpace.observe.flows import FlowSampler
-from hpcpace.observe.network import NetworkCounters, find_network_counters
-from hpcpace.observe.tcp_sockets import OwnConnections
+from hpcpace.observe.host import connections
+from hpcpace.observe.host.connections import FlowSampler, OwnConnections
+from hpcpace.observe.host.network import NetworkCounters, find_network_counters
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TraceHeader
 
@@ -82,8 +81,8 @@ def _show(results: list[dict[str, Any]], num_sockets: int) -> None:
 def _run_rank(rank: int, num_sockets: int, seconds: float, address: tuple[str, int], pipe: Connection) -> None:
     opened = [socket.create_connection(address) for _ in range(num_sockets)]
     with (
-        patch.object(tcp_sockets, "_is_loopback", lambda found: False),
-        patch.object(tcp_sockets, "interface_addresses", lambda: {b"none": "eth0"}),
+        patch.object(connections, "_is_loopback", lambda found: False),
+        patch.object(connections, "interface_addresses", lambda: {b"none": "eth0"}),
         tempfile.TemporaryDirectory() as folder,
     ):
         pipe.recv()

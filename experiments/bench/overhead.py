@@ -49,7 +49,7 @@ from hpcpace.world.mpi import mpi_world
 from hpcpace.world.process_group import init_process_group
 
 _THREADS = ("hpcpace-flush", "hpcpace-counters")
-# Of the settled device clock, and how long the first marks of a session wait to be read (hpcpace.observe.device_clock).
+# Of the settled device clock, and how long the first marks of a session wait to be read (hpcpace.observe.device.clock).
 _ANCHOR_INTERVAL_S, _MARKS_UNREAD_S = 30, 1.0
 _MAX_PLAIN_SETTLE_STEPS = 5
 _NUM_GUESSES, _CLOSE_ENOUGH = 6, 0.2

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hpcpace
 from experiments.bench.pairs import median_interval, take_turns
 from hpcpace.config import Config, TraceConfig
-from hpcpace.observe.compiled import find_layer
+from hpcpace.observe.collectives.switched import find_layer
 
 
 def main() -> None:

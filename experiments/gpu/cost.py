@@ -9,7 +9,7 @@ from experiments.gpu.place import Place
 _NUM_PAIRS = 10
 """Of blocks, which take turns."""
 _SETTLE_S = 1.1
-"""Marks of a session are not read before a second has passed (hpcpace.observe.device_clock)."""
+"""Marks of a session are not read before a second has passed (hpcpace.observe.device.clock)."""
 _ADDED = re.compile(r"step time (.+?) of ([\d.]+) ms, (.+?) (\S+ % \[.+?\])")
 
 

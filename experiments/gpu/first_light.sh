@@ -71,7 +71,7 @@ install_hpcpace() {
     local installed
     installed=$(cd "$env" && env -u PYTHONPATH bin/python -c 'import hpcpace; print(hpcpace.__path__[0])')
     cp "$installed"/metrics/_kernels*.so hpcpace/metrics/ || echo "no compiled kernels"
-    cp "$installed"/observe/_layer_*.so hpcpace/observe/ || echo "no compiled layer"
+    cp "$installed"/observe/collectives/_layer_*.so hpcpace/observe/collectives/ || echo "no compiled layer"
 }
 
 case ${1:-} in

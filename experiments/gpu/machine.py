@@ -13,8 +13,8 @@ from experiments.gpu.place import Place, answer
 from hpcpace.audit.snapshot import read_nvml
 from hpcpace.audit.tree import Unreadable
 from hpcpace.metrics.kernels import library
-from hpcpace.observe.compiled import find_layer
-from hpcpace.observe.gpu import gpu_counters, gpu_in_use
+from hpcpace.observe.collectives.switched import find_layer
+from hpcpace.observe.host.counters import gpu_counters, gpu_in_use
 
 
 def measure(place: Place) -> None:

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from experiments.jobs import Tell
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, percent
 from hpcpace.metrics.resampling import Estimate, share_of
-from hpcpace.pace.sequential import POWER
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult
+from hpcpace.pace.trial import POWER, Trial, TrialOutcome, TrialResult
 from hpcpace.trace.schema import PaceArm
 
 _NUM_WINDOWS_LATE = 2

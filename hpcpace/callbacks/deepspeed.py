@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from hpcpace.callbacks.loop import TracedLoop, traced
+from hpcpace.callbacks import TracedLoop, traced
 
 
 def trace(engine: Any, **settings: Any) -> AbstractContextManager[TracedLoop]:

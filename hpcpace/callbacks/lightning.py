@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hpcpace.callbacks.loop import TracedLoop, count_samples, needs
+from hpcpace.callbacks import TracedLoop, count_samples, needs
 
 # Lightning has two packages with the same classes; a Trainer of the one takes no callbacks of the other.
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:

@@ -1,10 +1,10 @@
-"""Traces Hugging Face's Trainer: `Trainer(callbacks=[hpcpace.callbacks.transformers.TraceCallback()])`."""
+"""Traces Hugging Face's Trainer by a callback: `Trainer(callbacks=[TraceCallback()])`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hpcpace.callbacks.loop import TracedLoop, needs
+from hpcpace.callbacks import TracedLoop, needs
 
 with needs("Transformers", "transformers"):
     from transformers import TrainerCallback

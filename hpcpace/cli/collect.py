@@ -16,8 +16,7 @@ from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.rundir import Attempt, open_named_run
 from hpcpace.core.text import folded, plural, printable
-from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
-from hpcpace.observe.node_local_disk import AUTO, candidates
+from hpcpace.observe.node_local import AUTO, LeftTrace, bring_left_traces_home, candidates
 
 
 @click.command(cls=Command)

@@ -21,8 +21,8 @@ from hpcpace.core.text import NS_PER_S, format_duration, listed, nanoseconds, pl
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Call, Hang, HangKind, JobView
 from hpcpace.hang.words import call_name, describe
+from hpcpace.report.sections.hang import print_hang, print_last
 from hpcpace.report.terminal import line, notes
-from hpcpace.report.terminal.hang import print_hang, print_last
 from hpcpace.runs.imports.dump_timeline import chrome_trace, last_of_ranks
 from hpcpace.runs.imports.dump_view import first_ns, job_view, last_ns
 from hpcpace.runs.imports.dumps import Dumps, read_dumps

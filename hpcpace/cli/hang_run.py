@@ -19,8 +19,8 @@ from hpcpace.hang.from_traces import JobRecords, read_records
 from hpcpace.hang.search import hang_in, least_ns
 from hpcpace.hang.views import FoundHang, JobView
 from hpcpace.hang.words import describe
+from hpcpace.report.sections.hang import print_hang
 from hpcpace.report.terminal import line, notes
-from hpcpace.report.terminal.hang import print_hang
 
 
 def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:

@@ -32,13 +32,12 @@ from hpcpace.core.errors import (
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import check_target, json_text
 from hpcpace.core.text import folded_message, printable
-from hpcpace.probe.change import is_unclear, outcome_words
-from hpcpace.probe.host_changes import changes, check_comparable, left_out
-from hpcpace.probe.parts import PART_NAMES, chosen_parts, measure_parts
+from hpcpace.probe.changes import changes, check_comparable, is_unclear, left_out, outcome_words
 from hpcpace.probe.record import ProbeRecord, read_probe
-from hpcpace.probe.world import ProbeWorld
-from hpcpace.report.html.probe import probe_page
-from hpcpace.report.terminal.probe import change_lines, probe_lines
+from hpcpace.probe.world import PART_NAMES, ProbeWorld, chosen_parts, measure_parts
+from hpcpace.report.html import html_page
+from hpcpace.report.sections.probe import probe_document
+from hpcpace.report.terminal import MIN_WIDTH, new_console, print_document
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.mpi import abort_guard
 
@@ -267,16 +266,15 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     found = changes(before, record) if before is not None else []
     remarks = left_out(before, record) if before is not None else []
     outcome = outcome_words(found) if before is not None else ""
-    _echo(probe_lines(record))
-    if before is not None:
-        _echo(["", *change_lines(found, remarks, outcome)])
+    document = probe_document(record, found, remarks, outcome)
+    print_document(new_console(width_in_log=MIN_WIDTH), document)
     # Results come first: a file that cannot be written must not cost what was measured.
     is_saved = True
     for file, content in ((call.json_file, json_text(record.to_json())), (call.html_file, "")):
         if file is None:
             continue
         try:
-            write_file(file, content or probe_page(record, found, remarks, outcome))
+            write_file(file, content or html_page(document))
         except OSError as error:
             click.echo(f"error: cannot write {printable(str(file))} ({error.strerror}): name another file", err=True)
             is_saved = False
@@ -287,8 +285,3 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     if any(one.is_slower for one in found):
         return EXIT_WARNING
     return EXIT_CANNOT_TELL if before is not None and is_unclear(found) else EXIT_OK
-
-
-def _echo(lines: Sequence[str]) -> None:
-    for line in lines:
-        click.echo(line)

@@ -19,7 +19,7 @@ from hpcpace.core.errors import UsageError
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import default_run_path
 from hpcpace.core.text import printable
-from hpcpace.observe.launch import find_launch, has_launch, site_launch
+from hpcpace.observe.launch.launch import find_launch, has_launch, site_launch
 
 # Names of jobs become names of folders, which users then type.
 _NOT_IN_NAMES = re.compile(r"[^\w .,:+@=~-]")

@@ -10,7 +10,7 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, checked_steps, headed, option
 from hpcpace.config import ON_HANG, ON_HANG_VARIABLE
 from hpcpace.core.detail import DETAILS
-from hpcpace.observe.step_source import StepFrom
+from hpcpace.observe.steps import StepFrom
 from hpcpace.pace.settings import POLICIES
 
 
@@ -115,8 +115,8 @@ def command(
     setting is wrong, the program runs untraced.
     """
     from hpcpace.core.environment import change_environ
-    from hpcpace.observe.launch import Wishes
-    from hpcpace.observe.traced_program import become_traced
+    from hpcpace.observe.launch.launch import Wishes
+    from hpcpace.observe.launch.traced_program import become_traced
 
     if on_hang is not None:
         change_environ({ON_HANG_VARIABLE: on_hang})

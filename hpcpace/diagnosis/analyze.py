@@ -46,7 +46,7 @@ from hpcpace.hang.from_traces import records_of
 from hpcpace.hang.notices import read_notices
 from hpcpace.hang.search import hang_in
 from hpcpace.hang.words import describe
-from hpcpace.metrics.jitter.growth import GrowthCurve
+from hpcpace.metrics.growth import GrowthCurve
 from hpcpace.metrics.steps import throughput
 from hpcpace.topology.placing import place_traces
 from hpcpace.topology.read import read_topology

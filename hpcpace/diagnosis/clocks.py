@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.clocks.suspects import (
+from hpcpace.metrics.clock_suspects import (
     Contradictions,
     Suspect,
     contradictions,
@@ -19,7 +18,8 @@ from hpcpace.metrics.clocks.suspects import (
     pair_violations,
     proven_leads,
 )
-from hpcpace.metrics.operations.dependence import synchronises
+from hpcpace.metrics.common_clock import CommonClock
+from hpcpace.metrics.operations import synchronises
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS
 
@@ -40,7 +40,7 @@ class Causality:
         num_messages: messages received before they were sent.
         leads_ns: by how much the clock of node b is ahead of that of a at least, by (a, b).
         exit_node, enter_node, size_ns, allowed_ns: such rows, of the first operations that have some, each
-            (num_violations,), as `hpcpace.metrics.clocks.suspects.pair_violations` takes them.
+            (num_violations,), as `hpcpace.metrics.clock_suspects.pair_violations` takes them.
     """
 
     num_checked: int

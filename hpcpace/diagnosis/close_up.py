@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
-from hpcpace.metrics.causes.replay import StepGraph
-from hpcpace.metrics.causes.step_graph import step_graph
-from hpcpace.metrics.causes.what_if import Passes, own_work
-from hpcpace.metrics.clocks.common_clock import reference_times
-from hpcpace.metrics.lateness.data_variation import DataVariation, data_variation
-from hpcpace.metrics.lateness.segments import LocalWork, local_work
-from hpcpace.metrics.operations.waits import Blocks
+from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics.roles import DataVariation, data_variation
+from hpcpace.metrics.segments import LocalWork, local_work
+from hpcpace.metrics.step_graph import step_graph
 from hpcpace.metrics.steps import StepPanel, columns_of
+from hpcpace.metrics.waits import Blocks
+from hpcpace.metrics.what_if import Passes, StepGraph, own_work
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.stream import TraceStream
 from hpcpace.trace.tables import RankTrace, join_tables

@@ -23,7 +23,7 @@ from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operat
 from hpcpace.diagnosis.records import AttemptRecords
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, run_end_line
 from hpcpace.diagnosis.summary import Incomplete
-from hpcpace.metrics.contradictions import Contradiction, contradictions
+from hpcpace.metrics.plausibility import Contradiction, contradictions
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
 from hpcpace.trace.tables import RankTrace

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.incomplete import sound_stream
 from hpcpace.diagnosis.modes.finding import IdlePhase
-from hpcpace.metrics.host_pace import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
+from hpcpace.metrics.host_waits import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
 from hpcpace.trace.reader import RankTrace, Table

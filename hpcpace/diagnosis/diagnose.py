@@ -48,10 +48,10 @@ from hpcpace.diagnosis.modes.pipeline import imbalance_finding
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.modes.straggler import search_stragglers, straggler_findings
 from hpcpace.hang.views import FoundHang
-from hpcpace.metrics.causes.what_if import Rebuilt
-from hpcpace.metrics.lateness.stragglers import LEAST_STEPS, SearchObstacle, StragglerSearch
-from hpcpace.metrics.network.links import LinkFindings, Locality
-from hpcpace.metrics.operations.incomplete import OpenOperation
+from hpcpace.metrics.links import LinkFindings, Locality
+from hpcpace.metrics.lost_operations import OpenOperation
+from hpcpace.metrics.stragglers import LEAST_STEPS, SearchObstacle, StragglerSearch
+from hpcpace.metrics.what_if import Rebuilt
 
 __all__ = ["Culprit", "Diagnosis", "DiagnosisFinding", "Mode", "Panels", "diagnose"]
 

@@ -14,10 +14,9 @@ import numpy as np
 from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd
 from hpcpace.diagnosis.summary import Incomplete
-from hpcpace.metrics.clocks.common_clock import reference_times
-from hpcpace.metrics.operations.communication import op_name
-from hpcpace.metrics.operations.incomplete import OpenOperation
-from hpcpace.metrics.operations.matching import RankOperations
+from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics.lost_operations import OpenOperation
+from hpcpace.metrics.operations import RankOperations, op_name
 from hpcpace.trace.ends import STOPPED_FOR_HANG, end_name, last_word
 from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
 

@@ -15,17 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads
-from hpcpace.metrics.clocks.common_clock import CommonClock, rank_clocks, reference_times
-from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of
-from hpcpace.metrics.operations.matching import (
-    Matching,
-    Operations,
-    RankOperations,
-    completed,
-    gather_operations,
-    match,
-)
-from hpcpace.metrics.operations.waits import Waits, waits
+from hpcpace.metrics.common_clock import CommonClock, rank_clocks, reference_times
+from hpcpace.metrics.matching import Matching, match
+from hpcpace.metrics.operations import MESSAGES, Operations, RankOperations, completed, gather_operations, is_one_of
+from hpcpace.metrics.waits import Waits, waits
 from hpcpace.trace.reader import RankTrace, Table, TraceStream
 from hpcpace.trace.tables import join_tables
 

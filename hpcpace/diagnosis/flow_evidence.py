@@ -12,10 +12,9 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.figures.network import NetworkEvidence
 from hpcpace.diagnosis.modes.finding import Panels
-from hpcpace.metrics.network.flow_figures import FlowFigures, flow_figures, foreign_on_links
-from hpcpace.metrics.network.flow_links import locate_by_flows
-from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits
-from hpcpace.metrics.operations.communication import Kind
+from hpcpace.metrics.communication import Kind
+from hpcpace.metrics.flow_figures import FlowFigures, FlowFindings, FlowLimits, flow_figures, foreign_on_links
+from hpcpace.metrics.flow_links import locate_by_flows
 from hpcpace.metrics.topology import Topology
 
 _MESSAGES = ("send", "recv")

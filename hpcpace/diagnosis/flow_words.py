@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcpace.core.text import format_rate, percent, plural
 from hpcpace.diagnosis.modes.evidence import FlowEvidence
-from hpcpace.metrics.network.link_faults import LinkCause
+from hpcpace.metrics.flow_figures import LinkCause
 
 _BITS = 8
 _WAYS = {"": "", "up": " (on the way up only)", "down": " (on the way down only)"}

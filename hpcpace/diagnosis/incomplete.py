@@ -15,10 +15,16 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import TraceError
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, rank_operations
 from hpcpace.diagnosis.summary import Incomplete, IncompleteRank
-from hpcpace.metrics.contradictions import Contradiction, collectives_contradict
-from hpcpace.metrics.operations.incomplete import OpenOperation, open_operations
-from hpcpace.metrics.operations.lost_records import LostOperations, Records, lost_operations, records_of
-from hpcpace.metrics.operations.matching import RankOperations, gather_operations, select_rows
+from hpcpace.metrics.lost_operations import (
+    LostOperations,
+    OpenOperation,
+    Records,
+    lost_operations,
+    open_operations,
+    records_of,
+)
+from hpcpace.metrics.operations import RankOperations, gather_operations, select_rows
+from hpcpace.metrics.plausibility import Contradiction, collectives_contradict
 from hpcpace.trace.plausible import implausible, implausible_line
 from hpcpace.trace.schema import ExitKind
 from hpcpace.trace.stream import StoredTable, TooLarge, TraceStream

@@ -33,12 +33,11 @@ from hpcpace.hang.from_traces import records_of
 from hpcpace.hang.notices import Notice
 from hpcpace.hang.search import hang_in
 from hpcpace.hang.views import FoundHang
-from hpcpace.metrics.lateness.arrivals import LateArrival, late_arrivals
-from hpcpace.metrics.lateness.hotspots import Hotspot, delay_hotspots
-from hpcpace.metrics.network.link_faults import FlowFindings
-from hpcpace.metrics.network.links import LinkFindings, locality, locate_links
-from hpcpace.metrics.network.transfers import GroupTransfers
-from hpcpace.metrics.operations.communication import Kind
+from hpcpace.metrics.arrivals import LateArrival, late_arrivals
+from hpcpace.metrics.communication import Kind
+from hpcpace.metrics.flow_figures import FlowFindings
+from hpcpace.metrics.hotspots import Hotspot, delay_hotspots
+from hpcpace.metrics.links import GroupTransfers, LinkFindings, locality, locate_links
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.topology.placing import PlacedTraces
 

@@ -24,20 +24,18 @@ from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operat
 from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.diagnosis.within_steps import are_waits_known, unknown_waits, unmatched_share
-from hpcpace.metrics.causes.what_if import Rebuilt, rebuild, transient_loss_ns
-from hpcpace.metrics.clocks.common_clock import reference_times
-from hpcpace.metrics.cores import CoreUse, core_use
-from hpcpace.metrics.found_stages import stages_of_traffic
-from hpcpace.metrics.lateness.data_variation import DataVariation
-from hpcpace.metrics.network.flow_evidence import flows_of, interface_use
-from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
-from hpcpace.metrics.network.transfers import GroupTransfers
-from hpcpace.metrics.operations.communication import op_name
-from hpcpace.metrics.operations.dependence import MESSAGES
-from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Alternation, Part, alternation
-from hpcpace.metrics.roles import others_median
+from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
+from hpcpace.metrics.host_waits import CoreUse, core_use
+from hpcpace.metrics.kernels import others_median
+from hpcpace.metrics.links import GroupTransfers
+from hpcpace.metrics.operations import MESSAGES, op_name
+from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
+from hpcpace.metrics.plausibility import Alternation, alternation
+from hpcpace.metrics.roles import DataVariation
 from hpcpace.metrics.steps import StepPanel, common_steps, is_plain, is_unphased, step_times, used_steps
-from hpcpace.metrics.topology import Topology, topology_of
+from hpcpace.metrics.topology import Topology, stages_of_traffic, topology_of
+from hpcpace.metrics.what_if import Rebuilt, rebuild, transient_loss_ns
 from hpcpace.trace.reader import RankTrace
 
 # Of the step, by which senders that are held at most make a predicted gain wrong.

@@ -24,22 +24,19 @@ from hpcpace.diagnosis.incomplete import (
     sound_stream,
 )
 from hpcpace.diagnosis.within_steps import PathSums, StepPanels, WithinSteps, divide_operations, join_paths
-from hpcpace.metrics.causes.propagation import Origins, join_origins
-from hpcpace.metrics.network.transfers import GroupTransfers
-from hpcpace.metrics.operations.communication import (
+from hpcpace.metrics.communication import (
     Kind,
     KindTotals,
     RankTotals,
     add_kinds,
     join_kinds,
-    op_name,
     rank_totals,
     totals_by_kind,
 )
-from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of
-from hpcpace.metrics.operations.lost_records import join_records
-from hpcpace.metrics.operations.matching import shares
-from hpcpace.metrics.operations.table import ProcessGroup
+from hpcpace.metrics.links import GroupTransfers
+from hpcpace.metrics.lost_operations import join_records
+from hpcpace.metrics.operations import MESSAGES, ProcessGroup, is_one_of, op_name, shares
+from hpcpace.metrics.propagation import Origins, join_origins
 from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.trace.schema import ExitKind, Op
 from hpcpace.trace.tables import Table

@@ -19,10 +19,10 @@ from hpcpace.diagnosis.judged import JudgedRun
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
 from hpcpace.diagnosis.within_steps import divide_operations
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.jitter.growth import GrowthCurve
-from hpcpace.metrics.lateness.hotspots import Hotspot
-from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix, node_matrix
+from hpcpace.metrics.common_clock import CommonClock
+from hpcpace.metrics.growth import GrowthCurve
+from hpcpace.metrics.hotspots import Hotspot
+from hpcpace.metrics.links import TransferMatrix, leaf_matrix, node_matrix
 from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.trace.schema import StepFlag
 from hpcpace.trace.tables import Table

@@ -8,7 +8,7 @@ from typing import assert_never
 from hpcpace.core.text import format_duration, listed, named_ranks, plural, printable
 from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, IncompleteRank
-from hpcpace.metrics.operations.incomplete import OpenOperation
+from hpcpace.metrics.lost_operations import OpenOperation
 from hpcpace.trace.schema import NUMBER_BITS
 
 HOST_TIMES = "not known: phases are host times of ranks with a device"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hpcpace.core.text import format_duration, listed
 from hpcpace.diagnosis.modes.evidence import EventEvidence, LatenessEvidence
-from hpcpace.metrics.lateness.stages import PhaseExcess, Stage, StageComparison
+from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
 
 _SURE_EVENTS = 8
 """Events at equal numbers of steps that a cron job is unlikely to make by chance: it slips through the steps."""

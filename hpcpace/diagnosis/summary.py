@@ -15,14 +15,14 @@ from hpcpace.diagnosis.modes.run_end import RunEnd as RunEnd
 from hpcpace.diagnosis.network_summary import Comparable as Comparable
 from hpcpace.diagnosis.network_summary import NetworkFigures
 from hpcpace.diagnosis.network_summary import ProbedFigures as ProbedFigures
-from hpcpace.metrics.clocks.suspects import PairViolations
-from hpcpace.metrics.lateness.hotspots import Hotspot
-from hpcpace.metrics.lateness.stages import StageComparison as StageComparison
-from hpcpace.metrics.operations.communication import Kind as Kind
-from hpcpace.metrics.operations.incomplete import OpenOperation
+from hpcpace.metrics.clock_suspects import PairViolations
+from hpcpace.metrics.communication import Kind as Kind
+from hpcpace.metrics.hotspots import Hotspot
+from hpcpace.metrics.lost_operations import OpenOperation
 from hpcpace.metrics.phases import Part as Part
 from hpcpace.metrics.roles import EXCESS_FLOOR as EXCESS_FLOOR
 from hpcpace.metrics.roles import Excess as Excess
+from hpcpace.metrics.roles import StageComparison as StageComparison
 from hpcpace.metrics.steps import Throughput as Throughput
 from hpcpace.metrics.topology import SLURM_ADDRESS as SLURM_ADDRESS
 

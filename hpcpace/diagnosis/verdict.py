@@ -28,7 +28,7 @@ from hpcpace.diagnosis.modes.obstacle import (
 from hpcpace.diagnosis.modes.run_end import EndKind, RunEnd
 from hpcpace.diagnosis.sentences import run_end_line
 from hpcpace.diagnosis.summary import AuditFigures, Causes, Finding, Verdict
-from hpcpace.metrics.lateness.hotspots import Hotspot
+from hpcpace.metrics.hotspots import Hotspot
 
 _MOST_NAMED = 4
 _LONGEST_LIST = 30

@@ -14,16 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.evidence import MARGIN_STEPS, Evidence, TimedTraces
-from hpcpace.metrics.causes.critical_path import WORK, covered_by_waits, critical_path
-from hpcpace.metrics.causes.propagation import Origins, delay_origins, join_origins, last_partner
-from hpcpace.metrics.clocks.common_clock import reference_times
-from hpcpace.metrics.lateness.segments import Blocking, blocks_caller
-from hpcpace.metrics.operations.dependence import MESSAGES, is_one_of, synchronises
-from hpcpace.metrics.operations.matching import Matching, Operations, join_rows, rank_slices, select_rows
-from hpcpace.metrics.operations.overlap import under_way_ns
-from hpcpace.metrics.operations.waits import Blocks, HeldUp, Stretches, exposed_waits_ns
+from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics.communication import under_way_ns
+from hpcpace.metrics.critical_path import WORK, covered_by_waits, critical_path
+from hpcpace.metrics.matching import Matching
+from hpcpace.metrics.operations import (
+    MESSAGES,
+    Operations,
+    is_one_of,
+    join_rows,
+    rank_slices,
+    select_rows,
+    synchronises,
+)
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part, parts_of_steps
+from hpcpace.metrics.propagation import Origins, delay_origins, join_origins, last_partner
+from hpcpace.metrics.segments import Blocking, blocks_caller
 from hpcpace.metrics.steps import StepPanel, columns_of
+from hpcpace.metrics.waits import Blocks, HeldUp, Stretches, exposed_waits_ns
 from hpcpace.trace.schema import Op, Phase
 from hpcpace.trace.tables import Table
 

@@ -17,8 +17,8 @@ from hpcpace.hang.noticed import with_notice
 from hpcpace.hang.notices import Notice, read_notices
 from hpcpace.hang.rank_record import ALWAYS_NS, TOGETHER_NS, RankRecord, rank_record, rank_view
 from hpcpace.hang.views import Channel, Doing, GroupView, JobView, RankView
-from hpcpace.metrics.clocks.common_clock import rank_clocks
-from hpcpace.metrics.operations.table import ProcessGroup, groups_of
+from hpcpace.metrics.common_clock import rank_clocks
+from hpcpace.metrics.operations import ProcessGroup, groups_of
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, is_torn
 from hpcpace.trace.schema import Phase

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.hang.views import Channel
-from hpcpace.metrics.operations.table import ProcessGroup
+from hpcpace.metrics.operations import ProcessGroup
 from hpcpace.trace.schema import ExitKind, Op
 from hpcpace.trace.stream import StoredTable
 from hpcpace.trace.tables import RankTrace, Table, join_tables

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcpace.hang.notices import Notice
 from hpcpace.hang.views import Doing, RankView
-from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
+from hpcpace.metrics.common_clock import CommonClock, reference_times
 from hpcpace.trace.plausible import MOST_NS
 
 

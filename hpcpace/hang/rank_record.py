@@ -12,8 +12,8 @@ from hpcpace.core.detail import Detail
 from hpcpace.hang.last_operations import LastOperations
 from hpcpace.hang.under_way import Finished, UnderWay, finished, under_way
 from hpcpace.hang.views import Call, Channel, Doing, RankView
-from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
-from hpcpace.metrics.operations.communication import op_name
+from hpcpace.metrics.common_clock import CommonClock, reference_times
+from hpcpace.metrics.operations import op_name
 from hpcpace.trace.ends import end_name, last_word
 from hpcpace.trace.reader import is_torn
 from hpcpace.trace.schema import EventKind, ExitKind, StepFlag

@@ -1,26 +1,20 @@
-"""The parts of a step: phases, waits, transfers; and whether counted steps are steps at all.
+"""The parts of a step: phases, waits and transfers of one rank.
 
 Phases nest and overlap (garbage collection or gradient synchronisation inside backward). The innermost phase, the one
 that began last, gets the time, but everything done during an evaluation or a checkpoint counts as part of it. Blocked
 communication is taken out of the phase around it.
-
-Optimizers that step one after the other, or the two halves of a GAN, may have been counted as a step each. Then steps
-alternate between lengths on all ranks, or some are far shorter than the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.kernels import checked, library
 from hpcpace.trace.schema import Phase
-
-Times = NDArray[np.int64]
 
 
 class Part(IntEnum):
@@ -58,7 +52,7 @@ _FREE, _WAITS, _TRANSFERS = range(3)
 _OVERLAPS = 2  # what the kernel says of calls that it does not take apart
 
 
-def _parts() -> NDArray[np.int64]:
+def _parts() -> Ints:
     """Return the part for each (phase or none, state of communication)."""
     table = np.full((_NO_PHASE + 1, 3), Part.OTHER, np.int64)
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC):
@@ -76,12 +70,12 @@ def _parts() -> NDArray[np.int64]:
 _PARTS = _parts()
 
 
-def share_of(parts_ns: NDArray[np.float64], of: Sequence[Part]) -> float:
+def share_of(parts_ns: Floats, of: Sequence[Part]) -> float:
     """Return the share of all time that some parts take, mean over ranks and steps; `parts_ns` is (..., num_parts)."""
     return float(parts_ns[..., list(of)].sum()) / max(float(parts_ns.sum()), 1.0)
 
 
-def innermost(begin_ns: Times, end_ns: Times, edges_ns: Times) -> NDArray[np.int64]:
+def innermost(begin_ns: Ints, end_ns: Ints, edges_ns: Ints) -> Ints:
     """Return for each segment between two edges the latest-begun interval that covers it, or -1.
 
     Each interval is the union of two blocks of 2^k segments. Maxima over blocks are handed down from long to short
@@ -116,20 +110,20 @@ def innermost(begin_ns: Times, end_ns: Times, edges_ns: Times) -> NDArray[np.int
     return np.where(cover >= 0, order[cover], -1)
 
 
-def covered(begin_ns: Times, end_ns: Times, edges_ns: Times) -> NDArray[np.bool_]:
+def covered(begin_ns: Ints, end_ns: Ints, edges_ns: Ints) -> Bools:
     """Return for each segment between two edges whether any interval covers it; arguments as for `innermost`."""
     valid = end_ns > begin_ns
     opened = np.bincount(np.searchsorted(edges_ns, begin_ns[valid]), minlength=len(edges_ns))
     closed = np.bincount(np.searchsorted(edges_ns, end_ns[valid]), minlength=len(edges_ns))
-    depth: NDArray[np.int64] = np.cumsum(opened - closed)[:-1]
+    depth: Ints = np.cumsum(opened - closed)[:-1]
     return depth > 0
 
 
 def parts_of_steps(
-    steps: tuple[Times, Times],
-    phases: tuple[NDArray[np.uint8], Times, Times],
-    operations: tuple[Times, Times, Times, Times],
-) -> NDArray[np.float64]:
+    steps: tuple[Ints, Ints],
+    phases: tuple[Bytes, Ints, Ints],
+    operations: tuple[Ints, Ints, Ints, Ints],
+) -> Floats:
     """Return the nanoseconds of each part of each step of one rank, float64, (num_steps, num_parts).
 
     All times are on the rank's own clock, so that clock synchronisation errors move no time between phases. An
@@ -167,10 +161,10 @@ def parts_of_steps(
 
 
 def _compiled_parts(
-    steps: tuple[Times, Times],
-    phases: tuple[NDArray[np.uint8], Times, Times],
-    operations: tuple[Times, Times, Times, Times],
-) -> NDArray[np.float64] | None:
+    steps: tuple[Ints, Ints],
+    phases: tuple[Bytes, Ints, Ints],
+    operations: tuple[Ints, Ints, Ints, Ints],
+) -> Floats | None:
     """Return what `parts_of_steps` does, by a kernel; None without one, and where calls overlap."""
     kernels = library()
     if kernels is None:
@@ -188,7 +182,7 @@ def _compiled_parts(
     return total
 
 
-def _steps_of_segments(step_begin: Times, step_end: Times, edges: Times) -> NDArray[np.int64]:
+def _steps_of_segments(step_begin: Ints, step_end: Ints, edges: Ints) -> Ints:
     """Return the step of each segment between two edges, num_steps outside all steps, int64, (num_segments,)."""
     order = np.argsort(step_begin, kind="stable")
     slot = np.cumsum(np.bincount(np.searchsorted(edges, step_begin), minlength=len(edges)))[:-1] - 1
@@ -197,20 +191,17 @@ def _steps_of_segments(step_begin: Times, step_end: Times, edges: Times) -> NDAr
     return step
 
 
-def _inside_a_whole(phase: NDArray[np.uint8], begin_ns: Times, end_ns: Times) -> NDArray[np.bool_]:
+def _inside_a_whole(phase: Bytes, begin_ns: Ints, end_ns: Ints) -> Bools:
     """Return which phase records are inside an evaluation or a checkpoint, bool, (num_phases,)."""
     is_whole = np.isin(phase, (Phase.EVAL, Phase.CHECKPOINT))
     if not is_whole.any():
         return is_whole
     order = np.flatnonzero(is_whole)[np.argsort(begin_ns[is_whole], kind="stable")]
     last = np.searchsorted(begin_ns[order], begin_ns, side="right") - 1
-    inside: NDArray[np.bool_] = ~is_whole & (last >= 0) & (end_ns <= end_ns[order[np.maximum(last, 0)]])
-    return inside
+    return np.asarray(~is_whole & (last >= 0) & (end_ns <= end_ns[order[np.maximum(last, 0)]]))
 
 
-def _states(
-    operations: tuple[Times, Times, Times, Times], edges_ns: Times, in_torch: NDArray[np.bool_]
-) -> tuple[Times, Times, Times]:
+def _states(operations: tuple[Ints, Ints, Ints, Ints], edges_ns: Ints, in_torch: Bools) -> tuple[Ints, Ints, Ints]:
     """Return how long each segment between two edges was free, waiting and transferring, each (num_segments,).
 
     Args:
@@ -238,7 +229,7 @@ def _states(
     return np.diff(edges_ns) - wait_ns - transfer_ns, wait_ns, transfer_ns
 
 
-def _disjoint(begin_ns: Times, wait_end_ns: Times, end_ns: Times) -> tuple[Times, Times, Times]:
+def _disjoint(begin_ns: Ints, wait_end_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints, Ints]:
     """Return blocked calls without overlaps, ascending: begin, end of the wait and begin of the transfer, end.
 
     Where calls of several threads overlap, the wait or transfer that began last counts, as with phases.
@@ -257,7 +248,7 @@ def _disjoint(begin_ns: Times, wait_end_ns: Times, end_ns: Times) -> tuple[Times
     return low, np.where(of_piece[taken] < len(begin_ns), high, low), high
 
 
-def _may_touch(begin_ns: Times, end_ns: Times, low_ns: Times, high_ns: Times) -> NDArray[np.int64]:
+def _may_touch(begin_ns: Ints, end_ns: Ints, low_ns: Ints, high_ns: Ints) -> Ints:
     """Return the numbers of all intervals that touch a stretch, and of some others between them.
 
     Args:
@@ -276,7 +267,7 @@ def _may_touch(begin_ns: Times, end_ns: Times, low_ns: Times, high_ns: Times) ->
     return np.flatnonzero(np.cumsum(opened - closed)[:-1] > 0)
 
 
-def union(begin_ns: Times, end_ns: Times) -> tuple[Times, Times]:
+def union(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
     """Return begins and ends, ascending and disjoint, of the time that any interval covers."""
     order = np.argsort(begin_ns, kind="stable")
     begin, end = begin_ns[order], np.maximum.accumulate(np.maximum(begin_ns, end_ns)[order])
@@ -284,7 +275,7 @@ def union(begin_ns: Times, end_ns: Times) -> tuple[Times, Times]:
     return begin, end
 
 
-def _measures_until(begin_ns: Times, middle_ns: Times, end_ns: Times, edges_ns: Times) -> tuple[Times, Times]:
+def _measures_until(begin_ns: Ints, middle_ns: Ints, end_ns: Ints, edges_ns: Ints) -> tuple[Ints, Ints]:
     """Return how much of the first and of the second part of all intervals comes before each edge, each (num_edges,).
 
     Args:
@@ -305,74 +296,7 @@ def _measures_until(begin_ns: Times, middle_ns: Times, end_ns: Times, edges_ns: 
     return first_ns, second_ns
 
 
-def _edges(*times_ns: Times) -> Times:
-    # Times are nearly sorted, and sorting them is several times faster than the hashing of np.unique.
+def _edges(*times_ns: Ints) -> Ints:
+    # Ints are nearly sorted, and sorting them is several times faster than the hashing of np.unique.
     edges = np.sort(np.concatenate(times_ns), kind="stable")
     return edges[np.append(True, np.diff(edges) > 0)] if len(edges) else edges
-
-
-_MOST_PERIOD = 8
-_LEAST_CYCLES = 6
-_LEAST_RATIO = 1.5
-_LEAST_AGREEMENT = 0.95
-_LEAST_BUSY = 0.2
-_SHORT = 0.2  # of the upper quartile
-_LEAST_SHORT, _LEAST_SHORT_SHARE = 3, 0.02
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alternation:
-    """Steps that alternate between two lengths on all ranks.
-
-    Attributes:
-        period: steps after which the pattern repeats, from 2.
-        short_ns, long_ns: median length of short and of long steps.
-        num_short: short steps in a period.
-    """
-
-    period: int
-    short_ns: float
-    long_ns: float
-    num_short: int
-
-
-def alternation(parts_ns: Floats, length_ns: Floats) -> Alternation | None:
-    """Return how steps alternate on all ranks; None if they do not.
-
-    What is compared is the computation of a step where phases show it, own work otherwise, as the median over ranks: so
-    neither an evaluation every few steps nor a single rank counts as a pattern.
-
-    Args:
-        parts_ns: the parts of each step, (num_ranks, num_steps, num_parts).
-        length_ns: length of the steps, (num_ranks, num_steps).
-    """
-    num_steps = length_ns.shape[1]
-    if num_steps < 2 * _LEAST_CYCLES:
-        return None
-    work_ns = np.median(parts_ns[:, :, list(OWN_WORK)].sum(axis=2), axis=0)
-    busy_ns = np.median(parts_ns[:, :, list(BUSY)].sum(axis=2), axis=0)
-    core_ns = busy_ns if busy_ns.sum() >= _LEAST_BUSY * work_ns.sum() else work_ns
-    low_ns, high_ns = np.quantile(core_ns, (0.1, 0.9))
-    if high_ns < _LEAST_RATIO * max(low_ns, 1.0):
-        return None
-    is_long = core_ns > np.sqrt(max(low_ns, 1.0) * high_ns)
-    for period in range(2, min(_MOST_PERIOD, num_steps // _LEAST_CYCLES) + 1):
-        if (is_long[period:] == is_long[:-period]).mean() >= _LEAST_AGREEMENT:
-            typical_ns = np.median(length_ns, axis=0)
-            short_ns, long_ns = float(np.median(typical_ns[~is_long])), float(np.median(typical_ns[is_long]))
-            num_short = round(period * float((~is_long).mean()))
-            return Alternation(period=period, short_ns=short_ns, long_ns=long_ns, num_short=num_short)
-    return None
-
-
-def num_far_shorter(length_ns: Floats) -> int:
-    """Return how many steps take less than a fifth of the usual time on all ranks; 0 if they are too few to matter.
-
-    Args:
-        length_ns: length of the steps, (num_ranks, num_steps).
-    """
-    usual_ns = np.quantile(length_ns, 0.75, axis=1, keepdims=True)
-    num_short = int((length_ns < _SHORT * usual_ns).all(axis=0).sum())
-    return num_short if num_short >= max(_LEAST_SHORT, _LEAST_SHORT_SHARE * length_ns.shape[1]) else 0

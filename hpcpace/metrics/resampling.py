@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import inf, sqrt
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri, stdtr, stdtrit
+
+from hpcpace.metrics import Floats, Ints
 
 _MOST_ELEMENTS = 4_000_000  # of block sums at once: bounds memory
 _MOST_BLOCKS = 20
@@ -33,7 +34,7 @@ class MeanTest:
     p_value: float
 
 
-def lag_one(values: NDArray[np.float64]) -> float:
+def lag_one(values: Floats) -> float:
     """Return the correlation of neighbouring steps, pooled over columns; 0 for constant or too short data.
 
     Args:
@@ -63,14 +64,14 @@ def block_length(num_steps: int, correlation: float, *, shortest: int | None = N
 
 
 def moving_block_bootstrap(
-    values: NDArray[np.float64],
-    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None,
+    values: Floats,
+    statistic: Callable[[Floats], Floats] | None = None,
     *,
     length: int | None = None,
     num_draws: int = 500,
     seed: int = 0,
     confidence: float = 0.95,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+) -> tuple[Floats, Floats] | None:
     """Return the interval of a statistic of means over steps, or None for fewer than 8 steps.
 
     Moving-block bootstrap (Künsch 1989; Liu & Singh 1992), centred on the mean of the data (Lahiri 1992). The interval
@@ -112,7 +113,7 @@ def moving_block_bootstrap(
     return estimate + (low - estimate) * factor, estimate + (high - estimate) * factor
 
 
-def log_median_error(values: NDArray[np.float64], *, num_draws: int = 200, seed: int = 0) -> float | None:
+def log_median_error(values: Floats, *, num_draws: int = 200, seed: int = 0) -> float | None:
     """Return the standard error of the logarithm of a median over steps, or None for fewer than 8 steps.
 
     Moving-block bootstrap, as of `moving_block_bootstrap`; the error is the standard deviation of the draws, with the
@@ -126,14 +127,12 @@ def log_median_error(values: NDArray[np.float64], *, num_draws: int = 200, seed:
     return _log_error(values, np.median, num_draws, seed)
 
 
-def log_mean_error(values: NDArray[np.float64], *, num_draws: int = 200, seed: int = 0) -> float | None:
+def log_mean_error(values: Floats, *, num_draws: int = 200, seed: int = 0) -> float | None:
     """Return the same of the logarithm of a mean over steps; arguments as of `log_median_error`."""
     return _log_error(values, np.mean, num_draws, seed)
 
 
-def _log_error(
-    values: NDArray[np.float64], statistic: Callable[..., NDArray[np.float64]], num_draws: int, seed: int
-) -> float | None:
+def _log_error(values: Floats, statistic: Callable[..., Floats], num_draws: int, seed: int) -> float | None:
     num_steps = len(values)
     if num_steps < 8:
         return None
@@ -154,7 +153,7 @@ def _log_error(
     return float(np.log(drawn).std(ddof=1) * factor**0.5)
 
 
-def mean_above_zero(values: NDArray[np.float64]) -> MeanTest | None:
+def mean_above_zero(values: Floats) -> MeanTest | None:
     """Return whether the mean over steps is above 0, or None for fewer than 8 steps or constant data.
 
     Method of batch means: t-test of the means of blocks that do not overlap (Alexopoulos & Goldsman 2004, section 2).
@@ -175,28 +174,26 @@ def mean_above_zero(values: NDArray[np.float64]) -> MeanTest | None:
     return MeanTest(mean=mean, standard_error=error, p_value=float(stdtr(num_batches - 1, -mean / error)))
 
 
-def _scaled(table: NDArray[np.float64]) -> NDArray[np.float64]:
+def _scaled(table: Floats) -> Floats:
     """Return columns of equal variance, so that the block length does not depend on units of measurement."""
     spread = table.std(axis=0)
     return np.asarray(np.divide(table, spread, out=np.zeros_like(table), where=spread > 0.0))
 
 
-def _block_means(table: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def _block_means(table: Floats, length: int) -> Floats:
     """Return the mean of every run of `length` steps, (num_steps - length + 1, num_columns)."""
     sums = np.concatenate([np.zeros((1, table.shape[1])), np.cumsum(table, axis=0)])
     return np.asarray((sums[length:] - sums[:-length]) / length)
 
 
-def _draw_means(
-    block_means: NDArray[np.float64], num_blocks: int, num_draws: int, generator: np.random.Generator
-) -> NDArray[np.float64]:
+def _draw_means(block_means: Floats, num_blocks: int, num_draws: int, generator: np.random.Generator) -> Floats:
     start = generator.integers(len(block_means), size=(num_draws, num_blocks))
     at_once = max(_MOST_ELEMENTS // max(num_blocks * block_means.shape[1], 1), 1)
     parts = [block_means[start[i : i + at_once]].mean(axis=1) for i in range(0, num_draws, at_once)]
     return np.asarray(np.concatenate([np.empty((0, block_means.shape[1])), *parts]))
 
 
-def _quantiles(drawn: NDArray[np.float64], levels: tuple[float, float]) -> NDArray[np.float64]:
+def _quantiles(drawn: Floats, levels: tuple[float, float]) -> Floats:
     """Return quantiles over draws without NaN; NaN if all draws are NaN."""
     columns = drawn.reshape(len(drawn), -1)
     found = np.full((len(levels), columns.shape[1]), np.nan)
@@ -208,7 +205,7 @@ def _quantiles(drawn: NDArray[np.float64], levels: tuple[float, float]) -> NDArr
     return np.asarray(found.reshape(len(levels), *drawn.shape[1:]))
 
 
-def trimmed_mean(values: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+def trimmed_mean(values: Floats, share: float) -> Floats:
     """Return the mean over the first axis without the smallest and the largest values of each column.
 
     This is `scipy.stats.trim_mean`, whose module takes longer to import than most reports take to compute.
@@ -223,7 +220,7 @@ def trimmed_mean(values: NDArray[np.float64], share: float) -> NDArray[np.float6
     return np.asarray(ordered[first:stop].mean(axis=0))
 
 
-def block_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def block_means(values: Floats) -> Floats:
     """Return means over at most 20 blocks of consecutive steps, (num_rows, num_blocks), of (num_rows, num_steps).
 
     Two steps or more make two blocks or more.
@@ -282,7 +279,7 @@ def share_of(count: int, total: int) -> Estimate:
     return Estimate(value=share, low=max(center - half, 0.0), high=min(center + half, 1.0))
 
 
-def throughput_of_steps(step_ns: NDArray[np.float64], samples: NDArray[np.int64]) -> Estimate:
+def throughput_of_steps(step_ns: Floats, samples: Ints) -> Estimate:
     """Return the samples per second of one run, with the interval of a moving-block bootstrap over its steps.
 
     Args:
@@ -295,7 +292,7 @@ def throughput_of_steps(step_ns: NDArray[np.float64], samples: NDArray[np.int64]
     return _with_interval(value, found)
 
 
-def variation_of_steps(step_ns: NDArray[np.float64]) -> Estimate:
+def variation_of_steps(step_ns: Floats) -> Estimate:
     """Return the coefficient of variation of one run's step time, with an interval as for `throughput_of_steps`.
 
     Args:
@@ -305,7 +302,7 @@ def variation_of_steps(step_ns: NDArray[np.float64]) -> Estimate:
     value = float(step_ns.std(ddof=1)) / mean
     relative = step_ns / mean
 
-    def statistic(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    def statistic(means: Floats) -> Floats:
         variance = np.maximum(means[..., 1] - means[..., 0] ** 2, 0.0)
         return np.asarray(np.sqrt(variance) / means[..., 0])
 
@@ -313,7 +310,7 @@ def variation_of_steps(step_ns: NDArray[np.float64]) -> Estimate:
     return _with_interval(value, found)
 
 
-def _with_interval(value: float, found: tuple[NDArray[np.float64], NDArray[np.float64]] | None) -> Estimate:
+def _with_interval(value: float, found: tuple[Floats, Floats] | None) -> Estimate:
     if found is None:
         return Estimate(value=value, low=-inf, high=inf)
     return Estimate(value=value, low=min(float(found[0]), value), high=max(float(found[1]), value))

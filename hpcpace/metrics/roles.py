@@ -1,25 +1,258 @@
-"""Compare ranks with others that do the same work: a role is one pipeline stage and tensor slot.
+"""Compare ranks with others that do the same work: how much a rank exceeds them, in which phase, and with which data.
 
-This measures a rank's excess over its role, with its noise, not the cause of it. The verdict, the tables and the
-scripts of analysis/ all take it from here.
+A role is one pipeline stage and tensor slot. A rank's excess is the sum of those of its phases, so a stage that holds
+most of the excess beyond chance explains the lateness; otherwise the data cannot tell the stage.
+
+Stages of a pipeline work on the same microbatch at different times and on different devices. What they have in common
+within a step, beyond the place in the schedule, comes from the microbatch itself, such as the lengths of its sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from hpcpace.metrics.kernels import checked, has_order, library
+from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.phases import OWN_WORK, Part
 from hpcpace.metrics.resampling import block_means, half_width, trimmed_mean
+
+_MOST_BLOCKS = 20
+_LEVEL = 0.05
+_LEAST_SHARE = 0.2  # of the excess, below which a stage is not worth a word
+_MOST = 0.5
+_TRIMMED = 0.1
+
+
+class Stage(StrEnum):
+    """What a rank does by itself during its step."""
+
+    DATA = "data loading"
+    COMPUTE = "computation"
+    COLLECTION = "garbage collection"
+    NO_PHASE = "no phase"
+    HOST = "waiting for the host"
+
+
+_STAGE_OF = {
+    Part.DATA: Stage.DATA,
+    Part.FORWARD: Stage.COMPUTE,
+    Part.BACKWARD: Stage.COMPUTE,
+    Part.OPTIMIZER: Stage.COMPUTE,
+    Part.GC: Stage.COLLECTION,
+    Part.OTHER: Stage.NO_PHASE,
+    Part.HOST: Stage.HOST,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseExcess:
+    """One phase of late ranks against the same phase of others.
+
+    Attributes:
+        phase: name of the phase, `other` for time that no phase covers.
+        own_ns: mean of the late ranks in the steps concerned.
+        usual_ns: mean of those that they are compared with.
+        interval_ns: 95 % interval of the difference, over all phases together (Bonferroni).
+    """
+
+    phase: str
+    own_ns: float
+    usual_ns: float
+    interval_ns: tuple[float, float]
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that the phase belongs to."""
+        return _STAGE_OF[Part[self.phase.upper()]]
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether the late ranks take longer than the others beyond chance."""
+        return self.interval_ns[0] > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageComparison:
+    """Which stages explain the lateness of ranks.
+
+    Attributes:
+        stages: those that hold most of the excess beyond chance, largest first; empty where the data cannot tell.
+        phases: all phases of own work, largest difference first.
+        num_steps: steps that were compared.
+        is_of_device: always False, of an earlier version that also compared host times of ranks with a device.
+        is_with_itself: whether late steps were compared with other steps of the same ranks.
+        has_forward: whether any rank has a forward phase; without one its time is in `other`.
+    """
+
+    stages: tuple[Stage, ...]
+    phases: tuple[PhaseExcess, ...]
+    num_steps: int
+    is_of_device: bool = False
+    is_with_itself: bool = False
+    has_forward: bool = True
+
+
+def compare_with_others(parts_ns: Floats, late: Ints, others: Ints, steps: slice) -> StageComparison | None:
+    """Return the stages in which ranks exceed others in some consecutive steps, by means over blocks of these.
+
+    Args:
+        parts_ns: the parts of each step, (num_ranks, num_steps, num_parts).
+        late: rows of the late ranks, int64.
+        others: rows of those they are compared with, int64.
+        steps: at least two.
+
+    Returns:
+        None without steps or others to compare with.
+    """
+    rows = np.concatenate([late, others])
+    num_steps = len(range(*steps.indices(parts_ns.shape[1])))
+    num_blocks = min(_MOST_BLOCKS, num_steps // 2)
+    if not len(others) or num_blocks < 2:
+        return None
+    length = num_steps // num_blocks
+    blocks = np.empty((len(rows), num_blocks, len(OWN_WORK)))
+    for index, row in enumerate(rows.tolist()):
+        own = parts_ns[row, steps][: num_blocks * length]
+        blocks[index] = own.reshape(num_blocks, length, -1).mean(axis=1)[:, list(OWN_WORK)]
+    usual = trimmed_mean(blocks[len(late) :], _TRIMMED)
+    return _compared(blocks[: len(late)].mean(axis=0), usual, num_steps)
+
+
+def compare_events(parts_ns: Floats, work_ns: Floats, rows: Ints, is_event: Bools) -> StageComparison | None:
+    """Return the stages in which single late steps exceed the usual ones of the same rank.
+
+    Of each step it is the rank that exceeds its own median work by most.
+
+    Args:
+        parts_ns: the parts of each step, (num_ranks, num_steps, num_parts).
+        work_ns: own work, (num_ranks, num_steps).
+        rows: of the ranks concerned, int64.
+        is_event: the late steps, bool, (num_steps,).
+
+    Returns:
+        None with fewer than two late steps, or without others.
+    """
+    columns = np.flatnonzero(is_event)
+    if len(columns) < 2 or is_event.all():
+        return None
+    above_ns = work_ns[rows][:, columns] - np.median(work_ns[rows], axis=1, keepdims=True)
+    latest = rows[above_ns.argmax(axis=0)]
+    usual_ns = np.zeros((len(parts_ns), len(OWN_WORK)))
+    for row in np.unique(latest).tolist():
+        usual_ns[row] = parts_ns[row][~is_event][:, list(OWN_WORK)].mean(axis=0)
+    own_ns = parts_ns[latest, columns][:, list(OWN_WORK)]
+    num_blocks = min(_MOST_BLOCKS, len(columns))
+    block = np.arange(len(columns)) * num_blocks // len(columns)
+    first = np.flatnonzero(np.diff(block, prepend=-1))
+    size = np.diff(np.append(first, len(columns)))[:, None]
+    own, usual = (np.add.reduceat(values, first, axis=0) / size for values in (own_ns, usual_ns[latest]))
+    return replace(_compared(own, usual, len(columns)), is_with_itself=True)
+
+
+def _compared(own: Floats, usual: Floats, num_steps: int) -> StageComparison:
+    """Return the comparison of means over blocks, each (num_blocks, len(OWN_WORK))."""
+    difference = own - usual
+    # Where no device waited for its host there is nothing to compare of that, and no chance to correct for.
+    parts = [part for part, column in zip(OWN_WORK, difference.T, strict=True) if part is not Part.HOST or column.any()]
+    difference = difference[:, : len(parts)]
+    mean, half = _intervals(difference, len(parts))
+    phases = [
+        PhaseExcess(
+            phase=part.name.lower(),
+            own_ns=float(own[:, index].mean()),
+            usual_ns=float(usual[:, index].mean()),
+            interval_ns=(float(mean[index] - half[index]), float(mean[index] + half[index])),
+        )
+        for index, part in enumerate(parts)
+    ]
+    phases.sort(key=lambda each: each.usual_ns - each.own_ns)
+    return StageComparison(stages=_stages(difference), phases=tuple(phases), num_steps=num_steps)
+
+
+def _stages(difference: Floats) -> tuple[Stage, ...]:
+    """Return the stages that hold most of the excess beyond chance, largest first; none if chance may hold it.
+
+    Args:
+        difference: of the first parts of own work, (num_blocks, num_parts).
+    """
+    parts = OWN_WORK[: difference.shape[1]]
+    stages = list(dict.fromkeys(_STAGE_OF[part] for part in parts))
+    of_stage = np.array([difference[:, [_STAGE_OF[part] is stage for part in parts]].sum(axis=1) for stage in stages]).T
+    excess = of_stage.sum(axis=1)
+    mean, half = _intervals(of_stage, len(stages))
+    named = np.flatnonzero((mean > half) & (mean >= _LEAST_SHARE * excess.mean()))
+    # What the named stages hold beyond half of the excess must itself be beyond chance.
+    beyond, beyond_half = _intervals((of_stage[:, named].sum(axis=1) - _MOST * excess)[:, None], 1)
+    if not len(named) or beyond[0] <= beyond_half[0]:
+        return ()
+    return tuple(stages[index] for index in named[mean[named].argsort()[::-1]].tolist())
+
+
+def _intervals(values: Floats, num_compared: int) -> tuple[Floats, Floats]:
+    """Return means over blocks and half of their intervals, by Student's t, each (num_columns,)."""
+    num_blocks = len(values)
+    factor = float(stdtrit(num_blocks - 1, 1 - _LEVEL / 2 / num_compared))
+    mean: Floats = values.mean(axis=0)
+    half: Floats = factor * values.std(axis=0, ddof=1) / np.sqrt(num_blocks)
+    return mean, half
+
+
+_LEAST_PASSES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataVariation:
+    """How work varies from microbatch to microbatch.
+
+    Attributes:
+        shared: correlation between neighbouring stages of a replica, median over these pairs: 1 if all of the variation
+            comes with the microbatch, 0 if none does.
+        spread: standard deviation of the work of a pass within a step, relative to it, median over ranks.
+        num_passes: passes compared in each pair.
+    """
+
+    shared: float
+    spread: float
+    num_passes: int
+
+
+def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation | None:
+    """Return how work varies; None without two stages, two microbatches a step, or a hundred passes to compare.
+
+    Args:
+        own_ns: work in each pass, above 0, float64, (num_ranks, num_kinds, num_steps, num_microbatches).
+        stage: pipeline stage of each rank, int64, (num_ranks,).
+        replica: of each rank, ranks of a replica share their data, int64, (num_ranks,).
+    """
+    num_kinds, num_steps, num_microbatches = own_ns.shape[1:]
+    num_passes = num_kinds * num_steps * num_microbatches
+    pairs = [
+        (first, second)
+        for first in range(len(stage))
+        for second in np.flatnonzero((replica == replica[first]) & (stage == stage[first] + 1))[:1].tolist()
+    ]
+    if not pairs or num_microbatches < 2 or num_passes < _LEAST_PASSES or not (own_ns > 0).all():
+        return None
+    logs = np.log(own_ns)
+    logs = logs - logs.mean(axis=2, keepdims=True)  # the place in the schedule
+    logs = logs - logs.mean(axis=3, keepdims=True)  # the step
+    varying = logs.reshape(len(logs), num_kinds, -1)
+    spread = varying.std(axis=2)
+    standard = varying / np.maximum(spread[:, :, None], 1e-12)
+    first, second = (np.array(side) for side in zip(*pairs, strict=True))
+    shared = (standard[first] * standard[second]).mean(axis=(1, 2))
+    return DataVariation(
+        shared=float(np.median(shared)), spread=float(np.median(spread.mean(axis=1))), num_passes=num_passes
+    )
+
 
 EXCESS_FLOOR = 0.05
 NOISE_LEVEL = 0.001
 _LEAST_STEPS = 10
-_TRIMMED = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +285,7 @@ class WorkExcess:
         num_compared: ranks that are compared.
     """
 
-    of_block: NDArray[np.float64]
+    of_block: Floats
     num_compared: int
 
     def of(self, ranks: Sequence[int]) -> tuple[float, tuple[float, float]] | None:
@@ -76,32 +309,7 @@ class WorkExcess:
         return Excess(share=share, interval=interval, noise=noise, is_marked=share > max(EXCESS_FLOOR, noise))
 
 
-def others_median(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return for each rank and step the median over the other ranks.
-
-    With two ranks it is the other one's value: a median that includes the rank itself would halve its excess.
-
-    Args:
-        values: (num_ranks, num_steps), at least two ranks.
-    """
-    num_ranks = len(values)
-    kernels = library()
-    if kernels is not None and has_order(values):
-        medians = np.empty(values.shape)
-        checked(kernels.others_median(num_ranks, values.size // num_ranks, values, medians))
-        return medians
-    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
-    # A few places of the sorted values suffice: a rank below one of them moves it up by one.
-    ascending = np.partition(values, (low, low + 1, high, high + 1), axis=0)
-    below = np.where(values <= ascending[low], ascending[low + 1], ascending[low])
-    above = np.where(values <= ascending[high], ascending[high + 1], ascending[high])
-    middle: NDArray[np.float64] = (below + above) / 2
-    return middle
-
-
-def excess_over_role(
-    work_ns: NDArray[np.float64], role: NDArray[np.int64], is_slow: NDArray[np.bool_] | None = None
-) -> WorkExcess:
+def excess_over_role(work_ns: Floats, role: Ints, is_slow: Bools | None = None) -> WorkExcess:
     """Return the excess of each rank; nobody is compared without another rank of the role, or with too few steps.
 
     Args:
@@ -126,7 +334,7 @@ def excess_over_role(
     return WorkExcess(of_block=of_block, num_compared=int(np.isfinite(of_block).all(axis=1).sum()))
 
 
-def _usual_ns(blocks: NDArray[np.float64], is_slow: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _usual_ns(blocks: Floats, is_slow: Bools) -> Floats:
     """Return the usual work of the others for each rank of one role, (num_ranks, num_blocks)."""
     is_usual = ~is_slow if (~is_slow).any() else np.ones(len(blocks), np.bool_)
     usual, alone = blocks[is_usual], is_usual & (is_usual.sum() == 1)
@@ -139,7 +347,7 @@ def _usual_ns(blocks: NDArray[np.float64], is_slow: NDArray[np.bool_]) -> NDArra
     return usual_ns
 
 
-def _trimmed_mean_of_others(values: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+def _trimmed_mean_of_others(values: Floats, share: float) -> Floats:
     """Return for each row the trimmed mean of the other rows, (num_rows, num_columns); at least two rows."""
     num_others = len(values) - 1
     first, place = int(share * num_others), values.argsort(axis=0).argsort(axis=0)
@@ -151,5 +359,5 @@ def _trimmed_mean_of_others(values: NDArray[np.float64], share: float) -> NDArra
     return np.asarray(kept / (stop - first))
 
 
-def _error(blocks: NDArray[np.float64]) -> float:
+def _error(blocks: Floats) -> float:
     return float(blocks.std(ddof=1)) / float(np.sqrt(len(blocks)))

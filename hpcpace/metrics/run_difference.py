@@ -1,17 +1,26 @@
-"""Whether runs differ: intervals that know how much runs of the same thing differ, not only how much their steps do.
+"""Whether runs differ, two groups of them or a series, by intervals that know how much runs of the same thing differ.
 
 A run's steps say how well its own median is known. They say nothing about the next run of the same job, which gets
 other placements, temperatures and neighbours. That spread comes from repeats, or from a stated prior.
+
+In a series the level changes for good, drifts, or single runs are off. Penalised least squares on logarithms with a
+bounded loss, so that a run that is off costs the same however far it is off, and does not pull the level (Fearnhead &
+Rigaill 2019, "Changepoint detection in the presence of outliers"). The optimum over a grid of levels is found by
+dynamic programming (as of Potts' functional: Winkler & Liebscher 2002).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
 from math import inf, sqrt
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import bdtrc, ndtri, stdtr, stdtrit
+
+from hpcpace.metrics import Floats, Ints
 
 LEAST_REPEATS = 3
 LEAST_PLACES = 8
@@ -22,7 +31,6 @@ _PRIOR_WEIGHT = 3
 _MOST_DEVIATIONS = 3
 # Degrees of freedom of the standard deviation without outliers, per place: 0.56 of 8, 0.66 of 16, 0.79 of 64.
 _OF_KEPT = 0.6
-_OF_NORMAL = 1.4826  # standard deviation of a normal distribution over the median of its deviations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,3 +187,336 @@ def log_difference(
     half = welch_half_width(variances, freedoms, upper)
     pooled = sqrt(sum(s * f for s, f in zip(spreads, freedoms, strict=True)) / sum(freedoms))
     return LogDifference(value=value, low=value - half, high=value + half, from_repeats=True, spread=pooled)
+
+
+LEAST_RUNS = 3
+LEAST_DEVIATIONS = 3.0
+LEAST_SPREAD = 0.005
+"""Runs of the same thing differ by half a percent at least, however alike a few of them are."""
+NO_SPREAD = RunSpread(value=0.0, freedom=0.0)
+"""Nothing is known of the spread but what a series says itself."""
+_OF_NORMAL = 1.4826
+_MOST_APART = 5  # places between runs whose difference counts for the spread
+_RUNS_PER_PLACE = 8  # so that a change of level is between few pairs of them
+_LEVELS_PER_SPREAD = 2
+_MOST_BY_CHANCE = 0.02
+_MOST_STEPS_BY_CHANCE = 0.01
+_MOST_OFF_BY_CHANCE = 0.05
+_LEAST_OF_DRIFT = 12
+_MOST_DRIFTS_BY_CHANCE = 0.01
+_LINE_TURNS = 5
+_MOST_LEVELS = 400
+
+
+class Duration(StrEnum):
+    """For how long a series has changed."""
+
+    LASTING = "lasting"
+    RECENT = "recent"
+    ONE_OFF = "one-off"
+    DRIFT = "drift"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelChange:
+    """A change of level.
+
+    Attributes:
+        first, last: positions of the first and the last run at the new level.
+        before, after: medians of the logarithms at the level before and at the new one.
+        duration: lasting with `LEAST_RUNS` on both sides; recent with fewer at the end of the series, which may turn
+            out to be either; one-off if the series went back. Where runs were at the new level for once before, more
+            of them are needed. A drift goes from `before` at the first run to `after` at the last one.
+        deviations: size of the change in standard deviations of a run.
+        num_alike: runs of the level before that were off for once and at the new level.
+    """
+
+    first: int
+    last: int
+    before: float
+    after: float
+    duration: Duration
+    deviations: float
+    num_alike: int = 0
+
+    @property
+    def size(self) -> float:
+        """The change of the logarithm."""
+        return self.after - self.before
+
+    @property
+    def num_runs(self) -> int:
+        """Runs at the new level, until the next lasting change."""
+        return self.last - self.first + 1
+
+
+def level_changes(values: Floats, num_series: int = 1, common: RunSpread = NO_SPREAD) -> list[LevelChange]:
+    """Return the changes of a series, in order; none of fewer than 4 runs.
+
+    Nothing is said of fewer than `LEAST_RUNS` runs at the begin that differ from all later ones: there is no level
+    before them to which they could be compared.
+
+    Args:
+        values: logarithms, in the order of the runs, float64, (num_runs,).
+        num_series: how many are looked at together, each of which may differ by chance.
+        common: spread of a run in these, which few runs of one of them know badly.
+    """
+    if len(values) <= LEAST_RUNS:
+        return []
+    spread = run_spread(values)
+    stretches = _stretches(values, spread)
+    steps = _steps(values, stretches, spread, num_series, common)
+    line = _line(values, spread)
+    if line is None or not _is_drift(values, line, stretches, spread, num_series):
+        return steps
+    rest = _steps(values - line, _stretches(values - line, spread), spread, num_series, common)
+    if any(change.duration is Duration.LASTING for change in steps) and any(
+        change.duration is Duration.LASTING for change in rest
+    ):
+        return steps  # a line does not explain them either
+    drift = _change(0, len(values) - 1, float(line[0]), float(line[-1]), Duration.DRIFT, spread)
+    off = (
+        replace(
+            change, before=change.before + float(line[change.first]), after=change.after + float(line[change.first])
+        )
+        for change in rest
+        if change.duration is not Duration.LASTING
+    )
+    return [drift, *off]
+
+
+def _steps(
+    values: Floats,
+    stretches: list[tuple[int, int]],
+    spread: float,
+    num_series: int,
+    common: RunSpread,
+) -> list[LevelChange]:
+    """Return the changes between levels, and the runs that are off from theirs, in order."""
+    whole = [stretch for stretch in stretches if stretch[1] - stretch[0] >= LEAST_RUNS]
+    if not whole:
+        return []
+    levels = {stretch: float(np.median(values[slice(*stretch)])) for stretch in stretches}
+    whole = _without_chance(values, whole, levels, spread)
+    found: list[LevelChange] = []
+    own = np.full(len(values), np.nan)
+    for before, (first, stop) in zip([None, *whole[:-1]], whole, strict=True):
+        level = levels[first, stop]
+        if (
+            before is not None
+            and abs(level - levels[before]) >= LEAST_DEVIATIONS * spread
+            and _levels_differ(values, before, (first, stop), spread, num_series, common)
+        ):
+            found.append(_change(first, stop - 1, levels[before], level, Duration.LASTING, spread))
+        own[first:] = level  # the next whole stretch begins behind short ones, which are off from this one
+    sides = _off_sides(values - own, spread, num_series)
+    for (first, stop), after in zip(whole, [*whole[1:], (len(values), len(values))], strict=True):
+        found += _off(values, sides, first, after[0], levels[first, stop], spread)
+    return sorted(found, key=lambda change: change.first)
+
+
+def _levels_differ(
+    values: Floats,
+    before: tuple[int, int],
+    after: tuple[int, int],
+    spread: float,
+    num_series: int,
+    common: RunSpread,
+) -> bool:
+    """Return whether two stretches differ by more than their own runs, few as they may be, explain (Student's t)."""
+    stretches = [values[slice(*stretch)] for stretch in (before, after)]
+    levels = [float(np.median(stretch)) for stretch in stretches]
+    most = LEAST_DEVIATIONS * spread
+    apart = np.concatenate([stretch - level for stretch, level in zip(stretches, levels, strict=True)]).clip(
+        -most, most
+    )
+    freedom = len(apart) - 2
+    own_spread = max(float(np.sqrt(np.sum(apart**2) / freedom)), LEAST_SPREAD, common.value)
+    error = own_spread * sum(1 / len(stretch) for stretch in stretches) ** 0.5
+    chance = 2 * float(stdtr(freedom + common.freedom, -abs(levels[1] - levels[0]) / error))
+    return chance * len(values) * num_series <= _MOST_STEPS_BY_CHANCE
+
+
+def _line(values: Floats, spread: float) -> Floats | None:
+    """Return the line of a series, to which runs that are off from it add nothing; None if most are, or of few runs.
+
+    It starts from the median slope between runs half a series apart (Theil's incomplete method).
+    """
+    num_runs = len(values)
+    if num_runs < _LEAST_OF_DRIFT:
+        return None
+    at, half = np.arange(num_runs, dtype=np.float64), num_runs // 2
+    line = at * float(np.median(values[half:] - values[: num_runs - half])) / half
+    line += float(np.median(values - line))
+    for _ in range(_LINE_TURNS):
+        near = np.abs(values - line) <= LEAST_DEVIATIONS * spread
+        if np.count_nonzero(near) <= half:
+            return None
+        slope, at_0 = np.polyfit(at[near], values[near], 1)
+        line = float(at_0) + float(slope) * at
+    return line
+
+
+def _is_drift(
+    values: Floats,
+    line: Floats,
+    stretches: list[tuple[int, int]],
+    spread: float,
+    num_series: int,
+) -> bool:
+    """Return whether a line explains a series better than levels do, and each half of the series goes along it."""
+    total = float(line[-1] - line[0])
+    if abs(total) < LEAST_DEVIATIONS * spread:
+        return False
+    off, penalty = _costs(len(values), spread)
+    levels = np.concatenate([np.full(stop - first, np.median(values[first:stop])) for first, stop in stretches])
+    of_levels = float(np.minimum((values - levels) ** 2, off).sum()) + penalty * (len(stretches) - 1)
+    if float(np.minimum((values - line) ** 2, off).sum()) + penalty > of_levels:
+        return False
+    at = np.flatnonzero(np.abs(values - line) <= LEAST_DEVIATIONS * spread)
+    halves = (at[at < len(values) // 2], at[at >= len(values) // 2])
+    return all(
+        _slope_chance(half, values[half] * np.sign(total)) * num_series <= _MOST_DRIFTS_BY_CHANCE for half in halves
+    )
+
+
+def _slope_chance(at: Ints, values: Floats) -> float:
+    """Return how likely runs rise like this by chance (Student's t of the slope)."""
+    freedom = len(at) - 2
+    if freedom < 1:
+        return 1.0
+    x = at - at.mean()
+    slope = float(x @ values / (x @ x))
+    apart = values - values.mean() - slope * x
+    own_spread = max(float(np.sqrt(apart @ apart / freedom)), LEAST_SPREAD)
+    return float(stdtr(freedom, -slope * float(x @ x) ** 0.5 / own_spread))
+
+
+def _without_chance(
+    values: Floats, whole: list[tuple[int, int]], levels: dict[tuple[int, int], float], spread: float
+) -> list[tuple[int, int]]:
+    """Return the stretches that are not just some runs in a row that are off.
+
+    Where many runs are off for once and all to one level, as those of a job that sometimes gets a slow host, some of
+    them follow each other by chance: the expected number of such places in the series is a binomial tail per run.
+    """
+    own = np.full(len(values), np.nan)  # runs without a level are off
+    for stretch in whole:
+        own[slice(*stretch)] = levels[stretch]
+    kept = list(whole)
+    for first, stop in sorted(whole, key=lambda stretch: stretch[1] - stretch[0])[:-1]:
+        is_there = np.abs(values - levels[first, stop]) <= LEAST_DEVIATIONS * spread
+        inside, num_inside = np.count_nonzero(is_there[first:stop]), stop - first
+        elsewhere = is_there & ~(np.abs(values - own) <= LEAST_DEVIATIONS * spread)
+        elsewhere[first:stop] = False
+        share = np.count_nonzero(elsewhere) / (len(values) - num_inside)
+        if len(values) * float(bdtrc(inside - 1, num_inside, share)) > _MOST_BY_CHANCE:
+            kept.remove((first, stop))
+            own[first:stop] = np.nan
+    return kept
+
+
+def _num_alike(values: Floats, before: float, after: float, spread: float) -> int:
+    """Return how many runs of a level are off it and at another one."""
+    is_off = np.abs(values - before) > LEAST_DEVIATIONS * spread
+    return int(np.count_nonzero(is_off & (np.abs(values - after) <= LEAST_DEVIATIONS * spread)))
+
+
+def run_spread(values: Floats) -> float:
+    """Return the standard deviation of a run from the differences of runs near each other.
+
+    Changes of level hardly move it. In series of 16 runs or more it is the larger one of that of neighbours and that of
+    runs up to five places apart: where speed drifts, or goes with the load of the week, neighbours are more alike than
+    runs are, and each swing would be taken for a change.
+    """
+    if len(values) < 2:
+        return LEAST_SPREAD
+    median = float(np.median(np.abs(np.diff(values))))
+    places = range(2, min(_MOST_APART, len(values) // _RUNS_PER_PLACE) + 1)
+    if places:
+        apart = np.concatenate([np.abs(values[place:] - values[:-place]) for place in places])
+        median = max(median, float(np.median(apart)))
+    return max(_OF_NORMAL * median / 2**0.5, LEAST_SPREAD)
+
+
+def _change(first: int, last: int, before: float, after: float, duration: Duration, spread: float) -> LevelChange:
+    deviations = abs(after - before) / spread
+    return LevelChange(first=first, last=last, before=before, after=after, duration=duration, deviations=deviations)
+
+
+def _stretches(values: Floats, spread: float) -> list[tuple[int, int]]:
+    """Return begin and end of each stretch of one level.
+
+    A change costs slightly more than a run that is off, so that two runs that are off for once are no stretch, and
+    three are one where the series stays there; more in long series, which have more chances of one.
+    """
+    num_runs = len(values)
+    off, penalty = _costs(num_runs, spread)
+    levels = _levels(values, spread)
+    previous = np.zeros((num_runs, len(levels)), np.int16)
+    stay = np.arange(len(levels))
+    cost = np.zeros(len(levels))
+    for at, value in enumerate(values):
+        if at:
+            cheapest = int(np.argmin(cost))
+            changes = cost > cost[cheapest] + penalty
+            previous[at] = np.where(changes, cheapest, stay)
+            cost = np.where(changes, cost[cheapest] + penalty, cost)
+        cost = cost + np.minimum((value - levels) ** 2, off)
+    path = np.zeros(num_runs, np.int64)
+    path[-1] = int(np.argmin(cost))
+    for at in range(num_runs - 1, 0, -1):
+        path[at - 1] = previous[at, path[at]]
+    edges = [0, *(np.flatnonzero(np.diff(path)) + 1).tolist(), num_runs]
+    return list(pairwise(edges))
+
+
+def _costs(num_runs: int, spread: float) -> tuple[float, float]:
+    """Return what a run costs that is off, and what a change does."""
+    off = (LEAST_DEVIATIONS * spread) ** 2
+    return off, max(1.05 * off, 3 * spread**2 * float(np.log(num_runs)))
+
+
+def _levels(values: Floats, spread: float) -> Floats:
+    """Return the levels that are tried: those of a grid that values are near."""
+    step = spread / _LEVELS_PER_SPREAD
+    levels = np.unique(np.round(values / step)) * step
+    return levels if len(levels) <= _MOST_LEVELS else np.quantile(values, np.linspace(0, 1, _MOST_LEVELS))
+
+
+def _off_sides(away: Floats, spread: float, num_series: int) -> Floats:
+    """Return 1 or -1 for each run that is off its level, else 0.
+
+    Among many runs some are far off by chance: 5 % of series may have one that is named. The spread is that of the runs
+    near each other, and that of the other runs about their levels, which few runs know with an error (Student's t).
+
+    Args:
+        away: distance of each run from its level, float64, (num_runs,); NaN where it has none.
+        spread: of a run.
+        num_series: looked at together.
+    """
+    num_runs, size = len(away), np.abs(away)
+    deviations = max(LEAST_DEVIATIONS, float(ndtri(1 - _MOST_OFF_BY_CHANCE / 2 / num_runs)))
+    is_off = size > deviations * spread
+    while is_off.any():
+        others = away[~is_off & ~np.isnan(away)]
+        freedom = max(len(others) - int(is_off.sum()), LEAST_RUNS) - 1  # what is left out may be no more than the tails
+        own_spread = max(float(np.sqrt(np.sum(others**2) / freedom)), LEAST_SPREAD)
+        deviations = -float(stdtrit(freedom, _MOST_OFF_BY_CHANCE / 2 / num_runs / num_series))
+        still = is_off & (size > deviations * own_spread)
+        if still.sum() == is_off.sum():
+            break
+        is_off = still
+    return np.where(is_off, np.sign(away), 0.0)
+
+
+def _off(values: Floats, sides: Floats, first: int, stop: int, level: float, spread: float) -> Iterator[LevelChange]:
+    """Yield the groups of neighbouring runs in a stretch that are off its level to the same side."""
+    inside = sides[first:stop]
+    edges = [0, *(np.flatnonzero(np.diff(inside)) + 1).tolist(), len(inside)]
+    for begin, end in pairwise(edges):
+        if inside[begin] and (first or begin):
+            duration = Duration.RECENT if first + end == len(values) else Duration.ONE_OFF
+            after = float(np.median(values[first + begin : first + end]))
+            change = _change(first + begin, first + end - 1, level, after, duration, spread)
+            yield replace(change, num_alike=_num_alike(values[first : first + begin], level, after, spread))

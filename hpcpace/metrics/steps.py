@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.metrics import Bools, Bytes, Ints
 from hpcpace.trace.schema import StepFlag
 
 _MOST_LENGTH_PER_STEP = 64
@@ -28,17 +29,17 @@ class StepPanel:
         num_seen: steps that at least one rank has.
     """
 
-    step: NDArray[np.int64]
-    begin_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    flags: NDArray[np.uint8]
+    step: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    samples: Ints
+    flags: Bytes
     num_seen: int
 
     def __len__(self) -> int:
         return len(self.step)
 
-    def select(self, mask: NDArray[np.bool_] | NDArray[np.int64] | slice) -> StepPanel:
+    def select(self, mask: Bools | Ints | slice) -> StepPanel:
         """Return the steps under a mask, bool, (num_steps,), at some positions, int64, or of a slice."""
         return StepPanel(
             step=self.step[mask],
@@ -82,7 +83,7 @@ def common_steps(tables: Sequence[Mapping[str, NDArray[Any]]]) -> StepPanel:
     )
 
 
-def columns_of(step: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+def columns_of(step: Ints, values: Ints) -> Ints:
     """Return the position of each value among step numbers, -1 if it is not one of them, int64, shaped like `values`.
 
     Args:
@@ -98,11 +99,10 @@ def columns_of(step: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np
     # A lookup table is several times faster than np.isin or np.searchsorted; values outside are clipped to its ends.
     table = np.full(length + 2, -1)
     table[step - first + 1] = np.arange(len(step))
-    columns: NDArray[np.int64] = table[np.clip(values, first - 1, first + length) - (first - 1)]
-    return columns
+    return np.asarray(table[np.clip(values, first - 1, first + length) - (first - 1)])
 
 
-def step_times(step: NDArray[np.int64], begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def step_times(step: Ints, begin_ns: Ints, end_ns: Ints) -> Ints:
     """Return the wall time of each step, T_i = max_r end_i - max_r end_(i-1), in nanoseconds, (num_steps,).
 
     So steps add up to wall time. If step i-1 is missing, the latest begin of step i is used instead of its end.
@@ -118,13 +118,10 @@ def step_times(step: NDArray[np.int64], begin_ns: NDArray[np.int64], end_ns: NDA
     start = begin_ns.max(axis=0)
     follows = np.flatnonzero(np.diff(step) == 1) + 1
     start[follows] = last_end[follows - 1]
-    times_ns: NDArray[np.int64] = np.maximum(last_end - start, 0)
-    return times_ns
+    return np.asarray(np.maximum(last_end - start, 0))
 
 
-def used_steps(
-    panel: StepPanel, *, include_warmup: bool, first: int | None = None, stop: int | None = None
-) -> NDArray[np.bool_]:
+def used_steps(panel: StepPanel, *, include_warmup: bool, first: int | None = None, stop: int | None = None) -> Bools:
     """Return which steps of a panel the figures use, bool, (num_steps,): not the warm-up, `first <= step < stop`.
 
     Steps without detail are left out, and those without phases where there are others.
@@ -140,22 +137,19 @@ def used_steps(
     return has_phases if has_phases.any() else mask
 
 
-def is_plain(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def is_plain(flags: Bytes) -> Bools:
     """Return which steps were recorded without detail on some rank, bool, (num_steps,)."""
-    found: NDArray[np.bool_] = flags & StepFlag.PLAIN != 0
-    return found
+    return np.asarray(flags & StepFlag.PLAIN != 0)
 
 
-def is_unphased(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def is_unphased(flags: Bytes) -> Bools:
     """Return which steps were recorded with collectives and without phases on some rank, bool, (num_steps,)."""
-    found: NDArray[np.bool_] = flags & (StepFlag.PLAIN | StepFlag.UNPHASED) == StepFlag.UNPHASED
-    return found
+    return np.asarray(flags & (StepFlag.PLAIN | StepFlag.UNPHASED) == StepFlag.UNPHASED)
 
 
-def is_warmup(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def is_warmup(flags: Bytes) -> Bools:
     """Return which steps are a warm-up, bool, (num_steps,); those with less than full detail have its mark, too."""
-    found: NDArray[np.bool_] = flags & (StepFlag.WARMUP | StepFlag.PLAIN | StepFlag.UNPHASED) == StepFlag.WARMUP
-    return found
+    return np.asarray(flags & (StepFlag.WARMUP | StepFlag.PLAIN | StepFlag.UNPHASED) == StepFlag.WARMUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +174,7 @@ class Throughput:
     cv: float | None
 
 
-def throughput(times_ns: NDArray[np.int64], samples: NDArray[np.int64]) -> Throughput:
+def throughput(times_ns: Ints, samples: Ints) -> Throughput:
     """Return the throughput and step times of at least one step.
 
     Args:

@@ -1,17 +1,76 @@
-"""Where the ranks of a run are in the network: which of them share a node, a leaf switch and the links above.
+"""Where the ranks of a run are: in the network (node, leaf switch, links), and in a pipeline that no mesh names.
 
 Slurm gives each task the path from the top of the network to its node. If units of two levels hold the same ranks, no
-measurement can separate them: they are aliases of each other and reported together.
+measurement can separate them: they are aliases of each other and reported together. Stages of a pipeline are found from
+which ranks reduce together and which send to each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpcpace.metrics import Bools, Ints
+
+if TYPE_CHECKING:
+    from scipy.sparse import coo_array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
+_MOST_NEIGHBOURS = 2
+
+
+def stages_of_traffic(
+    ranks: Sequence[int], groups: Collection[Sequence[int]], messages: Collection[Sequence[int]]
+) -> Ints:
+    """Return the stage of each rank, int64, (num_ranks,), numbered by their lowest ranks; all -1 if there are none.
+
+    Ranks that have collectives together, but not with all, are of one stage (data and tensor parallelism). It is a
+    pipeline, or any other chain or ring, if all stages have as many ranks, messages go between stages only, and each
+    stage has at most two neighbours.
+
+    Args:
+        ranks: the ranks, distinct.
+        groups: the ranks of each group that has collectives.
+        messages: pairs of ranks that send to each other.
+    """
+    none = np.full(len(ranks), -1, np.int64)
+    index = {rank: place for place, rank in enumerate(ranks)}
+    pairs = [(index[a], index[b]) for a, b in messages if a in index and b in index]
+    if not pairs:
+        return none  # parts that no message joins are no stages
+
+    from scipy.sparse.csgraph import connected_components  # slow to load, and only pipelines need it
+
+    together = [
+        (index[group[0]], index[other])
+        for group in groups
+        if len(set(group)) < len(ranks) and all(rank in index for rank in group)
+        for other in group[1:]
+    ]
+    num_parts, part = connected_components(_graph(together, len(ranks)), directed=False)
+    links = {(int(part[a]), int(part[b])) for a, b in pairs}
+    if num_parts < 2 or len(set(np.bincount(part).tolist())) > 1 or any(a == b for a, b in links):
+        return none
+    neighbours = np.zeros((num_parts, num_parts), bool)
+    for a, b in links:
+        neighbours[a, b] = neighbours[b, a] = True
+    is_whole = connected_components(neighbours, directed=False)[0] == 1
+    if not is_whole or neighbours.sum(axis=0).max() > _MOST_NEIGHBOURS:
+        return none
+    lowest = np.array([min(np.asarray(ranks)[part == one]) for one in range(num_parts)])
+    return np.asarray(np.argsort(np.argsort(lowest))[part].astype(np.int64))
+
+
+def _graph(edges: Sequence[tuple[int, int]], num_nodes: int) -> coo_array:
+    from scipy.sparse import coo_array
+
+    source, target = np.array(edges, np.int64).reshape(-1, 2).T
+    return coo_array((np.ones(len(source)), (source, target)), shape=(num_nodes, num_nodes))
+
 
 UnitKind = Literal["rank", "node", "leaf", "link"]
 Unit = tuple[UnitKind, str]
@@ -37,8 +96,8 @@ class Topology:
     """
 
     ranks: tuple[int, ...]
-    node: NDArray[np.int64]
-    leaf: NDArray[np.int64]
+    node: Ints
+    leaf: Ints
     node_names: tuple[str, ...]
     slurm_names: tuple[str, ...]
     leaf_names: tuple[str, ...]
@@ -59,7 +118,7 @@ class Topology:
         return len(self.leaf_names)
 
     @property
-    def node_leaf(self) -> NDArray[np.int64]:
+    def node_leaf(self) -> Ints:
         """Leaf of each node, int64, (num_nodes,), -1 where the network is not known."""
         leaf = np.full(self.num_nodes, -1, np.int64)
         leaf[self.node] = self.leaf
@@ -85,18 +144,18 @@ class Topology:
         return dict(zip(self.links, ends, strict=True))
 
     @property
-    def is_uplink(self) -> NDArray[np.bool_]:
+    def is_uplink(self) -> Bools:
         """Which of `links` are uplinks, bool, (num_links,)."""
         return np.arange(len(self.links)) >= self.num_nodes
 
-    def rows_of(self, kind: str, name: str) -> NDArray[np.int64]:
+    def rows_of(self, kind: str, name: str) -> Ints:
         """Return the rows of the ranks of a unit by its name; none for what has no ranks, such as a link."""
         if kind == "rank":
             return np.flatnonzero(np.asarray(self.ranks, np.int64) == int(name))
         units, names = (self.node, self.node_names) if kind == "node" else (self.leaf, self.leaf_names)
         return np.flatnonzero(units == names.index(name)) if kind in ("node", "leaf") else np.zeros(0, np.int64)
 
-    def touches(self, groups: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+    def touches(self, groups: Sequence[Sequence[int]]) -> Bools:
         """Return which links the transfers of each group must pass, bool, (num_groups, num_links).
 
         A group passes a node's host link if it has members on the node and elsewhere; uplinks likewise.
@@ -109,7 +168,7 @@ class Topology:
         parts = [units & (units.sum(axis=1, keepdims=True) > 1) for units in (nodes, leaves) if units.shape[1] > 1]
         return np.concatenate([np.zeros((len(groups), 0), np.bool_), *parts], axis=1)
 
-    def members_by(self, groups: Sequence[Sequence[int]], unit: NDArray[np.int64], num_units: int) -> NDArray[np.int64]:
+    def members_by(self, groups: Sequence[Sequence[int]], unit: Ints, num_units: int) -> Ints:
         """Return how many members of each group are on each unit, int64, (num_groups, num_units).
 
         Args:
@@ -198,7 +257,7 @@ def _split(address: str, host: str) -> tuple[tuple[str, ...], str]:
     return tuple(above), node
 
 
-def _are_consistent(places: Sequence[tuple[tuple[str, ...], str]], node: NDArray[np.int64]) -> bool:
+def _are_consistent(places: Sequence[tuple[tuple[str, ...], str]], node: Ints) -> bool:
     """Return whether each node has one place, each place one node, and each leaf one path up."""
     if not places or any(not above or not above[-1] or not name for above, name in places):
         return False

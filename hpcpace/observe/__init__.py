@@ -1,1 +1,1 @@
-"""Watching a training job: its collectives, its phases, its network and host counters, and the session around them."""
+"""Watching a training job: its collectives, phases, counters, and the session around them."""

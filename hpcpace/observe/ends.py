@@ -1,14 +1,26 @@
-"""How the program of a rank ends, as a row of its trace: by an exception, by an exit code, or by a signal.
+"""How the program of a rank ends, as a row of its trace, and what it saves at SIGTERM.
 
 Of an exception, only the name of its type is recorded, and whether it is of a timeout or a lost connection: messages
-hold paths, addresses and data of the job. A rank that is killed or calls os._exit leaves no row.
+hold paths, addresses and data of the job. A rank that is killed or calls os._exit leaves no row. Slurm sends SIGTERM to
+every rank at scancel and at the time limit, and SIGKILL after KillWait seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import re
 import signal
+import socket
 import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from hpcpace.core.environment import process_redaction
 from hpcpace.trace.schema import TABLES, ErrorCode, EventKind
@@ -22,7 +34,9 @@ _DISCONNECTED = re.compile(
     r"connection (closed|reset|refused|was lost)|closed by peer|broken pipe|remote process|ncclSystemError|socket",
     re.IGNORECASE,
 )
-_MOST_BYTES = TABLES["events"].dtype["text"].itemsize
+# How long a thread waits for the end of the process that it has brought about.
+_ENDS_WITHIN_S = 5.0
+_MAX_BYTES = TABLES["events"].dtype["text"].itemsize
 
 
 def error_in_flight(known: BaseException | None) -> BaseException | None:
@@ -38,7 +52,7 @@ def end_by(error: BaseException) -> EndEvent | None:
     if isinstance(error, SystemExit):
         return EventKind.EXIT, _exit_code(error.code), b""
     name = process_redaction().text(type(error).__qualname__)
-    return EventKind.EXCEPTION, _error_code(error), name.encode(errors="replace")[:_MOST_BYTES]
+    return EventKind.EXCEPTION, _error_code(error), name.encode(errors="replace")[:_MAX_BYTES]
 
 
 def end_by_signal(number: signal.Signals) -> EndEvent:
@@ -62,3 +76,128 @@ def _exit_code(code: object) -> int:
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1
+
+
+class TerminationTrap:
+    """Calls `rescue` when SIGTERM arrives, also while the main thread is blocked inside torch, and then ends by it.
+
+    Python runs signal handlers in the main thread between two bytecodes, which a rank that waits inside a collective
+    never reaches. The C-level handler, though, writes to a descriptor at once, and a thread of ours reads it. A
+    handler of the job, set before or after ours, is left alone and decides what SIGTERM means: with one set after
+    ours, SIGTERM calls `rescue` and ends nothing. Forked children are as if there were no trap.
+    """
+
+    def __init__(self, rescue: Callable[[], object]) -> None:
+        self._rescue = rescue
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+
+    def install(self) -> bool:
+        """Set the trap; return whether that worked."""
+        if threading.current_thread() is not threading.main_thread() or not has_default_action(signal.SIGTERM):
+            return False
+        listener = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(listener)
+        if listener != -1:  # an event loop of the job's listens for signals
+            return False
+        reader, writer = self._sockets = socket.socketpair()
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._tell)
+        # Else the signal fails system calls under torch and MPI, whose errors would come before the end.
+        signal.siginterrupt(signal.SIGTERM, False)
+        threading.Thread(target=self._watch, args=[reader], name="hpcpace-sigterm", daemon=True).start()
+        _hook_forks(weakref.ref(self))
+        return True
+
+    @property
+    def is_decisive(self) -> bool:
+        """Whether SIGTERM ends this process: no handler of the job's decides what it means."""
+        # The default: the trap was removed since the signal came.
+        return signal.getsignal(signal.SIGTERM) in (self._tell, signal.SIG_DFL)
+
+    def remove(self) -> None:
+        """Remove the trap; it stays if a thread other than the main one asks, as Python forbids that."""
+        if self._sockets is None or threading.current_thread() is not threading.main_thread():
+            return
+        (_, writer), self._sockets = self._sockets, None
+        if signal.getsignal(signal.SIGTERM) == self._tell:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        current = signal.set_wakeup_fd(-1)
+        if current != writer.fileno():  # an event loop of the job's has taken its place
+            signal.set_wakeup_fd(current)
+        writer.close()
+
+    def _tell(self, number: int, frame: FrameType | None) -> None:
+        # Once more, for an event loop of the job's may have taken the descriptor's place. A handler of the job's that
+        # was set on top of ours may call this, or put it back, long after the trap is gone.
+        if self._sockets is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._sockets[1].send(bytes([number]))
+        else:
+            act_by_default(number, self._tell)
+
+    def _watch(self, reader: socket.socket) -> None:
+        with reader:
+            while numbers := reader.recv(16):
+                if signal.SIGTERM in numbers:
+                    self._answer()
+
+    def _answer(self) -> None:
+        is_decisive = self.is_decisive
+        try:
+            self._rescue()
+        finally:
+            if is_decisive:
+                _end_by_default(signal.SIGTERM)
+
+
+def _end_by_default(number: signal.Signals) -> None:
+    """End this process by a signal's default action, from any thread; signal.signal is for the main thread only."""
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    set_handler(number, int(signal.SIG_DFL))
+    os.kill(os.getpid(), number)
+    # Here it ends, whichever threads block the signal; only process 1 of a container goes on, as without a trap.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    # Where the same signal is on its way to another thread already, the kernel takes both for one: it ends with that.
+    time.sleep(_ENDS_WITHIN_S)
+
+
+def has_default_action(number: signal.Signals) -> bool:
+    """Return whether a signal has no handler."""
+    # Handlers set in C, such as those of faulthandler, are unknown to Python.
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
+    return signal.getsignal(number) is signal.SIG_DFL and not int(caught, 16) >> (number - 1) & 1
+
+
+def _hook_forks(reference: weakref.ref[TerminationTrap]) -> None:
+    """Take the trap away in every forked child, before SIGTERM can reach it there.
+
+    A child writes to the same descriptor: its SIGTERM would end the parent.
+    """
+    before = threading.local()
+
+    def hold() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def remove() -> None:
+        trap = reference()
+        if trap is not None:
+            trap.remove()
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=remove)
+
+
+def act_by_default(number: int, handler: Callable[..., Any]) -> None:
+    """Do what a signal does by default if it still comes to a handler, which is over.
+
+    A script may keep a handler of ours as the one before its own, and put it back after we have removed it. Where the
+    handler of the script only calls ours, nothing is done: without us, it would have had none to call.
+    """
+    if signal.getsignal(number) == handler:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

@@ -1,28 +1,192 @@
-"""A rank that has joined the other ranks of its session: what they agree on before they record."""
+"""A rank that has joined the others: its settings, and what all agree on beforehand.
+
+They agree on the run directory; rank 0 writes run.json into it. Of the environment, run.json keeps the variables below
+and nothing secret (`hpcpace.core.redaction`); docs/recorded-data.md lists every field.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from hpcpace import __version__
 from hpcpace.config import Config
-from hpcpace.core.environment import HostIdentity, RankInfo
+from hpcpace.config_sources import REQUESTED, load_config
+from hpcpace.config_values import setting_variables
+from hpcpace.core.environment import HostIdentity, RankInfo, rank_info, rank_info_of_group
 from hpcpace.core.files import other_writers
+from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
+from hpcpace.known_variables import unknown_sentence, unknown_variables
 from hpcpace.observe.coordination import Coordinator
-from hpcpace.observe.cores import usable_cpus
-from hpcpace.observe.network import find_network_counters
-from hpcpace.observe.record import run_record
-from hpcpace.observe.session_settings import SessionSettings
+from hpcpace.observe.host.counters import usable_cpus
+from hpcpace.observe.host.network import find_network_counters
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
+
+_PACKAGES = ("torch", "numpy", "h5py", "mpi4py", "mpich")
+KEPT_VARIABLES = frozenset(
+    (
+        *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HPCPACE_LAB_NAME", "HPCPACE_LAB_EMULATION"),
+        *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"),
+        *("SLURM_JOB_CPUS_PER_NODE", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"),
+        *("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_RESTART_COUNT"),
+    )
+)
+"""Environment variables that run.json keeps, along with those of hpcpace's own settings."""
+
+KEPT_PREFIXES = ("NCCL_", "GLOO_")
+"""Beginnings of further ones."""
+
+
+def run_record(
+    *,
+    name: str,
+    config: Config,
+    environ: Mapping[str, str],
+    hosts: Iterable[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the content of run.json.
+
+    Args:
+        hosts: one entry a rank: rank, host, node, pid.
+        facts: what the caller knows beyond that, such as model, data, mesh and launcher.
+    """
+    names = KEPT_VARIABLES | setting_variables()
+    kept = sorted(name for name in environ if name in names or name.startswith(KEPT_PREFIXES))
+    record = {
+        "schema": "hpcpace-run/1",
+        "name": name,
+        "created_unix_ns": time.time_ns(),
+        "command": sys.argv,
+        "config": config.to_json(),
+        "ranks": list(hosts),
+        "versions": {"hpcpace": __version__, "python": platform.python_version(), **_versions()},
+        "kernel": platform.release(),
+        "git_commit": _git_commit(),
+        "environment": {name: environ[name] for name in kept},
+        **facts,
+    }
+    # A value whose name marks it as a secret here is removed everywhere else as well.
+    redacted: dict[str, Any] = Redaction.of(environ, sys.argv).content(record)
+    return redacted
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None:  # loading it here would start MPI
+        found["mpi"] = mpi.Get_library_version().splitlines()[0].rstrip("\0")
+    return found
+
+
+def _git_commit() -> str:
+    """Return the commit of the working directory, which is usually that of the training script; empty without one."""
+    try:
+        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return result.stdout.strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSettings:
+    """What `Session` was given, see there, and `environ`, the environment that it found."""
+
+    environ: Mapping[str, str]
+    name: str
+    run_dir: str | os.PathLike[str] | None
+    config: Config | None
+    config_file: str | os.PathLike[str] | None
+    mesh: Mapping[str, int]
+    coords: Mapping[str, int]
+    samples_unit: str
+    warmup_steps: int
+    first_step: int
+    record: Mapping[str, Any]
+    world: RankInfo | None
+    comm: Any
+    step_from: str | None
+    pace: str | None
+    trace_dir: str | os.PathLike[str] | None
+    steps: str | None = None
+    detail: str | None = None
+    keep_last: int | None = None
+
+    @property
+    def first_counted_step(self) -> int:
+        """Number of the first step after the warm-up."""
+        return self.first_step + self.warmup_steps
+
+    def load_config(self) -> Config:
+        """Return the configuration that applies.
+
+        Raises:
+            ConfigError: a file or variable has a setting that is unknown or out of range.
+        """
+        file = None if self.config_file is None else Path(self.config_file)
+        config = self.config or load_config(file=file, environ=self.environ, requested=REQUESTED)
+        if self.pace is not None:
+            config = replace(config, pace=replace(config.pace, policy=self.pace))
+        given = {
+            "trace_dir": None if self.trace_dir is None else Path(self.trace_dir),
+            "detail_steps": self.steps,
+            "detail": self.detail,
+            "keep_last": self.keep_last,
+        }
+        trace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(config, trace=replace(config.trace, **trace)) if trace else config
+
+    def unknown_variables(self) -> str:
+        """Return which variables are ignored because they are no settings; empty if there are none, or none count."""
+        unknown = unknown_variables(self.environ) if self.config is None else []
+        return f"{unknown_sentence(unknown)}; ignored" if unknown else ""
+
+    def find_rank(self) -> RankInfo:
+        """Return this rank's place in the job: in torch's default group where there is one, which connects the ranks.
+
+        Variables of a launcher count without it. Ranks that a script or framework starts by itself have none, or some
+        of them (Lightning sets WORLD_SIZE without RANK), or those of the one process that started them.
+
+        Raises:
+            WorldError: there is no group, and the environment contradicts itself.
+        """
+        if self.world is not None:
+            return self.world
+        groups = sys.modules.get("torch.distributed")
+        if self.comm is not None or groups is None or not (groups.is_available() and groups.is_initialized()):
+            return rank_info(self.environ)
+        return rank_info_of_group(groups.get_rank(), groups.get_world_size(), self.environ)
+
+
+def shared_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that decide which messages ranks exchange, and so have to be the same on all of them."""
+    return {
+        "trace.enabled": config.trace.enabled,
+        "trace.snapshot": config.trace.snapshot,
+        "trace.detail_steps": config.trace.detail_steps,
+        "trace.detail": config.trace.detail,
+        "trace.keep_last": config.trace.keep_last,
+        "clock.enabled": config.clock.enabled,
+        "clock.num_pings": config.clock.num_pings,
+        "pace.policy": config.pace.policy,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +288,6 @@ class JoinedRank:
         run = RunDirectory(run.path.absolute())
         was_there = run.path.exists()
         made = run.new_attempt()
-        made.write_json(made.run_json, self._record(hosts))
-        with run.open() as folder:
-            found = os.fstat(folder.descriptor)
-        # One that this job has made has the mode that its user's umask left.
-        is_own = not was_there and found.st_uid == os.geteuid()
-        return str(made.path), "" if is_own else other_writers(found)
-
-    def _record(self, hosts: list[Mapping[str, Any]]) -> dict[str, Any]:
         settings = self.settings
         facts = {
             "launcher": self.world.launcher,
@@ -141,4 +297,10 @@ class JoinedRank:
             "coordinated_over": self.coordinator.name,
             **settings.record,
         }
-        return run_record(name=settings.name, config=self.config, environ=settings.environ, hosts=hosts, facts=facts)
+        record = run_record(name=settings.name, config=self.config, environ=settings.environ, hosts=hosts, facts=facts)
+        made.write_json(made.run_json, record)
+        with run.open() as folder:
+            found = os.fstat(folder.descriptor)
+        # One that this job has made has the mode that its user's umask left.
+        is_own = not was_there and found.st_uid == os.geteuid()
+        return str(made.path), "" if is_own else other_writers(found)

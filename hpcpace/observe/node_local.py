@@ -1,36 +1,115 @@
-"""What a rank saves before it ends: its trace from node-local disk, and the rows in memory at SIGTERM.
+"""Traces on a disk of the node while the job runs, and how they get into the run.
 
-Slurm sends SIGTERM to every rank at scancel and at the time limit, and SIGKILL after KillWait seconds. The trace of a
-rank that was killed is left on the disk, from where another process of its user can bring it home.
+A disk is usable if its file system is known to be on a local device, it takes files and has room. A file system in
+memory, as /dev/shm is, does not count: what is written there is memory of the job, which could cost its life. The trace
+of a rank that was killed is left on the disk: at its end every rank of the node brings home those of its own run that
+nobody writes any more, and where no rank has lived on, `hpcpace collect` does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
 import os
 import re
-import signal
-import socket
-import threading
-import time
-import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from hpcpace.core.codec import FOREIGN_ERRORS
 from hpcpace.core.files import Folder, copy_file, other_writers, read_most, write_all
-from hpcpace.core.rundir import NUM_OURS_OF_TRACES
-from hpcpace.observe.default_action import act_by_default
+from hpcpace.core.rundir import NUM_OURS_OF_TRACES, rank_of
 from hpcpace.world.deadline import Deadline, in_time
 
-_ENDS_WITHIN_S = 5.0
+AUTO = Path("auto")
+"""The value of `trace.trace_dir` that has a disk searched for."""
+
+_VARIABLES = ("SLURM_TMPDIR", "TMPDIR")
+_FOLDERS = ("/tmp", "/var/tmp")
+# Any other may be over the network, whatever it is called.
+_LOCAL = frozenset(["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "bcachefs", "overlay"])
+_IN_MEMORY = frozenset(("tmpfs", "ramfs"))
+_LEAST_BYTES_OF_RANK = 256 << 20
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def find_node_local_disk(environ: Mapping[str, str], num_ranks: int, *, mounts: Path = _MOUNTS) -> Path:
+    """Return a folder on a disk of this node.
+
+    Args:
+        environ: may name folders in SLURM_TMPDIR and TMPDIR; then come /tmp and /var/tmp.
+        num_ranks: number of ranks on this node, which share the disk.
+        mounts: the mounts of this process, as in proc(5).
+
+    Raises:
+        OSError: there is none; its text says why, folder by folder.
+    """
+    objections = []
+    for name, folder in candidates(environ):
+        objection = _objection(folder, num_ranks, mounts)
+        if not objection:
+            return folder
+        objections.append(f"{name} {objection}")
+    raise OSError("; ".join(objections))
+
+
+def candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """Yield the folders that may be on a disk of the node, each once, and what to call them."""
+    seen = set()
+    named = [(f"{name}={environ[name]}", environ[name]) for name in _VARIABLES if environ.get(name)]
+    for name, text in (*named, *((folder, folder) for folder in _FOLDERS)):
+        folder = Path(os.path.realpath(text))
+        if folder not in seen:
+            seen.add(folder)
+            yield name, folder
+
+
+def _objection(folder: Path, num_ranks: int, mounts: Path) -> str:
+    try:
+        if not folder.is_dir():
+            return "is no folder"
+        kind = file_system(folder, mounts.read_text(encoding="utf-8", errors="surrogateescape"))
+        if kind in _IN_MEMORY:
+            return f"is in memory ({kind})"
+        if kind not in _LOCAL:
+            return f"is on {kind or 'an unknown file system'}, not on a local disk"
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return "takes no files of ours"
+        room = os.statvfs(folder)
+    except OSError as error:
+        return f"cannot be used ({error.strerror})"
+    free, least = room.f_bavail * room.f_frsize, num_ranks * _LEAST_BYTES_OF_RANK
+    if free < least or (room.f_files and not room.f_favail):
+        return f"has {free >> 20} MiB free, which is less than the {least >> 20} MiB for {num_ranks} ranks"
+    return "is read-only" if room.f_flag & os.ST_RDONLY else ""
+
+
+def file_system(folder: Path, mounts: str) -> str:
+    """Return the type of the file system that a folder is on; empty if no mount has it.
+
+    Args:
+        folder: its real path.
+        mounts: the content of /proc/self/mountinfo.
+    """
+    found, longest = "", -1
+    for line in mounts.splitlines():
+        mount, separator, source = line.partition(" - ")
+        fields = mount.split()
+        if not separator or len(fields) < 5:
+            continue
+        # Blanks in a path are written as octal numbers.
+        point = Path(fields[4].encode("latin-1", "backslashreplace").decode("unicode_escape"))
+        # Of two mounts at one place, the later one is seen.
+        if (point == folder or point in folder.parents) and len(point.parts) >= longest:
+            found, longest = source.split()[0], len(point.parts)
+    return found
+
+
 # Of the time to copy a trace, what is kept for removing what was copied of one that takes longer.
 _TIDYING_SHARE = 0.1
 
@@ -210,114 +289,100 @@ def _read_claim(descriptor: int) -> Path:
     raise OSError(errno.EINVAL, f"{_CLAIM} does not say where the trace belongs")
 
 
-class TerminationTrap:
-    """Calls `rescue` when SIGTERM arrives, also while the main thread is blocked inside torch, and then ends by it.
+PREFIX = "hpcpace-"
+"""Beginning of the names of traces' folders on node-local disk."""
 
-    Python runs signal handlers in the main thread between two bytecodes, which a rank that waits inside a collective
-    never reaches. The C-level handler, though, writes to a descriptor at once, and a thread of ours reads it. A
-    handler of the job, set before or after ours, is left alone and decides what SIGTERM means: with one set after
-    ours, SIGTERM calls `rescue` and ends nothing. Forked children are as if there were no trap.
+_NAME = re.compile(rf"{PREFIX}.+-attempt-[0-9]+-rank-[0-9]+-[0-9]+", re.DOTALL)
+
+_Place = tuple[int, int]
+"""Device and inode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftTrace:
+    """A trace that was found on node-local disk.
+
+    Attributes:
+        path: where it was found.
+        destination: where it belongs.
+        problem: why it is still there; empty if it was brought home.
     """
 
-    def __init__(self, rescue: Callable[[], object]) -> None:
-        self._rescue = rescue
-        self._sockets: tuple[socket.socket, socket.socket] | None = None
-
-    def install(self) -> bool:
-        """Set the trap; return whether that worked."""
-        if threading.current_thread() is not threading.main_thread() or not _is_free(signal.SIGTERM):
-            return False
-        reader, writer = self._sockets = socket.socketpair()
-        writer.setblocking(False)
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._tell)
-        # Else the signal fails system calls under torch and MPI, whose errors would come before the end.
-        signal.siginterrupt(signal.SIGTERM, False)
-        threading.Thread(target=self._watch, args=[reader], name="hpcpace-sigterm", daemon=True).start()
-        _hook_forks(weakref.ref(self))
-        return True
-
-    @property
-    def is_decisive(self) -> bool:
-        """Whether SIGTERM ends this process: no handler of the job's decides what it means."""
-        # The default: the trap was removed since the signal came.
-        return signal.getsignal(signal.SIGTERM) in (self._tell, signal.SIG_DFL)
-
-    def remove(self) -> None:
-        """Remove the trap; it stays if a thread other than the main one asks, as Python forbids that."""
-        if self._sockets is None or threading.current_thread() is not threading.main_thread():
-            return
-        (_, writer), self._sockets = self._sockets, None
-        if signal.getsignal(signal.SIGTERM) == self._tell:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        current = signal.set_wakeup_fd(-1)
-        if current != writer.fileno():  # an event loop of the job's has taken its place
-            signal.set_wakeup_fd(current)
-        writer.close()
-
-    def _tell(self, number: int, frame: FrameType | None) -> None:
-        # Once more, for an event loop of the job's may have taken the descriptor's place. A handler of the job's that
-        # was set on top of ours may call this, or put it back, long after the trap is gone.
-        if self._sockets is not None:
-            with contextlib.suppress(BlockingIOError):
-                self._sockets[1].send(bytes([number]))
-        else:
-            act_by_default(number, self._tell)
-
-    def _watch(self, reader: socket.socket) -> None:
-        with reader:
-            while numbers := reader.recv(16):
-                if signal.SIGTERM in numbers:
-                    self._answer()
-
-    def _answer(self) -> None:
-        is_decisive = self.is_decisive
-        try:
-            self._rescue()
-        finally:
-            if is_decisive:
-                _end_by_default(signal.SIGTERM)
+    path: Path
+    destination: Path
+    problem: str
 
 
-def _end_by_default(number: signal.Signals) -> None:
-    """End this process by a signal's default action, from any thread; signal.signal is for the main thread only."""
-    set_handler = ctypes.CDLL(None).signal
-    set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    set_handler(number, int(signal.SIG_DFL))
-    os.kill(os.getpid(), number)
-    # Here it ends, whichever threads block the signal; only process 1 of a container goes on, as without a trap.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    # Where the same signal is on its way to another thread already, the kernel takes both for one: it ends with that.
-    time.sleep(_ENDS_WITHIN_S)
+def bring_left_traces_home(
+    trace_dir: Path,
+    homes: Iterable[Path],
+    *,
+    timeout_s: float,
+    own_name: str = "",
+    passed_over: Counter[str] | None = None,
+) -> list[LeftTrace]:
+    """Bring all traces home that belong into some folders and that nobody writes any more.
 
+    Args:
+        trace_dir: the folder on node-local disk.
+        homes: folders of traces in a run.
+        timeout_s: how long it may take, all together.
+        own_name: folder of this process's own trace, which is left alone.
+        passed_over: takes why others were left alone, and how many for each reason.
 
-def _is_free(number: signal.Signals) -> bool:
-    """Return whether a signal has no handler, and no event loop listens for signals."""
-    listener = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(listener)
-    # Handlers set in C, such as those of faulthandler, are unknown to Python.
-    (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
-    is_caught = int(caught, 16) >> (number - 1) & 1
-    return signal.getsignal(number) is signal.SIG_DFL and not is_caught and listener == -1
-
-
-def _hook_forks(reference: weakref.ref[TerminationTrap]) -> None:
-    """Take the trap away in every forked child, before SIGTERM can reach it there.
-
-    A child writes to the same descriptor: its SIGTERM would end the parent.
+    Raises:
+        OSError: the folder cannot be read.
     """
-    before = threading.local()
+    deadline, found = Deadline(timeout_s), []
+    passed_over = Counter() if passed_over is None else passed_over
+    places = {place for home in homes if (place := _place(home))}
+    with Folder.open(trace_dir) as folder:
+        for name in folder.names():
+            if not _NAME.fullmatch(name) or name == own_name:
+                continue
+            try:
+                found.append(_bring_home(folder, name, places, deadline))
+            except _PassedOver as reason:
+                passed_over[str(reason)] += 1
+    return found
 
-    def hold() -> None:
-        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
-    def release() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+class _PassedOver(Exception):
+    """A folder is left alone; says why."""
 
-    def remove() -> None:
-        trap = reference()
-        if trap is not None:
-            trap.remove()
-        release()
 
-    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=remove)
+def _bring_home(folder: Folder, name: str, places: Set[_Place], deadline: Deadline) -> LeftTrace:
+    """Return the trace of a name, brought home if that works.
+
+    Raises:
+        _PassedOver: it was not left, or does not belong into one of the folders.
+    """
+    try:
+        trace = NodeLocalTrace.left_behind(folder, name)
+    except FileNotFoundError:
+        raise _PassedOver("it does not say where it belongs") from None
+    except OSError as error:  # somebody else's, or none
+        raise _PassedOver(error.strerror or str(error)) from None
+    if trace is None:
+        raise _PassedOver("a process still writes it")
+    try:
+        if rank_of(trace.destination.name) is None or _place(trace.destination.parent) not in places:
+            raise _PassedOver("it belongs to another run")
+        trace.bring_home(deadline.left_s)
+        trace.remove()
+        problem = ""
+    except OSError as error:
+        problem = error.strerror or str(error)
+    finally:
+        trace.release()
+    return LeftTrace(path=trace.path, destination=trace.destination, problem=problem)
+
+
+def _place(folder: Path) -> _Place | None:
+    """Return what identifies a folder of traces, whatever leads to it; None where there is none."""
+    try:
+        with Folder.open(folder, num_ours=NUM_OURS_OF_TRACES) as opened:
+            found = os.fstat(opened.descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,90 +1,80 @@
-"""Pacing as part of a session: opens the pacer, closes it with trial.json and one line on stderr."""
+"""The hooks by which a session is paced: before a wait, after it, and between two steps.
+
+Observation knows no policy. Whoever starts a session hands in what opens the pacer; `hpcpace.session` hands in that of
+`hpcpace.pace`.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
-from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.rundir import Attempt
-from hpcpace.observe.recording import Recording
-from hpcpace.pace.arrivals import Arrival
-from hpcpace.pace.exchange import Exchange
-from hpcpace.pace.mechanisms import RankProfile, core_names
-from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.settings import PaceSettings
+from hpcpace.trace.schema import StepFlag
+
+if TYPE_CHECKING:
+    from hpcpace.observe.recording import Recording
+
+Arrival = Any
+"""Stands for one wait, from `arrive` to `leave`: the pacer's own note, or None where the wait does not matter to it."""
 
 
-def open_pacer(
-    settings: PaceSettings,
-    *,
-    world: RankInfo,
-    host_key: str,
-    exchange: Exchange | None,
-    recording: Recording,
-    first_step: int,
-    warn: Callable[[str], None],
-) -> Pacer:
-    """Return the pacer of this rank; the recording calls it where the rank is blocked.
+class Pacer(Protocol):
+    """Delays one rank. No method raises, but `close`."""
 
-    Args:
-        settings: how; the policy is not `none`.
-        world: this rank's place.
-        host_key: equal on ranks of one host.
-        exchange: as `open_exchange` returns it.
-        recording: not started yet.
-        first_step: the first step after the warm-up.
-        warn: takes a warning.
-    """
-    pacer = Pacer(
-        settings,
-        rank=world.rank,
-        exchange=exchange,
-        profile=RankProfile(host_key=host_key, cores=core_names(sorted(os.sched_getaffinity(0)))),
-        first_step=first_step,
-        trace=recording,
-        warn=warn,
-    )
-    recording.pace_by(pacer)
-    pacer.start()
-    return pacer
+    def start(self) -> None:
+        """Start, just before the first step."""
+
+    def arrive(self, kind: str, *, on_device: bool = False) -> Arrival:
+        """Delay this rank if that is wanted, just before it is blocked.
+
+        Args:
+            kind: of operation, like `all_reduce`.
+            on_device: whether only a GPU waits, and not the host.
+        """
+
+    def leave(self, arrival: Arrival, ranks: tuple[int, ...], size_bytes: int = 0) -> None:
+        """Note that the rank is released.
+
+        Args:
+            arrival: what `arrive` returned.
+            ranks: global ranks of those who met here; empty if unknown.
+            size_bytes: of the message.
+        """
+
+    def begin_step(self) -> StepFlag:
+        """Do what is due at the start of a step; return its flags."""
+
+    def end_step(self, step: int, duration_ns: int, flags: int) -> None:
+        """Take a step that has ended, between it and the next. Collective at times that all ranks know."""
+
+    def close(self, *, in_order: bool) -> object:
+        """End, and save the result. Collective if `in_order`."""
 
 
-def close_pacer(pacer: Pacer, attempt: Attempt, rank: int, *, in_order: bool, warn: Callable[[str], None]) -> None:
-    """End pacing; rank 0 writes trial.json. Collective if `in_order`."""
-    record = pacer.close(in_order=in_order)
-    if rank != 0:
-        return
-    print(f"hpcpace: {record.sentence()}", file=sys.stderr, flush=True)
-    try:
-        attempt.write_json(attempt.trial_json, record.to_json())
-    except OSError as error:
-        warn(f"cannot write {attempt.trial_json}: {error.strerror}")
+class OpenPacing(Protocol):
+    """Connects the ranks for pacing, and returns what makes the pacer of this rank. Collective: every rank calls it."""
 
+    def __call__(
+        self,
+        settings: Any,
+        *,
+        comm: Any,
+        world: RankInfo,
+        host_key: str,
+        attempt: Attempt,
+        first_step: int,
+        warn: Callable[[str], None],
+    ) -> Callable[[Recording], Pacer]:
+        """Open pacing.
 
-class PacedBlock:
-    """A block of the caller's own that waits for all other ranks: `with session.pacing_point(): comm.Allreduce(...)`.
-
-    Args:
-        pacer: of this rank.
-        name: what the point is called.
-        num_ranks: ranks of the job.
-    """
-
-    def __init__(self, pacer: Pacer, name: str, num_ranks: int) -> None:
-        self._pacer = pacer
-        self._name = name
-        self._num_ranks = num_ranks
-        self._arrival: Arrival | None = None
-
-    def __enter__(self) -> None:
-        self._arrival = self._pacer.arrive(self._name)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        arrival, self._arrival = self._arrival, None
-        if kind is None:
-            self._pacer.leave(arrival, tuple(range(self._num_ranks)))
+        Args:
+            settings: section `[pace]` of the configuration.
+            comm: an MPI communicator of all ranks, or None.
+            world: this rank's place.
+            host_key: equal on ranks of one host.
+            attempt: the folder of this attempt.
+            first_step: the first step after the warm-up.
+            warn: takes a warning.
+        """

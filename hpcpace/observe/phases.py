@@ -1,4 +1,4 @@
-"""Observation of phases without code changes: data, forward, eval, backward, grad_sync, optimizer, checkpoint, gc.
+"""Observation of phases without code changes, from data and forward to checkpoints and gc.
 
 Rows nest: grad_sync and gc are inside the phase in which they happen, and the reader gives the time to the innermost.
 What is seen here of backward passes and optimizers also tells where steps end, see steps.py.
@@ -7,6 +7,8 @@ What is seen here of backward passes and optimizers also tells where steps end, 
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import time
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -14,17 +16,77 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hpcpace.observe.backward_passes import BackwardPasses
-from hpcpace.observe.module_calls import ModuleCalls
-from hpcpace.observe.own_frames import leave_out_own_frame
-from hpcpace.observe.replaced import Replacements
-from hpcpace.observe.samples import BatchSizes
-from hpcpace.observe.saving import LoadedLibraries
+from hpcpace.observe.compat import loader_iterator
+from hpcpace.observe.guest import Replacements, leave_out_own_frame
+from hpcpace.observe.pacing import Pacer
+from hpcpace.observe.samples import BatchSizes, ParameterProbe
 from hpcpace.observe.steps import StepFinder
-from hpcpace.observe.updates import ParameterProbe
-from hpcpace.pace.pacer import Pacer
+from hpcpace.observe.training_calls import BackwardPasses, ModuleCalls
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import Phase, StepFlag
+
+_SAVING = (
+    ("torch", "save"),
+    ("torch.serialization", "save"),
+    # Also where a script has imported `save` by name before: it calls this one.
+    ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"),
+    ("torch.distributed.checkpoint.state_dict_saver", "save"),
+    ("torch.distributed.checkpoint.state_dict_saver", "async_save"),
+    ("torch.distributed.checkpoint", "save"),
+    ("torch.distributed.checkpoint", "async_save"),
+    ("safetensors.torch", "save_file"),
+)
+# Iterators over batches: the method that returns the next one.
+_LOADING = (("nvidia.dali.plugin.base_iterator", "_DaliBaseIterator.__next__"),)
+
+
+class LoadedLibraries:
+    """Records phases in functions of libraries, as soon as the job has loaded them.
+
+    Args:
+        timed: returns a function that records a phase around another function.
+        cleanup: puts the functions back.
+    """
+
+    def __init__(self, timed: Callable[[Phase, Callable[..., Any]], Callable[..., Any]], cleanup: Replacements) -> None:
+        self._timed, self._cleanup = timed, cleanup
+        self._thread = threading.get_ident()
+        self._missing = [(*place, Phase.CHECKPOINT) for place in _SAVING]
+        self._missing += [(*place, Phase.DATA) for place in _LOADING]
+        self._num_modules = 0
+
+    def look(self) -> None:
+        """Observe what has been loaded since the last call."""
+        if not self._missing or len(sys.modules) == self._num_modules:
+            return
+        self._num_modules = len(sys.modules)
+        self._missing = [place for place in self._missing if not self._observe(*place)]
+
+    def _observe(self, module_name: str, path: str, phase: Phase) -> bool:
+        module = sys.modules.get(module_name)
+        if module is None:
+            return False
+        owner: Any = module
+        *outer, name = path.split(".")
+        for part in outer:
+            owner = getattr(owner, part, None)
+        if callable(getattr(owner, name, None)):
+            self._cleanup.replace(owner, name, lambda call: self._in_one_thread(phase, call))
+        return True
+
+    def _in_one_thread(self, phase: Phase, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Record only in the thread that trains: what is saved in the background takes no time from a step."""
+        timed, this_thread = self._timed(phase, call), threading.get_ident
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return (timed if this_thread() == self._thread else call)(*args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frame(error)
+                raise
+
+        return observed
+
 
 _SHORTEST_GC_NS = 50_000
 _FORWARD, _EVAL, _EVAL_LOOP = range(3)
@@ -102,7 +164,7 @@ class PhaseObserver:
         self._optimizers.clear()
         self._stepped_inside.clear()
         self._calls.is_inside = False
-        self._replace(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", self._timed_fetch)
+        self._replace(loader_iterator(), "__next__", self._timed_fetch)
         self._backward.install(self._cleanup)
         self._replace(torch.amp.GradScaler, "step", self._scaled_step)
         self._begin_ns = self._now()

@@ -1,9 +1,10 @@
-"""Everything that runs while a rank records: recorder, observers, counters and clock, started and stopped in order."""
+"""Everything that runs while a rank records, started and stopped in order."""
 
 from __future__ import annotations
 
 import errno
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -16,34 +17,98 @@ from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import ClockSyncError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import NUM_OURS_OF_TRACES
-from hpcpace.observe.collectives import CollectiveObserver
-from hpcpace.observe.compiled import CompiledObserver, find_layer
-from hpcpace.observe.device_layer import DeviceLayer, find_device
-from hpcpace.observe.ends import EndEvent, end_by_signal
-from hpcpace.observe.flows import FlowSampler
-from hpcpace.observe.gpu import gpu_in_use
-from hpcpace.observe.host import HostCounters
-from hpcpace.observe.left_traces import PREFIX, bring_left_traces_home
-from hpcpace.observe.network import NetworkCounters
-from hpcpace.observe.node_local import NodeLocalTrace, TerminationTrap
-from hpcpace.observe.node_local_disk import AUTO, find_node_local_disk
-from hpcpace.observe.noticed_operations import Operations, operations
-from hpcpace.observe.open_operations import GroupNumbers
+from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.operations import GroupNumbers
+from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives, find_layer
+from hpcpace.observe.compat import keep_uncompiled
+from hpcpace.observe.device.layer import DeviceLayer, find_device
+from hpcpace.observe.ends import EndEvent, TerminationTrap, end_by_signal
+from hpcpace.observe.hang_snapshot import Operations, operations
+from hpcpace.observe.host.connections import FlowSampler, OwnConnections
+from hpcpace.observe.host.counters import HostCounters, gpu_in_use
+from hpcpace.observe.host.network import NetworkCounters
+from hpcpace.observe.node_local import (
+    AUTO,
+    PREFIX,
+    NodeLocalTrace,
+    bring_left_traces_home,
+    find_node_local_disk,
+)
+from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver
-from hpcpace.observe.sampling import CounterThread
-from hpcpace.observe.step_age import Seen
-from hpcpace.observe.step_source import StepSource
-from hpcpace.observe.steps import StepFinder
-from hpcpace.observe.switched_collectives import SwitchedCollectives
+from hpcpace.observe.steps import StepFinder, StepSource
 from hpcpace.observe.switching import Switching
-from hpcpace.observe.tcp_sockets import OwnConnections
-from hpcpace.observe.uncompiled import keep_uncompiled
-from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.settings import NO_POLICY
+from hpcpace.observe.watchdog import Seen
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, EventKind, Phase, StepFlag, TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
+
+
+class CounterThread:
+    """Samples until stopped; a counter that fails ends the sampling with one warning, never the job.
+
+    Args:
+        network: counters of the host, None on ranks that do not record them.
+        flows: records the connections of this process, None if they are not recorded.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        host: HostCounters,
+        network: NetworkCounters | None,
+        flows: FlowSampler | None = None,
+        *,
+        warn: Callable[[str], None],
+        interval_s: float = 1.0,
+    ) -> None:
+        self._recorder = recorder
+        self._host = host
+        self._network = network
+        self._flows = flows
+        self._warn = warn
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hpcpace-counters", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take a last sample and end."""
+        self._stopped.set()
+        self._thread.join(timeout=2 * self._interval_s)
+
+    def sample(self) -> None:
+        """Record one row of each table, and of each connection that is due."""
+        now_ns = time.monotonic_ns()
+        self._recorder.add_host(now_ns, *self._host.read())
+        if self._network is not None:
+            for row in self._network.read():
+                self._recorder.add_network(now_ns, *row)
+        self._sample_flows()
+
+    def _sample_flows(self) -> None:
+        """Record connections; where that fails, everything else goes on."""
+        if self._flows is None:
+            return
+        try:
+            self._flows.sample(is_last=self._stopped.is_set())
+        except OSError as error:
+            self._flows = None
+            self._warn(f"connections are not recorded from here on: {error}")
+
+    def _run(self) -> None:
+        try:
+            self._sample_flows()
+            while not self._stopped.wait(self._interval_s):
+                self.sample()
+            self.sample()
+        except Exception as error:  # the boundary of this thread: the job does not depend on counters
+            self._warn(f"network and host counters stop: {type(error).__name__}: {error}")
+
 
 _FIRST_FLUSH_TIMEOUT_S = 5.0
 # A disk that hangs must not cost the seconds that Slurm leaves between SIGTERM and SIGKILL (KillWait, 30 by default).
@@ -290,7 +355,7 @@ class Recording:
         return CounterThread(self.recorder, self._host, network, flows, warn=self._warn)
 
     def _new_observer(self, config: Config, first_number: int) -> CollectiveObserver | CompiledObserver:
-        is_paced = config.pace.policy != NO_POLICY
+        is_paced = config.pace.is_on
         layer = find_layer() if config.trace.compiled and not is_paced and self._device is None else None
         if layer is not None:
             return CompiledObserver(

@@ -12,6 +12,7 @@ warning on stderr.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
@@ -19,25 +20,23 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
-from hpcpace.config import Config
+from hpcpace.config import Config, ProbeConfig
 from hpcpace.core.environment import RankInfo, host_identity, locate, process_environ
 from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.observe.active import ActiveSession, open_session
-from hpcpace.observe.coordination import Coordinator, coordinate
+from hpcpace.observe.active import ActiveSession, InferredSteps
+from hpcpace.observe.coordination import Attendance, Coordinator, NotEveryRank, coordinate
 from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
-from hpcpace.observe.inferred_steps import InferredSteps
-from hpcpace.observe.joined import JoinedRank
-from hpcpace.observe.probing import END, START, probe_in_job
-from hpcpace.observe.roll_call import Attendance, NotEveryRank
-from hpcpace.observe.session_settings import SessionSettings, shared_settings
-from hpcpace.observe.step_source import StepFrom
-from hpcpace.observe.steps import StepFinder
-from hpcpace.observe.warner import Warner
-from hpcpace.pace.settings import NO_POLICY
+from hpcpace.observe.guest import Warner
+from hpcpace.observe.joined import JoinedRank, SessionSettings, shared_settings
+from hpcpace.observe.pacing import OpenPacing
+from hpcpace.observe.steps import StepFinder, StepFrom
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag
 from hpcpace.world.deadline import Deadline
+from hpcpace.world.gloo import own_store
+
+START, END = "start", "end"
 
 
 class Session:
@@ -83,6 +82,8 @@ class Session:
     """
 
     phase: Callable[[str], AbstractContextManager[Any]]
+    # What paces is plugged in by the package, as observation imports no pacing.
+    open_pacing: ClassVar[OpenPacing | None] = None
     # Torch's operators and hooks are there once in a process, and so is what observes them; a fork is another process.
     _recorded_pid: ClassVar[int] = 0
 
@@ -180,8 +181,7 @@ class Session:
 
         hpcpace sees operations of torch.distributed without it; use it for those of MPI or of other libraries.
         """
-        block = None if self._active is None else self._active.paced_block(name)
-        return block or nullcontext()
+        return nullcontext() if self._active is None else self._active.paced_block(name)
 
     def before_stop(self, told: Callable[[str], None]) -> None:
         """Have a function called with the verdict before `hang.on_hang` ends this process, in another thread."""
@@ -235,7 +235,7 @@ class Session:
         if attempt is not None:
             self.attempt, self.run = attempt, RunDirectory(attempt.path.parent)
         if attempt is None or not self._config.trace.enabled:
-            if self._config.pace.policy != NO_POLICY and world.rank == 0:
+            if self._config.pace.is_on and world.rank == 0:
                 self._warner.warn("the job is not paced: pacing needs a trace")
             return
         self._probe = partial(
@@ -251,7 +251,10 @@ class Session:
             joined = replace(joined, deadline=Deadline(self._config.trace.start_timeout_s))
         step_from = self._settings.step_from
         steps = None if step_from is None else StepFinder(StepFrom.parse(step_from))
-        active = self._active = open_session(joined, attempt, self._warner, steps=steps)
+        open_pacing = type(self).open_pacing if self._config.pace.is_on else None
+        if self._config.pace.is_on and open_pacing is None:
+            raise WorldError("this session cannot pace the job: start it as `hpcpace.session`")
+        active = self._active = ActiveSession(joined, attempt, self._warner, steps=steps, open_pacing=open_pacing)
         if steps is not None:
             steps.sink = InferredSteps(active, failed=self._end_early)
         active.start()
@@ -272,9 +275,13 @@ class Session:
             world = settings.find_rank()
         except Exception as error:  # the boundary to somebody else's job, whose other ranks wait for our answer
             problem = str(error) or type(error).__name__
-            decision = self._tell(settings.world, problem)
-            if decision is not None and decision.is_told and problem.startswith(str(decision)):
-                raise decision from error  # another rank has the same problem, and warns of it
+            try:
+                self._take_roll(settings.world, problem)
+            except NotEveryRank as decision:
+                if decision.is_told and problem.startswith(str(decision)):
+                    raise decision from error  # another rank has the same problem, and warns of it
+            except Exception:  # they are not connected; the problem is what the user learns
+                pass
             raise
         self._warner.rank = world.rank
         if world.rank == 0 and (sentence := settings.unknown_variables()):
@@ -290,26 +297,13 @@ class Session:
             timeout_s=self._config.trace.start_timeout_s,
         )
 
-    def _tell(self, world: RankInfo | None, problem: str) -> NotEveryRank | None:
-        """Tell the other ranks why this one cannot take part; return what they all decide, None where it is unknown."""
-        try:
-            self._take_roll(world, problem)
-        except NotEveryRank as decision:
-            return decision
-        except Exception:  # they are not connected; the problem is what the user learns
-            return None
-        return None
-
     def _explain(self, error: Exception) -> None:
         """Warn that nothing is recorded, unless another rank does."""
-        message = f"nothing is recorded: {str(error) or type(error).__name__}"
-        if isinstance(error, NotEveryRank):
-            if not error.is_told:
-                self._warner.warn(message)
-        elif isinstance(error, (WorldError, ClockSyncError)):
-            self._warner.warn_once_for_all(message)
-        else:
-            self._warner.warn(message)
+        if isinstance(error, NotEveryRank) and error.is_told:
+            return
+        is_of_all = isinstance(error, (WorldError, ClockSyncError)) and not isinstance(error, NotEveryRank)
+        warn = self._warner.warn_once_for_all if is_of_all else self._warner.warn
+        warn(f"nothing is recorded: {str(error) or type(error).__name__}")
 
     def _end_early(self, error: Exception) -> None:
         if self._active is not None:
@@ -334,4 +328,52 @@ class Session:
             self._warner.warn_once_for_all(f"the ranks did not leave the session together: {error}")
 
 
-session = Session
+def probe_in_job(
+    when: str,
+    settings: ProbeConfig,
+    *,
+    world: RankInfo,
+    attempt: Attempt,
+    environ: Mapping[str, str],
+    warn: Callable[[str], None],
+) -> None:
+    """Probe the hosts of a job if that is wanted now, and save the probe with the attempt.
+
+    Collective: every rank of the job calls this.
+
+    Args:
+        when: `start` or `end`, whichever it is now.
+        settings: when it is wanted, and for how long.
+        world: this rank's place.
+        attempt: where the probe is saved.
+        environ: of this rank.
+        warn: takes a warning on why there is no probe.
+    """
+    if settings.when != when or world.world_size < 2:
+        return
+    try:
+        _probe(when, settings, world=world, attempt=attempt, environ=environ)
+    except Exception as error:  # the boundary to somebody else's job
+        warn(f"the job is not probed ({str(error).partition(chr(10))[0] or type(error).__name__})")
+
+
+def _probe(when: str, settings: ProbeConfig, *, world: RankInfo, attempt: Attempt, environ: Mapping[str, str]) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_initialized():
+        raise RuntimeError("torch.distributed connects no ranks")
+    # Imported this late because most jobs are not probed.
+    from hpcpace.probe.start import begin_record, probe_world
+    from hpcpace.probe.sweep import Sweep
+    from hpcpace.probe.world import measure_parts
+
+    store, _ = own_store(settings.timeout_s)
+    own = torch.distributed.PrefixStore(f"probe/{attempt.path}/{when}", store)
+    is_on_gpu = torch.cuda.is_available() and "nccl" in torch.distributed.get_backend()
+    device = torch.device("cuda", torch.cuda.current_device()) if is_on_gpu else torch.device("cpu")
+    ranks = probe_world(
+        world, own, device=device, backend="nccl" if is_on_gpu else "gloo", timeout_s=settings.timeout_s
+    )
+    record = begin_record(ranks, environ, time_s=settings.time_s)
+    record = measure_parts(ranks, [Sweep()], record)
+    if ranks.is_first:
+        attempt.write_json(attempt.probe_json, record.to_json())

@@ -1,4 +1,4 @@
-"""Switching the level of detail while a job runs: by steps, by a file in the run, and by a signal.
+"""Switches the level of detail while a job runs: by steps, by a file, and by a signal.
 
 Ranks must agree on the step from which a level holds. Steps from the settings are the same on all ranks. The file and
 the signal count on rank 0 alone, which tells the others with the next comparison of the clocks; all ranks are in it
@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
 import numpy as np
@@ -26,8 +24,7 @@ from hpcpace.config import Config
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_detail, parse_order, parse_steps
 from hpcpace.core.files import Folder, other_writers, read_most
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.observe.default_action import act_by_default
-from hpcpace.pace.settings import NO_POLICY
+from hpcpace.observe.ends import act_by_default, has_default_action
 
 NO_SIGNAL = "none"
 
@@ -101,7 +98,7 @@ def find_switching(config: Config, *, warn: Callable[[str], None]) -> Switching:
     """
     trace = config.trace
     plan = DetailPlan.of(parse_steps(trace.detail_steps), parse_detail(trace.detail))
-    if plan.is_always_full or config.pace.policy == NO_POLICY:
+    if plan.is_always_full or not config.pace.is_on:
         steps = f"steps {trace.detail_steps}" if trace.detail_steps else "all steps"
         return Switching(plan, f"settings: {steps}, {trace.detail}", warn=warn)
     warn("all steps are recorded in full, whatever trace.detail_steps and trace.detail say: pacing needs it")
@@ -239,7 +236,7 @@ class OrderSignal:
         """Take the signal; return why that does not work, empty if it does."""
         if threading.current_thread() is not threading.main_thread():
             return "the session was not entered in the main thread"
-        if not _has_default_action(self._number):
+        if not has_default_action(self._number):
             return "the program handles it itself"
         signal.signal(self._number, self._arrived)
         signal.siginterrupt(self._number, False)  # system calls of the job go on
@@ -257,9 +254,3 @@ class OrderSignal:
             act_by_default(number, self._arrived)
         elif self._toggle is not None:
             self._toggle()
-
-
-def _has_default_action(number: signal.Signals) -> bool:
-    # Handlers set in C, such as those of faulthandler, are unknown to Python.
-    (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
-    return signal.getsignal(number) is signal.SIG_DFL and not int(caught, 16) >> (number - 1) & 1

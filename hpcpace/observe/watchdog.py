@@ -1,7 +1,8 @@
-"""Notices from inside a rank that a step lasts too long, and writes down what holds it up.
+"""Notices in a rank that a step lasts too long, and writes down what holds it up.
 
 A thread looks every two seconds at figures that the rank keeps anyway: no message is sent, and the training thread
-does nothing for it. Only a step that lasts too long has its stacks read and a notice written.
+does nothing for it. What lasts shorter than the time between two looks needs no exact figure, as no limit is that low.
+Only a step that lasts too long has its stacks read and a notice written.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
-
-# Bound before others replace it: a wrapper would end the session in this thread first, which may take long.
 from os import _exit
-from typing import Protocol
+from statistics import median
+from typing import NamedTuple, Protocol
+
+import psutil
 
 from hpcpace.config import HangConfig
 from hpcpace.core.environment import HostIdentity
@@ -26,10 +30,7 @@ from hpcpace.hang.notices import Notice, write
 from hpcpace.hang.views import Doing
 from hpcpace.observe.alarm import FILES_TIMEOUT_S, Alarm
 from hpcpace.observe.ends import EndEvent
-from hpcpace.observe.noticed_operations import Operations
-from hpcpace.observe.siblings import wake_siblings
-from hpcpace.observe.stacks import excuse_of, thread_stacks
-from hpcpace.observe.step_age import Age, Seen, StepAge
+from hpcpace.observe.hang_snapshot import Operations, excuse_of, thread_stacks
 from hpcpace.trace.ends import STOPPED_FOR_HANG
 from hpcpace.trace.schema import EventKind, Phase
 from hpcpace.world.deadline import in_time
@@ -37,7 +38,7 @@ from hpcpace.world.deadline import in_time
 STOPPED: EndEvent = (EventKind.EXIT, EXIT_FAILED, STOPPED_FOR_HANG)
 """How a rank ends that `on_hang = stop` ends."""
 
-_LONGEST_TICK_S = 2.0
+_MAX_TICK_S = 2.0
 _TICKS_OF_LEAST = 4
 _STOP_TIMEOUT_S = 2.0
 # All ranks find the verdict within this time; a launcher may end the others with the first that exits.
@@ -45,6 +46,171 @@ _GRACE_S = 4.0
 # A rank that ends takes so long at most: its trace on its way to disk, and the time for the others.
 _END_TIMEOUT_S = 60.0
 _DOING = {Phase.DATA: Doing.LOADING, Phase.CHECKPOINT: Doing.SAVING, Phase.EVAL: Doing.EVALUATING}
+
+# The first steps compile, warm caches up, and connect ranks.
+_FIRST_STEPS = 5
+_MAX_STEPS = 64
+_MAX_PHASES = 16
+_TIMES_USUAL_PHASE = 5
+# What has no usual length yet, such as the first checkpoint, may last this many times `first_step_s`.
+UNSEEN = 10
+# A step whose operations go on may last this many times its limit.
+_TIMES_MOVING = 10
+# Looks this late were made by a process that was suspended meanwhile, or whose GIL was held.
+_MIN_GAP_NS = 3 * NS_PER_S
+
+_EXCUSES = {Phase.CHECKPOINT: "it saves a checkpoint", Phase.EVAL: "it evaluates"}
+
+
+class Seen(NamedTuple):
+    """What one look at a rank shows.
+
+    Attributes:
+        step: number of the step that is running, also where it is provisional.
+        num_moves: operations called and phases ended so far.
+        under_way: the phase in which the rank is, and when it began; None in none.
+        phases_before: codes of the phases that ended earlier.
+        sees_phases: whether phases are observed; any step may be a checkpoint where they are not.
+    """
+
+    step: int
+    num_moves: int
+    under_way: tuple[Phase, int] | None = None
+    phases_before: Collection[int] = ()
+    sees_phases: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Age:
+    """How long a step has lasted that lasts too long; see `Notice` for the fields of the same names.
+
+    Attributes:
+        excuse: why that may be, as far as the rank itself can know; empty without a reason.
+    """
+
+    step: int
+    step_age_ns: int
+    limit_ns: int
+    usual_step_ns: int
+    is_first_step: bool
+    excuse: str
+
+    @property
+    def may_end_job(self) -> bool:
+        """Whether it has lasted so long that a job may be ended for it."""
+        return self.step_age_ns > self.limit_ns * (UNSEEN if self.is_first_step else 2) and not self.excuse
+
+
+class StepAge:
+    """Follows the steps of one rank.
+
+    Time in which the whole process did not run does not count. Where no step was found, the last operation or phase
+    takes the place of the last step.
+
+    Args:
+        limits: the settings.
+        tick_ns: time between two looks.
+        now_ns: the time of the start.
+
+    Attributes:
+        has_slept: whether the process was suspended before the last look.
+    """
+
+    def __init__(self, limits: HangConfig, *, tick_ns: int, now_ns: int) -> None:
+        self._least_ns = int(limits.least_s * NS_PER_S)
+        self._first_ns = int(limits.first_step_s * NS_PER_S)
+        self._factor = limits.factor
+        self._tick_ns = tick_ns
+        self._last_look_ns = self._begin_ns = self._moved_ns = self._phase_begin_ns = now_ns
+        self._suspended_ns = 0
+        self.has_slept = False
+        self._step: int | None = None
+        self._num_ended = self._num_moves = 0
+        self._steps_ns: deque[int] = deque(maxlen=_MAX_STEPS)
+        self._phase: tuple[Phase, int] | None = None
+        self._phases_ns: dict[Phase, deque[int]] = {phase: deque(maxlen=_MAX_PHASES) for phase in _EXCUSES}
+
+    def returned(self, now_ns: int) -> None:
+        """Count no time as suspended that the watchdog itself has spent since the last look."""
+        self._last_look_ns = now_ns
+
+    def look(self, now_ns: int, seen: Seen) -> Age | None:
+        """Return the age of a step that lasts too long, None for others; each look counts for the next ones."""
+        gap_ns = now_ns - self._last_look_ns - self._tick_ns
+        self.has_slept = gap_ns > max(_MIN_GAP_NS, 2 * self._tick_ns)
+        if self.has_slept:
+            self._suspended_ns += gap_ns
+        self._last_look_ns = now_ns
+        awake_ns = now_ns - self._suspended_ns
+        self._follow_step(awake_ns, seen)
+        self._follow_phase(awake_ns, seen)
+        age_ns = awake_ns - (self._begin_ns if self._num_ended else self._moved_ns)
+        if age_ns <= self._least_ns:
+            return None
+        limit_ns = self.limit_ns if seen.sees_phases else max(self.limit_ns, UNSEEN * self._first_ns)
+        if age_ns <= limit_ns:
+            return None
+        return Age(
+            step=seen.step,
+            step_age_ns=age_ns,
+            limit_ns=limit_ns,
+            usual_step_ns=self.usual_step_ns,
+            is_first_step=self._is_first_step,
+            excuse=self._excuse(awake_ns, seen, is_moving=age_ns < _TIMES_MOVING * limit_ns),
+        )
+
+    @property
+    def usual_step_ns(self) -> int:
+        """The median of recent steps; 0 where none is known."""
+        return int(median(self._steps_ns)) if self._steps_ns else 0
+
+    @property
+    def limit_ns(self) -> int:
+        """How long the step that is running may last."""
+        usual_ns = int(self._factor * self.usual_step_ns)
+        return max(usual_ns, self._least_ns, self._first_ns if self._is_first_step else 0)
+
+    @property
+    def _is_first_step(self) -> bool:
+        return self._num_ended < _FIRST_STEPS
+
+    def _follow_step(self, awake_ns: int, seen: Seen) -> None:
+        if self._step is None:
+            self._step = seen.step
+        elif seen.step != self._step:
+            num_steps = max(1, seen.step - self._step)
+            if self._num_ended:  # the first steps of all take longer
+                self._steps_ns.append((awake_ns - self._begin_ns) // num_steps)
+            self._num_ended += num_steps
+            self._step, self._begin_ns, self._moved_ns = seen.step, awake_ns, awake_ns
+        if seen.num_moves != self._num_moves:
+            self._num_moves, self._moved_ns = seen.num_moves, awake_ns
+
+    def _follow_phase(self, awake_ns: int, seen: Seen) -> None:
+        phase = seen.under_way if seen.under_way is not None and seen.under_way[0] in _EXCUSES else None
+        if phase != self._phase:
+            if self._phase is not None:
+                self._phases_ns[self._phase[0]].append(awake_ns - self._phase_begin_ns)
+                # What is over counts no longer: the rest of the step has its own time.
+                self._begin_ns += awake_ns - max(self._phase_begin_ns, self._begin_ns)
+                self._moved_ns = awake_ns
+            self._phase, self._phase_begin_ns = phase, awake_ns
+
+    def _excuse(self, awake_ns: int, seen: Seen, *, is_moving: bool) -> str:
+        if self._phase is not None and awake_ns - self._phase_begin_ns < self._allowed_ns(self._phase[0], seen):
+            return _EXCUSES[self._phase[0]]
+        if self._num_ended and is_moving and awake_ns - self._moved_ns < self._least_ns:
+            return "its operations go on"
+        return ""
+
+    def _allowed_ns(self, phase: Phase, seen: Seen) -> int:
+        """Return how long a phase may last; one that ended before the next look each time is as long as that."""
+        if self._phases_ns[phase]:
+            return _TIMES_USUAL_PHASE * int(median(self._phases_ns[phase]))
+        return _TIMES_USUAL_PHASE * self._tick_ns if phase in seen.phases_before else UNSEEN * self._first_ns
+
+
+# Bound before others replace it: a wrapper would end the session in this thread first, which may take long.
 
 
 class Watched(Protocol):
@@ -92,12 +258,12 @@ class Watchdog:
         self.stopping: Callable[[str], None] = lambda _: None
         self._rank, self._identity, self._attempt = rank, identity, attempt
         self._watched, self._alarm, self._warn, self._clock = watched, alarm, warn, clock
-        self._tick_s = min(_LONGEST_TICK_S, settings.least_s / _TICKS_OF_LEAST)
+        self._tick_s = min(_MAX_TICK_S, settings.least_s / _TICKS_OF_LEAST)
         self._age = StepAge(settings, tick_ns=int(self._tick_s * NS_PER_S), now_ns=clock())
         self._training_thread = threading.get_ident()
         self._notice: Notice | None = None
         self._next_look_ns = 0
-        self._is_excused = self._is_told = self._is_ending = False
+        self._is_excused = self._has_warned = self._is_ending = False
         self._stopped = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="hpcpace-watchdog", daemon=True)
@@ -145,15 +311,15 @@ class Watchdog:
         if notice is None or age.step_age_ns >= self._next_look_ns or bool(age.excuse) != self._is_excused:
             self._is_excused = bool(age.excuse)
             notice = self._write_notice(now_ns, age, seen)
-        is_held = partial(self._is_held, seen)
+
+        def is_held() -> bool:
+            now = self._watched.seen()
+            return (now.step, now.num_moves) == (seen.step, seen.num_moves) and not self._stopped.is_set()
+
         verdict = self._alarm.consider(now_ns, notice, may_end_job=age.may_end_job, is_held=is_held)
         self._age.returned(self._clock())
         if verdict is not None:
             self._end_job(verdict)
-
-    def _is_held(self, before: Seen) -> bool:
-        now = self._watched.seen()
-        return (now.step, now.num_moves) == (before.step, before.num_moves) and not self._stopped.is_set()
 
     def _run(self) -> None:
         try:
@@ -175,7 +341,11 @@ class Watchdog:
         phase, since_ns = seen.under_way or (None, 0)
         stacks = thread_stacks(self._training_thread)
         own = next((stack.frames for stack in stacks if stack.is_training), ())
-        operations = self._watched.operations(self._rank)
+        earlier_stack: tuple[str, ...] = ()
+        if earlier is not None:  # where the training thread was so long ago that it would have moved on since
+            is_long_ago = 2 * (now_ns - earlier.time_ns) >= earlier.limit_ns
+            earlier_stack = earlier.stack if is_long_ago else earlier.earlier_stack
+        measured = vars(age) | vars(self._watched.operations(self._rank)) | {"excuse": age.excuse or excuse_of(own)}
         return Notice(
             rank=self._rank,
             host=self._identity.host,
@@ -185,20 +355,11 @@ class Watchdog:
             unix_ns=time.time_ns(),
             first_time_ns=now_ns if earlier is None else earlier.first_time_ns,
             num_looks=1 if earlier is None else earlier.num_looks + 1,
-            step=age.step,
-            step_age_ns=age.step_age_ns,
-            limit_ns=age.limit_ns,
-            usual_step_ns=age.usual_step_ns,
-            is_first_step=age.is_first_step,
-            doing=_DOING.get(phase, Doing.COMPUTING) if phase is not None else Doing.COMPUTING,
+            doing=Doing.COMPUTING if phase is None else _DOING.get(phase, Doing.COMPUTING),
             doing_since_ns=since_ns,
-            excuse=age.excuse or excuse_of(own),
-            groups=operations.groups,
-            calls=operations.calls,
-            entered=operations.entered,
-            is_complete=operations.is_complete,
             stacks=stacks,
-            earlier_stack=_earlier_stack(earlier, now_ns),
+            earlier_stack=earlier_stack,
+            **measured,
         )
 
     def _end_notice(self, how: str, now_ns: int) -> None:
@@ -210,8 +371,8 @@ class Watchdog:
         try:
             in_time(partial(write, self._attempt, notice), FILES_TIMEOUT_S, "its file system")
         except (OSError, TimeoutError) as error:
-            if not self._is_told:
-                self._is_told = True
+            if not self._has_warned:
+                self._has_warned = True
                 reason = getattr(error, "strerror", None) or str(error)
                 self._warn(f"step {notice.step} lasts long, but what holds it up cannot be written: {reason}")
 
@@ -229,9 +390,16 @@ class Watchdog:
             _exit(EXIT_FAILED)
 
 
-def _earlier_stack(earlier: Notice | None, now_ns: int) -> tuple[str, ...]:
-    """Return where the training thread was, at a look so long ago that it would have moved on since."""
-    if earlier is None:
-        return ()
-    is_long_ago = 2 * (now_ns - earlier.time_ns) >= earlier.limit_ns
-    return earlier.stack if is_long_ago else earlier.earlier_stack
+def wake_siblings() -> None:
+    """Let ranks on this host that a signal has stopped go on, so that their launcher can end them.
+
+    A launcher that ends its ranks by SIGTERM waits for one that is stopped for ever. Only processes with the parent and
+    the command line of this one are ranks; others may have been stopped for good reasons.
+    """
+    with suppress(psutil.Error):
+        own = psutil.Process()
+        parent, command = own.parent(), own.cmdline()
+        for sibling in parent.children() if parent is not None else ():
+            with suppress(psutil.Error):
+                if sibling.status() == psutil.STATUS_STOPPED and sibling.cmdline() == command:
+                    sibling.resume()

@@ -1,14 +1,285 @@
-"""The choice of pacing points and policy after the search: every rank makes the same one from the same reports."""
+"""The choice of pacing points and policy after a search, the same on all ranks.
+
+A pacing point is the operation of a step where ranks wait longest for each other. Waiting alone costs nothing that
+pacing could recover: a synchronous step ends when its slowest rank arrives. Delaying a rank helps only if its early
+arrival hurts others: it polls on a core that another rank needs, it sends to one rank at the same time as many others,
+or it does on its own step what all ranks could do on the same step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from hpcpace.pace.mechanisms import POLLING, RankProfile, find_mechanisms, policy_for
-from hpcpace.pace.pacing_points import PacingPoint, choose_points
-from hpcpace.pace.point_search import RankReport
+import numpy as np
+
 from hpcpace.pace.settings import PaceSettings
+
+_MOST_CANDIDATES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacingPoint:
+    """One blocking operation per step, at which some ranks meet.
+
+    Attributes:
+        name: like `all_reduce 3`: the fourth blocking all_reduce of a step.
+        ranks: global ranks that meet there.
+        wait_ns: how long they wait for each other, mean over ranks and steps.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    wait_ns: float
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of operation, like `all_reduce`."""
+        return self.name.rpartition(" ")[0]
+
+    def facts(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"name": self.name, "ranks": list(self.ranks), "wait_ns": round(self.wait_ns)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointCandidate:
+    """An operation at which this rank was blocked once in every step.
+
+    Attributes:
+        name: as in `PacingPoint`.
+        ranks: the group's.
+        own_ns: exit - ready of each step, (num_steps,).
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    own_ns: tuple[int, ...]
+
+
+@dataclass
+class CandidateLog:
+    """The waits of this rank in the first steps, by name of the operation."""
+
+    own_ns: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    ranks: dict[str, set[tuple[int, ...]]] = field(default_factory=lambda: defaultdict(set))
+
+    def add(self, name: str, ranks: tuple[int, ...], own_ns: int) -> None:
+        """Note that this rank was blocked on an operation; `ranks` are empty where they are not known."""
+        self.own_ns[name].append(own_ns)
+        if ranks:
+            self.ranks[name].add(ranks)
+
+    def regular(self, num_steps: int) -> list[PointCandidate]:
+        """Return the operations that came once in each of so many steps, in one group; the longest ones of many."""
+        found = [
+            PointCandidate(name=name, ranks=next(iter(self.ranks[name])), own_ns=tuple(own_ns))
+            for name, own_ns in self.own_ns.items()
+            if len(own_ns) == num_steps and len(self.ranks.get(name, ())) == 1
+        ]
+        return sorted(found, key=lambda candidate: (-sum(candidate.own_ns), candidate.name))[:_MOST_CANDIDATES]
+
+
+def choose_points(candidates: Sequence[Sequence[PointCandidate]]) -> list[PacingPoint]:
+    """Return the pacing points, at most one for each rank, the longest waits first; the same from the same input.
+
+    A group has a point where all of its ranks were blocked on one operation in every step. Ranks in several groups
+    are paced in the one in which more is waited for.
+
+    Args:
+        candidates: those of each rank, in order of rank.
+    """
+    columns: dict[tuple[str, tuple[int, ...]], dict[int, tuple[int, ...]]] = defaultdict(dict)
+    for rank, rows in enumerate(candidates):
+        for row in rows:
+            columns[row.name, row.ranks][rank] = row.own_ns
+    points = []
+    for (name, ranks), own_ns in columns.items():
+        if len(ranks) < 2 or set(own_ns) != set(ranks):
+            continue
+        panel_ns = np.array([own_ns[rank] for rank in ranks], dtype=np.float64)
+        wait_ns = float((panel_ns - panel_ns.min(axis=0)).mean())
+        points.append(PacingPoint(name=name, ranks=ranks, wait_ns=wait_ns))
+    taken: set[int] = set()
+    chosen = []
+    for point in sorted(points, key=lambda point: (-point.wait_ns * len(point.ranks), point.name, point.ranks)):
+        if taken.isdisjoint(point.ranks):
+            taken.update(point.ranks)
+            chosen.append(point)
+    return chosen
+
+
+POLLING = "polling on shared cores"
+# Share of a wait that the waiting thread would spend on a core of its own: 1 if it polls, nearly 0 if it sleeps.
+_POLLING_SHARE = 0.4
+_GC_SHARE = 0.002
+_MANY_TO_ONE = "gather"
+_LEAST_SENDERS = 4
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProfile:
+    """How a rank runs and waits, as seen in the first steps.
+
+    Attributes:
+        host_key: equal on ranks of one host.
+        cores: names of the cores that it may run on.
+        polling_share: processor time of its waits over their duration.
+        gc_share: share of its steps spent in full garbage collections.
+        waits_on_device: whether its collectives run on a GPU, where the host does not wait.
+    """
+
+    host_key: str
+    cores: frozenset[str]
+    polling_share: float = 0.0
+    gc_share: float = 0.0
+    waits_on_device: bool = False
+
+    def on_device(self) -> RankProfile:
+        """Return the same profile for a rank whose collectives run on a GPU."""
+        return self if self.waits_on_device else replace(self, waits_on_device=True)
+
+    def measured(self, *, polling_share: float, gc_share: float) -> RankProfile:
+        """Return the same profile with the measurements of the first steps."""
+        return replace(self, polling_share=polling_share, gc_share=gc_share)
+
+
+def crowding(ranks: Sequence[RankProfile]) -> float:
+    """Return the ranks per core on the most crowded host."""
+    cores: dict[str, set[str]] = defaultdict(set)
+    num_ranks: dict[str, int] = defaultdict(int)
+    for rank in ranks:
+        cores[rank.host_key] |= rank.cores
+        num_ranks[rank.host_key] += 1
+    return max(num_ranks[host] / max(len(cores[host]), 1) for host in cores)
+
+
+def find_mechanisms(ranks: Sequence[RankProfile], points: Sequence[PacingPoint]) -> list[str]:
+    """Return the names of the mechanisms that could make pacing pay; empty if there are none.
+
+    `polling on shared cores` and `garbage collection` are measured; `many to one`, a pacing point at which at least
+    four ranks send to one, says only that buffers may overflow there.
+    """
+    found = []
+    # Of several pollers on a core, each gets its part of it.
+    polling_share = max(rank.polling_share for rank in ranks) * crowding(ranks)
+    if crowding(ranks) > 1 and polling_share > _POLLING_SHARE:
+        found.append(POLLING)
+    if any(point.kind == _MANY_TO_ONE and len(point.ranks) > _LEAST_SENDERS for point in points):
+        found.append("many to one")
+    if len(ranks) > 1 and any(rank.gc_share > _GC_SHARE for rank in ranks):
+        found.append("garbage collection")
+    return found
+
+
+def policy_for(mechanisms: Sequence[str], *, has_turns: bool) -> str:
+    """Return the policy that `auto` tries.
+
+    Args:
+        mechanisms: as `find_mechanisms` returns them.
+        has_turns: whether the settings give this job a turn on a shared link.
+    """
+    if POLLING in mechanisms:
+        return "slack"
+    # Full collections are too rare to show in the first steps: coschedule counts them in the trial's unpaced part.
+    return "stagger" if has_turns or "many to one" in mechanisms else "coschedule"
+
+
+def core_names(cpus: Sequence[int], *, root: Path = Path("/")) -> frozenset[str]:
+    """Return the cores of some CPUs, with hardware threads of a core as one; a CPU unknown to sysfs is a core.
+
+    Args:
+        cpus: numbers of CPUs, as in `os.sched_getaffinity`.
+        root: replaced in tests.
+    """
+    names = set()
+    for cpu in cpus:
+        path = root / _SIBLINGS.format(cpu).lstrip("/")
+        try:
+            names.add(path.read_text().strip() or str(cpu))
+        except OSError:
+            names.add(str(cpu))
+    return frozenset(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What each rank sends to all others once, before they choose the pacing point.
+
+    Attributes:
+        candidates: operations on which it was blocked exactly once in every step.
+        profile: how it runs and waits.
+        seed: a number; all ranks use that of rank 0.
+    """
+
+    candidates: list[PointCandidate]
+    profile: RankProfile
+    seed: int
+
+
+class PointSearch:
+    """Notes where this rank is blocked, over a number of steps.
+
+    Args:
+        first_step: the first of these steps.
+        num_steps: how many there are.
+        profile: what is known of this rank beforehand.
+        thread_clock: processor time of the calling thread in nanoseconds.
+
+    Attributes:
+        is_open: whether one of these steps is running.
+        profile: what is known of this rank.
+    """
+
+    def __init__(
+        self, *, first_step: int, num_steps: int, profile: RankProfile, thread_clock: Callable[[], int]
+    ) -> None:
+        self.is_open = False
+        self.profile = profile
+        self._first_step, self._num_steps = first_step, num_steps
+        self._thread_clock = thread_clock
+        self._log = CandidateLog()
+        self._polled_ns = self._waited_ns = self._steps_ns = self._collected_ns = 0
+
+    def note_wait(self, name: str, ranks: tuple[int, ...], *, own_ns: int, thread_ns: int) -> None:
+        """Take a wait that has ended; `thread_ns` is the thread clock's reading when it began."""
+        self._log.add(name, ranks, own_ns)
+        self._polled_ns += self._thread_clock() - thread_ns
+        self._waited_ns += own_ns
+
+    def forget(self) -> None:
+        """Drop all candidates: this rank cannot be paced."""
+        self._log = CandidateLog()
+
+    def end_step(self, step: int, duration_ns: int, collected_ns: int) -> bool:
+        """Take a step that has ended; return whether it was the last of the search.
+
+        Args:
+            step: its number.
+            duration_ns: how long it took.
+            collected_ns: time of all full garbage collections so far.
+        """
+        if self.is_open:
+            self._steps_ns += duration_ns
+        else:
+            self._collected_ns = collected_ns
+        end_step = self._first_step + self._num_steps
+        self.is_open = self._first_step <= step + 1 < end_step
+        if step + 1 < end_step:
+            return False
+        self.profile = self.profile.measured(
+            polling_share=self._polled_ns / max(self._waited_ns, 1),
+            gc_share=(collected_ns - self._collected_ns) / max(self._steps_ns, 1),
+        )
+        return True
+
+    def report(self, seed: int) -> RankReport:
+        """Return what this rank sends to the others at the end of the search."""
+        return RankReport(candidates=self._log.regular(self._num_steps), profile=self.profile, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

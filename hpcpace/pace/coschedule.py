@@ -1,4 +1,4 @@
-"""Run full garbage collections of Python on the same step of all ranks, instead of each rank on its own step.
+"""Runs Python's full garbage collections on the same step of all ranks.
 
 A full collection stops one rank for tens of milliseconds, and in a synchronous job all others with it. If P ranks
 collect on different steps, the job stops P times as often as if they collect on the same step. Collections of the young

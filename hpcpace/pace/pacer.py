@@ -1,4 +1,4 @@
-"""The pacing of one rank, from its first step to its last: it searches for the pacing point, then paces there.
+"""The pacing of one rank, first step to last: it searches for the pacing point, then paces.
 
 The observers call `arrive` where the rank is about to be blocked and `leave` where it is released; the session says
 where steps begin and end. Any error in here ends pacing on all ranks with one warning, never the job.
@@ -10,15 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from hpcpace.pace.active import ActivePacing, PacerClocks, PacingTrace
-from hpcpace.pace.arrivals import Arrival
-from hpcpace.pace.choice import choose
+from hpcpace.pace.choice import PointSearch, RankProfile, RankReport, choose
 from hpcpace.pace.coschedule import CollectionCount, CollectionSchedule, CollectionWatch
-from hpcpace.pace.exchange import Exchange
-from hpcpace.pace.mechanisms import RankProfile
-from hpcpace.pace.pacing_record import PacingRecord
-from hpcpace.pace.point_search import PointSearch, RankReport
-from hpcpace.pace.precise_sleep import PreciseSleep
+from hpcpace.pace.record import PacingRecord
+from hpcpace.pace.rounds import Arrival, Exchange, PacerClocks, PacingTrace, PreciseSleep, Rounds
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import StepFlag
 
@@ -63,7 +58,7 @@ class Pacer:
         self._counts: dict[str, int] = defaultdict(int)
         self._watch = CollectionWatch()
         self._schedule = CollectionSchedule()
-        self._active: ActivePacing | None = None
+        self._active: Rounds | None = None
         self._record = PacingRecord(policy=settings.policy)
         self._is_over = exchange is None
         self._has_failed = False
@@ -185,7 +180,7 @@ class Pacer:
             self._end(choice.obstacle)
             return
         self._watch.counts[False] = CollectionCount()  # the first steps of a job are not like the others
-        self._active = ActivePacing(
+        self._active = Rounds(
             choice,
             rank=self._rank,
             exchange=exchange,

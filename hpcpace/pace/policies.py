@@ -1,4 +1,4 @@
-"""The policies that delay ranks: slack (see `controller`), the published rule in two readings, and taking turns.
+"""The policies that delay ranks: slack, the published rule in two readings, taking turns.
 
 The published rule is that of Gopalan and Ali, "When Scaling Fails" (arXiv 2603.04424), which delays early ranks by a
 bounded time. The paper leaves open which quantity triggers the delay and how long it is: both readings are here as
@@ -13,8 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hpcpace.pace.controller import Controller, UsualPattern
-from hpcpace.pace.measurement import Measurement
+from hpcpace.pace.controller import Controller, Measurement, UsualPattern
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 

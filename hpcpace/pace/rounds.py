@@ -1,4 +1,4 @@
-"""Rounds of pacing: measure a window of steps, exchange it while the next one runs, then decide.
+"""Paces in rounds: measure a window of steps, exchange it during the next one, then decide.
 
 So no rank waits for an exchange: it has a whole window of steps to complete, and decisions take effect two windows
 later. All ranks decide from the same numbers, except for the delay, which depends on each rank's own slack.
@@ -7,177 +7,406 @@ later. All ranks decide from the same numbers, except for the delay, which depen
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
 
-from hpcpace.pace.arrivals import PointTiming
-from hpcpace.pace.coschedule import CollectionCount, CollectionPlan
-from hpcpace.pace.exchange import Exchange
-from hpcpace.pace.measurement import Measurement
-from hpcpace.pace.policies import Policy
-from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import Trial, TrialOutcome
-from hpcpace.pace.window_message import Status, WindowMessage, pack, unpack
-from hpcpace.trace.schema import PaceArm
+from hpcpace.core.text import NS_PER_S
+from hpcpace.pace.choice import PacingChoice
+from hpcpace.pace.controller import Measurement
+from hpcpace.pace.coschedule import CollectionPlan, CollectionSchedule, CollectionWatch
+from hpcpace.pace.policies import make_policy
+from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult
+from hpcpace.trace.schema import PaceArm, PacePolicy, StepFlag
 
 UNKNOWN_NS = -1
+# The kernel wakes a sleeper some tens of microseconds late, so the last part of a delay spins.
+_SPUN_NS = 80_000
+_NOT_COUNTED = StepFlag.CHECKPOINT | StepFlag.EVAL | StepFlag.WARMUP
+# Below this share of the steps `auto` finds garbage collection not worth a trial.
+_MIN_GC_SHARE = 0.002
 # Without a trial the first windows are unpaced, as the baseline for the cost of pacing.
 _NUM_OFF_WINDOWS = 3
+# In a vector for the others: a time that is not known, and the number of values before the times.
+_UNKNOWN = -1.0
+_NUM_HEADS = 3
+
+
+class Exchange(Protocol):
+    """Messages between all ranks, apart from those of the training. Collective: every rank calls each method."""
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return the value of every rank, in order of rank.
+
+        Raises:
+            RuntimeError: a rank did not answer in time.
+        """
+
+    def start(self, values: Sequence[float]) -> None:
+        """Start to take the minimum of each value over the ranks."""
+
+    def finish(self) -> list[float]:
+        """Wait for the minimum that was started, up to a timeout, and return it.
+
+        Raises:
+            RuntimeError: a rank did not answer in time.
+        """
+
+    def close(self) -> None:
+        """Free all resources."""
+
+
+class PacingTrace(Protocol):
+    """Where pacing records what it does."""
+
+    def add_pacing(self, *row: int) -> object:
+        """Take the columns of a row of the trace's `pacing` table."""
+
+    def add_delay(self, begin_ns: int, end_ns: int) -> object:
+        """Take begin and end of a delay in the current step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacerClocks:
+    """The clocks that pacing reads, each a function that returns nanoseconds; replaced in tests."""
+
+    monotonic: Callable[[], int] = time.monotonic_ns
+    thread: Callable[[], int] = time.thread_time_ns
+    unix: Callable[[], int] = time.time_ns
+
+
+class PreciseSleep:
+    """Delays the calling thread to within microseconds, leaves the core to others, and measures how much is too long.
+
+    Args:
+        clock, sleep: replaced in tests.
+    """
+
+    def __init__(
+        self, *, clock: Callable[[], int] = time.monotonic_ns, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._overshoots_ns: list[float] = []
+
+    def delay(self, ready_ns: int, delay_ns: int) -> int:
+        """Block until `delay_ns` after `ready_ns`, or a little longer; return the end."""
+        until_ns = ready_ns + delay_ns
+        slept_ns = until_ns - self._clock() - _SPUN_NS
+        if slept_ns > 0:
+            self._sleep(slept_ns / NS_PER_S)
+        now_ns = self._clock()
+        self._overshoots_ns.append(float(max(now_ns - until_ns, 0)))
+        while now_ns < until_ns:
+            now_ns = self._clock()
+        return now_ns
+
+    def take_overshoots(self) -> tuple[float, ...]:
+        """Return by how much each delay since the last call was too long, in nanoseconds."""
+        taken, self._overshoots_ns = tuple(self._overshoots_ns), []
+        return taken
+
+
+class Arrival(NamedTuple):
+    """A rank that is about to be blocked, from `Pacer.arrive` to `Pacer.leave`.
+
+    Attributes:
+        name: the operation, like `all_reduce 0`.
+        ready_ns: when the rank was ready.
+        released_ns: when a delay ended; `ready_ns` without one.
+        thread_ns: processor time of the thread when it was ready; 0 once the point is chosen.
+    """
+
+    name: str
+    ready_ns: int
+    released_ns: int
+    thread_ns: int
+
+
+class PointTiming(NamedTuple):
+    """How long a rank worked and waited at the pacing point in one step.
+
+    Attributes:
+        ready_ns: when it was ready, on its own clock.
+        work_ns: how long it had worked since it left the point in the step before; NaN if it did not meet it there.
+        own_ns: exit - ready; NaN unless it met the point exactly once.
+        delayed_ns: by how much it was delayed.
+    """
+
+    ready_ns: int = 0
+    work_ns: float = math.nan
+    own_ns: float = math.nan
+    delayed_ns: int = 0
+
+
+class Status(IntEnum):
+    """What a rank asks for; the lowest value over the ranks applies to all."""
+
+    END = -2
+    RESET = -1
+    GO_ON = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowMessage:
+    """What the ranks exchange after each window: minimum and maximum, as means would hide stragglers that rotate.
+
+    Attributes:
+        status: what the rank asks for.
+        num_full: full garbage collections of it so far, in steps without a schedule; the most over the ranks.
+        full_ns: their total time; the most over the ranks.
+        step_ns: duration of each step on rank 0; NaN if it does not count, and on other ranks.
+        least_ns: exit - ready in each step by group, (num_groups, num_steps); NaN if any rank lacks it.
+        most_ns: the same, the maximum.
+    """
+
+    status: Status
+    num_full: int
+    full_ns: int
+    step_ns: tuple[float, ...]
+    least_ns: tuple[tuple[float, ...], ...]
+    most_ns: tuple[tuple[float, ...], ...]
+
+
+def pack(message: WindowMessage, *, group: int, is_first: bool) -> list[float]:
+    """Return the vector of one rank, of which the minimum over the ranks is taken; maxima are negated.
+
+    Args:
+        message: its window; `least_ns` and `most_ns` have one row, its own values.
+        group: index of its group, -1 for none.
+        is_first: whether it is rank 0, whose durations count.
+    """
+    values = [float(message.status), -float(message.num_full), -float(message.full_ns)]
+    values += [_known(time_ns) if is_first else math.inf for time_ns in message.step_ns]
+    for index, own_ns in enumerate(message.least_ns):
+        if index != group:
+            values += [math.inf] * (2 * len(own_ns))
+            continue
+        values += [_known(time_ns) for time_ns in own_ns]
+        # A missing value wins the minimum in both halves.
+        values += [-time_ns if _is_known(time_ns) else -math.inf for time_ns in own_ns]
+    return values
+
+
+def unpack(values: Sequence[float], *, num_steps: int, num_groups: int) -> WindowMessage:
+    """Return the message of all ranks together.
+
+    Raises:
+        ValueError: the vector has another length, or no rank gave its status.
+    """
+    if len(values) != _NUM_HEADS + num_steps * (1 + 2 * num_groups):
+        raise ValueError(f"an exchange of {len(values)} values, not of {num_steps} steps and {num_groups} groups")
+    rows = [values[start : start + num_steps] for start in range(_NUM_HEADS, len(values), num_steps)]
+    return WindowMessage(
+        status=Status(int(values[0])),
+        num_full=int(-values[1]),
+        full_ns=int(-values[2]),
+        step_ns=tuple(map(_or_nan, rows[0])),
+        least_ns=tuple(tuple(map(_or_nan, row)) for row in rows[1::2]),
+        most_ns=tuple(tuple(_or_nan(-value) for value in row) for row in rows[2::2]),
+    )
+
+
+def _is_known(time_ns: float) -> bool:
+    return math.isfinite(time_ns) and time_ns >= 0
+
+
+def _known(time_ns: float) -> float:
+    return time_ns if _is_known(time_ns) else _UNKNOWN
+
+
+def _or_nan(value: float) -> float:
+    return float(value) if _is_known(value) else math.nan
 
 
 @dataclass(kw_only=True)
 class Window:
-    """Consecutive steps of this rank; sequences grow to (window_steps,) as they are measured."""
+    """Consecutive steps of this rank; lists grow to (window_steps,) as they are measured."""
 
     arm: PaceArm
     steps: list[int] = field(default_factory=list)
-    ready_ns: list[int] = field(default_factory=list)
-    work_ns: list[float] = field(default_factory=list)
-    own_ns: list[float] = field(default_factory=list)
-    delayed_ns: list[float] = field(default_factory=list)
+    timings: list[PointTiming] = field(default_factory=list)
     step_ns: list[float] = field(default_factory=list)
     overshoot_ns: tuple[float, ...] = ()
 
-    def add(self, step: int, timing: PointTiming, *, step_ns: float) -> None:
-        """Take a step that has ended."""
-        self.steps.append(step)
-        self.ready_ns.append(timing.ready_ns)
-        self.work_ns.append(timing.work_ns)
-        self.own_ns.append(timing.own_ns)
-        self.delayed_ns.append(float(timing.delayed_ns))
-        self.step_ns.append(step_ns)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """The place of a rank in the exchanges.
-
-    Attributes:
-        group: index of the group in which it is paced; -1 for none.
-        num_groups: number of groups.
-        is_first: whether it is rank 0.
-    """
-
-    group: int
-    num_groups: int
-    is_first: bool
+    @property
+    def own_ns(self) -> tuple[float, ...]:
+        """Exit - ready in each step."""
+        return tuple(timing.own_ns for timing in self.timings)
 
 
 class Rounds:
-    """Runs the rounds of one rank.
+    """Paces one rank at the chosen point. Collective: all ranks make one after the same step.
 
     Args:
-        settings: how.
-        policy: this rank's.
-        trial: None if the policy need not prove itself.
-        plan: of garbage collections; None for none.
+        choice: what the ranks agree on; without an obstacle.
+        rank: this rank.
         exchange: to the other ranks.
-        place: of this rank in the exchanges.
-        arm: of all windows if there is no trial.
-        on_row: takes step, arm, ready, delay, slack and harm of each step.
+        trace: takes rows and delays.
+        watch: counts this rank's garbage collections.
+        schedule: collects on the same steps of all ranks under `coschedule`.
+        clocks: what to read times from.
+        precise_sleep: delays the calling thread.
 
     Attributes:
-        window: the one being measured.
-        delay_ns: delay of this rank in it, unless the time of day decides.
+        point: name of the operation at which this rank is paced; None where it belongs to no group.
         policy: this rank's.
-        status: what this rank asks of all ranks.
         is_over: whether the ranks have agreed to stop.
         reason: why there was nothing to try; empty otherwise.
     """
 
     def __init__(
         self,
-        settings: PaceSettings,
+        choice: PacingChoice,
         *,
-        policy: Policy,
-        trial: Trial | None,
-        plan: CollectionPlan | None,
+        rank: int,
         exchange: Exchange,
-        place: Place,
-        arm: PaceArm,
-        on_row: Callable[..., Any],
+        trace: PacingTrace,
+        watch: CollectionWatch,
+        schedule: CollectionSchedule,
+        clocks: PacerClocks,
+        precise_sleep: PreciseSleep,
     ) -> None:
-        self._settings, self.policy, self._trial, self._plan = settings, policy, trial, plan
-        self._arm = arm
-        self._exchange, self._place, self._on_row = exchange, place, on_row
+        settings = self._settings = choice.settings
+        self._exchange, self._trace, self._clocks = exchange, trace, clocks
+        self._watch, self._schedule, self._precise_sleep = watch, schedule, precise_sleep
+        self._is_first, self._num_groups = rank == 0, len(choice.points)
+        self._group = next((index for index, point in enumerate(choice.points) if rank in point.ranks), -1)
+        self.point = choice.points[self._group].name if self._group >= 0 else None
+        members = choice.points[self._group].ranks if self._group >= 0 else (rank,)
+        self.policy = make_policy(choice.policy, settings, index=members.index(rank), num_members=len(members))
+        self._policy_column = PacePolicy[choice.policy.upper().replace("-", "_")]
+        self._arm = PaceArm.OFF if choice.policy == "observe" else PaceArm.ON
+        has_trial = settings.trial and choice.policy != "observe"
+        self._trial = Trial(settings, seed=choice.seed) if has_trial else None
+        self._plan: CollectionPlan | None = None
+        if choice.policy == "coschedule":
+            self._plan = CollectionPlan(
+                settings.gc_steps, least_share=_MIN_GC_SHARE if settings.policy == "auto" else 0.0
+            )
+        self._arrivals: list[PointTiming] = []
+        self._last_exit_ns: int | None = None
+        self._size_bytes = -1
         self._pending: Window | None = None
-        self._wanted_ns = 0
         self._num_windows = 0
-        self.status = Status.GO_ON
+        self._status = Status.GO_ON
         self.is_over = False
         self.reason = ""
-        self.window = self._new_window()
+        self._window = self._new_window()
 
     @property
-    def delay_ns(self) -> int:
-        """Delay of this rank in the window that is being measured."""
-        return self._wanted_ns if self.window.arm == PaceArm.ON else 0
+    def trial_result(self) -> TrialResult | None:
+        """The trial as far as it got; None without one."""
+        return None if self._trial is None else self._trial.result()
 
-    @property
-    def interval_steps(self) -> int:
-        """Steps between two garbage collections in this window; 0 without a schedule."""
-        return self._plan.interval if self._plan is not None and self.window.arm == PaceArm.ON else 0
+    def begin_step(self) -> StepFlag:
+        """Collect garbage if that is due; return the flag of such a step."""
+        is_scheduled = self._plan is not None and self._window.arm == PaceArm.ON
+        interval = self._plan.interval if self._plan is not None and is_scheduled else 0
+        if interval and not self._schedule.is_on:
+            self._schedule.turn_on(interval)
+        elif not interval and self._schedule.is_on:
+            self._schedule.turn_off(steps_until=self._watch.steps_until)
+        ends_block = self._trial is None or self._trial.is_last_window
+        is_last = ends_block and len(self._window.steps) + 1 == self._settings.window_steps
+        return StepFlag.GC if self._schedule.begin_step(is_last=is_last) else StepFlag.NONE
 
-    @property
-    def is_last_step(self) -> bool:
-        """Whether the step that begins is the last of its block."""
-        is_last = self._trial is None or self._trial.is_last_window
-        return is_last and len(self.window.steps) + 1 == self._settings.window_steps
+    def arrive(self, name: str) -> Arrival:
+        """Delay this rank at its pacing point as its policy wants, just before it is blocked."""
+        ready_ns = self._clocks.monotonic()
+        released_ns = ready_ns
+        if self._window.arm == PaceArm.ON and not self._arrivals:
+            delay_ns = self.policy.delay_at(self._clocks.unix(), self._work_ns(ready_ns))
+            if delay_ns > 0:
+                released_ns = self._precise_sleep.delay(ready_ns, delay_ns)
+                self._trace.add_delay(ready_ns, released_ns)
+        return Arrival(name, ready_ns, released_ns, 0)
 
-    def end_step(self, count: CollectionCount) -> None:
-        """Start the next round if the window is full. Collective then.
+    def leave(self, arrival: Arrival, exit_ns: int, size_bytes: int) -> None:
+        """Note that the rank is released; where the size of the message changes, all ranks start to learn afresh."""
+        ready_ns = arrival.ready_ns
+        delayed_ns = arrival.released_ns - ready_ns
+        self._arrivals.append(PointTiming(ready_ns, self._work_ns(ready_ns), exit_ns - ready_ns, delayed_ns))
+        if size_bytes != self._size_bytes and self._size_bytes >= 0:
+            self._status = min(self._status, Status.RESET)
+        self._size_bytes = size_bytes
 
-        Args:
-            count: this rank's full garbage collections so far, without a schedule.
+    def end_step(self, step: int, duration_ns: int, flags: int) -> None:
+        """Take a step that has ended. Collective at the end of each window.
 
         Raises:
             RuntimeError: a rank did not answer in time.
         """
-        if len(self.window.steps) < self._settings.window_steps:
-            return
-        self.finish()
-        if self.is_over:
-            return
-        own_ns = tuple(self.window.own_ns)
+        timing = self._arrivals[0] if len(self._arrivals) == 1 else None  # a step with several waits does not count
+        self._arrivals.clear()
+        self._last_exit_ns = None if timing is None else timing.ready_ns + round(timing.own_ns)
+        window = self._window
+        window.steps.append(step)
+        window.timings.append(timing or PointTiming())
+        window.step_ns.append(math.nan if flags & _NOT_COUNTED else float(duration_ns))
+        if len(window.steps) == self._settings.window_steps:
+            window.overshoot_ns = self._precise_sleep.take_overshoots()
+            self.finish()
+            if not self.is_over:
+                self._start_exchange(window)
+
+    def withdraw(self) -> None:
+        """Delay this rank no longer, and ask the others with the next exchange to end pacing."""
+        self._status = Status.END
+        self.policy = make_policy("observe", self._settings)
+
+    def finish(self) -> None:
+        """Finish the exchange in flight, if there is one, and decide on it. Collective then.
+
+        Raises:
+            RuntimeError: a rank did not answer in time.
+        """
+        window, self._pending = self._pending, None
+        if window is not None:
+            values = self._exchange.finish()
+            self._decide(window, unpack(values, num_steps=len(window.steps), num_groups=self._num_groups))
+
+    def record_rest(self) -> None:
+        """Record the steps of the window that has not ended."""
+        self._record(self._window)
+
+    def _work_ns(self, ready_ns: int) -> float:
+        """Return how long this rank has worked since it left the point in the step before; NaN if it did not."""
+        return math.nan if self._last_exit_ns is None else ready_ns - self._last_exit_ns
+
+    def _start_exchange(self, window: Window) -> None:
+        own_ns, count = window.own_ns, self._watch.counts[False]
         nothing = (math.nan,) * len(own_ns)
-        rows = tuple(own_ns if group == self._place.group else nothing for group in range(self._place.num_groups))
+        rows = tuple(own_ns if group == self._group else nothing for group in range(self._num_groups))
         message = WindowMessage(
-            status=self.status,
+            status=self._status,
             num_full=count.num_full,
             full_ns=count.time_ns,
-            step_ns=tuple(self.window.step_ns),
+            step_ns=tuple(window.step_ns),
             least_ns=rows,
             most_ns=rows,
         )
-        self._exchange.start(pack(message, group=self._place.group, is_first=self._place.is_first))
-        self._pending, self.window = self.window, self._new_window()
-        self.status = Status.GO_ON if self.status == Status.RESET else self.status
-
-    def finish(self) -> None:
-        """Finish the exchange in flight, if there is one, and decide on it. Collective then."""
-        window, self._pending = self._pending, None
-        if window is None:
-            return
-        num_steps = len(window.steps)
-        self._decide(window, unpack(self._exchange.finish(), num_steps=num_steps, num_groups=self._place.num_groups))
+        self._exchange.start(pack(message, group=self._group, is_first=self._is_first))
+        self._pending, self._window = window, self._new_window()
+        self._status = Status.GO_ON if self._status == Status.RESET else self._status
 
     def _decide(self, window: Window, message: WindowMessage) -> None:
         if message.status == Status.RESET:
             self.policy.reset()
-        if self._place.group >= 0:
+        if self._group >= 0:
             measurement = Measurement(
-                own_ns=tuple(window.own_ns),
-                least_ns=message.least_ns[self._place.group],
-                most_ns=message.most_ns[self._place.group],
+                own_ns=window.own_ns,
+                least_ns=message.least_ns[self._group],
+                most_ns=message.most_ns[self._group],
                 step_ns=message.step_ns,
-                work_ns=tuple(window.work_ns),
-                delayed_ns=tuple(window.delayed_ns),
+                work_ns=tuple(timing.work_ns for timing in window.timings),
+                delayed_ns=tuple(float(timing.delayed_ns) for timing in window.timings),
                 overshoot_ns=window.overshoot_ns,
                 arm=window.arm,
             )
-            self._wanted_ns = self.policy.update(measurement)
-            self.record(window, measurement.slack_ns)
+            self.policy.update(measurement)
+            self._record(window, measurement.slack_ns)
         if self._plan is not None:
             self._plan.note(
                 message.step_ns,
@@ -190,18 +419,13 @@ class Rounds:
             self.is_over = self._trial.is_over and not self._trial.result().is_on
         self.is_over |= message.status == Status.END
 
-    def record(self, window: Window, slack_ns: Sequence[float] = ()) -> None:
-        """Pass on a window's rows; unknown slacks are -1."""
-        for index, step in enumerate(window.steps):
+    def _record(self, window: Window, slack_ns: Sequence[float] = ()) -> None:
+        """Record a row for each step of a window; unknown slacks are -1."""
+        for index, (step, timing) in enumerate(zip(window.steps, window.timings, strict=True)):
             slack = slack_ns[index] if index < len(slack_ns) else math.nan
-            self._on_row(
-                step,
-                window.arm,
-                window.ready_ns[index],
-                int(window.delayed_ns[index]),
-                UNKNOWN_NS if math.isnan(slack) else int(slack),
-                self.policy.harm_ns,
-            )
+            slack_column = UNKNOWN_NS if math.isnan(slack) else int(slack)
+            columns = (timing.ready_ns, timing.delayed_ns, slack_column, self.policy.harm_ns)
+            self._trace.add_pacing(step, self._policy_column, window.arm, *columns)
 
     def _new_window(self) -> Window:
         if self._trial is None:

@@ -109,6 +109,11 @@ class PaceSettings:
         )
 
     @property
+    def is_on(self) -> bool:
+        """Whether the job is paced."""
+        return self.policy != NO_POLICY
+
+    @property
     def guard_ns(self) -> float:
         """The fixed part of the guard in nanoseconds."""
         return self.guard_us * NS_PER_US

@@ -1,4 +1,4 @@
-"""The time of an operation as a law of its size: latency and rate in pieces, with the sizes at which they switch.
+"""The time of an operation as a law of its size, in pieces, and how the transfer of a step grows with nodes by it.
 
 Libraries switch algorithm and protocol with the size, so that one latency and one rate fit no real curve. Each piece is
 a straight line, fitted by least squares of relative errors; the number of pieces is that with the least Bayesian
@@ -12,9 +12,68 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hpcpace.core.text import listed
+from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics.extrapolation import Algorithm, TransferTerm
 from hpcpace.probe.record import MAX_PIECES, LatencyLaw, LawPiece
+
+_MAX_NAMED = 16
+
+
+def transfer_term(
+    laws: Sequence[LatencyLaw], calls: Sequence[tuple[str, float, float]], *, num_nodes: int, transfer_ns: float
+) -> TransferTerm | None:
+    """Return how the transfer of a step grows with nodes, for `hpcpace.metrics.extrapolation.extrapolate`.
+
+    The operation with the most transfer decides between ring and tree: of both forms, the one that fits its laws over
+    numbers of hosts with the smaller squared relative error; a ring where it has laws of fewer than three.
+
+    Args:
+        laws: of one probe.
+        calls: of a step: operation, size in bytes, and how often.
+        num_nodes: of the run.
+        transfer_ns: exposed transfer per step on these nodes.
+
+    Returns:
+        None without a law of these operations on as many hosts.
+    """
+    of_op = {(law.op, law.num_nodes): law for law in laws if law.num_nodes > 1}
+    known = [(of_op[op, num_nodes], size, count) for op, size, count in calls if (op, num_nodes) in of_op]
+    if num_nodes < 2 or not known:
+        return None
+    largest, size_bytes, _ = max(known, key=lambda one: one[0].time_ns(one[1]) * one[2])
+    points = sorted((num, law.time_ns(size_bytes)) for (op, num), law in of_op.items() if op == largest.op)
+    counts, times_ns = np.array(points, np.float64).T
+    if len(counts) >= 3 and _misfit([np.log2(counts)], times_ns) < _misfit(
+        [(counts - 1) / counts, counts - 1], times_ns
+    ):
+        return TransferTerm(algorithm=Algorithm.TREE, transfer_ns=transfer_ns)
+    latency_ns = sum(count * max(law.pieces[0].latency_ns, 0.0) for law, _, count in known) / (num_nodes - 1)
+    return TransferTerm(algorithm=Algorithm.RING, transfer_ns=transfer_ns, latency_ns=latency_ns)
+
+
+def no_law_of(laws: Sequence[LatencyLaw], operations: Sequence[str], num_nodes: int) -> str:
+    """Return why `transfer_term` has no law of some operations on a number of nodes, in words."""
+    names = listed(sorted(set(operations)))
+    if not names:
+        return "the operations of a step are not known"
+    counts = sorted({law.num_nodes for law in laws if law.num_nodes > 1 and law.op in operations})
+    if not counts:
+        return f"it has no law of {names} between nodes"
+    shown = [str(count) for count in counts[:_MAX_NAMED]]
+    more = [f"{len(counts) - _MAX_NAMED} more numbers of"] if len(counts) > _MAX_NAMED else []
+    return f"its laws of {names} are of {listed([*shown, *more])} nodes, and none of {num_nodes}"
+
+
+def _misfit(terms: Sequence[Floats], times_ns: Floats) -> float:
+    """Return the squared relative error of the best sum of terms with coefficients of at least 0, per free point."""
+    from scipy.optimize import nnls
+
+    matrix = np.stack(terms, axis=1) / times_ns[:, np.newaxis]
+    _, residual = nnls(matrix, np.ones(len(times_ns)))
+    return float(residual**2 / (len(times_ns) - len(terms)))
+
 
 LEAST_SIZES = 4
 """Of a law; fewer say nothing about its form."""
@@ -24,9 +83,6 @@ _LEAST_DEVIATION = 0.02
 """Relative errors below this do not count: they are within what repetitions differ by."""
 _NUM_DRAWS = 200
 _MOST_SAMPLES = 400
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +95,24 @@ class PiecewiseFit:
         error: sum of squared relative errors, float64, (num_curves,).
     """
 
-    first: IntArray
-    latency_ns: FloatArray
-    ns_per_byte: FloatArray
-    error: FloatArray
+    first: Ints
+    latency_ns: Floats
+    ns_per_byte: Floats
+    error: Floats
 
     @property
     def num_pieces(self) -> int:
         """Pieces of each law."""
         return int(self.first.shape[1])
 
-    def times_ns(self, size_bytes: FloatArray) -> FloatArray:
+    def times_ns(self, size_bytes: Floats) -> Floats:
         """Return the fitted times of the measured sizes, (num_curves, num_sizes)."""
         number = (np.arange(len(size_bytes))[np.newaxis, :, np.newaxis] >= self.first[:, np.newaxis, :]).sum(2) - 1
         latency_ns = np.take_along_axis(self.latency_ns, number, 1)
         return np.asarray(latency_ns + np.take_along_axis(self.ns_per_byte, number, 1) * size_bytes)
 
 
-def fit_pieces(size_bytes: FloatArray, time_ns: FloatArray, num_pieces: int) -> PiecewiseFit:
+def fit_pieces(size_bytes: Floats, time_ns: Floats, num_pieces: int) -> PiecewiseFit:
     """Fit laws of a given number of pieces to curves, by least squares of relative errors.
 
     Args:
@@ -91,7 +147,7 @@ def fit_pieces(size_bytes: FloatArray, time_ns: FloatArray, num_pieces: int) -> 
     )
 
 
-def choose_pieces(size_bytes: FloatArray, time_ns: FloatArray) -> PiecewiseFit:
+def choose_pieces(size_bytes: Floats, time_ns: Floats) -> PiecewiseFit:
     """Fit the law to one curve whose number of pieces has the least Bayesian information criterion.
 
     Args:
@@ -113,7 +169,7 @@ def choose_pieces(size_bytes: FloatArray, time_ns: FloatArray) -> PiecewiseFit:
 
 def fit_law(
     size_bytes: Sequence[int],
-    rounds_ns: Sequence[Sequence[FloatArray]],
+    rounds_ns: Sequence[Sequence[Floats]],
     *,
     op: str,
     num_nodes: int,
@@ -167,7 +223,7 @@ class _Lines:
             the smallest size.
     """
 
-    def __init__(self, size_bytes: FloatArray, time_ns: FloatArray) -> None:
+    def __init__(self, size_bytes: Floats, time_ns: Floats) -> None:
         x, y = size_bytes / time_ns, 1 / time_ns  # the line a + b s has the relative error a y + b x - 1
         sums = [_range_sums(values) for values in (y * y, x * y, x * x, y, x, np.ones_like(x))]
         yy, xy, xx, s_y, s_x, count = sums
@@ -186,14 +242,14 @@ class _Lines:
         self.error = np.where(count > 0, np.maximum(residual, 0.0), np.inf)
 
 
-def _range_sums(values: FloatArray) -> FloatArray:
+def _range_sums(values: Floats) -> Floats:
     """Return sums of values i to j of each row, (num_rows, num_values, num_values); 0 where i > j."""
     total = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
     sums = total[:, np.newaxis, 1:] - total[:, :-1, np.newaxis]
     return np.asarray(np.triu(np.ones(sums.shape[1:])) * sums)
 
 
-def _piece(sizes: FloatArray, fit: PiecewiseFit, drawn: PiecewiseFit, number: int) -> LawPiece:
+def _piece(sizes: Floats, fit: PiecewiseFit, drawn: PiecewiseFit, number: int) -> LawPiece:
     begin, low, high = 0.0, 0.0, 0.0
     if number:
         switches = _switch_bytes(sizes, drawn, number)
@@ -217,7 +273,7 @@ def _piece(sizes: FloatArray, fit: PiecewiseFit, drawn: PiecewiseFit, number: in
     )
 
 
-def _switch_bytes(sizes: FloatArray, fit: PiecewiseFit, number: int) -> FloatArray:
+def _switch_bytes(sizes: Floats, fit: PiecewiseFit, number: int) -> Floats:
     """Return where a piece begins: where the lines cross if that is between two sizes, else their geometric mean."""
     place = fit.first[:, number]
     before, after = sizes[place - 1], sizes[place]
@@ -228,7 +284,7 @@ def _switch_bytes(sizes: FloatArray, fit: PiecewiseFit, number: int) -> FloatArr
     return np.where(is_between, crossing, np.sqrt(before * after))
 
 
-def _drawn_medians(rounds: Sequence[FloatArray], num_draws: int, rng: np.random.Generator) -> FloatArray:
+def _drawn_medians(rounds: Sequence[Floats], num_draws: int, rng: np.random.Generator) -> Floats:
     """Return medians of resamples of rounds and of the repetitions in them, (num_draws,)."""
     most = max(_MOST_SAMPLES // len(rounds), 2)
     kept = [one[np.linspace(0, len(one) - 1, min(len(one), most)).astype(np.int64)] for one in rounds]

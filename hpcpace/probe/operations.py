@@ -15,7 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from hpcpace.metrics import Floats
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +36,8 @@ class Times:
         gap_ns: from the end of one call to the begin of the next on the host, float64, (num_calls,).
     """
 
-    duration_ns: NDArray[np.float64]
-    gap_ns: NDArray[np.float64]
+    duration_ns: Floats
+    gap_ns: Floats
 
 
 def timed_calls(issue: Callable[[], list[Any]], num_calls: int, device: torch.device) -> Times:

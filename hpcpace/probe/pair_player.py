@@ -1,28 +1,300 @@
 """One rank in the rounds of pairs: it meets its partner of the round, and measures latency and both rates with it.
 
 All ranks of two hosts take part, the first with the first and so on, so that several processes and interfaces carry a
-pair's data. What happens when in a round follows from its plan, on each host from when it has read it.
+pair's data. What happens when in a round follows from its plan, on each host from when it has read it. Sockets of our
+own, each with a timeout, instead of a collective library: if one host dies or freezes, its partner notices after that
+timeout, and no other pair does. Each connection begins by proving that it knows a secret of this probe.
 """
 
 from __future__ import annotations
 
+import errno
+import hmac
 import ipaddress
 import math
+import selectors
 import socket
+import struct
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hpcpace.probe.pair_sockets import (
-    Listener,
-    answer,
-    close_all,
-    connect_to,
-    half_round_trips,
-    receive_stream,
-    send_stream,
-)
+import numpy as np
+
+from hpcpace.core.text import NS_PER_S, NS_PER_US
+
+MESSAGE_BYTES = 8
+_SEND_BYTES, _RECEIVE_BYTES = 1 << 20, 1 << 18
+_WARM_UP_MESSAGES = 10
+# Of the time of a stream: TCP finds its rate meanwhile, and the bucket of a shaper is used up.
+_WARM_UP_SHARE = 0.2
+_NAME_BYTES = 32
+_HELLO_BYTES = _NAME_BYTES + 32  # of SHA-256
+HELLO_TIMEOUT_S = 3.0
+"""How long a connection may take to say who it is: TCP has sent it again twice by then."""
+MAX_UNKNOWN = 256
+"""Connections that have not said yet who they are. A process may often open 1,024 files, and torch has some of them."""
+_MAX_WAITING = 128
+# Who connects while a pair is measured waits in the kernel, which lowers this to net.core.somaxconn.
+_BACKLOG = 4096
+_NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# Closing drops what is still in the buffers: on a slow link that would go on for seconds.
+_DROP_UNSENT = struct.pack("ii", 1, 0)
+
+Clock = Callable[[], float]
+
+
+class Listener:
+    """Where other hosts connect to; connections may come in any order, and before they are waited for.
+
+    Anybody may connect. All connections are read at once, so nobody can hold up a partner by saying nothing.
+
+    Args:
+        address: of this host.
+        secret: of this probe; see `hello`.
+    """
+
+    def __init__(self, address: str, secret: str) -> None:
+        family, kind, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        self._secret = secret
+        self._unknown: dict[socket.socket, _Unknown] = {}  # the oldest one first
+        self._waiting: dict[str, socket.socket] = {}
+        self._accepted: set[str] = set()
+        with ExitStack() as failed:
+            self._socket = failed.enter_context(socket.socket(family, kind))
+            self._socket.bind(place)
+            self._socket.listen(_BACKLOG)
+            self._socket.setblocking(False)
+            self._selector = failed.enter_context(selectors.DefaultSelector())
+            self._selector.register(self._socket, selectors.EVENT_READ)
+            failed.pop_all()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._socket.getsockname()[1])
+
+    def accept(self, name: str, timeout_s: float) -> socket.socket:
+        """Return the connection whose hello has this name and the secret; those of other names wait.
+
+        Raises:
+            TimeoutError: it did not come in time.
+            OSError: it cannot be accepted.
+        """
+        end_s = time.monotonic() + timeout_s
+        while name not in self._waiting:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            for key, _ in self._selector.select(min(left_s, HELLO_TIMEOUT_S)):
+                if key.fileobj is self._socket:
+                    self._take_one()
+                elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._unknown:
+                    self._hear(key.fileobj)
+            now_s = time.monotonic()
+            while self._unknown and next(iter(self._unknown.values())).end_s <= now_s:
+                self._drop_oldest()
+        self._accepted.add(name)
+        connection = self._waiting.pop(name)
+        _prepare(connection, timeout_s)
+        return connection
+
+    def _take_one(self) -> None:
+        """Take one new connection and what it has said so far.
+
+        Raises:
+            OSError: this process has no file left, although all strangers have been dropped.
+        """
+        try:
+            connection, _ = self._socket.accept()
+        except OSError as error:
+            if error.errno in _NO_FILES:
+                if not self._unknown:
+                    raise
+                self._drop_oldest()
+            return  # else the other side has left meanwhile
+        connection.setblocking(False)
+        self._unknown[connection] = _Unknown(time.monotonic() + HELLO_TIMEOUT_S)
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._hear(connection)
+        if len(self._unknown) > MAX_UNKNOWN:
+            self._drop_oldest()
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Read on in the hello of a connection, and close it where that is not one of ours."""
+        said = self._unknown[connection].said
+        try:
+            part = connection.recv(_HELLO_BYTES - len(said))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        said += part
+        if part and len(said) < _HELLO_BYTES:
+            return
+        del self._unknown[connection]
+        self._selector.unregister(connection)
+        name = bytes(said[:_NAME_BYTES]).decode("ascii", "replace").rstrip()
+        is_ours = hmac.compare_digest(said, hello(name, self._secret)) if part else False
+        # The first one counts: who has only seen the hello of another one comes later.
+        if not is_ours or name in self._waiting or name in self._accepted:
+            connection.close()
+            return
+        if len(self._waiting) >= _MAX_WAITING:
+            self._waiting.pop(next(iter(self._waiting))).close()
+        self._waiting[name] = connection
+
+    def _drop_oldest(self) -> None:
+        connection = next(iter(self._unknown))
+        del self._unknown[connection]
+        self._selector.unregister(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._selector.close()
+        for connection in (self._socket, *self._unknown, *self._waiting.values()):
+            connection.close()
+
+
+@dataclass
+class _Unknown:
+    """A connection that has not yet said a whole hello: until when it may, and what it has said."""
+
+    end_s: float
+    said: bytearray = field(default_factory=bytearray)
+
+
+def hello(name: str, secret: str) -> bytes:
+    """Return how a connection begins: its name, and what only somebody who knows the secret can write behind it.
+
+    A hello shows neither the secret nor the hello of another name.
+    """
+    head = name.ljust(_NAME_BYTES).encode("ascii", "replace")[:_NAME_BYTES]
+    return head + hmac.digest(secret.encode(), head, "sha256")
+
+
+def connect_to(address: str, port: int, name: str, secret: str, timeout_s: float) -> socket.socket:
+    """Return a connection to a listener, which accepts it by its name.
+
+    Raises:
+        TimeoutError: nothing answered.
+        OSError: it cannot be reached.
+    """
+    # Not create_connection: it drops the scope of a link-local address.
+    family, kind, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    connection = socket.socket(family, kind)
+    try:
+        _prepare(connection, timeout_s)
+        connection.connect(place)
+        connection.sendall(hello(name, secret))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def half_round_trips(connection: socket.socket, end_s: float, clock: Clock = time.monotonic) -> tuple[float, ...]:
+    """Send small messages to and fro until a point in time, and return least, median and 99 % of half a round trip, ns.
+
+    Raises:
+        OSError: the other side stopped answering.
+    """
+    _wait_in_the_kernel(connection)
+    message, buffer = bytes(MESSAGE_BYTES), bytearray(MESSAGE_BYTES)
+    send, receive, now_ns = connection.send, connection.recv_into, time.perf_counter_ns
+    times_ns: list[int] = []
+    while len(times_ns) <= _WARM_UP_MESSAGES or clock() < end_s:
+        begin_ns = now_ns()
+        send(message)
+        num_bytes = receive(buffer)
+        times_ns.append(now_ns() - begin_ns)
+        if num_bytes < MESSAGE_BYTES:
+            raise ConnectionResetError("closed by the other side")
+    return tuple(float(value) for value in np.quantile(times_ns[_WARM_UP_MESSAGES:], (0.0, 0.5, 0.99)) / 2)
+
+
+def answer(connection: socket.socket) -> None:
+    """Send each small message back until the other side closes.
+
+    Raises:
+        OSError: the other side stopped sending.
+    """
+    _wait_in_the_kernel(connection)
+    buffer = bytearray(MESSAGE_BYTES)
+    try:
+        while connection.recv_into(buffer):
+            connection.send(buffer)
+    except (ConnectionResetError, BrokenPipeError):
+        return
+
+
+def _wait_in_the_kernel(connection: socket.socket) -> None:
+    """Let the kernel keep the timeout of a connection: Python would poll before each call, which costs microseconds.
+
+    A timeout is a BlockingIOError from then on.
+    """
+    timeout_s = connection.gettimeout() or 0.0
+    connection.settimeout(None)
+    seconds = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * NS_PER_S / NS_PER_US))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, seconds)
+
+
+def send_stream(connection: socket.socket, most_s: float, clock: Clock = time.monotonic) -> None:
+    """Send as fast as the other side receives, until it closes.
+
+    Args:
+        connection: to the other side.
+        most_s: time after which sending ends in any case.
+        clock: monotonic, in seconds.
+
+    Raises:
+        OSError: the other side stopped receiving.
+    """
+    chunk, end_s = memoryview(bytes(_SEND_BYTES)), clock() + most_s
+    try:
+        while clock() < end_s:
+            connection.send(chunk)
+    except (ConnectionResetError, BrokenPipeError):
+        return
+
+
+def receive_stream(connection: socket.socket, length_s: float, clock: Clock = time.monotonic) -> float:
+    """Receive for a time from the first data on, and return the rate without the first moments, bytes per second.
+
+    Raises:
+        OSError: the other side stopped sending.
+    """
+    buffer = memoryview(bytearray(_RECEIVE_BYTES))
+    warm_s = end_s = math.inf
+    begin_ns = last_ns = num_bytes = 0
+    while received := connection.recv_into(buffer):
+        now_s, now_ns = clock(), time.perf_counter_ns()
+        if warm_s == math.inf:
+            warm_s, end_s = now_s + _WARM_UP_SHARE * length_s, now_s + length_s
+        if begin_ns:
+            num_bytes, last_ns = num_bytes + received, now_ns
+            if now_s >= end_s:
+                break
+        elif now_s >= warm_s:
+            begin_ns = now_ns
+    return num_bytes * NS_PER_S / (last_ns - begin_ns) if last_ns > begin_ns else math.nan
+
+
+def close_all(connections: Sequence[socket.socket]) -> None:
+    """Close connections at once, without sending what is left."""
+    for connection in connections:
+        connection.close()
+
+
+def _prepare(connection: socket.socket, timeout_s: float) -> None:
+    connection.settimeout(timeout_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP_UNSENT)
+
 
 _STAGES = ("latency", "forward", "backward")
 

@@ -14,8 +14,11 @@ from itertools import islice, product
 import numpy as np
 
 from hpcpace.probe.pair_network import (
+    AS_SLOW,
     Pair,
     PairNetwork,
+    PairResult,
+    PairResults,
     Round,
     loaded_rounds,
     rounds_across_leaves,
@@ -23,7 +26,6 @@ from hpcpace.probe.pair_network import (
     rounds_within_leaves,
     some_rounds,
 )
-from hpcpace.probe.pair_results import AS_SLOW, PairResult, PairResults
 from hpcpace.probe.pair_solver import SlowLinks
 
 LEAST_TESTS = 2

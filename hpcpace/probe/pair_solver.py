@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.probe.pair_network import NO_LINK, BoolArray, FloatArray, IntArray
+from hpcpace.metrics import Bools, Floats, Ints
 
 _DEVIATIONS = 3.0
 _LEAST_SHARE = 0.10
@@ -34,10 +34,10 @@ class LinkTests:
         kind: kind of each link, int64, (num_links,).
     """
 
-    path: IntArray
-    value: FloatArray
-    is_apart: BoolArray
-    kind: IntArray
+    path: Ints
+    value: Floats
+    is_apart: Bools
+    kind: Ints
 
     @property
     def num_links(self) -> int:
@@ -62,12 +62,12 @@ class SlowLinks:
         doubtful: links that would be certain if they were not as fast as transfers that are unexplained.
     """
 
-    capability: FloatArray
-    usual: FloatArray
-    threshold: FloatArray
-    is_cleared: BoolArray
-    is_slow: BoolArray
-    num_alone: IntArray
+    capability: Floats
+    usual: Floats
+    threshold: Floats
+    is_cleared: Bools
+    is_slow: Bools
+    num_alone: Ints
     certain: tuple[int, ...]
     unclear: tuple[tuple[int, ...], ...]
     unexplained: tuple[int, ...]
@@ -108,14 +108,14 @@ def find_slow_links(tests: LinkTests) -> SlowLinks:
     )
 
 
-def _capability(tests: LinkTests, on_path: BoolArray) -> FloatArray:
+def _capability(tests: LinkTests, on_path: Bools) -> Floats:
     capability = np.full(tests.num_links, -np.inf)
     known = on_path & np.isfinite(tests.value)[:, None]
     np.maximum.at(capability, tests.path[known], np.broadcast_to(tests.value[:, None], known.shape)[known])
     return np.where(np.isfinite(capability), capability, np.nan)
 
 
-def _comparable(tests: LinkTests, on_path: BoolArray, capability: FloatArray) -> FloatArray:
+def _comparable(tests: LinkTests, on_path: Bools, capability: Floats) -> Floats:
     """Return the capabilities of links that something passed alone; all of them where nothing did.
 
     What links carry while others share them varies with the others.
@@ -125,7 +125,7 @@ def _comparable(tests: LinkTests, on_path: BoolArray, capability: FloatArray) ->
     return np.where(is_comparable, capability, np.nan) if is_comparable.any() else capability
 
 
-def _references(capability: FloatArray, kind: IntArray) -> tuple[FloatArray, FloatArray]:
+def _references(capability: Floats, kind: Ints) -> tuple[Floats, Floats]:
     """Return the usual capability and the threshold of each kind."""
     num_kinds = int(kind.max(initial=-1)) + 1
     usual, threshold = np.full(num_kinds, np.nan), np.full(num_kinds, np.nan)
@@ -134,7 +134,7 @@ def _references(capability: FloatArray, kind: IntArray) -> tuple[FloatArray, Flo
     return usual, threshold
 
 
-def outlier_limit(values: FloatArray) -> tuple[float, float]:
+def outlier_limit(values: Floats) -> tuple[float, float]:
     """Return the median of values, and what is an outlier below: three robust deviations and 10 % less; nan for none.
 
     Of an even number the upper middle value counts, and the lower middle deviation: where half of four hosts are slow,
@@ -148,13 +148,11 @@ def outlier_limit(values: FloatArray) -> tuple[float, float]:
     return usual, usual - max(_DEVIATIONS * deviation, _LEAST_SHARE * usual)
 
 
-def _finite(limits: FloatArray) -> FloatArray:
+def _finite(limits: Floats) -> Floats:
     return np.where(np.isnan(limits), np.inf, limits)
 
 
-def _unclear(
-    tests: LinkTests, accused: BoolArray, certain: IntArray, capability: FloatArray
-) -> tuple[tuple[int, ...], ...]:
+def _unclear(tests: LinkTests, accused: Bools, certain: Ints, capability: Floats) -> tuple[tuple[int, ...], ...]:
     """Return the sets of links that slow transfers accuse, without transfers that a certain link explains."""
     is_certain = np.zeros(tests.num_links + 1, np.bool_)  # the last entry is that of NO_LINK
     is_certain[certain] = True
@@ -173,3 +171,7 @@ def _joined(groups: list[set[int]]) -> Iterator[tuple[int, ...]]:
         touching = [each for each in joined if each & group]
         joined = [each for each in joined if not each & group] + [group.union(*touching)]
     yield from sorted(tuple(sorted(each)) for each in joined)
+
+
+NO_LINK = -1
+"""Fills the columns of a path that has fewer links."""

@@ -16,9 +16,207 @@ from hpcpace.core.codec import MIN_VALUE_BYTES, WrongValue, check_values, conver
 from hpcpace.core.errors import ProbeError
 from hpcpace.core.files import read_file
 from hpcpace.core.text import printable, shown
-from hpcpace.probe.copies_record import CopiesRecord
-from hpcpace.probe.noise_record import NoiseRecord
-from hpcpace.probe.pair_record import PairsRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRate:
+    """How fast the cores of one NUMA node copy within its memory.
+
+    Attributes:
+        host: its name.
+        numa_node: number of the node, as Linux counts.
+        num_threads: cores that copied at once, one thread each.
+        rate: read and written together, as STREAM's copy counts, bytes per second.
+    """
+
+    host: str
+    numa_node: int
+    num_threads: int
+    rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRate:
+    """How fast a device copies from and to the memory of one NUMA node.
+
+    Attributes:
+        host: its name.
+        device: number of the device, as the rank sees it.
+        bus_id: its PCI address; empty if unknown.
+        numa_node: node whose memory it copies from and to.
+        is_pinned: whether that memory is pinned.
+        to_device, from_device: bytes per second.
+        limit: of its PCIe link, bytes per second; None if unknown.
+    """
+
+    host: str
+    device: int
+    bus_id: str
+    numa_node: int
+    is_pinned: bool
+    to_device: float
+    from_device: float
+    limit: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesRecord:
+    """Rates of copies on all hosts.
+
+    Attributes:
+        memory: by host and NUMA node.
+        devices: by host, device, NUMA node, pinned first.
+        notes: what was not measured, and why.
+    """
+
+    memory: tuple[MemoryRate, ...] = ()
+    devices: tuple[DeviceRate, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreFigures:
+    """What kept one core from its work.
+
+    Attributes:
+        share: part of the time that detours cost.
+        longest_ns: what the longest detour cost.
+        num_detours: how many there were.
+        quantum_ns: usual time of a piece of work.
+        resolution_ns: shortest detour that shows.
+        span_ns: time measured.
+        period_ns: distance of detours that recur; None if they do not.
+        period_share: part of the time that these cost; None likewise.
+    """
+
+    share: float
+    longest_ns: float
+    num_detours: int
+    quantum_ns: float
+    resolution_ns: float
+    span_ns: int
+    period_ns: float | None
+    period_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreNoise:
+    """The noise of one core of a host.
+
+    Attributes:
+        host: its name.
+        cpu: number of the core, as Linux counts.
+        figures: what was found.
+    """
+
+    host: str
+    cpu: int
+    figures: CoreFigures
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseRecord:
+    """The noise of all cores that the ranks may use.
+
+    Attributes:
+        cores: in the order of hosts and cores.
+        notes: what has to be known to read them, such as that hosts share a machine.
+    """
+
+    cores: tuple[CoreNoise, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRow:
+    """Two hosts in one round.
+
+    Attributes:
+        first, second: names of the hosts.
+        is_apart: whether no other pair of the round shared a link with them.
+        forward: rate of data from the first to the second host, bytes per second; None if not measured.
+        backward: rate from the second to the first host.
+        least_ns, p50_ns, p99_ns: half round trips of 8 bytes; None if not measured.
+        problem: why something was not measured; empty if all was.
+    """
+
+    first: str
+    second: str
+    is_apart: bool
+    forward: float | None
+    backward: float | None
+    least_ns: float | None = None
+    p50_ns: float | None = None
+    p99_ns: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectionRow:
+    """What the hosts of one leaf switch sent to those of another one, all at once.
+
+    Attributes:
+        source, target: names of the leaf switches.
+        num_pairs: pairs of hosts.
+        rate: of all pairs together, bytes per second.
+        possible: what the links of these hosts allow, by what they reached alone, bytes per second.
+    """
+
+    source: str
+    target: str
+    num_pairs: int
+    rate: float
+    possible: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFinding:
+    """A slow link, or links of which one is slow.
+
+    Attributes:
+        kind: `link` if it is this one, `unclear` if it is one of `names`, `between` if it is neither host's link but
+            something between the two.
+        names: hosts, or uplinks as `leaf2 uplink`.
+        way: `sends`, `receives` or `both`; of a pair, `sends` means from the first to the second.
+        measure: `rate`, `bisection` (a rate of many hosts together) or `latency`.
+        value: what it reaches, bytes per second or nanoseconds.
+        usual: what its kind usually reaches.
+        words: all of this in a sentence.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    way: str
+    measure: str
+    value: float
+    usual: float
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsRecord:
+    """What the pairs of hosts reached.
+
+    Attributes:
+        carrier: what carried the data, such as `TCP over eth0`.
+        usual: what a host's link usually reaches, bytes per second; None if nothing was measured.
+        usual_of_limit: that by what the hosts' interfaces allow; None if they do not say.
+        usual_latency_ns: the usual least half round trip; None if nothing was measured.
+        rows: in the order measured.
+        bisections: sums over uplinks; empty where the network is unknown.
+        findings: slow links, certain ones first.
+        note: why nothing, or not everything, could be told; empty otherwise.
+    """
+
+    carrier: str
+    usual: float | None = None
+    usual_of_limit: float | None = None
+    usual_latency_ns: float | None = None
+    rows: tuple[PairRow, ...] = ()
+    bisections: tuple[BisectionRow, ...] = ()
+    findings: tuple[LinkFinding, ...] = ()
+    note: str = ""
+
 
 SCHEMA = "hpcpace-probe/1"
 MOST_BYTES = 1 << 26

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S, format_bytes
+from hpcpace.metrics import Floats
 from hpcpace.probe.laws import fit_law
-from hpcpace.probe.limits import bus_limit
 from hpcpace.probe.operations import OPERATIONS, Operation, ProbeGroup, timed_calls
 from hpcpace.probe.record import LatencyLaw, ProbedHost, ProbeRecord, RankSkew, SweepRow
+from hpcpace.probe.start import bus_limit
 from hpcpace.probe.world import ProbeWorld
 from hpcpace.world.deadline import Deadline
 
@@ -41,7 +41,7 @@ class Point:
     call_s: float = 0.0
     is_checked: bool = False
     is_available: bool = True
-    rounds_ns: list[NDArray[np.float64]] = field(default_factory=list)
+    rounds_ns: list[Floats] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class Sweep:
         self._measured: list[Cell] = []
 
     def measure(self, world: ProbeWorld, deadline: Deadline, record: ProbeRecord) -> ProbeRecord:
-        """Measure; see `hpcpace.probe.parts.Part`."""
+        """Measure; see `hpcpace.probe.world.Part`."""
         if len(world.alive) < 2:
             world.problems.append("one rank has nobody to send to: start the probe on several ranks for the sweep")
             return record
@@ -188,7 +188,7 @@ class Sweep:
         return dataclasses.replace(record, sweep=rows, skews=rank_skews(gaps_ns, record.hosts))
 
     def conclude(self, record: ProbeRecord) -> ProbeRecord:
-        """Return the record with the laws; see `hpcpace.probe.parts.Concluding`."""
+        """Return the record with the laws; see `hpcpace.probe.world.Concluding`."""
         return dataclasses.replace(record, laws=sweep_laws(self._measured))
 
     def _cell(self, survey: _Survey, count: int) -> Cell:
@@ -223,7 +223,7 @@ class _Survey:
         self.world = world
         self.cells: dict[tuple[int, ...], Cell] = {}
         self._groups: dict[tuple[int, ...], ProbeGroup] = {}
-        self._gaps_ns: list[NDArray[np.float64]] = []
+        self._gaps_ns: list[Floats] = []
 
     def visit(self, cell: Cell, share: Deadline, deadline: Deadline) -> None:
         """Measure all points of a cell, if this rank is in it, and meet the others; a failure costs the round.

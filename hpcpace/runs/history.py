@@ -20,16 +20,16 @@ from hpcpace import __version__
 from hpcpace.core.hostlist import node_name, node_names
 from hpcpace.core.rundir import PassedOver
 from hpcpace.core.text import NS_PER_S
-from hpcpace.metrics.change_points import (
+from hpcpace.metrics.run_difference import (
     LEAST_DEVIATIONS,
     LEAST_RUNS,
     NO_SPREAD,
     Duration,
     LevelChange,
+    RunSpread,
     level_changes,
     run_spread,
 )
-from hpcpace.metrics.run_difference import RunSpread
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow
 from hpcpace.runs.history_series import grouped

@@ -251,7 +251,7 @@ class ResampledNoise:
 
     Attributes:
         residual_ns: work less its step and rank effects, float64, (num_measured_ranks, num_measured_steps), from
-            `hpcpace.metrics.jitter.variance_shares.split_work`.
+            `hpcpace.metrics.amplification.split_work`.
         length: steps of a stretch.
         is_coscheduled: whether all ranks get the same stretches of the same measured rank.
     """

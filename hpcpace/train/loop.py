@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcpace import Session, session
 from hpcpace.config import Config
 from hpcpace.core.environment import RankInfo, process_redaction
 from hpcpace.core.errors import TrainingFailed
 from hpcpace.core.text import NS_PER_S
-from hpcpace.observe.session import Session, session
 from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints
 from hpcpace.train.checkpoint_history import History

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.observe.launch import find_launch
+from hpcpace.observe.launch.launch import find_launch
 
 SITE = "[trace]\nenabled = false\n[[rollout]]\npartitions = ['gpu']\ntrace.enabled = true\n"
 

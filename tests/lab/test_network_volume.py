@@ -16,8 +16,8 @@ from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.status import status_of
-from hpcpace.metrics.clocks.common_clock import rank_clocks
-from hpcpace.metrics.network.flow_evidence import flows_of
+from hpcpace.metrics.common_clock import rank_clocks
+from hpcpace.metrics.flows import flows_of
 from hpcpace.metrics.topology import topology_of
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hpcpace
 from hpcpace.observe import session as session_module
 from hpcpace.observe.recording import Recording
 from hpcpace.world.clock import ClockSync
@@ -77,7 +78,7 @@ def run(run_dir: Path, fault: str, moment: str, *, rank: int, victim: int, comm:
             comm = None
     took_s = {}
     begin_s = time.monotonic()
-    session = session_module.session(run_dir=run_dir, comm=comm).__enter__()
+    session = hpcpace.session(run_dir=run_dir, comm=comm).__enter__()
     took_s["start"] = time.monotonic() - begin_s
     was_recording = session.is_recording
     longest_s = 0.0

@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from hpcpace.observe import recording
-from hpcpace.observe.collectives import CollectiveObserver
-from hpcpace.observe.device_clock import DeviceClock
-from hpcpace.observe.open_operations import MESSAGES
+from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.operations import MESSAGES
+from hpcpace.observe.device.clock import DeviceClock
 
 
 class HostEvent:

@@ -10,7 +10,7 @@ import pytest
 
 from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import examine
-from hpcpace.observe.compiled import find_layer
+from hpcpace.observe.collectives.switched import find_layer
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import ExitKind, Op

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpcpace.core.rundir import open_run
-from hpcpace.observe.compiled import find_layer
+from hpcpace.observe.collectives.switched import find_layer
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import ExitKind, Op
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpcpace.core.rundir import open_run
-from hpcpace.observe.launch import site_launch
+from hpcpace.observe.launch.launch import site_launch
 from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag
 

@@ -16,9 +16,9 @@ from hpcpace.core.files import Folder
 from hpcpace.core.redaction import MARK, is_secret
 from hpcpace.diagnosis import summary
 from hpcpace.hang.notices import Notice
-from hpcpace.observe import record
+from hpcpace.observe import joined
 from hpcpace.observe.node_local import NodeLocalTrace
-from hpcpace.pace.pacing_record import PacingRecord
+from hpcpace.pace.record import PacingRecord
 from hpcpace.studies.folder import StudyFolder
 from hpcpace.trace.schema import TABLES, TraceHeader
 from hpcpace.train.checkpoint_history import CHECKPOINT_SCHEMA, History, write_history
@@ -69,7 +69,7 @@ def test_every_field_of_a_snapshot_is_documented() -> None:
 
 
 def test_every_field_of_run_json_is_documented() -> None:
-    made = record.run_record(name="mine", config=Config(), environ={}, hosts=[], facts={})
+    made = joined.run_record(name="mine", config=Config(), environ={}, hosts=[], facts={})
     assert _fields("RUN/attempt-N/run.json") == {*made, *OF_COMMANDS, *OF_SESSION}
 
 
@@ -112,7 +112,7 @@ def test_every_field_of_a_study_is_documented(tmp_path: Path) -> None:
     assert _fields("STUDY/plan.json") == set(json.loads(study.plan_json.read_text()))
 
 
-@pytest.mark.parametrize(("file", "module"), [("run.json", record), ("snapshots", collect_rank)])
+@pytest.mark.parametrize(("file", "module"), [("run.json", joined), ("snapshots", collect_rank)])
 def test_every_variable_that_is_kept_is_documented(file: str, module: Any) -> None:
     row = next(row for row in _rows("Environment variables") if row[0] == file)
     assert set(_names(row[1])) == module.KEPT_VARIABLES
@@ -124,7 +124,7 @@ def test_only_the_variables_that_are_documented_are_kept() -> None:
         **dict.fromkeys(("SLURM_JOB_ID", "NCCL_DEBUG", "HPCPACE_TRACE_COUNTERS", "OMP_NUM_THREADS"), "1"),
         **dict.fromkeys(("HOME", "SLURM_JOB_USER", "HPCPACE_PRELUDE", "HPCPACE_TRACE_OTHER", "WANDB_NAME"), "2"),
     }
-    made = record.run_record(name="mine", config=Config(), environ=environ, hosts=[], facts={})
+    made = joined.run_record(name="mine", config=Config(), environ=environ, hosts=[], facts={})
     assert set(made["environment"].values()) == {"1"} and len(made["environment"]) == 4
 
 
@@ -138,8 +138,8 @@ def test_no_name_of_ours_is_taken_for_that_of_a_secret() -> None:
     kinds = [TraceHeader, Notice, *SNAPSHOT_PARTS]
     kinds += [kind for kind in vars(summary).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
     names = {name for kind in kinds for name in _fields_of(kind)} | OF_COMMANDS | OF_SESSION
-    names |= _names_within(record.run_record(name="mine", config=Config(), environ={}, hosts=[], facts={}))
-    names |= _names_within(dataclasses.asdict(Config())) | record.KEPT_VARIABLES | collect_rank.KEPT_VARIABLES
+    names |= _names_within(joined.run_record(name="mine", config=Config(), environ={}, hosts=[], facts={}))
+    names |= _names_within(dataclasses.asdict(Config())) | joined.KEPT_VARIABLES | collect_rank.KEPT_VARIABLES
     names |= _names_within(PacingRecord(policy="slack").to_json())
     assert [name for name in sorted(names) if is_secret(name, "correct-horse-7")] == []
 

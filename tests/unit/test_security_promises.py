@@ -404,20 +404,20 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
             "bind",
             "connect",
         },  # the kernel's own socket for traffic shaping, on this host
-        "hpcpace/observe/last_line.py": {"bind", "listen", "connect"},  # a Unix socket, see below
+        "hpcpace/observe/launch/last_line.py": {"bind", "listen", "connect"},  # a Unix socket, see below
         "hpcpace/world/rendezvous.py": {"connect"},  # asks whether torch's store answers
-        "hpcpace/callbacks/loop.py": {"bind"},  # arguments of a signature
+        "hpcpace/callbacks/__init__.py": {"bind"},  # arguments of a signature
         "hpcpace/cli/train.py": {"connect"},  # the ranks of a training: hpcpace.world.connection
         "hpcpace/cli/probe.py": {"connect"},  # likewise those of a probe
         "hpcpace/runs/imports/nsys_export.py": {"connect"},  # to a file, by sqlite3
-        "hpcpace/probe/pair_sockets.py": {"bind", "listen", "connect"},  # between the hosts of a probe, see SECURITY.md
+        "hpcpace/probe/pair_player.py": {"bind", "listen", "connect"},  # between the hosts of a probe, see SECURITY.md
     }
     unknown = [line for line in found if line.split(": ")[1] not in known.get(line.split(": ")[0], ())]
     assert unknown == []
 
 
 def test_the_last_line_of_a_job_uses_unix_sockets_alone() -> None:
-    tree = ast.parse((ROOT / "hpcpace" / "observe" / "last_line.py").read_text())
+    tree = ast.parse((ROOT / "hpcpace" / "observe" / "launch" / "last_line.py").read_text())
     made = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     sockets = [call for call in made if call.startswith("socket.socket(")]
     assert sockets and set(sockets) == {"socket.socket(socket.AF_UNIX)"}

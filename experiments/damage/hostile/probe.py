@@ -11,10 +11,24 @@ from typing import Any
 
 from experiments.damage.hostile.kind import SECRET, Call, Hostile, Random
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.probe.copies_record import CopiesRecord, DeviceRate, MemoryRate
-from hpcpace.probe.noise_record import CoreFigures, CoreNoise, NoiseRecord
-from hpcpace.probe.pair_record import BisectionRow, LinkFinding, PairRow, PairsRecord
-from hpcpace.probe.record import LatencyLaw, LawPiece, ProbedHost, ProbeRecord, RankSkew, SweepRow
+from hpcpace.probe.record import (
+    BisectionRow,
+    CopiesRecord,
+    CoreFigures,
+    CoreNoise,
+    DeviceRate,
+    LatencyLaw,
+    LawPiece,
+    LinkFinding,
+    MemoryRate,
+    NoiseRecord,
+    PairRow,
+    PairsRecord,
+    ProbedHost,
+    ProbeRecord,
+    RankSkew,
+    SweepRow,
+)
 
 _FORMAT = "saved probes"
 _HOSTS = ("n1", "n2")

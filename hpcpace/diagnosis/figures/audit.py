@@ -24,9 +24,9 @@ from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.network_summary import ProbedFigures, ProbedRow
 from hpcpace.diagnosis.summary import AuditFigures, AuditMatch
-from hpcpace.metrics.jitter.extrapolation import TransferTerm
-from hpcpace.metrics.network.transfers import GroupTransfers
-from hpcpace.probe.growth import transfer_term
+from hpcpace.metrics.extrapolation import TransferTerm
+from hpcpace.metrics.links import GroupTransfers
+from hpcpace.probe.laws import transfer_term
 from hpcpace.probe.record import LatencyLaw, ProbeRecord
 
 _MAX_OWN, _MAX_COMMON, _MAX_CULPRITS = 3, 1, 8

@@ -25,27 +25,25 @@ from hpcpace.diagnosis.summary import (
     Predictions,
     SensitivityRow,
 )
-from hpcpace.metrics.causes.critical_path import microbatches, pipeline_bubble
-from hpcpace.metrics.causes.replay import StepGraph
-from hpcpace.metrics.causes.what_if import Change, even_gain, stage_change, what_if
-from hpcpace.metrics.grouped import grouped_medians
-from hpcpace.metrics.jitter.amplification import (
+from hpcpace.metrics.amplification import (
+    WorkParts,
     amplification,
     bound_switches,
     collective_sensitivity,
     noise_amplification,
     noise_intensity,
     noise_shares,
+    split_work,
 )
-from hpcpace.metrics.jitter.extrapolation import Refusal, TransferTerm, extrapolate
-from hpcpace.metrics.jitter.growth import GrowthCurve, NullModel, null_model, work_growth
-from hpcpace.metrics.jitter.variance_shares import WorkParts, split_work
-from hpcpace.metrics.lateness.own_delay import agreement
-from hpcpace.metrics.lateness.segments import LocalWork, SegmentPanel, segment_panels
-from hpcpace.metrics.operations.communication import op_name
-from hpcpace.metrics.operations.dependence import synchronises
+from hpcpace.metrics.arrivals import agreement
+from hpcpace.metrics.critical_path import microbatches, pipeline_bubble
+from hpcpace.metrics.extrapolation import Refusal, TransferTerm, extrapolate
+from hpcpace.metrics.growth import GrowthCurve, NullModel, null_model, work_growth
+from hpcpace.metrics.kernels import grouped_medians, others_median
+from hpcpace.metrics.operations import op_name, synchronises
 from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
-from hpcpace.metrics.roles import others_median
+from hpcpace.metrics.segments import LocalWork, SegmentPanel, segment_panels
+from hpcpace.metrics.what_if import Change, StepGraph, even_gain, stage_change, what_if
 from hpcpace.trace.schema import Op
 
 _MAX_ROWS = 3

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hpcpace.diagnosis.devices import HOST_BEGIN_COLUMN, HOST_END_COLUMN, is_on_device
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.summary import DevicePhase
-from hpcpace.metrics.host_pace import LEAD_NS
+from hpcpace.metrics.host_waits import LEAD_NS
 from hpcpace.throttling import FAULTS, WORDS, Throttle
 from hpcpace.trace.schema import Phase
 

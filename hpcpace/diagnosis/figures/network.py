@@ -21,7 +21,7 @@ from hpcpace.diagnosis.network_summary import (
     RateSource,
 )
 from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots
-from hpcpace.metrics.network.flow_tables import (
+from hpcpace.metrics.flows import (
     KINDS,
     Flows,
     InterfaceUse,
@@ -33,7 +33,7 @@ from hpcpace.metrics.network.flow_tables import (
     retransmitted,
     usual_rate,
 )
-from hpcpace.metrics.network.interface_use import (
+from hpcpace.metrics.interface_use import (
     RECEIVED,
     SENT,
     InterfaceLoads,

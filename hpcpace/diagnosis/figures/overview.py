@@ -26,17 +26,10 @@ from hpcpace.diagnosis.summary import (
     World,
 )
 from hpcpace.hang.words import call_name
-from hpcpace.metrics.clocks.common_clock import rank_clocks
-from hpcpace.metrics.operations.overlap import overlap_share
-from hpcpace.metrics.phases import (
-    BUSY,
-    EXPOSED_TRANSFER,
-    EXPOSED_WAIT,
-    OWN_WORK,
-    Alternation,
-    num_far_shorter,
-    share_of,
-)
+from hpcpace.metrics.common_clock import rank_clocks
+from hpcpace.metrics.communication import overlap_share
+from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, share_of
+from hpcpace.metrics.plausibility import Alternation, num_far_shorter
 from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error
 from hpcpace.metrics.steps import common_steps, is_plain, is_unphased, is_warmup, step_times
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of

@@ -18,9 +18,8 @@ from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.diagnosis.modes.straggler import search_stragglers, work_excess
 from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import HostCores, RankRow, RoleRow
-from hpcpace.metrics.lateness.hotspots import Hotspot
-from hpcpace.metrics.network.links import LinkCulprit, locate_links
-from hpcpace.metrics.network.transfer_matrix import TransferMatrix, leaf_matrix, node_matrix
+from hpcpace.metrics.hotspots import Hotspot
+from hpcpace.metrics.links import LinkCulprit, TransferMatrix, leaf_matrix, locate_links, node_matrix
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, Part
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.metrics.topology import Topology

@@ -6,7 +6,7 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import confidence_of
 from hpcpace.diagnosis.modes.evidence import ArrivalEvidence
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels, rank_culprit
-from hpcpace.metrics.lateness.arrivals import LateArrival
+from hpcpace.metrics.arrivals import LateArrival
 
 
 def arrival_finding(panels: Panels, settings: DiagnosisConfig) -> list[DiagnosisFinding]:

@@ -17,8 +17,8 @@ from hpcpace.diagnosis.modes.evidence import (
 )
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels
 from hpcpace.diagnosis.modes.flows import flow_link_findings
-from hpcpace.metrics.network.link_faults import LinkCause
-from hpcpace.metrics.network.links import LinkCulprit, LinkFindings, Locality
+from hpcpace.metrics.flow_figures import LinkCause
+from hpcpace.metrics.links import LinkCulprit, LinkFindings, Locality
 
 
 def network_findings(

@@ -25,7 +25,7 @@ from hpcpace.diagnosis.modes.evidence import (
     TransferEvidence,
 )
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels
-from hpcpace.metrics.cores import CoreUse
+from hpcpace.metrics.host_waits import CoreUse
 
 NOTABLE_WAIT = 0.05
 """Share of the time that ranks wait for a core from which on a report says so, and other findings are held against."""

@@ -12,8 +12,8 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import confidence_of
 from hpcpace.diagnosis.modes.evidence import EventEvidence
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Panels
-from hpcpace.metrics.lateness.periodicity import LEAST_EVENTS, Period, find_period, run_begins, steps_between
-from hpcpace.metrics.lateness.stages import Stage, StageComparison, compare_events
+from hpcpace.metrics.recurrence import LEAST_EVENTS, Period, find_period, run_begins, steps_between
+from hpcpace.metrics.roles import Stage, StageComparison, compare_events
 
 _REGULAR = 0.05
 _SURE = 1e-3

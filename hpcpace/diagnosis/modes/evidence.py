@@ -12,8 +12,8 @@ from typing import ClassVar, assert_never
 from hpcpace.diagnosis.modes.mode import Mode
 from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.hang.views import FoundHang
-from hpcpace.metrics.lateness.stages import StageComparison
-from hpcpace.metrics.network.link_faults import LinkCause
+from hpcpace.metrics.flow_figures import LinkCause
+from hpcpace.metrics.roles import StageComparison
 
 
 class LatePattern(StrEnum):

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.modes.evidence import Evidence
 from hpcpace.diagnosis.modes.mode import Mode
-from hpcpace.metrics.cores import CoreUse
-from hpcpace.metrics.lateness.arrivals import LateArrival
-from hpcpace.metrics.lateness.data_variation import DataVariation
-from hpcpace.metrics.lateness.stages import StageComparison
-from hpcpace.metrics.network.link_faults import FlowFindings
-from hpcpace.metrics.phases import EXPOSED_TRANSFER, Alternation, Part, share_of
+from hpcpace.metrics.arrivals import LateArrival
+from hpcpace.metrics.flow_figures import FlowFindings
+from hpcpace.metrics.host_waits import CoreUse
+from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
+from hpcpace.metrics.plausibility import Alternation
+from hpcpace.metrics.roles import DataVariation, StageComparison
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]

@@ -6,8 +6,8 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import confidence_of
 from hpcpace.diagnosis.modes.evidence import FlowEvidence
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels
-from hpcpace.metrics.network.link_faults import LinkCause, LinkFault
-from hpcpace.metrics.network.links import LinkFindings
+from hpcpace.metrics.flow_figures import LinkCause, LinkFault
+from hpcpace.metrics.links import LinkFindings
 from hpcpace.metrics.topology import unit_name
 
 BROKEN = (LinkCause.LOSSY, LinkCause.SMALL_MTU)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hpcpace.diagnosis.modes.evidence import HangEvidence
 from hpcpace.diagnosis.modes.finding import DiagnosisFinding, Panels, rank_culprit
 from hpcpace.hang.views import Call, FoundHang, JobView
-from hpcpace.metrics.operations.incomplete import OpenOperation
+from hpcpace.metrics.lost_operations import OpenOperation
 
 
 def hang_finding(

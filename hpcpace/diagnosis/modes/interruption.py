@@ -9,8 +9,8 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import mean_share_interval
 from hpcpace.diagnosis.modes.evidence import InterruptionEvidence
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Panels, rank_culprit
-from hpcpace.metrics.lateness.periodicity import run_begins, steps_between
 from hpcpace.metrics.phases import Part
+from hpcpace.metrics.recurrence import run_begins, steps_between
 
 _LEAST_OF_LONGEST = 0.25
 

@@ -8,11 +8,11 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.modes.chance import block_error, confidence_of, p_value_of
 from hpcpace.diagnosis.modes.evidence import ImbalanceEvidence
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Int64s, Panels
-from hpcpace.metrics.causes.what_if import Rebuilt, stage_change
-from hpcpace.metrics.lateness.recurrence import mean_interval
-from hpcpace.metrics.lateness.stages import StageComparison, compare_with_others
+from hpcpace.metrics.kernels import others_median
+from hpcpace.metrics.recurrence import mean_interval
 from hpcpace.metrics.resampling import block_means
-from hpcpace.metrics.roles import others_median
+from hpcpace.metrics.roles import StageComparison, compare_with_others
+from hpcpace.metrics.what_if import Rebuilt, stage_change
 
 _ONE_ERROR = 0.16  # one-sided level of one standard error
 

@@ -14,11 +14,17 @@ from hpcpace.diagnosis.modes.chance import confidence_of
 from hpcpace.diagnosis.modes.evidence import Evidence, LatenessEvidence, LatePattern, mode_of_pattern
 from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Floats, Int64s, Panels, rank_culprit, slowest_ns
 from hpcpace.diagnosis.modes.mode import Mode
-from hpcpace.metrics.causes.what_if import Change, Rebuilt
-from hpcpace.metrics.lateness.periodicity import run_begins, steps_between
-from hpcpace.metrics.lateness.stages import Stage, StageComparison, compare_events, compare_with_others
-from hpcpace.metrics.lateness.stragglers import Straggler, StragglerSearch, find_stragglers
-from hpcpace.metrics.roles import WorkExcess, excess_over_role
+from hpcpace.metrics.recurrence import run_begins, steps_between
+from hpcpace.metrics.roles import (
+    Stage,
+    StageComparison,
+    WorkExcess,
+    compare_events,
+    compare_with_others,
+    excess_over_role,
+)
+from hpcpace.metrics.stragglers import Straggler, StragglerSearch, find_stragglers
+from hpcpace.metrics.what_if import Change, Rebuilt
 
 _LEAST_COMPARED, _LEAST_TOLD = 3, 8
 _MOST_EXPLAINED = 4

@@ -74,6 +74,7 @@ def comparison_document(comparison: Comparison) -> Document:
             tag=str(comparison.outcome),
             kind="" if comparison.outcome is Outcome.SLOWER else "healthy",
             style=_STYLES[comparison.outcome],
+            has_terms=False,
             lines=(
                 ("Why", [reason] if reason else []),
                 ("Where", place_sentences(comparison) if comparison.parts else []),

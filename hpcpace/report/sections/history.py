@@ -58,6 +58,7 @@ def history_document(history: History, *, num_runs: int = 20) -> Document:
             headline=headline(history),
             tag="history",
             kind="" if any(event.duration in _LASTING for event in events) else "healthy",
+            has_terms=False,
             lines=(
                 ("What", [*(event_sentence(event) for event in events[:_MAX_EVENTS]), *more]),
                 ("Runs", [counts_sentence(history)]),

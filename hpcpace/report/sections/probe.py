@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hpcpace.core.rundir import json_text
-from hpcpace.core.text import NS_PER_US, format_bytes, format_duration, plural, printable
+from hpcpace.core.text import NS_PER_US, format_bytes, format_duration, plural
 from hpcpace.probe.changes import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
 from hpcpace.report.document import PAGE, Block, Document, Facts, Notes, Plot, Section, SideBySide, Table, Verdict
 from hpcpace.report.drawing import COLOURS, axis, line, plot_text
 from hpcpace.report.sections.probe_hosts import copies_section, noise_section, pairs_section
+from hpcpace.report.sections.probed import size_words
 
 _MAX_NETWORK_HOSTS = 6
 _MAX_CHANGES = 256
@@ -66,15 +67,6 @@ def title_words(record: ProbeRecord) -> str:
     devices = record.device_name or {"cpu": "CPUs"}.get(record.device, record.device)
     who = f"{plural(len(record.hosts), 'host')}, {plural(record.num_ranks, 'rank')}"
     return f"{who}: {record.backend} on {devices}, {record.took_s:.0f} s"
-
-
-def size_words(size_bytes: float) -> str:
-    """Return a size of a message in powers of 1024, as they are chosen: `64 B`, `16 KiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if size_bytes < 1023.5:
-            return f"{size_bytes:.4g} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.4g} GiB"
 
 
 def rate_words(bytes_per_s: float) -> str:

@@ -145,7 +145,14 @@ def _switch_table(pairs: PairsRecord) -> Table:
     for row in sorted(pairs.bisections, key=lambda each: each.rate):
         sent[row.source] = received[row.target] = row
     rows = [
-        (name, *(text for of in (sent[name], received[name]) for text in (_bit_rate(of.rate), percent(of.rate / of.possible))))
+        (
+            name,
+            *(
+                text
+                for of in (sent[name], received[name])
+                for text in (_bit_rate(of.rate), percent(of.rate / of.possible))
+            ),
+        )
         for name in sorted(sent.keys() & received.keys(), key=_by_number)
     ]
     head = ("switch", "sends", "of its hosts' links", "receives", "of its hosts' links")
@@ -211,7 +218,7 @@ def noise_section(noise: NoiseRecord | None) -> Section:
             _noisy_cores(noise.cores),
             Notes(noise.notes, has_terms=False),
         ),
-        lead="what keeps a core from equal pieces of work; a detour is a piece that takes 10 % longer than the shortest",
+        lead="what keeps a core from equal pieces of work; a detour is a piece 10 % longer than the shortest",
     )
 
 

@@ -9,7 +9,6 @@ from hpcpace.core.text import NS_PER_S, format_duration, percent, plural
 from hpcpace.diagnosis.network_summary import ProbedFigures
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.document import Notes, Section, Table
-from hpcpace.report.words.probe import size_words
 
 _MAX_ROWS = 8
 
@@ -61,3 +60,12 @@ def _remarks(probed: ProbedFigures) -> Iterator[str]:
         yield "sizes beyond the largest probed one follow the last piece of the law"
     if probed.num_unprobed:
         yield f"{plural(probed.num_unprobed, 'kind')} of operations between hosts were not probed"
+
+
+def size_words(size_bytes: float) -> str:
+    """Return a size of a message in powers of 1024, as they are chosen: `64 B`, `16 KiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if size_bytes < 1023.5:
+            return f"{size_bytes:.4g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.4g} GiB"

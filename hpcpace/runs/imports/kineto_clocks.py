@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import format_duration, rank_list
-from hpcpace.metrics.clocks.suspects import ClockBounds, collective_bounds
-from hpcpace.metrics.operations.dependence import synchronises
+from hpcpace.metrics.clock_suspects import ClockBounds, collective_bounds
+from hpcpace.metrics.operations import synchronises
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP
 from hpcpace.runs.imports.kineto_profile import Profile
 from hpcpace.runs.imports.kineto_rows import ProfileRows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.metrics.jitter.growth import maximum_weights
+from hpcpace.metrics.growth import maximum_weights
 from hpcpace.runs.measured import MeasuredRun
 
 FloatArray = NDArray[np.float64]

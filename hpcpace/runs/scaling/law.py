@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import plural
-from hpcpace.metrics.jitter.extrapolation import extrapolated_transfer
-from hpcpace.probe.growth import no_law_of, transfer_term
+from hpcpace.metrics.extrapolation import extrapolated_transfer
+from hpcpace.probe.laws import no_law_of, transfer_term
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.forms import (
     NUM_DRAWS,

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_US
-from hpcpace.metrics.network.flow_evidence import flows_of, interface_use
-from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
+from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
 from hpcpace.metrics.topology import Topology, topology_of
 from hpcpace.runs.timeline.steps import ShownSteps
 from hpcpace.runs.timeline.tracks import Counter, Process, shown_name

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_US, plural
 from hpcpace.diagnosis.devices import is_on_device
-from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
-from hpcpace.metrics.operations.communication import op_name
-from hpcpace.metrics.operations.table import UNKNOWN_GROUP, completed
+from hpcpace.metrics.common_clock import CommonClock, reference_times
+from hpcpace.metrics.operations import UNKNOWN_GROUP, completed, op_name
 from hpcpace.runs.timeline.network import Network
 from hpcpace.runs.timeline.steps import ShownSteps
 from hpcpace.runs.timeline.tracks import Argument, Counter, Process, Slice, Track, shown_name

@@ -18,8 +18,8 @@ from hpcpace.diagnosis.devices import on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evidence_of, timed_traces
 from hpcpace.diagnosis.incomplete import problems_of, sound_stream
 from hpcpace.diagnosis.plot_source import regular_steps
-from hpcpace.metrics.causes.propagation import last_partner
-from hpcpace.metrics.clocks.common_clock import reference_times
+from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics.propagation import last_partner
 from hpcpace.metrics.steps import common_steps, is_warmup, step_times
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.tables import RankTrace

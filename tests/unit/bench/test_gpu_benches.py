@@ -25,8 +25,8 @@ from experiments.bench.models import compare, flops_per_token, nanogpt_peer, pea
 from hpcpace.config import Config, TraceConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
-from hpcpace.observe.collectives import CollectiveObserver
-from hpcpace.observe.device_clock import MOST_EVENTS, DeviceClock
+from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.device.clock import MOST_EVENTS, DeviceClock
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, ExitKind

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcpace.callbacks.loop import TracedLoop, count_samples, needs
+from hpcpace.callbacks import TracedLoop, count_samples, needs
 from hpcpace.trace.schema import Phase, StepFlag
 
 

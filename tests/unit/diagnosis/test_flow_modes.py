@@ -11,8 +11,8 @@ from hpcpace.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import Mode, diagnose
 from hpcpace.diagnosis.finding_words import words_of
 from hpcpace.diagnosis.modes.evidence import FlowEvidence, TransferEvidence
-from hpcpace.metrics.network.link_faults import FlowFindings, LinkCause, LinkFault
-from hpcpace.metrics.network.links import LinkCulprit, LinkFindings, Locality
+from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, LinkFault
+from hpcpace.metrics.links import LinkCulprit, LinkFindings, Locality
 from tests.unit.diagnosis.test_diagnose import MS, panels
 
 HOSTS = {rank: f"n{rank // 4}" for rank in range(16)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcpace.diagnosis.incomplete import held_up
-from hpcpace.metrics.operations.incomplete import OpenOperation
+from hpcpace.metrics.lost_operations import OpenOperation
 
 
 def _trace(rank: int, last_step: int) -> Any:

@@ -14,7 +14,7 @@ from hpcpace.diagnosis.evidence import gather_evidence, timed_traces
 from hpcpace.diagnosis.incomplete import problems_of
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.operation_figures import MAX_ROWS, measure_operations
-from hpcpace.metrics.operations.communication import join_kinds, totals_by_kind
+from hpcpace.metrics.communication import join_kinds, totals_by_kind
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes

@@ -11,7 +11,7 @@ from rich.console import Console
 from hpcpace.core.rundir import write_json
 from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.pace.pacing_record import PacingRecord
+from hpcpace.pace.record import PacingRecord
 from hpcpace.report.run_report import print_report
 from hpcpace.trace.attempt_reader import read_attempt
 from tests.device_run import MS, DeviceRun

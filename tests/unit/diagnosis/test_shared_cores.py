@@ -20,8 +20,8 @@ from hpcpace.diagnosis.figures.ranks import core_figures
 from hpcpace.diagnosis.modes.cores import NOTABLE_WAIT
 from hpcpace.diagnosis.modes.straggler import search_stragglers
 from hpcpace.diagnosis.verdict import verdict_of
-from hpcpace.metrics.cores import CoreUse, held_up
-from hpcpace.metrics.lateness.stragglers import SearchObstacle
+from hpcpace.metrics.host_waits import CoreUse, held_up
+from hpcpace.metrics.stragglers import SearchObstacle
 from hpcpace.report.run_report import page, print_report
 from hpcpace.report.sections.hosts import core_cells
 from hpcpace.trace.attempt_reader import read_attempt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcpace.diagnosis.stage_words import stage_sentences
-from hpcpace.metrics.lateness.stages import PhaseExcess, Stage, StageComparison
+from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
 
 
 @pytest.mark.parametrize(("name", "of_name"), [("rank 1", " of rank 1"), ("", "")])

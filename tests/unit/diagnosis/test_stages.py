@@ -9,7 +9,7 @@ import pytest
 
 from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.diagnosis.analyze import examine
-from hpcpace.metrics.lateness.stages import Stage
+from hpcpace.metrics.roles import Stage
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import ENQUEUE_COLUMN
 from hpcpace.trace.schema import Phase

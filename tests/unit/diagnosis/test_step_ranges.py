@@ -10,7 +10,7 @@ import pytest
 
 from hpcpace.core.errors import TraceError
 from hpcpace.diagnosis.evidence import divide_steps, evidence_of, gather_evidence, iter_share, timed_traces
-from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
+from hpcpace.metrics.common_clock import CommonClock, reference_times
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import read_trace, stream_trace
 from hpcpace.trace.schema import CHUNK_ROWS, NO_STEP, Op, TraceHeader

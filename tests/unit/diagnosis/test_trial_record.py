@@ -10,8 +10,8 @@ import pytest
 
 from hpcpace.core.rundir import Attempt, write_json
 from hpcpace.diagnosis.records import read_trial_record
-from hpcpace.pace.pacing_points import PacingPoint
-from hpcpace.pace.pacing_record import PacingRecord
+from hpcpace.pace.choice import PacingPoint
+from hpcpace.pace.record import PacingRecord
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import Trial
 from hpcpace.report.sections.jitter import pacing_lines

@@ -12,7 +12,7 @@ from experiments.score.scenario import Scenario
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Verdict
-from hpcpace.metrics.lateness.stages import Stage
+from hpcpace.metrics.roles import Stage
 from hpcpace.trace.attempt_reader import read_attempt
 
 

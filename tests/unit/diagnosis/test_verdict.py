@@ -30,7 +30,7 @@ from hpcpace.diagnosis.modes.obstacle import (
 from hpcpace.diagnosis.summary import Causes, PipelineBubble
 from hpcpace.diagnosis.verdict import remarks_of, verdict_of
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, Hang, HangKind, JobView, RankView
-from hpcpace.metrics.lateness.stages import PhaseExcess, Stage, StageComparison
+from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
 
 HOSTS = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 

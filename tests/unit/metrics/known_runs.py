@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.metrics.operations.matching import Matching, Operations, RankOperations, gather_operations, match
-from hpcpace.metrics.operations.waits import Waits, waits
+from hpcpace.metrics.matching import Matching, match
+from hpcpace.metrics.operations import Operations, RankOperations, gather_operations
 from hpcpace.metrics.steps import StepPanel
+from hpcpace.metrics.waits import Waits, waits
 from hpcpace.trace.schema import TABLES, ExitKind, Op
 
 MS = 1_000_000

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from known_runs import MS, data_parallel, pipeline
 
-from hpcpace.metrics.lateness.arrivals import late_arrivals
-from hpcpace.metrics.operations.matching import ProcessGroup
+from hpcpace.metrics.arrivals import late_arrivals
+from hpcpace.metrics.operations import ProcessGroup
 
 
 def works(num_ranks=6, num_steps=40, num_segments=1, seed=0, noise=0.02):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.jitter.amplification import bound_switches, collective_sensitivity
+from hpcpace.metrics.amplification import bound_switches, collective_sensitivity
 
 
 def test_counts_the_steps_of_each_regime_and_the_switches():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from known_runs import MESSAGE_NS, MS, data_parallel, known_run, pipeline
 
-from hpcpace.metrics.causes.critical_path import covered_by_waits, ideal_bubble, microbatches, pipeline_bubble
-from hpcpace.metrics.lateness.segments import local_work
+from hpcpace.metrics.critical_path import covered_by_waits, ideal_bubble, microbatches, pipeline_bubble
+from hpcpace.metrics.segments import local_work
 from hpcpace.trace.schema import ExitKind, Op
 
 

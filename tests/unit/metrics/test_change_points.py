@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.change_points import Duration, level_changes, run_spread
+from hpcpace.metrics.run_difference import Duration, level_changes, run_spread
 
 
 def _noise(num_runs: int, seed: int = 0) -> np.ndarray:

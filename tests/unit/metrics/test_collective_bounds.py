@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.clocks.suspects import collective_bounds
+from hpcpace.metrics.clock_suspects import collective_bounds
 
 
 def collectives(

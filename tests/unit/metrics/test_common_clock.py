@@ -5,8 +5,8 @@ import pytest
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import NS_PER_S
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.clocks.suspects import pair_violations
+from hpcpace.metrics.clock_suspects import pair_violations
+from hpcpace.metrics.common_clock import CommonClock
 
 HOUR_NS = 3600 * NS_PER_S
 

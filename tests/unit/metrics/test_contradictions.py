@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.contradictions import collectives_contradict, contradictions
+from hpcpace.metrics.plausibility import collectives_contradict, contradictions
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import DEVICE_TABLES, ExitKind, Op, Phase
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.cores import core_use, cpus_of, held_up
+from hpcpace.metrics.host_waits import core_use, cpus_of, held_up
 from hpcpace.trace.schema import TABLES
 
 S = 1_000_000_000

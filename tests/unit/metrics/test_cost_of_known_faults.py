@@ -13,8 +13,7 @@ from experiments.score.truth import truth_of
 from hpcpace.diagnosis.diagnose import Mode, diagnose
 from hpcpace.diagnosis.figures.causes import cause_figures
 from hpcpace.diagnosis.measure import Selection, measure, panels_of
-from hpcpace.metrics.causes.replay import TRANSFER
-from hpcpace.metrics.causes.what_if import Change, rebuild
+from hpcpace.metrics.what_if import TRANSFER, Change, rebuild
 
 PIPELINES = Scenario(
     seed=4, num_ranks=16, num_stages=4, num_microbatches=4, ranks_per_node=2, level=0.01, num_steps=24, size=0.3

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from known_runs import MESSAGE_NS, MS, TRANSFER_NS, data_parallel, known_run, pipeline
 
-from hpcpace.metrics.causes.critical_path import WORK, critical_path
-from hpcpace.metrics.lateness.segments import local_work
-from hpcpace.metrics.operations.waits import Blocks
+from hpcpace.metrics.critical_path import WORK, critical_path
+from hpcpace.metrics.segments import local_work
+from hpcpace.metrics.waits import Blocks
 from hpcpace.trace.schema import ExitKind, Op
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.clocks.common_clock import CommonClock, reference_times
+from hpcpace.metrics.common_clock import CommonClock, reference_times
 
 HOUR_NS = 3_600_000_000_000
 MOST_NS = 1 << 60

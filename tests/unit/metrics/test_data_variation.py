@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.lateness.data_variation import data_variation
+from hpcpace.metrics.roles import data_variation
 
 STAGES, REPLICAS = np.array([0, 1, 2] * 4), np.repeat(np.arange(4), 3)
 

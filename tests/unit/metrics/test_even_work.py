@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.causes.replay import START, TRANSFER, WAIT, WORK, StepGraph
-from hpcpace.metrics.causes.what_if import Passes, even_gain, rebuild
+from hpcpace.metrics.what_if import START, TRANSFER, WAIT, WORK, Passes, StepGraph, even_gain, rebuild
 
 FORWARD, BACKWARD = 1, 2
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from known_traffic import GIGABIT, MB, S, flows, interface_use, ints
 
-from hpcpace.metrics.network.flow_tables import interface_events, is_raised, retransmitted, usual_rate
+from hpcpace.metrics.flows import interface_events, is_raised, retransmitted, usual_rate
 
 
 def test_events_are_those_of_the_time_asked_for() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from known_runs import MS, known_run
 
-from hpcpace.metrics.operations.waits import HeldUp, Stretches, exposed_waits_ns
 from hpcpace.metrics.phases import EXPOSED_WAIT, parts_of_steps
+from hpcpace.metrics.waits import HeldUp, Stretches, exposed_waits_ns
 from hpcpace.trace.schema import ExitKind, Op, Phase
 
 NOTHING = np.zeros(0, np.int64)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.jitter.extrapolation import (
+from hpcpace.metrics.extrapolation import (
     Algorithm,
     Extrapolation,
     Refusal,

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.network.flow_evidence import flows_of, interface_use
-from hpcpace.metrics.network.flow_tables import Flows
+from hpcpace.metrics.common_clock import CommonClock
+from hpcpace.metrics.flows import Flows, flows_of, interface_use
 from hpcpace.metrics.topology import Topology
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import TraceHeader

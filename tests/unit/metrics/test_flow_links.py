@@ -9,10 +9,9 @@ import pytest
 from scipy.stats import hypergeom
 
 from hpcpace.core.text import NS_PER_S
-from hpcpace.metrics.network.flow_figures import FlowFigures, flow_figures
-from hpcpace.metrics.network.flow_links import BETWEEN_SWITCHES, _stall_chance, locate_by_flows
-from hpcpace.metrics.network.flow_tables import Flows
-from hpcpace.metrics.network.link_faults import FlowFindings, FlowLimits, LinkCause
+from hpcpace.metrics.flow_figures import FlowFigures, FlowFindings, FlowLimits, LinkCause, flow_figures
+from hpcpace.metrics.flow_links import BETWEEN_SWITCHES, _stall_chance, locate_by_flows
+from hpcpace.metrics.flows import Flows
 from tests.simulated_links import SimulatedLinks, located, random_job, simulate
 
 EIGHT = SimulatedLinks(num_hosts=8, num_leaves=4)

@@ -7,10 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
-from hpcpace.metrics.network.flow_figures import flow_figures
-from hpcpace.metrics.network.flow_links import locate_by_flows
-from hpcpace.metrics.network.flow_tables import Connections, Flows
-from hpcpace.metrics.network.link_faults import FlowFindings, LinkCause
+from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, flow_figures
+from hpcpace.metrics.flow_links import locate_by_flows
+from hpcpace.metrics.flows import Connections, Flows
 from hpcpace.metrics.topology import topology_of
 
 TOPOLOGY = topology_of(

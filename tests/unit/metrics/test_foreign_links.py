@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcpace.core.text import NS_PER_S
-from hpcpace.metrics.network.flow_figures import DOWN, UP, foreign_on_links
-from hpcpace.metrics.network.interface_use import interface_loads
+from hpcpace.metrics.flow_figures import DOWN, UP, foreign_on_links
+from hpcpace.metrics.interface_use import interface_loads
 from tests.simulated_links import SimulatedLinks, simulate
 
 WINDOW = {"begin_ns": 2 * NS_PER_S, "end_ns": 20 * NS_PER_S}

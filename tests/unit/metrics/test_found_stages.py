@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.metrics.found_stages import stages_of_traffic
+from hpcpace.metrics.topology import stages_of_traffic
 
 _WORLD = tuple(range(4))
 _NONE = [-1] * 4

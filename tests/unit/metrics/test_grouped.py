@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.grouped import grouped_medians, stable_order
+from hpcpace.metrics.kernels import grouped_medians, stable_order
 
 
 @pytest.mark.parametrize("num_groups", [1, 7, 1 << 17])

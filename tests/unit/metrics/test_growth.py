@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.special import beta
 
-from hpcpace.metrics.jitter.amplification import amplification
-from hpcpace.metrics.jitter.growth import (
+from hpcpace.metrics.amplification import amplification, split_work
+from hpcpace.metrics.growth import (
     default_points,
     expected_maxima,
     growth_curve,
@@ -16,7 +16,6 @@ from hpcpace.metrics.jitter.growth import (
     maximum_weights,
     work_growth,
 )
-from hpcpace.metrics.jitter.variance_shares import split_work
 
 HARMONIC = np.cumsum(1 / np.arange(1, 5000))
 

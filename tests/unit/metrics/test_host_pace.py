@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcpace.metrics.host_pace import NO_PHASE, idle_ns, stretches_between_marks, usual_lengths
+from hpcpace.metrics.host_waits import NO_PHASE, idle_ns, stretches_between_marks, usual_lengths
 from hpcpace.trace.schema import Phase
 
 MS = 1_000_000

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.lateness.hotspots import delay_hotspots
+from hpcpace.metrics.hotspots import delay_hotspots
 from hpcpace.metrics.topology import Topology, topology_of
 
 MS = 1_000_000.0

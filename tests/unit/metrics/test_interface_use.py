@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from known_traffic import GIGABIT, MB, S, flows, interface_use, ints
 
-from hpcpace.metrics.network.flow_tables import Flows, InterfaceUse
-from hpcpace.metrics.network.interface_use import (
+from hpcpace.metrics.flows import Flows, InterfaceUse
+from hpcpace.metrics.interface_use import (
     RECEIVED,
     SENT,
     InterfaceLoads,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.jitter.amplification import amplification, noise_amplification, noise_intensity, noise_shares
+from hpcpace.metrics.amplification import amplification, noise_amplification, noise_intensity, noise_shares
 
 
 def noisy(num_ranks, num_steps, num_segments=1, *, mean=1e6, noise=1e4, seed=0):

@@ -10,17 +10,16 @@ import pytest
 from known_runs import MS, data_parallel, known_run, pipeline
 
 from hpcpace.metrics import kernels
-from hpcpace.metrics.causes.critical_path import critical_path
-from hpcpace.metrics.causes.propagation import delay_origins, last_partner
-from hpcpace.metrics.causes.replay import Replaced, replay, replayed_ns
-from hpcpace.metrics.causes.step_graph import step_graph
-from hpcpace.metrics.grouped import grouped_medians, stable_order
-from hpcpace.metrics.lateness.segments import Blocking, local_work
-from hpcpace.metrics.operations.matching import match
-from hpcpace.metrics.operations.overlap import under_way_ns
-from hpcpace.metrics.operations.waits import Blocks, waits
+from hpcpace.metrics.communication import under_way_ns
+from hpcpace.metrics.critical_path import critical_path
+from hpcpace.metrics.kernels import grouped_medians, others_median, stable_order
+from hpcpace.metrics.matching import match
 from hpcpace.metrics.phases import parts_of_steps
-from hpcpace.metrics.roles import others_median
+from hpcpace.metrics.propagation import delay_origins, last_partner
+from hpcpace.metrics.segments import Blocking, local_work
+from hpcpace.metrics.step_graph import step_graph
+from hpcpace.metrics.waits import Blocks, waits
+from hpcpace.metrics.what_if import Replaced, replay, replayed_ns
 from hpcpace.trace.schema import ExitKind, Op, Phase
 
 

@@ -5,9 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.network.links import locality, locate_links
-from hpcpace.metrics.network.transfer_matrix import leaf_matrix, node_matrix
-from hpcpace.metrics.network.transfers import GroupTransfers
+from hpcpace.metrics.links import GroupTransfers, leaf_matrix, locality, locate_links, node_matrix
 from hpcpace.metrics.topology import Topology, topology_of
 
 MS = 1_000_000.0

@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.operations.lost_records import LostOperations, lost_operations, records_of
-from hpcpace.metrics.operations.matching import RankOperations, gather_operations, match
+from hpcpace.metrics.lost_operations import LostOperations, lost_operations, records_of
+from hpcpace.metrics.matching import match
+from hpcpace.metrics.operations import RankOperations, gather_operations
 from hpcpace.trace.schema import TABLES, ExitKind, Op
 
 ALL_KILLED = dict.fromkeys(range(4), False)

@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hpcpace.metrics.operations.matching import Operations, ProcessGroup, match, rank_slices
-from hpcpace.metrics.operations.waits import waits
+from hpcpace.metrics.matching import match
+from hpcpace.metrics.operations import Operations, ProcessGroup, rank_slices
+from hpcpace.metrics.waits import waits
 from hpcpace.trace.schema import ExitKind, Op
 
 _NEVER_NS = np.iinfo(np.int64).min

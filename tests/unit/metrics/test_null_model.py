@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.jitter.growth import Comparison, null_model
+from hpcpace.metrics.growth import Comparison, null_model
 
 
 def compared(work, *, node=None, seed=0):
@@ -119,6 +119,6 @@ def test_constant_work_is_within_a_null_of_nothing():
 
 
 def test_large_data_get_fewer_draws(monkeypatch):
-    monkeypatch.setattr("hpcpace.metrics.jitter.growth.MOST_ELEMENTS", 50 * 4 * 100)
+    monkeypatch.setattr("hpcpace.metrics.growth.MOST_ELEMENTS", 50 * 4 * 100)
     assert compared(noise(4, 100)).num_draws == 50
     assert compared(noise(8, 100)).num_draws == 39

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.operations.overlap import overlap_share, under_way_ns
+from hpcpace.metrics.communication import overlap_share, under_way_ns
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from known_runs import MS, data_parallel, pipeline
 
-from hpcpace.metrics.lateness.own_delay import agreement, arrival_lateness, duration_excess, own_delay
-from hpcpace.metrics.lateness.segments import local_work
+from hpcpace.metrics.arrivals import agreement, arrival_lateness, duration_excess, own_delay
+from hpcpace.metrics.segments import local_work
 
 
 def works(num_ranks=6, num_steps=40, num_segments=1, seed=0, noise=0.02):

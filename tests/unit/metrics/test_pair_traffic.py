@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from known_traffic import MB, S, flows
 
-from hpcpace.metrics.network.flow_tables import node_pairs, rank_pairs
+from hpcpace.metrics.flows import node_pairs, rank_pairs
 
 
 def test_a_rate_is_bytes_over_the_time_in_which_data_was_outstanding() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.lateness.periodicity import find_period
+from hpcpace.metrics.recurrence import find_period
 
 
 @pytest.mark.parametrize("length", [7.0, 10.0, 13.5])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from known_runs import MS, data_parallel, known_run, pipeline
 
-from hpcpace.metrics.causes.propagation import delay_origins, last_partner
+from hpcpace.metrics.propagation import delay_origins, last_partner
 from hpcpace.trace.schema import ExitKind, Op
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcpace.metrics.causes.step_graph import _meets
+from hpcpace.metrics.step_graph import _meets
 from hpcpace.trace.schema import ExitKind, Op
 
 SEND, RECV = int(Op.SEND), int(Op.RECV)

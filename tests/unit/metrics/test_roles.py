@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.resampling import trimmed_mean
-from hpcpace.metrics.roles import excess_over_role, others_median
+from hpcpace.metrics.roles import excess_over_role
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 8])

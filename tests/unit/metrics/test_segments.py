@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from known_runs import MS, data_parallel, known_run, pipeline
 
-from hpcpace.metrics.lateness.segments import local_work, segment_panels, step_work
-from hpcpace.metrics.operations.waits import Blocks
+from hpcpace.metrics.segments import local_work, segment_panels, step_work
+from hpcpace.metrics.waits import Blocks
 from hpcpace.trace.schema import ExitKind, Op
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.lateness.stragglers import SearchObstacle, find_stragglers
+from hpcpace.metrics.stragglers import SearchObstacle, find_stragglers
 
 BASE_NS = 10_000_000
 

@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.clocks import suspects
-from hpcpace.metrics.clocks.suspects import contradictions, judge, proven_leads
-from hpcpace.metrics.operations.matching import RankOperations, gather_operations, match
-from hpcpace.metrics.operations.waits import waits
+from hpcpace.metrics import clock_suspects
+from hpcpace.metrics.clock_suspects import contradictions, judge, proven_leads
+from hpcpace.metrics.matching import match
+from hpcpace.metrics.operations import RankOperations, gather_operations
+from hpcpace.metrics.waits import waits
 from hpcpace.trace.schema import TABLES, ExitKind, Op
 
 MS = 1_000_000
@@ -94,7 +95,7 @@ def test_two_halves_that_contradict_each_other_are_all_suspect():
 
 def test_many_wrong_clocks_leave_everybody_suspect():
     found = verdict(*all_reduces(12), {node: (node + 1) * MS for node in range(6)})
-    assert (found.num_wrong, len(found.suspects)) == (suspects.MOST_WRONG + 1, 12)
+    assert (found.num_wrong, len(found.suspects)) == (clock_suspects.MOST_WRONG + 1, 12)
 
 
 @pytest.mark.parametrize("halfwidth_ns", [0, HALFWIDTH_NS, 10 * TRANSFER_NS])
@@ -167,7 +168,7 @@ def test_a_root_is_known_in_one_direction_only(op, root, wrong, num_wrong):
 
 def test_the_budget_of_pairs_leaves_the_largest_contradiction(monkeypatch):
     whole = verdict(*all_reduces(4), {2: MS})
-    monkeypatch.setattr(suspects, "_MOST_PAIRS", 1)
+    monkeypatch.setattr(clock_suspects, "_MOST_PAIRS", 1)
     (part,) = verdict(*all_reduces(4), {2: MS}).suspects
     assert part.ahead_ns == whole.suspects[0].ahead_ns
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.jitter.variance_shares import deal, dealt, shared_noise, split_work, unit_maxima, unit_means
+from hpcpace.metrics.amplification import deal, dealt, shared_noise, split_work, unit_maxima, unit_means
 
 
 def noise(num_ranks, num_steps=300, num_segments=1, *, seed=0):

@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.operations.communication import join_kinds, rank_totals, totals_by_kind
-from hpcpace.metrics.operations.incomplete import open_operations
-from hpcpace.metrics.operations.matching import RankOperations, completed, gather_operations, match, select_rows
-from hpcpace.metrics.operations.waits import waits
+from hpcpace.metrics.communication import join_kinds, rank_totals, totals_by_kind
+from hpcpace.metrics.lost_operations import open_operations
+from hpcpace.metrics.matching import match
+from hpcpace.metrics.operations import RankOperations, completed, gather_operations, select_rows
+from hpcpace.metrics.waits import waits
 from hpcpace.trace.schema import TABLES, ExitKind, Op
 
 

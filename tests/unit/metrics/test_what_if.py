@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from known_runs import MS, data_parallel, known_run, pipeline
 
-from hpcpace.metrics.causes.replay import rebuilt_ns, replay
-from hpcpace.metrics.causes.step_graph import step_graph
-from hpcpace.metrics.causes.what_if import Change, rebuild, what_if
-from hpcpace.metrics.lateness.segments import local_work
-from hpcpace.metrics.operations.waits import Blocks
+from hpcpace.metrics.segments import local_work
+from hpcpace.metrics.step_graph import step_graph
+from hpcpace.metrics.waits import Blocks
+from hpcpace.metrics.what_if import Change, rebuild, rebuilt_ns, replay, what_if
 from hpcpace.trace.schema import ExitKind, Op
 
 

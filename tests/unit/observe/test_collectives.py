@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from hpcpace.observe.collectives import CollectiveObserver
-from hpcpace.observe.compiled import CompiledObserver
-from hpcpace.observe.device_clock import DeviceClock
-from hpcpace.observe.device_times import DeviceTimes
-from hpcpace.observe.operators import operators
+from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.operations import operators
+from hpcpace.observe.collectives.switched import CompiledObserver
+from hpcpace.observe.device.clock import DeviceClock
+from hpcpace.observe.device.times import DeviceTimes
 from hpcpace.trace.schema import ExitKind, Op
 
 pytestmark = pytest.mark.usefixtures("process_group")

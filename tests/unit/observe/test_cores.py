@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.observe.cores import CoreCounters, usable_cpus
+from hpcpace.observe.host.counters import CoreCounters, usable_cpus
 
 PRESSURE = "some avg10=55.57 avg60=18.51 avg300=4.80 total={some}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=9\n"
 

@@ -10,7 +10,7 @@ import pytest
 
 _START = """
 import os, signal, sys
-from hpcpace.observe.node_local import TerminationTrap
+from hpcpace.observe.ends import TerminationTrap
 from hpcpace.observe.switching import OrderSignal
 
 def own(number, frame):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from simulated_device import SimulatedRank
 
-from hpcpace.observe.device_clock import DeviceClock
-from hpcpace.observe.device_layer import DeviceLayer
+from hpcpace.observe.device.clock import DeviceClock
+from hpcpace.observe.device.layer import DeviceLayer
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TraceHeader
 

@@ -14,7 +14,7 @@ import hpcpace
 from hpcpace.config import Config, TraceConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
-from hpcpace.observe.device_clock import DeviceClock
+from hpcpace.observe.device.clock import DeviceClock
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, Phase
 

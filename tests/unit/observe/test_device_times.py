@@ -6,9 +6,8 @@ import pytest
 import simulated_device
 from simulated_device import HostCosts, SimulatedGroup, SimulatedRank, SimulatedWork
 
-from hpcpace.observe.device_clock import DeviceClock
-from hpcpace.observe.device_marks import DeviceMarks
-from hpcpace.observe.device_times import DeviceTimes
+from hpcpace.observe.device.clock import DeviceClock, DeviceMarks
+from hpcpace.observe.device.times import DeviceTimes
 from hpcpace.trace.schema import ExitKind, Op
 
 FREE = HostCosts(launch_ns=0, record_ns=0, synchronize_ns=0)

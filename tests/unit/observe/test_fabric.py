@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.observe.fabric import find_fabric_ports
-from hpcpace.observe.interface_counters import Details
+from hpcpace.observe.host.network import Details, find_fabric_ports
 from hpcpace.trace.schema import LinkState
 
 MLX5 = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcpace.observe.flows import FlowSampler
-from hpcpace.observe.sampling import CounterThread
-from hpcpace.observe.tcp_sockets import Counters, Ends, Reading
+from hpcpace.observe.host.connections import Counters, Ends, FlowSampler, Reading
+from hpcpace.observe.recording import CounterThread
 
 S = 1_000_000_000
 

@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.utils.data import DataLoader
 
 import hpcpace
+from hpcpace import Session
 from hpcpace.config import Config, TraceConfig
 from hpcpace.core.environment import rank_info
-from hpcpace.observe.session import Session
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, Phase
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.observe.gpu import UNKNOWN, Gpu, gpu_counters, gpu_in_use
-from hpcpace.observe.host import HostCounters
+from hpcpace.observe.host.counters import UNKNOWN, Gpu, HostCounters, gpu_counters, gpu_in_use
 from hpcpace.trace.schema import TABLES
 
 COLUMNS = [name for name in TABLES["host"].dtype.names or () if name.startswith("gpu_")]

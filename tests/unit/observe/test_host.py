@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.observe.host import HostCounters
+from hpcpace.observe.host.counters import HostCounters
 from hpcpace.trace.schema import TABLES
 
 SNMP = """Ip: Forwarding DefaultTTL

@@ -14,9 +14,9 @@ import pytest
 
 from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.core.environment import RankInfo
-from hpcpace.observe import host_snapshot
+from hpcpace.observe import active
+from hpcpace.observe.active import save_host_snapshots
 from hpcpace.observe.coordination import SingleCoordinator
-from hpcpace.observe.host_snapshot import save_host_snapshots
 from hpcpace.world.deadline import Deadline
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_size=1, node=0, num_nodes=1, launcher="single", host="n1")
@@ -78,14 +78,14 @@ def test_the_mask_is_that_of_the_rank_itself(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_reads_nothing_leaves_the_others_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_rank = host_snapshot.take_rank
+    take_rank = active.take_rank
 
     def broken(info: RankInfo, *arguments: Any, **options: Any) -> Any:
         if info.rank == 1:
             raise RuntimeError("no such luck")
         return take_rank(info, *arguments, **options)
 
-    monkeypatch.setattr(host_snapshot, "take_rank", broken)
+    monkeypatch.setattr(active, "take_rank", broken)
     assert saved_by(tmp_path, ["n1", "n1", "n1"], ["a", "a", "a"]) == ["no snapshot for the audit: no such luck"]
     (snapshot,) = load_snapshots(tmp_path)[0]
     assert [rank.rank for rank in snapshot.ranks] == [0, 2]
@@ -94,8 +94,8 @@ def test_a_rank_that_reads_nothing_leaves_the_others_theirs(tmp_path: Path, monk
 
 def test_files_that_hang_cost_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr(host_snapshot, "_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(host_snapshot, "take_host", lambda *_, **__: released.wait(30))
+    monkeypatch.setattr(active, "_SNAPSHOT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(active, "take_host", lambda *_, **__: released.wait(30))
     warnings: list[str] = []
     begin_s = time.monotonic()
     save_host_snapshots(SingleCoordinator(), ALONE, ["a"], {}, tmp_path, warn=warnings.append, deadline=Deadline(30))

@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from hpcpace.core import netlink
-from hpcpace.observe import interface_counters
-from hpcpace.observe.interface_counters import Details, LinkDetails, pauses_in, speed_mbps
+from hpcpace.observe.host import network
+from hpcpace.observe.host.network import Details, LinkDetails, pauses_in, speed_mbps
 from hpcpace.trace.schema import LinkState
 
 
@@ -53,16 +53,16 @@ def test_a_device_without_pause_frames_is_asked_once(monkeypatch):
         asked.append(name)
         raise OSError(95, "refused")
 
-    monkeypatch.setattr(interface_counters, "_ethtool_family", lambda: 21)
-    monkeypatch.setattr(interface_counters, "_pause_stats", refuse)
+    monkeypatch.setattr(network, "_ethtool_family", lambda: 21)
+    monkeypatch.setattr(network, "_pause_stats", refuse)
     details = LinkDetails()
     assert [details.read("lo").pauses for _ in range(3)] == [0, 0, 0]
     assert asked == ["lo"]
 
 
 def test_pause_frames_of_both_directions_are_added(monkeypatch):
-    monkeypatch.setattr(interface_counters, "_ethtool_family", lambda: 21)
-    monkeypatch.setattr(interface_counters, "_pause_stats", lambda family, name: {2: 7, 3: 9})
+    monkeypatch.setattr(network, "_ethtool_family", lambda: 21)
+    monkeypatch.setattr(network, "_pause_stats", lambda family, name: {2: 7, 3: 9})
     assert LinkDetails().read("lo").pauses == 16
 
 
@@ -70,8 +70,8 @@ def test_a_kernel_without_netlink_says_what_ioctl_knows(monkeypatch):
     def refuse(family: int, request: bytes) -> list[tuple[int, bytes]]:
         raise PermissionError(1, "refused")
 
-    monkeypatch.setattr(interface_counters, "_ask", refuse)
-    monkeypatch.setattr(interface_counters, "speed_mbps", lambda name: 25_000)
+    monkeypatch.setattr(network, "_ask", refuse)
+    monkeypatch.setattr(network, "speed_mbps", lambda name: 25_000)
     assert LinkDetails().read("lo") == Details(rate_bps=25 * 10**9)
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.observe.left_traces import LeftTrace, bring_left_traces_home
-from hpcpace.observe.node_local import NodeLocalTrace
+from hpcpace.observe.node_local import LeftTrace, NodeLocalTrace, bring_left_traces_home
 
 _WRITER = """
 import signal, sys

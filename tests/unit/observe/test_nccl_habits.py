@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from simulated_device import SimulatedRank
 
-from hpcpace.observe.device_clock import DeviceClock
-from hpcpace.observe.nccl_habits import device_work, follow_captures, follow_coalescing, follow_streams, runs_on_host
+from hpcpace.observe.device.clock import DeviceClock
+from hpcpace.observe.device.layer import device_work, follow_captures, follow_coalescing, follow_streams, runs_on_host
 
 
 class _Group:

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.observe.fabric import find_fabric_ports
-from hpcpace.observe.interface_counters import Details
-from hpcpace.observe.network import NetworkCounters, find_network_counters
+from hpcpace.observe.host.network import Details, NetworkCounters, find_fabric_ports, find_network_counters
 from hpcpace.trace.schema import LinkState
 
 NET_DEV = """Inter-|   Receive                                                |  Transmit

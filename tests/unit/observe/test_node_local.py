@@ -10,7 +10,7 @@ import pytest
 
 START = """
 import faulthandler, multiprocessing, os, signal, sys, threading
-from hpcpace.observe.node_local import TerminationTrap
+from hpcpace.observe.ends import TerminationTrap
 rescued = threading.Event()
 def rescue():
     os.write(1, b"rescued\\n")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.observe import node_local_disk
-from hpcpace.observe.node_local_disk import file_system, find_node_local_disk
+from hpcpace.observe import node_local
+from hpcpace.observe.node_local import file_system, find_node_local_disk
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have two folders with names that need care, in place of /tmp and /var/tmp."""
     for name in ("job's scratch", "tmp"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(node_local_disk, "_FOLDERS", (str(tmp_path / "tmp"),))
+    monkeypatch.setattr(node_local, "_FOLDERS", (str(tmp_path / "tmp"),))
     return tmp_path
 
 

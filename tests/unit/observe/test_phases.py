@@ -14,8 +14,7 @@ import torch.utils.checkpoint
 from torch.utils.data import DataLoader
 
 from hpcpace.observe.phases import PhaseObserver
-from hpcpace.observe.step_source import StepFrom
-from hpcpace.observe.steps import StepFinder
+from hpcpace.observe.steps import StepFinder, StepFrom
 from hpcpace.trace.schema import Phase
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcpace.core.errors import WorldError
-from hpcpace.observe.session_settings import SessionSettings
+from hpcpace.observe.joined import SessionSettings
 
 _TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 

@@ -17,7 +17,7 @@ import pytest
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt
 from hpcpace.hang.notices import HangFolder, read_notices, write
-from hpcpace.observe.start_watch import Waiting, watched_start
+from hpcpace.observe.alarm import Waiting, watched_start
 from tests.unit.observe.test_watchdog import Rank, attempt, exits
 
 __all__ = ["attempt", "exits"]  # fixtures
@@ -139,8 +139,9 @@ def test_a_notice_of_somebody_else_is_no_rank_that_has_come(tmp_path: Path, give
     waiting = Waiting(run=tmp_path / "run", rank=1, world_size=3, timeout_s=0.01, tell=tell)
     with watched_start(waiting, pause_s=0.01):
         assert is_told.wait(30)
-    write(waiting.place, replace(read_notices(waiting.place)[1], rank=0, ended=""))
-    give_away(waiting.place.hang_file(0))
+    place = Attempt(waiting.run)
+    write(place, replace(read_notices(place)[1], rank=0, ended=""))
+    give_away(place.hang_file(0))
     is_told.clear()
     with watched_start(waiting, pause_s=0.01):
         assert is_told.wait(30)

@@ -11,7 +11,7 @@ from hpcpace.config_sources import load_config
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.rundir import Attempt
-from hpcpace.observe.probing import END, START, probe_in_job
+from hpcpace.observe.session import END, START, probe_in_job
 
 
 def place(world_size: int) -> RankInfo:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.observe.process_end import ProcessEnd
+from hpcpace.observe.launch.follower import ProcessEnd
 
 ENDS: tuple[tuple[Any, ...], ...] = (
     *((), (None,), (0,), (False,), (3,), (True,), (-1,), ("text",), ("",), ((1, 2),), ([],)),

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hpcpace.core.rundir import default_run_path, json_text
+from hpcpace.observe.collectives.operations import record_group
 from hpcpace.observe.ends import end_by
-from hpcpace.observe.last_line import last_line
-from hpcpace.observe.open_operations import record_group
+from hpcpace.observe.launch.last_line import last_line
 
 TOKEN = "hf_" + "aB3dE6gH9jK2" * 3
 PASSWORD = "correct-horse-7"

@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 import hpcpace
 from hpcpace.observe import recording
-from hpcpace.observe.collectives import CollectiveObserver
-from hpcpace.observe.compiled import CompiledObserver
+from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.switched import CompiledObserver
 from hpcpace.observe.phases import PhaseObserver
-from hpcpace.observe.sampling import CounterThread
+from hpcpace.observe.recording import CounterThread
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.recorder import Recorder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_device_times import ERROR_NS, MS, Observed
 
-from hpcpace.observe.side_streams import SideStreams
+from hpcpace.observe.device.times import SideStreams
 from hpcpace.trace.schema import ExitKind
 
 

@@ -10,7 +10,7 @@ import pytest
 from hpcpace.core.rundir import Attempt
 from hpcpace.hang.notices import read_notices
 from hpcpace.hang.views import Doing
-from hpcpace.observe.start_watch import Waiting, start_words, watched_start
+from hpcpace.observe.alarm import Waiting, start_words, watched_start
 
 
 class Told:

@@ -10,7 +10,7 @@ import pytest
 
 from hpcpace.config import HangConfig
 from hpcpace.core.text import NS_PER_S
-from hpcpace.observe.step_age import Age, Seen, StepAge
+from hpcpace.observe.watchdog import Age, Seen, StepAge
 from hpcpace.trace.schema import Phase
 
 LIMITS = HangConfig()

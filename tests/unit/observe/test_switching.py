@@ -18,11 +18,10 @@ from hpcpace.config import Config, TraceConfig
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_order
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.observe.collectives import CollectiveObserver
-from hpcpace.observe.compiled import CompiledObserver
-from hpcpace.observe.open_operations import GroupNumbers
-from hpcpace.observe.replaced import Replacements
-from hpcpace.observe.switched_collectives import SwitchedCollectives
+from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.operations import GroupNumbers
+from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives
+from hpcpace.observe.guest import Replacements
 from hpcpace.observe.switching import NO_NOTICE, OrderFile, OrderSignal, OrderSources, Switching, find_switching
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.reader import read_trace

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from hpcpace.observe import tcp_sockets
-from hpcpace.observe.tcp_sockets import Counters, OwnConnections, parse_address, parse_tcp_info
+from hpcpace.observe.host import connections
+from hpcpace.observe.host.connections import Counters, OwnConnections, parse_address, parse_tcp_info
 
 INFO_BYTES = 216
 
 
 @pytest.fixture(autouse=True)
 def loopback_is_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_sockets, "_is_loopback", lambda address: False)
-    monkeypatch.setattr(tcp_sockets, "interface_addresses", lambda: {b"none": "eth0"})
+    monkeypatch.setattr(connections, "_is_loopback", lambda address: False)
+    monkeypatch.setattr(connections, "interface_addresses", lambda: {b"none": "eth0"})
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def test_other_descriptors_are_no_connections(opened, tmp_path):
 @pytest.mark.parametrize("address", [b"\x7f\0\0\1", b"own "])
 def test_connections_within_a_host_are_left_out(opened, monkeypatch, address):
     connect(opened)
-    monkeypatch.setattr(tcp_sockets, "_is_loopback", lambda found: found == address)
-    monkeypatch.setattr(tcp_sockets, "interface_addresses", lambda: {b"\x7f\0\0\1": "eth0"})
+    monkeypatch.setattr(connections, "_is_loopback", lambda found: found == address)
+    monkeypatch.setattr(connections, "interface_addresses", lambda: {b"\x7f\0\0\1": "eth0"})
     assert by_end(OwnConnections()) == {}
 
 
@@ -226,5 +226,5 @@ def test_what_is_no_address_of_ip_is_none(content):
 
 def test_interfaces_are_those_of_the_namespace(monkeypatch):
     monkeypatch.undo()
-    assert tcp_sockets.interface_addresses().get(b"\x7f\0\0\1") == "lo"
+    assert connections.interface_addresses().get(b"\x7f\0\0\1") == "lo"
     assert Path("/proc/self/net/dev").exists()

@@ -13,11 +13,10 @@ import pytest
 
 from hpcpace.core.errors import DataError
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.observe.import_hook import ImportWatch
-from hpcpace.observe.last_line import last_line
-from hpcpace.observe.launch import Launch, find_launch
-from hpcpace.observe.run_place import run_place
-from hpcpace.observe.traced_program import program_of, python_options, run_name
+from hpcpace.observe.launch.import_hook import ImportWatch
+from hpcpace.observe.launch.last_line import last_line
+from hpcpace.observe.launch.launch import Launch, find_launch, run_place
+from hpcpace.observe.launch.traced_program import program_of, python_options, run_name
 
 LAUNCH = Launch(
     run_dir="/scratch/run",
@@ -151,7 +150,7 @@ def test_the_last_line_says_that_the_world_is_unclear() -> None:
 def test_only_watched_modules_are_noted_and_they_stay_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("complete = True")
     code = (
-        "import sys\nfrom hpcpace.observe.import_hook import ImportWatch\n"
+        "import sys\nfrom hpcpace.observe.launch.import_hook import ImportWatch\n"
         f"seen = []; sys.path.insert(0, {str(tmp_path)!r})\n"
         "sys.meta_path.insert(0, ImportWatch(seen.append, ['/of/hpcpace']))\n"
         "import json, torch\n"
@@ -162,7 +161,7 @@ def test_only_watched_modules_are_noted_and_they_stay_what_they_are(tmp_path: Pa
 
 
 def test_following_an_idle_process_loads_nothing_of_weight() -> None:
-    code = "import sys; before = set(sys.modules); import hpcpace.observe.import_hook as h; h.arm()\n"
+    code = "import sys; before = set(sys.modules); import hpcpace.observe.launch.import_hook as h; h.arm()\n"
     code += "print(sorted(n for n in set(sys.modules) - before if not n.startswith('hpcpace')))"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "['__future__']\n"

@@ -20,10 +20,8 @@ from hpcpace.hang.words import HangWords
 from hpcpace.observe import watchdog as watchdog_module
 from hpcpace.observe.alarm import Alarm
 from hpcpace.observe.ends import EndEvent
-from hpcpace.observe.noticed_operations import Operations, operations
-from hpcpace.observe.stacks import excuse_of, thread_stacks
-from hpcpace.observe.step_age import Seen
-from hpcpace.observe.watchdog import STOPPED, Watchdog
+from hpcpace.observe.hang_snapshot import Operations, excuse_of, operations, thread_stacks
+from hpcpace.observe.watchdog import STOPPED, Seen, Watchdog
 from hpcpace.trace.schema import Op, Phase
 
 WORDS = HangWords(headline="hang: all_reduce 7 waits for rank 1", why=("rank 0 waits",), advice="look at rank 1")

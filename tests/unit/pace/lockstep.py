@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.pace.measurement import Measurement
+from hpcpace.pace.controller import Measurement
 from hpcpace.pace.policies import Policy
 from hpcpace.trace.schema import PaceArm
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.pace.active import PacerClocks
-from hpcpace.pace.mechanisms import RankProfile
+from hpcpace.pace.choice import RankProfile
 from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.pacing_record import PacingRecord
-from hpcpace.pace.precise_sleep import PreciseSleep
+from hpcpace.pace.record import PacingRecord
+from hpcpace.pace.rounds import PacerClocks, PreciseSleep
 from hpcpace.pace.settings import PaceSettings
 
 TIMEOUT_S = 20.0

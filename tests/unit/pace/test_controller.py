@@ -10,8 +10,7 @@ import lockstep
 import numpy as np
 import pytest
 
-from hpcpace.pace.controller import Controller
-from hpcpace.pace.measurement import Measurement
+from hpcpace.pace.controller import Controller, Measurement
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.pace.mechanisms import RankProfile, core_names, crowding, find_mechanisms, policy_for
-from hpcpace.pace.pacing_points import PacingPoint
+from hpcpace.pace.choice import PacingPoint, RankProfile, core_names, crowding, find_mechanisms, policy_for
 
 
 def _ranks(num_ranks: int, *cores: str, polling_share: float = 1.0, hosts: int = 1) -> list[RankProfile]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.pace.pacing_record import PacingRecord
+from hpcpace.pace.record import PacingRecord
 from hpcpace.pace.settings import POLICIES, PaceSettings
 
 TEXT = (Path(__file__).parents[3] / "docs" / "pacing.md").read_text()

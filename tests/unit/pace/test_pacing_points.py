@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcpace.pace.pacing_points import CandidateLog, PointCandidate, choose_points
+from hpcpace.pace.choice import CandidateLog, PointCandidate, choose_points
 
 
 def _seen(name: str, ranks: tuple[int, ...], *own_ns: int) -> PointCandidate:

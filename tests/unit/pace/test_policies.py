@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpcpace.core.errors import ConfigError
-from hpcpace.pace.measurement import Measurement
+from hpcpace.pace.controller import Measurement
 from hpcpace.pace.policies import StaggeredJobs, make_policy
 from hpcpace.pace.settings import POLICIES, PaceSettings
 from hpcpace.trace.schema import PaceArm, PacePolicy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from paced_ranks import Clock
 
-from hpcpace.pace.precise_sleep import PreciseSleep
+from hpcpace.pace.rounds import PreciseSleep
 
 
 @pytest.mark.parametrize("delay_ns", [1, 50_000, 80_001, 5_000_000])

@@ -7,9 +7,8 @@ from collections import deque
 import numpy as np
 import pytest
 
-from hpcpace.pace.sequential import interval, looks_constant
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult
+from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult, interval, looks_constant
 from hpcpace.trace.schema import PaceArm
 
 SETTINGS = PaceSettings(policy="slack", aa_pairs=6, max_pairs=20)

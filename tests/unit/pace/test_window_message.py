@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hpcpace.pace.window_message import Status, WindowMessage, pack, unpack
+from hpcpace.pace.rounds import Status, WindowMessage, pack, unpack
 
 NAN = math.nan
 

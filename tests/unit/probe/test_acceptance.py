@@ -6,8 +6,7 @@ import pytest
 from probe_sample import made_probe
 
 from hpcpace.core.errors import ProbeError
-from hpcpace.probe.change import outcome_words
-from hpcpace.probe.host_changes import changes, check_comparable
+from hpcpace.probe.changes import changes, check_comparable, outcome_words
 
 
 @pytest.mark.parametrize("slowdown", [1.1, 1.5, 3.0])

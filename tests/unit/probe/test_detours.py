@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hpcpace.probe.detours import find_detours, find_period
+from hpcpace.probe.quanta import find_detours, find_period
 
 _QUANTUM_NS = 50_000
 _MS = 1_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.jitter.extrapolation import Algorithm, extrapolated_transfer
-from hpcpace.probe.growth import transfer_term
+from hpcpace.metrics.extrapolation import Algorithm, extrapolated_transfer
+from hpcpace.probe.laws import transfer_term
 from hpcpace.probe.record import LatencyLaw, LawPiece
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hpcpace.audit.facts import Counters, Cpus, Hardware, Kernel, NetDevice, PciDevice, RdmaDevice, RdmaPort, Snapshot
-from hpcpace.probe.limits import bus_limit, network_rate
+from hpcpace.probe.start import bus_limit, network_rate
 
 RATE = 100.0
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcpace.probe.pair_findings import link_findings
-from hpcpace.probe.pair_network import PairNetwork, Round, pair_network
-from hpcpace.probe.pair_results import PairResult, PairResults
+from hpcpace.probe.pair_network import PairNetwork, PairResult, PairResults, Round, pair_network
 from hpcpace.probe.pair_search import LEAST_TESTS, search_slow_links
+from hpcpace.probe.pairs import link_findings
 from tests.unit.probe.simulated_pairs import HOST_RATE, SimulatedNetwork, healthy, network_of, searched
 
 _NUM_NETWORKS = 200

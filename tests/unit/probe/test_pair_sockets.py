@@ -11,8 +11,8 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from hpcpace.probe import pair_sockets
-from hpcpace.probe.pair_sockets import MAX_UNKNOWN, Listener, connect_to, hello
+from hpcpace.probe import pair_player
+from hpcpace.probe.pair_player import MAX_UNKNOWN, Listener, connect_to, hello
 
 SECRET, NAME = "secret", "1 0 latency"
 TIMEOUT_S = 5.0
@@ -99,7 +99,7 @@ def test_who_says_its_hello_in_pieces_is_heard(listener: Listener, strangers: Ex
 def test_who_does_not_say_its_hello_in_time_is_dropped(
     listener: Listener, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair_sockets, "HELLO_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(pair_player, "HELLO_TIMEOUT_S", 0.01)
     stranger = stranger_at(listener, strangers)
     stranger.send(b"1")
     with pytest.raises(TimeoutError):

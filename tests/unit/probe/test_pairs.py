@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.probe.pair_player import RoundTimes
-from hpcpace.probe.pair_sockets import connect_to
+from hpcpace.probe.pair_player import RoundTimes, connect_to
 from hpcpace.probe.pairs import Pairs
 from hpcpace.probe.record import ProbedHost, ProbeRecord
 from hpcpace.probe.world import Board, ProbeWorld

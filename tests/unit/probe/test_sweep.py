@@ -12,10 +12,9 @@ import torch
 from torch.distributed import HashStore
 
 from hpcpace.probe.operations import OPERATIONS
-from hpcpace.probe.parts import measure_parts
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.probe.sweep import Sweep, node_counts
-from hpcpace.probe.world import Board, ProbeWorld, RankZeroLost
+from hpcpace.probe.world import Board, ProbeWorld, RankZeroLost, measure_parts
 from hpcpace.world.deadline import Deadline
 from tests.unit.probe.empty_record import empty_record
 

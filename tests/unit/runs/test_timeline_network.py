@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcpace.metrics.clocks.common_clock import CommonClock
+from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.runs.timeline.network import Network
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import TraceHeader

@@ -12,8 +12,8 @@ from experiments.score.generator import HALFWIDTH_NS, START_NS, clocks_of, trace
 from experiments.score.scenario import NUM_WARMUP, Scenario
 from experiments.score.timeline import COMPUTE_NS, noise_factors, simulate
 from hpcpace.diagnosis.evidence import Evidence, gather_evidence
-from hpcpace.metrics.clocks.common_clock import CommonClock
-from hpcpace.metrics.cores import core_use
+from hpcpace.metrics.common_clock import CommonClock
+from hpcpace.metrics.host_waits import core_use
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.reader import RankTrace

@@ -1,0 +1,416 @@
+"""Which ranks are late at collectives: by their own work, by their arrival, and by the duration of the collective.
+
+Blame follows own delay, which needs no common clock. Arrival order alone blames ranks that merely inherited a delay,
+and a wrong clock can make any rank look late. Host times of a rank with a device do not show its work, but its arrival
+at a collective on the device is real: there, arrival and duration must agree, in all groups of the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.kernels import grouped_medians, others_median, stable_order
+from hpcpace.metrics.matching import Matching
+from hpcpace.metrics.operations import MESSAGES, Operations, is_one_of, synchronises
+from hpcpace.metrics.segments import LocalWork
+
+_LEAST_RANKS = 3
+_LEAST_BLOCKS = 4
+_MOST_BLOCKS = 20
+LATE_LEVEL = 0.005
+"""How many standard errors a difference must exceed, beyond the half-widths, to count."""
+
+
+def own_delay(operations: Operations, work: LocalWork) -> Floats:
+    """Return by how much each operation's local work exceeds what is usual, nanoseconds, float64, (num_operations,).
+
+    own_delay = work - median of the others of the same role at the same position of the same step. If fewer than three
+    ranks have that position in that step, the median is over all steps: of the other rank if there are two, of the rank
+    itself if it is alone in its role. 0 if the work is not known.
+    """
+    delay = np.zeros(len(operations))
+    rows = np.flatnonzero(work.is_known)
+    if not len(rows):
+        return delay
+    value = work.work_ns[rows].astype(np.float64)
+    cell = _numbered(work.role[rows], work.position[rows])
+    in_step = _numbered(cell, operations.step[rows])
+    reference = _median_of_others(in_step, value)
+    few = np.bincount(in_step)[in_step] < _LEAST_RANKS
+    if few.any():
+        reference[few] = _over_steps(cell[few], operations.rank[rows][few], value[few])
+    delay[rows] = value - reference
+    return delay
+
+
+def _numbered(first: Ints, second: Ints) -> Ints:
+    """Return one number per pair, without large gaps."""
+    first, second = first - first.min(), second - second.min()
+    key = first * (int(second.max()) + 1) + second
+    if int(key.max()) > 4 * len(key) + 4096:
+        key = np.unique(key, return_inverse=True)[1].astype(np.int64)
+    return np.asarray((np.cumsum(np.bincount(key) > 0) - 1)[key], np.int64)
+
+
+def _median_of_others(cell: Ints, value: Floats) -> Floats:
+    """Return for each value the median of the other values of its cell; the value itself if it is alone."""
+    order = stable_order(cell)
+    count = np.bincount(cell)
+    first = np.cumsum(count) - count
+    median = value.copy()
+    for size in np.unique(count[count > 1]).tolist():
+        rows = order[first[count == size] + np.arange(size)[:, None]]
+        median[rows] = others_median(value[rows])
+    return median
+
+
+def beyond_median(cell: Ints, value: Floats) -> Floats:
+    """Return by how much each value exceeds the median of its cell, or the other one of two values.
+
+    The median of three or more includes the value itself, so that a wrong value does not make the others look wrong.
+    """
+    count = np.bincount(cell)
+    beyond = value - grouped_medians(cell, value, len(count))[cell]
+    pairs = np.flatnonzero(count[cell] == 2)
+    if len(pairs):
+        both = np.zeros(len(count), np.int64)
+        np.add.at(both, cell[pairs], pairs)
+        beyond[pairs] = value[pairs] - value[both[cell[pairs]] - pairs]
+    return beyond
+
+
+def _over_steps(cell: Ints, rank: Ints, value: Floats) -> Floats:
+    """Return the median over steps: of the other rank of the cell, or of the rank itself if it is alone."""
+    pair = _numbered(cell, rank)
+    num_pairs = int(pair.max()) + 1
+    median = grouped_medians(pair, value, num_pairs)
+    of_pair = np.zeros(num_pairs, np.int64)
+    of_pair[pair] = cell
+    pairs_of_cell = np.bincount(of_pair)
+    total = np.bincount(of_pair, weights=median)
+    others = pairs_of_cell[of_pair] - 1
+    reference = np.where(others > 0, (total[of_pair] - median) / np.maximum(others, 1), median)
+    return np.asarray(reference[pair], np.float64)
+
+
+def arrival_lateness(operations: Operations, matching: Matching) -> Floats:
+    """Return enter minus the median enter of the operation's ranks, on the common clock, nanoseconds.
+
+    Of two ranks, each is compared with the other. 0 for operations that are not matched or do not synchronise; float64,
+    (num_operations,).
+    """
+    late, rows = np.zeros(len(operations)), compared_rows(operations, matching)
+    if len(rows):
+        instance = matching.instance[rows]
+        enter = (operations.enter_ns[rows] - operations.enter_ns[rows].min()).astype(np.float64)
+        late[rows] = beyond_median(_numbered(instance, np.zeros_like(instance)), enter)
+    return late
+
+
+def duration_excess(operations: Operations, matching: Matching, *, node: Ints | None = None) -> Floats:
+    """Return how much longer each rank was in a synchronising operation than the rank with the shortest time in it.
+
+    duration_excess_r = (exit - enter)_r - min_k (exit - enter)_k, nanoseconds, float64, (num_operations,); 0 where not
+    matched or not synchronising. The late rank has the shortest collective, whatever the clocks say. A rank that learns
+    of the end later than others on its node seems less late than it is. This exit bias, the median over operations of
+    its exit minus the mean exit on the node, is subtracted. Between nodes it cannot be separated from a clock error.
+
+    Args:
+        operations: rows of all ranks.
+        matching: which of them belong together.
+        node: node of each rank by its number, int64, (world_size,); without it no exit bias is subtracted.
+    """
+    excess, rows = np.zeros(len(operations)), compared_rows(operations, matching)
+    if not len(rows):
+        return excess
+    order = rows[stable_order(matching.instance[rows])]
+    starts = np.flatnonzero(np.diff(matching.instance[order], prepend=-1))
+    duration = (operations.exit_ns[order] - operations.enter_ns[order]).astype(np.float64)
+    if node is not None:
+        duration -= _exit_bias(operations, matching, order, node)[operations.rank[order]]
+    excess[order] = duration - np.repeat(np.minimum.reduceat(duration, starts), np.diff(np.append(starts, len(order))))
+    return excess
+
+
+def _exit_bias(operations: Operations, matching: Matching, rows: Ints, node: Ints) -> Floats:
+    rank = operations.rank[rows]
+    cell = _numbered(matching.instance[rows], node[rank])
+    exit_ns = (operations.exit_ns[rows] - operations.exit_ns[rows].min()).astype(np.float64)
+    difference = exit_ns - (np.bincount(cell, weights=exit_ns) / np.bincount(cell))[cell]
+    return grouped_medians(rank, difference, len(node))
+
+
+def compared_rows(operations: Operations, matching: Matching) -> Ints:
+    """Return the rows of matched synchronising operations of two ranks and more, int64."""
+    return np.flatnonzero(synchronises(operations.op) & matching.is_matched & (operations.group_size > 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Three estimates of how late each rank is in synchronising operations, and whether they contradict each other.
+
+    All per operation, relative to the median rank, float64, (num_ranks,), NaN for a rank without such operations.
+
+    Attributes:
+        rank: int64, (num_ranks,).
+        arrival_ns: lateness of the enter on the common clock.
+        own_delay_ns: lateness that the rank's own work explains; needs no common clock.
+        duration_ns: lateness that follows from how short the operation was for the rank; needs no common clock.
+        allowed_ns: by how much arrival_ns and duration_ns may differ: half-widths, the spread of exits and two standard
+            errors together.
+        is_suspected: whether the two differ by more, compared with the median rank: its clock is suspected, bool.
+        is_late: whether own delay and duration both show the rank late beyond chance (t test of both, LATE_LEVEL over
+            all ranks together), bool.
+    """
+
+    rank: Ints
+    arrival_ns: Floats
+    own_delay_ns: Floats
+    duration_ns: Floats
+    allowed_ns: Floats
+    is_suspected: Bools
+    is_late: Bools
+
+
+def agreement(
+    operations: Operations,
+    matching: Matching,
+    work: LocalWork,
+    *,
+    ranks: Sequence[int],
+    halfwidth_ns: Floats,
+    node: Ints | None = None,
+) -> Agreement:
+    """Compare arrival order on the common clock, own delay and duration excess of each rank.
+
+    All ranks leave a synchronising operation together, up to the spread of their exits, so lateness by arrival and by
+    duration differ by the clock error. That error is systematic: more steps do not shrink the half-widths. The spread
+    is three robust standard deviations over the ranks, but no more than the shortest duration.
+
+    Args:
+        operations: rows of all ranks.
+        matching: which of them belong together.
+        work: from `local_work`.
+        ranks: ascending, (num_ranks,).
+        halfwidth_ns: of each rank's clock, drift between its samples included, float64, (num_ranks,).
+        node: node of each rank by its number, as for `duration_excess`.
+    """
+    names = np.asarray(ranks, np.int64)
+    rows = compared_rows(operations, matching)
+    rows = rows[work.is_known[rows] & np.isin(operations.rank[rows], names)]
+    arrival, own, duration = np.full((3, 2, len(names)), np.nan)
+    spread, halfwidth = 0.0, np.asarray(halfwidth_ns, np.float64)
+    if len(rows):
+        late = -duration_excess(operations, matching, node=node)
+        instance = _numbered(matching.instance[rows], np.zeros(len(rows), np.int64))
+        late[rows] = beyond_median(instance, late[rows])
+        slot = np.searchsorted(names, operations.rank[rows])
+        values = np.stack([arrival_lateness(operations, matching), own_delay(operations, work), late])[:, rows]
+        arrival, own, duration = _means_and_errors(values, slot, len(names))
+        shortest = np.full(int(instance.max()) + 1, np.inf)
+        np.minimum.at(shortest, instance, (operations.exit_ns[rows] - operations.enter_ns[rows]).astype(np.float64))
+        spread = float(np.median(shortest))
+    disagreement = arrival[0] - duration[0]
+    known = disagreement[np.isfinite(disagreement)]
+    if len(known) >= _LEAST_RANKS:
+        disagreement = disagreement - np.median(known)  # the two medians are of different ranks
+    if len(known) > _LEAST_RANKS:
+        spread = min(spread, 3 * 1.4826 * float(np.median(np.abs(known - np.median(known)))))
+    critical = float(stdtrit(_num_blocks(len(rows), len(names)) - 1, 1 - LATE_LEVEL / max(len(names), 1)))
+    other = float(np.median(halfwidth)) if len(halfwidth) else 0.0
+    allowed = halfwidth + other + spread + _NUM_ERRORS * np.hypot(arrival[1], duration[1])
+    return Agreement(
+        rank=names,
+        arrival_ns=arrival[0],
+        own_delay_ns=own[0],
+        duration_ns=duration[0],
+        allowed_ns=allowed,
+        is_suspected=np.abs(disagreement) > allowed,
+        is_late=(own[0] > critical * own[1]) & (duration[0] > critical * duration[1]),
+    )
+
+
+def _num_blocks(num_rows: int, num_ranks: int) -> int:
+    return int(np.clip(num_rows // max(num_ranks, 1) // 4, _LEAST_BLOCKS, _MOST_BLOCKS))
+
+
+def _means_and_errors(values: Floats, slot: Ints, num_ranks: int) -> Floats:
+    """Return mean and standard error by rank, (num_figures, 2, num_ranks), errors from means of consecutive blocks."""
+    count = np.bincount(slot, minlength=num_ranks)
+    order = stable_order(slot)
+    place = np.arange(len(slot)) - (np.cumsum(count) - count)[slot[order]]
+    num_blocks = _num_blocks(len(slot), num_ranks)
+    cell = slot[order] * num_blocks + place * num_blocks // np.maximum(count[slot[order]], 1)
+    size = np.bincount(cell, minlength=num_ranks * num_blocks).reshape(num_ranks, num_blocks)
+    used = (size > 0).sum(axis=1)
+    found = np.full((len(values), 2, num_ranks), np.nan)
+    for index, value in enumerate(values):
+        total = np.bincount(cell, weights=value[order], minlength=size.size).reshape(size.shape)
+        mean = np.where(count > 0, total.sum(axis=1) / np.maximum(count, 1), np.nan)
+        deviation = np.where(size > 0, total / np.maximum(size, 1) - mean[:, None], 0.0)
+        error = np.sqrt((deviation**2).sum(axis=1) / np.maximum(used - 1, 1) / np.maximum(used, 1))
+        found[index] = mean, np.where(used > 1, error, np.inf)
+    return found
+
+
+_LEAST_STEPS = 20
+_BLOCKS = (4, 20)
+_LEAST_LATE = 0.5
+_LEAST_TOLD = 8
+_NUM_ERRORS = 2.0
+_ARRIVAL, _DURATION = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateArrival:
+    """A rank that is late at collectives step after step, by arrival and by duration alike.
+
+    Attributes:
+        rank: its number.
+        arrival_ns: how long after the median rank it enters, mean over steps, at the collective of the step where
+            that is longest.
+        duration_ns: by how much shorter that collective is for it than for the median rank.
+        interval_ns: 95 % interval of the lateness, which holds those of both estimates.
+        late_share: share of the steps in which it is late by more than half of its mean.
+        p_value: probability of as much by chance, over all ranks of its group.
+    """
+
+    rank: int
+    arrival_ns: float
+    duration_ns: float
+    interval_ns: tuple[float, float]
+    late_share: float
+    p_value: float
+
+
+def late_arrivals(
+    operations: Operations,
+    matching: Matching,
+    is_on_device: Bools,
+    *,
+    ranks: Sequence[int],
+    halfwidth_ns: Floats,
+    node: Ints | None = None,
+    level: float,
+) -> tuple[LateArrival, ...]:
+    """Return the ranks that are late at synchronising collectives, the latest first.
+
+    A rank counts as late where its mean arrival, less the half-widths of the clocks, and its mean duration both show it
+    beyond chance, they agree within the clocks' error, and it is late in at least half of the steps. Of eight ranks and
+    more it must exceed what those that are not late differ by anyhow.
+
+    A rank that belongs to several groups must be late in each: those that only inherit a delay are not late in the
+    group where it began. Messages carry delays from stage to stage, so where ranks send to each other nobody is named.
+
+    Args:
+        operations: rows of all ranks.
+        matching: which of them belong together.
+        is_on_device: rows whose times are those of the device, or of a rank without one, bool, (num_operations,).
+        ranks: ascending, (num_ranks,).
+        halfwidth_ns: of each rank's clock, float64, (num_ranks,).
+        node: node of each rank by its number, as for `duration_excess`.
+        level: probability of naming somebody by chance, over all ranks of a group.
+    """
+    if is_one_of(operations.op, MESSAGES).any():
+        return ()
+    halfwidths = dict(zip(ranks, halfwidth_ns.tolist(), strict=True))
+    found: dict[int, LateArrival] = {}
+    cleared: set[int] = set()
+    for members, panel in _panels(operations, matching, is_on_device, node):
+        widths = np.array([halfwidths.get(rank, 0.0) for rank in members])
+        late = {each.rank: each for each in _late(members, panel, widths, level)}
+        cleared |= set(members) - set(late)
+        for rank, each in late.items():
+            found[rank] = max(found.get(rank, each), each, key=lambda one: one.duration_ns)
+    named = [each for rank, each in found.items() if rank not in cleared]
+    return tuple(sorted(named, key=lambda each: -each.duration_ns))
+
+
+def _panels(
+    operations: Operations, matching: Matching, is_on_device: Bools, node: Ints | None
+) -> Iterator[tuple[tuple[int, ...], Floats]]:
+    """Yield the members of each group and their lateness, (2, num_members, num_steps, num_positions), NaN for none."""
+    rows = compared_rows(operations, matching)
+    is_foreign = np.zeros(len(matching.num_rows), np.bool_)
+    is_foreign[matching.instance[~is_on_device]] = True
+    rows = rows[~is_foreign[matching.instance[rows]]]
+    if not len(rows):
+        return
+    arrival = arrival_lateness(operations, matching)[rows]
+    instance = np.unique(matching.instance[rows], return_inverse=True)[1].astype(np.int64)
+    duration = beyond_median(instance, -duration_excess(operations, matching, node=node)[rows])
+    # Groups with the same members are one: FSDP and DDP make several.
+    numbers: dict[tuple[int, ...], int] = {}
+    of_group = np.array([numbers.setdefault(group.ranks, len(numbers)) for group in operations.groups], np.int64)
+    number = of_group[operations.group[rows]]
+    for members, index in numbers.items():
+        own = np.flatnonzero(number == index)
+        if len(own):
+            values = np.stack([arrival[own], duration[own]])
+            yield members, _panel(operations, rows[own], instance[own], values, members)
+
+
+def _panel(operations: Operations, rows: Ints, instance: Ints, values: Floats, members: tuple[int, ...]) -> Floats:
+    _, first, of = np.unique(instance, return_index=True, return_inverse=True)
+    step = operations.step[rows[first]]
+    order = np.lexsort((operations.enter_ns[rows[first]], step))
+    _, starts, column = np.unique(step[order], return_index=True, return_inverse=True)
+    columns, positions = np.empty((2, len(first)), np.int64)
+    columns[order] = column
+    positions[order] = np.arange(len(order)) - starts[column]
+    panel = np.full((2, len(members), len(starts), int(positions.max()) + 1), np.nan)
+    member = np.searchsorted(members, operations.rank[rows])
+    panel[:, member, columns[of], positions[of]] = values
+    return panel
+
+
+def _late(members: tuple[int, ...], panel: Floats, widths: Floats, level: float) -> Iterator[LateArrival]:
+    num_steps = panel.shape[2]
+    if num_steps < _LEAST_STEPS:
+        return
+    in_step = np.nanmean(panel, axis=3)
+    mean, error, freedom = _means(in_step)
+    # Against the clocks of the others, too; a wrong clock shows in the arrival alone.
+    width = widths + np.median(widths)
+    over = np.stack([mean[_ARRIVAL] - width, mean[_DURATION]])
+    chance = len(members) * (1 - stdtr(freedom, over / np.maximum(error, 1.0))).max(axis=0)
+    differs = mean[_ARRIVAL] - mean[_DURATION]
+    agrees = np.abs(differs - np.median(differs)) <= width + _NUM_ERRORS * np.hypot(*error)
+    late_share = (in_step > mean[:, :, None] / 2).mean(axis=2).min(axis=0)
+    is_late = (chance < level) & agrees & (late_share >= _LEAST_LATE)
+    of_position = np.nanmean(panel, axis=2)
+    for row in np.flatnonzero(is_late).tolist():
+        latest = int(of_position[:, row].min(axis=0).argmax())
+        if of_position[_DURATION, row, latest] <= _usual_spread(of_position[_DURATION, ~is_late, latest], level):
+            continue
+        there = panel[:, row, :, latest]
+        there = there[:, np.isfinite(there[0])]
+        centre, spread, degrees = _means(there)
+        reach = spread * float(stdtrit(degrees, 0.975))
+        yield LateArrival(
+            rank=members[row],
+            arrival_ns=float(centre[_ARRIVAL]),
+            duration_ns=float(centre[_DURATION]),
+            interval_ns=(float((centre - reach).min()), float((centre + reach).max())),
+            late_share=float(late_share[row]),
+            p_value=float(chance[row]),
+        )
+
+
+def _means(series: Floats) -> tuple[Floats, Floats, int]:
+    """Return mean and standard error over the last axis, from means of consecutive blocks, and degrees of freedom."""
+    num_blocks = int(np.clip(series.shape[-1] // 4, *_BLOCKS))
+    blocks = np.stack([part.mean(axis=-1) for part in np.array_split(series, num_blocks, axis=-1)], axis=-1)
+    return series.mean(axis=-1), blocks.std(axis=-1, ddof=1) / np.sqrt(num_blocks), num_blocks - 1
+
+
+def _usual_spread(others: Floats, level: float) -> float:
+    """Return what the latest of ranks that are not late exceeds their mean by anyhow; 0 where too few tell it."""
+    if len(others) < _LEAST_TOLD:
+        return 0.0
+    return float(others.std(ddof=1) * stdtrit(len(others) - 1, 1 - level / len(others)))

@@ -1,1 +1,0 @@
-"""Where waiting began, and what the step would take without it."""

@@ -1,1 +1,0 @@
-"""The common clock: how far it can be trusted, and whose clock is wrong."""

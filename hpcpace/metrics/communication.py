@@ -1,0 +1,348 @@
+"""Communication by kind: sums, durations and the share hidden behind other work, also of a run read in parts.
+
+Only communication that blocks its caller costs time. A histogram keeps durations of a run that is read in parts. Its
+bins are at most a thousandth of their value wide, and so are the errors of median and 95th percentile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.core.pool import map_threads, run_threads
+from hpcpace.metrics import Bools, Bytes, Floats, Ints
+from hpcpace.metrics.kernels import checked, library
+from hpcpace.metrics.matching import Matching
+from hpcpace.metrics.operations import Operations, op_name
+from hpcpace.metrics.waits import Waits
+from hpcpace.trace.schema import Op
+
+_BLOCK_ROWS = 1 << 18
+
+_MOST_TOTAL = 1 << 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """All operations of one kind over groups of one size.
+
+    Attributes:
+        op: name of the operation.
+        group_size: members of the group, 0 if unknown.
+        num_rows: rows of all ranks.
+        size_bytes: bytes of all rows.
+        median_ns, p95_ns: duration of a row.
+        mean_wait_ns: wait of a matched row; None without any.
+        mean_transfer_ns: transfer of a matched operation, the largest of its ranks; None without any.
+        num_unmatched: rows with a missing counterpart.
+        ranks_unmatched: the ranks that recorded those rows.
+    """
+
+    op: str
+    group_size: int
+    num_rows: int
+    size_bytes: int
+    median_ns: float
+    p95_ns: float
+    mean_wait_ns: float | None
+    mean_transfer_ns: float | None
+    num_unmatched: int
+    ranks_unmatched: tuple[int, ...]
+
+
+def kind_numbers(operations: Operations, mask: Bools) -> tuple[Ints, NDArray[Any], Ints]:
+    """Return the sizes of groups, ascending, the kind of each row, and how many rows under the mask each kind has.
+
+    A kind is (index of the size) << 8 | operation.
+
+    Args:
+        operations: rows of all ranks.
+        mask: the rows to count, bool, (num_operations,).
+    """
+    group_sizes, size_index = np.unique([0, *(len(group.ranks) for group in operations.groups)], return_inverse=True)
+    # One small number for operation and size; the last of `group` is the unknown one, -1.
+    of_group = np.append(size_index[1:], size_index[0])
+    kind: NDArray[Any] = np.empty(len(operations), np.uint16 if len(group_sizes) <= 1 << 8 else np.uint32)
+
+    def number_of(rows: slice) -> Ints:
+        kind[rows] = of_group[operations.group[rows]] << 8 | operations.op[rows]
+        return np.bincount(kind[rows][mask[rows]], minlength=len(group_sizes) << 8)
+
+    num_rows = np.zeros(len(group_sizes) << 8, np.int64)
+    for of_block in map_threads(number_of, blocks(len(operations))):
+        num_rows += of_block
+    return group_sizes, kind, num_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTotals:
+    """Sums over the operations of each rank, each (num_ranks,).
+
+    Attributes:
+        num_operations: completed operations.
+        size_bytes: their bytes.
+        wait_ns: wait, exposed or hidden.
+        transfer_ns: transfer, exposed or hidden.
+    """
+
+    num_operations: Ints
+    size_bytes: Ints
+    wait_ns: Ints
+    transfer_ns: Ints
+
+
+def rank_totals(operations: Operations, waits: Waits, mask: Bools, ranks: Sequence[int]) -> RankTotals:
+    """Return the sums of each of `ranks` over the rows where `mask` is true; rows are ordered by rank."""
+    slot = {rank: index for index, rank in enumerate(ranks)}
+    totals = np.zeros((len(ranks), 4))
+
+    def of_rank(rows: slice) -> None:
+        used, own = mask[rows], slot.get(int(operations.rank[rows.start]))
+        if own is None:
+            return
+        columns = (operations.size_bytes, waits.wait_ns, waits.transfer_ns)
+        sums = ((values[rows] if used.all() else values[rows][used]).sum(dtype=np.float64) for values in columns)
+        totals[own] += [np.count_nonzero(used), *sums]
+
+    run_threads(of_rank, operations.slices or [])
+    # Sums of damaged times may not fit into int64; they are clipped.
+    whole = np.clip(totals, -_MOST_TOTAL, _MOST_TOTAL).astype(np.int64)
+    return RankTotals(num_operations=whole[:, 0], size_bytes=whole[:, 1], wait_ns=whole[:, 2], transfer_ns=whole[:, 3])
+
+
+def blocks(num_rows: int) -> list[slice]:
+    """Return slices of rows that fit into a core's cache."""
+    return [slice(first, min(first + _BLOCK_ROWS, num_rows)) for first in range(0, num_rows, _BLOCK_ROWS)]
+
+
+# Bins are cut from the bits of a positive float64: with 10 of the 52 fraction bits, each power of two has 1,024 bins.
+_DROPPED_BITS, _FIRST_BIN = 42, 1023 << 10
+_NUM_BINS = 62 << 10
+_RANK_BITS, _RANK_MASK = 32, 0xFFFFFFFF
+_NUM_SUMS = 3
+_DURATION, _WAIT, _MATCHED = range(_NUM_SUMS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindTotals:
+    """Sums over operations of one kind.
+
+    Attributes:
+        op, group_size: the kind.
+        num_rows, num_matched, num_operations: rows, rows with a match, and the number of operations these are.
+        size_bytes, duration_ns, wait_ns, transfer_ns: sums; each operation counts with its largest transfer.
+        durations: number of rows by duration, int64, (num_bins,).
+        ranks_unmatched: ranks with rows without a match.
+    """
+
+    op: int
+    group_size: int
+    num_rows: int
+    num_matched: int
+    num_operations: int
+    size_bytes: int
+    duration_ns: float
+    wait_ns: float
+    transfer_ns: float
+    durations: Ints
+    ranks_unmatched: frozenset[int]
+
+
+def totals_by_kind(operations: Operations, matching: Matching, waits: Waits, mask: Bools) -> list[KindTotals]:
+    """Return the sums of each kind in a part of a run.
+
+    Args:
+        operations: rows of all ranks.
+        matching: which of them belong together.
+        waits: their waits and transfers.
+        mask: the rows to use, bool, (num_operations,).
+    """
+    group_sizes, kind, num_rows = kind_numbers(operations, mask)
+    numbers = np.flatnonzero(num_rows)
+    # Rows that are masked out or without a match go to one place after the others.
+    nowhere = len(numbers)
+    place = np.full(len(num_rows), nowhere)
+    place[numbers] = np.arange(nowhere)
+    sums = np.zeros((_NUM_SUMS, nowhere + 1))
+    size_bytes, durations = np.zeros(nowhere + 1, np.int64), np.zeros((nowhere + 1) * _NUM_BINS, np.int64)
+    transfers = _LargestTransfers(len(matching.num_rows), nowhere)
+    ranks_unmatched: list[set[int]] = [set() for _ in range(nowhere + 1)]
+    for rows in blocks(len(operations)):
+        own = np.where(mask[rows], place[kind[rows]], nowhere)
+        matched = np.where(matching.is_matched[rows], own, nowhere)
+        duration_ns = operations.exit_ns[rows] - operations.enter_ns[rows]
+        np.add.at(size_bytes, own, operations.size_bytes[rows])
+        sums[_DURATION] += np.bincount(own, duration_ns, nowhere + 1)
+        sums[_WAIT] += np.bincount(matched, waits.wait_ns[rows], nowhere + 1)
+        sums[_MATCHED] += np.bincount(matched, minlength=nowhere + 1)
+        np.add.at(durations, own * _NUM_BINS + np.minimum(_bins(duration_ns), _NUM_BINS - 1), 1)
+        transfers.add(matched, matching.instance[rows], operations.op[rows], waits.transfer_ns[rows])
+        lacking = np.flatnonzero(own != matched)
+        if len(lacking):
+            for code in np.unique(own[lacking] << _RANK_BITS | operations.rank[rows][lacking]).tolist():
+                ranks_unmatched[code >> _RANK_BITS].add(code & _RANK_MASK)
+    num_operations, transfer_ns = transfers.sums()
+    histograms = durations.reshape(nowhere + 1, _NUM_BINS)
+    return [
+        KindTotals(
+            op=number & 0xFF,
+            group_size=int(group_sizes[number >> 8]),
+            num_rows=int(num_rows[number]),
+            num_matched=int(sums[_MATCHED, index]),
+            num_operations=int(num_operations[index]),
+            size_bytes=int(size_bytes[index]),
+            duration_ns=float(sums[_DURATION, index]),
+            wait_ns=float(sums[_WAIT, index]),
+            transfer_ns=float(transfer_ns[index]),
+            durations=histograms[index],
+            ranks_unmatched=frozenset(ranks_unmatched[index]),
+        )
+        for index, number in enumerate(numbers.tolist())
+    ]
+
+
+class _LargestTransfers:
+    """The largest transfer of each operation; a message has two, because its two sides are different kinds."""
+
+    def __init__(self, num_instances: int, nowhere: int) -> None:
+        self._num_instances, self._nowhere = num_instances, nowhere
+        self._largest_ns = np.full(2 * num_instances, -1)
+        self._kind = np.full(2 * num_instances, nowhere)
+
+    def add(
+        self,
+        kind: Ints,
+        instance: Ints,
+        op: Bytes,
+        transfer_ns: Ints,
+    ) -> None:
+        """Add rows, each (num_rows,); rows of the kind after all others do not count."""
+        is_some = kind != self._nowhere
+        if not is_some.all():
+            kind, instance, op, transfer_ns = kind[is_some], instance[is_some], op[is_some], transfer_ns[is_some]
+        side = instance + np.where(op == Op.RECV, self._num_instances, 0)
+        self._kind[side] = kind
+        np.maximum.at(self._largest_ns, side, transfer_ns)
+
+    def sums(self) -> tuple[Ints, Floats]:
+        """Return the number of operations of each kind and the sum of their transfers, each (num_kinds + 1,)."""
+        num_operations = np.bincount(self._kind, minlength=self._nowhere + 1).astype(np.int64)
+        transfer_ns = np.bincount(self._kind, np.maximum(self._largest_ns, 0), self._nowhere + 1)
+        return num_operations, transfer_ns.astype(np.float64)
+
+
+def join_kinds(parts: Iterable[KindTotals]) -> list[Kind]:
+    """Return the kinds of operations of all parts of a run together, the one with most time first."""
+    of_kind: dict[tuple[int, int], list[KindTotals]] = {}
+    for part in parts:
+        of_kind.setdefault((part.group_size, part.op), []).append(part)
+    joined = [_joined(of_kind[key]) for key in sorted(of_kind)]
+    return [kind for _, kind in sorted(joined, key=lambda pair: -pair[0])]
+
+
+def add_kinds(sums: dict[tuple[int, int], KindTotals], parts: Sequence[KindTotals]) -> None:
+    """Add the totals of one more part to `sums`, by (group_size, op), in place."""
+    for part in parts:
+        key = (part.group_size, part.op)
+        sums[key] = _added([sums[key], part]) if key in sums else part
+
+
+def _added(parts: Sequence[KindTotals]) -> KindTotals:
+    return KindTotals(
+        op=parts[0].op,
+        group_size=parts[0].group_size,
+        num_rows=sum(part.num_rows for part in parts),
+        num_matched=sum(part.num_matched for part in parts),
+        num_operations=sum(part.num_operations for part in parts),
+        size_bytes=sum(part.size_bytes for part in parts),
+        duration_ns=sum(part.duration_ns for part in parts),
+        wait_ns=sum(part.wait_ns for part in parts),
+        transfer_ns=sum(part.transfer_ns for part in parts),
+        durations=np.add.reduce([part.durations for part in parts]),
+        ranks_unmatched=frozenset().union(*(part.ranks_unmatched for part in parts)),
+    )
+
+
+def _joined(parts: Sequence[KindTotals]) -> tuple[float, Kind]:
+    found = _added(parts)
+    median_ns, p95_ns = (_quantile_ns(found.durations, share) for share in (0.5, 0.95))
+    kind = Kind(
+        op=op_name(found.op),
+        group_size=found.group_size,
+        num_rows=found.num_rows,
+        size_bytes=found.size_bytes,
+        median_ns=median_ns,
+        p95_ns=p95_ns,
+        mean_wait_ns=found.wait_ns / found.num_matched if found.num_matched else None,
+        mean_transfer_ns=found.transfer_ns / found.num_operations if found.num_operations else None,
+        num_unmatched=found.num_rows - found.num_matched,
+        ranks_unmatched=tuple(sorted(found.ranks_unmatched)),
+    )
+    return found.duration_ns, kind
+
+
+def _bins(duration_ns: Ints) -> Ints:
+    bins = np.maximum(duration_ns, 1).astype(np.float64).view(np.int64)
+    bins >>= _DROPPED_BITS
+    bins -= _FIRST_BIN
+    return bins
+
+
+def _quantile_ns(durations: Ints, share: float) -> float:
+    """Return a quantile, interpolated between the middles of the bins of the two values around it."""
+    until = np.cumsum(durations)
+    place = share * (int(until[-1]) - 1)
+    below, above = (_middle_ns(int(np.searchsorted(until, int(at), side="right"))) for at in (place, np.ceil(place)))
+    return below + (above - below) * (place - int(place))
+
+
+def _middle_ns(number: int) -> float:
+    edges = np.array([number + _FIRST_BIN, number + 1 + _FIRST_BIN], np.int64) << _DROPPED_BITS
+    return float(edges.view(np.float64).mean())
+
+
+def under_way_ns(enter_ns: Ints, exit_ns: Ints, begin_ns: Ints, end_ns: Ints) -> Floats:
+    """Return how long any operation of a rank was under way in each step, nanoseconds, float64, (num_steps,).
+
+    Args:
+        enter_ns, exit_ns: of its completed operations, each int64, (num_operations,).
+        begin_ns, end_ns: of the steps, on the same clock, each int64, (num_steps,).
+    """
+    if not len(enter_ns):
+        return np.zeros(len(begin_ns))
+    if (enter_ns[1:] < enter_ns[:-1]).any():
+        order = np.argsort(enter_ns, kind="stable")
+        enter_ns, exit_ns = enter_ns[order], exit_ns[order]
+    kernels = library()
+    if kernels is not None:
+        total_ns = np.empty(len(begin_ns))
+        checked(kernels.under_way(len(enter_ns), enter_ns, exit_ns, len(begin_ns), begin_ns, end_ns, total_ns))
+        return total_ns
+    # The union of all operations, as stretches that do not overlap.
+    until = np.maximum.accumulate(exit_ns)
+    begin = np.maximum(enter_ns, np.concatenate([enter_ns[:1], until[:-1]]))
+    total = np.append(0, np.cumsum(np.maximum(until - begin, 0)))
+    before = []
+    for times_ns in (begin_ns, end_ns):
+        count = np.searchsorted(enter_ns, times_ns, side="right")
+        last = np.maximum(count - 1, 0)
+        # What has begun and lasts longest covers all time until its end.
+        before.append(total[count] - np.where(count > 0, np.maximum(until[last] - times_ns, 0), 0))
+    return np.asarray(np.maximum(before[1] - before[0], 0), np.float64)
+
+
+def overlap_share(under_way_ns: Floats, exposed_ns: Floats) -> float | None:
+    """Return hidden communication over all communication, mean over ranks; None without any.
+
+    Args:
+        under_way_ns: time in which operations were under way, (num_ranks,).
+        exposed_ns: time in which operations blocked their callers, wait and transfer, (num_ranks,).
+    """
+    some = under_way_ns > 0
+    if not some.any():
+        return None
+    return float(np.clip(1 - exposed_ns[some] / under_way_ns[some], 0.0, 1.0).mean())

@@ -1,0 +1,596 @@
+"""Traffic of connections and interfaces: counters of traces as differences over time, and tables of them.
+
+Traces hold cumulative counters once a second. Everything that judges the network starts from these differences, so that
+it need not know how a counter was read, nor which rank of a host read it. Nobody tells a rank who is at the other end
+of a connection; the two ends of a connection list the same addresses the other way round, so the traces of all ranks
+show it without a message in the job.
+
+No counter of events is evidence by itself: a healthy fabric pauses and marks, and drops a little. A host that has far
+more of them than all others is. The sender's side of a connection knows its bytes and rates; where only the receiver
+was recorded, rates are unknown.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.core.text import NS_PER_S
+from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.common_clock import CommonClock, reference_times
+from hpcpace.metrics.kernels import others_median
+from hpcpace.metrics.topology import Topology
+from hpcpace.trace.schema import OTHER_CONNECTIONS, FlowFlag
+from hpcpace.trace.tables import RankTrace, Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connections:
+    """The TCP connections of the ranks to other hosts; both ends may be listed, each with what its own host saw.
+
+    Attributes:
+        rank: the rank whose connection it is, (num_connections,).
+        peer_rank: the rank at the other end, -1 where only its host, or not even that, is known.
+        node: index of the rank's node in the names of the topology's nodes.
+        peer_node: likewise of the peer, -1 unknown.
+        local, remote: addresses with ports, as `10.0.0.1:4711` or `[fe80::1]:4711`.
+        interface: name of the interface that has the local address, empty unknown; without entries none is known.
+    """
+
+    rank: Ints
+    peer_rank: Ints
+    node: Ints
+    peer_node: Ints
+    local: tuple[str, ...]
+    remote: tuple[str, ...]
+    interface: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flows:
+    """What each connection did between two samples; one row a connection and interval, (num_rows,) each.
+
+    Attributes:
+        connection: row in `connections`; -1 for all further connections of a rank that are summed up.
+        begin_ns, end_ns: the interval on the common clock.
+        sent_bytes: payload sent, repetitions included.
+        acked_bytes: payload that the peer has acknowledged.
+        received_bytes: payload received.
+        retransmitted_bytes: payload sent again.
+        busy_ns: time in which data was outstanding.
+        receiver_limited_ns, sender_limited_ns: parts of busy_ns limited by the receiver's window, by the send buffer.
+        rtt_ns, least_rtt_ns: smoothed round trip at the end of the interval, and the least of the connection so far.
+        delivery_bytes_per_s: the kernel's latest estimate of the rate at which data was delivered.
+        is_application_limited: whether that estimate was limited by the application.
+        unsent_bytes: waiting in the send buffer at the end of the interval.
+        marked_packets: delivered with a congestion mark (ECN).
+        segment_bytes: the largest payload of a packet that the connection sends, at the end of the interval (TCP_INFO's
+            tcpi_snd_mss), 0 unknown; None where it was not recorded.
+    """
+
+    connections: Connections
+    connection: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    sent_bytes: Ints
+    acked_bytes: Ints
+    received_bytes: Ints
+    retransmitted_bytes: Ints
+    busy_ns: Ints
+    receiver_limited_ns: Ints
+    sender_limited_ns: Ints
+    rtt_ns: Ints
+    least_rtt_ns: Ints
+    delivery_bytes_per_s: Floats
+    is_application_limited: Bools
+    unsent_bytes: Ints
+    marked_packets: Ints
+    segment_bytes: Ints | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterfaceUse:
+    """What each network interface carried between two samples; one row an interface and interval, (num_rows,) each.
+
+    Attributes:
+        names: (host, interface) by number, `("n3", "eth0")` or `("n3", "mlx5_0/1")`.
+        node: index of the host in the names of the topology's nodes, by number.
+        line_rate_bps: line rate in bit/s by number, 0 unknown.
+        interface: number, row in `names`.
+        begin_ns, end_ns: the interval on the common clock.
+        sent_bytes, received_bytes: with headers, as the interface counts them.
+        errors, drops, pauses, marks: events by counter: frames with errors, dropped frames, pause frames (or, for RDMA,
+            ticks in which a port could not send), congestion marks (RDMA: CNPs handled).
+        retransmits: of RDMA, packets sent or asked for again; None if not known.
+        link_downs: how often the link went down; None if not known.
+    """
+
+    names: tuple[tuple[str, str], ...]
+    node: Ints
+    line_rate_bps: Ints
+    interface: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    sent_bytes: Ints
+    received_bytes: Ints
+    errors: Ints
+    drops: Ints
+    pauses: Ints
+    marks: Ints
+    retransmits: Ints | None = None
+    link_downs: Ints | None = None
+
+
+KINDS = ("errors", "drops", "pauses", "marks")
+"""The counters of interfaces, in the order of `interface_events`."""
+
+_LEAST_EVENTS, _LEAST_RATIO, _DEVIATIONS = 10, 3.0, 5.0
+
+
+def interface_events(use: InterfaceUse, *, begin_ns: int, end_ns: int) -> Ints:
+    """Return the events of each interface in intervals whose middle is between two times, (4, num_interfaces)."""
+    middle_ns = use.begin_ns + (use.end_ns - use.begin_ns) // 2
+    rows = np.flatnonzero((middle_ns >= begin_ns) & (middle_ns < end_ns))
+    counters = (use.errors, use.drops, use.pauses, use.marks)
+    counts = [np.bincount(use.interface[rows], values[rows], minlength=len(use.names)) for values in counters]
+    return np.rint(np.array(counts)).astype(np.int64)
+
+
+def retransmitted(flows: Flows, num_nodes: int, *, begin_ns: int, end_ns: int) -> tuple[Ints, Ints]:
+    """Return the bytes that each node sent and those that it sent again, in such intervals, (num_nodes,) each."""
+    middle_ns = flows.begin_ns + (flows.end_ns - flows.begin_ns) // 2
+    node = np.append(flows.connections.node, -1)[flows.connection]
+    rows = np.flatnonzero((middle_ns >= begin_ns) & (middle_ns < end_ns) & (node >= 0))
+    sent, again = (
+        np.rint(np.bincount(node[rows], values[rows], minlength=num_nodes)).astype(np.int64)
+        for values in (flows.sent_bytes, flows.retransmitted_bytes)
+    )
+    return sent, again
+
+
+def usual_rate(counts: NDArray[np.number], exposures: NDArray[np.number]) -> Floats:
+    """Return the median rate of the other hosts for each host, NaN where there is no other, (num_hosts,).
+
+    Args:
+        counts: events of each host.
+        exposures: what they are counted over, such as seconds or packets; hosts with 0 are left out.
+    """
+    found = np.full(len(counts), np.nan)
+    rows = np.flatnonzero(exposures > 0)
+    if len(rows) > 1:
+        found[rows] = others_median(np.asarray(counts[rows] / exposures[rows], np.float64)[:, None])[:, 0]
+    return found
+
+
+def is_raised(counts: NDArray[np.number], exposures: NDArray[np.number]) -> Bools:
+    """Return which hosts have far more events than the others: 10, 3 times as many, and beyond what chance adds.
+
+    Args:
+        counts, exposures: as of `usual_rate`, (num_hosts,).
+    """
+    expected = usual_rate(counts, exposures) * exposures
+    beyond = expected + _DEVIATIONS * np.sqrt(np.maximum(expected, 0.0))
+    least = np.maximum(np.maximum(beyond, _LEAST_RATIO * expected), _LEAST_EVENTS)
+    return np.asarray(np.isfinite(expected) & (counts >= least))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTraffic:
+    """Traffic from one rank or node to another, those with most bytes first; (num_pairs,) each.
+
+    Attributes:
+        source, destination: rank numbers, or indices of nodes.
+        acked_bytes: payload that arrived.
+        sent_bytes, retransmitted_bytes: payload sent, repetitions included, and repetitions; 0 where only the receiver
+            was recorded.
+        busy_ns: time in which data was outstanding; of several connections at a time that of the busiest. 0 where only
+            the receiver was recorded.
+    """
+
+    source: Ints
+    destination: Ints
+    acked_bytes: Ints
+    sent_bytes: Ints
+    retransmitted_bytes: Ints
+    busy_ns: Ints
+
+    @property
+    def bytes_per_s(self) -> Floats:
+        """Achieved rate: payload for each second in which data was outstanding; NaN where that is not known."""
+        return np.asarray(
+            np.divide(
+                self.acked_bytes * float(NS_PER_S),
+                self.busy_ns,
+                out=np.full(len(self.busy_ns), np.nan),
+                where=self.busy_ns > 0,
+            )
+        )
+
+
+def rank_pairs(flows: Flows, *, begin_ns: int, end_ns: int) -> PairTraffic:
+    """Return the traffic between ranks in intervals whose middle is between two times."""
+    of = flows.connections
+    return _pairs(flows, of.rank, of.peer_rank, _in_window(flows, begin_ns, end_ns))
+
+
+def node_pairs(flows: Flows, *, begin_ns: int, end_ns: int) -> PairTraffic:
+    """Return the traffic between nodes, likewise."""
+    of = flows.connections
+    return _pairs(flows, of.node, of.peer_node, _in_window(flows, begin_ns, end_ns))
+
+
+def _in_window(flows: Flows, begin_ns: int, end_ns: int) -> Bools:
+    middle_ns = flows.begin_ns + (flows.end_ns - flows.begin_ns) // 2
+    return np.asarray((middle_ns >= begin_ns) & (middle_ns < end_ns))
+
+
+def _pairs(flows: Flows, end: Ints, far_end: Ints, is_meant: Bools) -> PairTraffic:
+    """Return sums over the connections of each pair; `end` and `far_end` are those of each connection."""
+    source, destination = (np.append(ids, -1)[flows.connection] for ids in (end, far_end))
+    rows = np.flatnonzero(is_meant & (source >= 0) & (destination >= 0))
+    # What only its receiver has recorded.
+    back = rows[~np.isin(destination[rows], end)]
+    zero = np.zeros(len(back), np.int64)
+    sources = np.concatenate([source[rows], destination[back]])
+    destinations = np.concatenate([destination[rows], source[back]])
+    base = int(max(sources.max(initial=0), destinations.max(initial=0))) + 1
+    pairs, pair = np.unique(sources * base + destinations, return_inverse=True)
+
+    def summed(values: Ints, of_back: Ints) -> Ints:
+        total = np.bincount(pair, np.concatenate([values[rows], of_back]), minlength=len(pairs))
+        return np.rint(total).astype(np.int64)
+
+    acked_bytes = summed(flows.acked_bytes, flows.received_bytes[back])
+    order = np.argsort(-acked_bytes, kind="stable")
+    return PairTraffic(
+        source=pairs[order] // base,
+        destination=pairs[order] % base,
+        acked_bytes=acked_bytes[order],
+        sent_bytes=summed(flows.sent_bytes, zero)[order],
+        retransmitted_bytes=summed(flows.retransmitted_bytes, zero)[order],
+        busy_ns=_busy_ns(flows, rows, pair[: len(rows)], len(pairs))[order],
+    )
+
+
+def _busy_ns(flows: Flows, rows: Ints, pair: Ints, num_pairs: int) -> Ints:
+    """Return how long each pair was busy: in each second as long as the busiest of its connections, (num_pairs,)."""
+    second = (flows.end_ns[rows] - flows.end_ns[rows].min(initial=0)) // NS_PER_S
+    num_seconds = int(second.max(initial=0)) + 1
+    keys, first, key = np.unique(flows.connection[rows] * num_seconds + second, return_index=True, return_inverse=True)
+    of_connection = np.bincount(key, flows.busy_ns[rows], minlength=len(keys))
+    cells, cell = np.unique(pair[first] * num_seconds + second[first], return_inverse=True)
+    busiest = np.zeros(len(cells))
+    np.maximum.at(busiest, cell, of_connection)
+    return np.rint(np.bincount(cells // num_seconds, busiest, minlength=num_pairs)).astype(np.int64)
+
+
+_MOST = 1 << 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class CounterSteps:
+    """What counters grew by from one sample to the next, by key and time.
+
+    Attributes:
+        key: whose counters, (num_steps,).
+        begin_ns, end_ns: times of both samples, as recorded, (num_steps,).
+        last_row: row of the later sample, (num_steps,).
+        grown: by column what was added, (num_steps,) each.
+    """
+
+    key: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    last_row: Ints
+    grown: dict[str, Ints]
+
+
+def counter_steps(
+    keys: Ints, table: Mapping[str, NDArray[Any]], columns: Sequence[str], resettable: Sequence[str] = ()
+) -> CounterSteps:
+    """Return the steps of counters; those over which one of `columns` fell are left out.
+
+    Args:
+        keys: whose counters a row has, (num_rows,).
+        table: `time_ns` and the columns; of rows with one key and time the first counts, and rows with values that no
+            counter has do not.
+        columns: counters that only ever grow.
+        resettable: counters of which nothing is known where they fell, so that they count as unchanged.
+    """
+    times_ns = table["time_ns"].astype(np.int64)
+    is_sound = (times_ns > -_MOST) & (times_ns < _MOST)
+    for name in (*columns, *resettable):
+        is_sound &= (table[name] >= 0) & (table[name] < _MOST)
+    rows = np.flatnonzero(is_sound)
+    rows = rows[np.lexsort((times_ns[rows], keys[rows]))]
+    is_repeated = (np.diff(keys[rows]) == 0) & (np.diff(times_ns[rows]) == 0)
+    rows = np.delete(rows, np.flatnonzero(is_repeated) + 1)
+    first, last = rows[:-1], rows[1:]
+    grown = {name: table[name][last].astype(np.int64) - table[name][first] for name in (*columns, *resettable)}
+    is_step = keys[first] == keys[last]
+    for name in columns:
+        is_step &= grown[name] >= 0
+    return CounterSteps(
+        key=keys[last][is_step],
+        begin_ns=times_ns[first][is_step],
+        end_ns=times_ns[last][is_step],
+        last_row=last[is_step],
+        grown={name: np.maximum(values[is_step], 0) for name, values in grown.items()},
+    )
+
+
+_BYTES = ("tx_bytes", "rx_bytes")
+_EVENTS = ("errors", "drops", "pauses", "marks", "retransmits", "link_downs")
+_LOOPBACK = "lo"
+
+
+def interface_use(
+    traces: Sequence[RankTrace],
+    clocks: Sequence[CommonClock],
+    topology: Topology,
+    line_rates_bps: Mapping[tuple[str, str], int] | None = None,
+) -> InterfaceUse:
+    """Return what each interface carried between two samples, interface after interface by time.
+
+    The loopback interface is left out, and so are hosts whose clock is unknown. Of several ranks of a host that have
+    counters, the one with most rows counts.
+
+    Args:
+        traces: of the ranks; `network` was read.
+        clocks: of these ranks.
+        topology: places of these ranks, and maybe of more.
+        line_rates_bps: line rate in bit/s by (host, interface), of what was found when the job began. Where the trace
+            has another one, the lower one counts: a shaped interface, or one that agreed on less than it can.
+    """
+    names: list[tuple[str, str]] = []
+    nodes: list[int] = []
+    rates: list[int] = []
+    parts: list[dict[str, Ints]] = []
+    for node, trace, clock in _sources(traces, clocks, topology):
+        table = trace.tables["network"]
+        first = len(names)
+        known = [name for name in trace.header.interfaces if name != _LOOPBACK]
+        number = {name: first + place for place, name in enumerate(known)}
+        of_row = np.array([number.get(name, -1) for name in trace.header.interfaces] or [-1], np.int64)
+        keys = np.where(table["interface"] < len(of_row), of_row[np.minimum(table["interface"], len(of_row) - 1)], -1)
+        host = topology.node_names[node]
+        names += [(host, name) for name in known]
+        nodes += [node] * len(known)
+        rates += [
+            _line_rate(table, keys == number[name], (line_rates_bps or {}).get((host, name), 0)) for name in known
+        ]
+        parts.append(_use(table, keys, clock))
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else _no_use()
+    return InterfaceUse(
+        names=tuple(names),
+        node=np.array(nodes, np.int64),
+        line_rate_bps=np.array(rates, np.int64),
+        sent_bytes=columns.pop("tx_bytes"),
+        received_bytes=columns.pop("rx_bytes"),
+        **columns,
+    )
+
+
+def _sources(
+    traces: Sequence[RankTrace], clocks: Sequence[CommonClock], topology: Topology
+) -> list[tuple[int, RankTrace, CommonClock]]:
+    """Return of each node the trace with its counters, ascending by node."""
+    row_of = {rank: row for row, rank in enumerate(topology.ranks)}
+    found: dict[int, tuple[RankTrace, CommonClock]] = {}
+    for trace, clock in zip(traces, clocks, strict=True):
+        node, num_rows = int(topology.node[row_of[trace.header.rank]]), len(trace.tables["network"])
+        if num_rows and clock.num_samples and (node not in found or num_rows > len(found[node][0].tables["network"])):
+            found[node] = trace, clock
+    return [(node, *found[node]) for node in sorted(found)]
+
+
+def _use(table: Table, keys: Ints, clock: CommonClock) -> dict[str, Ints]:
+    steps = counter_steps(keys, table, _BYTES, _EVENTS)
+    begin_ns, end_ns = (reference_times(clock, times_ns) for times_ns in (steps.begin_ns, steps.end_ns))
+    is_sound = (steps.key >= 0) & (end_ns > begin_ns)
+    found = {"interface": steps.key, "begin_ns": begin_ns, "end_ns": end_ns, **steps.grown}
+    return {name: values[is_sound] for name, values in found.items()}
+
+
+def _no_use() -> dict[str, Ints]:
+    return {name: np.zeros(0, np.int64) for name in ("interface", "begin_ns", "end_ns", *_BYTES, *_EVENTS)}
+
+
+def _line_rate(table: Table, is_own: Bools, at_start_bps: int) -> int:
+    """Return the usual line rate of an interface in bit/s, 0 if it is not known."""
+    seen_bps = table["rate_bps"][is_own & (table["rate_bps"] > 0)]
+    rates = [rate for rate in (int(np.median(seen_bps)) if len(seen_bps) else 0, at_start_bps) if rate > 0]
+    return min(rates, default=0)
+
+
+_CUMULATIVE = (
+    "sent_bytes",
+    "acked_bytes",
+    "received_bytes",
+    "retransmitted_bytes",
+    "busy_ns",
+    "receiver_limited_ns",
+    "sender_limited_ns",
+    "marked_packets",
+)
+_FLOW_BYTES = ("sent_bytes", "acked_bytes", "received_bytes")
+_AT_THE_END = ("rtt_ns", "least_rtt_ns", "delivery_bytes_per_s", "unsent_bytes", "segment_bytes")
+_MOST_BYTES_PER_NS = 1250
+"""10 Tb/s, more than any host sends: larger differences are damage."""
+_BUSY_SLACK_NS = NS_PER_S
+"""The kernel counts busy time in jiffies and up to the moment of reading, which is a little later than `time_ns`."""
+
+
+def flows_of(traces: Sequence[RankTrace], clocks: Sequence[CommonClock], topology: Topology) -> Flows:
+    """Return what each connection carried between two samples, connection after connection by time.
+
+    Ranks whose clock is unknown have no flows. Intervals in which a counter fell or jumped further than is possible are
+    left out: a connection number that stands for another connection, a damaged row, a counter that started again.
+
+    Args:
+        traces: of the ranks; `connections` and `flows` were read.
+        clocks: of these ranks.
+        topology: places of these ranks, and maybe of more.
+    """
+    row_of = {rank: row for row, rank in enumerate(topology.ranks)}
+    nodes = [int(topology.node[row_of[trace.header.rank]]) for trace in traces]
+    ends = [end for index, trace in enumerate(traces) for end in _ends(index, trace)]
+    place = {(end.trace, end.number): row for row, end in enumerate(ends)}
+    parts = [
+        _flows_of_rank(index, trace.tables["flows"], clock, place)
+        for index, (trace, clock) in enumerate(zip(traces, clocks, strict=True))
+        if clock.num_samples
+    ]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else _flow_columns()
+    return Flows(
+        connections=_connections(ends, traces, nodes, row_of, topology),
+        is_application_limited=(columns.pop("flags") & FlowFlag.APPLICATION_LIMITED) > 0,
+        delivery_bytes_per_s=columns.pop("delivery_bytes_per_s").astype(np.float64),
+        **columns,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """One end of a connection, as a rank lists it.
+
+    Attributes:
+        trace: index of the rank's trace.
+        number: of the connection in this trace.
+        first_ns, last_ns: first and last row of its flow on the rank's own clock, 0 without any.
+    """
+
+    trace: int
+    number: int
+    peer_rank: int
+    peer_host: str
+    local: str
+    remote: str
+    interface: str
+    first_ns: int
+    last_ns: int
+
+
+def _ends(index: int, trace: RankTrace) -> list[_End]:
+    """Return the connections of a rank; of rows with one number the first counts."""
+    table, flows = trace.tables["connections"], trace.tables["flows"]
+    numbers, first = np.unique(table["connection"], return_index=True)
+    order = np.lexsort((flows["time_ns"], flows["connection"]))
+    times_ns, of = flows["time_ns"][order], flows["connection"][order]
+    begins, ends = (np.searchsorted(of, numbers, side=side) for side in ("left", "right"))
+    return [
+        _End(
+            trace=index,
+            number=int(number),
+            peer_rank=int(table["peer_rank"][row]),
+            peer_host=_text(table["peer_host"][row]),
+            local=_text(table["local"][row]),
+            remote=_text(table["remote"][row]),
+            interface=_text(table["interface"][row]),
+            first_ns=int(times_ns[begin]) if begin < end else 0,
+            last_ns=int(times_ns[end - 1]) if begin < end else 0,
+        )
+        for number, row, begin, end in zip(numbers, first, begins, ends, strict=True)
+        if number >= 0
+    ]
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _flows_of_rank(
+    index: int, table: Table, clock: CommonClock, place: Mapping[tuple[int, int], int]
+) -> dict[str, Ints]:
+    """Return the columns of `Flows` for one rank, with the flags in place of what they mean."""
+    numbers = table["connection"].astype(np.int64)
+    listed = np.unique(numbers)
+    rows = np.array(
+        [OTHER_CONNECTIONS if number == OTHER_CONNECTIONS else place.get((index, number), -2) for number in listed],
+        np.int64,
+    )
+    steps = counter_steps(numbers, table, _CUMULATIVE)
+    found = _flow_columns()
+    connection = rows[np.searchsorted(listed, steps.key)] if len(listed) else steps.key
+    is_sound = (connection > -2) & _is_possible(steps, connection)
+    begin_ns, end_ns = (reference_times(clock, times_ns) for times_ns in (steps.begin_ns, steps.end_ns))
+    is_sound &= end_ns > begin_ns
+    found |= {"connection": connection, "begin_ns": begin_ns, "end_ns": end_ns}
+    found |= {name: steps.grown[name] for name in _CUMULATIVE}
+    for name in ("receiver_limited_ns", "sender_limited_ns"):
+        found[name] = np.minimum(found[name], found["busy_ns"])
+    found |= {name: np.maximum(table[name][steps.last_row].astype(np.int64), 0) for name in _AT_THE_END}
+    found["flags"] = table["flags"][steps.last_row].astype(np.int64)
+    return {name: values[is_sound] for name, values in found.items()}
+
+
+def _flow_columns() -> dict[str, Ints]:
+    names = ("connection", "begin_ns", "end_ns", *_CUMULATIVE, *_AT_THE_END, "flags")
+    return {name: np.zeros(0, np.int64) for name in names}
+
+
+def _is_possible(steps: CounterSteps, connection: Ints) -> Bools:
+    """Return which differences a connection can have made, bool, (num_steps,)."""
+    length_ns = steps.end_ns - steps.begin_ns
+    most_bytes = np.minimum(length_ns, np.iinfo(np.int64).max // _MOST_BYTES_PER_NS) * _MOST_BYTES_PER_NS
+    possible: Bools = np.logical_and.reduce([steps.grown[name] <= most_bytes for name in _FLOW_BYTES])
+    # Connections that are summed up are busy at the same time.
+    possible &= (steps.grown["busy_ns"] <= length_ns + _BUSY_SLACK_NS) | (connection == OTHER_CONNECTIONS)
+    return possible
+
+
+def _connections(
+    ends: Sequence[_End],
+    traces: Sequence[RankTrace],
+    nodes: Sequence[int],
+    row_of: Mapping[int, int],
+    topology: Topology,
+) -> Connections:
+    mirror = defaultdict[tuple[str, str], list[_End]](list)
+    nodes_at = defaultdict[str, set[int]](set)
+    node_of_host = {name: node for node, name in enumerate(topology.node_names)}
+    for end in ends:
+        mirror[end.local, end.remote].append(end)
+        nodes_at[_address(end.local)].add(nodes[end.trace])
+    peer_ranks, peer_nodes = [], []
+    for end in ends:
+        peer = _meeting(end, [other for other in mirror[end.remote, end.local] if other.trace != end.trace])
+        rank = end.peer_rank if peer is None else traces[peer.trace].header.rank
+        at_address = nodes_at.get(_address(end.remote), set())
+        if rank in row_of:
+            node = int(topology.node[row_of[rank]])
+        elif len(at_address) == 1:
+            node = min(at_address)
+        else:
+            node = node_of_host.get(end.peer_host, -1)
+        peer_ranks.append(rank)
+        peer_nodes.append(node)
+    return Connections(
+        rank=np.array([traces[end.trace].header.rank for end in ends], np.int64),
+        peer_rank=np.array(peer_ranks, np.int64),
+        node=np.array([nodes[end.trace] for end in ends], np.int64),
+        peer_node=np.array(peer_nodes, np.int64),
+        local=tuple(end.local for end in ends),
+        remote=tuple(end.remote for end in ends),
+        interface=tuple(end.interface for end in ends),
+    )
+
+
+def _meeting(end: _End, peers: Sequence[_End]) -> _End | None:
+    """Return the other end: of several ranks that had these addresses, the one that had them at the same time.
+
+    Clocks of hosts count from boot, but ports are reused after minutes only: where several ranks fit, none is named.
+    """
+    if len({peer.trace for peer in peers}) > 1:
+        peers = [peer for peer in peers if peer.first_ns <= end.last_ns and end.first_ns <= peer.last_ns]
+    return peers[0] if len({peer.trace for peer in peers}) == 1 else None
+
+
+def _address(text: str) -> str:
+    """Return an address without its port."""
+    return text.rpartition(":")[0]

@@ -1,0 +1,248 @@
+"""How long ranks waited for a core, and how long devices waited for their host to issue work.
+
+A thread runs, waits for a core, or sleeps. With c of processor time and w of run-queue wait for each second, summed
+over the threads of a rank, c + w threads of it are ready on average, and w / (c + w) of that time is waiting. So a rank
+is held up for min(1, c + w) w / (c + w) of the time: exactly w where one thread does the work.
+
+The host issues work and marks the stream of its device; the lead of a mark is its time on the device less its time on
+the host. Near zero, the device had done all that it had and waited. How long it worked before that is not in the marks:
+it is known from stretches of the same phase in which the device set the pace, on any rank of the role, and otherwise
+only bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.core.text import NS_PER_S
+from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.phases import innermost
+from hpcpace.trace.schema import Phase
+
+_LEAST_ROWS = 3
+_MOST_DIGITS = 5
+_MOST_THREADS = 1 << 16
+_COUNTERS = ("cpu_time_ns", "run_wait_ns", "cpu_pressure_ns", "cpu_throttled_ns", "involuntary_switches")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreUse:
+    """What ranks had of their cores; one value a rank, float64, (num_ranks,), NaN where it is not known.
+
+    Attributes:
+        running: processor time of a rank's threads for each second.
+        queued: run-queue wait of a rank's threads for each second.
+        waiting: share of the time for which a rank was ready to run and waited for a core.
+        error: standard error of `waiting`.
+        pressure: share of the time for which some task of the rank's cgroup, or else of its host, waited for a core.
+        throttled: share of the time for which the quota of its cgroup kept a rank from running.
+        switches: involuntary context switches of a rank for each second.
+        cpus: the CPUs that a rank may use; empty where they are not known.
+    """
+
+    running: Floats
+    queued: Floats
+    waiting: Floats
+    error: Floats
+    pressure: Floats
+    throttled: Floats
+    switches: Floats
+    cpus: tuple[frozenset[int], ...]
+
+
+def core_use(
+    tables: Sequence[Mapping[str, NDArray[Any]]], begin_ns: Sequence[int], end_ns: Sequence[int], cpus: Sequence[str]
+) -> CoreUse:
+    """Return what ranks had of their cores between two times.
+
+    Args:
+        tables: the `host` table of each rank.
+        begin_ns, end_ns: from when to when, on each rank's own clock.
+        cpus: the CPUs of each rank, as the kernel lists them.
+    """
+    rates = [_rates(table, begin, end) for table, begin, end in zip(tables, begin_ns, end_ns, strict=True)]
+    mean = np.array([rate.mean(axis=0) if len(rate) else np.full(len(_COUNTERS), np.nan) for rate in rates])
+    mean = mean.reshape(len(rates), len(_COUNTERS))
+    waiting = [held_up(rate[:, 0], rate[:, 1]) for rate in rates]
+    return CoreUse(
+        running=mean[:, 0],
+        queued=mean[:, 1],
+        waiting=held_up(mean[:, 0], mean[:, 1]),
+        error=np.array([each.std() / np.sqrt(len(each)) if len(each) else np.nan for each in waiting]),
+        pressure=np.minimum(mean[:, 2], 1.0),
+        throttled=np.minimum(mean[:, 3], 1.0),
+        switches=mean[:, 4] * NS_PER_S,
+        cpus=tuple(cpus_of(text) for text in cpus),
+    )
+
+
+def held_up(running: Floats, queued: Floats) -> Floats:
+    """Return the share of the time for which a rank waits for a core, from running and queued threads for each."""
+    ready = running + queued
+    return np.asarray(np.minimum(ready, 1.0) * queued / np.maximum(ready, 1e-9))
+
+
+def _rates(table: Mapping[str, NDArray[Any]], begin_ns: int, end_ns: int) -> Floats:
+    """Return how fast each counter grew between neighbouring rows, float64, (num_seconds, num_counters).
+
+    No rows where the run-queue wait is not known, or a counter runs backwards or faster than any number of threads can.
+    """
+    none = np.zeros((0, len(_COUNTERS)))
+    time_ns = np.asarray(table["time_ns"], np.float64)
+    inside = (time_ns >= begin_ns) & (time_ns <= end_ns)
+    if inside.sum() < _LEAST_ROWS or not np.any(table["run_wait_ns"][inside]):
+        return none
+    rows = np.array([np.asarray(table[name][inside], np.float64) for name in _COUNTERS]).T
+    passed_ns = np.diff(time_ns[inside])
+    grown = np.diff(rows, axis=0)
+    if (passed_ns <= 0).any() or (grown < 0).any() or (grown[:, :2] > _MOST_THREADS * passed_ns[:, None]).any():
+        return none
+    return np.asarray(grown / passed_ns[:, None])
+
+
+def cpus_of(text: str) -> frozenset[int]:
+    """Return the CPUs of a list like `0-3,8`; none where the text is no such list."""
+    found: set[int] = set()
+    for part in text.split(","):
+        ends = part.split("-")
+        if len(ends) > 2 or not all(end.isdigit() and len(end) <= _MOST_DIGITS for end in ends):
+            return frozenset()
+        found.update(range(int(ends[0]), int(ends[-1]) + 1))
+    return frozenset(found)
+
+
+LEAD_NS = 50_000
+"""Lead below which the device had run dry."""
+_LEAD_SHARE = 0.01  # of a stretch: a device that ends it so soon after its host had followed it
+NO_PHASE = len(Phase)
+_PACED = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER, NO_PHASE)
+_LEAST_SAMPLES = 5
+_FARTHEST = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretches:
+    """The stream of a rank between consecutive marks inside steps, each (num_stretches,).
+
+    Attributes:
+        step: its number.
+        phase: innermost phase of the host there, `hpcpace.trace.schema.Phase`, NO_PHASE without one.
+        begin_ns, end_ns: on the device.
+        is_dry_before, is_dry_after: whether the device had run dry at its begin and its end.
+        collected_ns: how long the host collected garbage meanwhile.
+    """
+
+    step: Ints
+    phase: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    is_dry_before: Bools
+    is_dry_after: Bools
+    collected_ns: Ints
+
+    @property
+    def length_ns(self) -> Ints:
+        """How long they last on the device."""
+        return self.end_ns - self.begin_ns
+
+
+def stretches_between_marks(
+    steps: Sequence[Ints],
+    phases: Sequence[Ints],
+    collections: tuple[Ints, Ints],
+) -> Stretches:
+    """Return the stream between the marks of steps and phases.
+
+    Args:
+        steps: number, begin and end on the host, begin and end on the device, each (num_steps,).
+        phases: phase and the same times, each (num_phases,).
+        collections: begin and end of garbage collections on the host, disjoint and ascending.
+    """
+    host = np.concatenate([*steps[1:3], *phases[1:3]])
+    device = np.concatenate([*steps[3:5], *phases[3:5]])
+    order = np.lexsort((device, host))
+    edges, first = np.unique(host[order], return_index=True)
+    passed = np.maximum.accumulate(device[order])
+    # Of marks that the host made at one time, as around a wait of the stream alone, the first ends what came before.
+    arrived, left = passed[first], passed[np.append(first[1:], len(order)) - 1]
+    inside = innermost(phases[1], phases[2], edges)
+    phase = np.append(phases[0].astype(np.int64), NO_PHASE)[inside]
+    row = np.searchsorted(steps[1], edges[:-1], side="right") - 1
+    is_used = (row >= 0) & (edges[:-1] < steps[2][row])
+    least = np.maximum(LEAD_NS, _LEAD_SHARE * (arrived[1:] - left[:-1]))
+    collected = np.diff(_covered_until(*collections, edges))
+    return Stretches(
+        step=steps[0].astype(np.int64)[row[is_used]],
+        phase=phase[is_used],
+        begin_ns=left[:-1][is_used],
+        end_ns=arrived[1:][is_used],
+        is_dry_before=((left - edges)[:-1] < least)[is_used],
+        is_dry_after=((arrived - edges)[1:] < least)[is_used],
+        collected_ns=collected[is_used],
+    )
+
+
+def _covered_until(begin_ns: Ints, end_ns: Ints, times_ns: Ints) -> Ints:
+    """Return how much of disjoint ascending intervals lies before some times, (num_times,)."""
+    total = np.append(0, np.cumsum(end_ns - begin_ns))
+    begun = np.searchsorted(begin_ns, times_ns, side="right")
+    last = np.append(end_ns, 0)[begun - 1]
+    return np.asarray(total[begun] - np.where(begun > 0, np.maximum(last - times_ns, 0), 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsualLength:
+    """How long stretches of a phase last where the device sets the pace: median, and what 5 % of them exceed."""
+
+    median_ns: float
+    most_ns: float
+
+
+def usual_lengths(of_role: Iterable[Stretches]) -> dict[int, UsualLength]:
+    """Return the usual length by phase, of the phases of which enough stretches are known; `of_role` is by rank."""
+    found = list(of_role)
+    phase = np.concatenate([each.phase for each in found])
+    length = np.concatenate([each.length_ns for each in found])
+    is_own = np.concatenate([~each.is_dry_after & (each.collected_ns == 0) for each in found])
+    usual = {}
+    for number in _PACED:
+        lengths = length[is_own & (phase == number)]
+        if len(lengths) >= _LEAST_SAMPLES:
+            median, most = np.quantile(lengths, (0.5, _FARTHEST))
+            usual[int(number)] = UsualLength(median_ns=float(median), most_ns=float(most))
+    return usual
+
+
+def idle_ns(stretches: Stretches, usual: Mapping[int, UsualLength]) -> tuple[Ints, Ints]:
+    """Return how long the device was idle in each stretch: for its host, and for a garbage collection of the host.
+
+    A stretch that begins and ends dry was paced by its host: idle is what exceeds the usual length, or at most all of
+    it where that is not known. Of others, which may hide a wait or end with a synchronisation, only what exceeds nearly
+    all usual lengths counts, if the device then had run dry or the host collected garbage. Time outside of phases
+    counts only on ranks that have forward and backward: elsewhere it may be these.
+
+    Args:
+        stretches: of a rank.
+        usual: by phase, from `usual_lengths`.
+
+    Returns:
+        Both int64, (num_stretches,).
+    """
+    median, most = np.full((2, NO_PHASE + 1), np.nan)
+    for phase, each in usual.items():
+        median[phase], most[phase] = each.median_ns, each.most_ns
+    length = stretches.length_ns.astype(np.float64)
+    beyond = np.maximum(length - np.nan_to_num(median[stretches.phase]), 0.0)
+    is_far = length > most[stretches.phase]
+    is_paced = np.isin(stretches.phase, _PACED)
+    if not np.isin((Phase.FORWARD, Phase.BACKWARD), stretches.phase).all():
+        is_paced &= ~np.isin(stretches.phase, (Phase.OTHER, NO_PHASE))
+    is_dry = stretches.is_dry_after & (stretches.is_dry_before | is_far)
+    collected = np.where(is_paced & (is_dry | is_far), np.minimum(beyond, stretches.collected_ns), 0.0)
+    waited = np.where(is_paced & is_dry, beyond - collected, 0.0)
+    return waited.astype(np.int64), collected.astype(np.int64)

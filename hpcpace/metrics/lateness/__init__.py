@@ -1,1 +1,0 @@
-"""Each rank's own work, and who is late because of it."""

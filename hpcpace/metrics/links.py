@@ -1,0 +1,463 @@
+"""Slow links of a network, from transfers of groups that share them (group testing), and transfers as a matrix.
+
+A transfer is as slow as the slowest link that it passes, not as the sum of them. So a fast group clears all of its
+links, and a slow group accuses those of its links that no fast group clears. The fewest links that explain all slow
+groups are named. Links that no group can separate are named as one set.
+
+Similar groups run the same operation with the same size and the same numbers of members and nodes. Their transfers then
+differ only by the links between them and by noise, whose size blocks of steps show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.topology import Topology, unit_name
+
+LEAST_STEPS = 10
+_MOST_BLOCKS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTransfers:
+    """The transfers of one process group for operations of one kind and size; a message is a group of two.
+
+    Attributes:
+        members: ranks.
+        op: name of the operation.
+        size_bytes: content of one operation.
+        transfer_ns: the largest transfer of its ranks, mean over the operations of a step, float64, (num_steps,);
+            NaN in a step without one. All groups have the same steps.
+    """
+
+    members: tuple[int, ...]
+    op: str
+    size_bytes: int
+    transfer_ns: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stratum:
+    """Similar groups, by row.
+
+    Attributes:
+        groups: which groups, int64, (num_groups,), ascending.
+        log_transfer: natural logarithm of nanoseconds in the steps that all of them have, (num_groups, num_steps).
+        touches: links that each must pass, bool, (num_groups, num_links).
+    """
+
+    groups: Ints
+    log_transfer: Floats
+    touches: Bools
+
+    @property
+    def compared_links(self) -> Bools:
+        """Which links some groups pass and others do not, over enough steps, bool, (num_links,)."""
+        has_steps = self.log_transfer.shape[1] >= LEAST_STEPS
+        return np.asarray(has_steps & self.touches.any(axis=0) & ~self.touches.all(axis=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanDifference:
+    """Means of differences of logarithms, with their noise; each (num_groups,).
+
+    Attributes:
+        mean: mean over blocks of steps of the medians of the blocks.
+        error: standard error.
+        freedom: degrees of freedom of the error.
+    """
+
+    mean: Floats
+    error: Floats
+    freedom: int
+
+    def p_above(self, difference: float) -> Floats:
+        """Return the probability of such means, or larger ones, if the true one is `difference`."""
+        ratio = (self.mean - difference) / np.maximum(self.error, 1e-12)
+        return np.asarray(stdtr(self.freedom, -ratio))
+
+    def half_width(self, level: float) -> Floats:
+        """Return how much chance adds to a mean, exceeded with probability `level`."""
+        return np.asarray(stdtrit(self.freedom, 1 - level) * self.error)
+
+
+def strata(groups: Sequence[GroupTransfers], topology: Topology) -> list[Stratum]:
+    """Return the groups between nodes, by what makes them similar.
+
+    Groups with a member whose place is unknown are left out, because the links that they pass are unknown, too.
+    """
+    members = [group.members for group in groups]
+    num_members = topology.members_by(members, topology.node, topology.num_nodes)
+    is_known = num_members.sum(axis=1) == [len(set(group)) for group in members]
+    num_nodes = (num_members > 0).sum(axis=1)
+    touches = topology.touches(members)
+    alike: dict[tuple[str, int, int, int], list[int]] = {}
+    for row in np.flatnonzero(is_known & (num_nodes > 1)).tolist():
+        group = groups[row]
+        key = (group.op, group.size_bytes, len(group.members), int(num_nodes[row]))
+        alike.setdefault(key, []).append(row)
+    found = []
+    for rows in alike.values():
+        transfer_ns = np.array([groups[row].transfer_ns for row in rows], np.float64)
+        usable = np.isfinite(transfer_ns).all(axis=0)
+        log_transfer = np.log(np.maximum(transfer_ns[:, usable], 1.0))
+        found.append(Stratum(groups=np.array(rows, np.int64), log_transfer=log_transfer, touches=touches[rows]))
+    return found
+
+
+def mean_difference(difference: Floats) -> MeanDifference:
+    """Return means over steps that are robust against single steps and allow for correlated neighbours.
+
+    Args:
+        difference: (num_groups, num_steps), at least `LEAST_STEPS` steps.
+    """
+    num_groups, num_steps = difference.shape
+    num_blocks = min(_MOST_BLOCKS, num_steps // 2)
+    length = num_steps // num_blocks
+    blocks = np.median(difference[:, : num_blocks * length].reshape(num_groups, num_blocks, length), axis=2)
+    error = blocks.std(axis=1, ddof=1) / np.sqrt(num_blocks)
+    return MeanDifference(mean=blocks.mean(axis=1), error=error, freedom=num_blocks - 1)
+
+
+def above_fast(stratum: Stratum, *, near: float) -> Floats:
+    """Return by how much each group is slower than the fast ones of its stratum, as logarithm of the ratio, by step.
+
+    The fast ones are those within the share `near` of the lower quartile: a slow uplink may slow most groups.
+    """
+    level = np.median(stratum.log_transfer, axis=1)
+    fast = np.sort(level)[(len(level) - 1) // 4]
+    return np.asarray(stratum.log_transfer - np.median(stratum.log_transfer[level <= fast + np.log1p(near)], axis=0))
+
+
+def fewest_links(suspected: Bools) -> list[tuple[Bools, Bools]]:
+    """Return sets of links, at least one of each being slow, with the slow tests that each explains; the most first.
+
+    Greedy minimum set cover. If several links explain as many tests, but not the same ones, all suspects of these tests
+    become one set, because any choice would be a guess.
+
+    Args:
+        suspected: links that each slow test passes and no fast one clears, (num_slow, num_links).
+    """
+    found = []
+    left = np.asarray(suspected.any(axis=1))
+    while left.any():
+        hits = suspected & left[:, None]
+        counts = hits.sum(axis=0)
+        best = counts == counts.max()
+        rows = hits[:, np.argmax(best)]
+        links = best & (hits == rows[:, None]).all(axis=0)
+        rivals = best & ~links & (hits & rows[:, None]).any(axis=0)
+        if rivals.any():
+            rows = rows | hits[:, rivals].any(axis=1)
+            links = (hits & rows[:, None]).any(axis=0)
+        found.append((links, rows))
+        left &= ~rows
+    return found
+
+
+_MOST_NAMES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkCulprit:
+    """A slow link, or several of which at least one is.
+
+    Attributes:
+        ids: the host name for a node's link, or `leaf2 uplink`; several if the data cannot separate them.
+        effect_share: by which share transfers that pass it take longer than those of similar groups.
+        interval: 95 % interval of the share.
+        p_value: probability that noise alone gives its slowest group, Bonferroni over groups.
+    """
+
+    ids: tuple[str, ...]
+    effect_share: float
+    interval: tuple[float, float]
+    p_value: float
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The links as `link n3`, `link leaf2 uplink`."""
+        return tuple(unit_name(("link", name)) for name in self.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFindings:
+    """What the transfers show about links.
+
+    Attributes:
+        culprits: slow links, largest effect first; empty if none is slow, or nothing can be compared.
+        is_identifiable: whether each culprit is one link, or without any, whether a slow link would have shown.
+        reason: what could not be decided, as a sentence; empty otherwise.
+        candidates: links that no similar groups differ in: one may be slow if all operations that pass them are.
+    """
+
+    culprits: tuple[LinkCulprit, ...]
+    is_identifiable: bool
+    reason: str
+    candidates: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locality:
+    """Groups that cross leaves compared with similar groups inside one leaf.
+
+    Attributes:
+        factor: transfer across leaves over transfer inside.
+        interval: 95 % interval.
+        p_value: probability of such a factor, or a larger one, without a true difference.
+        num_inside, num_crossing: number of groups compared.
+    """
+
+    factor: float
+    interval: tuple[float, float]
+    p_value: float
+    num_inside: int
+    num_crossing: int
+
+
+def locate_links(
+    groups: Sequence[GroupTransfers], topology: Topology, *, floor_share: float = 0.2, level: float = 0.005
+) -> LinkFindings:
+    """Return the slow links.
+
+    A group is slow if its median transfer exceeds that of the fast similar groups by `floor_share`, and by half of it
+    beyond chance (blocks of steps, Student's t, Bonferroni over groups). It is fast if even with chance it stays below
+    `floor_share`. Kinds of operations without any slow group (barriers on a link of low rate) clear nothing.
+
+    Args:
+        groups: transfers by group, operation and size.
+        topology: where the ranks are.
+        floor_share: smallest effect that is named.
+        level: largest probability of a false culprit.
+    """
+    links, is_uplink = topology.links, topology.is_uplink
+    none = np.zeros(len(links), np.bool_)
+    between = strata(groups, topology)
+    compared = [stratum for stratum in between if stratum.compared_links.any()]
+    is_used = np.any([none, *(stratum.touches.any(axis=0) for stratum in between)], axis=0)
+    is_compared = np.any([none, *(stratum.compared_links for stratum in between)], axis=0)
+    candidates = _names(links, is_used & ~is_compared)
+    slow = _slow_groups(compared, is_uplink, floor_share=floor_share, level=level)
+    culprits = [_culprit(links, slow, is_meant, rows) for is_meant, rows in _explanations(slow, is_uplink)]
+    num_left = int(np.count_nonzero(~slow.suspected.any(axis=1)))
+    untold = [culprit.ids for culprit in culprits if len(culprit.ids) > 1]
+    reasons = [f"no group separates the links {_listed(ids, topology)}" for ids in untold]
+    reasons += [f"no link explains why {num_left} of the groups are slow"] if num_left else []
+    if not between:
+        reasons = ["no group of known ranks communicates between nodes"]
+    elif candidates and not culprits:
+        why = "no similar groups differ in it over enough steps"
+        reasons += [f"one of the links {_listed(candidates, topology)} may be slow without showing: {why}"]
+    return LinkFindings(
+        culprits=tuple(sorted(culprits, key=lambda culprit: -culprit.effect_share)),
+        is_identifiable=not reasons,
+        reason="; ".join(reasons),
+        candidates=candidates,
+    )
+
+
+def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality | None:
+    """Return how much slower groups across leaves are than similar groups inside one; None without both.
+
+    The factor is the ratio of the medians over groups in each step. Its logarithm is averaged over kinds of operations,
+    weighted by the smaller number of groups. The error comes from blocks of steps.
+
+    Args:
+        groups: transfers by group, operation and size.
+        topology: where the ranks are.
+    """
+    parts, weights, num_inside, num_crossing = [], [], 0, 0
+    for stratum in strata(groups, topology):
+        crosses = stratum.touches[:, topology.is_uplink].any(axis=1)
+        if not stratum.compared_links[topology.is_uplink].any() or crosses.all():
+            continue
+        inside, across = stratum.log_transfer[~crosses], stratum.log_transfer[crosses]
+        parts.append(mean_difference((np.median(across, axis=0) - np.median(inside, axis=0))[None]))
+        weights.append(min(len(inside), len(across)))
+        num_inside, num_crossing = num_inside + len(inside), num_crossing + len(across)
+    if not parts:
+        return None
+    whole = _weighted_mean(parts, np.array(weights) / sum(weights))
+    mean, half_width = float(whole.mean[0]), float(whole.half_width(0.025)[0])
+    return Locality(
+        factor=float(np.exp(mean)),
+        interval=(float(np.exp(mean - half_width)), float(np.exp(mean + half_width))),
+        p_value=float(whole.p_above(0.0)[0]),
+        num_inside=num_inside,
+        num_crossing=num_crossing,
+    )
+
+
+def _weighted_mean(parts: Sequence[MeanDifference], share: Floats) -> MeanDifference:
+    """Return the mean of independent differences, each of one group, with weights that add up to 1."""
+    mean = float(sum(part.mean[0] * weight for part, weight in zip(parts, share, strict=True)))
+    error = float(np.sqrt(sum((part.error[0] * weight) ** 2 for part, weight in zip(parts, share, strict=True))))
+    return MeanDifference(mean=np.array([mean]), error=np.array([error]), freedom=min(part.freedom for part in parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SlowGroups:
+    """Groups that are slow compared with similar ones, by row.
+
+    Attributes:
+        suspected: links that each passes and no fast group clears, bool, (num_slow, num_links).
+        above: for each stratum with slow groups, the logarithm of their ratio to fast ones, (num_rows, num_steps); all
+            rows together are those of the other columns.
+        p_value: after correction for the number of groups, (num_slow,).
+        is_all_crossing: whether they are exactly the groups that cross leaves.
+    """
+
+    suspected: Bools
+    above: Sequence[Floats]
+    p_value: Floats
+    is_all_crossing: bool
+
+
+def _slow_groups(compared: Sequence[Stratum], is_uplink: Bools, *, floor_share: float, level: float) -> _SlowGroups:
+    num_compared = sum(len(stratum.groups) for stratum in compared)
+    floor, near = np.log1p(floor_share), float(np.log1p(floor_share / 2))
+    is_cleared, is_all_crossing = np.zeros(len(is_uplink), np.bool_), True
+    touches, slow, p_values = [], [], []
+    for stratum in compared:
+        above = above_fast(stratum, near=floor_share / 2)
+        found = mean_difference(above)
+        p_value = np.minimum(found.p_above(near) * num_compared, 1.0)
+        is_slow = (found.mean >= floor) & (p_value <= level)
+        if not is_slow.any():
+            continue
+        is_fast = found.mean + found.half_width(level / num_compared) < floor
+        is_cleared |= stratum.touches[is_fast].any(axis=0)
+        is_all_crossing &= bool((is_slow == stratum.touches[:, is_uplink].any(axis=1)).all())
+        touches.append(stratum.touches[is_slow])
+        slow.append(above[is_slow])
+        p_values.append(p_value[is_slow])
+    return _SlowGroups(
+        suspected=np.concatenate([np.zeros((0, len(is_uplink)), np.bool_), *touches]) & ~is_cleared,
+        above=slow,
+        p_value=np.concatenate([np.zeros(0), *p_values]),
+        is_all_crossing=is_all_crossing,
+    )
+
+
+def _explanations(slow: _SlowGroups, is_uplink: Bools) -> list[tuple[Bools, Bools]]:
+    """Return sets of links, at least one of each being slow, with the slow groups that each explains."""
+    uplinks = np.asarray(slow.suspected.any(axis=0) & is_uplink)
+    if slow.is_all_crossing and uplinks.any():
+        # All groups that cross leaves are slow: any uplink, what is above them, or distance itself may be the cause.
+        return [(uplinks, np.asarray((slow.suspected & uplinks).any(axis=1)))]
+    return fewest_links(slow.suspected)
+
+
+def _culprit(links: Sequence[str], slow: _SlowGroups, is_meant: Bools, rows: Bools) -> LinkCulprit:
+    mean, half_width = _mean_slowness(slow, rows)
+    return LinkCulprit(
+        ids=_names(links, is_meant),
+        effect_share=float(np.expm1(mean)),
+        interval=(float(np.expm1(mean - half_width)), float(np.expm1(mean + half_width))),
+        p_value=float(slow.p_value[rows].min()),
+    )
+
+
+def _mean_slowness(slow: _SlowGroups, rows: Bools) -> tuple[float, float]:
+    """Return the mean logarithm over some of the slow groups, and half of its 95 % interval.
+
+    Groups of one stratum are averaged step by step, because they are compared with the same fast ones.
+    """
+    edges = np.cumsum([len(above) for above in slow.above])[:-1]
+    chosen = [(above[own], int(own.sum())) for above, own in zip(slow.above, np.split(rows, edges), strict=True)]
+    parts = [(mean_difference(above.mean(axis=0, keepdims=True)), number) for above, number in chosen if number]
+    total = sum(number for _, number in parts)
+    mean = sum(float(part.mean[0]) * number for part, number in parts) / total
+    error = float(np.sqrt(sum((float(part.error[0]) * number) ** 2 for part, number in parts))) / total
+    return mean, float(stdtrit(min(part.freedom for part, _ in parts), 0.975)) * error
+
+
+def _names(links: Sequence[str], is_meant: Bools) -> tuple[str, ...]:
+    return tuple(links[index] for index in np.flatnonzero(is_meant).tolist())
+
+
+def _listed(ids: Sequence[str], topology: Topology) -> str:
+    ends = topology.link_ends
+    more = [f"and {len(ids) - _MOST_NAMES} more"] if len(ids) > _MOST_NAMES else []
+    return ", ".join([*(ends[link] for link in ids[:_MOST_NAMES]), *more])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferMatrix:
+    """Transfers between units, symmetric; NaN if no operation had members on both.
+
+    Attributes:
+        labels: names of nodes or leaves, (num_units,).
+        mean_ns: mean transfer of an operation, float64, (num_units, num_units).
+        relative: mean transfer relative to the median of the same operation, size and number of members, likewise.
+    """
+
+    labels: tuple[str, ...]
+    mean_ns: Floats
+    relative: Floats
+
+
+def node_matrix(groups: Sequence[GroupTransfers], topology: Topology) -> TransferMatrix:
+    """Return transfers between nodes, on the diagonal those inside a node.
+
+    Args:
+        groups: transfers by group, operation and size.
+        topology: where the ranks are.
+    """
+    return _matrix(groups, topology, topology.node, topology.node_names)
+
+
+def leaf_matrix(groups: Sequence[GroupTransfers], topology: Topology) -> TransferMatrix:
+    """Return transfers between leaf switches, on the diagonal those inside a leaf.
+
+    Args:
+        groups: transfers by group, operation and size.
+        topology: where the ranks are.
+    """
+    return _matrix(groups, topology, topology.leaf, topology.leaf_names)
+
+
+def _matrix(
+    groups: Sequence[GroupTransfers], topology: Topology, unit: Ints, labels: tuple[str, ...]
+) -> TransferMatrix:
+    """Return the mean over groups with members on both units, only over groups of two if there are any."""
+    timed = [group for group in groups if np.isfinite(group.transfer_ns).any()]
+    num_members = topology.members_by([group.members for group in timed], unit, len(labels))
+    mean_ns = np.array([np.nanmean(group.transfer_ns) for group in timed], np.float64)
+    relative = mean_ns / np.maximum(_usual_ns(timed, mean_ns), 1.0)
+    is_pair = np.array([len(group.members) == 2 for group in timed], np.bool_)
+    both = np.vstack([mean_ns, relative])
+    of_pairs, of_groups = (_means_of_both(num_members[rows], both[:, rows]) for rows in (is_pair, ~is_pair))
+    chosen = np.where(np.isnan(of_pairs), of_groups, of_pairs)
+    return TransferMatrix(labels=labels, mean_ns=chosen[0], relative=chosen[1])
+
+
+def _usual_ns(groups: Sequence[GroupTransfers], mean_ns: Floats) -> Floats:
+    """Return for each group the median over the groups of its kind, (num_groups,)."""
+    kinds: dict[tuple[str, int, int], list[int]] = {}
+    for row, group in enumerate(groups):
+        kinds.setdefault((group.op, group.size_bytes, len(group.members)), []).append(row)
+    usual_ns = np.zeros(len(groups))
+    for rows in kinds.values():
+        usual_ns[rows] = np.median(mean_ns[rows])
+    return usual_ns
+
+
+def _means_of_both(num_members: Ints, values: Floats) -> Floats:
+    """Return the mean of values over the groups with members on both units, (num_values, num_units, num_units).
+
+    On the diagonal, over groups with all members in the unit.
+    """
+    is_on = (num_members > 0).astype(np.float64)
+    sums = np.stack([(is_on * value[:, None]).T @ is_on for value in values])
+    counts = is_on.T @ is_on
+    lies_in = is_on * (is_on.sum(axis=1, keepdims=True) == 1) * (num_members > 1)
+    diagonal = np.arange(num_members.shape[1])
+    sums[:, diagonal, diagonal] = values @ lies_in
+    counts[diagonal, diagonal] = lies_in.sum(axis=0)
+    return np.asarray(np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0))

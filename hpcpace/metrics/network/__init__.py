@@ -1,1 +1,0 @@
-"""Comparisons of transfers: which link between nodes is slow."""

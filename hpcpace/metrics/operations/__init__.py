@@ -1,1 +1,0 @@
-"""The communication operations of all ranks: in one table, matched across ranks, with waits and transfers."""

@@ -1,0 +1,209 @@
+"""Whether what was recorded can have happened: rows of a rank that contradict each other, and counted steps.
+
+Contradictions are found on a rank's own clock. A few such rows are damage: whatever uses the table skips them. With
+more of them, nothing of the rank is believed.
+
+Optimizers that step one after the other, or the two halves of a GAN, may have been counted as a step each. Then steps
+alternate between lengths on all ranks, or some are far shorter than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics import Bools, Floats
+from hpcpace.metrics.phases import BUSY, OWN_WORK
+from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN
+from hpcpace.trace.schema import ExitKind, Op, Phase
+
+Columns = Mapping[str, NDArray[Any]]
+
+# Steps do not overlap; a writer rounds by less than this share of a step.
+_OVERLAP_SHARE = 0.01
+_MOST_SHARE, _MOST_ROWS = 0.05, 4
+
+
+class Contradiction(NamedTuple):
+    """Impossible rows of one table.
+
+    Attributes:
+        table: its name.
+        what: what is wrong with them, worded to follow their number.
+        num_bad: how many there are.
+        num_rows: rows of the table.
+    """
+
+    table: str
+    what: str
+    num_bad: int
+    num_rows: int
+
+    @property
+    def is_grave(self) -> bool:
+        """Whether there are too many to believe anything of the rank."""
+        return self.num_bad > max(_MOST_ROWS, _MOST_SHARE * self.num_rows)
+
+    def __str__(self) -> str:
+        return f"{self.num_bad} of {self.num_rows} rows of {self.table} {self.what}"
+
+
+def contradictions(tables: Mapping[str, Columns]) -> list[Contradiction]:
+    """Return what contradicts itself in the tables of a rank.
+
+    Args:
+        tables: `steps`, `phases` and `collectives` by name.
+    """
+    found = [
+        Contradiction(name, what, int(bad(tables[name]).sum()), len(tables[name]["step"]))
+        for name, checks in _CHECKS.items()
+        for what, bad in checks
+    ]
+    return [one for one in found if one.num_bad]
+
+
+def collectives_contradict(collectives: Columns) -> tuple[tuple[str, Bools], ...]:
+    """Return how rows of a table of collectives can contradict themselves, and which do, bool, (num_rows,) each."""
+    return tuple((what, bad(collectives)) for what, bad in _CHECKS["collectives"])
+
+
+def _takes_no_time(steps: Columns) -> Bools:
+    return np.asarray(steps["end_ns"] <= steps["begin_ns"])
+
+
+def _overlaps(steps: Columns) -> Bools:
+    """Return which steps end after the next one begins, bool, (num_rows,)."""
+    begin_ns, end_ns = steps["begin_ns"], steps["end_ns"]
+    overlaps = np.zeros(len(begin_ns), np.bool_)
+    # The first row of a repeated number counts, as in common_steps.
+    _, rows = np.unique(steps["step"], return_index=True)
+    rows = rows[end_ns[rows] > begin_ns[rows]]
+    if len(rows) > 1:
+        tolerance_ns = _OVERLAP_SHARE * np.median(end_ns[rows] - begin_ns[rows])
+        overlaps[rows[:-1]] = end_ns[rows[:-1]] - begin_ns[rows[1:]] > tolerance_ns
+    return overlaps
+
+
+def _ends_before_it_begins(phases: Columns) -> Bools:
+    return np.asarray(phases["end_ns"] < phases["begin_ns"])
+
+
+def _ends_before_it_begins_there(rows: Columns) -> Bools:
+    """Return which rows end on the device before they begin there, bool, (num_rows,); 0 is an unknown time."""
+    if DEVICE_BEGIN_COLUMN not in rows:
+        return np.zeros(len(rows["begin_ns"]), np.bool_)
+    begin_ns, end_ns = rows[DEVICE_BEGIN_COLUMN], rows[DEVICE_END_COLUMN]
+    return np.asarray((end_ns < begin_ns) & (end_ns != 0))
+
+
+def _exits_before_it_enters(collectives: Columns) -> Bools:
+    bad: Bools = collectives["exit_ns"] < collectives["enter_ns"]
+    bad &= collectives["exit_kind"] != ExitKind.NEVER
+    return bad
+
+
+def _unknown(column: str, largest: int) -> Callable[[Columns], Bools]:
+    def bad(table: Columns) -> Bools:
+        return np.asarray(table[column] > largest)
+
+    return bad
+
+
+_CHECKS: Mapping[str, tuple[tuple[str, Callable[[Columns], Bools]], ...]] = {
+    "steps": (
+        ("take no time", _takes_no_time),
+        ("end after the next one has begun", _overlaps),
+        ("end on the device before they begin there", _ends_before_it_begins_there),
+    ),
+    "phases": (
+        ("end before they begin", _ends_before_it_begins),
+        ("end on the device before they begin there", _ends_before_it_begins_there),
+        ("are of phases that this version does not know", _unknown("phase", max(Phase))),
+    ),
+    "collectives": (
+        ("exit before they enter", _exits_before_it_enters),
+        ("are of operations that this version does not know", _unknown("op", max(Op))),
+        ("have ends that this version does not know", _unknown("exit_kind", max(ExitKind))),
+    ),
+}
+
+
+_MOST_PERIOD = 8
+
+
+_LEAST_CYCLES = 6
+
+
+_LEAST_RATIO = 1.5
+
+
+_LEAST_AGREEMENT = 0.95
+
+
+_LEAST_BUSY = 0.2
+
+
+_SHORT = 0.2  # of the upper quartile
+
+
+_LEAST_SHORT, _LEAST_SHORT_SHARE = 3, 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternation:
+    """Steps that alternate between two lengths on all ranks.
+
+    Attributes:
+        period: steps after which the pattern repeats, from 2.
+        short_ns, long_ns: median length of short and of long steps.
+        num_short: short steps in a period.
+    """
+
+    period: int
+    short_ns: float
+    long_ns: float
+    num_short: int
+
+
+def alternation(parts_ns: Floats, length_ns: Floats) -> Alternation | None:
+    """Return how steps alternate on all ranks; None if they do not.
+
+    What is compared is the computation of a step where phases show it, own work otherwise, as the median over ranks: so
+    neither an evaluation every few steps nor a single rank counts as a pattern.
+
+    Args:
+        parts_ns: the parts of each step, (num_ranks, num_steps, num_parts).
+        length_ns: length of the steps, (num_ranks, num_steps).
+    """
+    num_steps = length_ns.shape[1]
+    if num_steps < 2 * _LEAST_CYCLES:
+        return None
+    work_ns = np.median(parts_ns[:, :, list(OWN_WORK)].sum(axis=2), axis=0)
+    busy_ns = np.median(parts_ns[:, :, list(BUSY)].sum(axis=2), axis=0)
+    core_ns = busy_ns if busy_ns.sum() >= _LEAST_BUSY * work_ns.sum() else work_ns
+    low_ns, high_ns = np.quantile(core_ns, (0.1, 0.9))
+    if high_ns < _LEAST_RATIO * max(low_ns, 1.0):
+        return None
+    is_long = core_ns > np.sqrt(max(low_ns, 1.0) * high_ns)
+    for period in range(2, min(_MOST_PERIOD, num_steps // _LEAST_CYCLES) + 1):
+        if (is_long[period:] == is_long[:-period]).mean() >= _LEAST_AGREEMENT:
+            typical_ns = np.median(length_ns, axis=0)
+            short_ns, long_ns = float(np.median(typical_ns[~is_long])), float(np.median(typical_ns[is_long]))
+            num_short = round(period * float((~is_long).mean()))
+            return Alternation(period=period, short_ns=short_ns, long_ns=long_ns, num_short=num_short)
+    return None
+
+
+def num_far_shorter(length_ns: Floats) -> int:
+    """Return how many steps take less than a fifth of the usual time on all ranks; 0 if they are too few to matter.
+
+    Args:
+        length_ns: length of the steps, (num_ranks, num_steps).
+    """
+    usual_ns = np.quantile(length_ns, 0.75, axis=1, keepdims=True)
+    num_short = int((length_ns < _SHORT * usual_ns).all(axis=0).sum())
+    return num_short if num_short >= max(_LEAST_SHORT, _LEAST_SHORT_SHARE * length_ns.shape[1]) else 0

@@ -1,0 +1,524 @@
+"""Build the graph of a step from recurring operations: what each rank works, transfers and waits for.
+
+One operation that two ranks block on::
+
+    rank 0   START -> WORK -+-----------> WORK -----------> WAIT -> WORK -> ...
+                            |                                ^
+                     enters +--------> TRANSFER -------------+
+                            |           ^   |
+                            +-> GATE ---+   + - - > next TRANSFER of the rank's group
+                            |           |
+                            |           v
+                     enters +--------> TRANSFER -------------+
+                            |                                v
+    rank 1   START -> WORK -+-----------> WORK -----------> WAIT -> WORK -> ...
+                                     begins to wait     stops waiting
+
+- A GATE opens with the last enter that others wait for: of a message, that of its sender. Where the sender's completion
+  shows that it was held until its receiver came (rendezvous), both sides go through the gate, and the last of both
+  opens it. The gate of a message that travels while its receiver works takes as long as the message travels, and counts
+  as a TRANSFER of the receiver.
+- A TRANSFER begins once its rank has entered, the gate is open, and the group's previous transfer has ended.
+- A WAIT ends with one transfer. The last block of a step ends with all transfers that are under way by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcpace.metrics import Bools, Bytes, Floats, Ints
+from hpcpace.metrics.kernels import library
+from hpcpace.metrics.matching import Matching
+from hpcpace.metrics.operations import Operations, depends_on_others, releases_others
+from hpcpace.metrics.segments import LocalWork
+from hpcpace.metrics.steps import StepPanel
+from hpcpace.metrics.waits import NO_BLOCKS, Blocks, Waits, blocks_of
+from hpcpace.metrics.what_if import GATE, START, TRANSFER, WAIT, WORK, StepGraph
+from hpcpace.trace.schema import ExitKind, Op
+
+
+def messages_in_flight(operations: Operations, table: Ints, gate_of: Ints) -> tuple[Ints, Ints]:
+    """Return the slots that receive messages which travel while their receiver works, and how long these travel.
+
+    The time is measured if the receiver was waiting before the message was sent. Otherwise it is the usual time for the
+    size, but no more than until the receiver has it. If late receivers still have to wait as long for messages of some
+    size, these do not travel while the receiver works: both sides must be there, as for large messages on gloo.
+
+    Args:
+        operations: rows of all ranks.
+        table: the row of each slot in each step, int64, (num_slots, num_steps).
+        gate_of: number of the operation of each slot, the same for both sides of a message, int64, (num_slots,).
+
+    Returns:
+        slots, int64, (num_messages,), and nanoseconds, int64, (num_messages, num_steps).
+    """
+    slots, senders = _received(operations.op[table[:, 0]], gate_of)
+    size_bytes = operations.size_bytes[table[:, 0]]
+    enter, exit_ = operations.enter_ns[table[slots]], operations.exit_ns[table[slots]]
+    way_ns = np.maximum(exit_ - operations.enter_ns[table[senders]], 0)
+    is_measured = enter <= exit_ - way_ns
+    travels = np.zeros(len(slots), np.bool_)
+    for size in np.unique(size_bytes[slots]):
+        rows = np.flatnonzero(size_bytes[slots] == size)
+        measured, since_ns = is_measured[rows], (exit_ - enter)[rows]
+        if not measured.any():
+            continue
+        usual_ns = int(np.median(way_ns[rows][measured]))
+        is_late = way_ns[rows] - since_ns >= usual_ns
+        travels[rows] = not is_late.any() or 2 * np.median(since_ns[is_late]) < usual_ns
+        way_ns[rows] = np.where(measured, way_ns[rows], np.minimum(way_ns[rows], usual_ns))
+    return slots[travels], way_ns[travels]
+
+
+def _received(op: Bytes, gate_of: Ints) -> tuple[Ints, Ints]:
+    """Return the slots that receive a message, and the slots that send it, each int64, (num_messages,)."""
+    sender = np.full(int(gate_of.max(initial=-1)) + 1, -1)
+    sender[gate_of[op == Op.SEND]] = np.flatnonzero(op == Op.SEND)
+    slots = np.flatnonzero((op == Op.RECV) & (sender[gate_of] >= 0))
+    return slots, sender[gate_of[slots]]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The operations that recur in each step. A slot is an operation of one rank, the same in all steps.
+
+    Attributes:
+        table: rows, int64, (num_slots, num_steps).
+        column: which steps of the panel those are, int64, (num_steps,).
+        rank: index of the rank, int64, (num_slots,).
+        position: position as in `LocalWork`, int64, (num_slots,).
+        partner: the first slot of the same operation, int64, (num_slots,).
+    """
+
+    table: Ints
+    column: Ints
+    rank: Ints
+    position: Ints
+    partner: Ints
+
+
+def recurring_slots(
+    operations: Operations, matching: Matching, work: LocalWork, steps: StepPanel, ranks: Sequence[int]
+) -> Slots | None:
+    """Return the operations that recur in most steps, for the steps that have exactly these; None without any.
+
+    Args:
+        operations: rows of all ranks.
+        matching: which of them belong together.
+        work: from `local_work`.
+        steps: the steps that all ranks have.
+        ranks: what the rows of `steps` are, ascending, (num_ranks,).
+    """
+    rows = np.flatnonzero(work.is_known & matching.is_matched)
+    if not len(rows) or not work.num_positions:
+        return None
+    column = np.searchsorted(steps.step, operations.step[rows])
+    key = np.searchsorted(np.asarray(ranks), operations.rank[rows]) * work.num_positions + work.position[rows]
+    names, slot = _named(key)
+    present = np.full((len(names), len(steps)), -1, np.int64)
+    present[slot, column] = rows
+    usual = 2 * (present >= 0).sum(axis=1) > len(steps)
+    kept = ((present >= 0) == usual[:, None]).all(axis=0)
+    table = present[usual][:, kept]
+    if not table.size or len(np.unique(names[usual] // work.num_positions)) < len(ranks):
+        return None
+    partner = _first_slots(matching, table)
+    same = (partner == partner[:, :1]).all(axis=0)
+    return Slots(
+        # Selecting columns lays them out one after the other, and all figures of slots would be.
+        np.ascontiguousarray(table[:, same]),
+        np.flatnonzero(kept)[same],
+        names[usual] // work.num_positions,
+        names[usual] % work.num_positions,
+        partner[:, 0],
+    )
+
+
+def _named(key: Ints) -> tuple[Ints, Ints]:
+    """Return what `np.unique` does with the inverse, of keys from 0 that mostly are not much more than there are."""
+    if int(key.max()) > 4 * len(key) + 4096:
+        names, slot = np.unique(key, return_inverse=True)
+        return names, slot.astype(np.int64)
+    occurs = np.bincount(key) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[key]
+
+
+def _first_slots(matching: Matching, table: Ints) -> Ints:
+    """Return the first slot with a row of the same operation, like `table`, (num_slots, num_steps)."""
+    first = np.full(len(matching.starts), len(table), np.int64)
+    instance = matching.instance[table]
+    np.minimum.at(first, instance.ravel(), np.repeat(np.arange(len(table)), table.shape[1]))
+    return first[instance]
+
+
+_NONE = -1
+_LEAST_BLOCK = 0.001  # of a step; in a shorter one, what counts as work instead of waiting is nothing
+
+
+def step_graph(
+    operations: Operations,
+    matching: Matching,
+    waits: Waits,
+    work: LocalWork,
+    steps: StepPanel,
+    *,
+    ranks: Sequence[int],
+    role: Ints,
+    blocks: Blocks = NO_BLOCKS,
+) -> StepGraph | None:
+    """Return the graph of the steps that have the operations of most steps; None if no steps or no order of them do.
+
+    There is none either if steps have several blocks, as those with several backward passes of DDP have: the graph has
+    one wait for all that is under way, so waiting in the others would count as work.
+
+    Args:
+        operations: rows of all ranks.
+        matching, waits: which of them belong together, and their waits and transfers.
+        work: from `local_work` with the same arguments.
+        steps: the steps that all ranks have, on the clock of the operations.
+        ranks: what the rows of `steps` are, ascending, (num_ranks,).
+        role: role of each of `ranks`, int64, (num_ranks,).
+        blocks: further stretches in which ranks were blocked; the last one of a step waits for all transfers under way.
+    """
+    if _has_several_blocks(blocks, steps, ranks):
+        return None
+    slots = recurring_slots(operations, matching, work, steps, ranks)
+    if slots is None or not len(slots.column):
+        return None
+    events = _events(operations, work, slots, _block_begins(blocks, steps, ranks, slots.column))
+    builder = _Builder(operations, waits, slots, events, _starts(steps, slots.column, events.released_ns[events.last]))
+    builder.connect_work()
+    builder.connect_gates()
+    builder.connect_transfers()
+    builder.connect_waits()
+    return builder.graph(steps, role)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Events:
+    """The events up to which ranks work: enters of all slots, then waits for one slot, then waits for all under way.
+
+    Attributes:
+        time_ns: when each happens, int64, (num_events, num_steps).
+        released_ns: when the rank can work again, int64, (num_events, num_steps).
+        rank: index of the rank, int64, (num_events,).
+        slot: slot of the operation, -1 for a wait for all under way, int64, (num_events,).
+        previous: the rank's event before it, -1 for its first, int64, (num_events,).
+        last: the last event of each rank, int64, (num_ranks,).
+        queue: pairs of slots of a rank and group that follow each other, int64, (2, num_pairs).
+        blocking: slots that are waited for one by one, int64, (num_blocking,).
+        under_way: slots that a wait for all waits for, int64, (num_under_way,).
+    """
+
+    time_ns: Ints
+    released_ns: Ints
+    rank: Ints
+    slot: Ints
+    previous: Ints
+    last: Ints
+    queue: Ints
+    blocking: Ints
+    under_way: Ints
+
+
+def _events(operations: Operations, work: LocalWork, slots: Slots, block_begin_ns: Ints | None) -> _Events:
+    """Return the events of all ranks in all steps, `block_begin_ns` as from `_block_begins`."""
+    table, num_slots, num_ranks = slots.table, len(slots.table), int(slots.rank.max()) + 1
+    enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
+    blocking = np.flatnonzero(work.is_blocking[table[:, 0]])
+    block_ns = _wait_for_all_begins(slots, np.maximum(enter, exit_), block_begin_ns)
+    time_ns = np.concatenate([enter, _wait_begins(operations, table, slots.rank, blocking), block_ns])
+    usual_ns = np.median(time_ns - enter.min(axis=0), axis=1)
+    under_way, all_done_ns = np.zeros(0, np.int64), np.full(block_ns.shape, _NONE)
+    if len(block_ns):
+        under_way = np.flatnonzero(usual_ns[:num_slots] <= usual_ns[-num_ranks:][slots.rank])
+        np.maximum.at(all_done_ns, slots.rank[under_way], exit_[under_way])
+    rank = np.concatenate([slots.rank, slots.rank[blocking], np.arange(len(block_ns))])
+    is_wait = np.arange(len(rank)) >= num_slots
+    order = np.lexsort((is_wait, usual_ns, rank))
+    is_same = rank[order][1:] == rank[order][:-1]
+    previous = np.full(len(order), _NONE)
+    previous[order[1:][is_same]] = order[:-1][is_same]
+    return _Events(
+        time_ns=time_ns,
+        released_ns=np.maximum(np.concatenate([enter, exit_[blocking], all_done_ns]), time_ns),
+        rank=rank,
+        slot=np.concatenate([np.arange(num_slots), blocking, np.full(len(block_ns), _NONE)]),
+        previous=previous,
+        last=order[np.append(np.flatnonzero(~is_same), len(order) - 1)],
+        queue=_queue(operations.group[table[:, 0]], slots.rank, usual_ns[:num_slots]),
+        blocking=blocking,
+        under_way=under_way,
+    )
+
+
+class _Builder:
+    """A graph under construction: the nodes exist from the beginning, edges are added by kind of target.
+
+    Attributes:
+        start: node of each rank's start, int64, (num_ranks,).
+        work: node of the work up to each event, int64, (num_events,).
+        gate: node of the gate of each slot's operation, int64, (num_slots,).
+        transfer: node of each slot's transfer, int64, (num_slots,).
+        wait: node of the end of each wait, those for one slot first, int64, (num_waits,).
+    """
+
+    def __init__(self, operations: Operations, waits: Waits, slots: Slots, events: _Events, start_ns: Ints) -> None:
+        """Add all nodes.
+
+        Args:
+            operations, waits: rows of all ranks.
+            slots: the operations that recur.
+            events: up to which ranks work.
+            start_ns: when each rank starts each step, int64, (num_ranks, num_steps).
+        """
+        self._slots, self._events, self._start_ns = slots, events, start_ns
+        rows = slots.table[:, 0]
+        self._op, self._is_root = operations.op[rows], operations.rank[rows] == operations.peer[rows]
+        self._nodes: list[tuple[Ints, Ints, Ints, NDArray[Any]]] = []
+        self._edges: list[tuple[Ints, Ints]] = []
+        self._num_nodes = 0
+
+        _, gate_of = np.unique(slots.partner, return_inverse=True)
+        self._meets = _meets(operations, slots.table, gate_of)
+        travelling, way_ns = messages_in_flight(operations, slots.table, gate_of)
+        travelling, way_ns = (found[~self._meets[travelling]] for found in (travelling, way_ns))
+        self.start = self._add_starts()
+        self.work = self._add_work()
+        self.gate = self._add_gates(gate_of, travelling, way_ns)[gate_of]
+        self.transfer = self._add_transfers(operations, waits, gate_of, travelling, way_ns)
+        self.wait = self._add_waits()
+
+    def connect_work(self) -> None:
+        """Work follows the rank's previous event, or its start: an enter at once, a wait when it ends."""
+        num_slots, previous = len(self._slots.table), self._events.previous
+        follows = np.append(self.work[:num_slots], self.wait)
+        self._connect(np.where(previous >= 0, follows[previous], self.start[self._events.rank]), self.work)
+
+    def connect_gates(self) -> None:
+        """A gate opens when all have entered that others wait for, and that of a message by its sender, or by both."""
+        releases = np.flatnonzero(releases_others(self._op, self._is_root) & ((self._op != Op.RECV) | self._meets))
+        self._connect(self.work[releases], self.gate[releases])
+
+    def connect_transfers(self) -> None:
+        """A transfer follows the rank's enter, the gate if it waits for others, and the previous one in its queue."""
+        self._connect(self.work[: len(self.transfer)], self.transfer)
+        depends = np.flatnonzero(depends_on_others(self._op, self._is_root) & ((self._op != Op.SEND) | self._meets))
+        self._connect(self.gate[depends], self.transfer[depends])
+        first, second = self._events.queue
+        self._connect(self.transfer[first], self.transfer[second])
+
+    def connect_waits(self) -> None:
+        """A wait ends no earlier than it begins, and with its transfer, or with all that are under way."""
+        events, num_blocking = self._events, len(self._events.blocking)
+        self._connect(self.work[len(self.transfer) :], self.wait)
+        self._connect(self.transfer[events.blocking], self.wait[:num_blocking])
+        self._connect(self.transfer[events.under_way], self.wait[num_blocking:][self._slots.rank[events.under_way]])
+
+    def graph(self, steps: StepPanel, role: Ints) -> StepGraph | None:
+        """Return the graph with edges ordered by level; None if edges form a circle."""
+        source, target = (np.concatenate(side) for side in zip(*self._edges, strict=True))
+        levels = _levels(source, target, self._num_nodes)
+        if levels is None:
+            return None
+        kind, rank, position, weight_ns = zip(*self._nodes, strict=True)
+        events, order = self._events, np.lexsort((target, levels[target]))
+        end = np.append(self.work[: len(self.transfer)], self.wait)[events.last]
+        measured_ns = events.released_ns[events.last].max(axis=0) - self._start_ns.max(axis=0)
+        return StepGraph(
+            step=steps.step[self._slots.column],
+            kind=np.concatenate(kind),
+            rank=np.concatenate(rank),
+            position=np.concatenate(position),
+            weight_ns=np.concatenate(weight_ns, dtype=np.float64),
+            source=source[order],
+            target=target[order],
+            bounds=np.searchsorted(levels[target][order], np.arange(1, int(levels.max()) + 2)),
+            end=end,
+            role=np.asarray(role, np.int64),
+            measured_ns=measured_ns.astype(np.float64),
+            num_left_out=len(steps) - len(self._slots.column),
+            work_begin_ns=self._work_begin_ns,
+        )
+
+    def _add_starts(self) -> Ints:
+        num_ranks = len(self._start_ns)
+        after_first_ns = self._start_ns - self._start_ns.min(axis=0)
+        return self._add_nodes(START, np.arange(num_ranks), np.full(num_ranks, _NONE), after_first_ns)
+
+    def _add_work(self) -> Ints:
+        """Add the work up to each event, which begins when the rank's previous event released it."""
+        events, previous = self._events, self._events.previous
+        begin_ns = np.where((previous >= 0)[:, None], events.released_ns[previous], self._start_ns[events.rank])
+        self._work_begin_ns = np.asarray(begin_ns, np.int64)
+        local_ns = np.maximum(events.time_ns - begin_ns, 0)
+        return self._add_nodes(WORK, events.rank, self._positions(events.slot), local_ns)
+
+    def _add_gates(self, gate_of: Ints, travelling: Ints, way_ns: Ints) -> Ints:
+        """Add a gate for each operation, int64, (num_gates,); a message that travels takes time at its gate."""
+        num_gates, of_travelling = int(gate_of.max()) + 1, gate_of[travelling]
+        kind, rank, position = np.full(num_gates, GATE), np.full(num_gates, _NONE), np.full(num_gates, _NONE)
+        kind[of_travelling] = TRANSFER
+        rank[of_travelling], position[of_travelling] = self._slots.rank[travelling], self._slots.position[travelling]
+        weight_ns = np.zeros((num_gates, self._start_ns.shape[1]))
+        weight_ns[of_travelling] = way_ns
+        return self._add_nodes(kind, rank, position, weight_ns)
+
+    def _add_transfers(
+        self, operations: Operations, waits: Waits, gate_of: Ints, travelling: Ints, way_ns: Ints
+    ) -> Ints:
+        """Add the transfers; of a message that travels, what is left once it has arrived and its receiver is ready."""
+        table, is_send, (first, second) = self._slots.table, self._op == Op.SEND, self._events.queue
+        enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
+        sent_ns = np.zeros((int(gate_of.max()) + 1, table.shape[1]), np.int64)
+        sent_ns[gate_of[is_send]] = enter[is_send]
+        before_ns = np.zeros(table.shape, np.int64)
+        before_ns[second] = exit_[first]
+        ready_ns = np.maximum(np.maximum(enter, before_ns)[travelling], sent_ns[gate_of[travelling]] + way_ns)
+        # The wait of a sender that no gate holds back is part of its transfer.
+        is_free = (is_send & ~self._meets)[:, None]
+        weight_ns = np.where(is_free, (waits.wait_ns + waits.transfer_ns)[table], waits.transfer_ns[table])
+        weight_ns[travelling] = np.maximum(exit_[travelling] - ready_ns, 0)
+        return self._add_nodes(TRANSFER, self._slots.rank, self._slots.position, weight_ns)
+
+    def _add_waits(self) -> Ints:
+        num_slots, events = len(self._slots.table), self._events
+        slot, nothing_ns = events.slot[num_slots:], np.zeros(events.time_ns[num_slots:].shape, np.int64)
+        return self._add_nodes(WAIT, events.rank[num_slots:], self._positions(slot), nothing_ns)
+
+    def _positions(self, slot: Ints) -> Ints:
+        return np.where(slot >= 0, self._slots.position[slot], _NONE)
+
+    def _add_nodes(self, kind: int | Ints, rank: Ints, position: Ints, weight_ns: NDArray[Any]) -> Ints:
+        """Add nodes and return their numbers, int64, (num_added,)."""
+        first, self._num_nodes = self._num_nodes, self._num_nodes + len(rank)
+        self._nodes.append((np.broadcast_to(np.asarray(kind, np.int64), rank.shape), rank, position, weight_ns))
+        return np.arange(first, self._num_nodes)
+
+    def _connect(self, source: Ints, target: Ints) -> None:
+        self._edges.append((source, target))
+
+
+def _meets(operations: Operations, table: Ints, gate_of: Ints) -> Bools:
+    """Return which slots are a side of a message whose sender completed after its receiver had entered, in each step.
+
+    Args:
+        operations: rows of all ranks.
+        table: the row of each slot in each step, int64, (num_slots, num_steps).
+        gate_of: number of the operation of each slot, int64, (num_slots,).
+    """
+    op, num_gates = operations.op[table[:, 0]], int(gate_of.max(initial=-1)) + 1
+    received_ns = np.full((num_gates, table.shape[1]), np.iinfo(np.int64).max)
+    receives, sends = np.flatnonzero(op == Op.RECV), np.flatnonzero(op == Op.SEND)
+    received_ns[gate_of[receives]] = operations.enter_ns[table[receives]]
+    rows = table[sends]
+    is_held = operations.exit_ns[rows] >= received_ns[gate_of[sends]]
+    is_held &= operations.exit_kind[rows] == ExitKind.COMPLETION
+    meets = np.zeros(num_gates, np.bool_)
+    meets[gate_of[sends]] = is_held.all(axis=1)
+    return meets[gate_of]
+
+
+def _has_several_blocks(blocks: Blocks, steps: StepPanel, ranks: Sequence[int]) -> bool:
+    """Return whether more than a tenth of the steps of all ranks have several blocks, besides pauses and short ones.
+
+    A backward pass of a pipeline during which a message is under way ends in a block of microseconds.
+    """
+    if not steps.begin_ns.size:
+        return False
+    num_several = 0
+    for index, (begin, end) in enumerate(blocks_of(blocks.select(pauses=False), ranks)):
+        begin = begin[end - begin > _LEAST_BLOCK * (steps.end_ns[index] - steps.begin_ns[index]).mean()]
+        at = np.searchsorted(steps.begin_ns[index], begin, side="right") - 1
+        inside = (at >= 0) & (begin < steps.end_ns[index][np.maximum(at, 0)])
+        num_several += int((np.bincount(at[inside], minlength=1) > 1).sum())
+    return num_several > steps.begin_ns.size / 10
+
+
+def _block_begins(blocks: Blocks, steps: StepPanel, ranks: Sequence[int], column: Ints) -> Ints | None:
+    """Return when the last block of each step begins, (num_ranks, num_steps), -1 without one; None if few have one.
+
+    A rank for which the others wait may find all transfers done, and is not blocked in that step.
+    """
+    begins = np.full(steps.begin_ns.shape, _NONE, np.int64)
+    for index, (begin, _) in enumerate(blocks_of(blocks, ranks)):
+        begin = np.sort(begin)
+        at = np.searchsorted(steps.begin_ns[index], begin, side="right") - 1
+        inside = (at >= 0) & (begin < steps.end_ns[index][np.maximum(at, 0)])
+        begins[index, at[inside]] = begin[inside]
+    begins = begins[:, column]
+    return begins if begins.size and 2 * (begins >= 0).sum() > begins.size else None
+
+
+def _wait_for_all_begins(slots: Slots, done_ns: Ints, block_begin_ns: Ints | None) -> Ints:
+    """Return when each rank begins to wait for all under way, (num_ranks, num_steps), (0, num_steps) if none does.
+
+    In a step in which it is not blocked, that is when all its operations are done.
+
+    Args:
+        slots: the operations that recur.
+        done_ns: when each is done, int64, (num_slots, num_steps).
+        block_begin_ns: from `_block_begins`.
+    """
+    if block_begin_ns is None:
+        return np.zeros((0, done_ns.shape[1]), np.int64)
+    all_done_ns = np.zeros(block_begin_ns.shape, np.int64)
+    np.maximum.at(all_done_ns, slots.rank, done_ns)
+    return np.where(block_begin_ns >= 0, block_begin_ns, all_done_ns)
+
+
+def _wait_begins(operations: Operations, table: Ints, rank: Ints, blocking: Ints) -> Ints:
+    """Return when each rank began to wait for each blocking slot, int64, (num_blocking, num_steps).
+
+    That is `blocked` before the exit, but no earlier than the rank's last enter before the exit: the launch may have
+    blocked, too.
+    """
+    enter, exit_ = operations.enter_ns[table], operations.exit_ns[table[blocking]]
+    begin: Ints = np.maximum(exit_ - operations.blocked_ns[table[blocking]], enter[blocking])
+    edges = np.searchsorted(rank, np.arange(int(rank.max()) + 2))
+    kernels = library()
+    if kernels is not None:
+        first, stop = edges[rank[blocking]], edges[rank[blocking] + 1]
+        kernels.wait_begins(*begin.shape, first, stop, enter, exit_, begin)
+        return begin
+    for index, slot in enumerate(blocking.tolist()):
+        own = enter[edges[rank[slot]] : edges[rank[slot] + 1]]
+        begin[index] = np.maximum(begin[index], np.where(own < exit_[index], own, begin[index]).max(axis=0))
+    return np.asarray(begin, np.int64)
+
+
+def _starts(steps: StepPanel, column: Ints, released: Ints) -> Ints:
+    """Return when each rank starts a step: when its last wait of the previous step ended, else when the step begins."""
+    start = steps.begin_ns[:, column].copy()
+    follows = np.flatnonzero((np.diff(column) == 1) & (np.diff(steps.step[column]) == 1)) + 1
+    start[:, follows] = released[:, follows - 1]
+    return start
+
+
+def _queue(group: Ints, rank: Ints, time: Floats) -> Ints:
+    """Return pairs of slots of one rank and group that follow each other, int64, (2, num_pairs)."""
+    order = np.lexsort((time, group, rank))
+    same = (group[order][1:] == group[order][:-1]) & (rank[order][1:] == rank[order][:-1])
+    return np.stack([order[:-1][same], order[1:][same]])
+
+
+def _levels(source: Ints, target: Ints, num_nodes: int) -> Ints | None:
+    """Return the length in edges of the longest path to each node; None if edges form a circle."""
+    level = np.zeros(num_nodes, np.int64)
+    waiting = np.bincount(target, minlength=num_nodes)
+    order = np.argsort(source, kind="stable")
+    first = np.searchsorted(source[order], np.arange(num_nodes + 1))
+    ready, depth, seen = np.flatnonzero(waiting == 0), 0, 0
+    while len(ready):
+        level[ready], seen, depth = depth, seen + len(ready), depth + 1
+        count = first[ready + 1] - first[ready]
+        offset = np.repeat(first[ready] - (np.cumsum(count) - count), count)
+        reached = target[order[offset + np.arange(int(count.sum()))]]
+        np.subtract.at(waiting, reached, 1)
+        ready = np.unique(reached[waiting[reached] == 0])
+    return level if seen == num_nodes else None

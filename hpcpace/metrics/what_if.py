@@ -1,0 +1,530 @@
+"""Steps replayed from their graph, as they were or with one thing changed, such as all work even on every rank.
+
+A replay takes the longest paths through local work, transfers and waits. All steps are replayed at once but
+independently; in each, a rank starts when its last wait of the previous step ended. The answer includes the error of
+rebuilding: ignore smaller gains.
+
+The ratio of the step time to that with even work is the slowdown S of "Understanding Stragglers in Large Model Training
+Using What-if Analysis" (OSDI 2025, equation 1): each forward pass takes the mean of all forward passes, each backward
+pass that of all backward passes, and so on; a transfer takes its usual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hpcpace.core.pool import map_threads
+from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics.kernels import checked, library, others_median
+from hpcpace.metrics.phases import innermost
+from hpcpace.metrics.recurrence import mean_interval
+
+START, WORK, GATE, TRANSFER, WAIT = range(5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepGraph:
+    """The graph of a step, the same shape in all steps: value(node) = largest value of its predecessors + its weight.
+
+    Attributes:
+        step: step numbers, int64, (num_steps,).
+        kind: START of a rank, WORK of a rank up to an event, GATE (the last enter that others wait for), TRANSFER of a
+            rank's operation or of a message to it, or WAIT (the end of a wait), int64, (num_nodes,).
+        rank: index of the rank, -1 for a gate, int64, (num_nodes,).
+        position: position of the operation as in `LocalWork`, -1 without an operation, int64, (num_nodes,).
+        weight_ns: what a node takes, for a START when it is; float64, (num_nodes, num_steps).
+        source, target: edges, ordered by the level of the target, then by target; int64, (num_edges,).
+        bounds: where each level begins among the edges, int64, (num_levels + 1,).
+        end: last node of each rank, int64, (num_ranks,).
+        role: role of each rank, int64, (num_ranks,).
+        measured_ns: time from the last rank's start to the last rank's end, float64, (num_steps,).
+        num_left_out: steps of the panel that are not in the graph: their operations differ from those of most steps.
+        work_begin_ns: when each WORK node began as measured, on the clock of the operations; int64, (num_work,
+            num_steps), in order of the nodes.
+    """
+
+    step: Ints
+    kind: Ints
+    rank: Ints
+    position: Ints
+    weight_ns: Floats
+    source: Ints
+    target: Ints
+    bounds: Ints
+    end: Ints
+    role: Ints
+    measured_ns: Floats
+    num_left_out: int
+    work_begin_ns: Ints
+
+    @cached_property
+    def targets(self) -> tuple[Ints, Ints]:
+        """The nodes with predecessors, those of a level before those of the next one, and where their edges begin.
+
+        int64, (num_targets,) and (num_targets + 1,).
+        """
+        starts = np.flatnonzero(np.diff(self.target, prepend=-1))
+        return self.target[starts], np.append(starts, len(self.target))
+
+    @cached_property
+    def rounds(self) -> list[list[tuple[Ints, Ints]]]:
+        """For each level its nodes with equally many predecessors: nodes, (n,), and predecessors, (num_before, n)."""
+        return [
+            _by_count(self.source[first:stop], self.target[first:stop])
+            for first, stop in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replaced:
+    """Nodes that take something else than they did.
+
+    Attributes:
+        nodes: their numbers, int64, (num_replaced,).
+        weight_ns: what they take instead, float64, (num_replaced, num_steps).
+    """
+
+    nodes: Ints
+    weight_ns: Floats
+
+
+def replay(graph: StepGraph, weight_ns: Floats | None = None) -> Floats:
+    """Return the value of each node, float64, (num_nodes, num_steps).
+
+    Args:
+        graph: the steps.
+        weight_ns: used instead of the graph's weights, float64, (num_nodes, any number of steps).
+    """
+    weight = graph.weight_ns if weight_ns is None else weight_ns
+    kernels = library()
+    if kernels is not None:
+        values = np.empty(weight.shape)
+        _replay_compiled(kernels, graph, weight, values=values)
+        return values
+    value = weight.copy()
+    for level in graph.rounds:
+        for nodes, before in level:
+            latest = value[before[0]]
+            for other in before[1:]:
+                np.maximum(latest, value[other], out=latest)
+            value[nodes] += latest
+    return value
+
+
+def replayed_ns(graph: StepGraph, replaced: Replaced | None = None) -> Floats:
+    """Return the times of rebuilt steps, from the last start to the last end, float64, (num_steps,).
+
+    Args:
+        graph: the steps.
+        replaced: what is otherwise than measured.
+    """
+    kernels = library()
+    if kernels is not None:
+        last_ns = np.empty(graph.weight_ns.shape[1])
+        _replay_compiled(kernels, graph, graph.weight_ns, replaced, last_ns=last_ns)
+        return _after_starts(graph, last_ns)
+    weight_ns = graph.weight_ns
+    if replaced is not None:
+        weight_ns = weight_ns.copy()
+        weight_ns[replaced.nodes] = replaced.weight_ns
+    return rebuilt_ns(graph, replay(graph, weight_ns))
+
+
+def rebuilt_ns(graph: StepGraph, value_ns: Floats) -> Floats:
+    """Return the step times of a replay, from the last start to the last end, float64, (num_steps,)."""
+    return _after_starts(graph, value_ns[graph.end].max(axis=0))
+
+
+def _after_starts(graph: StepGraph, last_ns: Floats) -> Floats:
+    starts = graph.weight_ns[graph.kind == START]
+    return np.asarray(last_ns - starts.max(axis=0), np.float64)
+
+
+def _replay_compiled(
+    kernels: Any,
+    graph: StepGraph,
+    weight_ns: Floats,
+    replaced: Replaced | None = None,
+    *,
+    values: Floats | None = None,
+    last_ns: Floats | None = None,
+) -> None:
+    """Replay steps into `values`, as `replay` returns them, and the largest of the ranks' last nodes into `last_ns`."""
+    where, rows = np.full(len(weight_ns), -1), np.zeros((0, 0))
+    if replaced is not None:
+        where[replaced.nodes] = np.arange(len(replaced.nodes))
+        rows = replaced.weight_ns
+    targets, firsts = graph.targets
+    checked(
+        kernels.replay(
+            *(*weight_ns.shape, weight_ns, where, rows, len(targets), targets, firsts),
+            *(graph.source, len(graph.end), graph.end),
+            *(None if values is None else values.ctypes.data, None if last_ns is None else last_ns.ctypes.data),
+        )
+    )
+
+
+def _by_count(source: Ints, target: Ints) -> list[tuple[Ints, Ints]]:
+    """Return the targets with one source, two, ... and their sources; edges are ordered by target."""
+    starts = np.flatnonzero(np.diff(target, prepend=-1))
+    count = np.diff(np.append(starts, len(target)))
+    return [
+        (target[starts[count == number]], source[starts[count == number] + np.arange(number)[:, None]])
+        for number in np.unique(count).tolist()
+    ]
+
+
+_MOST_BLOCKS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What is set back to its usual time.
+
+    Attributes:
+        kind, id: its name, e.g. "rank" and 3.
+        ranks: indices of the ranks whose local work or transfers are as usual; all if empty.
+        positions: the only positions (`LocalWork.position`) concerned; all if empty.
+        is_transfer: whether transfers are as usual, not local work.
+        share: share of the excess that is removed, e.g. the share that one phase contributes.
+        removed_ns: local work to remove from each rank, whether it is beyond usual or not, float64, (num_ranks,
+            num_steps) or (num_ranks, 1). A slow stage, for instance, is usual for its role. It is removed in proportion
+            to all work of the step.
+        is_at_begin: whether it is removed from the begin of the step instead, as for time spent waiting for data.
+    """
+
+    kind: str
+    id: int
+    ranks: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+    is_transfer: bool = False
+    share: float = 1.0
+    removed_ns: Floats | None = None
+    is_at_begin: bool = False
+
+
+def stage_change(stage: int, ranks: Ints, work_ns: Floats, share: float) -> Change:
+    """Return the change that removes the excess of a pipeline stage over the other stages.
+
+    Args:
+        stage: its number.
+        ranks: indices of its ranks.
+        work_ns: local work, float64, (num_ranks, num_steps).
+        share: its excess relative to the other stages, above 0.
+    """
+    removed_ns = np.zeros((len(work_ns), 1))
+    removed_ns[ranks] = work_ns[ranks].mean(axis=1, keepdims=True) * share / (1 + share)
+    return Change(kind="stage", id=stage, removed_ns=removed_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What a change would bring.
+
+    Attributes:
+        change: the change.
+        step_ns: predicted mean time of a step: the measured mean less the predicted gain.
+        gain_share: gain relative to the measured mean.
+        interval: its 95 % confidence interval, from blocks of steps; does not include the error of rebuilding.
+    """
+
+    change: Change
+    step_ns: float
+    gain_share: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GainPrediction:
+    """What several changes would bring, one at a time.
+
+    Attributes:
+        measured_ns: mean measured time of the steps rebuilt, from last wait to last wait.
+        error_share: median over steps of |rebuilt - measured| / measured.
+        num_steps: steps rebuilt.
+        num_left_out: steps whose operations differ from those of most steps.
+        gains: largest first.
+    """
+
+    measured_ns: float
+    error_share: float
+    num_steps: int
+    num_left_out: int
+    gains: tuple[Gain, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebuilt:
+    """Steps that were rebuilt once, with which changes are compared.
+
+    Attributes:
+        graph: the steps.
+        usual_ns: what each node's weight usually is, float64, (num_nodes, num_steps).
+        base_ns: the rebuilt step times, float64, (num_steps,).
+        when_ns: when each node is done, on average over steps, float64, (num_nodes,).
+        measured_ns: their mean measured time, above 0.
+    """
+
+    graph: StepGraph
+    usual_ns: Floats
+    base_ns: Floats
+    when_ns: Floats
+    measured_ns: float
+
+    def gain(self, change: Change) -> Gain:
+        """Return what a change would bring; this replays all steps once."""
+        return self.gain_of(change, _replaced(self, change))
+
+    def gain_of(self, change: Change, replaced: Replaced) -> Gain:
+        """Return what a change would bring that makes some nodes take something else."""
+        gain_ns = self.base_ns - replayed_ns(self.graph, replaced)
+        num_blocks = min(_MOST_BLOCKS, len(gain_ns))
+        mean_ns = float(gain_ns.mean())
+        _, low, high = mean_interval(np.array([block.mean() for block in np.array_split(gain_ns, num_blocks)]))
+        return Gain(
+            change=change,
+            step_ns=self.measured_ns - mean_ns,
+            gain_share=mean_ns / self.measured_ns,
+            interval=(low / self.measured_ns, high / self.measured_ns),
+        )
+
+
+def rebuild(graph: StepGraph) -> Rebuilt | None:
+    """Rebuild the steps of a graph; return None if they take no time.
+
+    Usual local work is the median of the other ranks of the role, up to the same event of the same step; if nobody else
+    has the role, the rank's own median over steps. A usual transfer is the median of its position over the ranks of the
+    role and over steps.
+    """
+    measured_ns = float(graph.measured_ns.mean()) if len(graph.measured_ns) else 0.0
+    if measured_ns <= 0:
+        return None
+    values_ns = replay(graph)
+    return Rebuilt(
+        graph=graph,
+        usual_ns=_usual(graph),
+        base_ns=rebuilt_ns(graph, values_ns),
+        when_ns=values_ns.mean(axis=1),
+        measured_ns=measured_ns,
+    )
+
+
+def what_if(rebuilt: Rebuilt, changes: Sequence[Change]) -> GainPrediction:
+    """Return what each change alone would bring."""
+    graph = rebuilt.graph
+    gains = list(map_threads(rebuilt.gain, changes))
+    valid = graph.measured_ns > 0
+    return GainPrediction(
+        measured_ns=rebuilt.measured_ns,
+        error_share=float(np.median(np.abs(rebuilt.base_ns - graph.measured_ns)[valid] / graph.measured_ns[valid])),
+        num_steps=len(graph.step),
+        num_left_out=graph.num_left_out,
+        gains=tuple(sorted(gains, key=lambda gain: -gain.gain_share)),
+    )
+
+
+def _replaced(rebuilt: Rebuilt, change: Change) -> Replaced:
+    graph = rebuilt.graph
+    if change.removed_ns is not None:
+        ranks = np.asarray(change.removed_ns.any(axis=1))
+        nodes = np.flatnonzero((graph.kind == WORK) & ranks[graph.rank])
+        if change.is_at_begin:
+            nodes = nodes[rebuilt.when_ns[nodes].argsort(kind="stable")]
+        nodes = nodes[graph.rank[nodes].argsort(kind="stable")]
+        weight_ns = graph.weight_ns[nodes]
+        bounds = np.searchsorted(graph.rank[nodes], np.arange(len(ranks) + 1))
+        for rank in np.flatnonzero(ranks).tolist():
+            own = weight_ns[bounds[rank] : bounds[rank + 1]]
+            own[:] = _without(own, change.removed_ns[rank], is_at_begin=change.is_at_begin)
+        return Replaced(nodes=nodes, weight_ns=weight_ns)
+    chosen = graph.kind == (TRANSFER if change.is_transfer else WORK)
+    if change.ranks:
+        chosen &= np.isin(graph.rank, change.ranks)
+    if change.positions:
+        chosen &= np.isin(graph.position, change.positions)
+    nodes = np.flatnonzero(chosen)
+    weight_ns = graph.weight_ns[nodes]
+    weight_ns += change.share * (rebuilt.usual_ns[nodes] - weight_ns)
+    return Replaced(nodes=nodes, weight_ns=weight_ns)
+
+
+def _without(work_ns: Floats, removed_ns: Floats, *, is_at_begin: bool) -> Floats:
+    """Return one rank's pieces of local work in order of time, (num_nodes, num_steps), less some work of each step."""
+    if is_at_begin:
+        return np.diff(np.maximum(work_ns.cumsum(axis=0) - removed_ns, 0.0), axis=0, prepend=0.0)
+    return np.asarray(work_ns * (1 - np.minimum(removed_ns / np.maximum(work_ns.sum(axis=0), 1.0), 1.0)))
+
+
+def _usual(graph: StepGraph) -> Floats:
+    """Return what each node's weight usually is, float64, (num_nodes, num_steps)."""
+    usual = graph.weight_ns.copy()
+    nodes = np.flatnonzero((graph.kind != START) & (graph.rank >= 0))
+    ordinal = _ordinals(graph, nodes)
+    keys = np.stack([graph.kind[nodes], graph.role[graph.rank[nodes]], graph.position[nodes], ordinal])
+    _, cell = np.unique(keys, axis=1, return_inverse=True)
+    order = nodes[np.argsort(cell.ravel(), kind="stable")]
+    for alike in np.split(order, np.cumsum(np.bincount(cell.ravel()))[:-1]):
+        weight = graph.weight_ns[alike]
+        if graph.kind[alike[0]] == TRANSFER:
+            usual[alike] = np.median(weight)
+        elif len(alike) > 1:
+            usual[alike] = others_median(weight)
+        else:
+            usual[alike] = np.median(weight)
+    return usual
+
+
+def _ordinals(graph: StepGraph, nodes: Ints) -> Ints:
+    """Number the nodes of each rank, kind and position from 0: the work up to an enter precedes that up to its wait."""
+    order = np.lexsort((nodes, graph.position[nodes], graph.kind[nodes], graph.rank[nodes]))
+    chosen = nodes[order]
+    same = np.ones(len(order), np.bool_)
+    for values in (graph.rank[chosen], graph.kind[chosen], graph.position[chosen]):
+        same[1:] &= np.diff(values) == 0
+    same[:1] = False
+    index = np.arange(len(order))
+    ordinal = np.empty(len(order), np.int64)
+    ordinal[order] = index - np.maximum.accumulate(np.where(same, 0, index))
+    return ordinal
+
+
+def transient_loss_ns(graph: StepGraph) -> float:
+    """Return what the mean step loses because work varies from step to step, nanoseconds; 0 without steps.
+
+    This is the mean of the rebuilt steps, less the step rebuilt from mean local work, both with mean transfers
+    and starts: E[f(c)] - f(E[c]). For one synchronisation that is E[max c] - max E[c].
+    """
+    if not graph.weight_ns.size:
+        return 0.0
+    changing = graph.weight_ns.copy()
+    starts = graph.kind == START
+    changing[starts] -= changing[starts].max(axis=0)
+    fixed = graph.kind != WORK
+    changing[fixed] = changing[fixed].mean(axis=1, keepdims=True)
+    steady = changing.mean(axis=1, keepdims=True)
+    lost = replay(graph, changing)[graph.end].max(axis=0).mean() - replay(graph, steady)[graph.end].max(axis=0).mean()
+    return max(float(lost), 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """The passes of one rank, such as forward and backward, on the clock of the operations.
+
+    Attributes:
+        kind: what is done in each; passes of one kind would take equally long, int64, (num_passes,).
+        begin_ns, end_ns: int64, (num_passes,).
+    """
+
+    kind: Ints
+    begin_ns: Ints
+    end_ns: Ints
+
+
+def even_gain(rebuilt: Rebuilt, passes: Sequence[Passes]) -> Gain | None:
+    """Return what even work would bring; None where a rank has no passes.
+
+    Args:
+        rebuilt: the steps.
+        passes: those of each rank, in the order of the graph's ranks; what is outside of them stays as it was.
+    """
+    graph = rebuilt.graph
+    if not all(len(one.kind) for one in passes):
+        return None
+    work, rows, lines = _lines(graph, passes)
+    kinds = np.concatenate([line.kind for line in lines])
+    own_ns = np.concatenate([line.own_ns for line in lines])
+    num_kinds = int(kinds.max()) + 1
+    is_done = own_ns > 0
+    count = np.bincount(kinds[is_done], minlength=num_kinds)
+    mean_ns = np.asarray(np.bincount(kinds[is_done], own_ns[is_done], num_kinds) / np.maximum(count, 1), np.float64)
+    evened = np.concatenate([line.evened(mean_ns) for line in lines])
+    transfers = np.flatnonzero(graph.kind == TRANSFER)
+    replaced = Replaced(
+        nodes=np.concatenate([*(work[own] for own in rows), transfers]),
+        weight_ns=np.concatenate([evened, rebuilt.usual_ns[transfers]]),
+    )
+    return rebuilt.gain_of(Change(kind="even", id=0), replaced)
+
+
+def own_work(graph: StepGraph, passes: Sequence[Passes]) -> list[Floats]:
+    """Return the work in each pass of each rank, without what it waited, nanoseconds, each float64, (num_passes,).
+
+    Args:
+        graph: the steps.
+        passes: those of each rank, at least one, in the order of the graph's ranks.
+    """
+    return [line.own_ns for line in _lines(graph, passes)[2]]
+
+
+def _lines(graph: StepGraph, passes: Sequence[Passes]) -> tuple[Ints, list[Ints], list[_Line]]:
+    """Return the nodes of work, which of them each rank has, and the work of each rank."""
+    work = np.flatnonzero(graph.kind == WORK)
+    order = np.argsort(graph.rank[work], kind="stable")
+    rows = np.split(order, np.searchsorted(graph.rank[work][order], np.arange(1, len(passes))))
+    lines = [_Line.of(graph, work[own], graph.work_begin_ns[own], one) for own, one in zip(rows, passes, strict=True)]
+    return work, rows, lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """The work of a rank on its time line.
+
+    Attributes:
+        begin_ns, end_ns: of each node in each step, float64, (num_nodes, num_steps).
+        edges_ns: begins and ends of passes, ascending, (num_edges,).
+        of_pass: the pass between two edges, -1 outside of all, (num_edges - 1,).
+        kind: of the passes, (num_passes,).
+        own_ns: work in each pass, float64, (num_passes,).
+    """
+
+    begin_ns: Floats
+    end_ns: Floats
+    edges_ns: Floats
+    of_pass: Ints
+    kind: Ints
+    own_ns: Floats
+
+    @classmethod
+    def of(cls, graph: StepGraph, nodes: Ints, begin_ns: Ints, passes: Passes) -> _Line:
+        """Return the work of some nodes, all of one rank, which began when `begin_ns` says."""
+        origin_ns = int(passes.begin_ns.min())
+        begin = (begin_ns - origin_ns).astype(np.float64)
+        end = begin + graph.weight_ns[nodes]
+        edges = np.unique(np.concatenate([passes.begin_ns, passes.end_ns]))
+        of_pass = innermost(passes.begin_ns, passes.end_ns, edges)
+        # Work done until each edge: its slope is 1 where a node works, and nodes of a rank do not overlap.
+        order = np.argsort(begin, axis=None, kind="stable")
+        starts, stops = begin.ravel()[order], np.maximum.accumulate(end.ravel()[order])
+        starts = np.maximum(starts, np.append(-np.inf, stops[:-1]))
+        stops = np.maximum(stops, starts)
+        times = np.stack([starts, stops], axis=1).ravel()
+        done = np.repeat(np.cumsum(stops - starts), 2)
+        done[::2] -= stops - starts
+        between = np.diff(np.interp((edges - origin_ns).astype(np.float64), times, done))
+        inside = of_pass >= 0
+        own_ns = np.asarray(np.bincount(of_pass[inside], between[inside], len(passes.kind)), np.float64)
+        return cls(
+            begin_ns=begin,
+            end_ns=end,
+            edges_ns=(edges - origin_ns).astype(np.float64),
+            of_pass=of_pass,
+            kind=passes.kind,
+            own_ns=own_ns,
+        )
+
+    def evened(self, mean_ns: Floats) -> Floats:
+        """Return what the nodes take if each pass takes the mean of its kind, float64, (num_nodes, num_steps)."""
+        factor = np.append(mean_ns[self.kind] / np.maximum(self.own_ns, 1.0), 1.0)  # the last is that of no pass
+        stretched = np.append(0.0, np.cumsum(np.diff(self.edges_ns) * factor[self.of_pass]))
+        before_ns, after_ns = (self._stretched(times, stretched) for times in (self.begin_ns, self.end_ns))
+        return np.asarray(after_ns - before_ns, np.float64)
+
+    def _stretched(self, times_ns: Floats, stretched: Floats) -> Floats:
+        first, last = self.edges_ns[0], self.edges_ns[-1]
+        outside = np.minimum(times_ns - first, 0.0) + np.maximum(times_ns - last, 0.0)
+        return np.asarray(np.interp(times_ns, self.edges_ns, stretched) + outside, np.float64)

@@ -1,0 +1,1 @@
+"""Observation of the collectives of torch.distributed."""

@@ -1,0 +1,1 @@
+"""Observation of this rank's GPU."""

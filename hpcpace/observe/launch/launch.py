@@ -1,0 +1,185 @@
+"""How a process of a traced job knows that it is one, and which run it records into.
+
+It knows by a variable of the environment and a folder on PYTHONPATH. `hpcpace trace` sets both and then becomes the
+program that it traces. Whatever that starts inherits them, over any launcher, until a process records: what that one
+starts from then on does not train.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.rundir import RunDirectory
+
+_VARIABLE = "HPCPACE_LAUNCH"
+_PYTHONPATH = "PYTHONPATH"
+_SITE_WARMUP_STEPS = 2
+_MAX_LETTERS = 4096
+"""Of a text in the record, as Linux has it for paths."""
+_MAX_NUMBER = (1 << 31) - 1
+_STARTUP = str(Path(__file__).parent / "startup")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What a user asked `hpcpace trace` for.
+
+    Attributes:
+        config_file: a TOML file with settings, absolute; None without one.
+        pace: the policy of pacing; None for that of the settings.
+        trace_dir: the folder for traces while the job runs; None for that of the settings.
+        steps: the steps to record in detail; None for those of the settings.
+        detail: what is recorded of them; None for that of the settings.
+        keep_last: how many of the last steps to keep at least; None for that of the settings.
+        warmup_steps: number of first steps that the report leaves out.
+        samples_unit: what a step's samples are.
+        step_from: what ends a step.
+    """
+
+    config_file: str | None = None
+    pace: str | None = None
+    trace_dir: str | None = None
+    steps: str | None = None
+    detail: str | None = None
+    keep_last: int | None = None
+    warmup_steps: int = _SITE_WARMUP_STEPS
+    samples_unit: str = "samples"
+    step_from: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch(Wishes):
+    """One call of `hpcpace trace`, as the processes that it starts know it.
+
+    Attributes:
+        run_dir: the run directory of all ranks, absolute.
+        is_new_run: whether it is named after the time, so that what another launch left there is another run.
+        identity: of the launch; restarts by the same launcher have the same.
+        name: names the run.
+        pid: the process that `hpcpace trace` became; it is the last of the job that ends.
+        teller: where the last line is written, see the module last_line; empty if this process writes none.
+        had_python_path: whether PYTHONPATH was set before.
+        is_requested: whether a user has started it, and not the site.
+    """
+
+    run_dir: str
+    is_new_run: bool
+    identity: str
+    name: str
+    pid: int
+    teller: str
+    had_python_path: bool
+    is_requested: bool = True
+
+    def changes(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        """Return the variables that make the processes started in an environment follow this launch."""
+        others = [entry for entry in _entries(environ) if entry != _STARTUP]
+        return {
+            _VARIABLE: json.dumps(asdict(self)),
+            _PYTHONPATH: os.pathsep.join([_STARTUP, *others]),
+        }
+
+    def changes_back(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        """Return the variables as they are without this launch; None for one that is not set."""
+        others = [entry for entry in _entries(environ) if entry != _STARTUP]
+        path = os.pathsep.join(others) if others or self.had_python_path else None
+        return {_VARIABLE: None, _PYTHONPATH: path}
+
+
+def site_launch(run_dir: Path, name: str, environ: Mapping[str, str]) -> Launch:
+    """Return a launch for a task of which the site, and not its user, wants a trace; it says nothing."""
+    return Launch(
+        run_dir=str(run_dir),
+        is_new_run=False,
+        identity="",
+        name=name,
+        pid=0,
+        teller="",
+        had_python_path=has_python_path(environ),
+        is_requested=False,
+    )
+
+
+def find_launch(environ: Mapping[str, str]) -> Launch | None:
+    """Return the launch that an environment belongs to; None outside of one."""
+    try:
+        content = json.loads(environ.get(_VARIABLE, ""))
+        launch = Launch(**content)
+    except (ValueError, TypeError, RecursionError):  # also of another version of hpcpace
+        return None
+    return launch if all(_is_usable(value, _kinds()[name]) for name, value in vars(launch).items()) else None
+
+
+@cache
+def _kinds() -> Mapping[str, tuple[type, ...]]:
+    """Return the types that each value of the record may have."""
+    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(Launch).items()}
+
+
+def _is_usable(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether a value has one of some types, and can be used as a path, a number or in a variable."""
+    if type(value) not in kinds:
+        return False
+    if isinstance(value, str):
+        return len(value) <= _MAX_LETTERS and "\0" not in value and _is_writable(value)
+    return not isinstance(value, int) or 0 <= value <= _MAX_NUMBER
+
+
+def _is_writable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def has_launch(environ: Mapping[str, str]) -> bool:
+    """Return whether an environment says that it belongs to a launch, which may be damaged or of another version."""
+    return bool(environ.get(_VARIABLE))
+
+
+def has_python_path(environ: Mapping[str, str]) -> bool:
+    """Return whether PYTHONPATH is set."""
+    return _PYTHONPATH in environ
+
+
+def _entries(environ: Mapping[str, str]) -> list[str]:
+    path = environ.get(_PYTHONPATH, "")
+    return path.split(os.pathsep) if path else []
+
+
+def run_place(launch: Launch, command: Sequence[str]) -> str:
+    """Return the run directory for this rank's job; that of rank 0 counts.
+
+    Restarts of the same command under the same launch are attempts of one run. A launch that runs several commands, as
+    a shell script may, gives each its own run directory.
+
+    Args:
+        launch: the launch that this process belongs to.
+        command: sys.argv of this process, without secrets.
+    """
+    place = launch.run_dir
+    for number in count(2):
+        if _takes(RunDirectory(Path(place)), launch, list(command)):
+            break
+        place = f"{launch.run_dir}-{number}"
+    return place
+
+
+def _takes(run: RunDirectory, launch: Launch, command: list[str]) -> bool:
+    attempts = run.attempts()
+    if not attempts:
+        return True
+    record = read_json(attempts[-1], attempts[-1].run_json.name, json_object, []) or {}
+    if record.get("launch") == launch.identity and "command" in record:
+        return bool(record["command"] == command)
+    # A requeued job comes back to its run, and so does who names one.
+    return not launch.is_new_run

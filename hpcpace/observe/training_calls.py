@@ -1,0 +1,212 @@
+"""Observation of forward, evaluation and backward passes, by the outermost calls.
+
+`torch.nn.Module.__call__` is replaced once. Hooks would not do: global ones run for every module inside and make
+`torch.compile` warn, those of a model are compiled with it. Inside a module, another one costs one test more; inside a
+backward pass, where checkpointed modules run again, and in other threads nothing is observed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from hpcpace.observe.compat import queue_final_callback, tell_dynamo
+from hpcpace.observe.guest import Replacements, leave_out_own_frame
+from hpcpace.observe.pacing import Arrival, Pacer
+from hpcpace.trace.schema import Phase
+
+_CALL = "__call__"
+
+
+class ModuleCalls:
+    """Reports the outermost calls of modules in the thread that trains.
+
+    Args:
+        begins: called before a call, with the module and its arguments; returns what `ends` gets.
+        ends: called after it with the result of `begins` and when the call began.
+        now: the clock.
+
+    Attributes:
+        is_inside: whether a module or a backward pass is running; then nothing is reported.
+        thread: the thread that trains: the one that made this, until another one runs a backward pass.
+    """
+
+    __slots__ = ("_begins", "_ends", "_now", "_observed", "_original", "is_inside", "thread")
+
+    def __init__(
+        self,
+        begins: Callable[[Any, Any, Any], int],
+        ends: Callable[[int, int], None],
+        *,
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.is_inside = False
+        self.thread = threading.get_ident()
+        self._now = now
+        self._begins, self._ends = begins, ends
+        self._original: Any = None
+        self._observed: Any = None
+
+    def install(self) -> None:
+        """Begin to report."""
+        self._original = torch.nn.Module.__call__
+        self._observed = self._call(self._original)
+        setattr(torch.nn.Module, _CALL, self._observed)
+        tell_dynamo(self._original, self._observed)
+
+    def uninstall(self) -> None:
+        """Leave modules as they were, unless somebody else has replaced the call since."""
+        if self._original is not None and torch.nn.Module.__call__ is self._observed:
+            setattr(torch.nn.Module, _CALL, self._original)
+            tell_dynamo(self._observed, self._original)
+        self.is_inside = True  # whoever has kept our function goes on without it
+
+    def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        this_thread = threading.get_ident
+        is_compiling, clock = torch.compiler.is_compiling, self._now
+        begins, ends, calls = self._begins, self._ends, self
+
+        # torch.profiler knows the frames of this function by its code, and takes their `self` for the module.
+        @wraps(original)
+        def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
+            is_outermost = False
+            kind = begin_ns = 0
+            try:
+                if not (calls.is_inside or is_compiling() or this_thread() != calls.thread):
+                    calls.is_inside = is_outermost = True
+                    kind = begins(self, args, kwargs)
+                    begin_ns = clock()
+                return original(self, *args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frame(error)
+                raise
+            finally:
+                if is_outermost:
+                    calls.is_inside = False
+                    ends(kind, begin_ns)
+
+        return observed
+
+
+_ENGINE = "_engine_run_backward"
+
+
+class BackwardPasses:
+    """Wraps the functions of torch that compute gradients.
+
+    Args:
+        calls: is told that modules are inside a backward pass, where checkpointed ones run again, and who trains.
+        add: takes a phase with its begin and end.
+        has_open_collectives, take_last_ranks: see PhaseObserver.
+        begins: called before a backward pass that is not part of another.
+        ended: called after it, with its end.
+        now: the clock.
+
+    Attributes:
+        pacer: see PhaseObserver.
+        depth: backward passes that are running; one may call another.
+    """
+
+    def __init__(
+        self,
+        calls: ModuleCalls,
+        add: Callable[[Phase, int, int], None],
+        *,
+        has_open_collectives: Callable[[], bool],
+        take_last_ranks: Callable[[], tuple[int, ...]],
+        begins: Callable[[], None],
+        ended: Callable[[int], None],
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.pacer: Pacer | None = None
+        self.depth = 0
+        self._calls, self._add, self._begins, self._ended = calls, add, begins, ended
+        self._now = now
+        self._has_open_collectives, self._take_last_ranks = has_open_collectives, take_last_ranks
+
+    def install(self, cleanup: Replacements) -> None:
+        """Begin to observe, until the stack closes.
+
+        What both `torch.autograd.backward` and `grad` call is replaced: Dynamo knows those two by identity,
+        and fails to compile a function that calls another in their place.
+        """
+        owner = torch.autograd
+        if hasattr(owner, _ENGINE):
+            cleanup.replace(owner, _ENGINE, self._timed)
+        else:  # releases of torch before 2.2
+            cleanup.replace(owner, "backward", self._timed)
+
+    def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        is_compiling, now = torch.compiler.is_compiling, self._now
+
+        def timed(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return run(tensors, *args, **kwargs)
+            local_end_ns: list[int] = []
+            arrivals: list[Arrival] = []
+            handle = None
+            if kwargs.get("accumulate_grad", True):  # DDP does not see `torch.autograd.grad`
+                if self.pacer is not None:
+                    self._take_last_ranks()
+                handle = self._at_local_end(tensors, local_end_ns, arrivals)
+            is_inside = self._enter()
+            begin_ns = now()
+            try:
+                return run(tensors, *args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frame(error)
+                raise
+            finally:
+                end_ns = now()
+                if arrivals and self.pacer is not None:
+                    self.pacer.leave(arrivals[0], self._take_last_ranks())
+                self._add(Phase.BACKWARD, begin_ns, end_ns)
+                if local_end_ns:
+                    self._add(Phase.GRAD_SYNC, local_end_ns[0], end_ns)
+                if handle is not None:
+                    handle.remove()
+                self._leave(is_inside, end_ns)
+
+        return timed
+
+    def _enter(self) -> bool:
+        is_inside, self._calls.is_inside = self._calls.is_inside, True
+        if not self.depth:
+            self._calls.thread = threading.get_ident()
+            self._begins()
+        self.depth += 1
+        return is_inside
+
+    def _leave(self, is_inside: bool, end_ns: int) -> None:
+        self._calls.is_inside = is_inside
+        self.depth -= 1
+        if not self.depth:
+            self._ended(end_ns)
+
+    def _at_local_end(self, tensors: Any, local_end_ns: list[int], arrivals: list[Arrival]) -> Any:
+        """Note when this rank's own part of backward is over, if gradients are still in flight then.
+
+        The autograd engine calls its final callbacks in the order in which they were queued. DDP queues the wait for
+        its buckets when the last of them is ready; ours is queued at the start and so runs before that wait.
+        """
+        roots = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+        root = next((t for t in roots if isinstance(t, torch.Tensor) and t.requires_grad), None)
+        if root is None:
+            return None
+
+        def local_end() -> None:
+            if self._has_open_collectives():
+                local_end_ns.append(self._now())
+            # Also where all gradients have come already: the rank that need not wait is the critical one.
+            if self.pacer is not None:
+                arrivals.append(self.pacer.arrive("backward"))
+
+        def starts(_: torch.Tensor) -> None:
+            queue_final_callback(local_end)
+
+        return root.register_hook(starts)
