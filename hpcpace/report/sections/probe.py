@@ -12,8 +12,8 @@ from hpcpace.probe.changes import Change
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
 from hpcpace.report.document import PAGE, Block, Document, Facts, Notes, Plot, Section, SideBySide, Table, Verdict
 from hpcpace.report.drawing import COLOURS, axis, line, plot_text
+from hpcpace.report.sections.communication import size_words
 from hpcpace.report.sections.probe_hosts import copies_section, noise_section, pairs_section
-from hpcpace.report.sections.probed import size_words
 
 _MAX_NETWORK_HOSTS = 6
 _MAX_CHANGES = 256
