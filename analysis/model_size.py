@@ -16,11 +16,9 @@ from hpcpace.core.text import format_bytes, format_count
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title
-from hpcpace.studies.figures import SetupFigures, study_figures
-from hpcpace.studies.folder import OUT_OF_MEMORY, StudyFolder
-from hpcpace.studies.planned import planned
+from hpcpace.studies.figures import SetupFigures, Spread, straight_line, study_figures
 from hpcpace.studies.published import PEAK_MEMORY_GBYTE, published_volume_gbyte
-from hpcpace.studies.statistics import Spread, straight_line
+from hpcpace.studies.setups import OUT_OF_MEMORY, StudyFolder, planned
 from hpcpace.train.presets import GPT2Shape
 
 if TYPE_CHECKING:

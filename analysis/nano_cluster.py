@@ -15,12 +15,9 @@ from hpcpace.core.text import format_bytes, format_count, format_rate, plural
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title
-from hpcpace.studies.comparison import Published, compute_spread, orders, published_of
-from hpcpace.studies.figures import SetupFigures, study_figures
-from hpcpace.studies.folder import DONE, StudyFolder
-from hpcpace.studies.published import BATCH, read_published
-from hpcpace.studies.setups import Layout
-from hpcpace.studies.statistics import Spread
+from hpcpace.studies.figures import SetupFigures, Spread, study_figures
+from hpcpace.studies.published import BATCH, Published, compute_spread, orders, published_of, read_published
+from hpcpace.studies.setups import DONE, Layout, StudyFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,12 +22,15 @@ from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title
 from hpcpace.simulation.published import RANKS_PER_NODE, Target
-from hpcpace.studies.pacing import PacingRow, pacing_rows, read_paced_run, read_published_pacing
-from hpcpace.studies.pacing_model import (
+from hpcpace.studies.pacing import (
     NEAR,
+    PacingRow,
     Simulation,
     has_published_gains,
     is_as_calm,
+    pacing_rows,
+    read_paced_run,
+    read_published_pacing,
     shown,
     simulations,
     strengths_needed,

@@ -14,11 +14,9 @@ from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.sections.scaling import scaling_document
 from hpcpace.report.terminal import notes, print_document
-from hpcpace.runs.scaling.read import read_samples
-from hpcpace.runs.scaling.result import Scaling, scaling_of
-from hpcpace.runs.scaling.samples import PARTS
+from hpcpace.runs.scaling.result import COLUMNS, Scaling, rows_of, scaling_of
+from hpcpace.runs.scaling.samples import PARTS, read_samples
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.runs.scaling.table import COLUMNS, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,10 +13,9 @@ from hpcpace.core.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import notes, table, title
-from hpcpace.runs.scaling.read import read_samples
-from hpcpace.runs.scaling.result import IDEAL, Scaling, scaling_of
+from hpcpace.runs.scaling.result import COLUMNS, IDEAL, Scaling, rows_of, scaling_of
+from hpcpace.runs.scaling.samples import read_samples
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.runs.scaling.table import COLUMNS, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

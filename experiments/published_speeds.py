@@ -22,7 +22,7 @@ import numpy as np
 
 from hpcpace.metrics.resampling import share_of
 from hpcpace.metrics.run_difference import PRIOR_CV, log_difference
-from hpcpace.runs.csv_form import read_csv
+from hpcpace.runs.load import read_csv
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "history"
 _TESTS = "tests/functional_tests/test_cases"

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from experiments.synthetic_run import START_NS, SyntheticRun
 from hpcpace.core.rundir import Attempt
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.setups import Setup, StudyRun, repeated
+from hpcpace.studies.setups import Setup, StudyFolder, StudyRun, repeated
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TraceHeader
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.trace.attempt_reader import read_attempt

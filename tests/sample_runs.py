@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpcpace.runs.conditions import Conditions
-from hpcpace.runs.measured import MeasuredRun, RankTimes, Transfers
+from hpcpace.runs.measured import Conditions, MeasuredRun, RankTimes, Transfers
 
 MS = 1_000_000.0
 HOSTS = ("n0", "n1", "n2", "n3")

@@ -15,7 +15,7 @@ from torch import Tensor
 from experiments.bench.models import check_same_gradients, compare, training_step
 from hpcpace.train.data import open_text
 from hpcpace.train.data_parallel import build_optimizer
-from hpcpace.train.gpt2 import build_gpt2
+from hpcpace.train.models import build_gpt2
 from hpcpace.train.parallel import compile_pieces
 from hpcpace.train.presets import GPT2_PRESETS
 

@@ -21,11 +21,10 @@ from experiments.bench.models import (
     open_device,
     training_step,
 )
+from hpcpace.train.data import open_images
 from hpcpace.train.data_parallel import build_optimizer
-from hpcpace.train.images import open_images
-from hpcpace.train.precision import autocast
+from hpcpace.train.models import ResNet, autocast, build_resnet
 from hpcpace.train.presets import RESNET18
-from hpcpace.train.resnet18 import ResNet, build_resnet
 
 _PARTS = {"conv_1": "conv1", "bn_1": "bn1", "conv_2": "conv2", "bn_2": "bn2", "shortcut": "downsample"}
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from experiments.bench.pairs import median_interval, take_turns
 from hpcpace.config import SHORT_DTYPES
 from hpcpace.core.errors import WorldError
-from hpcpace.train.gpt2 import GPT2
+from hpcpace.train.models import GPT2
 from hpcpace.train.presets import GPT2Shape
 from hpcpace.world.process_group import choose_device
 

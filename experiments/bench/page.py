@@ -21,7 +21,8 @@ from pathlib import Path
 
 from experiments.chromium import INSTALL, Browser, find_chromium
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.report.run_report import write_html
 from hpcpace.trace.attempt_reader import read_attempt

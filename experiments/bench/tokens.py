@@ -28,8 +28,7 @@ from experiments.bench.models import (
 )
 from hpcpace.train.data import open_text
 from hpcpace.train.data_parallel import build_optimizer
-from hpcpace.train.gpt2 import build_gpt2
-from hpcpace.train.precision import autocast
+from hpcpace.train.models import autocast, build_gpt2
 from hpcpace.train.presets import GPT2_PRESETS, GPT2Shape
 
 # Losses of models that train alike stay as close as that.

@@ -90,7 +90,7 @@ class TrainingHosts:
 
 def main() -> None:
     """Answer commands until standard input ends."""
-    for name in ("torch.distributed", "hpcpace.train.gpt2", "hpcpace.cli"):
+    for name in ("torch.distributed", "hpcpace.train.models", "hpcpace.cli"):
         importlib.import_module(name)
     print(json.dumps({"ready": os.getpid()}), flush=True)
     for line in sys.stdin:

@@ -14,7 +14,7 @@ from typing import Any
 from experiments.score.scenario import Scenario
 from experiments.score.timeline import same_traffic
 from experiments.score.truth import Truth, same_names
-from hpcpace.diagnosis.diagnose import Mode
+from hpcpace.diagnosis.summary import Mode
 from hpcpace.train.inject import parse_fault
 
 NUM_RANKS = 4

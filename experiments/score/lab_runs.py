@@ -34,7 +34,7 @@ from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
 from experiments.score.truth import Judgement, Truth, judge
 from hpcpace.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.diagnosis.diagnose import Culprit
+from hpcpace.diagnosis.summary import Culprit
 from hpcpace.lab.lab import Lab
 
 _FOLDER = "outcomes"

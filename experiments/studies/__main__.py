@@ -32,9 +32,8 @@ from experiments.studies.scaling_lab import run_scaling, section
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.text import format_duration, nanoseconds
 from hpcpace.studies.figures import study_figures
-from hpcpace.studies.folder import StudyFolder
 from hpcpace.studies.published import BATCH, PublishedRow, read_published
-from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout, repeated
+from hpcpace.studies.setups import NanoCluster, Setup, StudyFolder, model_size_setups, parse_layout, repeated
 
 PUBLISHED = REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
 DOCUMENT = REPOSITORY / "docs" / "results" / "studies-lab.md"

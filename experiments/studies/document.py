@@ -16,12 +16,9 @@ from tempfile import TemporaryDirectory
 
 from experiments.studies.lab_set_up import REPOSITORY, SetUp
 from hpcpace.core.text import format_bytes, format_count, format_rate
-from hpcpace.studies.comparison import compute_spread, orders, published_of
-from hpcpace.studies.figures import SetupFigures
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.planned import planned
-from hpcpace.studies.published import BATCH, PublishedRow, published_volume_gbyte
-from hpcpace.studies.statistics import Spread, straight_line
+from hpcpace.studies.figures import SetupFigures, Spread, straight_line
+from hpcpace.studies.published import BATCH, PublishedRow, compute_spread, orders, published_of, published_volume_gbyte
+from hpcpace.studies.setups import StudyFolder, planned
 
 SCALING_HEADING = "## The scaling study"
 _PROSE = Path(__file__).with_name("prose.md")

@@ -16,11 +16,16 @@ from hpcpace.config import LabConfig
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.lab.cgroups import HostCgroup
 from hpcpace.lab.lab import Lab
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.planned import planned
-from hpcpace.studies.published import PublishedRow, published_balance, tokens_per_s_of_one
-from hpcpace.studies.ratio import Balance, link_bytes_per_step, link_rate_bps, predicted_step_s
-from hpcpace.studies.setups import Setup, StudyRun, parse_layout
+from hpcpace.studies.published import (
+    Balance,
+    PublishedRow,
+    link_bytes_per_step,
+    link_rate_bps,
+    predicted_step_s,
+    published_balance,
+    tokens_per_s_of_one,
+)
+from hpcpace.studies.setups import Setup, StudyFolder, StudyRun, parse_layout, planned
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "sbatch" / "nano_cluster.sh"

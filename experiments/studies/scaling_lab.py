@@ -18,7 +18,7 @@ from hpcpace.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import format_count
 from hpcpace.lab.lab import Lab
-from hpcpace.studies.scaling import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
+from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
 
 _SCRIPT = REPOSITORY / "sbatch" / "scaling_study.sh"
 _NODES, _RANKS_PER_NODE, _LINK, _UPLINK = "1,4", "1", "1gbit", "2gbit"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from hpcpace.batch.job import BatchJob, audit_first
 from hpcpace.core.errors import EXIT_OK, EXIT_USAGE, EXIT_WARNING, UsageError
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.setups import parse_layout
+from hpcpace.studies.setups import StudyFolder, parse_layout
 
 _MOST_FAILURES = 2
 

@@ -1,4 +1,4 @@
-"""The `hpcpace` command: one module per subcommand, loaded when it is called, so that `--help` stays quick."""
+"""The `hpcpace` command: its subcommands' modules load when called, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -41,15 +41,28 @@ COMMANDS = {
     "completion": "Print the completion script of bash, zsh or fish.",
 }
 
-# A module `list` of this package would hide what Python calls so, and `import` is a word of Python.
-_MODULES = {"list": "runs", "import": "import_"}
+# Commands of one family share a module. `list` would hide what Python calls so, and `import` is a word of Python.
+_MODULES = {
+    "list": "runs",
+    "import": "import_",
+    "switch": "trace",
+    "task-prolog": "trace",
+    "scale": "compare",
+    "history": "compare",
+    "timeline": "report",
+    "dump": "trace_files",
+    "collect": "trace_files",
+    "pack": "trace_files",
+    "sbatch": "batch",
+    "completion": "config",
+}
 
 # They read traces by libraries that crash for want of memory.
 _READERS = ("report", "compare", "scale", "history", "timeline", "dump", "pack")
 
 
 class LazyGroup(Group):
-    """A group whose subcommands are modules of hpcpace.cli, each with an object named `command`."""
+    """A group whose subcommands are in modules of hpcpace.cli: `command`, or NAME_command of several in one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of a run."""
@@ -59,8 +72,8 @@ class LazyGroup(Group):
         """Load and return one command."""
         if cmd_name not in COMMANDS:
             return None
-        module = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
-        command: click.Command = importlib.import_module(f"hpcpace.cli.{module}").command
+        module = importlib.import_module(f"hpcpace.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command", None) or module.command
         return command
 
     def resolve_command(

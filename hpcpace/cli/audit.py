@@ -1,11 +1,11 @@
-"""`hpcpace audit`: what is wrong with nodes and bindings, and the line that fixes it."""
+"""`hpcpace audit`: the faults of nodes and bindings, the line that fixes each, and a picture."""
 
 from __future__ import annotations
 
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,16 +25,16 @@ from hpcpace.audit.gather import (
     snapshot_folder,
 )
 from hpcpace.audit.job import AuditedJob, read_nccl_log
+from hpcpace.audit.picture import pictures
+from hpcpace.audit.picture_text import html_page, legend_lines, picture_lines, skipped_lines, svg
 from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.rulebook import BY_ID, check_ids
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.audit.verdict import differences, explanation, map_lines, matrix_lines, prolog_line, verdict_lines
-from hpcpace.cli.audit_show import TERMINAL, check_show, shown_lines, write_picture
 from hpcpace.cli.commands import Group
-from hpcpace.cli.options import PATH, Real, Whole, headed, option, verbose
-from hpcpace.cli.problems import warn
+from hpcpace.cli.options import PATH, Real, Whole, headed, option, verbose, warn
 from hpcpace.config_sources import load_config
 from hpcpace.core.environment import RankInfo, process_environ, process_redaction, rank_info
 from hpcpace.core.errors import (
@@ -47,8 +47,57 @@ from hpcpace.core.errors import (
     UsageError,
     check_all,
 )
+from hpcpace.core.files import write_file
 from hpcpace.core.rundir import check_target
 from hpcpace.core.text import printable
+
+TERMINAL = "terminal"
+"""What `--show` means without a file."""
+
+_KINDS = (".svg", ".html")
+
+
+def check_show(show: str | None, *, has_one_object: bool) -> None:
+    """Refuse a file of another kind, and a picture among output that a program reads.
+
+    Raises:
+        UsageError: either of them.
+    """
+    if show == TERMINAL and has_one_object:
+        raise UsageError(
+            "--show draws in the terminal: with --json, --prometheus or --prolog give it FILE.svg or .html"
+        )
+    if show is not None and show != TERMINAL and Path(show).suffix.lower() not in _KINDS:
+        raise UsageError(f"--show {printable(show)}: the name of the file must end in {' or '.join(_KINDS)}")
+
+
+def shown_lines(job: AuditedJob, result: AuditResult) -> Iterator[str]:
+    """Yield the picture of each kind of host, and which rules did not apply."""
+    drawn, num_left = pictures(job)
+    for picture in drawn:
+        yield from picture_lines(picture)
+    if drawn:
+        yield from legend_lines()
+    if num_left:
+        yield f"{num_left} more kinds of hosts are not drawn: choose hosts with --from"
+    yield from skipped_lines(result.skipped)
+
+
+def write_picture(path: Path, job: AuditedJob, result: AuditResult) -> None:
+    """Write the pictures into a file, as SVG or HTML by its name.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    drawn, num_left = pictures(job)
+    is_page = path.suffix.lower() == ".html"
+    text = html_page(drawn, verdict_lines(result), result.skipped, num_left) if is_page else svg(drawn)
+    try:
+        write_file(path, text.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise UsageError(f"--show {path}: {error.strerror}") from None
+    click.echo(f"hpcpace: the picture is in {printable(str(path))}", err=True)
+
 
 MOST_TASKS = 4096
 """Ranks of one node for which a binding is printed: more than any node has threads."""

@@ -1,4 +1,4 @@
-"""The kind of all commands: their help has headings, and one error names all mistakes of a call."""
+"""The kind of all commands: headings in the help, all mistakes of a call in one error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hpcpace.core.environment import process_redaction
+from hpcpace.core.environment import process_environ, process_redaction, rank_info
 from hpcpace.core.errors import HpcpaceError
 
 _OTHER = "Other"
@@ -105,3 +105,23 @@ class Group(Command, click.Group):
 
 def _without_secrets(message: str) -> str:
     return process_redaction().text(message)
+
+
+class RankZeroCommand(Command):
+    """A command of which only rank 0 reports wrong options, because every rank has the same ones."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse options; ranks other than 0 exit without a message."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            try:
+                info = rank_info(process_environ())
+            except HpcpaceError:
+                raise error from None
+            if info.rank > 0:
+                from hpcpace.world.mpi import let_rank_zero_speak
+
+                let_rank_zero_speak(info)
+                ctx.exit(error.exit_code)
+            raise

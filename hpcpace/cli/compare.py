@@ -1,29 +1,38 @@
-"""`hpcpace compare A B`: whether B is slower than A, where that comes from, and what else changed."""
+"""Commands for several runs: `hpcpace compare`, `history` and `scale`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, Real, headed, option, verbose
-from hpcpace.cli.progress import shown_progress
+from hpcpace.cli.options import (
+    PATH,
+    Real,
+    Whole,
+    headed,
+    memory,
+    option,
+    shown_progress,
+    text_console,
+    verbose,
+    warn,
+    write_target,
+)
 from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
-from hpcpace.core.files import write_file
-from hpcpace.core.rundir import check_target, json_text
-from hpcpace.core.text import plural, printable
+from hpcpace.core.rundir import RUNS, check_target, json_text
+from hpcpace.core.text import listed, plural, printable
 from hpcpace.metrics.run_difference import PRIOR_CV
-from hpcpace.report.html import html_page
-from hpcpace.report.sections.comparison import comparison_document
-from hpcpace.report.terminal import new_console, print_document
-from hpcpace.runs.compare import Outcome, compare
-from hpcpace.runs.from_csv import runs_of_csv
-from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
-from hpcpace.runs.measured import MeasuredRun
+from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs, runs_of_csv
+
+# What one of the commands alone needs is imported in it.
+if TYPE_CHECKING:
+    from hpcpace.runs.measured import MeasuredRun
 
 _BETWEEN = "\0"
 """Stands for `--`, which click would swallow."""
@@ -55,23 +64,11 @@ class _Groups(Command):
         "repeats a side.",
     ),
 )
-@headed(
-    "How to read it",
-    option(
-        "--memory", metavar="SIZE", help="Use at most this much memory for the tables of a run.", show_default="2GiB"
-    ),
-)
+@headed("How to read it", memory)
 @headed(
     "Output",
     option("--json", "as_json", is_flag=True, help="Print the comparison as JSON."),
-    option(
-        "--html",
-        "html",
-        metavar="FILE",
-        type=PATH,
-        help="Write a page with both runs side by side.",
-        show_default="none",
-    ),
+    option("--html", metavar="FILE", type=PATH, help="Write a page with both runs side by side.", show_default="none"),
     verbose,
 )
 def command(
@@ -90,24 +87,25 @@ def command(
 
     Exit codes: 0 B is not slower; 1 B is slower beyond noise; 2 bad input, or different work; 3 cannot tell.
     """
+    from hpcpace.report.html import html_page
+    from hpcpace.report.sections.comparison import comparison_document
+    from hpcpace.report.terminal import print_document
+    from hpcpace.runs.compare import Outcome, compare
+
     before, after = _groups(runs)
     check_target(html, [*before, *after], "--html")
     settings = load_config(file=None, environ=process_environ(), options={"report": {"memory": memory}})
-    with shown_progress(is_shown=True) as stage:
-        loaded = load_runs(
-            [path for path in (*before, *after) if path.suffix.lower() != ".csv"],
-            settings,
-            progress=stage("reading runs"),
-        )
-    found = {run.path: run for run in loaded}
+    paths = [path for path in (*before, *after) if path.suffix.lower() != ".csv"]
+    with shown_progress() as stage:
+        found = {run.path: run for run in load_runs(paths, settings, progress=stage("reading runs"))}
     comparison = compare(_measured(before, found), _measured(after, found), prior_cv=prior_cv, takes_other_work=anyway)
     document = comparison_document(comparison)
     if html is not None:
-        _write(html, html_page(document))
+        write_target(html, html_page(document), "--html")
     if as_json:
         click.echo(json_text(comparison.to_json()), nl=False)
     else:
-        print_document(new_console(), document, is_verbose=is_verbose)
+        print_document(text_console(), document, is_verbose=is_verbose)
         if html is not None:
             click.echo(f"\nwritten: {printable(str(html))}")
     if comparison.outcome is Outcome.SLOWER:
@@ -122,11 +120,11 @@ def _groups(words: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """
     if _BETWEEN in words:
         at = words.index(_BETWEEN)
-        before, after = list(words[:at]), list(words[at + 1 :])
+        before, after = words[:at], words[at + 1 :]
         if _BETWEEN in after:
             raise UsageError("there are two -- and so three groups: compare two at a time")
     elif len(words) == 2:
-        before, after = [words[0]], [words[1]]
+        before, after = words[:1], words[1:]
     else:
         raise UsageError(
             f"{plural(len(words), 'run')} named: give two, A B, or two groups with -- between them, A1 A2 -- B1 B2"
@@ -154,8 +152,129 @@ def _measured(paths: Sequence[Path], found: dict[Path, LoadedRun]) -> list[Measu
     return runs
 
 
-def _write(path: Path, content: str) -> None:
-    try:
-        write_file(path, content)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+@click.command(cls=Command)
+@click.argument("folder", metavar="[DIR]", type=PATH, default=RUNS)
+@headed(
+    "What to look at",
+    option("--job", default="", help="Look only at jobs of this name.", show_default="all"),
+    option("--host", default="", help="Look only at runs on this host.", show_default="all"),
+)
+@headed("How to read it", memory)
+@headed(
+    "Output",
+    option("--runs", "num_runs", type=Whole(0), default=20, help="Show this many of the newest runs."),
+    option("--json", "as_json", is_flag=True, help="Print the history as JSON."),
+    option("--html", metavar="FILE", type=PATH, help="Write a page with plots.", show_default="none"),
+    verbose,
+)
+def history_command(
+    folder: Path,
+    job: str,
+    host: str,
+    memory: str | None,
+    num_runs: int,
+    as_json: bool,
+    html: Path | None,
+    is_verbose: bool,
+) -> None:
+    """Say what changed over the runs in DIR (default: runs), for good or for once, by job and by host.
+
+    Instead of DIR, a file that ends in .csv may hold the runs of other tools. What was read of runs is kept in
+    DIR/hpcpace-history.json.
+
+    Exit codes: 0 fine, whatever changed; 2 DIR cannot be read; 3 it has no run that can be used.
+    """
+    from hpcpace.report.html import html_page
+    from hpcpace.report.sections.history import history_document, passed_over_words
+    from hpcpace.report.terminal import print_document
+    from hpcpace.runs.history import history, rows_of_csv
+    from hpcpace.runs.history_index import IndexedRuns, indexed_runs
+
+    check_target(html, [folder], "--html")
+    if folder.suffix.lower() == ".csv" and not folder.is_dir():
+        rows = rows_of_csv(folder)
+        runs = IndexedRuns(rows=tuple(rows), broken={}, num_running=0, num_read=len(rows), index="none of a file")
+    else:
+        settings = load_config(file=None, environ=process_environ(), options={"report": {"memory": memory}})
+        with shown_progress() as stage:
+            runs = indexed_runs(folder, settings, progress=stage("reading runs"))
+    found = history(str(folder), runs, job=job, host=host)
+    document = history_document(found, num_runs=num_runs) if found.num_runs else None
+    if html is not None and document is not None:
+        write_target(html, html_page(document), "--html")
+    if as_json:
+        click.echo(json_text(found.to_json()), nl=False)
+    elif document is not None:
+        print_document(text_console(), document, is_verbose=is_verbose)
+        if html is not None:
+            click.echo(f"\nwritten: {html}")
+    if not found.num_runs:
+        which = " of that job or host" if job or host else ""
+        why = [f"{len(found.broken)} are broken or without steps", f"{found.num_running} still run"]
+        raise CannotTell(f"{folder} has no run{which} that can be used: {listed([*why, *passed_over_words(found)])}")
+
+
+@click.command(cls=Command)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@headed(
+    "How to read it",
+    option(
+        "--scaling",
+        type=click.Choice(["weak", "strong"]),
+        help="Take the work as growing with the size (weak) or staying the same (strong).",
+        show_default="as the batches tell",
+    ),
+    option(
+        "--probe",
+        type=PATH,
+        help="Let transfers grow by the laws in this file of `hpcpace probe --json`, too.",
+        show_default="as the runs tell",
+    ),
+)
+@headed(
+    "Output",
+    option(
+        "--csv", "target", type=PATH, help="Write the table of sizes and predictions to this file.", show_default="none"
+    ),
+    option("--json", "as_json", is_flag=True, help="Print everything as JSON."),
+    verbose,
+)
+def scale_command(
+    runs: tuple[Path, ...],
+    scaling: str | None,
+    probe: Path | None,
+    target: Path | None,
+    as_json: bool,
+    is_verbose: bool,
+) -> None:
+    """Say how a job scales: throughput, scaling factor, what stops it, and what 2 and 4 times the nodes would give.
+
+    RUN are runs of the same work on different numbers of nodes, repeats included, or one CSV file of runs that another
+    tool has measured (docs/scale.md).
+
+    Exit codes: 0 fine; 1 some runs were left out; 2 bad input; 3 the runs have one size, or no speeds to compare.
+    """
+    from hpcpace.plots.csv_text import csv_bytes
+    from hpcpace.probe.record import read_probe
+    from hpcpace.report.sections.scaling import scaling_document
+    from hpcpace.report.terminal import print_document
+    from hpcpace.runs.scaling.result import COLUMNS, rows_of, scaling_of
+    from hpcpace.runs.scaling.samples import read_samples
+    from hpcpace.runs.scaling.sizes import Kind
+
+    check_target(target, [*runs, probe], "--csv")
+    with shown_progress() as begin_stage:
+        samples, problems = read_samples(runs, progress=begin_stage("reading runs"))
+    warn(problems, is_verbose=is_verbose)  # before the law, which may say that too few runs are left
+    laws = None if probe is None else read_probe(probe)
+    found = scaling_of(samples, kind=None if scaling is None else Kind(scaling), probe=laws)
+    if target is not None:
+        write_target(target, csv_bytes(COLUMNS, rows_of(found)), "--csv")
+    if as_json:
+        click.echo(json_text(found.to_json()), nl=False)
+    else:
+        print_document(text_console(log_width=80, max_width=1 << 16), scaling_document(found), is_verbose=is_verbose)
+        if target is not None:
+            click.echo(f"\nwritten: {printable(str(target))}")
+    if problems or found.left_out:
+        raise SystemExit(EXIT_WARNING)

@@ -1,4 +1,4 @@
-"""`hpcpace config`: the settings that hold here, and the source of each."""
+"""`hpcpace config` shows the settings that hold here; `hpcpace completion` completes in shells."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, headed, option
@@ -18,6 +19,26 @@ from hpcpace.config_values import sections
 from hpcpace.core.environment import process_environ, process_redaction
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import printable
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_HPCPACE_COMPLETE"
+"""By this variable the shell asks for completions."""
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion_command(shell: str) -> None:
+    """Print the completion script of SHELL, to be read by its start-up file.
+
+    bash 4.4 or newer, in ~/.bashrc: eval "$(hpcpace completion bash)". zsh, in ~/.zshrc: eval "$(hpcpace completion
+    zsh)". fish, in ~/.config/fish/config.fish: hpcpace completion fish | source.
+    """
+    from hpcpace.cli import cli
+
+    found = get_completion_class(shell)
+    assert found is not None  # click has all of them
+    click.echo(found(cli, {}, "hpcpace", VARIABLE).source())
+
 
 _WIDTH = 80
 _VALUE_COLUMN, _ORIGIN_COLUMN = 24, 44

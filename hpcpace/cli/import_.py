@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcpace.cli.commands import Command, Group
-from hpcpace.cli.hang_dumps import DumpOptions, dump_options, report_dumps
-from hpcpace.cli.options import PATH, option, verbose
-from hpcpace.cli.problems import warn
-from hpcpace.cli.progress import Tell, shown_progress
+from hpcpace.cli.hang import DumpOptions, dump_options, report_dumps
+from hpcpace.cli.options import PATH, Tell, option, shown_progress, verbose, warn
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.rundir import default_run_path
 from hpcpace.core.text import plural, printable, shortened

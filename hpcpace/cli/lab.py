@@ -1,4 +1,7 @@
-"""`hpcpace lab`: boot a real Slurm with several hosts and a shaped network on this machine."""
+"""`hpcpace lab`: boot a real Slurm with several hosts on this machine, and inject faults.
+
+A command enters a lab by replacing itself with a copy that starts in the lab's namespaces.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,272 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hpcpace.cli.commands import Group
-from hpcpace.cli.lab_fault import fault
-from hpcpace.cli.lab_inside import attach_inside, name_option
-from hpcpace.cli.options import PATH, headed, option, setting
+from hpcpace.cli.options import PATH, Real, Whole, headed, option, setting, settings
 from hpcpace.config import LabConfig
 from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.text import format_rate, parse_rate
+from hpcpace.lab.environment import NAME_VARIABLE
+from hpcpace.lab.fault import InsideLab, LabFault
+from hpcpace.lab.fault_kinds import (
+    ChangeMtu,
+    FillDisk,
+    FlapLink,
+    KillHost,
+    KillRank,
+    LossyLink,
+    PauseHost,
+    SlowHost,
+    SlowLink,
+    Traffic,
+)
+from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import command_on
 from hpcpace.lab.lab import Lab, bring_down
-from hpcpace.lab.status import print_status, read_status, table_console
+from hpcpace.lab.status import fault_words, print_faults, print_status, read_status, table_console
+
+name_option = option(
+    "--name",
+    metavar="NAME",
+    envvar=NAME_VARIABLE,
+    default=LabConfig().name,
+    show_default=True,
+    help="Use the lab of this name.",
+)
+
+
+def attach_inside(name: str) -> Lab:
+    """Return the lab of this name, seen from inside: a command that runs outside restarts itself in there.
+
+    Raises:
+        UsageError: the user is not root, or no such lab is up.
+    """
+    if os.geteuid() != 0:
+        raise UsageError(f"the lab needs root; this is user {os.geteuid()}: start it with sudo")
+    lab = Lab.attach(name)
+    if not lab.is_here:
+        again = lab.command([sys.executable, "-P", "-m", "hpcpace", *sys.argv[1:]])
+        os.execvpe(again[0], again, lab.environ())
+    return lab
+
+
+MOST_S = 1_000_000
+MOST_CORES = 1024
+
+
+@click.group(cls=Group)
+def fault() -> None:
+    """Inject, list and undo faults.
+
+    The log of truth has the beginning and end of each.
+    """
+
+
+_start = option("--start", type=Real(0, MOST_S), default=0.0, show_default=True, help="Begin after this many seconds.")
+_duration = option(
+    "--duration",
+    type=Real(0, MOST_S, is_open=True),
+    help="Undo it after this many seconds.",
+    show_default="until undone",
+)
+_timed = headed("When, and in which lab", _start, _duration, name_option)
+_at_once = headed("When, and in which lab", _start, name_option)
+
+
+def _inject(name: str, what: LabFault, start: float, duration: float | None = None) -> None:
+    lab = attach_inside(name)
+    record = start_fault(InsideLab(lab.plan, lab.files), what, start_s=start, duration_s=duration)
+    _say(record)
+
+
+def _say(record: FaultRecord) -> None:
+    click.echo(" ".join(filter(None, fault_words(record))))
+
+
+@fault.command("slow-host")
+@click.argument("host")
+@headed(
+    "What",
+    option(
+        "--cores",
+        type=Real(0, MOST_CORES, is_open=True),
+        default=0.25,
+        show_default=True,
+        help="Leave the host this many cores' worth of processor time.",
+    ),
+)
+@_timed
+def slow_host(name: str, host: str, cores: float, start: float, duration: float | None) -> None:
+    """Limit the processor time of HOST."""
+    _inject(name, SlowHost(host=host, cores=cores), start, duration)
+
+
+@fault.command("slow-link")
+@click.argument("link")
+@headed(
+    "What",
+    option("--rate", required=True, metavar="RATE", help="Lower the rate to this, like 100mbit."),
+)
+@_timed
+def slow_link(name: str, link: str, rate: str, start: float, duration: float | None) -> None:
+    """Lower the rate of LINK.
+
+    LINK is that of a host (n3) or the uplink of a leaf (leaf1).
+    """
+    _inject(name, SlowLink(link=link, rate=rate), start, duration)
+
+
+@fault.command("flap-link")
+@click.argument("link")
+@headed(
+    "What",
+    option(
+        "--period",
+        type=Real(0, MOST_S, is_open=True),
+        default=4.0,
+        show_default=True,
+        help="Take the link down once in this many seconds.",
+    ),
+    option(
+        "--down",
+        type=Real(0, MOST_S, is_open=True),
+        default=1.0,
+        show_default=True,
+        help="Keep the link down for this many seconds each time.",
+    ),
+)
+@_timed
+def flap_link(name: str, link: str, period: float, down: float, start: float, duration: float | None) -> None:
+    """Take LINK down once in each period."""
+    _inject(name, FlapLink(link=link, period_s=period, down_s=down), start, duration)
+
+
+@fault.command()
+@click.argument("link")
+@headed(
+    "What",
+    option(
+        "--share",
+        type=Real(0, 1, is_open=True),
+        default=0.01,
+        show_default=True,
+        help="Drop this share of the packets, in each direction.",
+    ),
+)
+@_timed
+def loss(name: str, link: str, share: float, start: float, duration: float | None) -> None:
+    """Drop packets on LINK at random.
+
+    LINK is that of a host (n3) or the uplink of a leaf (leaf1). Needs nft.
+    """
+    _inject(name, LossyLink(link=link, share=share), start, duration)
+
+
+@fault.command()
+@click.argument("source")
+@click.argument("destination")
+@headed(
+    "What",
+    option("--rate", metavar="RATE", help="Send at this rate.", show_default="as fast as the network allows"),
+    option("--streams", type=Whole(1, 64), default=1, show_default=True, help="Send over this many TCP connections."),
+)
+@_timed
+def traffic(
+    name: str, source: str, destination: str, rate: str | None, streams: int, start: float, duration: float | None
+) -> None:
+    """Send background traffic between two hosts.
+
+    It goes over TCP from host SOURCE to host DESTINATION.
+    """
+    _inject(name, Traffic(source=source, destination=destination, rate=rate, streams=streams), start, duration)
+
+
+@fault.command("pause-host")
+@click.argument("host")
+@_timed
+def pause_host(name: str, host: str, start: float, duration: float | None) -> None:
+    """Freeze every process of HOST."""
+    _inject(name, PauseHost(host=host), start, duration)
+
+
+@fault.command("kill-host")
+@click.argument("host")
+@_timed
+def kill_host(name: str, host: str, start: float, duration: float | None) -> None:
+    """Kill everything on HOST at once, as a power cut does.
+
+    Undoing the fault boots it again.
+    """
+    _inject(name, KillHost(host=host), start, duration)
+
+
+@fault.command("kill-rank")
+@click.argument("job", type=Whole(1, (1 << 32) - 1))
+@click.argument("rank", type=Whole(0))
+@headed(
+    "What",
+    option("--signal", "signal_name", metavar="NAME", default="KILL", show_default=True, help="Send this signal."),
+)
+@_at_once
+def kill_rank(name: str, job: int, rank: int, signal_name: str, start: float) -> None:
+    """Send a signal to RANK of the running JOB."""
+    _inject(name, KillRank(job=job, rank=rank, signal=signal_name), start)
+
+
+@fault.command("fill-disk")
+@click.argument("host")
+@headed(
+    "What",
+    option(
+        "--left",
+        type=Whole(0, 1 << 50),
+        metavar="BYTES",
+        default=0,
+        show_default=True,
+        help="Leave this many bytes free.",
+    ),
+)
+@_timed
+def fill_disk(name: str, host: str, left: int, start: float, duration: float | None) -> None:
+    """Fill the /tmp of HOST."""
+    _inject(name, FillDisk(host=host, left_bytes=left), start, duration)
+
+
+@fault.command()
+@click.argument("host")
+@headed(
+    "What",
+    option("--size", type=Whole(68, 65535), required=True, help="Set the MTU of its eth0 to this many bytes."),
+)
+@_timed
+def mtu(name: str, host: str, size: int, start: float, duration: float | None) -> None:
+    """Give HOST a different MTU from the rest of the network."""
+    _inject(name, ChangeMtu(host=host, mtu=size), start, duration)
+
+
+@fault.command("list")
+@name_option
+@option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def list_faults(name: str, as_json: bool) -> None:
+    """Show all faults of the lab, the oldest first."""
+    records = fault_records(attach_inside(name).files)
+    if as_json:
+        click.echo(json.dumps([record.to_json() for record in records], indent=2))
+    elif records:
+        print_faults(table_console(), records)
+    else:
+        click.echo("no faults were injected")
+
+
+@fault.command()
+@click.argument("fault_id", metavar="FAULT")
+@name_option
+def undo(name: str, fault_id: str) -> None:
+    """Undo FAULT, like f2, or cancel it before it starts."""
+    lab = attach_inside(name)
+    _say(undo_fault(InsideLab(lab.plan, lab.files), fault_id))
 
 
 @click.group(cls=Group)
@@ -35,51 +292,41 @@ def command() -> None:
 @command.command()
 @headed(
     "Hosts",
-    setting("lab", "name", metavar="NAME", help="Name the lab; several can be up side by side."),
-    setting("lab", "hosts", type=int, help="Boot this many hosts: n1, n2, ..."),
-    setting(
-        "lab", "cpus_per_host", type=int, help="Let each host claim this many CPUs in Slurm, whatever the machine has."
+    setting("lab", "name", "Name the lab; several can be up side by side.", metavar="NAME"),
+    *settings(
+        "lab",
+        hosts="Boot this many hosts: n1, n2, ...",
+        cpus_per_host="Let each host claim this many CPUs in Slurm, whatever the machine has.",
     ),
     setting(
         "lab",
         "cpu_quota",
-        type=float,
+        "Give each host at most this many cores' worth of processor time.",
+        "unlimited",
         metavar="CORES",
-        default="unlimited",
-        help="Give each host at most this many cores' worth of processor time.",
     ),
-    setting("lab", "tmp_size", metavar="SIZE", help="Give each host a /tmp of this size, in memory."),
+    setting("lab", "tmp_size", "Give each host a /tmp of this size, in memory.", metavar="SIZE"),
     setting(
         "lab",
         "share",
+        "Show this folder below /tmp to all hosts, too; may be given several times.",
+        "the Python in use, hpcpace, the current folder",
         multiple=True,
         metavar="FOLDER",
-        default="the Python in use, hpcpace, the current folder",
-        help="Show this folder below /tmp to all hosts, too; may be given several times.",
     ),
-    setting(
-        "lab",
-        "clock_step_s",
-        type=int,
-        help="Set the clock of n1 ahead by this many seconds, that of n2 by twice as many, ...",
-    ),
+    *settings("lab", clock_step_s="Set the clock of n1 ahead by this many seconds, that of n2 by twice as many, ..."),
 )
 @headed(
     "Network",
-    setting(
+    *settings(
         "lab",
-        "leaves",
-        type=int,
-        help="Connect the hosts to this many leaf switches, in blocks, below one spine; at most as many as hosts.",
+        leaves="Connect the hosts to this many leaf switches, in blocks, below one spine; at most as many as hosts.",
     ),
     setting(
-        "lab",
-        "link",
-        metavar="RATE",
-        help="Shape the link from each host to its leaf, in each direction, like 10gbit.",
+        "lab", "link", "Shape the link from each host to its leaf, in each direction, like 10gbit.", metavar="RATE"
     ),
-    setting("lab", "uplink", metavar="RATE", help="Shape the link from each leaf to the spine, in each direction."),
-    setting("lab", "mtu", type=int, help="Set the largest packet of all links, in bytes."),
+    setting("lab", "uplink", "Shape the link from each leaf to the spine, in each direction.", metavar="RATE"),
+    *settings("lab", mtu="Set the largest packet of all links, in bytes."),
 )
 @headed(
     "Settings",

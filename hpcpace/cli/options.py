@@ -1,4 +1,4 @@
-"""Options of commands: under headings, each with its default and its bounds in the help, and numbers within bounds.
+"""Options of commands, with defaults and bounds in the help, and their problems and progress.
 
 Click has no headings, puts defaults in words into parentheses, and lets nan through every bound. cloup has headings
 alone, needs a package more and doubles the time in which click loads (27 to 54 ms), so this stays ours.
@@ -6,17 +6,32 @@ alone, needs a package more and doubles the time in which click loads (27 to 54 
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import re
-from collections.abc import Callable
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hpcpace.config import BOUNDS, MOST, Config
 from hpcpace.core.detail import parse_steps
+from hpcpace.core.errors import UsageError
+from hpcpace.core.files import write_file
+from hpcpace.core.text import folded
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MIN_WIDTH, MAX_WIDTH = 80, 100
+
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -106,29 +121,45 @@ verbose = option("--verbose", "is_verbose", is_flag=True, help="Show every probl
 """Add the option that shows problems one by one, which are folded otherwise (`hpcpace.core.text`)."""
 
 
+memory = option(
+    "--memory", metavar="SIZE", help="Use at most this much memory for the tables of a run.", show_default="2GiB"
+)
+config_file = option(
+    "--config", "config_file", type=PATH, help="Read settings from this TOML file.", show_default="none"
+)
+
+
 def setting(
-    section: str, name: str, *, flag: str = "", default: str = "", **attributes: Any
+    section: str, name: str, words: str, default: str = "", *, flag: str = "", **attributes: Any
 ) -> Callable[[Decorated], Decorated]:
     """Return an option that sets one setting, within its bounds; its help shows the default of that setting.
 
     Args:
         section: of hpcpace.config.
         name: key of the setting.
-        flag: name of the option where it is not that of the setting.
+        words: help.
         default: words for a default that depends on other things.
-        attributes: of the option; of its `type`, int and float take the bounds of the setting.
+        flag: name of the option where it is not that of the setting.
+        attributes: of the option.
     """
     flag = flag or f"--{name.replace('_', '-')}"
-    value = getattr(getattr(Config(), section), name)
-    kind = attributes.get("type")
-    if kind in (int, float):
+    settings = getattr(Config(), section)
+    value = getattr(settings, name)
+    if name in BOUNDS.get(section, {}) and "type" not in attributes:
         least, most = BOUNDS[section][name]
-        attributes["type"] = Whole(int(least), int(most)) if kind is int else Real(least, most)
+        is_whole = str(settings.__dataclass_fields__[name].type).startswith("int")
+        attributes["type"] = Whole(int(least), int(most)) if is_whole else Real(least, most)
     if isinstance(value, bool):
         attributes["default"], default = None, "on" if value else "off"
         flag = f"{flag}/--no-{flag[2:]}"
     shown = default or (f"{value:g}" if isinstance(value, float) else str(value))
-    return option(flag, name, show_default=shown, **attributes)
+    return option(flag, name, help=words, show_default=shown, **attributes)
+
+
+def settings(section: str, **words: str | tuple[str, str]) -> Iterator[Callable[[Any], Any]]:
+    """Yield options that set settings of a section: the help of each by its key, also with words for its default."""
+    for name, text in words.items():
+        yield setting(section, name, *((text,) if isinstance(text, str) else text))
 
 
 def headed(heading: str, *options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
@@ -177,3 +208,112 @@ def rank_set(_: click.Context, __: click.Parameter, value: str | None) -> frozen
             raise click.BadParameter(f"{item!r} is not a rank or a range of ranks: write a list like 0,4-7")
         ranks.update(range(first, last + 1))
     return frozenset(ranks)
+
+
+def text_console(*, log_width: int | None = None, max_width: int | None = None) -> Console:
+    """Return a console for names from files: as wide as the terminal within bounds, and of a fixed width in logs.
+
+    A fixed width keeps two reports in logs comparable line by line.
+
+    Args:
+        log_width: width in a log, `MAX_WIDTH` if not given.
+        max_width: bound on the width of a terminal, likewise.
+    """
+    from rich.console import Console
+
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else log_width or MAX_WIDTH
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # Without markup, since names of hosts come from files and may have brackets.
+    return Console(
+        width=min(max(columns, MIN_WIDTH), max_width or MAX_WIDTH), highlight=False, emoji=False, markup=False
+    )
+
+
+def write_target(path: Path, content: str | bytes, name: str) -> None:
+    """Write the file that an option names.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        write_file(path, content)
+    except OSError as error:
+        raise UsageError(f"cannot write {path} ({error.strerror}): name another file with {name}") from error
+
+
+def warn(problems: Iterable[str], *, rest: str = "--verbose", is_verbose: bool) -> None:
+    """Print problems in few lines, or one by one; arguments as of `hpcpace.core.text.folded`."""
+    for line in folded(problems, rest=rest, is_verbose=is_verbose):
+        click.echo(f"hpcpace: warning: {line}", err=True)
+
+
+def warn_of_old_hdf5(path: Path) -> None:
+    """Warn if traces of another user are about to be read by an HDF5 with known vulnerabilities."""
+    import h5py
+
+    from hpcpace.trace.opening import LEAST_HDF5
+
+    try:
+        owner = path.stat().st_uid
+    except OSError:
+        return  # whoever opens it says so
+    if owner != os.geteuid() and h5py.version.hdf5_version_tuple < LEAST_HDF5:
+        least = ".".join(map(str, LEAST_HDF5))
+        known = f"HDF5 {h5py.version.hdf5_version} has known vulnerabilities"
+        advice = f"update h5py to one with HDF5 {least} or newer"
+        warn([f"{path} belongs to another user (uid {owner}), and {known}: {advice}"], is_verbose=False)
+
+
+Tell = Callable[[int, int], None]
+"""Takes the number done and the total."""
+_LINE_EVERY_S = 30.0
+
+
+@contextmanager
+def shown_progress(
+    *, clock_s: Callable[[], float] = time.monotonic, is_shown: bool = True, redraws_alone: bool = True
+) -> Iterator[Callable[[str], Tell]]:
+    """Yield a function that begins a stage: it takes the name of the stage and returns a `Tell`.
+
+    Args:
+        clock_s: a monotonic clock, in seconds.
+        is_shown: whether anything is shown, as by only one of several processes.
+        redraws_alone: whether a thread redraws the bar ten times a second; otherwise only being told draws it, so that
+            it takes no time in between from what is measured.
+    """
+    if not is_shown:
+        yield lambda _: lambda _done, _total: None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(clock_s)
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console, transient=True, auto_refresh=redraws_alone) as bar:
+
+        def begin(name: str) -> Tell:
+            task = bar.add_task(name, total=None)
+            return lambda done, total: bar.update(task, completed=done, total=total, refresh=not redraws_alone)
+
+        yield begin
+
+
+def _lines(clock_s: Callable[[], float]) -> Callable[[str], Tell]:
+    """Return a function that begins a stage and prints a line every half minute; a short command prints none."""
+    last_s = clock_s()
+
+    def begin(name: str) -> Tell:
+        def tell(done: int, total: int) -> None:
+            nonlocal last_s
+            now_s = clock_s()
+            if now_s - last_s >= _LINE_EVERY_S:
+                last_s = now_s
+                click.echo(f"hpcpace: {name}: {done} of {total}", err=True)
+
+        return tell
+
+    return begin

@@ -13,9 +13,8 @@ from typing import Any
 
 import click
 
-from hpcpace.cli.options import PATH, Real, headed, option
-from hpcpace.cli.progress import shown_progress
-from hpcpace.cli.rank_zero import RankZeroCommand
+from hpcpace.cli.commands import RankZeroCommand
+from hpcpace.cli.options import MIN_WIDTH, PATH, Real, headed, option, shown_progress, text_console
 from hpcpace.config import BACKENDS, DEVICES, Config
 from hpcpace.config_sources import load_config
 from hpcpace.core.environment import RankInfo, process_environ, rank_info, set_environ_default
@@ -37,7 +36,7 @@ from hpcpace.probe.record import ProbeRecord, read_probe
 from hpcpace.probe.world import PART_NAMES, ProbeWorld, chosen_parts, measure_parts
 from hpcpace.report.html import html_page
 from hpcpace.report.sections.probe import probe_document
-from hpcpace.report.terminal import MIN_WIDTH, new_console, print_document
+from hpcpace.report.terminal import print_document
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.mpi import abort_guard
 
@@ -267,7 +266,7 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     remarks = left_out(before, record) if before is not None else []
     outcome = outcome_words(found) if before is not None else ""
     document = probe_document(record, found, remarks, outcome)
-    print_document(new_console(width_in_log=MIN_WIDTH), document)
+    print_document(text_console(log_width=MIN_WIDTH), document)
     # Results come first: a file that cannot be written must not cost what was measured.
     is_saved = True
     for file, content in ((call.json_file, json_text(record.to_json())), (call.html_file, "")):

@@ -1,7 +1,10 @@
-"""`hpcpace report RUN`: read the traces of a run, print where its steps went, and write RUN/summary.json."""
+"""`hpcpace report` says where the steps of a run went; `timeline` writes some for Perfetto."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,12 +13,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcpace.cli.chosen_run import chosen_run
 from hpcpace.cli.commands import Command
-from hpcpace.cli.foreign import warn_of_old_hdf5
-from hpcpace.cli.options import PATH, Whole, headed, option, rank_set, step_range, verbose
-from hpcpace.cli.problems import warn
-from hpcpace.config import Config
+from hpcpace.cli.options import (
+    MAX_WIDTH,
+    MIN_WIDTH,
+    PATH,
+    Whole,
+    headed,
+    option,
+    rank_set,
+    shown_progress,
+    step_range,
+    text_console,
+    verbose,
+    warn,
+    warn_of_old_hdf5,
+)
+from hpcpace.config import Config, ReportConfig
 from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import (
@@ -28,18 +42,179 @@ from hpcpace.core.errors import (
     TraceError,
     UsageError,
 )
-from hpcpace.core.rundir import Attempt, RunDirectory, json_text
-from hpcpace.core.text import one_line, printable
+from hpcpace.core.rundir import RUNS, Attempt, RunDirectory, check_target, find_runs, json_text, open_named_run
+from hpcpace.core.text import format_bytes, one_line, plural, printable
 from hpcpace.world.team import Team, team
 
 # What analyses a run loads within the functions that need it: a run that does not exist is refused without it.
 if TYPE_CHECKING:
-    from hpcpace.cli.progress import Tell
+    from hpcpace.cli.options import Tell
     from hpcpace.diagnosis.analyze import Analysis
     from hpcpace.diagnosis.measure import Selection
     from hpcpace.diagnosis.records import ReadProbe
     from hpcpace.diagnosis.summary import Summary
     from hpcpace.report.document import Document
+    from hpcpace.runs.timeline.run_file import WrittenTimeline
+
+
+_MAX_ROWS = 16
+
+
+def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tuple[RunDirectory, Attempt]:
+    """Return the run and the attempt that a user means; of a folder of runs, list them if `is_shown`.
+
+    Args:
+        path: what the user named; None takes the newest run in runs.
+        number: of the attempt; None takes the last one.
+        is_shown: whether a list is printed.
+
+    Raises:
+        TraceError: there is no such run or attempt, or the path is a folder of runs.
+    """
+    if path is None:
+        from hpcpace.diagnosis.run_state import newest_run
+
+        try:
+            path = newest_run(find_runs(RUNS))
+        except OSError:
+            path = None
+        if path is None:
+            raise TraceError(f"no run in {RUNS}: name a run directory, the folder that holds attempt-0")
+    try:
+        named = open_named_run(path)
+    except TraceError:
+        if is_shown and path.is_dir():
+            from hpcpace.cli.runs import rows_in, show_runs
+
+            if rows := rows_in(path):
+                show_runs(rows[:_MAX_ROWS], path)
+                more = f"; `hpcpace list` shows all {len(rows)}" if len(rows) > _MAX_ROWS else ""
+                raise TraceError(f"{path} is a folder of runs: name one of them{more}") from None
+        raise
+    if named.attempt is not None and number not in (None, named.attempt):
+        raise UsageError(f"{path} is attempt {named.attempt}, and --attempt is {number}: give one of them")
+    directory, number = named.directory, named.attempt if number is None else number
+    if number is None:
+        return directory, directory.last_attempt()
+    numbers = [attempt.number for attempt in directory.attempts()]
+    if number not in numbers:
+        raise TraceError(f"no attempt {number} in {directory.path}: it has {', '.join(map(str, numbers))}")
+    return directory, directory.attempt(number)
+
+
+@click.command(cls=Command)
+@click.argument("run", type=PATH, required=False)
+@headed(
+    "What to show",
+    option(
+        "--steps",
+        metavar="A:B",
+        callback=step_range,
+        help="Show the steps from A to B - 1.",
+        show_default="the slowest step and two on each side",
+    ),
+    option(
+        "--ranks",
+        metavar="LIST",
+        callback=rank_set,
+        help="Show only these ranks, like 0,4-7; waits are still known from all of them.",
+        show_default="all, or those that matter if they are too many",
+    ),
+    option(
+        "--attempt",
+        "attempt_number",
+        type=Whole(0),
+        help="Show this attempt of the run.",
+        show_default="the last one",
+    ),
+)
+@headed(
+    "Output",
+    option("-o", "--output", "target", type=PATH, help="Write this file.", show_default="RUN/timeline.pftrace"),
+    option(
+        "--slices",
+        "most_slices",
+        type=Whole(1, 100_000_000),
+        show_default="250000",
+        help="Write at most about this many slices.",
+    ),
+    option("--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use about this much memory."),
+    verbose,
+)
+def timeline_command(
+    run: Path | None,
+    steps: tuple[int | None, int | None] | None,
+    ranks: frozenset[int] | None,
+    attempt_number: int | None,
+    target: Path | None,
+    most_slices: int | None,
+    memory: str,
+    is_verbose: bool,
+) -> None:
+    """Write some steps of RUN as a file for Perfetto, https://ui.perfetto.dev, to look at them in a browser.
+
+    Each rank is a process, with its phases, its collectives and its waits on the common clock; arrows lead from the
+    rank that came last to those that waited for it. Without RUN it takes the newest run in runs.
+
+    Exit codes: 0 fine; 1 the file lacks something, such as ranks without a trace; 2 bad input; 3 there is no step.
+    """
+    from hpcpace.runs.timeline.run_file import write_timeline
+    from hpcpace.runs.timeline.steps import MAX_SLICES, Wanted
+
+    check_target(target, [run], "-o")
+    first, stop = steps or (None, None)
+    directory, attempt = chosen_run(run, attempt_number, is_shown=True)
+    warn_of_old_hdf5(directory.path)
+    most = most_slices or MAX_SLICES
+    wanted = Wanted(first=first, stop=stop, is_range=steps is not None, ranks=ranks, most_slices=most)
+    try:
+        with shown_progress() as begin_stage:
+            made = write_timeline(
+                directory,
+                attempt,
+                wanted,
+                target=target,
+                memory_bytes=ReportConfig(memory=memory).memory_bytes,
+                begin_stage=begin_stage,
+            )
+    except OSError as error:
+        place = target or directory.timeline_pftrace
+        raise UsageError(f"cannot write {place} ({error.strerror}): name another file with -o") from error
+    warn(made.shown.problems, is_verbose=is_verbose)
+    written, *sentences = timeline_lines(made)
+    click.echo(written)
+    for sentence in sentences:
+        click.echo(fitted(sentence))
+    if made.shown.problems:
+        raise SystemExit(EXIT_WARNING)
+
+
+def fitted(sentence: str) -> str:
+    """Return a sentence in lines as wide as the terminal; in a log it is one line."""
+    if not sys.stdout.isatty():
+        return sentence
+    columns = min(max(shutil.get_terminal_size().columns, MIN_WIDTH), MAX_WIDTH)
+    return textwrap.fill(sentence, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def timeline_lines(made: WrittenTimeline) -> list[str]:
+    """Return what was written, and how to open it."""
+    shown, written = made.shown, made.written
+    first, last = int(shown.step[0]), int(shown.step[-1])
+    what = f"step {first}" if first == last else f"steps {first} to {last}"
+    if shown.slowest is not None:
+        what += f", around step {shown.slowest}, the slowest,"
+    unfinished = []
+    if shown.slowest is not None and shown.unfinished is not None:
+        before = f"--steps {max(shown.unfinished - 2, 0)}:"
+        unfinished = [f"not shown: operations of step {shown.unfinished} that never completed ({before} shows them)"]
+    return [
+        f"written: {printable(str(made.path))} ({format_bytes(written.num_bytes)})",
+        f"{what} of {plural(len(shown.ranks), 'rank')}: {plural(written.num_slices, 'slice')}, "
+        f"{plural(written.num_arrows, 'arrow')} from late ranks to those that waited",
+        *unfinished,
+        "open it at https://ui.perfetto.dev, which reads it in your browser and sends it nowhere",
+    ]
 
 
 @click.command(cls=Command)
@@ -134,25 +309,29 @@ def command(
     input; 3 cannot tell.
     """
     if has_timeline:
-        from hpcpace.runs.timeline.perfetto_file import check_perfetto
+        from hpcpace.runs.timeline.tracks import check_perfetto
 
         check_perfetto()
-    probe = None if probe_file is None else _probe(probe_file)
+    probe = None
+    if probe_file is not None:
+        from hpcpace.diagnosis.records import read_probe_file
+
+        probe = read_probe_file(probe_file)
     with team() as processes:
+        is_first = processes is None or processes.rank == 0
         settings = load_config(
             file=config_file,
             environ=process_environ(),
             options={"report": {"memory": memory, "topology": None if topology is None else str(topology)}},
         )
-        directory, attempt = chosen_run(run, attempt_number, is_shown=_is_first(processes) and not as_json)
-        if _is_first(processes):
+        directory, attempt = chosen_run(run, attempt_number, is_shown=is_first and not as_json)
+        if is_first:
             warn_of_old_hdf5(directory.path)
 
-        from hpcpace.cli.progress import shown_progress
         from hpcpace.diagnosis.measure import Selection
 
         selection = Selection(include_warmup=include_warmup, first=steps[0], stop=steps[1])
-        with shown_progress(is_shown=_is_first(processes)) as stage, _with_outcome(attempt):
+        with shown_progress(is_shown=is_first) as stage, _with_outcome(attempt):
             analysis = _analyzed(directory, attempt, selection, settings, stage, processes, probe)
     assert analysis is not None  # only the first process comes here
     summary = analysis.summary
@@ -168,9 +347,9 @@ def command(
     if as_json:
         click.echo(json_text(summary.to_json()), nl=False)
     else:
-        from hpcpace.report.terminal import new_console, print_document
+        from hpcpace.report.terminal import print_document
 
-        print_document(new_console(), document, is_verbose=is_verbose)
+        print_document(text_console(), document, is_verbose=is_verbose)
         if written:
             click.echo(f"\nwritten: {printable(' '.join(map(str, written)))}")
     if exit_code := _exit_code(summary):
@@ -192,21 +371,11 @@ def _document(analysis: Analysis, ranks: list[int] | None, progress: str, timeli
 
 
 def _exit_code(summary: Summary) -> int:
-    from hpcpace.diagnosis.diagnose import Mode
+    from hpcpace.diagnosis.summary import Mode
 
     if not summary.is_whole or summary.verdict.findings:
         return EXIT_WARNING
     return EXIT_CANNOT_TELL if summary.verdict.mode == Mode.CANNOT_TELL else 0
-
-
-def _probe(path: Path) -> ReadProbe:
-    from hpcpace.diagnosis.records import read_probe_file
-
-    return read_probe_file(path)
-
-
-def _is_first(processes: Team | None) -> bool:
-    return processes is None or processes.rank == 0
 
 
 @contextmanager
@@ -286,7 +455,6 @@ def _timeline(
     directory: RunDirectory, attempt: Attempt, analysis: Analysis, settings: Config, *, is_shown: bool
 ) -> Path | None:
     """Write the steps around the slowest one for Perfetto; None, and a warning, where they cannot be shown."""
-    from hpcpace.cli.progress import shown_progress
     from hpcpace.runs.timeline.run_file import write_timeline
     from hpcpace.runs.timeline.steps import Wanted
 

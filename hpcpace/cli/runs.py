@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, option, verbose
+from hpcpace.cli.options import MIN_WIDTH, PATH, option, text_console, verbose
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RUNS, find_runs
@@ -20,7 +16,7 @@ from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import RunRow, run_rows
 from hpcpace.report.sections.run_list import print_runs
 
-_LEAST_WIDTH, _MOST_WIDTH = 80, 140
+_MAX_WIDTH = 140
 
 
 @click.command(cls=Command)
@@ -55,12 +51,9 @@ def rows_in(folder: Path) -> list[RunRow]:
 
 def show_runs(rows: list[RunRow], folder: Path, *, is_verbose: bool = False) -> None:
     """Print the runs of a folder as a table, or that there are none."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of folders more
-        sys.stdout.reconfigure(errors="backslashreplace")
+    console = text_console(log_width=MIN_WIDTH, max_width=_MAX_WIDTH)
     if not rows:
         click.echo(f"no runs in {printable(str(folder))}")
         return
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _LEAST_WIDTH
-    width = min(max(columns, _LEAST_WIDTH), _MOST_WIDTH)
-    print_runs(Console(width=width, highlight=False, emoji=False, markup=False), rows, folder, is_verbose=is_verbose)
+    print_runs(console, rows, folder, is_verbose=is_verbose)
     click.echo(f"\nhpcpace report {printable(rows[0].path)}")

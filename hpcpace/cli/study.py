@@ -17,12 +17,21 @@ from hpcpace.cli.options import PATH, Whole, headed, option
 from hpcpace.config import MOST, PRESETS
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import format_count
-from hpcpace.studies.folder import OPEN, StudyFolder
-from hpcpace.studies.pacing_runs import DEFAULT_POLICIES, pacing_jobs
-from hpcpace.studies.scaling import FAULTS, OF_LAB, PLACEMENTS, ScalingFolder, results, scaling_runs
+from hpcpace.studies.jobs import (
+    DEFAULT_POLICIES,
+    FAULTS,
+    OF_LAB,
+    PLACEMENTS,
+    ScalingFolder,
+    pacing_jobs,
+    results,
+    scaling_runs,
+)
 from hpcpace.studies.setups import (
     NANO_CLUSTER_LAYOUTS,
+    OPEN,
     NanoCluster,
+    StudyFolder,
     model_size_setups,
     parse_layout,
     repeated,

@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from hpcpace.cli.commands import Group
-from hpcpace.cli.options import PATH, Decorated, Whole, checked_steps, headed, option, setting
-from hpcpace.cli.rank_zero import RankZeroCommand
+from hpcpace.cli.commands import Group, RankZeroCommand
+from hpcpace.cli.options import PATH, Decorated, Whole, checked_steps, config_file, headed, option, setting, settings
 from hpcpace.config import (
     BACKENDS,
     COMPRESSIONS,
@@ -32,9 +31,16 @@ from hpcpace.core.errors import EXIT_WARNING, WorldError
 from hpcpace.core.text import format_bytes, format_count
 from hpcpace.pace.settings import POLICIES
 from hpcpace.train.data import check_data, open_data
-from hpcpace.train.launch import become_mpiexec, become_torchrun, check_compiler, lacks_mpi, threads_of_rank
-from hpcpace.train.plan import TrainPlan, plan_training
-from hpcpace.train.progress import STYLES
+from hpcpace.train.plan import (
+    TrainPlan,
+    become_mpiexec,
+    become_torchrun,
+    check_compiler,
+    lacks_mpi,
+    plan_training,
+    threads_of_rank,
+)
+from hpcpace.train.result import STYLES
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.mpi import abort_guard, locate_ranks
 
@@ -63,133 +69,94 @@ _RANKS = headed(
     setting(
         "train",
         "mesh",
+        "Lay the ranks out like this: dp=2,pp=2,tp=1. tp is innermost, dp outermost.",
+        "all ranks in dp",
         metavar="MESH",
-        default="all ranks in dp",
-        help="Lay the ranks out like this: dp=2,pp=2,tp=1. tp is innermost, dp outermost.",
     ),
     setting(
         "train",
         "zero",
+        "Shard across replicas: 1 the optimizer state, 3 also gradients and parameters.",
         type=click.Choice([str(stage) for stage in ZERO_STAGES]),
-        help="Shard across replicas: 1 the optimizer state, 3 also gradients and parameters.",
     ),
     setting(
         "train",
         "compress",
+        f"Compress gradients on their way between replicas: {', '.join(COMPRESSIONS)}.",
         type=click.Choice(COMPRESSIONS),
         metavar="WAY",
-        help=f"Compress gradients on their way between replicas: {', '.join(COMPRESSIONS)}.",
     ),
-    setting(
+    *settings(
         "train",
-        "sync_every",
-        type=int,
-        help="Average parameters every N steps instead of gradients every step (local SGD); 1: gradients.",
-    ),
-    setting(
-        "train",
-        "bucket_mb",
-        type=float,
-        default="the first 1, the others 25",
-        help="Use gradient buckets of this size in DDP, in MiB.",
-    ),
-    setting(
-        "train",
-        "overlap",
-        help="Send gradients while backward still runs, or all at once at its end (--no-overlap).",
+        sync_every="Average parameters every N steps instead of gradients every step (local SGD); 1: gradients.",
+        bucket_mb=("Use gradient buckets of this size in DDP, in MiB.", "the first 1, the others 25"),
+        overlap="Send gradients while backward still runs, or all at once at its end (--no-overlap).",
     ),
 )
 _PIPELINE = headed(
     "Pipeline",
-    setting(
-        "train",
-        "microbatches",
-        type=int,
-        help="Cut the batch of a replica into this many pieces, if there is a pipeline.",
-    ),
+    *settings("train", microbatches="Cut the batch of a replica into this many pieces, if there is a pipeline."),
     setting(
         "train",
         "schedule",
+        f"Order microbatches in a pipeline like this: {', '.join(SCHEDULES)}; interleaved gives each rank two stages.",
         type=click.Choice(SCHEDULES),
         metavar="ORDER",
-        help=f"Order microbatches in a pipeline like this: {', '.join(SCHEDULES)}; interleaved gives each rank two "
-        "stages.",
     ),
 )
 _PRECISION = (
     setting(
         "train",
         "dtype",
+        f"Compute in this type: {', '.join([*DTYPES, *SHORT_DTYPES])}. With bfloat16 (bf16), parameters, "
+        "gradients and loss stay in float32.",
         type=click.Choice([*DTYPES, *SHORT_DTYPES]),
         metavar="TYPE",
-        help=f"Compute in this type: {', '.join([*DTYPES, *SHORT_DTYPES])}. With bfloat16 (bf16), parameters, "
-        "gradients and loss stay in float32.",
     ),
-    setting("train", "compile", help="Compile blocks and head with torch.compile; needs a C++ compiler (CXX or g++)."),
+    *settings("train", compile="Compile blocks and head with torch.compile; needs a C++ compiler (CXX or g++)."),
 )
 _GPT2 = headed(
     "Model",
-    setting("train", "preset", type=click.Choice(PRESETS), help="Train a model of this size; see docs/cli.md."),
-    setting(
-        "train", "seq_len", type=int, default="the context of the preset", help="Use sequences of this many tokens."
-    ),
+    setting("train", "preset", "Train a model of this size; see docs/cli.md.", type=click.Choice(PRESETS)),
+    *settings("train", seq_len=("Use sequences of this many tokens.", "the context of the preset")),
     setting(
         "train",
         "vocabulary",
+        "Read GPT-2's vocab.json and merges.txt from this folder.",
+        "none: every byte is a token",
         type=PATH,
-        default="none: every byte is a token",
-        help="Read GPT-2's vocab.json and merges.txt from this folder.",
     ),
     *_PRECISION,
 )
 _RESNET18 = headed("Model", *_PRECISION)
 _TRAINING = headed(
     "Training",
-    setting("train", "steps", type=int, help="Train for this many steps."),
-    setting(
+    *settings(
         "train",
-        "warmup_steps",
-        type=int,
-        default="3, or all but one of fewer steps",
-        help="Leave this many first steps out of the report.",
-    ),
-    setting("train", "batch_size", type=int, help="Train on this many sequences or images per step, over all ranks."),
-    setting("train", "learning_rate", type=float, help="Use this step size in AdamW."),
-    setting(
-        "train",
-        "seed",
-        type=int,
-        help="Seed parameters and data; the same seed gives the same losses on every mesh.",
+        steps="Train for this many steps.",
+        warmup_steps=("Leave this many first steps out of the report.", "3, or all but one of fewer steps"),
+        batch_size="Train on this many sequences or images per step, over all ranks.",
+        learning_rate="Use this step size in AdamW.",
+        seed="Seed parameters and data; the same seed gives the same losses on every mesh.",
     ),
     setting(
-        "train",
-        "data",
-        type=PATH,
-        default="gpt2: sources of Python; resnet18: synthetic",
-        help="Train on this file or folder.",
+        "train", "data", "Train on this file or folder.", "gpt2: sources of Python; resnet18: synthetic", type=PATH
     ),
-    setting("train", "eval_every", type=int, help="Evaluate on held-out data every N steps; 0: never."),
-    setting(
+    *settings(
         "train",
-        "eval_batches",
-        type=int,
-        help="Use this many global batches per evaluation, the same each time.",
+        eval_every="Evaluate on held-out data every N steps; 0: never.",
+        eval_batches="Use this many global batches per evaluation, the same each time.",
     ),
 )
 _CHECKPOINTS = headed(
     "Checkpoints",
-    setting(
-        "train",
-        "checkpoint_every",
-        type=int,
-        help="Write a checkpoint every N steps; 0: only when a signal stops the job.",
-    ),
+    *settings("train", checkpoint_every="Write a checkpoint every N steps; 0: only when a signal stops the job."),
     setting(
         "train",
         "resume",
-        metavar="auto|never|PATH",
-        help="Resume from the last checkpoint in --run-dir (auto), start anew (never), or start from PATH, "
+        "Resume from the last checkpoint in --run-dir (auto), start anew (never), or start from PATH, "
         "a run or a checkpoint.",
+        metavar="auto|never|PATH",
     ),
 )
 _WORLD = headed(
@@ -197,104 +164,97 @@ _WORLD = headed(
     setting(
         "world",
         "device",
+        "Compute here; auto takes the GPU of the local rank if torch sees one.",
         type=click.Choice(DEVICES),
-        help="Compute here; auto takes the GPU of the local rank if torch sees one.",
     ),
     setting(
         "world",
         "backend",
+        "Run collectives over this backend; auto takes nccl on GPUs and gloo on CPUs.",
         type=click.Choice(BACKENDS),
-        help="Run collectives over this backend; auto takes nccl on GPUs and gloo on CPUs.",
     ),
     setting(
         "world",
         "interface",
+        "Use this network interface for collectives; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME wins.",
+        "chosen from the hosts' addresses",
         metavar="NAME",
-        default="chosen from the hosts' addresses",
-        help="Use this network interface for collectives; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME wins.",
     ),
-    setting(
-        "world",
-        "timeout_s",
-        type=float,
-        help="End the job when a collective has not completed for this many seconds.",
-    ),
+    *settings("world", timeout_s="End the job when a collective has not completed for this many seconds."),
 )
 _TRACE = headed(
     "Tracing, pacing and faults",
-    setting("trace", "enabled", flag="--trace", help="Record a trace; --pace needs one."),
+    setting("trace", "enabled", "Record a trace; --pace needs one.", flag="--trace"),
     setting(
         "trace",
         "trace_dir",
-        type=PATH,
-        default="the run",
-        help="Keep traces in this node-local folder (auto: a disk of the node) while the job runs, and move them into "
+        "Keep traces in this node-local folder (auto: a disk of the node) while the job runs, and move them into "
         "the run at the end.",
+        "the run",
+        type=PATH,
     ),
-    setting(
+    *settings(
         "trace",
-        "keep_last",
-        type=int,
-        help="Keep at least this many of the last steps in the trace, and drop older ones while the job runs; 0: all.",
+        keep_last="Keep at least this many of the last steps in the trace, and drop older ones while the job runs; 0: "
+        "all.",
     ),
     setting(
         "trace",
         "detail_steps",
+        "Record only the steps from A to B - 1 in detail, and of all others their times.",
+        "all",
         flag="--trace-steps",
         metavar="A:B[,C:D]",
         callback=checked_steps,
-        default="all",
-        help="Record only the steps from A to B - 1 in detail, and of all others their times.",
     ),
     setting(
         "trace",
         "detail",
+        "Record this of them: full, collectives (no phases), or steps (no collectives either).",
         flag="--trace-detail",
         type=click.Choice(DETAILS),
         metavar="LEVEL",
-        help="Record this of them: full, collectives (no phases), or steps (no collectives either).",
     ),
     setting(
         "pace",
         "policy",
+        f"Hold early ranks back by this policy, if a trial in the job shows a gain: {', '.join(POLICIES)}; see "
+        "docs/pacing.md.",
         flag="--pace",
         type=click.Choice(POLICIES),
         metavar="POLICY",
-        help=f"Hold early ranks back by this policy, if a trial in the job shows a gain: {', '.join(POLICIES)}; see "
-        "docs/pacing.md.",
     ),
     setting(
         "hang",
         "on_hang",
+        "Write down what holds a step up that lasts too long and say so (report), also end the job with exit code "
+        "4 (stop), or do not watch (off); see docs/hang.md.",
         type=click.Choice(ON_HANG),
         metavar="WHAT",
-        help="Write down what holds a step up that lasts too long and say so (report), also end the job with exit code "
-        "4 (stop), or do not watch (off); see docs/hang.md.",
     ),
     setting(
         "train",
         "inject",
+        "Slow a rank down, like rank=2,size=30%; may be given several times. See docs/cli.md.",
+        "none",
         multiple=True,
         metavar="FAULT",
-        default="none",
-        help="Slow a rank down, like rank=2,size=30%; may be given several times. See docs/cli.md.",
     ),
 )
 _OUTPUT = headed(
     "Settings and output",
-    option("--config", "config_file", type=PATH, help="Read settings from this TOML file.", show_default="none"),
+    config_file,
     option(
         "--run-dir",
         type=PATH,
         show_default="runs/JOB-NAME",
         help="Write the run to this folder; a second start there becomes attempt-1.",
     ),
-    setting(
+    *settings(
         "train",
-        "shared_cores",
-        help="Let reports look for other causes where ranks share cores; for more ranks than cores on purpose.",
+        shared_cores="Let reports look for other causes where ranks share cores; for more ranks than cores on purpose.",
+        log_every="Print a progress line every N steps in a log.",
     ),
-    setting("train", "log_every", type=int, help="Print a progress line every N steps in a log."),
     option(
         "--progress",
         type=click.Choice(STYLES),

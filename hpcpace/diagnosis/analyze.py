@@ -15,11 +15,10 @@ from hpcpace.core.pool import Team, in_background
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import one_line
 from hpcpace.diagnosis.credible import CredibleRun, measure_credible_run
-from hpcpace.diagnosis.diagnose import Diagnosis
+from hpcpace.diagnosis.diagnose import Diagnosis, NothingMeasured
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures.audit import audit_figures, probed_figures, probed_term
 from hpcpace.diagnosis.figures.causes import cause_figures, jitter_figures, sensitivity_figures
-from hpcpace.diagnosis.figures.devices import device_figures
 from hpcpace.diagnosis.figures.network import network_figures, network_plots
 from hpcpace.diagnosis.figures.overview import (
     attempt_rows,
@@ -32,15 +31,17 @@ from hpcpace.diagnosis.figures.overview import (
     tracing_figures,
     world_figures,
 )
-from hpcpace.diagnosis.figures.ranks import core_figures, place_excess, rank_rows, role_rows
+from hpcpace.diagnosis.figures.ranks import place_excess, rank_rows, role_rows
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.modes.obstacle import NothingMeasured
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
-from hpcpace.diagnosis.probe_words import with_probe
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe, read_records
 from hpcpace.diagnosis.summary import Jitter, SensitivityRow, Summary, Verdict
+from hpcpace.diagnosis.topics.communication import with_probe
+from hpcpace.diagnosis.topics.cores import CoreThresholds, core_figures
+from hpcpace.diagnosis.topics.gpus import device_figures
+from hpcpace.diagnosis.topics.pipeline import PipelineThresholds
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of
 from hpcpace.hang.from_traces import records_of
 from hpcpace.hang.notices import read_notices
@@ -55,7 +56,7 @@ from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.same_run import of_one_run
 
 _MIN_SHARED = 20_000
-"""Operations below which another process takes longer to start than to do its part."""
+"""Speed: operations below which another process takes longer to start than to do its part."""
 
 Progress = Callable[[int, int], None]
 """Takes how many parts of a stage are done, and how many there are."""
@@ -67,7 +68,9 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "shares": share_figures,
     "hotspots": lambda run: run.hotspots,
     # Nobody knows where waits for an absent rank began; they would be taken for transfers.
-    "causes": lambda run: None if run.diagnosis.absent else cause_figures(run.measured, run.panels),
+    "causes": lambda run: (
+        None if run.diagnosis.absent else cause_figures(run.measured, run.panels, run.limits(PipelineThresholds))
+    ),
     "tracing": tracing_figures,
     "ranks": rank_rows,
     "roles": role_rows,
@@ -85,7 +88,7 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "end": lambda run: run.credible.end,
     "unknown": lambda run: run.measured.unknown,
     "devices": lambda run: device_figures(run.measured),
-    "cores": lambda run: core_figures(run.panels),
+    "cores": lambda run: core_figures(run.panels, run.limits(CoreThresholds)),
     "hang": hang_figures,
     "network": lambda run: network_figures(run.network),
     "comparable": comparable_figures,
@@ -137,7 +140,7 @@ def analyze(
     found = read() if team is None else team.agree(read, _signature)
     measuring = begin_stage("measuring")
     if team is not None and team.rank:
-        _credible_run(attempt, found, selection, config.diagnosis, progress=measuring, team=team)
+        _credible_run(attempt, found, selection, config, progress=measuring, team=team)
         return None
     return analyze_traces(run, attempt, found, selection, config, progress=measuring, team=team, probe=probe)
 
@@ -164,7 +167,7 @@ def analyze_traces(
     topology = config.report.topology
     placed = place_traces(found.traces, read_topology(Path(topology)) if topology else [], file=topology)
     found = replace(found, traces=list(placed.traces))
-    credible, records = _credible_run(attempt, found, selection, config.diagnosis, progress=progress, team=team)
+    credible, records = _credible_run(attempt, found, selection, config, progress=progress, team=team)
     snapshots, unread = read_snapshots(attempt)
     judged = JudgedAttempt(
         credible=credible,
@@ -194,8 +197,8 @@ def _analysis(judged: JudgedAttempt) -> Analysis:
     hosts, diagnosis, hotspots = judged.credible.hosts, judged.diagnosis, judged.hotspots
     first = place_excess(judged.excess, measured.places, hotspots[0])[0] if hotspots and judged.excess else 0.0
     remarks = (
-        *near_misses(diagnosis, panels, hotspots, first),
-        *remarks_of(figures["causes"], hosts),
+        *near_misses(diagnosis, panels, hotspots, first, judged.config.thresholds),
+        *remarks_of(figures["causes"], hosts, judged.config.thresholds),
         *audit_remarks(figures["audit"]),
     )
     summary = Summary(
@@ -223,16 +226,18 @@ def _credible_run(
     attempt: Attempt,
     found: AttemptTraces,
     selection: Selection,
-    settings: DiagnosisConfig,
+    config: Config,
     *,
     progress: Progress | None,
     team: Team | None,
 ) -> tuple[CredibleRun, AttemptRecords]:
     records = read_records(attempt)
     try:
-        return measure_credible_run(found, selection, records, progress=progress, team=team), records
+        return measure_credible_run(
+            found, selection, records, progress=progress, team=team, thresholds=config.thresholds
+        ), records
     except CannotTell as error:
-        raise CannotTell(f"{attempt.path}: {error}{_hang_words(attempt, found, records, settings)}") from None
+        raise CannotTell(f"{attempt.path}: {error}{_hang_words(attempt, found, records, config.diagnosis)}") from None
 
 
 def _hang_words(attempt: Attempt, found: AttemptTraces, records: AttemptRecords, settings: DiagnosisConfig) -> str:

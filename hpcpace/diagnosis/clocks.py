@@ -23,11 +23,12 @@ from hpcpace.metrics.operations import synchronises
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS
 
-_MAX_VIOLATIONS = 10_000_000
-_MAX_SUSPECTS = 16
+_MAX_VIOLATIONS = 10_000_000  # memory: pairs of operations that are searched
+_MAX_SUSPECTS = 16  # display: hosts in summary.json
+_PARTS_PER_MILLION = 1e6  # format: units
 _ROUNDING_NS = RESOLUTION_NS["collectives"]["enter_ns"]
-# Device times are tied to the host's when a thread sees that the device is idle, and elapsed times come as float32.
 DEVICE_ERROR_NS = 100_000
+"""Format: error of device times. A thread that sees the device idle ties them to the host's; lengths are float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality) -
     outside = np.concatenate([times.extrapolated for times in mapped] or [np.zeros(len(chosen), np.bool_)])
     residuals_ns = np.concatenate([np.abs(clock.residuals_ns()) for clock in clocks])
     drifts = [
-        abs(float(np.diff(clock.offset_ns[[0, -1]])[0] / np.diff(clock.local_ns[[0, -1]])[0])) * 1e6
+        abs(float(np.diff(clock.offset_ns[[0, -1]])[0] / np.diff(clock.local_ns[[0, -1]])[0])) * _PARTS_PER_MILLION
         for clock in clocks
         if clock.num_samples > 1
     ]

@@ -28,8 +28,9 @@ from hpcpace.trace.stream import TraceStream
 from hpcpace.trace.tables import RankTrace, join_tables
 
 MAX_OPERATIONS = 1_000_000
-"""Of all ranks together, about."""
-_NUM_STRETCHES, _MIN_STEPS = 8, 4
+"""Memory: operations of all ranks together, about."""
+_SLOT_BITS = 20  # format: of a number that combines the coordinates of a rank
+_NUM_STRETCHES, _MIN_STEPS = 8, 4  # memory: stretches of a long run that are taken apart, and steps of each
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _BLOCKED = (Phase.GRAD_SYNC, Phase.PACE)
 _OF_DATA = (Phase.FORWARD, Phase.BACKWARD)
@@ -169,5 +170,5 @@ def data_variation_of(close_up: CloseUp) -> DataVariation | None:
     return data_variation(
         np.array(panels).reshape(len(panels), len(_OF_DATA), num_steps, -1),
         np.array([header.pp for header in headers]),
-        np.array([header.dp * (1 << 20) + header.tp for header in headers]),
+        np.array([header.dp * (1 << _SLOT_BITS) + header.tp for header in headers]),
     )

@@ -14,25 +14,36 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import CannotTell, with_reasons
 from hpcpace.core.pool import Team
 from hpcpace.core.text import NS_PER_S, format_duration
-from hpcpace.diagnosis.ends import find_end
+from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.evidence import timed_traces
 from hpcpace.diagnosis.incomplete import contradictions_of, find_incomplete, problems_of, sound_stream
 from hpcpace.diagnosis.measure import Measured, Selection, measure
-from hpcpace.diagnosis.modes.run_end import RunEnd
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.records import AttemptRecords
-from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line, run_end_line
-from hpcpace.diagnosis.summary import Incomplete
+from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
+from hpcpace.diagnosis.summary import Incomplete, RunEnd
+from hpcpace.diagnosis.topics.run_end import RunEndThresholds, find_end, run_end_line
 from hpcpace.metrics.plausibility import Contradiction, contradictions
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
 from hpcpace.trace.tables import RankTrace
 
 # Clocks that are wrong by less are found by what they contradict; a rank that is so far off is not of this job.
-_MAX_STEPS_APART, _MIN_APART_NS = 10, NS_PER_S
-_MIN_OPERATIONS_SHARE = 0.5
-_MAX_LOST_SHOWN = 10
-_MAX_MISSING = 1 << 17  # a damaged world size must not fill the memory
+_MAX_LOST_SHOWN = 10  # display: sentences on lost operations
+_MAX_MISSING = 1 << 17  # memory: a damaged world size must not fill it
+
+
+@dataclass(frozen=True, kw_only=True)
+class CredibleThresholds(Thresholds, topic="credible"):
+    """When all other ranks contradict one, so that nothing of its trace is believed."""
+
+    max_steps_apart: float = number(
+        10.0, "steps", "Steps by which a rank may be behind the others, who wait for it in every step: more is a clock."
+    )
+    max_apart_ns: int = number(NS_PER_S, "ns", "Time by which it may be behind however short steps are.")
+    least_operations_share: float = number(
+        0.5, "share", "Share of the operations of others of its role that a rank must have recorded."
+    )
 
 
 def credible_traces(traces: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
@@ -56,9 +67,13 @@ def sentences_on_operations(measured: Measured) -> list[str]:
     return [_sentence(trace, said) for trace, said in found if said]
 
 
-def incredible_ranks(measured: Measured) -> tuple[set[int], list[str]]:
+def incredible_ranks(measured: Measured, limits: CredibleThresholds) -> tuple[set[int], list[str]]:
     """Return the ranks that all others contradict, and a sentence for each."""
-    found = {**_silent(measured), **_apart_in_time(measured), **_contradictory(measured)}
+    found = {
+        **_silent(measured, limits.least_operations_share),
+        **_apart_in_time(measured, limits),
+        **_contradictory(measured),
+    }
     return set(found), list(found.values())
 
 
@@ -68,7 +83,7 @@ def _contradictory(measured: Measured) -> dict[int, str]:
     return {trace.header.rank: _sentence(trace, said) for trace, said in found if any(one.is_grave for one in said)}
 
 
-def _apart_in_time(measured: Measured) -> dict[int, str]:
+def _apart_in_time(measured: Measured, limits: CredibleThresholds) -> dict[int, str]:
     """Return the ranks whose steps are at another time than the same steps of the others.
 
     Ranks of one job step together. The file of an earlier start with the same names, or a clock that is wrong by hours,
@@ -78,7 +93,7 @@ def _apart_in_time(measured: Measured) -> dict[int, str]:
     rows = [row for row, rank in enumerate(timed.ranks) if rank not in timed.unknown_clocks]
     if len(rows) < 2:
         return {}
-    apart_ns = steps_apart_ns(measured.common.begin_ns[rows], float(np.median(measured.times_ns)))
+    apart_ns = steps_apart_ns(measured.common.begin_ns[rows], float(np.median(measured.times_ns)), limits)
     return {
         timed.ranks[row]: (
             f"{timed.traces[row].path}: the steps of rank {timed.ranks[row]} are {format_duration(abs(ns))} "
@@ -90,7 +105,7 @@ def _apart_in_time(measured: Measured) -> dict[int, str]:
     }
 
 
-def steps_apart_ns(begin_ns: NDArray[np.int64], step_ns: float) -> NDArray[np.float64]:
+def steps_apart_ns(begin_ns: NDArray[np.int64], step_ns: float, limits: CredibleThresholds) -> NDArray[np.float64]:
     """Return by how much the steps of each rank are behind those of the others, float64, (num_ranks,).
 
     It is 0 where they are at the same time, give or take some steps and a second.
@@ -98,12 +113,13 @@ def steps_apart_ns(begin_ns: NDArray[np.int64], step_ns: float) -> NDArray[np.fl
     Args:
         begin_ns: of the same steps of each rank on the common clock, int64, (num_ranks, num_steps).
         step_ns: how long a step takes.
+        limits: how far apart they may be.
     """
     apart_ns = np.median(begin_ns - np.median(begin_ns, axis=0), axis=1)
-    return np.where(np.abs(apart_ns) > max(_MAX_STEPS_APART * step_ns, _MIN_APART_NS), apart_ns, 0.0)
+    return np.where(np.abs(apart_ns) > max(limits.max_steps_apart * step_ns, limits.max_apart_ns), apart_ns, 0.0)
 
 
-def _silent(measured: Measured) -> dict[int, str]:
+def _silent(measured: Measured, least_share: float) -> dict[int, str]:
     """Return the ranks that recorded far fewer operations than others of their role.
 
     The time of the operations that they lack would be taken for their own work.
@@ -115,7 +131,7 @@ def _silent(measured: Measured) -> dict[int, str]:
         usual = float(np.median(num_operations[members]))
         # If it is not known who does the same work, ranks may do different things, but not nothing.
         is_role_known = measured.timed.traces[members[0]].header.pp >= 0
-        least = _MIN_OPERATIONS_SHARE * usual if is_role_known else min(usual, 1.0)
+        least = least_share * usual if is_role_known else min(usual, 1.0)
         for row in members[num_operations[members] < least].tolist():
             trace = measured.timed.traces[row]
             found[trace.header.rank] = (
@@ -203,6 +219,7 @@ def measure_credible_run(
     *,
     progress: Callable[[int, int], None] | None = None,
     team: Team | None = None,
+    thresholds: ThresholdValues | None = None,
 ) -> CredibleRun:
     """Measure a run, and measure it again without the ranks that all others contradict, until none is left.
 
@@ -211,16 +228,18 @@ def measure_credible_run(
         selection: which steps to use.
         records: what the run's records say.
         progress, team: as `measure_operations` takes them. Processes of a team have the same arguments.
+        thresholds: the numbers that decide; the defaults if None.
 
     Raises:
         CannotTell: there is no trace that can be believed, or no step that all ranks have.
     """
+    limits = thresholds or ThresholdValues()
     world_size = world_size_of(found.traces)
     traces, contradictions = credible_traces(found.traces)
     problems = [*found.problems, *contradictions]
     while traces:
-        run = _measure_traces(traces, world_size, problems, selection, records, progress, team)
-        incredible, reasons = incredible_ranks(run.measured)
+        run = _measure_traces(traces, world_size, problems, selection, records, progress, team, limits)
+        incredible, reasons = incredible_ranks(run.measured, limits.of(CredibleThresholds))
         if not incredible:
             return run
         traces = [trace for trace in traces if trace.header.rank not in incredible]
@@ -236,13 +255,14 @@ def _measure_traces(
     records: AttemptRecords,
     progress: Callable[[int, int], None] | None,
     team: Team | None,
+    limits: ThresholdValues,
 ) -> CredibleRun:
     ranks = {trace.header.rank for trace in traces}
     missing = tuple(sorted(set(range(min(world_size, _MAX_MISSING))) - ranks))
     hosts = {**records.run.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
     problems = [*problems, *records.problems]
     try:
-        measured = measure(traces, selection, progress=progress, team=team)
+        measured = measure(traces, selection, progress=progress, team=team, thresholds=limits)
     except CannotTell as error:
         # One rank without a common step must not leave the others without figures.
         common, left_out = ranks_with_common_steps(traces, selection)
@@ -250,18 +270,18 @@ def _measure_traces(
         figures = measure_operations(timed, none, none, progress=progress, team=team)
         problems = [*problems, *left_out, *_problems_of(figures)]
         incomplete = find_incomplete(timed, problems, missing=missing, hosts=hosts, done=figures.completed)
-        end = find_end(timed, incomplete, figures.completed.opened)
+        end = find_end(timed, incomplete, figures.completed.opened, limits.of(RunEndThresholds))
         if not left_out:
             ended = [] if end is None else [run_end_line(end, hosts)]
             reasons = [*ended, str(error), *_losses(incomplete, hosts)]
             raise CannotTell(with_reasons(reasons[0], reasons[1:])) from None
-        measured = measure(common, selection, progress=progress, team=team)
+        measured = measure(common, selection, progress=progress, team=team, thresholds=limits)
     else:
         problems = [*problems, *sentences_on_operations(measured), *_problems_of(measured.operations)]
         # What is missing shows in the steps of the host.
         timed, done = replace(measured.timed, traces=traces), measured.operations.completed
         incomplete = find_incomplete(timed, problems, missing=missing, hosts=hosts, done=done)
-        end = find_end(timed, incomplete, done.opened)
+        end = find_end(timed, incomplete, done.opened, limits.of(RunEndThresholds))
     return CredibleRun(
         world_size=world_size,
         traces=traces,

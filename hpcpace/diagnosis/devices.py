@@ -7,14 +7,15 @@ time there. With those of the device, all figures are measured as on ranks witho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.diagnosis.finding import IdlePhase
 from hpcpace.diagnosis.incomplete import sound_stream
-from hpcpace.diagnosis.modes.finding import IdlePhase
 from hpcpace.metrics.host_waits import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
@@ -26,7 +27,17 @@ from hpcpace.trace.tables import join_tables
 _OF_DEVICES = b"ccl"
 _OF_HOST = (Phase.GC, Phase.PACE, Phase.OTHER)
 """Phases that may be the host's alone: the device goes on meanwhile, as far as it has work."""
-_MIN_KNOWN = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceThresholds(Thresholds, topic="devices"):
+    """When times of a device replace those of its host."""
+
+    least_known_share: float = number(
+        0.5, "share", "Share of the steps whose times on the device must be known: with fewer, the host's are used."
+    )
+
+
 _DEVICE_COLUMNS = {"begin_ns": DEVICE_BEGIN_COLUMN, "end_ns": DEVICE_END_COLUMN}
 DURING_COLUMN, BOUNDED_COLUMN = "during", "is_bounded"
 HOST_BEGIN_COLUMN, HOST_END_COLUMN = "host_begin_ns", "host_end_ns"
@@ -68,7 +79,7 @@ def is_timed_there(trace: RankTrace, operations: Table) -> NDArray[np.bool_]:
     return np.full(len(operations), not has_device(trace))
 
 
-def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
+def on_devices(traces: Sequence[RankTrace], limits: DeviceThresholds | None = None) -> list[RankTrace]:
     """Return traces with steps and phases as the device did them, where that is known; others as they are.
 
     Begin and end are those of the device then, and columns `host_begin_ns` and `host_end_ns` have those of the host.
@@ -80,7 +91,7 @@ def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
     Where a trace has phases of the device being idle itself, they are taken in place of what marks of the stream show.
     """
-    views = [_on_device(trace) for trace in traces]
+    views = [_on_device(trace, (limits or DeviceThresholds()).least_known_share) for trace in traces]
     changed = [index for index, view in enumerate(views) if is_on_device(view) and view is not traces[index]]
     found = {index: _stretches(views[index], traces[index]) for index in changed}
     roles = {index: (traces[index].header.pp, traces[index].header.tp) for index in changed}
@@ -98,7 +109,7 @@ def on_devices(traces: Sequence[RankTrace]) -> list[RankTrace]:
     return views
 
 
-def _on_device(trace: RankTrace) -> RankTrace:
+def _on_device(trace: RankTrace, least_known_share: float) -> RankTrace:
     steps, phases = trace.tables["steps"], trace.tables["phases"]
     if is_on_device(trace):
         return trace
@@ -116,7 +127,7 @@ def _on_device(trace: RankTrace) -> RankTrace:
     is_phase_known &= phases[DEVICE_END_COLUMN] >= phases[DEVICE_BEGIN_COLUMN]
     unknown = phases["step"][~is_phase_known & ~np.isin(phases["phase"], _OF_HOST)]
     is_known &= ~np.isin(steps["step"], unknown)
-    if not is_known.sum() > _MIN_KNOWN * len(steps):
+    if not is_known.sum() > least_known_share * len(steps):
         return trace
     tables = {"steps": _view(steps.select(is_known)), "phases": _view(phases.select(is_phase_known))}
     return replace(trace, tables={**trace.tables, **tables})

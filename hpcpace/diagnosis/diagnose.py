@@ -1,67 +1,199 @@
-"""From panels of steps to what is wrong: each mode is judged by its own rule, and takes a share of the loss.
+"""From panels of steps to findings: the topics in their order, and what follows from all of their findings together.
 
-A rule says nothing where its evidence stays below its threshold or within chance. Own work needs no common clock, so
+A rule finds nothing where its evidence stays below its threshold or within chance. Own work needs no common clock, so
 who is late is judged by it; transfers need one, and are not judged where a clock is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import assert_never
+from enum import Enum, auto
+from typing import ClassVar, NamedTuple, assert_never
 
-from hpcpace.config import DiagnosisConfig
-from hpcpace.diagnosis.modes.arrival import arrival_finding
-from hpcpace.diagnosis.modes.communication import network_findings
-from hpcpace.diagnosis.modes.cores import core_finding, with_cores
-from hpcpace.diagnosis.modes.ended import end_finding
-from hpcpace.diagnosis.modes.events import event_finding
-from hpcpace.diagnosis.modes.evidence import (
-    CollectionEvidence,
-    CoreEvidence,
-    FlowEvidence,
-    InputEvidence,
-    InterruptionEvidence,
-    LatenessEvidence,
-    LatePattern,
+from hpcpace.core.text import percent, plural, rank_list
+from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding
+from hpcpace.diagnosis.topics import (
+    communication,
+    cores,
+    events,
+    hang,
+    host,
+    input,
+    jitter,
+    links,
+    pipeline,
+    run_end,
+    straggler,
 )
-from hpcpace.diagnosis.modes.finding import Culprit, DiagnosisFinding, Panels
-from hpcpace.diagnosis.modes.hang import hang_finding
-from hpcpace.diagnosis.modes.host import host_finding
-from hpcpace.diagnosis.modes.interruption import interruption_findings
-from hpcpace.diagnosis.modes.jitter import jitter_finding
-from hpcpace.diagnosis.modes.mode import Mode
-from hpcpace.diagnosis.modes.obstacle import (
-    AbsentRanks,
-    HostTimes,
-    NoPhases,
-    NothingCompared,
-    Obstacle,
-    TooFewSteps,
-    TooMuchNoise,
-    UnmatchedOperations,
-    WrongClock,
+from hpcpace.metrics.stragglers import LEAST_STEPS, SearchObstacle
+
+_MAX_LIST_CHARS = 30  # display: a longer list of ranks is cut
+
+
+class Needs(Enum):
+    """The data without which a topic does not run."""
+
+    NOTHING = auto()
+    STEPS = auto()
+    OWN_WORK = auto()
+
+
+class Topic(NamedTuple):
+    """A topic: its rule, and the data that it needs."""
+
+    find: Callable[[Case], Sequence[DiagnosisFinding]]
+    needs: Needs
+
+
+TOPICS = (
+    Topic(hang.find, Needs.NOTHING),
+    Topic(run_end.find, Needs.NOTHING),
+    Topic(straggler.find_by_arrival, Needs.STEPS),
+    Topic(straggler.find, Needs.OWN_WORK),
+    Topic(pipeline.find, Needs.OWN_WORK),
+    Topic(input.find, Needs.OWN_WORK),
+    Topic(host.find, Needs.OWN_WORK),
+    Topic(events.find_collection, Needs.OWN_WORK),
+    Topic(events.find_interruptions, Needs.OWN_WORK),
+    Topic(links.find, Needs.OWN_WORK),
+    Topic(links.find_by_transfers, Needs.OWN_WORK),
+    Topic(communication.find, Needs.OWN_WORK),
+    Topic(events.find, Needs.OWN_WORK),
+    Topic(jitter.find, Needs.OWN_WORK),
+    Topic(cores.find, Needs.OWN_WORK),
 )
-from hpcpace.diagnosis.modes.phase import collection_finding, input_finding
-from hpcpace.diagnosis.modes.pipeline import imbalance_finding
-from hpcpace.diagnosis.modes.run_end import RunEnd
-from hpcpace.diagnosis.modes.straggler import search_stragglers, straggler_findings
-from hpcpace.hang.views import FoundHang
-from hpcpace.metrics.links import LinkFindings, Locality
-from hpcpace.metrics.lost_operations import OpenOperation
-from hpcpace.metrics.stragglers import LEAST_STEPS, SearchObstacle, StragglerSearch
-from hpcpace.metrics.what_if import Rebuilt
+"""All topics, in the order in which they run: each sees the findings of those before it in the case.
 
-__all__ = ["Culprit", "Diagnosis", "DiagnosisFinding", "Mode", "Panels", "diagnose"]
+Stragglers come before topics that judge the work without theirs, links before communication, all that makes steps
+differ before jitter, and cores last, because they may explain any other finding.
+"""
 
-# Told before all others, whatever those cost.
-_LEADING = (Mode.ENDED, Mode.HANG)
+
+class Obstacle:
+    """Base of the reasons why the data of a run decide nothing.
+
+    Attributes:
+        advice: what to do.
+        why: further sentences.
+    """
+
+    advice: ClassVar[str] = "use more steps of the run (--steps, --include-warmup), or record more"
+    why: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def words(self) -> str:
+        """The reason, as the headline has it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooFewSteps(Obstacle):
+    """The run has fewer steps than a diagnosis needs."""
+
+    num_steps: int
+    least: int
+
+    @property
+    def words(self) -> str:
+        """The reason, as the headline has it."""
+        are = "is" if self.num_steps == 1 else "are"
+        return f"{plural(self.num_steps, 'step')} {are} too few: at least {self.least} are needed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongClock(Obstacle):
+    """A clock is proven wrong, so that transfers cannot be judged, and own work shows no fault."""
+
+    advice: ClassVar[str] = "see the clock error below"
+    words: ClassVar[str] = "a clock is wrong, so transfers cannot be judged; the ranks' own work shows no fault"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbsentRanks(Obstacle):
+    """Ranks without a trace may cause the waits of the others, and nothing that is certain explains the loss."""
+
+    words: ClassVar[str] = "nothing that is certain explains the step time"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTimes(Obstacle):
+    """Phases of `ranks`, which used a device, are times of the host: their work, waits and transfers are not known."""
+
+    advice: ClassVar[str] = (
+        "trace a few hundred steps with device times of phases (docs/diagnosis.md, ranks with a device)"
+    )
+    why: ClassVar[tuple[str, ...]] = (
+        "the host runs ahead of the device, so own work, waits and transfers in a step are not known; arrivals at "
+        "collectives on the device name no rank as late",
+    )
+    ranks: tuple[int, ...]
+
+    @property
+    def words(self) -> str:
+        """The reason, as the headline has it."""
+        return f"phases of {shortened_ranks(self.ranks)} are host times, and what their devices do is not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPhases(Obstacle):
+    """The steps were recorded without phases: work and waits inside of them are not known."""
+
+    advice: ClassVar[str] = "record some hundred steps in full: hpcpace switch RUN on, or trace.detail"
+    words: ClassVar[str] = "phases were not recorded, so who works and who waits inside a step is not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooMuchNoise(Obstacle):
+    """Only a rank slower than its role by more than `smallest_share` would stand out from the noise."""
+
+    smallest_share: float
+
+    @property
+    def words(self) -> str:
+        """The reason, as the headline has it."""
+        return f"noise hides any rank that is less than {self.smallest_share:.0%} slower than its role"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingCompared(Obstacle):
+    """Ranks send to each other and no mesh is known, so that neither ranks nor stages can be compared."""
+
+    advice: ClassVar[str] = "say how ranks are laid out: hpcpace.session(mesh={'dp': 2, 'pp': 2})"
+    words: ClassVar[str] = "ranks send to each other, and which of them do the same work is not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnmatchedOperations(Obstacle):
+    """Much of the step, `share`, is in operations that match no other rank's: it may be wait or transfer."""
+
+    advice: ClassVar[str] = "record groups, numbers and peers of operations: hpcpace trace does"
+    share: float
+
+    @property
+    def words(self) -> str:
+        """The reason, as the headline has it."""
+        return (
+            f"{percent(self.share)} of the step time is in operations that match no other rank's: whether ranks wait "
+            "or transfer there is not known"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingMeasured(Obstacle):
+    """Nothing could be measured; `error` is the reason."""
+
+    error: str
+
+    @property
+    def words(self) -> str:
+        """The reason, as the headline has it."""
+        return self.error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What is wrong, the largest loss first.
+    """The findings on a run, the largest loss first.
 
     Attributes:
         findings: all modes above their thresholds; empty if nothing is wrong.
@@ -87,147 +219,93 @@ class Diagnosis:
     def late_ranks(self) -> frozenset[int]:
         """The ranks that findings name as late by their own work, those of named nodes and slots included."""
         named = (finding for finding in self.findings if finding.culprits)
-        late = (finding.evidence for finding in named if isinstance(finding.evidence, LatenessEvidence))
+        late = (each.evidence for each in named if isinstance(each.evidence, straggler.LatenessEvidence))
         return frozenset(rank for evidence in late for rank in evidence.ranks)
 
 
-def diagnose(
-    panels: Panels,
-    *,
-    hang: FoundHang | None = None,
-    opened: Sequence[OpenOperation] = (),
-    links: LinkFindings | None = None,
-    crossing: Locality | None = None,
-    is_clock_wrong: bool = False,
-    rebuilt: Rebuilt | None = None,
-    absent: Sequence[int] = (),
-    end: RunEnd | None = None,
-    settings: DiagnosisConfig | None = None,
-) -> Diagnosis:
-    """Return what is wrong with a run.
-
-    Args:
-        panels: the steps that are judged.
-        hang: what held the job up; None where nothing did.
-        opened: operations that some members entered and that never completed, or that failed.
-        links: what comparing the transfers of groups found; None where they were not compared.
-        crossing: groups that cross switches against those inside; None unless there are both.
-        is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
-        rebuilt: steps of them, which show what stragglers and slow stages cost; None if they were not rebuilt.
-        absent: ranks with which those of the panels communicate, and of which nothing is known.
-        end: what ended the run before its time; None where nothing did.
-        settings: the thresholds.
-    """
-    settings = settings or DiagnosisConfig()
-    num_steps = len(panels.times_ns)
-    hangs = hang_finding(hang, panels, opened)
-    stopped = (*end_finding(end, hangs, panels), *hangs)
-    cores = core_finding(panels, settings)
-    known = partial(Diagnosis, absent=tuple(absent), num_present=len(panels.rank), cores=cores)
-    if num_steps < settings.least_steps:
-        few = TooFewSteps(num_steps=num_steps, least=settings.least_steps)
-        return known(findings=stopped, obstacle=None if stopped else few, smallest_effect=None)
-    if panels.host_timed:
-        seen = (*stopped, *arrival_finding(panels, settings))  # nothing else rests on what devices did
-        why = NoPhases() if panels.is_unphased else HostTimes(ranks=panels.host_timed)
-        return known(findings=seen, obstacle=None if seen else why, smallest_effect=None)
-    search = search_stragglers(panels, settings)
-    # Messages of absent ranks would be missing from it, and most steps have to be alike.
-    is_usable = rebuilt is not None and not absent and len(rebuilt.graph.step) >= rebuilt.graph.num_left_out
-    steps = rebuilt if is_usable else None
-    straggler, without, rest = straggler_findings(panels, search, steps, settings)
-    findings = [
-        *stopped,
-        *straggler,
-        *imbalance_finding(panels, without, steps, settings),
-        *input_finding(rest, without, settings),
-        *host_finding(rest, without, settings),
-        *collection_finding(rest, settings),
-        *interruption_findings(panels, settings),
-        *network_findings(panels, links, crossing, settings, is_clock_wrong=is_clock_wrong),
-    ]
-    is_collection_found = any(isinstance(finding.evidence, CollectionEvidence) for finding in findings)
-    findings += event_finding(panels, without, settings, is_collection_found=is_collection_found)
-    findings += jitter_finding(panels, without, _explained_share(findings), settings)
-    findings = _joined(with_cores(cores, findings, panels, settings))
-    findings.sort(key=_place)
-    obstacle: Obstacle | None = None
-    if absent:
-        findings = [finding for finding in findings if _needs_no_others(finding)]
-        obstacle = None if findings else AbsentRanks()
-    elif not findings:
-        obstacle = WrongClock() if is_clock_wrong else _obstacle_of(search, panels, is_noise_known=cores is not None)
-        obstacle = obstacle or _unmatched(panels, settings)
-    return known(findings=tuple(findings), obstacle=obstacle, smallest_effect=search.smallest_share, slow=search.slow)
-
-
-def _place(finding: DiagnosisFinding) -> tuple[bool | float, ...]:
-    """Return the sort key of a finding: what stopped the run, then the largest loss.
-
-    That ranks share cores everywhere costs between nothing and the share for which they wait, and steady transfers cost
-    between nothing and what they take, for no job is without them. So half of that counts: a slow rank that costs as
-    much for certain comes first.
-    """
-    is_everywhere = finding.mode is Mode.CORES and not finding.culprits
-    is_most = is_everywhere or finding.mode is Mode.COMMUNICATION
-    loss_share = finding.loss_share / 2 if is_most else finding.loss_share
-    return (*(finding.mode is not mode for mode in _LEADING), -loss_share)
-
-
-def _explained_share(findings: Sequence[DiagnosisFinding]) -> float:
-    """Return what findings cost that make steps differ, as a share of the step time."""
-    passing = sum(finding.loss_share for finding in findings if _is_passing(finding))
-    return passing + sum(
-        each.loss_share - each.evidence.share for each in findings if isinstance(each.evidence, InputEvidence)
+def diagnose(case: Case) -> Diagnosis:
+    """Return what is wrong with a run."""
+    panels, cores_found = case.panels, cores.find_shared(case)
+    known = _known(case)
+    for topic in TOPICS:
+        if topic.needs.value <= known.value:
+            found = topic.find(case)  # may drop earlier findings
+            case.findings = [*case.findings, *found]
+    findings = sorted(_joined(case.findings), key=_place)
+    if case.absent:
+        findings = [finding for finding in findings if finding.evidence.needs_no_others]
+    search = case.search
+    return Diagnosis(
+        findings=tuple(findings),
+        obstacle=None if findings else _obstacle(case, known, is_noise_explained=cores_found is not None),
+        smallest_effect=search.smallest_share if search is not None else None,
+        absent=tuple(case.absent),
+        num_present=len(panels.rank),
+        slow=search.slow if search is not None else (),
+        cores=cores_found,
     )
 
 
-def _is_passing(finding: DiagnosisFinding) -> bool:
-    """Return whether a finding explains why steps differ; what it costs must not be counted as jitter again."""
+def _known(case: Case) -> Needs:
+    """Return what the data of a case suffice for."""
+    if len(case.panels.times_ns) < case.settings.least_steps:
+        return Needs.NOTHING
+    return Needs.STEPS if case.panels.host_timed else Needs.OWN_WORK
+
+
+def _place(finding: DiagnosisFinding) -> tuple[float, float, bool]:
+    """Return the sort key of a finding: what stopped the run, then the largest loss as far as it is certain."""
     evidence = finding.evidence
-    is_transient = isinstance(evidence, LatenessEvidence) and evidence.pattern is LatePattern.TRANSIENT
-    return is_transient or finding.mode in (Mode.RUNTIME, Mode.AMPLIFICATION, Mode.DATA)
+    return evidence.precedence, -finding.loss_share * finding.counted_part, not evidence.wins_ties
 
 
-def _unmatched(panels: Panels, settings: DiagnosisConfig) -> UnmatchedOperations | None:
-    """Return that operations without a counterpart take as much as would make the job bound by communication."""
-    unmatched_ns, work_ns = float(panels.unmatched_ns.mean()), float(panels.work_ns.mean())
-    if unmatched_ns < settings.communication_share * max(unmatched_ns + work_ns, 1.0):
+def _obstacle(case: Case, known: Needs, *, is_noise_explained: bool) -> Obstacle | None:
+    """Return why the data decide nothing, if nothing was found; None if the run is healthy."""
+    panels = case.panels
+    if known is Needs.NOTHING:
+        return TooFewSteps(num_steps=len(panels.times_ns), least=case.settings.least_steps)
+    if known is Needs.STEPS:  # nothing but arrivals rests on what devices did
+        return NoPhases() if panels.is_unphased else HostTimes(ranks=panels.host_timed)
+    if case.absent:
+        return AbsentRanks()
+    if case.is_clock_wrong:
+        return WrongClock()
+    return _obstacle_of_search(case, is_noise_explained=is_noise_explained) or _unmatched(case)
+
+
+def _obstacle_of_search(case: Case, *, is_noise_explained: bool) -> Obstacle | None:
+    """Return why ranks could not be compared; explained noise is reported with the rank that it would not hide."""
+    search, panels = case.search, case.panels
+    if search is None:
         return None
-    return UnmatchedOperations(share=unmatched_ns / panels.mean_length_ns)
-
-
-def _obstacle_of(search: StragglerSearch, panels: Panels, *, is_noise_known: bool) -> Obstacle | None:
-    """Return why ranks could not be compared; noise of a known reason is told with the rank that it would not hide."""
     match search.obstacle:
         case SearchObstacle.TOO_FEW_STEPS:
             return TooFewSteps(num_steps=len(panels.times_ns), least=LEAST_STEPS)
         case SearchObstacle.TOO_MUCH_NOISE:
-            return None if is_noise_known else TooMuchNoise(smallest_share=search.smallest_share or 0.0)
+            return None if is_noise_explained else TooMuchNoise(smallest_share=search.smallest_share or 0.0)
         case SearchObstacle.NOBODY_COMPARED | None:  # stages and transfers are judged without comparing ranks
             return NothingCompared() if not panels.is_role_known and panels.stage.max() < 1 else None
         case _:
             assert_never(search.obstacle)
 
 
-def _needs_no_others(finding: DiagnosisFinding) -> bool:
-    """Return whether a finding rests on what ranks measured of themselves, or on an operation that never ended.
-
-    Who waits for whom, and how long a transfer takes, is not known while members of a group are; nor is what an event
-    or jitter costs, for the steps may be as long without it.
-    """
-    is_own = isinstance(finding.evidence, (CollectionEvidence, InterruptionEvidence, CoreEvidence))
-    return is_own or finding.mode in (*_LEADING, Mode.STRAGGLER, Mode.INPUT, Mode.HOST)
+def _unmatched(case: Case) -> UnmatchedOperations | None:
+    """Return that operations without a counterpart take as much as would make the job bound by communication."""
+    panels = case.panels
+    unmatched_ns, work_ns = float(panels.unmatched_ns.mean()), float(panels.work_ns.mean())
+    if unmatched_ns < case.settings.communication_share * max(unmatched_ns + work_ns, 1.0):
+        return None
+    return UnmatchedOperations(share=unmatched_ns / panels.mean_length_ns)
 
 
 def _joined(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:
     """Return one finding a mode: the first one of it, with the loss and the culprits of all.
 
-    What shows to be a cause of its own, such as an evaluation or a lossy link, keeps its own finding.
+    Findings with an independent cause, such as an evaluation or a lossy link, are not merged.
     """
-    joined: dict[tuple[Mode, str], DiagnosisFinding] = {}
+    joined: dict[tuple[str, str], DiagnosisFinding] = {}
     for finding in findings:
-        key = (finding.mode, _own_cause(finding))
+        key = (finding.mode, finding.variety if finding.evidence.has_own_cause else "")
         first = joined.get(key)
         if first is None:
             joined[key] = finding
@@ -239,6 +317,7 @@ def _joined(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:
     return list(joined.values())
 
 
-def _own_cause(finding: DiagnosisFinding) -> str:
-    is_own = isinstance(finding.evidence, (CollectionEvidence, InterruptionEvidence, FlowEvidence))
-    return finding.variety if is_own else ""
+def shortened_ranks(ranks: Sequence[int]) -> str:
+    """Return a list of ranks, or the first of many and how many there are."""
+    text = rank_list(ranks)
+    return text if len(text) <= _MAX_LIST_CHARS else f"{len(ranks)} ranks ({rank_list(ranks[:MAX_NAMED])}, ...)"

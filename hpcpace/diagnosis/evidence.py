@@ -39,11 +39,11 @@ TABLES_USED = frozenset(
 )
 """The tables of a trace that a report reads."""
 MAX_ROWS = 3_000_000
-"""Rows of one range: about 300 bytes of memory each."""
+"""Memory: rows of one range: about 300 bytes of memory each."""
 MARGIN_STEPS = 2
 """By how many steps an operation may run on behind its own, or ranks disagree about it."""
-_WARM_UP_STEPS = 4 * MARGIN_STEPS
-_MIN_BLOCKS = 4  # with fewer, to look for those of a share takes longer than to read all
+_WARM_UP_STEPS = 4 * MARGIN_STEPS  # speed: a range much shorter than the margin would pass the same rows on and on
+_MIN_BLOCKS = 4  # speed: with fewer, to look for those of a share takes longer than to read all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +212,7 @@ def _range_ends(streams: Sequence[TraceStream], max_rows: int, num_shares: int) 
     num_ranges = -(-sum(stream.num_collectives for stream in streams) // max(max_rows, 1))
     num_ranges = -(-num_ranges // num_shares) * num_shares
     steps = np.unique(np.concatenate([np.asarray(stream.trace.tables["steps"]["step"]) for stream in streams]))
-    # A range much shorter than the margin would pass the same rows on and on.
-    num_ranges = max(min(num_ranges, len(steps) // (4 * MARGIN_STEPS)), 1)
+    num_ranges = max(min(num_ranges, len(steps) // _WARM_UP_STEPS), 1)
     return [*(int(part[0]) for part in np.array_split(steps, num_ranges)[1:]), None]
 
 

@@ -30,8 +30,7 @@ from hpcpace.trace.schema import ExitKind
 from hpcpace.trace.stream import StoredTable, TooLarge, TraceStream
 from hpcpace.trace.tables import RankTrace, Table, join_tables
 
-_MAX_OPEN_SHOWN = 20
-_MAX_RANKS = 10_000
+_MAX_OPEN_SHOWN, _MAX_RANKS = 20, 10_000  # display: of operations and ranks in summary.json
 _NOTHING = LostOperations(num_operations=0, step=-1)
 _CHECKED_COLUMNS = {"op", "enter_ns", "exit_ns", "exit_kind"}
 

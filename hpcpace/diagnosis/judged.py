@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,19 +16,19 @@ from numpy.typing import NDArray
 from hpcpace.audit.facts import Snapshot
 from hpcpace.config import Config, DiagnosisConfig
 from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.thresholds import Thresholds
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
 from hpcpace.diagnosis.diagnose import Diagnosis, diagnose
-from hpcpace.diagnosis.figures.devices import gpu_differences, gpu_state
-from hpcpace.diagnosis.figures.network import NetworkEvidence, recorded_network
-from hpcpace.diagnosis.flow_evidence import CoreWaitThresholds, flow_findings
-from hpcpace.diagnosis.gpu_words import with_gpus
+from hpcpace.diagnosis.figures.network import NetworkEvidence, NetworkThresholds, recorded_network
+from hpcpace.diagnosis.finding import Case, Panels
 from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, node_by_rank, own_excess_ns, panels_of
-from hpcpace.diagnosis.modes.finding import Panels
-from hpcpace.diagnosis.modes.straggler import work_excess
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe
 from hpcpace.diagnosis.summary import Verdict
+from hpcpace.diagnosis.topics.gpus import GpuThresholds, gpu_differences, gpu_state, with_gpus
+from hpcpace.diagnosis.topics.links import CoreWaitThresholds, flow_findings
+from hpcpace.diagnosis.topics.straggler import work_excess
 from hpcpace.diagnosis.verdict import verdict_of, with_end
 from hpcpace.hang.from_traces import records_of
 from hpcpace.hang.notices import Notice
@@ -40,6 +41,9 @@ from hpcpace.metrics.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.links import GroupTransfers, LinkFindings, locality, locate_links
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.topology.placing import PlacedTraces
+
+_LOWER_QUARTILE = 0.25  # statistics: of the transfers of the fast groups
+Limits = TypeVar("Limits", bound=Thresholds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +80,14 @@ class JudgedRun:
         settings = self.config.diagnosis
         return replace(settings, core_share=1.0) if self.records.run.shared_cores else settings
 
+    def limits(self, kind: type[Limits]) -> Limits:
+        """Return the thresholds of one topic."""
+        return self.config.thresholds.of(kind)
+
     @cached_property
     def network(self) -> NetworkEvidence:
         """What was recorded of the network."""
-        return recorded_network(self.credible, self.snapshots)
+        return recorded_network(self.credible, self.snapshots, self.limits(NetworkThresholds))
 
     @cached_property
     def panels(self) -> Panels:
@@ -90,8 +98,7 @@ class JudgedRun:
         return replace(panels, cores=None, lab_cores=panels.cores) if self.records.run.is_lab else panels
 
     def _flows(self, kinds: Sequence[Kind], panels: Panels) -> FlowFindings | None:
-        limits = self.config.thresholds.of(CoreWaitThresholds)
-        return flow_findings(self.network, self.thresholds, kinds, panels, limits)
+        return flow_findings(self.network, self.thresholds, kinds, panels, self.limits(CoreWaitThresholds))
 
     @cached_property
     def hang(self) -> FoundHang | None:
@@ -113,16 +120,19 @@ class JudgedRun:
         if any(is_host_timed(trace) for trace in measured.timed.traces):
             panels = replace(panels, arrivals=_late_arrivals(measured, panels.node, settings.level))
         return diagnose(
-            panels,
-            hang=self.hang,
-            opened=self.credible.incomplete.open,
-            links=_widened(links, collectives, clocks.median_halfwidth_ns or 0.0),
-            crossing=locality(groups, places),
-            is_clock_wrong=clocks.num_wrong > 0,
-            rebuilt=measured.rebuilt,
-            absent=self.credible.absent,
-            end=self.credible.end,
-            settings=settings,
+            Case(
+                panels=panels,
+                hang=self.hang,
+                opened=self.credible.incomplete.open,
+                links=_widened(links, collectives, clocks.median_halfwidth_ns or 0.0),
+                crossing=locality(groups, places),
+                is_clock_wrong=clocks.num_wrong > 0,
+                rebuilt=measured.rebuilt,
+                absent=self.credible.absent,
+                end=self.credible.end,
+                settings=settings,
+                thresholds=self.config.thresholds,
+            )
         )
 
     @cached_property
@@ -137,13 +147,13 @@ class JudgedRun:
 
     def verdict(self, remarks: Sequence[str] = ()) -> Verdict:
         """Return the verdict, with what held GPUs back and what ended the run; `remarks` are added to its reasons."""
-        hosts, panels = self.credible.hosts, self.panels
+        hosts, panels, limits = self.credible.hosts, self.panels, self.limits(GpuThresholds)
         traces, steps = self.measured.timed.traces, self.measured.chosen
         states = [
-            gpu_state(trace.tables["host"], begin_ns, end_ns) if "host" in trace.tables else None
+            gpu_state(trace.tables["host"], begin_ns, end_ns, limits) if "host" in trace.tables else None
             for trace, begin_ns, end_ns in zip(traces, steps.begin_ns[:, 0], steps.end_ns[:, -1], strict=True)
         ]
-        differences = gpu_differences(states, panels.role.tolist(), panels.rank.tolist())
+        differences = gpu_differences(states, panels.role.tolist(), panels.rank.tolist(), limits)
         verdict = verdict_of(self.diagnosis, hosts=hosts, remarks=remarks)
         verdict = with_gpus(verdict, differences, self.diagnosis.late_ranks, hosts)
         return with_end(verdict, self.credible.end, hosts)
@@ -173,7 +183,7 @@ def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns
     usual_ns = [float(np.nanmedian(group.transfer_ns)) for group in groups if np.isfinite(group.transfer_ns).any()]
     if not found.culprits or not usual_ns:
         return found
-    share = halfwidth_ns / max(float(np.quantile(usual_ns, 0.25)), 1.0)
+    share = halfwidth_ns / max(float(np.quantile(usual_ns, _LOWER_QUARTILE)), 1.0)
     culprits = []
     for culprit in found.culprits:
         extra = share * (1 + culprit.effect_share)

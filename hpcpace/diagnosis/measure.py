@@ -6,7 +6,7 @@ The summary, the plots and the scripts of analysis/ take their figures from here
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.pool import Team
+from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
-from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, on_devices
+from hpcpace.diagnosis.devices import DeviceThresholds, has_device, idle_by_phase, is_host_timed, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
+from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.incomplete import sound_stream
-from hpcpace.diagnosis.modes.finding import Panels
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
 from hpcpace.diagnosis.summary import Clocks
-from hpcpace.diagnosis.within_steps import are_waits_known, unknown_waits, unmatched_share
+from hpcpace.diagnosis.within_steps import WaitThresholds, are_waits_known, unknown_waits, unmatched_share
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
 from hpcpace.metrics.host_waits import CoreUse, core_use
@@ -38,8 +39,7 @@ from hpcpace.metrics.topology import Topology, stages_of_traffic, topology_of
 from hpcpace.metrics.what_if import Rebuilt, rebuild, transient_loss_ns
 from hpcpace.trace.reader import RankTrace
 
-# Of the step, by which senders that are held at most make a predicted gain wrong.
-_MAX_HELD_SHARE = 0.02
+_MAX_COUNTS = 8  # display: ranks whose numbers of steps an error names
 _AWAY = (Part.SYNC_WAIT, Part.SYNC_TRANSFER, Part.CHECKPOINT, Part.EVAL, Part.PACE)
 
 
@@ -69,6 +69,7 @@ class Measured:
         times_ns: step times of the used steps, int64, (num_steps,).
         end_ns: the latest end of each, of ranks with a known clock, int64, (num_steps,).
         operations: the figures of the operations.
+        thresholds: the numbers that decide.
     """
 
     timed: TimedTraces
@@ -79,6 +80,7 @@ class Measured:
     times_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     operations: OperationFigures
+    thresholds: ThresholdValues = field(default_factory=ThresholdValues)
 
     @property
     def parts(self) -> NDArray[np.float64]:
@@ -107,15 +109,20 @@ class Measured:
             return NO_PHASES
         return HOST_TIMES if self.host_timed else ""
 
+    @property
+    def limits(self) -> WaitThresholds:
+        """When waits are known."""
+        return self.thresholds.of(WaitThresholds)
+
     @cached_property
     def unknown_waits(self) -> tuple[int, ...]:
         """Ranks whose waits cannot be distinguished from transfers, because what blocks them has no counterpart."""
-        return tuple(np.array(self.timed.ranks)[unknown_waits(self.operations.panels)].tolist())
+        return tuple(np.array(self.timed.ranks)[unknown_waits(self.operations.panels, self.limits)].tolist())
 
     @cached_property
     def are_waits_known(self) -> bool:
         """Whether waits can be distinguished from transfers in the means over all ranks."""
-        return are_waits_known(self.operations.panels)
+        return are_waits_known(self.operations.panels, self.limits)
 
     @cached_property
     def halfwidth_ns(self) -> NDArray[np.float64]:
@@ -156,7 +163,7 @@ class Measured:
         if self.host_timed:
             return None
         held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
-        if self.close_up is None or self.close_up.graph is None or held_share > _MAX_HELD_SHARE:
+        if self.close_up is None or self.close_up.graph is None or held_share > self.limits.max_held_share:
             return None
         return rebuild(self.close_up.graph)
 
@@ -201,6 +208,7 @@ def measure(
     *,
     progress: Callable[[int, int], None] | None = None,
     team: Team | None = None,
+    thresholds: ThresholdValues | None = None,
 ) -> Measured:
     """Measure everything that the figures share, on devices where their times are known.
 
@@ -208,11 +216,13 @@ def measure(
         traces: the readable traces, ascending by rank.
         selection: which steps to use.
         progress, team: as `measure_operations` takes them.
+        thresholds: the numbers that decide; the defaults if None.
 
     Raises:
         CannotTell: no step that all ranks have is left.
     """
-    traces = on_devices(traces)
+    thresholds = thresholds or ThresholdValues()
+    traces = on_devices(traces, thresholds.of(DeviceThresholds))
     panel = common_steps([trace.tables["steps"] for trace in traces])
     used = selection.used(panel)
     if not used.any():
@@ -234,6 +244,7 @@ def measure(
         times_ns=step_times(panel.step, begin_ns[known], end_ns[known])[used],
         end_ns=end_ns[known].max(axis=0)[used],
         operations=measure_operations(timed, chosen, common, progress=progress, team=team),
+        thresholds=thresholds,
     )
 
 
@@ -248,7 +259,7 @@ def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
             f"none of the {len(panel)} common steps ({panel.step[0]} to {panel.step[-1]}) is left: "
             "use --include-warmup, or another --steps A:B"
         )
-    counts = ", ".join(f"rank {trace.header.rank}: {len(trace.tables['steps'])}" for trace in traces[:8])
+    counts = ", ".join(f"rank {trace.header.rank}: {len(trace.tables['steps'])}" for trace in traces[:_MAX_COUNTS])
     return (
         f"no step that all {len(traces)} ranks have ({counts}): the job ended before its first step, steps were not "
         "marked, or files are mixed"

@@ -7,6 +7,8 @@ from typing import Literal
 
 RateSource = Literal["device", "tc", ""]
 
+_PER_UNKNOWN_BPS = 1e-15  # format: orders interfaces of unknown line rate behind all others
+
 
 @dataclass(frozen=True, kw_only=True)
 class DirectionUse:
@@ -37,7 +39,7 @@ class DirectionUse:
     @property
     def load(self) -> float:
         """By what interfaces are ordered: utilisation, or a tiny number that grows with the rate where unknown."""
-        return self.utilisation if self.utilisation is not None else self.mean_bps * 1e-15
+        return self.utilisation if self.utilisation is not None else self.mean_bps * _PER_UNKNOWN_BPS
 
 
 @dataclass(frozen=True, kw_only=True)

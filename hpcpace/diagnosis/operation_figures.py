@@ -41,13 +41,14 @@ from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.trace.schema import ExitKind, Op
 from hpcpace.trace.tables import Table
 
-_MAX_CELLS = 40_000_000  # of the matrix of series and steps
-_MAX_NUMBERS = 1 << 22  # of a table that numbers combinations without sorting them
+_MAX_CELLS = 40_000_000  # memory: of the matrix of series and steps
+_MAX_NUMBERS = 1 << 22  # memory: of a table that numbers combinations without sorting them
 MAX_ROWS = 2_000_000
-"""Rows that are in memory at once, about."""
-_MIN_ROWS = 1024
-_MIN_SHARED = 100_000
-"""Rows below which another process takes longer to start than to measure its share."""
+"""Memory: rows that are in memory at once, about."""
+_MIN_ROWS = 1024  # memory: rows of a range at least
+_MIN_SHARED = 100_000  # speed: with fewer rows, another process takes longer to start than to do its share
+_OP_BITS, _RANK_BITS = 8, 32  # format: of numbers that combine group, operation and ranks
+_NUM_KEYS = 5  # format: columns of keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,11 @@ def transfer_sums(evidence: Evidence, step: NDArray[np.int64]) -> TransferSums:
     if not len(usable):
         none = np.zeros((0, 0))
         return TransferSums(
-            groups=done.groups, keys=np.zeros((0, 5), np.int64), first=0, total_ns=none, count=none.astype(np.int64)
+            groups=done.groups,
+            keys=np.zeros((0, _NUM_KEYS), np.int64),
+            first=0,
+            total_ns=none,
+            count=none.astype(np.int64),
         )
     first, transfer_ns, column = first[usable], transfer_ns[usable], column[usable]
     keys, kind = _kinds(evidence, first)
@@ -123,7 +128,7 @@ def transfer_series(parts: Sequence[TransferSums], num_steps: int) -> list[Group
         parts: sums, all with the same groups.
         num_steps: number of the used steps.
     """
-    keys = np.unique(np.concatenate([np.zeros((0, 5), np.int64), *(part.keys for part in parts)]), axis=0)
+    keys = np.unique(np.concatenate([np.zeros((0, _NUM_KEYS), np.int64), *(part.keys for part in parts)]), axis=0)
     if len(keys) * num_steps > _MAX_CELLS or not all(part.is_whole for part in parts):
         return []
     total_ns, count = np.zeros((len(keys), num_steps)), np.zeros((len(keys), num_steps), np.int64)
@@ -175,15 +180,15 @@ def _kinds(evidence: Evidence, first: NDArray[np.int64]) -> tuple[NDArray[np.int
     op[is_message] = int(Op.SEND)
     sizes = np.unique(size_bytes)
     ranks, peers = done.rank[first[is_message]], done.peer[first[is_message]]
-    ends, of_message = np.unique(np.minimum(ranks, peers) << 32 | np.maximum(ranks, peers), return_inverse=True)
+    ends, of_message = np.unique(np.minimum(ranks, peers) << _RANK_BITS | np.maximum(ranks, peers), return_inverse=True)
     pair = np.zeros(len(first), np.int64)
     pair[is_message] = of_message + 1
-    kind = _numbered(group << 8 | op, len(done.groups) << 8)
+    kind = _numbered(group << _OP_BITS | op, len(done.groups) << _OP_BITS)
     for values, most in ((np.searchsorted(sizes, size_bytes), len(sizes)), (pair, len(ends) + 1)):
         kind = _numbered(kind * most + values, (int(kind.max()) + 1) * most)
     one = np.empty(int(kind.max()) + 1, np.int64)
     one[kind] = np.arange(len(kind))
-    low, high = np.append(-1, ends >> 32)[pair[one]], np.append(-1, ends & 0xFFFFFFFF)[pair[one]]
+    low, high = np.append(-1, ends >> _RANK_BITS)[pair[one]], np.append(-1, ends & ((1 << _RANK_BITS) - 1))[pair[one]]
     return np.stack([group[one], op[one], size_bytes[one], low, high], axis=1), kind
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
-from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TimedTraces
+from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.judged import JudgedRun
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
@@ -27,16 +27,14 @@ from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.trace.schema import StepFlag
 from hpcpace.trace.tables import Table
 
-MAX_RANKS = 16
-_MAX_LANE_CELLS = 1600
+MAX_RANKS, _MAX_LANE_CELLS = 16, 1600  # display: lanes of a step, and the cells of each
 
 
 Stretch = tuple[Part, float, float]
 """Part, begin and end, in nanoseconds since the first of the ranks shown began the step."""
-_MAX_HOSTS = 64
-_MAX_NODES = 512
-_MAX_CELLS = 6400
-"""Of all lanes together, so that a browser draws them at once."""
+_MAX_HOSTS, _MAX_NODES = 64, 512  # display: of plots of clocks and of matrices
+_MAX_CELLS = 6400  # display: of all lanes together, so that a browser draws them at once
+_NS_PER_US = 1000  # format: units
 _OF_PHASES = ("own_delay_ms", "phases", "communication_share", "origins", "growth", "hotspots", "slow_step")
 
 
@@ -350,12 +348,12 @@ def _host_clock(host: str, clock: CommonClock) -> HostClock:
     time_s: NDArray[np.float64] = (clock.local_ns - clock.local_ns[0]) / NS_PER_S
     residual_us, allowed_us = np.full((2, clock.num_samples), np.nan)
     inner = clock.residuals_ns()
-    residual_us[1 : 1 + len(inner)] = inner / 1000
-    allowed_us[1 : 1 + len(inner)] = clock.residual_bounds_ns() / 1000
+    residual_us[1 : 1 + len(inner)] = inner / _NS_PER_US
+    allowed_us[1 : 1 + len(inner)] = clock.residual_bounds_ns() / _NS_PER_US
     return HostClock(
         host=host,
         time_s=time_s,
-        halfwidth_us=clock.halfwidth_ns / 1000,
+        halfwidth_us=clock.halfwidth_ns / _NS_PER_US,
         residual_us=residual_us,
         allowed_us=allowed_us,
     )

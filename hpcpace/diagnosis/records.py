@@ -20,11 +20,9 @@ from hpcpace.diagnosis.run_state import model_dtype
 from hpcpace.diagnosis.summary import PacingFigures, RankMemory
 from hpcpace.probe.record import MOST_BYTES, ProbeRecord, probe_from, read_probe
 
-_MAX_TEXT = 500
-_MAX_UNKNOWN = 16
-_MAX_BYTES = 1 << 26  # a loss a step, of two million
-_MAX_NUMBER = 1 << 62
-_MAX_NAMES = 64
+_MAX_TEXT, _MAX_REASON, _MAX_UNKNOWN, _MAX_NAMES = 500, 200, 16, 64  # display: letters, and names of records
+_MAX_BYTES = 1 << 26  # memory: a loss a step, of two million
+_MAX_NUMBER, _MAX_RANK = 1 << 62, 1 << 31  # format: larger ones are damage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +175,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _count(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value < 1 << 31:
+    if not isinstance(value, int) or not 0 <= value < _MAX_RANK:
         raise ValueError(f"{value!r} is no count")
     return value
 
@@ -216,7 +214,7 @@ def read_probe_record(attempt: Attempt, problems: list[str]) -> ReadProbe | None
         reason = error.strerror or str(error)
     except ProbeError as error:
         reason = str(error)
-    problems.append(f"{attempt.probe_json} is left out ({printable(reason)[:200]})")
+    problems.append(f"{attempt.probe_json} is left out ({printable(reason)[:_MAX_REASON]})")
     return None
 
 

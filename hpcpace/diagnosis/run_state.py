@@ -30,19 +30,13 @@ from pathlib import Path
 
 from hpcpace.core.rundir import open_run
 
-# A flush a second, late by what a busy disk and the clock of a file server can take.
-_FRESH_S = 10.0
-_FRESH_FLUSHES = 5
-_MAX_LOOKED_AT = 4
-_USUAL_STEPS = 20
-_MAX_NS = (1 << 63) - 1
-# What no run has, and what is computed from it stays a number.
-_MAX_INTERVAL_S = 1e9
 NOT_REPORTED = "not reported"
-_MAX_TEXT = 200
-_MAX_DTYPE = 32
-_MAX_RATE = 1e15
-_MAX_RANKS = (1 << 31) - 1
+_FRESH_S, _FRESH_FLUSHES = 10.0, 5  # timing: a flush a second, and the delay of a busy disk and a file server's clock
+_USUAL_STEPS = 20  # timing: as `hpcpace.hang` takes an operation for a hang
+_MAX_LOOKED_AT = 4  # speed: traces that are opened for each run of a list
+_MAX_TEXT, _MAX_DTYPE = 200, 32  # display: letters
+# format: larger ones are damage, and what is computed from these stays a number
+_MAX_NS, _MAX_RANKS, _MAX_INTERVAL_S, _MAX_RATE = (1 << 63) - 1, (1 << 31) - 1, 1e9, 1e15
 
 
 class State(StrEnum):

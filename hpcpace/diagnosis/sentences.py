@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import assert_never
 
 from hpcpace.core.text import format_duration, listed, named_ranks, plural, printable
-from hpcpace.diagnosis.modes.run_end import EndKind, RankEnd, RunEnd
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, IncompleteRank
 from hpcpace.metrics.lost_operations import OpenOperation
 from hpcpace.trace.schema import NUMBER_BITS
@@ -15,7 +13,7 @@ HOST_TIMES = "not known: phases are host times of ranks with a device"
 """Why figures that rest on phases are left out where nobody recorded what the device did when."""
 NO_PHASES = "not known: phases were not recorded (trace.detail)"
 """Why they are left out where collectives were recorded, and phases were not."""
-_MOST_AGAINST = 4
+_MAX_AGAINST = 4  # display: hosts that a sentence on a wrong clock names
 
 
 def operation_number(seq: int) -> str:
@@ -37,43 +35,6 @@ def open_line(operation: OpenOperation, hosts: Mapping[int, str]) -> str:
         return f"{where} never completed: {', '.join(parts)}"
     on = "" if operation.failed == operation.inside else f" on {named_ranks(operation.failed, hosts)}"
     return f"{where} failed{on}: {', '.join(parts)}"
-
-
-def run_end_line(end: RunEnd, hosts: Mapping[int, str]) -> str:
-    """Return one sentence on what ended a run before its time, and who waited then."""
-    when = f"in step {end.step}" if end.step >= 0 else "before the first step"
-    who = f"all {len(end.ranks)} ranks" if end.is_everywhere and end.ranks[1:] else named_ranks(end.ranks, hosts)
-    waiting, what = named_ranks(end.waiting, hosts), printable(end.what)
-    match end.kind:
-        case EndKind.EXCEPTION:
-            told = f"{who} raised {what} {when}"
-        case EndKind.EXIT:
-            told = f"{who} exited with code {what} {when}"
-        case EndKind.HANG:
-            told = f"{who} {'were' if end.ranks[1:] else 'was'} ended by hpcpace {when}, because the job hung"
-        case EndKind.SIGNAL:
-            told = f"{who} {'were' if end.ranks[1:] else 'was'} ended by {what} {when}"
-        case EndKind.SILENT:
-            told = f"{who} ended without a word {when}: killed, crashed, or os._exit"
-        case EndKind.FAILURE:
-            missing = f"; {who} had not entered it" if end.ranks else ""
-            on = f" on {waiting}" if end.waiting else ""
-            return f"{what} failed {when}{on} after {format_duration(end.waited_ns)}{missing}"
-        case _:
-            assert_never(end.kind)
-    return f"{told}; {waiting} then waited in {end.waited_in}" if end.waiting else told
-
-
-def rank_end_line(end: RankEnd, hosts: Mapping[int, str]) -> str:
-    """Return how one rank ended and when, relative to the first one."""
-    did = {
-        EndKind.EXCEPTION: f"raised {printable(end.what)}",
-        EndKind.EXIT: f"exited with code {end.what}",
-        EndKind.HANG: "was ended by hpcpace, because the job hung,",
-        EndKind.SIGNAL: f"was ended by {end.what}",
-    }.get(end.kind, "left no word, its last sign of life was")
-    after = f", {format_duration(end.after_ns)} after the first" if end.after_ns else ""
-    return f"{named_ranks((end.rank,), hosts)} {did} in step {end.step}{after}"
 
 
 def incomplete_rank_line(rank: IncompleteRank, hosts: Mapping[int, str]) -> str:
@@ -109,7 +70,7 @@ def suspect_line(clocks: Clocks) -> str:
             "between them and others cannot be trusted"
         )
     suspect = clocks.suspects[0]
-    is_short = suspect.num_against <= _MOST_AGAINST
+    is_short = suspect.num_against <= _MAX_AGAINST
     against = listed([printable(host) for host in suspect.against]) if is_short else f"{suspect.num_against} others"
     return (
         f"the clock of {names[0]} is {bound} against {against} ({_direction(suspect)}); times between {names[0]} and "

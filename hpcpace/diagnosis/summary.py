@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.diagnosis.modes.finding import Culprit
-from hpcpace.diagnosis.modes.run_end import RunEnd as RunEnd
 from hpcpace.diagnosis.network_summary import Comparable as Comparable
 from hpcpace.diagnosis.network_summary import NetworkFigures
 from hpcpace.diagnosis.network_summary import ProbedFigures as ProbedFigures
@@ -26,9 +25,107 @@ from hpcpace.metrics.roles import StageComparison as StageComparison
 from hpcpace.metrics.steps import Throughput as Throughput
 from hpcpace.metrics.topology import SLURM_ADDRESS as SLURM_ADDRESS
 
+
+class EndKind(StrEnum):
+    """How the program of a rank ended, or what ended the run."""
+
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    SIGNAL = "signal"
+    HANG = "hang"
+    SILENT = "silent"
+    FAILURE = "failed operation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How the program of one rank ended before its time.
+
+    Attributes:
+        kind: how; `hang` where hpcpace ended it because the job hung; `silent` where a trace ends without a word and
+            the program was killed, crashed or still runs.
+        what: name of the exception's type, or of the signal, or the exit code; empty where silent.
+        step: the step that was running.
+        after_ns: time since the first end of any rank, on the common clock; None where that cannot be compared. Where
+            silent, it is the last sign of life.
+    """
+
+    rank: int
+    kind: EndKind
+    what: str
+    step: int
+    after_ns: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """What ended a run before its time.
+
+    Attributes:
+        kind: what came first; `failed operation` where an operation ran out of time and no rank had ended.
+        what: as of `RankEnd`; of a failed operation, its name.
+        ranks: who came first; of a failed operation, the members that had not entered it, empty if unknown.
+        step: the step that was running then.
+        waiting: the other ranks that stood in an operation then, or on which it failed.
+        waited_in: name of that operation; empty if nobody waited.
+        waited_ns: how long it lasted, from the first enter on.
+        is_everywhere: whether all ranks ended in this way.
+        ends: all ranks that ended before their time, the first one first.
+    """
+
+    kind: EndKind
+    what: str
+    ranks: tuple[int, ...]
+    step: int
+    waiting: tuple[int, ...]
+    waited_in: str
+    waited_ns: int
+    is_everywhere: bool
+    ends: tuple[RankEnd, ...]
+
+
 SCHEMA = "hpcpace-summary/2"
 WAIT_OR_TRANSFER = "wait or transfer"
 """Blocked communication where the two cannot be distinguished."""
+
+
+class Mode(StrEnum):
+    """Why a job does not scale, or does not reach its end: the modes to which other parts refer by name."""
+
+    ENDED = "ended early"
+    HANG = "hang"
+    STRAGGLER = "persistent straggler"
+    IMBALANCE = "pipeline imbalance"
+    CORES = "ranks share cores"
+    RUNTIME = "runtime and control plane"
+    CONTENTION = "fabric contention"
+    LOCALITY = "locality"
+    AMPLIFICATION = "synchronisation amplification"
+    DATA = "work varies with the data"
+    INPUT = "input-bound"
+    HOST = "host-bound"
+    COMMUNICATION = "communication-bound"
+    HEALTHY = "healthy"
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """Who or what is at fault.
+
+    Attributes:
+        kind: rank, node, leaf, link, slot or phase.
+        id: the rank's number, the host's name, the leaf's name, the slot like `pp2`, the phase's name.
+        aliases: all that the data cannot separate from it, itself included, like `rank 5` and `node n3`.
+        effect: its excess relative to the others.
+        interval: 95 % interval of the effect.
+    """
+
+    kind: str
+    id: str
+    aliases: tuple[str, ...]
+    effect: float
+    interval: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)

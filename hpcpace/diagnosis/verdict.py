@@ -1,45 +1,26 @@
-"""The verdict in words: what is wrong, the figures behind it, and what to do; or why the data decide nothing.
+"""The verdict in words: the findings, the figures behind them, and what to do; or why the data decide nothing.
 
-`hpcpace.diagnosis.diagnose` computes; here and in `finding_words` its results only become sentences.
+`hpcpace.diagnosis.diagnose` computes; here its results become sentences, with those of each topic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import assert_never
 
-from hpcpace.core.text import named_ranks, percent, place_name, plural, rank_list
-from hpcpace.diagnosis.diagnose import Diagnosis, DiagnosisFinding, Mode, Panels
-from hpcpace.diagnosis.finding_words import words_of
-from hpcpace.diagnosis.modes.evidence import CoreEvidence, numbers_of, stages_of
-from hpcpace.diagnosis.modes.obstacle import (
-    AbsentRanks,
-    HostTimes,
-    NoPhases,
-    NothingCompared,
-    NothingMeasured,
-    Obstacle,
-    TooFewSteps,
-    TooMuchNoise,
-    UnmatchedOperations,
-    WrongClock,
-)
-from hpcpace.diagnosis.modes.run_end import EndKind, RunEnd
-from hpcpace.diagnosis.sentences import run_end_line
-from hpcpace.diagnosis.summary import AuditFigures, Causes, Finding, Verdict
+from hpcpace.core.text import percent, place_name
+from hpcpace.core.thresholds import ThresholdValues
+from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle, shortened_ranks
+from hpcpace.diagnosis.finding import DiagnosisFinding, Panels, Said, first_ranks
+from hpcpace.diagnosis.summary import AuditFigures, Causes, EndKind, Finding, Mode, RunEnd, Verdict
+from hpcpace.diagnosis.topics.cores import CoreEvidence
+from hpcpace.diagnosis.topics.input import InputThresholds
+from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, bubble_remarks
+from hpcpace.diagnosis.topics.run_end import run_end_line
+from hpcpace.diagnosis.topics.stages import StagedEvidence
 from hpcpace.metrics.hotspots import Hotspot
 
-_MOST_NAMED = 4
-_LONGEST_LIST = 30
-_LARGE_BUBBLE, _NOTABLE_DATA = 0.15, 0.05
-_MOST_RANKS = 8
-_MOST_REMARKS = 2
-_UNSEEN = (
-    "the host runs ahead of the device, so own work, waits and transfers in a step are not known; arrivals at "
-    "collectives on the device name no rank as late"
-)
-_MORE_STEPS = "use more steps of the run (--steps, --include-warmup), or record more"
+_MAX_REMARKS = 2  # display: audit findings in the verdict
 
 
 def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Sequence[str] = ()) -> Verdict:
@@ -55,9 +36,11 @@ def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Seque
         return _undecided(diagnosis, diagnosis.obstacle, remarks)
     if not diagnosis.findings:
         return _healthy(diagnosis, hosts, remarks)
-    is_most = bool(diagnosis.absent)
     first = diagnosis.findings[0]
-    words, *others = (words_of(finding, hosts, is_most=is_most) for finding in diagnosis.findings)
+    words, *others = (
+        finding.evidence.words(Said(finding=finding, hosts=hosts, is_upper_bound=bool(diagnosis.absent)))
+        for finding in diagnosis.findings
+    )
     return Verdict(
         mode=str(first.mode),
         variety=first.variety,
@@ -73,7 +56,7 @@ def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Seque
 
 
 def with_end(verdict: Verdict, end: RunEnd | None, hosts: Mapping[int, str]) -> Verdict:
-    """Return a verdict that says what ended the run before its time, where none of its findings does.
+    """Return a verdict that names the end of the run before its time, where none of its findings does.
 
     Args:
         verdict: on the steps until then.
@@ -91,7 +74,11 @@ def main_verdict(verdict: Verdict) -> Verdict:
 
 
 def near_misses(
-    diagnosis: Diagnosis, panels: Panels, hotspots: Sequence[Hotspot], first_excess: float
+    diagnosis: Diagnosis,
+    panels: Panels,
+    hotspots: Sequence[Hotspot],
+    first_excess: float,
+    thresholds: ThresholdValues,
 ) -> tuple[str, ...]:
     """Return what stands out but stays below its threshold; nothing if something is above one.
 
@@ -100,6 +87,7 @@ def near_misses(
         panels: the steps.
         hotspots: places that are slower than others.
         first_excess: mean excess of the ranks of the first of them over their roles.
+        thresholds: above which something is worth a remark.
     """
     if diagnosis.findings or diagnosis.obstacle is not None:
         return ()
@@ -108,23 +96,19 @@ def near_misses(
         first = hotspots[0]
         name = place_name(first.kind, first.id)
         found.append(f"{name} has {percent(first_excess)} more own work than others of its role")
-    if (data := float(panels.data_ns.mean()) / panels.mean_time_ns) >= _NOTABLE_DATA:
+    data = float(panels.data_ns.mean()) / panels.mean_time_ns
+    if data >= thresholds.of(InputThresholds).notable_share:
         found.append(f"waiting for data takes {percent(data)}")
     return (f"below the thresholds: {'; '.join(found)}",) if found else ()
 
 
-def remarks_of(causes: Causes | None, hosts: Mapping[int, str]) -> tuple[str, ...]:
+def remarks_of(causes: Causes | None, hosts: Mapping[int, str], thresholds: ThresholdValues) -> tuple[str, ...]:
     """Return what belongs to every verdict: a pipeline's bubble, and ranks whose clocks may be wrong."""
-    remarks = []
-    bubble = causes.bubble if causes is not None else None
-    if bubble is not None and bubble.share >= max(_LARGE_BUBBLE, bubble.ideal_share or 0.0):
-        ideal = f" (the schedule alone costs {percent(bubble.ideal_share)})" if bubble.ideal_share else ""
-        remarks.append(f"pipeline bubble {percent(bubble.share)} of the step{ideal}: more microbatches make it smaller")
+    remarks = bubble_remarks(causes, thresholds.of(PipelineThresholds))
     if causes is not None and causes.suspected_ranks:
-        who = named_ranks(causes.suspected_ranks[:_MOST_RANKS], hosts)
-        more = f" and {len(causes.suspected_ranks) - _MOST_RANKS} more" if causes.suspected_ranks[_MOST_RANKS:] else ""
+        who = first_ranks(causes.suspected_ranks, hosts)
         remarks.append(
-            f"the clock of {who}{more} may be wrong: arrival times contradict durations, so they are blamed on nobody"
+            f"the clock of {who} may be wrong: arrival times contradict durations, so they are blamed on nobody"
         )
     return tuple(remarks)
 
@@ -132,7 +116,7 @@ def remarks_of(causes: Causes | None, hosts: Mapping[int, str]) -> tuple[str, ..
 def audit_remarks(audit: AuditFigures | None) -> tuple[str, ...]:
     """Return the first audit findings that set the culprits apart from the others, for the verdict."""
     matches = audit.matches if audit is not None else ()
-    return tuple(match.told for match in matches if not match.is_common)[:_MOST_REMARKS]
+    return tuple(match.told for match in matches if not match.is_common)[:_MAX_REMARKS]
 
 
 def _summarized(finding: DiagnosisFinding) -> Finding:
@@ -142,65 +126,24 @@ def _summarized(finding: DiagnosisFinding) -> Finding:
         loss_share=finding.loss_share,
         confidence=finding.confidence,
         culprits=finding.culprits,
-        numbers=numbers_of(finding.evidence),
-        stages=stages_of(finding.evidence),
+        numbers=finding.evidence.numbers(),
+        stages=finding.evidence.stages if isinstance(finding.evidence, StagedEvidence) else (),
     )
 
 
 def _undecided(diagnosis: Diagnosis, obstacle: Obstacle, remarks: Sequence[str]) -> Verdict:
-    advice = _MORE_STEPS
-    if isinstance(obstacle, WrongClock):
-        advice = "see the clock error below"
-    elif isinstance(obstacle, NothingCompared):
-        advice = "say how ranks are laid out: hpcpace.session(mesh={'dp': 2, 'pp': 2})"
-    elif isinstance(obstacle, HostTimes):
-        advice = "trace a few hundred steps with device times of phases (docs/diagnosis.md, ranks with a device)"
-    elif isinstance(obstacle, UnmatchedOperations):
-        advice = "record groups, numbers and peers of operations: hpcpace trace does"
-    elif isinstance(obstacle, NoPhases):
-        advice = "record some hundred steps in full: hpcpace switch RUN on, or trace.detail"
     return Verdict(
         mode=str(Mode.CANNOT_TELL),
         variety="",
         culprits=(),
         confidence=0.0,
         loss_share=0.0,
-        headline=f"cannot tell: {'; '.join([*_absent(diagnosis), _obstacle_words(obstacle)])}",
-        why=tuple(_certain(diagnosis)) + ((_UNSEEN,) if isinstance(obstacle, HostTimes) else ()),
-        next=tuple(_find_traces(diagnosis)) or (advice,),
+        headline=f"cannot tell: {'; '.join([*_absent(diagnosis), obstacle.words])}",
+        why=(*_certain(diagnosis), *obstacle.why),
+        next=tuple(_find_traces(diagnosis)) or (obstacle.advice,),
         also=tuple(remarks),
         findings=(),
     )
-
-
-def _obstacle_words(obstacle: Obstacle) -> str:
-    match obstacle:
-        case TooFewSteps():
-            are = "is" if obstacle.num_steps == 1 else "are"
-            return f"{plural(obstacle.num_steps, 'step')} {are} too few: at least {obstacle.least} are needed"
-        case WrongClock():
-            return "a clock is wrong, so transfers cannot be judged; the ranks' own work shows no fault"
-        case AbsentRanks():
-            return "nothing that is certain explains the step time"
-        case HostTimes():
-            return (
-                f"phases of {_shortened_ranks(obstacle.ranks)} are host times, and what their devices do is not known"
-            )
-        case NoPhases():
-            return "phases were not recorded, so who works and who waits inside a step is not known"
-        case TooMuchNoise():
-            return f"noise hides any rank that is less than {obstacle.smallest_share:.0%} slower than its role"
-        case NothingCompared():
-            return "ranks send to each other, and which of them do the same work is not known"
-        case UnmatchedOperations():
-            return (
-                f"{percent(obstacle.share)} of the step time is in operations that match no other rank's: whether ranks"
-                " wait or transfer there is not known"
-            )
-        case NothingMeasured():
-            return obstacle.error
-        case _:
-            assert_never(obstacle)
 
 
 def _healthy(diagnosis: Diagnosis, hosts: Mapping[int, str], remarks: Sequence[str]) -> Verdict:
@@ -227,7 +170,7 @@ def _healthy(diagnosis: Diagnosis, hosts: Mapping[int, str], remarks: Sequence[s
 def _next_of_healthy(diagnosis: Diagnosis, hosts: Mapping[int, str]) -> str:
     if diagnosis.cores is None:
         return "nothing: to go faster, change the job, not the cluster"
-    return f"to go faster: {words_of(diagnosis.cores, hosts).next}"
+    return f"to go faster: {diagnosis.cores.evidence.words(Said(finding=diagnosis.cores, hosts=hosts)).next}"
 
 
 def _shared_cores(diagnosis: Diagnosis, hosts: Mapping[int, str]) -> list[str]:
@@ -236,7 +179,8 @@ def _shared_cores(diagnosis: Diagnosis, hosts: Mapping[int, str]) -> list[str]:
     if cores is None or not isinstance(cores.evidence, CoreEvidence) or cores in diagnosis.findings:
         return []
     why_none = "on purpose" if cores.evidence.least >= 1 else f"threshold {percent(cores.evidence.least)}"
-    return [f"{words_of(cores, hosts).headline} ({why_none})"]
+    words = cores.evidence.words(Said(finding=cores, hosts=hosts))
+    return [f"{words.headline} ({why_none})"]
 
 
 def _absent(diagnosis: Diagnosis) -> list[str]:
@@ -245,18 +189,7 @@ def _absent(diagnosis: Diagnosis) -> list[str]:
         return []
     num_ranks = diagnosis.num_present + len(diagnosis.absent)
     has = "has" if len(diagnosis.absent) == 1 else "have"
-    return [f"{_absent_ranks(diagnosis)} of {num_ranks} {has} no usable trace"]
-
-
-def _absent_ranks(diagnosis: Diagnosis) -> str:
-    return _shortened_ranks(diagnosis.absent)
-
-
-def _shortened_ranks(ranks: Sequence[int]) -> str:
-    text = rank_list(ranks)
-    if len(text) <= _LONGEST_LIST:
-        return text
-    return f"{len(ranks)} ranks ({rank_list(ranks[:_MOST_NAMED])}, ...)"
+    return [f"{shortened_ranks(diagnosis.absent)} of {num_ranks} {has} no usable trace"]
 
 
 def _find_traces(diagnosis: Diagnosis) -> list[str]:
@@ -264,7 +197,7 @@ def _find_traces(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.absent:
         return []
     traces = "trace" if len(diagnosis.absent) == 1 else "traces"
-    return [f"find the {traces} of {_absent_ranks(diagnosis)}: the list of what is missing, below, says why"]
+    return [f"find the {traces} of {shortened_ranks(diagnosis.absent)}: the list of what is missing, below, says why"]
 
 
 def _certain(diagnosis: Diagnosis) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.evidence import MARGIN_STEPS, Evidence, TimedTraces
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.communication import under_way_ns
@@ -39,7 +40,24 @@ Int64Array = NDArray[np.int64]
 _BLOCKS = (Phase.GRAD_SYNC, Phase.PACE)
 _AWAY = (Phase.CHECKPOINT, Phase.EVAL, Phase.PACE)
 _COLUMNS = ("step", "op", "enter_ns", "exit_ns", "blocked_ns")
-_MAX_UNMATCHED, _MIN_SHARE = 0.1, 0.001  # of blocked communication, and of the step
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitThresholds(Thresholds, topic="waits"):
+    """When waits are known well enough to be judged."""
+
+    max_unmatched_share: float = number(
+        0.1, "share", "Share of blocked communication without a counterpart up to which waits are known nevertheless."
+    )
+    least_unmatched_step_share: float = number(
+        0.001, "share", "Share of the step that communication without a counterpart must take to matter."
+    )
+    max_held_share: float = number(
+        0.02,
+        "share",
+        "Share of the step for which senders are held up to which steps are rebuilt: replay keeps that time whatever "
+        "their receivers do, so that predicted gains would be wrong.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,17 +362,17 @@ def unmatched_share(panels: StepPanels) -> NDArray[np.float64]:
     return share
 
 
-def unknown_waits(panels: StepPanels) -> NDArray[np.bool_]:
+def unknown_waits(panels: StepPanels, limits: WaitThresholds) -> NDArray[np.bool_]:
     """Return the ranks whose waits cannot be distinguished from transfers, bool, (num_ranks,).
 
     What blocks them without a counterpart is more than a tenth of all that blocks them, and a thousandth of the step.
     """
-    return _is_unknown(*_blocked_ns(panels))
+    return _is_unknown(limits, *_blocked_ns(panels))
 
 
-def are_waits_known(panels: StepPanels) -> bool:
+def are_waits_known(panels: StepPanels, limits: WaitThresholds) -> bool:
     """Return whether waits can be distinguished from transfers in the means over ranks; see `unknown_waits`."""
-    return not _is_unknown(*(values.sum() for values in _blocked_ns(panels)))
+    return not _is_unknown(limits, *(values.sum() for values in _blocked_ns(panels)))
 
 
 def _blocked_ns(panels: StepPanels) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
@@ -367,6 +385,10 @@ def _blocked_ns(panels: StepPanels) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def _is_unknown(
-    unmatched_ns: NDArray[np.float64], blocked_ns: NDArray[np.float64], step_ns: NDArray[np.float64]
+    limits: WaitThresholds,
+    unmatched_ns: NDArray[np.float64],
+    blocked_ns: NDArray[np.float64],
+    step_ns: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    return np.asarray((unmatched_ns > _MAX_UNMATCHED * blocked_ns) & (unmatched_ns > _MIN_SHARE * step_ns))
+    is_much = unmatched_ns > limits.max_unmatched_share * blocked_ns
+    return np.asarray(is_much & (unmatched_ns > limits.least_unmatched_step_share * step_ns))

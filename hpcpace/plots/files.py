@@ -21,11 +21,10 @@ from hpcpace.core.errors import CannotTell, HpcpaceError, UsageError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import check_target, open_run
 from hpcpace.core.text import folded_message, plural, printable
-from hpcpace.diagnosis.diagnose import Panels
 from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
 from hpcpace.plots.csv_text import csv_bytes
-from hpcpace.report.terminal import MAX_WIDTH, new_console
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.topology.placing import place_traces
 from hpcpace.topology.read import read_topology
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DPI = 150
+_WIDTH = 100  # of a report in a log
 _OUT = Path("figures")
 
 
@@ -139,7 +139,9 @@ def examined(paths: Sequence[Path], topology: Path | None = None) -> Iterator[Ex
 
 def console_for_tables() -> Console:
     """Return a console that is as wide in a log as in a terminal."""
-    return new_console(min_width=MAX_WIDTH)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return Console(width=_WIDTH, highlight=False, emoji=False, markup=False)
 
 
 def rows_from_the_top(shown: Table, *, left: Sequence[int] = ()) -> Table:

@@ -1,9 +1,9 @@
-"""The index beside the runs of a folder, so that a history of thousands of them opens no run that has not changed.
+"""The index beside the runs of a folder, so that a history opens only runs that changed.
 
-A run is known by the times at which its folder, its last attempt, its traces and its record changed. One that could not
-be used is tried again with other memory or another version of hpcpace, too. Runs that still record are not in it. It is
-replaced in one piece, so that users may update it at the same time. Where the folder cannot be written to, there is
-none and each history reads all runs.
+A run is known by the times at which its folder, its last attempt, its traces and its record changed. One that could
+not be used is tried again with other memory or another version of hpcpace, too. Runs that still record are not in it.
+It is replaced in one piece, so that users may update it at the same time. Where the folder cannot be written to, there
+is none and each history reads all runs.
 
 Whoever writes an index can make it say anything of runs: it is used as it was written by this user or root, and if
 nobody else can write to it.
@@ -22,14 +22,37 @@ from typing import Any
 from hpcpace import __version__
 from hpcpace.config import Config
 from hpcpace.core.codec import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values
-from hpcpace.core.errors import TraceError
+from hpcpace.core.errors import HpcpaceError, TraceError
 from hpcpace.core.files import Folder, other_writers, read_most
-from hpcpace.core.rundir import HISTORY_INDEX, PassedOver, RunDirectory, find_runs
+from hpcpace.core.rundir import HISTORY_INDEX, Attempt, PassedOver, RunDirectory, find_runs
 from hpcpace.core.text import folded_message, one_line
-from hpcpace.runs.begin import oldest_trace, traced_begin
-from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
-from hpcpace.runs.history_series import without_a_place
+from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of, without_a_place
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
+from hpcpace.runs.measured import is_to_come
+
+
+def traced_begin(attempt: Attempt) -> int:
+    """Return when the first rank with a trace began to record; 0 where no trace says it."""
+    from hpcpace.trace.reader import stream_trace  # loads HDF5, which runs that say when they began do not need
+
+    try:
+        header = stream_trace(attempt.trace_file(next(iter(attempt.trace_files()), 0))).trace.header
+    except (HpcpaceError, OSError, MemoryError):
+        return 0
+    return header.created_unix_ns if header.created_unix_ns > 0 and not is_to_come(header.created_unix_ns) else 0
+
+
+def oldest_trace(attempt: Attempt) -> int:
+    """Return when the trace file was changed that is the oldest; 0 without any.
+
+    Nothing but recording, packing and copying changes trace files: the times of the folders above move with reports.
+    """
+    try:
+        with attempt.open() as folder, folder.folder(attempt.trace_dir.name) as traces:
+            return max(min((traces.status(name).st_mtime_ns for name in attempt.trace_sizes()), default=0), 0)
+    except OSError:
+        return 0
+
 
 SCHEMA = "hpcpace-history-index/5"
 # Two kilobytes for each of 65,536 runs on 16 hosts.

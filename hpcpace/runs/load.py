@@ -1,24 +1,294 @@
-"""Loads many runs: their summaries where these are fresh, else by analysing them, several at a time.
+"""Loads many runs: from fresh summaries, by analysing them, or from a CSV file.
 
-A run that cannot be loaded is reported and never raised: in a folder of thousands some are broken or still running.
+A run that cannot be loaded is reported and never raised: in a folder of thousands some are broken or still running. A
+CSV file has runs that another tool has measured, one a line (docs/history.md). A file with a wrong line is refused as
+a whole, so that no result rests on the part of it that happened to be readable.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from hpcpace.config import Config
-from hpcpace.core.errors import CannotTell, HpcpaceError, TraceError
+from hpcpace.core.errors import CannotTell, HpcpaceError, TraceError, UsageError
+from hpcpace.core.files import read_file
+from hpcpace.core.hostlist import expand
 from hpcpace.core.pool import keep_freed_memory, map_processes
 from hpcpace.core.rundir import Attempt, RunDirectory, open_named_run
-from hpcpace.core.text import one_line
+from hpcpace.core.text import NS_PER_S, one_line, printable
 from hpcpace.diagnosis.run_state import is_running, journals_of, read_start
-from hpcpace.runs.conditions import read_conditions
-from hpcpace.runs.measured import MeasuredRun, from_summary, stored_run
+from hpcpace.runs.measured import Conditions, MeasuredRun, from_summary, is_to_come, read_conditions, stored_run
+
+COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")
+_REQUIRED = ("run",)
+_SPEEDS = ("step_time_s", "throughput")
+_MOST_BYTES = 1 << 26
+_MOST_TOLD = 3
+_LEAST_VALUE, _MOST_VALUE = 1e-9, 1e15
+_MOST_COUNT = 10_000_000
+_MOST_RATIO = 1.5
+_MAX_NODES = 1 << 20
+"""Names of nodes in all lines, as of 1,000 runs on 1,000 nodes: a list like n[0-9999] is far shorter than its names."""
+_NUMBER = re.compile(r"\+?(\d+(?:\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvRun:
+    """One line.
+
+    Attributes:
+        line: its number in the file, the header being 1.
+        begun_unix_ns: when the run began; 0 where it has no date.
+        run, job: names of the run and of its kind; the kind is empty where not given.
+        step_ns: median step time; None where only a throughput is given.
+        throughput: per second; None where only a step time is given.
+        nodes: names of the nodes; empty where only their number is given, or nothing.
+        num_nodes, num_ranks: 0 where not given.
+        batch: samples of the global batch; 0 where not given.
+    """
+
+    line: int
+    begun_unix_ns: int
+    run: str
+    job: str
+    step_ns: float | None
+    throughput: float | None
+    nodes: tuple[str, ...]
+    num_nodes: int
+    num_ranks: int
+    batch: float
+
+
+def read_csv(path: Path) -> list[CsvRun]:
+    """Return the runs of a CSV file, in the order of its lines.
+
+    Raises:
+        UsageError: it cannot be read, has no or wrong columns, or wrong values.
+    """
+    try:
+        text = read_file(path, most_bytes=_MOST_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no CSV in UTF-8 (byte {error.start}): save it as UTF-8") from error
+    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True, restkey="", strict=True)
+    mistakes: list[str] = []
+    try:
+        _check_columns(path, rows.fieldnames)
+        found = list(_runs(rows, mistakes))
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {rows.line_num}: not CSV ({error})") from error
+    if mistakes:
+        more = f"; {len(mistakes) - _MOST_TOLD} more" if len(mistakes) > _MOST_TOLD else ""
+        raise UsageError(f"{path}: {'; '.join(mistakes[:_MOST_TOLD])}{more}: correct them or leave the lines out")
+    if not found:
+        raise UsageError(f"{path} has no runs below its header")
+    return found
+
+
+def _check_columns(path: Path, names: object) -> None:
+    columns = [str(name) for name in names] if isinstance(names, list) else []
+    known = f"known are {', '.join(COLUMNS)}"
+    if missing := [name for name in _REQUIRED if name not in columns]:
+        raise UsageError(f"{path} has no column {missing[0]!r} in its first line; {known}")
+    if not set(_SPEEDS) & set(columns):
+        raise UsageError(f"{path} has neither a column step_time_s nor throughput; {known}")
+    if unknown := [name for name in columns if name not in COLUMNS]:
+        raise UsageError(f"{path} has a column {printable(unknown[0])!r}; {known}")
+    if len(set(columns)) < len(columns):
+        raise UsageError(f"{path} has a column twice: {printable(', '.join(columns))}")
+
+
+def _runs(rows: csv.DictReader[str], mistakes: list[str]) -> Iterator[CsvRun]:
+    nodes = _NodeLists()
+    for row in rows:
+        try:
+            yield _csv_form_run(rows.line_num, row, nodes)
+        except ValueError as error:
+            mistakes.append(f"line {rows.line_num}: {printable(str(error))}")
+
+
+def _csv_form_run(line: int, row: Mapping[str, str | None], node_lists: _NodeLists) -> CsvRun:
+    if "" in row:
+        raise ValueError("it has more values than there are columns")
+    step_s, rate = (_optional(row, name, _speed) for name in _SPEEDS)
+    if step_s is None and rate is None:
+        raise ValueError("it has neither a step time nor a throughput")
+    name = (row["run"] or "").strip()
+    if not name:
+        raise ValueError("its run has no name")
+    nodes, num_nodes = _optional(row, "nodes", node_lists.read) or ((), 0)
+    batch = _optional(row, "batch", _speed) or 0.0
+    if step_s and rate and batch:
+        _check_batch(rate * step_s, batch)
+    elif rate and batch and not _LEAST_VALUE <= batch / rate <= _MOST_VALUE:
+        raise ValueError(f"batch / throughput is {batch / rate:.3g} s, which no step takes")
+    return CsvRun(
+        line=line,
+        begun_unix_ns=_optional(row, "date", _unix_ns) or 0,
+        run=name,
+        job=(row.get("job") or "").strip(),
+        step_ns=None if step_s is None else step_s * 1e9,
+        throughput=rate,
+        nodes=nodes,
+        num_nodes=num_nodes,
+        num_ranks=_optional(row, "ranks", _count) or 0,
+        batch=batch,
+    )
+
+
+def _check_batch(found: float, batch: float) -> None:
+    """Refuse a figure of one rank beside one of all: a factor of 2 or more, which a mean step over its median is not.
+
+    Args:
+        found: samples of a step by its time and the throughput.
+        batch: the same as the line says it.
+    """
+    if not batch / _MOST_RATIO <= found <= batch * _MOST_RATIO:
+        raise ValueError(
+            f"throughput x step_time_s is {found:.4g} samples, batch is {batch:.4g}: both are of all ranks, in one unit"
+        )
+
+
+def _optional(row: Mapping[str, str | None], name: str, made_of: Callable[[str], _Value]) -> _Value | None:
+    text = (row.get(name) or "").strip()
+    if not text:
+        return None
+    try:
+        return made_of(text)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is {text[:60]!r}: {error}") from None
+
+
+def _speed(text: str) -> float:
+    # float takes 1_0.5 and digits of other scripts, too.
+    if not _NUMBER.fullmatch(text) or not _LEAST_VALUE <= float(text) <= _MOST_VALUE:
+        raise ValueError(f"write a number like 1200.5, from {_LEAST_VALUE:.0e} to {_MOST_VALUE:.0e}")
+    return float(text)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= _MOST_COUNT:
+        raise ValueError(f"write a whole number from 1 to {_MOST_COUNT}")
+    return int(text)
+
+
+def _unix_ns(text: str) -> int:
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("write a date like 2026-05-07 or 2026-05-07T14:00:00+02:00") from None
+    # Without a zone, a date is of the place where it is read, as dates on a terminal are.
+    seconds = (date if date.tzinfo else date.astimezone()).astimezone(UTC).timestamp()
+    unix_ns = round(seconds * 1e9)
+    if unix_ns <= 0:
+        raise ValueError("write a date after 1970")
+    if is_to_come(unix_ns):
+        raise ValueError("write a date that is not to come")
+    return unix_ns
+
+
+class _NodeLists:
+    """Reads the lists of nodes in a file, each text once, until there are too many names."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[tuple[str, ...], int]] = {}
+        self._num_left = _MAX_NODES
+
+    def read(self, text: str) -> tuple[tuple[str, ...], int]:
+        """Return the names of nodes and their number; see `_nodes`.
+
+        Raises:
+            ValueError: it is no list, or the file has too many names.
+        """
+        if self._num_left >= 0:
+            found = self._found.get(text) or self._found.setdefault(text, _nodes(text))
+            self._num_left -= len(found[0])
+        if self._num_left < 0:
+            raise ValueError(
+                f"with it the file names more than {_MAX_NODES:,} nodes: write only their number, like 1024"
+            )
+        return found
+
+
+def _nodes(text: str) -> tuple[tuple[str, ...], int]:
+    """Return the names of nodes and their number, of a number, a list of hosts as Slurm writes it, or names with ;."""
+    if re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?|nan|inf", text, re.IGNORECASE):  # -1 and 2.0 are no names
+        return (), _count(text)
+    names = tuple(dict.fromkeys(name for part in re.split(r"[;\s]+", text) if part for name in expand(part)))
+    if numbers := [name for name in names if name.isdigit()]:
+        raise ValueError(
+            f"{numbers[0]} is no name of a node: write their number alone, like 1024, or names like n[1-4] or n1;n2"
+        )
+    return names, len(names)
+
+
+def runs_of_csv(path: Path) -> list[MeasuredRun]:
+    """Return the runs of a CSV file, those with a throughput alone with the time of one sample as their step.
+
+    Such a time is not compared with that of a step, of which it is not known how many samples it has, or whose batch is
+    known.
+
+    Raises:
+        UsageError: as of `read_csv`.
+    """
+    return [_run(path, run) for run in read_csv(path)]
+
+
+def _run(path: Path, run: CsvRun) -> MeasuredRun:
+    batch, step_ns = run.batch, run.step_ns
+    is_per_sample = step_ns is None and not batch
+    if step_ns is None:
+        batch = batch or 1.0
+        step_ns = batch * NS_PER_S / (run.throughput or 1.0)
+    return MeasuredRun(
+        path=f"{path}:{run.line} {run.run}",
+        attempt=0,
+        is_from_summary=True,
+        is_final=True,
+        p50_ns=step_ns,
+        mean_ns=step_ns,
+        log_p50_error=0.0,  # how long steps differ within the run is not said; the spread between runs has it
+        log_mean_error=None,  # its one speed is judged once
+        block_p50_ns=(),
+        cv=None,
+        samples_per_s=run.throughput,
+        samples_per_step=batch,
+        samples_unit="samples" if batch else "",
+        num_steps=0,
+        world_size=run.num_ranks,
+        num_nodes=run.num_nodes,
+        is_per_sample=is_per_sample,
+        num_missing=0,
+        hosts=run.nodes,
+        mesh="",
+        ranks=(),
+        transfers=(),
+        shares=None,
+        amplification=(),
+        waiting_share=None,
+        audit=None,
+        mode="",
+        headline="",
+        conditions=Conditions(
+            name=run.run,
+            job_name=run.job or run.run,
+            begun_unix_ns=run.begun_unix_ns,
+            work={"job": run.job} if run.job else {},
+        ),
+    )
+
 
 _LEAST_SHARED = 3  # runs that are analysed side by side; fewer have all cores each
 

@@ -1,28 +1,139 @@
-"""What comparing, scaling and history take from one run, without its traces.
+"""One run as comparing, scaling and history use it: its figures and its conditions.
 
-It is read from RUN/summary.json where that is of this version's schema and of the trace files as they are now: their
-names and sizes are compared with those that the report had read. Otherwise the run is analysed. Where the traces were
-removed, the summary stands for them.
+The figures are read from RUN/summary.json where that is of this version's schema and of the trace files as they are
+now: their names and sizes are compared with those that the report had read. Otherwise the run is analysed. Where the
+traces were removed, the summary counts. The conditions, such as work, settings and software, come from run.json.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpcpace.core.codec import read_json
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.core.text import format_bytes, plural
+from hpcpace.core.text import NS_PER_S, format_bytes, plural
 from hpcpace.diagnosis.run_state import journals_of
 from hpcpace.diagnosis.summary import SCHEMA
-from hpcpace.runs.conditions import Conditions, read_conditions
+
+DAY_NS = 86_400 * NS_PER_S
+
+
+def is_to_come(unix_ns: int) -> bool:
+    """Return whether a time is later than a day from now, which clocks of different places do not explain."""
+    return unix_ns > time.time_ns() + DAY_NS
+
+
+_MOST_TEXT = 200
+_MOST_VALUES = 2000
+# New in every run, or said elsewhere.
+_VARIABLES_OF_A_RUN = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_JOB_NAME")
+_OPTIONS_OF_A_RUN = ("--run-dir", "--trace-dir")
+_NOT_OF_THE_WORK = ("dtype",)  # the same work, done in another precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What a run was started with; empty where it is not recorded.
+
+    Attributes:
+        name: of the run.
+        job_name: of its Slurm job, else that of the run.
+        begun_unix_ns: when it began; 0 where unknown.
+        work: what was trained on what, by name: other work cannot be compared.
+        settings: hpcpace's own, by name.
+        versions: of the software, the kernel included.
+        environment: the variables that run.json keeps.
+        command: that started a rank, without the options that say where the run is written.
+        commit: of the working directory.
+        dtype: in which the training computed.
+        tool: that recorded the run, where it is not hpcpace.
+    """
+
+    name: str = ""
+    job_name: str = ""
+    begun_unix_ns: int = 0
+    work: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    commit: str = ""
+    dtype: str = ""
+    tool: str = ""
+
+
+def read_conditions(attempt: Attempt, problems: list[str]) -> Conditions:
+    """Return what run.json says; a sentence is added to `problems` where it, or its date, cannot be used."""
+    found = read_json(attempt, attempt.run_json.name, _conditions, problems) or Conditions()
+    if not is_to_come(found.begun_unix_ns):
+        return found
+    problems.append(f"{attempt.run_json}: the date at which it began is to come, and is left out: its clock was wrong")
+    return replace(found, begun_unix_ns=0)
+
+
+def _conditions(content: Any) -> Conditions:
+    model, data = content.get("model"), content.get("data")
+    environment = dict(_flat(content.get("environment", {})))
+    work = {name: value for name, value in _flat({"model": model, "data": data}) if value}
+    name, kernel, imported = _text(content.get("name", "")), _text(content.get("kernel", "")), content.get("imported")
+    return Conditions(
+        name=name,
+        job_name=environment.get("SLURM_JOB_NAME", "") or name,
+        begun_unix_ns=_unix_ns(content.get("created_unix_ns", 0)),
+        work={key: value for key, value in work.items() if key.rpartition(".")[2] not in _NOT_OF_THE_WORK},
+        settings=dict(_flat(content.get("config", {}))),
+        # Those of an imported run are of where it was imported.
+        versions={} if imported else {**dict(_flat(content.get("versions", {}))), "kernel": kernel},
+        environment={key: value for key, value in environment.items() if key not in _VARIABLES_OF_A_RUN},
+        command=" ".join(_without_folders([_text(word) for word in content.get("command", [])])),
+        commit=_text(content.get("git_commit", "")),
+        dtype=work.get("model.dtype", ""),
+        tool=_text(imported.get("tool", "")) if isinstance(imported, dict) else "",
+    )
+
+
+def _without_folders(words: Iterable[str]) -> Iterator[str]:
+    """Yield the words of a command but for `_OPTIONS_OF_A_RUN` and their values."""
+    rest = iter(words)
+    for word in rest:
+        option, is_joined, _ = word.partition("=")
+        if option not in _OPTIONS_OF_A_RUN:
+            yield word
+        elif not is_joined:
+            next(rest, None)
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each single value as text with its path."""
+    budget = [_MOST_VALUES]
+    yield from _values(value, path, budget)
+
+
+def _values(value: Any, path: str, budget: list[int]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _values(item, f"{path}.{key}" if path else str(key), budget)
+    elif budget[0]:
+        budget[0] -= 1
+        yield path[:_MOST_TEXT], "" if value is None else _text(value)
+
+
+def _text(value: Any) -> str:
+    return (value if isinstance(value, str) else str(value))[:_MOST_TEXT]
+
+
+def _unix_ns(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
 
 _MOST_BYTES = 1 << 28  # of the summary of 16,384 ranks
 _MOST_NUMBER = 1e19
-_MOST_TEXT = 500
+_MEASURED_MOST_TEXT = 500
 _LEAST_SAMPLES = 1e-9  # one in all steps is more
 _MOST_ERROR = 10.0  # relative; that of a mean of n values is at most the root of n, and real ones are below 1
 
@@ -207,21 +318,21 @@ def from_summary(
         cv=_number(speed["cv"]),
         samples_per_s=_positive(speed["samples_per_s"]) if not num_missing and speed["samples_per_s"] else None,
         samples_per_step=0.0 if num_missing else _samples(extra["samples_per_step"]),
-        samples_unit=_text(world["samples_unit"]),
+        samples_unit=_measured_text(world["samples_unit"]),
         num_steps=_count(steps["num_used"]),
         world_size=_count(world["world_size"]),
         num_missing=num_missing,
-        hosts=tuple(_text(host) for host in world["hosts"]),
-        mesh=_text(world["mesh"]),
+        hosts=tuple(_measured_text(host) for host in world["hosts"]),
+        mesh=_measured_text(world["mesh"]),
         ranks=_ranks(content["ranks"], extra["ranks"]),
         transfers=_transfers(content["kinds"], num_ranks * _count(steps["num_used"])),
         shares=None if None in shares else (shares[0] or 0.0, shares[1] or 0.0, shares[2] or 0.0, shares[3] or 0.0),
         amplification=_amplification(jitter),
         waiting_share=None if jitter is None else _number(jitter["loss_share"]),
-        audit=None if audit is None else tuple(_text(finding) for finding in audit.get("found", ())),
-        mode=_text(content["verdict"]["mode"]),
-        headline=_text(content["verdict"]["headline"]),
-        emulation=_text(world["emulation"]),
+        audit=None if audit is None else tuple(_measured_text(finding) for finding in audit.get("found", ())),
+        mode=_measured_text(content["verdict"]["mode"]),
+        headline=_measured_text(content["verdict"]["headline"]),
+        emulation=_measured_text(world["emulation"]),
         conditions=conditions,
         predictions=_predictions(jitter),
         probed=_probed(content.get("probe")),
@@ -264,11 +375,15 @@ def _ranks(rows: Any, extra: Any) -> tuple[RankTimes, ...]:
     return tuple(
         RankTimes(
             rank=(rank := _count(row["rank"])),
-            host=_text(row["host"]),
-            role=_text(row["role"]),
+            host=_measured_text(row["host"]),
+            role=_measured_text(row["role"]),
             parts_ns=None
             if row["parts_ns"] is None
-            else {_text(name): _number(value) or 0.0 for name, value in row["parts_ns"].items() if value is not None},
+            else {
+                _measured_text(name): _number(value) or 0.0
+                for name, value in row["parts_ns"].items()
+                if value is not None
+            },
             work_ns=_number(compared[rank]["work_ns"]),
             work_error=_error(compared[rank]["work_error"]),
             caused_wait_ns=_number(compared[rank]["caused_wait_ns"]) or 0.0,
@@ -280,7 +395,7 @@ def _ranks(rows: Any, extra: Any) -> tuple[RankTimes, ...]:
 def _transfers(kinds: Any, num_rank_steps: int) -> tuple[Transfers, ...]:
     return tuple(
         Transfers(
-            op=_text(kind["op"]),
+            op=_measured_text(kind["op"]),
             group_size=_count(kind["group_size"]),
             transfer_ns=(_number(kind["mean_transfer_ns"]) or 0.0) * _count(kind["num_rows"]) / max(num_rank_steps, 1),
             size_bytes=_count(kind["size_bytes"]) / max(num_rank_steps, 1),
@@ -314,7 +429,7 @@ def _probed(probe: Any) -> dict[str, float]:
     found = {}
     for row in () if probe is None else probe["rows"]:
         ranks, hosts = plural(_count(row["num_ranks"]), "rank"), plural(_count(row["num_nodes"]), "host")
-        name = f"{_text(row['op'])} of {format_bytes(_count(row['size_bytes']))} over {ranks} on {hosts}"
+        name = f"{_measured_text(row['op'])} of {format_bytes(_count(row['size_bytes']))} over {ranks} on {hosts}"
         found[name] = _positive(row["probed_ns"])
     return found
 
@@ -363,7 +478,7 @@ def _count(value: Any) -> int:
     return value
 
 
-def _text(value: Any) -> str:
+def _measured_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
-    return value[:_MOST_TEXT]
+    return value[:_MEASURED_MOST_TEXT]

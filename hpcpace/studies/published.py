@@ -1,19 +1,112 @@
-"""The values of the published nano-cluster study (doi 10.1145/3769695.3771676) and what follows from them.
+"""The published nano-cluster study (doi 10.1145/3769695.3771676), and set-ups compared with it.
 
-GPT-2 small on two servers with two A40 GPUs each and 1 Gb/s between them; network throughput has both directions.
+GPT-2 small on two servers with two A40 GPUs each and 1 Gb/s between them; network throughput has both directions. Slow
+processors on a fast link represent such a cluster only if the ratio of communication to computation is the same. The
+published throughput of one GPU and the published traffic determine it before anything runs.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.core.errors import DataError
-from hpcpace.studies.ratio import Balance, bytes_per_sample
-from hpcpace.studies.setups import Layout
-from hpcpace.studies.statistics import Spread, spread
+from hpcpace.studies.figures import SetupFigures, Spread, spread
+from hpcpace.studies.setups import Layout, Setup
+from hpcpace.train.operations import Operation, PacketOverhead, link_volumes, master_itemsize, messages, wire_matrix
+from hpcpace.train.plan import TrainPlan
+from hpcpace.train.presets import GPT2Shape
+from hpcpace.train.volume import step_operations
+
+_BITS = 8
+
+
+def bytes_per_sample(network_bps: float, samples_per_s: float) -> float:
+    """Return the bytes per sample on a network, from its mean throughput and that of the training: B / (8 R)."""
+    return network_bps / _BITS / samples_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """What a set-up communicates and computes.
+
+    Attributes:
+        link_bytes_per_sample: bytes a sample in the busier direction of the busiest server's link.
+        samples_per_s_of_one: samples a second of a single rank that communicates with nobody.
+        num_ranks: that compute.
+        link_bps: rate of the link in one direction.
+    """
+
+    link_bytes_per_sample: float
+    samples_per_s_of_one: float
+    num_ranks: int
+    link_bps: float
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds per sample on the link, 8 v / L."""
+        return _BITS * self.link_bytes_per_sample / self.link_bps
+
+    @property
+    def computation_s(self) -> float:
+        """Seconds per sample on all ranks together, 1 / (n R1)."""
+        return 1 / (self.num_ranks * self.samples_per_s_of_one)
+
+    @property
+    def ratio(self) -> float:
+        """Communication over computation, 8 v n R1 / L; above 1 the link is the limit."""
+        return self.communication_s / self.computation_s
+
+    @property
+    def samples_per_s_without_overlap(self) -> float:
+        """Throughput without overlap: 1 / (computation + communication)."""
+        return 1 / (self.computation_s + self.communication_s)
+
+
+def link_rate_bps(ratio: float, *, link_bytes_per_sample: float, samples_per_s_of_one: float, num_ranks: int) -> float:
+    """Return the link rate at which a set-up has a given ratio: L = 8 v n R1 / ratio.
+
+    Args:
+        ratio: of communication to computation, as of `Balance`.
+        link_bytes_per_sample, samples_per_s_of_one, num_ranks: as of `Balance`.
+    """
+    return _BITS * link_bytes_per_sample * num_ranks * samples_per_s_of_one / ratio
+
+
+def link_bytes_per_step(setup: Setup, plan: TrainPlan) -> float:
+    """Return the bytes of frames per step in the busier direction of the busiest server's link, over gloo.
+
+    docs/network-volume.md has the formula. 0 on one server.
+
+    Args:
+        setup: says which ranks are on one server: the first ones are on the first.
+        plan: of its training.
+    """
+    num_ranks = setup.layout.num_ranks
+    if setup.layout.servers == 1:
+        return 0.0
+    hosts = [str(rank // setup.layout.ranks_per_server) for rank in range(num_ranks)]
+    volumes = link_volumes(wire_matrix(messages(_operations(plan)), num_ranks, PacketOverhead()), hosts)
+    return float(max(max(volume.tx_bytes, volume.rx_bytes) for volume in volumes.values()))
+
+
+def _operations(plan: TrainPlan) -> list[Operation]:
+    if isinstance(plan.shape, GPT2Shape):
+        return step_operations(plan)
+    size = plan.shape.num_parameters * master_itemsize(plan)
+    ranks = tuple(range(plan.mesh.size))
+    return [
+        Operation(kind="all_reduce", cause="gradients", ranks=ranks, size_bytes=size, itemsize=master_itemsize(plan))
+    ]
+
+
+def predicted_step_s(setup: Setup, plan: TrainPlan, *, samples_per_s_of_one: float, link_bps: float) -> float:
+    """Return the step time without overlap of computation and communication, with all ranks busy."""
+    computation_s = plan.samples_per_step / (setup.layout.num_ranks * samples_per_s_of_one)
+    return computation_s + _BITS * link_bytes_per_step(setup, plan) / link_bps
+
 
 LINK_BPS = 1e9
 BATCH = 16
@@ -107,3 +200,59 @@ def published_volume_gbyte(num_layers: int) -> float:
     """Return the volume on the published line, which passes through 174 GB at 12 layers and 330 GB at 48."""
     (first, low), (last, high) = VOLUME_OF_LAYERS_GBYTE.items()
     return low + (high - low) * (num_layers - first) / (last - first)
+
+
+Published = Mapping[tuple[Layout, str], PublishedRow]
+
+
+def published_of(row: SetupFigures, published: Published) -> PublishedRow | None:
+    """Return the published values for a set-up: those of GPT-2 small at the batch they imply."""
+    setup = row.setup
+    if (setup.model, setup.preset, setup.stands_for) != ("gpt2", "small", BATCH):
+        return None
+    return published.get((setup.layout, setup.parallelism))
+
+
+def order_at(rows: Sequence[SetupFigures], layout: Layout, name: str) -> list[str]:
+    """Return the parallelisms of GPT-2 at the published batch, from the highest value of a figure to the lowest."""
+    of_layout = [
+        (row.median(name), row.setup.parallelism)
+        for row in rows
+        if row.setup.model == "gpt2" and row.setup.layout == layout and row.setup.stands_for == BATCH
+    ]
+    known = [(value, parallelism) for value, parallelism in of_layout if value is not None]
+    return [parallelism for _, parallelism in sorted(known, reverse=True)]
+
+
+def orders(rows: Sequence[SetupFigures], published: Iterable[PublishedRow]) -> list[str]:
+    """Return a sentence for each published order of parallelisms: whether it is the same here."""
+    found, published = [], list(published)
+    for layout in sorted({row.layout for row in published}):
+        for what, name, ours in (
+            ("throughput", "tokens_per_s", "samples_per_s"),
+            ("network volume", "network_bytes_per_sample", "network_bytes_per_sample"),
+        ):
+            of_layout = [(getattr(row, name), row.parallelism) for row in published if row.layout == layout]
+            known = [(value, parallelism) for value, parallelism in of_layout if value is not None]
+            wanted = [parallelism for _, parallelism in sorted(known, reverse=True)]
+            here = order_at(rows, layout, ours)
+            if len(here) == len(wanted) > 0:
+                same = "as published" if here == wanted else f"published: {' > '.join(wanted)}"
+                found.append(f"{what} at {layout}, batch {BATCH}: {' > '.join(here)} ({same})")
+    return found
+
+
+def compute_spread(rows: Sequence[SetupFigures]) -> list[str]:
+    """Return a sentence for each microbatch size: how much its computation time varies over layouts."""
+    groups: dict[tuple[str, int], list[tuple[float, str]]] = {}
+    for row in rows:
+        setup, forward_ms = row.setup, row.median("forward_ms")
+        if forward_ms is not None and setup.parallelism != "tensor":
+            group = groups.setdefault((setup.model, setup.batch // setup.microbatches), [])
+            group.append((forward_ms, f"{setup.layout} {setup.parallelism}"))
+    return [
+        f"forward computation of a microbatch of {size}, {model}: {min(found)[0]:.3g} ms ({min(found)[1]}) to "
+        f"{max(found)[0]:.3g} ms ({max(found)[1]}) over {len(found)} set-ups"
+        for (model, size), found in sorted(groups.items())
+        if len(found) > 1
+    ]

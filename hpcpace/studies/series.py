@@ -18,12 +18,9 @@ from hpcpace.config_sources import REQUESTED, load_config
 from hpcpace.core.environment import RankInfo, host_identity, process_environ, rank_info, set_environ_default
 from hpcpace.core.errors import WorldError
 from hpcpace.core.text import format_count, format_duration
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.planned import planned
-from hpcpace.studies.setups import Layout, StudyRun
+from hpcpace.studies.setups import Layout, StudyFolder, StudyRun, planned
 from hpcpace.train.data import TrainingData, open_data
-from hpcpace.train.launch import threads_of_rank
-from hpcpace.train.plan import TrainPlan
+from hpcpace.train.plan import TrainPlan, threads_of_rank
 from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")

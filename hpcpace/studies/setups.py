@@ -1,15 +1,31 @@
-"""The set-ups of the studies: model, servers, ranks, parallelism and batch; and the runs that repeat them.
+"""A study: its set-ups, the runs that repeat them, and its folder.
 
-A set-up has all that a training needs but the data and the type of numbers, which come from the environment.
+A set-up has all that a training needs except the data and the type of numbers, which come from the environment. In the
+folder, STUDY/plan.json maps runs to set-ups, and STUDY/runs/NAME are ordinary run directories. They show by themselves
+what is done, so an interrupted study resumes where it stopped.
+
+A study may scale a model down. Scaled by s, a GPT-2 has 1/s of the width, the vocabulary and the context, and all of
+its layers. Then parameters of blocks and of the vocabulary, and activations of a step at the same batch in sequences,
+all go down by s^2 and keep their ratio, and so do the volumes of data, tensor and pipeline parallelism.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from hpcpace.core.errors import UsageError
+from hpcpace.config import TrainConfig
+from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.errors import ConfigError, UsageError
+from hpcpace.core.files import Folder, read_file
+from hpcpace.core.rundir import Attempt, RunDirectory, json_text
+from hpcpace.train.plan import TrainPlan, plan_training
+from hpcpace.train.presets import GPT2Shape, ModelShape
 
 PARALLELISMS = ("none", "data", "tensor", "pipeline")
 _MOST_MICROBATCHES = 4
@@ -224,3 +240,167 @@ def repeated(
     if steps_of is not None:
         setups = [replace(setup, steps=setup.warmup_steps + steps_of(setup)) for setup in setups]
     return [StudyRun(setup=setup, repetition=index) for index in range(repetitions) for setup in setups]
+
+
+SCHEMA = "hpcpace-study/1"
+MOST_PLAN_BYTES = 1 << 24
+"""Limit for plan.json, which has a few hundred bytes per run."""
+
+DONE, OUT_OF_MEMORY, FAILED, OPEN = "finished", "out of memory", "failed", "open"
+_MOST_ATTEMPTS = 2
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """A study on disk."""
+
+    path: Path
+
+    @property
+    def plan_json(self) -> Path:
+        """The file that maps runs to set-ups."""
+        return self.path / "plan.json"
+
+    def run_dir(self, run: StudyRun) -> RunDirectory:
+        """Return the run directory of a run, whether it exists or not."""
+        return RunDirectory(self.path / "runs" / run.name)
+
+    def write_plan(self, name: str, runs: Sequence[StudyRun], *, facts: dict[str, Any] | None = None) -> bool:
+        """Write the plan, unless there is one already; return whether it was written.
+
+        Args:
+            name: of the study.
+            runs: in the order in which they will run.
+            facts: further values to keep with the study.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        if self.plan_json.exists():
+            return False
+        rows = [{"name": run.name, "repetition": run.repetition, "setup": _to_json(run.setup)} for run in runs]
+        try:
+            with Folder.open(self.path, make=True) as folder:
+                folder.make_folder("runs").close()
+                plan = {"schema": SCHEMA, "study": name, "facts": facts or {}, "runs": rows}
+                folder.write(self.plan_json.name, json_text(plan))
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.path}: {error.strerror}") from error
+        return True
+
+    def facts(self) -> dict[str, Any]:
+        """Return the further values that the plan keeps."""
+        facts: dict[str, Any] = self._plan()["facts"]
+        return facts
+
+    def runs(self) -> list[StudyRun]:
+        """Return the runs of the plan, in order.
+
+        Raises:
+            UsageError: there is no plan, or it cannot be read.
+        """
+        try:
+            return [
+                StudyRun(setup=_from_json(row["setup"]), repetition=row["repetition"]) for row in self._plan()["runs"]
+            ]
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA} ({error}): plan the study again") from error
+
+    def state(self, run: StudyRun) -> str:
+        """Return finished, out of memory, failed (it ended twice without a result), or open."""
+        attempts = self.run_dir(run).attempts()
+        for attempt in attempts[::-1]:
+            outcome = self.result(attempt).get("outcome", "")
+            if outcome in (DONE, OUT_OF_MEMORY):
+                return str(outcome)
+        return FAILED if len(attempts) >= _MOST_ATTEMPTS else OPEN
+
+    def open_runs(self, layout: Layout | None = None) -> list[StudyRun]:
+        """Return the runs that still have to be done, of one layout or of all."""
+        return [run for run in self.runs() if layout in (None, run.setup.layout) and self.state(run) == OPEN]
+
+    def result(self, attempt: Attempt) -> dict[str, Any]:
+        """Return the content of an attempt's result.json; empty if it is missing or incomplete."""
+        return read_json(attempt, attempt.result_json.name, json_object, []) or {}
+
+    def _plan(self) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MOST_PLAN_BYTES))
+        except FileNotFoundError:
+            raise UsageError(
+                f"no study at {self.path}, which has no plan.json: plan one with sbatch/nano_cluster.sh"
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"cannot read {self.plan_json}: {error}") from error
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA}: name the folder of a study")
+        return content
+
+
+def _to_json(setup: Setup) -> dict[str, Any]:
+    return dataclasses.asdict(setup)
+
+
+def _from_json(values: dict[str, Any]) -> Setup:
+    return Setup(**{**values, "layout": Layout(**values["layout"])})
+
+
+def settings_of(setup: Setup, base: TrainConfig) -> TrainConfig:
+    """Return the settings of a set-up's training.
+
+    Args:
+        setup: what is trained.
+        base: what a set-up does not say, such as data and type of numbers.
+    """
+    return replace(
+        base,
+        model=setup.model,
+        preset=setup.preset or base.preset,
+        mesh=setup.mesh,
+        batch_size=setup.global_batch,
+        microbatches=setup.microbatches,
+        steps=setup.steps,
+        warmup_steps=setup.warmup_steps,
+        seq_len=None,
+        resume="never",
+    )
+
+
+def planned(setup: Setup, base: TrainConfig | None = None) -> TrainPlan:
+    """Return the plan of a set-up's training.
+
+    Raises:
+        ConfigError: the model cannot be scaled down that far.
+        MeshError: model, mesh and batch do not fit.
+    """
+    plan = plan_training(settings_of(setup, base or TrainConfig()), setup.layout.num_ranks)
+    if setup.shrink == 1:
+        return plan
+    shape = shrunk(plan.shape, setup.shrink)
+    seq_len = shape.context if isinstance(shape, GPT2Shape) else plan.seq_len
+    return replace(plan, shape=shape, shrink=setup.shrink, seq_len=seq_len)
+
+
+def shrunk(shape: ModelShape, divisor: int) -> ModelShape:
+    """Return a model with all widths divided, for GPT-2 also vocabulary and context; layers and heads stay.
+
+    Raises:
+        ConfigError: a width cannot be divided.
+    """
+    if isinstance(shape, GPT2Shape):
+        if shape.width % (divisor * shape.num_heads):
+            raise ConfigError(
+                f"a width of {shape.width} over {shape.num_heads} heads cannot be divided by {divisor}: "
+                f"take a divisor of {shape.width // shape.num_heads}"
+            )
+        return replace(
+            shape,
+            width=shape.width // divisor,
+            context=shape.context // divisor,
+            vocabulary=shape.vocabulary // divisor,
+        )
+    if any(width % divisor for width in shape.widths):
+        raise ConfigError(
+            f"widths of {shape.widths} cannot be divided by {divisor}: take a divisor of {shape.widths[0]}"
+        )
+    return replace(shape, widths=tuple(width // divisor for width in shape.widths))

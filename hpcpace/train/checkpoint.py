@@ -1,9 +1,10 @@
 """Checkpoints: a training resumes after a stop as if there had been none.
 
 A checkpoint is a folder `step-N` of safetensors, which torch.distributed.checkpoint writes and reads: each rank writes
-the tensors that no other rank has, and rank 0 adds progress.json. It is written under another name and renamed when all
-of it is on disk, so that a job that is killed meanwhile leaves the previous one. Nobody but the user can write to it,
-and safetensors hold no code.
+the tensors that no other rank has, and rank 0 adds progress.json. It is written under another name and renamed when
+all of it is on disk, so that a job that is killed meanwhile leaves the previous one. Nobody but the user can write to
+it, and safetensors hold no code. All ranks agree on the same data, one run directory, and one checkpoint to resume
+from.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -25,20 +27,25 @@ from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from hpcpace.core.errors import DataError, HpcpaceError, TrainingFailed
+from hpcpace.core.environment import RankInfo, process_environ
+from hpcpace.core.errors import ConfigError, DataError, HpcpaceError, TrainingFailed
 from hpcpace.core.files import Folder
-from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.core.text import printable, shortened, shown
 from hpcpace.train.checkpoint_folder import (
+    PROGRESS,
+    History,
     NewCheckpoint,
     check_access,
     check_files,
     clear_checkpoints,
     held_path,
+    identity_of,
     open_checkpoint,
+    read_history,
     unreadable,
+    write_history,
 )
-from hpcpace.train.checkpoint_history import PROGRESS, History, identity_of, write_history
 from hpcpace.train.parallel import Replica
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import Mesh
@@ -299,3 +306,98 @@ def _cause(error: BaseException) -> BaseException:
     """Return the first cause: torch packs the errors of all ranks into one."""
     inner = next(iter(error.failures.values()), None) if isinstance(error, dcp.CheckpointException) else None
     return inner[0] if inner else error
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPoint:
+    """Where a training starts.
+
+    Attributes:
+        run: the run directory, absolute.
+        attempt_number: the number of this attempt in it.
+        checkpoint: what to resume from; None to start from scratch.
+        history: what was done before it.
+    """
+
+    run: RunDirectory
+    attempt_number: int
+    checkpoint: Path | None = None
+    history: History = field(default_factory=History)
+
+    @property
+    def attempt(self) -> Attempt:
+        """The folder of this attempt."""
+        return self.run.attempt(self.attempt_number)
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return what a run records about it; None when it starts from scratch."""
+        if self.checkpoint is None:
+            return None
+        return {"checkpoint": str(self.checkpoint), "num_steps": self.history.num_steps}
+
+
+def agree_on_start(plan: TrainPlan, *, info: RankInfo, name: str, run_dir: Path | None, data_digest: str) -> StartPoint:
+    """Return where the training starts, the same on all ranks; rank 0 looks it up.
+
+    Collective: every rank of the default process group calls this.
+
+    Args:
+        plan: the run.
+        info: this rank's place.
+        name: names the run directory if none is given.
+        run_dir: the run directory.
+        data_digest: identifies the data.
+
+    Raises:
+        DataError: ranks read different data, or the checkpoint does not fit.
+        ConfigError: a fault names a host that is not in the job.
+    """
+    start: StartPoint | str = ""
+    if info.rank == 0:
+        try:
+            start = _start(plan, run_dir or default_run_path(name, process_environ()), data_digest)
+        except (HpcpaceError, OSError) as error:  # the other ranks wait for an answer
+            start = str(error)
+    seen: list[Any] = [None] * info.world_size
+    dist.all_gather_object(seen, (data_digest, info.host, start))
+    _check_same_data([(digest, host) for digest, host, _ in seen])
+    _check_hosts_of_faults(plan, {host for _, host, _ in seen})
+    start = seen[0][2]
+    if isinstance(start, str):
+        raise DataError(start)
+    return start
+
+
+def _start(plan: TrainPlan, path: Path, data_digest: str) -> StartPoint:
+    run = RunDirectory(path.absolute())
+    number, resume = run.next_attempt_number, plan.settings.resume
+    # A requeued job resumes from its own last checkpoint, even if it started from another run's.
+    checkpoint = find_checkpoint(run.path) if number and resume != "never" else None
+    if checkpoint is None and resume not in ("auto", "never"):
+        checkpoint = find_checkpoint(Path(resume).absolute())
+        if checkpoint is None:
+            raise DataError(f"{resume} holds no complete checkpoint: set --resume to a run or its checkpoints/step-N")
+    if checkpoint is None:
+        return StartPoint(run=run, attempt_number=number)
+    history = read_history(checkpoint, plan, data_digest=data_digest)
+    if history.num_steps >= plan.settings.steps:
+        raise DataError(
+            f"{checkpoint} has done {history.num_steps} steps, and --steps is {plan.settings.steps}: use more --steps, "
+            "another --run-dir, or --resume never"
+        )
+    return StartPoint(run=run, attempt_number=number, checkpoint=checkpoint, history=history)
+
+
+def _check_same_data(seen: Sequence[tuple[str, str]]) -> None:
+    other = next((rank for rank, (digest, _) in enumerate(seen) if digest != seen[0][0]), None)
+    if other is not None:
+        raise DataError(
+            f"rank {other} on {seen[other][1]} reads different data from rank 0 on {seen[0][1]}: "
+            "give data that all hosts have with --data"
+        )
+
+
+def _check_hosts_of_faults(plan: TrainPlan, hosts: set[str]) -> None:
+    for fault in plan.faults:
+        if fault.host is not None and not any(fault.concerns(-1, host) for host in hosts):
+            raise ConfigError(f"fault on host {fault.host!r}: the job runs on {', '.join(sorted(hosts))}")

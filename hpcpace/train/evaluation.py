@@ -1,4 +1,4 @@
-"""Losses over all replicas, collected without holding a step up, and held-out perplexity or accuracy."""
+"""Losses over all replicas, without holding a step up, and held-out perplexity or accuracy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcpace.train.data import TrainingData
+from hpcpace.train.models import master_dtype
 from hpcpace.train.parallel import Replica
 from hpcpace.train.plan import TrainPlan
-from hpcpace.train.precision import master_dtype
 from hpcpace.train.presets import GPT2Shape, Mesh
 
 

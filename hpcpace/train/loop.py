@@ -1,13 +1,21 @@
-"""The training loop: a model on its mesh, data in, losses and a trace out."""
+"""The training loop: a model on its mesh, data in, losses and a trace out.
+
+Slurm sends a signal before the time limit (`sbatch --signal`), to each rank at a different moment. The ranks vote
+about once a second on whether to stop, and all stop after the same step, so that they can write a checkpoint. The vote
+uses a separate gloo group below torch's dispatcher, so that neither GPUs nor the trace see it.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,21 +27,121 @@ from hpcpace.core.environment import RankInfo, process_redaction
 from hpcpace.core.errors import TrainingFailed
 from hpcpace.core.text import NS_PER_S
 from hpcpace.trace.schema import StepFlag
-from hpcpace.train.checkpoint import Checkpoints
-from hpcpace.train.checkpoint_history import History
+from hpcpace.train.checkpoint import Checkpoints, StartPoint, agree_on_start
+from hpcpace.train.checkpoint_folder import History
 from hpcpace.train.data import TrainingData
 from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.evaluation import Evaluator, LossLog, to_device
 from hpcpace.train.inject import Injector
+from hpcpace.train.models import master_dtype
 from hpcpace.train.parallel import Replica, build_replica
 from hpcpace.train.plan import TrainPlan, parallelism_facts
-from hpcpace.train.precision import master_dtype
-from hpcpace.train.progress import ProgressView, progress_view
-from hpcpace.train.result import TrainResult, is_out_of_memory, memory_facts, out_of_memory, write_result
-from hpcpace.train.resume import StartPoint, agree_on_start
-from hpcpace.train.stopping import EarlySignal, StopVote, side_group
+from hpcpace.train.result import (
+    ProgressView,
+    TrainResult,
+    is_out_of_memory,
+    memory_facts,
+    out_of_memory,
+    progress_view,
+    write_result,
+)
 from hpcpace.world.process_group import init_process_group
 from hpcpace.world.rendezvous import Rendezvous
+
+_VOTE_INTERVAL_NS = NS_PER_S
+_MOST_STEPS_BETWEEN_VOTES = 1000
+
+
+class EarlySignal:
+    """Notes a signal whose default action would end the process.
+
+    Attributes:
+        name: the first signal received, such as SIGUSR1; empty before that.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    @contextmanager
+    def listening(self, number: signal.Signals) -> Iterator[None]:
+        """Note this signal inside; for the main thread."""
+        before = signal.signal(number, self._note)
+        # Else the signal fails system calls under torch and MPI.
+        signal.siginterrupt(number, False)
+        try:
+            yield
+        finally:
+            signal.signal(number, before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.name = self.name or signal.Signals(number).name
+
+
+class StopVote:
+    """Lets the ranks agree on the step after which they stop.
+
+    Collective: every rank makes one, and asks after each step.
+
+    Args:
+        group: all ranks, of backend gloo; None in a world of one.
+        clock: replaced in tests.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        # The operators of torch.distributed would be observed as part of the training.
+        self._backend: Any = None if group is None else group._get_backend(torch.device("cpu"))
+        self._num_ranks = 1 if group is None else group.size()
+        self._clock = clock
+        self._steps_left = 0
+        self._window = 1
+        self._began_ns = clock()
+        self._ballot = torch.zeros(2, dtype=torch.float64)
+        self._work: Any = None
+
+    def stops(self, wants_to_stop: bool) -> bool:
+        """Return whether all ranks stop after this step; the same answer on every rank.
+
+        A wish is answered about two seconds later, because a vote is waited for only when the next one begins.
+        """
+        if self._backend is None:
+            return wants_to_stop
+        self._steps_left -= 1
+        if self._steps_left > 0:
+            return False
+        num_steps, self._window = self._window, 1
+        if self._work is not None:
+            self._work.wait()
+            num_wishes, sum_step_ns = self._ballot.tolist()
+            if num_wishes:
+                return True
+            # All ranks divide the same sum, and so vote after the same step again.
+            wanted = _VOTE_INTERVAL_NS / max(sum_step_ns / self._num_ranks, 1.0)
+            self._window = min(max(round(wanted), 1), _MOST_STEPS_BETWEEN_VOTES)
+        now_ns = self._clock()
+        self._ballot = torch.tensor([float(wants_to_stop), (now_ns - self._began_ns) / num_steps], dtype=torch.float64)
+        self._began_ns = now_ns
+        self._work = self._backend.allreduce([self._ballot])
+        self._steps_left = self._window
+        return False
+
+    def close(self) -> None:
+        """Wait for a vote that is on its way."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+
+def side_group(timeout_s: float) -> dist.ProcessGroup | None:
+    """Return a gloo group of all ranks for messages that are not training; None in a world of one.
+
+    Collective: every rank of the default process group calls this.
+    """
+    if dist.get_world_size() == 1:
+        return None
+    group: dist.ProcessGroup = dist.new_group(
+        backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc="hpcpace_side"
+    )
+    return group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +155,7 @@ class TrainJob:
         comm: an mpi4py communicator of all ranks, or None.
         data: what to train on.
         run_dir: the run directory; chosen from job or time when None.
-        progress: one of `hpcpace.train.progress.STYLES`; only rank 0 shows any.
+        progress: one of `hpcpace.train.result.STYLES`; only rank 0 shows any.
         rendezvous: where several ranks without MPI or torchrun meet.
     """
 

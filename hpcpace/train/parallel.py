@@ -23,11 +23,19 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcpace.train.data_parallel import average_replicas, replicate, shard
-from hpcpace.train.gpt2 import GPT2, build_gpt2, cut
+from hpcpace.train.models import (
+    GPT2,
+    ResNet,
+    autocast,
+    build_gpt2,
+    build_resnet,
+    compute_dtype,
+    cut,
+    master_dtype,
+    sharding_policy,
+)
 from hpcpace.train.plan import TrainPlan
-from hpcpace.train.precision import autocast, compute_dtype, master_dtype, sharding_policy
 from hpcpace.train.presets import DIMENSIONS, GPT2Shape, Mesh, ModelShape, ResNetShape
-from hpcpace.train.resnet18 import ResNet, build_resnet
 
 Model = GPT2 | ResNet
 """A model, or a stage of it: takes inputs and, for the loss, targets; `pieces()` are its parts of equal work."""

@@ -217,10 +217,10 @@ def test_pacing_without_runs_asks_for_them(script, tmp_path):
 
 @pytest.mark.slow
 def test_the_model_says_what_the_published_table_requires(script, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcpace.studies.pacing_model.POLICIES", ("slack",))
-    monkeypatch.setattr("hpcpace.studies.pacing_model.STRENGTHS", {"none": (0.0,), "poll stealing": (0.25, 0.5)})
-    monkeypatch.setattr("hpcpace.studies.pacing_model.CAUSES", ("lasting",))
-    monkeypatch.setattr("hpcpace.studies.pacing_model.fit", partial(fit, num_steps=140))
+    monkeypatch.setattr("hpcpace.studies.pacing.POLICIES", ("slack",))
+    monkeypatch.setattr("hpcpace.studies.pacing.STRENGTHS", {"none": (0.0,), "poll stealing": (0.25, 0.5)})
+    monkeypatch.setattr("hpcpace.studies.pacing.CAUSES", ("lasting",))
+    monkeypatch.setattr("hpcpace.studies.pacing.fit", partial(fit, num_steps=140))
     code, out, err = script("pacing_table", "--simulate", "--out", tmp_path)
     assert (code, err) == (0, "")
     said = " ".join(out.split())

@@ -67,7 +67,7 @@ def test_json_is_for_programs(hpcpace: Call, folder: Path) -> None:
 
 
 def test_a_width_of_80_columns_is_enough(hpcpace: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.report.terminal.MAX_WIDTH", 80)
+    monkeypatch.setattr("hpcpace.cli.options.MAX_WIDTH", 80)
     monkeypatch.chdir(folder)
     _, out, _ = hpcpace("compare", "a", "b")
     assert max(map(len, out.splitlines())) <= 80

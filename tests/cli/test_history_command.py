@@ -55,7 +55,7 @@ def test_the_page_has_plots(hpcpace: Call, tmp_path: Path) -> None:
 
 
 def test_a_width_of_80_columns_is_enough(hpcpace: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.report.terminal.MAX_WIDTH", 80)
+    monkeypatch.setattr("hpcpace.cli.options.MAX_WIDTH", 80)
     monkeypatch.chdir(DATA)
     _, out, _ = hpcpace("history", "megatron-lm.csv")
     assert max(map(len, out.splitlines())) <= 80
@@ -64,7 +64,7 @@ def test_a_width_of_80_columns_is_enough(hpcpace: Call, monkeypatch: pytest.Monk
 def test_a_long_name_of_a_job_leaves_room_for_the_other_columns(
     hpcpace: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcpace.report.terminal.MAX_WIDTH", 80)
+    monkeypatch.setattr("hpcpace.cli.options.MAX_WIDTH", 80)
     job = "gpt2-tiny (2 ranks, dp=2,pp=1,tp=1, 1024 tokens, float32) " * 2
     (tmp_path / "runs.csv").write_text(
         f'run,job,date,step_time_s\na,"{job}",2026-05-07,0.1\nb,"{job}",2026-05-08,0.1\n'

@@ -82,7 +82,7 @@ def test_a_worker_that_is_killed_is_one_line(
 def test_any_command_says_it_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: RunDirectory
 ) -> None:
-    monkeypatch.setattr("hpcpace.cli.dump.read_trace", _no_memory)
+    monkeypatch.setattr("hpcpace.cli.trace_files.read_trace", _no_memory)
     monkeypatch.setattr(sys, "argv", ["hpcpace", "dump", str(run.attempt(0).trace_file(0))])
     with pytest.raises(SystemExit) as exit_:
         main()
@@ -97,7 +97,7 @@ def test_a_limit_on_addresses_ends_in_a_report_or_in_one_line(run: RunDirectory,
     """The limit is set when everything is imported, so that it meets the work."""
     program = (
         "import resource, sys\nfrom pathlib import Path\nimport hpcpace.cli.report\nfrom hpcpace.cli import main\n"
-        "import hpcpace.cli.progress, hpcpace.diagnosis.analyze\n"
+        "import hpcpace.cli.options, hpcpace.diagnosis.analyze\n"
         "import hpcpace.report.run_report\n"
         "pages = int(Path('/proc/self/statm').read_text().split()[0])\n"
         f"limit = pages * {resource.getpagesize()} + {room_mib << 20}\n"

@@ -8,8 +8,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from hpcpace.cli import progress
-from hpcpace.cli.progress import shown_progress
+from hpcpace.cli.options import shown_progress
 
 
 def test_a_log_has_a_line_every_half_minute(capsys):
@@ -32,7 +31,7 @@ def test_a_short_command_writes_no_line(capsys):
 
 def test_a_bar_that_must_not_disturb_is_drawn_when_told_and_by_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(progress, "Console", lambda **_: Console(file=screen, force_terminal=True, width=80))
+    monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=screen, force_terminal=True, width=80))
     before = threading.active_count()
     with shown_progress(redraws_alone=False) as stage:
         tell = stage("noise")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.errors import EXIT_OK, EXIT_USAGE
-from hpcpace.studies.scaling import SCHEMA, ScalingFolder, ScalingRun
+from hpcpace.studies.jobs import SCHEMA, ScalingFolder, ScalingRun
 
 RUN = ScalingRun(nodes=2, ranks_per_node=2)
 

@@ -195,7 +195,7 @@ def test_never_fails_by_an_error_of_its_own(hpcpace, monkeypatch, error):
     def fails(**_: object) -> None:
         raise error
 
-    monkeypatch.setattr("hpcpace.cli.task_prolog.load_config", fails)
+    monkeypatch.setattr("hpcpace.cli.trace.load_config", fails)
     code, shown, _ = hpcpace("task-prolog")
     assert code == 0 and shown == f"print hpcpace: warning: nothing is recorded: {error.__name__}\n"
 

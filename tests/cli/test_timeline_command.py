@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.cli.timeline import fitted
+from hpcpace.cli.report import fitted
 
 pytest.importorskip("perfetto")
 

@@ -10,10 +10,8 @@ import pytest
 from experiments.studies.lab_set_up import run_study, study_lab
 from hpcpace.config import LabConfig
 from hpcpace.studies.figures import SetupFigures, study_figures
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.planned import planned
-from hpcpace.studies.ratio import link_bytes_per_step
-from hpcpace.studies.setups import Setup, parse_layout, repeated
+from hpcpace.studies.published import link_bytes_per_step
+from hpcpace.studies.setups import Setup, StudyFolder, parse_layout, planned, repeated
 from hpcpace.trace.attempt_reader import read_attempt
 
 QUOTA, LINK_BPS = 0.4, 20e6

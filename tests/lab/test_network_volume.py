@@ -22,7 +22,7 @@ from hpcpace.metrics.topology import topology_of
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
 from hpcpace.trace.tables import RankTrace
-from hpcpace.train.gloo_messages import LinkVolume, PacketOverhead, link_volumes, messages, wire_matrix
+from hpcpace.train.operations import LinkVolume, PacketOverhead, link_volumes, messages, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.volume import run_operations, step_operations
 

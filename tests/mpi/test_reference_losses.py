@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from hpcpace.config import TrainConfig  # noqa: E402
 from hpcpace.train.data import open_data  # noqa: E402
-from hpcpace.train.gpt2 import build_gpt2  # noqa: E402
+from hpcpace.train.models import build_gpt2  # noqa: E402
 from hpcpace.train.plan import plan_training  # noqa: E402
 from hpcpace.train.presets import GPT2_PRESETS  # noqa: E402
 

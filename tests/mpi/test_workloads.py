@@ -17,9 +17,8 @@ from torch.nn.functional import cross_entropy
 
 from hpcpace.config import TrainConfig
 from hpcpace.train.data import open_data
-from hpcpace.train.gpt2 import build_gpt2
+from hpcpace.train.models import build_gpt2, build_resnet
 from hpcpace.train.plan import plan_training
-from hpcpace.train.resnet18 import build_resnet
 
 PROGRAM = Path(__file__).with_name("workload_program.py")
 TRAIN = ("-m", "hpcpace", "train")

@@ -27,7 +27,7 @@ def test_the_package_and_the_command_line_load_nothing_heavy(code: str) -> None:
     assert _loaded(code) == set()
 
 
-@pytest.mark.parametrize("module", ["report", "dump"])
+@pytest.mark.parametrize("module", ["report", "trace_files"])
 def test_commands_of_the_login_node_load_neither_torch_nor_mpi(module: str) -> None:
     assert _loaded(f"import hpcpace.cli.{module}") & {"torch", "mpi4py"} == set()
 

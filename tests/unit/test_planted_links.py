@@ -25,8 +25,8 @@ from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.plots.charts import new_figure
 from hpcpace.plots.files import write_files
 from hpcpace.report.run_report import write_html
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.scaling import ScalingFolder
+from hpcpace.studies.jobs import ScalingFolder
+from hpcpace.studies.setups import StudyFolder
 from tests.machines.cases import small_node
 
 pytest.importorskip("matplotlib")
@@ -191,7 +191,7 @@ def _save_in_run(folder: Path) -> None:
 
 
 def _write_scaling_plan(folder: Path) -> None:
-    from hpcpace.studies.scaling import scaling_runs
+    from hpcpace.studies.jobs import scaling_runs
 
     runs = scaling_runs(nodes=[1], ranks_per_node=1, oversubscriptions=[1], placements=["block"], steps=20, step_ms=10)
     ScalingFolder(folder / "study").write_plan(runs)

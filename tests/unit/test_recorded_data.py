@@ -19,9 +19,9 @@ from hpcpace.hang.notices import Notice
 from hpcpace.observe import joined
 from hpcpace.observe.node_local import NodeLocalTrace
 from hpcpace.pace.record import PacingRecord
-from hpcpace.studies.folder import StudyFolder
+from hpcpace.studies.setups import StudyFolder
 from hpcpace.trace.schema import TABLES, TraceHeader
-from hpcpace.train.checkpoint_history import CHECKPOINT_SCHEMA, History, write_history
+from hpcpace.train.checkpoint_folder import CHECKPOINT_SCHEMA, History, write_history
 
 DOC = (Path(__file__).parents[2] / "docs" / "recorded-data.md").read_text()
 SNAPSHOT_PARTS = [

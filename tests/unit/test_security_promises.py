@@ -409,7 +409,7 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
         "hpcpace/callbacks/__init__.py": {"bind"},  # arguments of a signature
         "hpcpace/cli/train.py": {"connect"},  # the ranks of a training: hpcpace.world.connection
         "hpcpace/cli/probe.py": {"connect"},  # likewise those of a probe
-        "hpcpace/runs/imports/nsys_export.py": {"connect"},  # to a file, by sqlite3
+        "hpcpace/runs/imports/nsys.py": {"connect"},  # to a file, by sqlite3
         "hpcpace/probe/pair_player.py": {"bind", "listen", "connect"},  # between the hosts of a probe, see SECURITY.md
     }
     unknown = [line for line in found if line.split(": ")[1] not in known.get(line.split(": ")[0], ())]

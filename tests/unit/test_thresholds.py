@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,53 @@ from hpcpace.config import Config
 from hpcpace.config_sources import resolve
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.thresholds import UNITS, ThresholdValues, declared, threshold_fields
-from hpcpace.diagnosis.flow_evidence import CoreWaitThresholds
+from hpcpace.diagnosis.topics.links import CoreWaitThresholds
 from tests.cases import each_case
 
 PACKAGE = Path(__file__).parents[2] / "hpcpace"
+TRIVIAL = {0, 1, 2, -1, 100, 0.5}
+KINDS = ("display", "format", "memory", "speed", "statistics", "timing")
+"""Purposes of constants that decide nothing, with which the comments on them begin.
+
+They limit what a reader sees, describe bytes and units, bound memory, say when dividing work pays, are properties of
+distributions, or repeat intervals of other parts of hpcpace.
+"""
+EXEMPT = frozenset(
+    {
+        "metrics/amplification.py",
+        "metrics/arrivals.py",
+        "metrics/clock_suspects.py",
+        "metrics/common_clock.py",
+        "metrics/communication.py",
+        "metrics/critical_path.py",
+        "metrics/extrapolation.py",
+        "metrics/flow_figures.py",
+        "metrics/flow_links.py",
+        "metrics/flows.py",
+        "metrics/growth.py",
+        "metrics/host_waits.py",
+        "metrics/hotspots.py",
+        "metrics/interface_use.py",
+        "metrics/kernels.py",
+        "metrics/links.py",
+        "metrics/matching.py",
+        "metrics/operations.py",
+        "metrics/phases.py",
+        "metrics/plausibility.py",
+        "metrics/propagation.py",
+        "metrics/recurrence.py",
+        "metrics/resampling.py",
+        "metrics/roles.py",
+        "metrics/run_difference.py",
+        "metrics/segments.py",
+        "metrics/step_graph.py",
+        "metrics/steps.py",
+        "metrics/stragglers.py",
+        "metrics/waits.py",
+        "metrics/what_if.py",
+    }
+)
+"""Modules of hpcpace.metrics whose numbers are not declared yet; none is added."""
 FIELDS = [(topic, name, field) for topic, fields in threshold_fields().items() for name, field in fields.items()]
 
 
@@ -96,3 +141,36 @@ def test_without_any_they_are_the_defaults(tmp_path: Path, text: str) -> None:
 def test_a_wrong_table_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         _config_of(tmp_path, text)
+
+
+def _bare_numbers(path: Path) -> Iterator[str]:
+    """Yield the numbers of a module that are neither thresholds nor trivial, nor a constant that says what it is for.
+
+    A confidence is no threshold: the score calibrates it.
+    """
+    text = path.read_text()
+    tree, tokens = ast.parse(text), tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = {token.start[0]: token.string.strip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    allowed: set[int] = set()
+    for node in ast.walk(tree):
+        is_declaration = isinstance(node, ast.ClassDef) and any(keyword.arg == "topic" for keyword in node.keywords)
+        if is_declaration or (isinstance(node, ast.keyword) and node.arg == "confidence"):
+            allowed.update(map(id, ast.walk(node)))
+    for node, below in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            reasons = [comments.get(line, "") for line in range(node.lineno - 1, (node.end_lineno or 0) + 1)]
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                reasons.append(str(below.value.value))
+            if any(re.match(rf"({'|'.join(KINDS)}): ", reason, re.IGNORECASE) for reason in reasons):
+                allowed.update(map(id, ast.walk(node)))
+    for node in ast.walk(tree):
+        is_number = isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value not in TRIVIAL
+        if is_number and id(node) not in allowed:
+            yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_every_number_that_decides_is_a_threshold() -> None:
+    paths = [path for area in ("diagnosis", "metrics") for path in sorted((PACKAGE / area).rglob("*.py"))]
+    bare = {str(path.relative_to(PACKAGE)): list(_bare_numbers(path)) for path in paths}
+    assert [found for name in bare if name not in EXEMPT for found in bare[name]] == []
+    assert [name for name in EXEMPT if not bare.get(name)] == [], "take these off the list"

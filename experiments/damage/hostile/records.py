@@ -13,7 +13,8 @@ from experiments.damage.hostile.documents import one_of, size_bytes, sound_run
 from experiments.damage.hostile.kind import Call, Random
 from hpcpace.config import Config
 from hpcpace.core.rundir import HISTORY_INDEX, RunDirectory, json_text
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.hang.notices import Notice, NoticedCall, NoticedCount, NoticedGroup, ThreadStack, write
 from hpcpace.runs.history_index import indexed_runs
 from hpcpace.trace.attempt_reader import read_attempt

@@ -19,22 +19,22 @@ from hpcpace.audit.rulebook import run_rules
 from hpcpace.core.hostlist import short_list
 from hpcpace.core.text import printable
 from hpcpace.diagnosis.devices import has_device
-from hpcpace.diagnosis.diagnose import Culprit, DiagnosisFinding, Mode
+from hpcpace.diagnosis.finding import DiagnosisFinding
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.network_summary import ProbedFigures, ProbedRow
-from hpcpace.diagnosis.summary import AuditFigures, AuditMatch
+from hpcpace.diagnosis.summary import AuditFigures, AuditMatch, Culprit, Mode
 from hpcpace.metrics.extrapolation import TransferTerm
 from hpcpace.metrics.links import GroupTransfers
 from hpcpace.probe.laws import transfer_term
 from hpcpace.probe.record import LatencyLaw, ProbeRecord
 
-_MAX_OWN, _MAX_COMMON, _MAX_CULPRITS = 3, 1, 8
-_MAX_FOUND, _MAX_TEXT = 1000, 200
+_MAX_OWN, _MAX_COMMON, _MAX_CULPRITS = 3, 1, 8  # display: findings on each culprit, and culprits
+_MAX_FOUND, _MAX_TEXT = 1000, 200  # display: findings in summary.json, and letters of each
 _ORDER = {Severity.FAIL: 0, Severity.WARNING: 1}
 _OF_NODES = "H01"  # its place is a fact of the node, such as its kernel
 _LOCAL_RANK = re.compile(r"(?:local )?rank \d+")
-_MAX_ROWS = 32
+_MAX_ROWS = 32  # display: of transfers next to a probe
 _OF_PROBE = {"send": "send_recv", "recv": "send_recv"}
 
 
@@ -129,9 +129,9 @@ def _gpu(rank: RankFacts) -> str:
 
 
 def _match(
-    finding: AuditFinding, who: str, ranks: frozenset[int], gpus: Collection[str], mode: Mode, *, is_common: bool
+    finding: AuditFinding, who: str, ranks: frozenset[int], gpus: Collection[str], mode: str, *, is_common: bool
 ) -> AuditMatch:
-    state = {Mode.HANG: "hangs", Mode.ENDED: "ended early"}.get(mode, "is slow")
+    state = {str(Mode.HANG): "hangs", str(Mode.ENDED): "ended early"}.get(mode, "is slow")
     so_do = ", as all others do" if is_common else ""
     subject, verb = _subject(finding, ranks, gpus)
     seen = printable(finding.seen)

@@ -10,9 +10,8 @@ from scipy.special import ndtri
 
 from hpcpace.core.pool import run_both
 from hpcpace.diagnosis.close_up import CloseUp, passes_of
-from hpcpace.diagnosis.diagnose import Panels
+from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.measure import Measured, node_by_rank, own_excess_ns
-from hpcpace.diagnosis.modes.pipeline import stage_excess
 from hpcpace.diagnosis.summary import (
     Causes,
     GainRow,
@@ -25,6 +24,7 @@ from hpcpace.diagnosis.summary import (
     Predictions,
     SensitivityRow,
 )
+from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, stage_excess
 from hpcpace.metrics.amplification import (
     WorkParts,
     amplification,
@@ -46,16 +46,15 @@ from hpcpace.metrics.segments import LocalWork, SegmentPanel, segment_panels
 from hpcpace.metrics.what_if import Change, StepGraph, even_gain, stage_change, what_if
 from hpcpace.trace.schema import Op
 
-_MAX_ROWS = 3
-_MAX_PATH = 6
+_MAX_ROWS, _MAX_PATH, _MAX_SENSITIVITY_ROWS = 3, 6, 4  # display: rows of each table
 _NEEDLESS = (Part.DATA, Part.GC)
 _EVEN = "all work, if it were even"
-_FACTORS = (1, 2, 4, 8, 16)
-_MAX_SENSITIVITY_ROWS = 4
-_Z = float(ndtri(0.975))
+_FACTORS = (1, 2, 4, 8, 16)  # display: multiples of the nodes for which a step is predicted
+_OP_BITS = 8  # format: of the number of an operation
+_Z = float(ndtri(0.975))  # statistics: half of a 95 % interval in standard errors
 
 
-def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
+def cause_figures(measured: Measured, panels: Panels, limits: PipelineThresholds | None = None) -> Causes | None:
     """Return where waiting began and what would change it; None without operations, or where waits are not known."""
     close_up = measured.close_up
     if close_up is None:
@@ -72,7 +71,8 @@ def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
         )
     # Both take long, and neither needs the other.
     (gains, error), suspected = run_both(
-        lambda: _gains(measured, panels, close_up), lambda: _suspected(measured, close_up, panels)
+        lambda: _gains(measured, panels, close_up, limits or PipelineThresholds()),
+        lambda: _suspected(measured, close_up, panels),
     )
     exposed_share = share_of(measured.parts, EXPOSED_WAIT)
     return Causes(
@@ -86,13 +86,15 @@ def cause_figures(measured: Measured, panels: Panels) -> Causes | None:
     )
 
 
-def _gains(measured: Measured, panels: Panels, close_up: CloseUp) -> tuple[tuple[GainRow, ...], float | None]:
+def _gains(
+    measured: Measured, panels: Panels, close_up: CloseUp, limits: PipelineThresholds
+) -> tuple[tuple[GainRow, ...], float | None]:
     rebuilt = measured.rebuilt
     if rebuilt is None:
         return (), None
     changes = [
         *_slow_places(panels),
-        *_stages(panels),
+        *_stages(panels, limits),
         *_phases(measured, rebuilt.graph),
         *_operations(close_up),
     ]
@@ -130,10 +132,14 @@ def _slow_places(panels: Panels) -> list[Change]:
     return changes
 
 
-def _stages(panels: Panels) -> list[Change]:
+def _stages(panels: Panels, limits: PipelineThresholds) -> list[Change]:
     """Return the changes that bring stages with more work than the others to the work of those."""
     stages = np.unique(panels.stage[panels.stage >= 0]).tolist()
-    shares = {stage: stage_excess(panels.work_ns, panels.stage, stage)[0] for stage in stages if len(stages) > 1}
+    shares = {
+        stage: stage_excess(panels.work_ns, panels.stage, stage, limits.alike_level)[0]
+        for stage in stages
+        if len(stages) > 1
+    }
     return [
         stage_change(stage, np.flatnonzero(panels.stage == stage), panels.work_ns, share)
         for stage, share in shares.items()
@@ -411,7 +417,7 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     transfer_ns = np.maximum.reduceat(evidence.waits.transfer_ns[rows], starts).astype(np.float64)
     error_ns = _clock_error_ns(measured)
     _, size = np.unique(done.size_bytes[first], return_inverse=True)
-    key = (size * (int(done.group_size[first].max()) + 1) + done.group_size[first]) << 8 | done.op[first]
+    key = (size * (int(done.group_size[first].max()) + 1) + done.group_size[first]) << _OP_BITS | done.op[first]
     place = done.group[first] * close_up.work.num_positions + close_up.work.position[first]
     _, example, kind = np.unique(key, return_index=True, return_inverse=True)
     total_ns = np.bincount(kind, weights=transfer_ns)

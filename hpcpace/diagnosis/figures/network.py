@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.core.text import NS_PER_S
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.network_summary import (
     DirectionUse,
@@ -46,21 +47,36 @@ from hpcpace.metrics.interface_use import (
 )
 from hpcpace.metrics.topology import Topology
 
-_PER_GIGA = 10**9
+_PER_GIGA, _PER_MEGA = 10**9, 10**6  # format: units
 _LOOPBACK = "lo"
 _NO_RATE: RateSource = ""
 FloatArray = NDArray[np.float64]
-_BITS = 8
-_MAX_PAIRS = 2000
-_MIN_FOREIGN = 0.05  # of the line rate, or else of the bytes, to be worth reporting
-_PART_OF_MOST = 0.1  # of the bytes of the pair with most, for a pair's rate to be compared
-PART_TO_COUNT = 0.01
-"""Of the bytes of the pair with most, for a pair to be listed before others and to have a rate on the map."""
-_MAX_SUMMED_UP = 0.02  # of all bytes, in connections of which only sums are recorded
-_USUAL_SEGMENT = 1448  # bytes of payload, to count what was sent in packets
-_MAX_LINES = 1024
-_MAX_HOSTS = 1024
-_PER_MEGA = 1e6
+_BITS = 8  # format: bits of a byte
+_USUAL_SEGMENT_BYTES = 1448  # format: payload of a packet, in which bytes that were sent are counted
+_MAX_PAIRS, _MAX_LINES, _MAX_HOSTS = 2000, 1024, 1024  # display: rows of the summary and lines and hosts of the plots
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkThresholds(Thresholds, topic="network"):
+    """When figures of the network are worth reporting."""
+
+    least_foreign_share: float = number(
+        0.05, "share", "Share of the line rate, or else of the bytes, from which foreign traffic is reported."
+    )
+    compared_part: float = number(
+        0.1, "share", "Part of the bytes of the pair with most from which the rate of a pair counts for the median."
+    )
+    listed_part: float = number(
+        0.01,
+        "share",
+        "Part of the bytes of the pair with most from which a pair is listed before others and has a rate on the map: "
+        "the rate of small messages is that of round trips.",
+    )
+    max_summed_up_share: float = number(
+        0.02,
+        "share",
+        "Share of bytes in connections recorded as sums up to which foreign traffic is known nevertheless.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +145,7 @@ class NetworkEvidence:
         known: the interfaces; None without a sample of any.
         flows: the connections; None in traces without them.
         is_recorded: of which nodes all ranks recorded their connections, (num_nodes,).
+        limits: the thresholds.
     """
 
     window: StepWindow
@@ -136,6 +153,12 @@ class NetworkEvidence:
     known: KnownInterfaces | None
     flows: Flows | None
     is_recorded: NDArray[np.bool_]
+    limits: NetworkThresholds = field(default_factory=NetworkThresholds)
+
+    @cached_property
+    def is_summed_up(self) -> bool:
+        """Whether ranks have more connections than are recorded one by one."""
+        return self.flows is not None and summed_up_share(self.flows) > self.limits.max_summed_up_share
 
     @cached_property
     def loads(self) -> InterfaceLoads | None:
@@ -144,7 +167,7 @@ class NetworkEvidence:
             return None
         return interface_loads(
             self.known.use,
-            self.flows if self.flows is None or summed_up_share(self.flows) <= _MAX_SUMMED_UP else None,
+            None if self.flows is None or self.is_summed_up else self.flows,
             begin_ns=self.window.begin_ns,
             end_ns=self.window.end_ns,
             is_recorded=self.is_recorded,
@@ -152,12 +175,15 @@ class NetworkEvidence:
         )
 
 
-def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot]) -> NetworkEvidence:
+def recorded_network(
+    run: CredibleRun, snapshots: Sequence[Snapshot], limits: NetworkThresholds | None = None
+) -> NetworkEvidence:
     """Return what was recorded of the network in the time of the used steps.
 
     Args:
         run: the run.
         snapshots: those of its hosts; none where the audit saved none.
+        limits: the thresholds; the defaults if None.
     """
     measured = run.measured
     known = None
@@ -173,7 +199,12 @@ def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot]) -> Network
         num_steps=int(measured.common.step[-1] - measured.common.step[0]) + 1,
     )
     return NetworkEvidence(
-        window=window, places=measured.places, known=known, flows=measured.flows, is_recorded=_are_recorded(run)
+        window=window,
+        places=measured.places,
+        known=known,
+        flows=measured.flows,
+        is_recorded=_are_recorded(run),
+        limits=limits or NetworkThresholds(),
     )
 
 
@@ -199,8 +230,8 @@ def interface_facts(snapshots: Sequence[Snapshot]) -> dict[tuple[str, str], Inte
     for snapshot in snapshots:
         for device in snapshot.net or ():
             found[snapshot.host, device.name] = InterfaceFacts(
-                speed_bps=(device.speed_mbps or 0) * 10**6,
-                shaped_bps=round((device.shaped_mbps or 0) * 10**6),
+                speed_bps=(device.speed_mbps or 0) * _PER_MEGA,
+                shaped_bps=round((device.shaped_mbps or 0) * _PER_MEGA),
                 mtu=device.mtu or 0,
                 master=device.master,
             )
@@ -256,15 +287,15 @@ def network_figures(evidence: NetworkEvidence) -> NetworkFigures | None:
         interfaces=tuple(sorted(interfaces, key=lambda row: -row.load)),
         num_idle=(len(evidence.loads.names) if evidence.loads is not None else 0) - len(interfaces),
         retransmissions=_retransmissions(evidence),
-        pairs=_longest(pairs),
+        pairs=_longest(pairs, evidence.limits.listed_part),
         num_pairs=len(pairs),
         median_rate_bps=float(np.median(rates)) if len(rates) else None,
     )
 
 
-def _longest(pairs: Sequence[PairRow]) -> tuple[PairRow, ...]:
+def _longest(pairs: Sequence[PairRow], listed_part: float) -> tuple[PairRow, ...]:
     """Return the pairs that send longest, those that carry next to nothing last."""
-    least = PART_TO_COUNT * max((row.bytes_per_step for row in pairs), default=0.0)
+    least = listed_part * max((row.bytes_per_step for row in pairs), default=0.0)
     return tuple(sorted(pairs, key=lambda row: (row.bytes_per_step < least, -(row.busy_share or 0.0)))[:_MAX_PAIRS])
 
 
@@ -295,8 +326,8 @@ def _interface_rows(evidence: NetworkEvidence) -> list[InterfaceRow]:
                 rate_source=known.rate_source[row],
                 carries_job=bool(loads.carries_job[row]),
                 why_unknown=_why_unknown(evidence, row),
-                sent=_direction(evidence.window, loads, totals, row, SENT),
-                received=_direction(evidence.window, loads, totals, row, RECEIVED),
+                sent=_direction(evidence, loads, totals, row, SENT),
+                received=_direction(evidence, loads, totals, row, RECEIVED),
                 errors=errors,
                 drops=drops,
                 pauses=pauses,
@@ -308,7 +339,7 @@ def _interface_rows(evidence: NetworkEvidence) -> list[InterfaceRow]:
 
 
 def _direction(
-    window: StepWindow, loads: InterfaceLoads, totals: InterfaceTotals, row: int, direction: int
+    evidence: NetworkEvidence, loads: InterfaceLoads, totals: InterfaceTotals, row: int, direction: int
 ) -> DirectionUse:
     mean, peak, foreign = (
         float(values[direction, row])
@@ -317,9 +348,10 @@ def _direction(
     line = float(loads.line_rate_bps[row]) / _BITS
     of_line = _share(foreign, line)
     of_bytes = _share(foreign, mean)
-    is_worth = ((of_line if of_line is not None else of_bytes) or 0.0) >= _MIN_FOREIGN
+    foreign_share = (of_line if of_line is not None else of_bytes) or 0.0
+    is_worth = foreign_share >= evidence.limits.least_foreign_share
     return DirectionUse(
-        bytes_per_step=_finite(mean) * window.step_s,
+        bytes_per_step=_finite(mean) * evidence.window.step_s,
         mean_bps=_finite(mean) * _BITS,
         peak_bps=_finite(peak) * _BITS,
         utilisation=_share(mean, line),
@@ -350,7 +382,7 @@ def _why_unknown(evidence: NetworkEvidence, row: int) -> str:
         return "counters of RDMA do not say whose bytes they count"
     if evidence.flows is None:
         return "the traces have no connections"
-    if summed_up_share(evidence.flows) > _MAX_SUMMED_UP:
+    if evidence.is_summed_up:
         return "ranks have more connections than are recorded one by one"
     if not evidence.is_recorded[loads.node[row]]:
         return "not all ranks of the host recorded their connections"
@@ -375,7 +407,7 @@ def _retransmissions(evidence: NetworkEvidence) -> tuple[HostRetransmissions, ..
         return ()
     places, window = evidence.places, evidence.window
     sent, again = retransmitted(evidence.flows, places.num_nodes, begin_ns=window.begin_ns, end_ns=window.end_ns)
-    packets = (sent / _USUAL_SEGMENT, again / _USUAL_SEGMENT)
+    packets = (sent / _USUAL_SEGMENT_BYTES, again / _USUAL_SEGMENT_BYTES)
     raised, usual = is_raised(packets[1], packets[0]), usual_rate(packets[1], packets[0])
     rows = [
         HostRetransmissions(
@@ -411,7 +443,7 @@ def _pair_rows(evidence: NetworkEvidence) -> tuple[list[PairRow], FloatArray]:
         )
         for row in np.flatnonzero(found.acked_bytes > 0).tolist()
     ]
-    much = found.acked_bytes >= _PART_OF_MOST * found.acked_bytes.max(initial=1)
+    much = found.acked_bytes >= evidence.limits.compared_part * found.acked_bytes.max(initial=1)
     return rows, rate_bps[much & np.isfinite(rate_bps)]
 
 
@@ -475,6 +507,6 @@ def _matrices(evidence: NetworkEvidence) -> tuple[NDArray[np.float64], NDArray[n
     step_mb[cells] = traffic.acked_bytes[is_used] / evidence.window.num_steps / _PER_MEGA
     # The rate of small messages is that of round trips.
     carried = traffic.acked_bytes[is_used]
-    counts = carried >= PART_TO_COUNT * carried.max(initial=0)
+    counts = carried >= evidence.limits.listed_part * carried.max(initial=0)
     rate_mbps[cells] = np.where(counts, traffic.bytes_per_s[is_used] * _BITS / _PER_MEGA, np.nan)
     return step_mb, rate_mbps, tuple(places.node_names[node] for node in order.tolist())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import format_duration, listed, percent, plural, rank_list
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.credible import ranks_with_common_steps
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.diagnosis.measure import Measured, Selection
@@ -36,16 +37,25 @@ from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.schema import EventKind, StepFlag
 
-_MAX_COUNTS = 3
 _SEE = "see --step-from"
-_IRREGULAR_SHARE = 0.05
-_MIN_COMMUNICATION = 0.001
-_MAX_BLOCKS = 20
-_MIN_STEPS = 8
-_MAX_STACKS = 8
-_MAX_FRAMES = 32
-_MAX_LINKS = 16
-_MAX_ATTEMPTS = 16
+_MAX_COUNTS = 3  # display: numbers of steps in a warning
+_MAX_BLOCKS, _MIN_BLOCK_STEPS = 20, 8  # statistics: blocks of a comparison, and steps that give each rank an error
+_MAX_STACKS, _MAX_FRAMES, _MAX_LINKS = 8, 32, 16  # display: of a hang
+_MAX_ATTEMPTS = 16  # display: rows of the history
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepThresholds(Thresholds, topic="steps"):
+    """When steps are implausible, and shares of their time are worth reporting."""
+
+    irregular_share: float = number(
+        0.05,
+        "share",
+        "Share of the steps with updates out of order from which a report warns: a few are skipped updates.",
+    )
+    least_communication_share: float = number(
+        0.001, "share", "Share of the step that communication must take to have an overlap with computation."
+    )
 
 
 def world_figures(run: JudgedAttempt) -> World:
@@ -90,7 +100,13 @@ def step_figures(run: JudgedAttempt) -> Steps:
         num_eval=int(((flags & StepFlag.EVAL) != 0).sum()),
         num_apart=len(measured.close_up.steps) if measured.close_up is not None else 0,
         sources=step_sources(traces),
-        warnings=step_warnings(traces, measured.alternation, num_far_shorter(measured.lengths_ns), int(used.sum())),
+        warnings=step_warnings(
+            traces,
+            measured.alternation,
+            num_far_shorter(measured.lengths_ns),
+            int(used.sum()),
+            run.limits(StepThresholds),
+        ),
     )
 
 
@@ -105,7 +121,11 @@ def step_sources(traces: Sequence[RankTrace]) -> tuple[str, ...]:
 
 
 def step_warnings(
-    traces: Sequence[RankTrace], pattern: Alternation | None, num_short: int, num_used: int
+    traces: Sequence[RankTrace],
+    pattern: Alternation | None,
+    num_short: int,
+    num_used: int,
+    limits: StepThresholds,
 ) -> tuple[str, ...]:
     """Return what is implausible about how steps were counted, one sentence each.
 
@@ -114,6 +134,7 @@ def step_warnings(
         pattern: how steps alternate.
         num_short: steps that are far shorter than the others on all ranks.
         num_used: steps used.
+        limits: the thresholds.
     """
     found = [_alternating(pattern)] if pattern is not None else []
     if num_short and pattern is None:
@@ -124,7 +145,7 @@ def step_warnings(
     if (uneven := _uneven_counts(traces)) is not None:
         found.append(f"ranks recorded different numbers of steps ({uneven}): they may not count the same; {_SEE}")
     irregular = max((_last_source(trace)[0] / max(len(trace.tables["steps"]), 1) for trace in traces), default=0.0)
-    if irregular >= _IRREGULAR_SHARE:
+    if irregular >= limits.irregular_share:
         found.append(f"updates out of order, {percent(irregular)} of the steps: some may be miscounted; {_SEE}")
     return tuple(found)
 
@@ -170,17 +191,17 @@ def share_figures(run: JudgedAttempt) -> Shares:
         return Shares(busy=None, exposed_wait=None, transfer=None, other=None)
     busy, wait, transfer = (share_of(measured.parts, of) for of in (BUSY, EXPOSED_WAIT, EXPOSED_TRANSFER))
     other = max(1.0 - busy - wait - transfer, 0.0)
-    overlap = _overlap(measured)
+    overlap = _overlap(measured, run.limits(StepThresholds).least_communication_share)
     if not measured.are_waits_known:
         return Shares(busy=busy, exposed_wait=None, transfer=wait + transfer, other=other, overlap=overlap)
     return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=overlap)
 
 
-def _overlap(measured: Measured) -> float | None:
+def _overlap(measured: Measured, least_share: float) -> float | None:
     """Return the share of communication that is hidden behind computation."""
     under_way_ns = measured.operations.panels.under_way_ns.sum(axis=1)
     # One rank communicates with nobody, and what takes hardly any time has no share worth reporting.
-    if len(measured.timed.ranks) < 2 or under_way_ns.sum() < _MIN_COMMUNICATION * measured.lengths_ns.sum():
+    if len(measured.timed.ranks) < 2 or under_way_ns.sum() < least_share * measured.lengths_ns.sum():
         return None
     exposed_ns = measured.parts[:, :, [*EXPOSED_WAIT, *EXPOSED_TRANSFER]].sum(axis=(1, 2))
     return overlap_share(under_way_ns, exposed_ns)
@@ -234,7 +255,7 @@ def _ranks(measured: Measured) -> tuple[ComparedRank, ...]:
     num_ranks, num_steps = work_ns.shape
     mean_ns = work_ns.mean(axis=1)
     error_ns = None
-    if num_steps >= _MIN_STEPS:
+    if num_steps >= _MIN_BLOCK_STEPS:
         means = block_means(work_ns)
         error_ns = means.std(axis=1, ddof=1) / means.shape[1] ** 0.5
     caused_ns = measured.operations.origins.caused_ns / (num_ranks * num_steps)

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.core.hostlist import exclusion
+from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.judged import JudgedRun, hotspots_of
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
-from hpcpace.diagnosis.modes.cores import is_notable
-from hpcpace.diagnosis.modes.finding import Panels
-from hpcpace.diagnosis.modes.straggler import search_stragglers, work_excess
 from hpcpace.diagnosis.sentences import suspect_line
-from hpcpace.diagnosis.summary import HostCores, RankRow, RoleRow
+from hpcpace.diagnosis.summary import RankRow, RoleRow
+from hpcpace.diagnosis.topics.straggler import StragglerThresholds, search_stragglers, work_excess
 from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.links import LinkCulprit, TransferMatrix, leaf_matrix, locate_links, node_matrix
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, Part
@@ -25,7 +24,7 @@ from hpcpace.metrics.roles import WorkExcess
 from hpcpace.metrics.topology import Topology
 from hpcpace.trace.reader import RankTrace
 
-_MAX_NODES = 512
+_MAX_NODES = 512  # display: of a matrix of nodes
 
 
 def rank_rows(run: JudgedRun) -> tuple[RankRow, ...]:
@@ -140,7 +139,7 @@ def hotspot_figures(measured: Measured, panels: Panels, settings: DiagnosisConfi
     found = locate_links([] if wrong else groups, places, floor_share=settings.link_share, level=settings.level)
     spots, work_ns = hotspots_of(measured, panels), max(float(panels.work_ns.mean()), 1.0)
     is_compared = own_excess_ns(panels) is not None
-    excess = work_excess(panels, search_stragglers(panels, settings).slow)
+    excess = work_excess(panels, search_stragglers(panels, settings, StragglerThresholds()).slow)
     matrices = [("node", node_matrix(groups, places))] if 2 <= places.num_nodes <= _MAX_NODES else []
     matrices += [("leaf switch", leaf_matrix(groups, places))] if places.num_leaves > 1 else []
     reasons = []
@@ -177,26 +176,3 @@ def _exclude(spots: Sequence[Hotspot], links: Sequence[LinkCulprit], places: Top
     faulty = {names[spot.kind][spot.id] for spot in spots if spot.kind in names and spot.effect_ns >= floor_ns}
     faulty |= {of_host[link.ids[0]] for link in links if len(link.ids) == 1 and link.ids[0] in of_host}
     return exclusion(faulty, places.slurm_names)
-
-
-def core_figures(panels: Panels) -> tuple[HostCores, ...]:
-    """Return the hosts on which some rank waits notably for a core, the one of the longest waiting first."""
-    use = panels.cores
-    if use is None:
-        return ()
-    rows = []
-    for node in np.unique(panels.node[is_notable(use)]).tolist():
-        near = np.flatnonzero(panels.node == node)
-        rows.append(
-            HostCores(
-                host=panels.host[near[0]],
-                num_ranks=len(near),
-                num_cpus=len(frozenset().union(*(use.cpus[row] for row in near))),
-                running=float(np.nansum(use.running[near])),
-                ready=float(np.nansum(use.running[near] + use.queued[near])),
-                waiting=float(np.nanmax(use.waiting[near])),
-                pressure=float(np.nanmax(use.pressure[near])),
-                throttled=float(np.nanmax(use.throttled[near])),
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: -row.waiting))

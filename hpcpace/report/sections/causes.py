@@ -7,8 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from hpcpace.core.text import percent, rank_list
-from hpcpace.diagnosis.diagnose import Mode
-from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow, Summary, sum_of
+from hpcpace.diagnosis.summary import Causes, GainRow, Mode, OriginRow, PathRow, Summary, sum_of
 from hpcpace.report.document import PAGE, TERMINAL, Bar, Block, Facts, Notes, Part, Plot, Section, Table
 from hpcpace.report.drawing import (
     LABEL_WIDTH,

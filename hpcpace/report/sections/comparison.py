@@ -27,7 +27,7 @@ from hpcpace.report.document import (
 )
 from hpcpace.report.drawing import axis, bars, intervals, line, marker, names_axis, plot_text, unique
 from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
-from hpcpace.runs.places import PlaceChanges, PlaceRow
+from hpcpace.runs.units import PlaceChanges, PlaceRow
 
 AGAINST_OTHERS = "* against the ranks of its role in the same run: its own work in A and B is not the same"
 _STYLES = {Outcome.SLOWER: "bad", Outcome.FASTER: "good", Outcome.SAME: "strong"}

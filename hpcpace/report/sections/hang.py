@@ -11,7 +11,7 @@ from rich.text import Text
 from hpcpace.core.text import format_duration, plural, shortened
 from hpcpace.hang.words import HangWords
 from hpcpace.report.terminal import line, note, title
-from hpcpace.runs.imports.dump_timeline import LastOfRank
+from hpcpace.runs.imports.dump_view import LastOfRank
 
 _MOST_ROWS = 16
 _MAX_LETTERS = 240

@@ -17,7 +17,7 @@ from typing import Any
 from hpcpace.core.files import read_file
 from hpcpace.core.pickles import read_pickle
 from hpcpace.core.text import shown
-from hpcpace.runs.imports.plain_values import (
+from hpcpace.runs.imports.input_files import (
     MAX_LETTERS,
     MAX_NUMBER,
     Table,

@@ -1,4 +1,4 @@
-"""What another tool recorded, as a run directory: traces by the same writer, and a run.json that names the source.
+"""Records of another tool as a run directory, with a run.json that names the source.
 
 Nothing is made up: what a tool did not record is listed as unknown, and reports show that list.
 """
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hpcpace import __version__
 from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.runs.dates import DAY_NS, is_to_come
+from hpcpace.runs.measured import DAY_NS, is_to_come
 from hpcpace.trace.encoding import round_times, row_dtype
 from hpcpace.trace.schema import TABLES, TraceHeader
 from hpcpace.trace.writer import TraceWriter

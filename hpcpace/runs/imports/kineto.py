@@ -1,4 +1,4 @@
-"""Profiles of torch.profiler (Kineto) as a run: which rank each file is, and when they were recorded."""
+"""Profiles of torch.profiler (Kineto) as a run: the rank of each file, and its time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from hpcpace.core.errors import TraceError, with_reasons
 from hpcpace.core.text import NS_PER_S, format_duration, plural, rank_list
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
+from hpcpace.runs.imports.input_files import InputFile
 from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
 from hpcpace.runs.imports.kineto_profile import FREE_BYTES, Profile, device_notes, read_profile
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
-from hpcpace.runs.imports.opened import InputFile
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 
 TOOL = "torch.profiler (Kineto)"

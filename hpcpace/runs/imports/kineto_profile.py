@@ -1,4 +1,7 @@
-"""One profile of torch.profiler: what of its events says something of steps, phases, collectives and the device."""
+"""One profile of torch.profiler: its steps, phases, collectives and device events.
+
+Annotations become phases, and calls and kernels become collectives, by their names.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,106 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import plural, printable
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
-from hpcpace.runs.imports.kineto_names import kernel_op, op_of, phase_of
-from hpcpace.runs.imports.opened import InputFile, json_bytes
+from hpcpace.runs.imports.input_files import InputFile, json_bytes
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import Op, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
+    """What is used of the arguments of an event, each of any type: files of many versions differ."""
+
+    correlation: Any = None
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    members: Any = msgspec.field(default=None, name="Process Group Ranks")
+    seq: Any = msgspec.field(default=None, name="Seq")
+    dtype: Any = None
+    elements_in: Any = msgspec.field(default=None, name="In msg nelems")
+    elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
+    source: Any = msgspec.field(default=None, name="Src Rank")
+    destination: Any = msgspec.field(default=None, name="Dst Rank")
+    root: Any = msgspec.field(default=None, name="Root rank")
+
+
+NO_ARGS = KinetoArgs()
+
+
+class KinetoEvent(msgspec.Struct, gc=False):
+    """One event; times in microseconds, negative where the file has none."""
+
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    ts: float = -1.0
+    dur: float = -1.0
+    args: KinetoArgs = NO_ARGS
+
+
+OPS = {
+    "allreduce": Op.ALL_REDUCE,
+    "allgather": Op.ALL_GATHER,
+    "allgatherintotensor": Op.ALL_GATHER,
+    "reducescatter": Op.REDUCE_SCATTER,
+    "reducescattertensor": Op.REDUCE_SCATTER,
+    "broadcast": Op.BROADCAST,
+    "reduce": Op.REDUCE,
+    "gather": Op.GATHER,
+    "scatter": Op.SCATTER,
+    "alltoall": Op.ALL_TO_ALL,
+    "alltoallv": Op.ALL_TO_ALL,
+    "send": Op.SEND,
+    "recv": Op.RECV,
+    "recvanysource": Op.RECV,
+    "barrier": Op.BARRIER,
+    "allreducebarrier": Op.BARRIER,
+    "monitoredbarrier": Op.BARRIER,
+}
+"""Names of collectives without underscores, and without what says how they were called: `_base`, `_coalesced`, ..."""
+
+_WAYS_OF_CALLING = ("base", "oop", "coalesced", "single")
+
+_PHASES = (
+    (re.compile(r"Optimizer\.step#|(^|\W)optimizer(\W|$)", re.IGNORECASE), Phase.OPTIMIZER),
+    (re.compile(r"dataloader|(^|\W)data(\W|$)", re.IGNORECASE), Phase.DATA),
+    (re.compile(r"(^|\W)forward(\W|$)", re.IGNORECASE), Phase.FORWARD),
+    (re.compile(r"(^|\W)backward(\W|$)", re.IGNORECASE), Phase.BACKWARD),
+)
+_NOT_A_PHASE = re.compile(r"zero_grad|^nn\.Module|autograd::")
+
+
+def phase_of(name: str) -> Phase | None:
+    """Return the phase that an annotation's name says; None for any other name."""
+    if name.startswith("nccl:") or _NOT_A_PHASE.search(name):
+        return None
+    return next((phase for pattern, phase in _PHASES if pattern.search(name)), None)
+
+
+def op_of(name: str) -> Op | None:
+    """Return the operation that a name like `all_reduce`, `allreduce` or `_allgather_base` means; None if none."""
+    bare = name.lower().replace("_", "")
+    for way in _WAYS_OF_CALLING:
+        bare = bare.removesuffix(way)
+    return OPS.get(bare)
+
+
+def kernel_op(name: str) -> str:
+    """Return what a kernel of NCCL does: the word behind the first underscore, as in `ncclDevKernel_AllReduce_Sum_f32`.
+
+    Of a batch of messages, `SendRecv`, no name says the direction: it counts as a send.
+    """
+    word = name.partition("_")[2].partition("_")[0].partition("(")[0]
+    return "send" if word == "SendRecv" else word
+
 
 Int64Array = NDArray[np.int64]
 
@@ -210,7 +300,6 @@ def read_profile(
         TraceError: it cannot be read, is damaged before its first event, is no profile, or is too large.
     """
     need_msgspec()
-    from hpcpace.runs.imports.kineto_event import KinetoEvent
 
     path = file.path
     found = Profile(path=path)

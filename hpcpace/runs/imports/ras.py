@@ -1,4 +1,4 @@
-"""NCCL's RAS as a second witness: which processes it has lost, and how many operations each rank has called.
+"""NCCL's RAS as a second witness: the processes it lost, and the calls of each rank.
 
 What `ncclras -f json` prints, from NCCL 2.28.7 on (src/ras/client_support.cc). Up to 2.28.9 a comma is missing behind
 the device of a rank that does not answer; that comma alone is put in. RAS counts ranks by communicator. Global ranks
@@ -17,7 +17,7 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.files import read_file
 from hpcpace.core.text import printable, rank_list, shortened
 from hpcpace.hang.views import JobView, RankView
-from hpcpace.runs.imports.plain_values import (
+from hpcpace.runs.imports.input_files import (
     Table,
     is_whole,
     json_value,

@@ -1,8 +1,16 @@
-"""Traces of ByteDance's what-if analysis ("Understanding Stragglers in Large Model Training", 2025) as a table.
+"""Traces of ByteDance's what-if analysis ("Understanding Stragglers", 2025) as a table.
 
-One row an operation of a worker, which is a data-parallel rank and a pipeline stage: a parquet file with the columns of
-`COLUMNS`, or the timeline that the tool writes for Chrome. The timeline has operations without their waits, so there an
-operation begins once the worker's previous one has ended.
+One row is an operation of a worker, which is a data-parallel rank and a pipeline stage: a parquet file with the
+columns of `COLUMNS`, or the timeline that the tool writes for Chrome. The timeline has operations without their waits,
+so there an operation begins once the worker's previous one has ended.
+
+A parquet file of some kilobytes can ask for any amount of memory: texts in a dictionary are repeated in every row,
+pages of zeros shrink to nothing, and sizes in the metadata may be wrong. So texts stay in their dictionary, and a
+process with limited memory decodes the file.
+
+With one model chunk a stage, stages exchange messages with their neighbours. With several, interleaved ones ("virtual"
+stages: Narayanan et al. 2021, section 2.2), the last stage sends on to the first, too, and the recorder also listed
+calls that sent nothing; the work that a message belongs to shows which those are.
 """
 
 from __future__ import annotations
@@ -14,16 +22,188 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
-from hpcpace.core.errors import TraceError
+from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.files import read_file
-from hpcpace.core.text import NS_PER_S, format_duration, printable
+from hpcpace.core.text import NS_PER_S, format_duration, printable, shown
 from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
-from hpcpace.runs.imports.opened import InputFile, json_bytes
-from hpcpace.runs.imports.wia_parquet import MAX_KINDS, MAX_NAME_LETTERS, MAX_ROWS, parquet_table
+from hpcpace.runs.imports.input_files import InputFile, call_bounded, json_bytes
 from hpcpace.trace.header import MOST_RANKS
+
+
+class WiaArgs(msgspec.Struct, gc=False, frozen=True):
+    """Arguments of an operation, and the name of a track."""
+
+    step: Any = None
+    microbatch: Any = msgspec.field(default=None, name="mb_id")
+    seq: Any = msgspec.field(default=None, name="seq_id")
+    chunk: Any = msgspec.field(default=None, name="model_chunk")
+    name: Any = None
+
+
+class WiaEvent(msgspec.Struct, gc=False):
+    """One event; times in microseconds, `pid` is the data-parallel rank."""
+
+    ph: str = ""
+    name: str = ""
+    pid: int = -1
+    tid: int = -1
+    ts: float = 0.0
+    dur: float = 0.0
+    args: WiaArgs = WiaArgs()
+
+
+MAX_ROWS = 1_200_000
+"""Each takes up to 700 bytes until the run is written."""
+MAX_KINDS = 1024
+MAX_NAME_LETTERS = 60
+_MAX_BYTES = 640 << 20
+_TEXT = "optype"
+
+
+def parquet_table(file: InputFile, columns: tuple[str, ...]) -> pd.DataFrame:
+    """Return columns of a parquet file, of numbers but for `optype`, whose texts are cut to `MAX_NAME_LETTERS`.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+        TraceError: the file cannot be read, is no such trace, or takes more memory than it may.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise UsageError("parquet files need pyarrow: pip install 'hpcpace[import]'") from error
+    try:
+        numbers, codes, names = call_bounded(lambda: _read(file, columns), max_bytes=_MAX_BYTES)
+    except MemoryError:
+        raise TraceError(
+            f"{file.path} has {file.size_bytes} bytes and takes more than {_MAX_BYTES >> 20} MiB to decode, or is"
+            " damaged: refused; split it by steps if it is sound"
+        ) from None
+    # The last name is that of what has none, whose code is -1.
+    return pd.DataFrame({**numbers, _TEXT: np.array([*names, None], object)[codes]})
+
+
+def _read(file: InputFile, columns: tuple[str, ...]) -> tuple[dict[str, Any], Any, list[str | None]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    try:
+        with file.open() as opened:
+            metadata = parquet.read_metadata(opened)
+            _check_schema(file.path, metadata.schema.to_arrow_schema(), columns)
+            _check_rows(file.path, metadata.num_rows)
+            table = parquet.ParquetFile(opened, read_dictionary=[_TEXT]).read(columns=list(columns), use_threads=False)
+        _check_rows(file.path, table.num_rows)
+        text = table.column(_TEXT).unify_dictionaries().combine_chunks()
+        if isinstance(text, pyarrow.ChunkedArray):  # of no row
+            text = pyarrow.array([], pyarrow.string()).dictionary_encode()
+        if len(text.dictionary) > MAX_KINDS:
+            raise TraceError(f"{file.path} has {len(text.dictionary)} kinds of operations, more than {MAX_KINDS}")
+        names = [name if name is None else name[:MAX_NAME_LETTERS] for name in text.dictionary.to_pylist()]
+        codes = text.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+        numbers = {name: table.column(name).to_numpy() for name in columns if name != _TEXT}
+    except MemoryError:
+        raise MemoryError from None  # that of pyarrow would have to be imported to be raised
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"cannot read {file.path}: {shown(str(error))}") from None
+    return numbers, codes, names
+
+
+def _check_rows(path: Path, num_rows: int) -> None:
+    if num_rows > MAX_ROWS:
+        raise TraceError(f"{path} has {num_rows} rows, more than {MAX_ROWS}: split it by steps")
+
+
+def _check_schema(path: Path, schema: Any, columns: tuple[str, ...]) -> None:
+    import pyarrow
+    from pyarrow import types
+
+    names = schema.names
+    missing = [name for name in columns if name not in names]
+    if missing:
+        raise TraceError(f"{path} lacks the columns {', '.join(missing)}: it is no trace of the what-if analysis")
+    for name in columns:
+        kind: Any = schema.field(name).type if names.count(name) == 1 else pyarrow.null()
+        if name == _TEXT:
+            of_text = kind.value_type if types.is_dictionary(kind) else kind
+            is_right = types.is_string(of_text) or types.is_large_string(of_text)
+        else:
+            is_right = types.is_integer(kind) or types.is_floating(kind)
+        if not is_right:
+            raise TraceError(
+                f"{path} has a column {name} of {shown(str(kind))}, not of {'texts' if name == _TEXT else 'numbers'}:"
+                " it is no trace of the what-if analysis"
+            )
+
+
+DIRECTIONS = {"forward": 1, "backward": -1}
+"""What is added to a stage to get the one that its messages go to."""
+_WORKER_STEP = ["worker", "step"]
+_CLOCK_ERROR_NS = 50_000  # 5e-5 s, as the analysis has it: setup_pp_dependency of its dependency_model.py
+
+
+def real_messages(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the messages of a trace.
+
+    Args:
+        rows: as of `WiaTrace.rows`.
+
+    Returns:
+        The rows that are messages, with `direction`, `is_send`, the stages `source` and `target`, and `is_known`:
+        whether it shows which message of the other end it is. It does not where calls do not fit the work, or where one
+        end of a channel has more of them than the other in that step: all that follows a lost one is shifted.
+    """
+    num_stages = int(rows.stage.max()) + 1
+    num_chunks = max(int(rows.chunk.max()), 0) + 1  # none where chunks are not named
+    parts = []
+    for direction, delta in DIRECTIONS.items():
+        for kind in ("send", "recv"):
+            calls = rows[rows.optype == f"{direction}-{kind}"].assign(is_known=True)
+            if num_chunks > 1:
+                work = rows[rows.optype == f"{direction}-compute"]
+                calls = _with_chunks(calls, work, is_send=kind == "send")
+            towards = delta if kind == "send" else -delta
+            place = calls.chunk.clip(lower=0) * num_stages + calls.stage + towards
+            calls = calls[~calls.is_known | ((place >= 0) & (place < num_stages * num_chunks))]
+            here, other = calls.stage, (calls.stage + towards) % num_stages
+            source, target = (here, other) if kind == "send" else (other, here)
+            parts.append(calls.assign(direction=direction, is_send=kind == "send", source=source, target=target))
+    found = pd.concat(parts)
+    of_channel = found.groupby(["direction", "dp", "source", "target", "step"])
+    is_even = of_channel.is_send.transform("mean") == 0.5
+    return found.assign(is_known=is_even & of_channel.is_known.transform("all"))
+
+
+def _with_chunks(calls: pd.DataFrame, work: pd.DataFrame, *, is_send: bool) -> pd.DataFrame:
+    """Return calls with the chunk of the work that each belongs to, without those before or after all work.
+
+    `is_known` becomes false for the calls of a worker in a step in which they do not fit the work.
+    """
+    order = [*_WORKER_STEP, "begin_ns", "seq"]
+    work = work.sort_values(order)
+    work = work.assign(number=work.groupby(_WORKER_STEP).cumcount())
+    of_step = work.groupby(_WORKER_STEP).agg(
+        num_work=("seq", "size"), first_end_ns=("end_ns", "min"), last_begin_ns=("begin_ns", "max")
+    )
+    calls = calls.join(of_step, on=_WORKER_STEP)
+    is_unused = (
+        calls.end_ns < calls.first_end_ns - _CLOCK_ERROR_NS
+        if is_send
+        else calls.begin_ns > calls.last_begin_ns + _CLOCK_ERROR_NS
+    )
+    calls = calls[~is_unused].sort_values(order)
+    of_calls = calls.groupby(_WORKER_STEP)
+    missing = calls.num_work.fillna(0).astype(int) - of_calls.seq.transform("size")
+    # Of the first receive, which is none, the call may not be listed, either.
+    number = of_calls.cumcount() + (0 if is_send else missing)
+    index = pd.MultiIndex.from_frame(calls.assign(number=number)[[*_WORKER_STEP, "number"]])
+    chunks = work.set_index([*_WORKER_STEP, "number"]).chunk.reindex(index).fillna(-1).astype(int).to_numpy()
+    return calls.assign(chunk=chunks, is_known=missing.isin([0, 1])).drop(columns=list(of_step.columns))
+
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc", "mb_id")
 """Columns of the parquet file; times are float seconds from the begin of each step."""
@@ -104,7 +284,6 @@ def _one_file(path: Path) -> InputFile:
 def _timeline(file: InputFile, told: Callable[[int, int], None]) -> pd.DataFrame:
     """Return the operations of a timeline for Chrome."""
     need_msgspec()
-    from hpcpace.runs.imports.wia_event import WiaEvent
 
     path = file.path
     stages: dict[tuple[float, float], int] = {}

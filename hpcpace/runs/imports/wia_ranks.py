@@ -1,8 +1,8 @@
 """Operations of the what-if analysis as ranks of a run.
 
 A worker of the file stands for all GPUs that share its data-parallel rank and stage. Work becomes phases. Collectives
-are of the workers that the published dependency model synchronises, and the n-th send of a stage is the n-th receive of
-the next one.
+are of the workers that the published dependency model synchronises, and the n-th send of a stage is the n-th receive
+of the next one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import plural, printable
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, rows_of
-from hpcpace.runs.imports.wia import WiaTrace, read_wia
-from hpcpace.runs.imports.wia_messages import real_messages
+from hpcpace.runs.imports.wia import WiaTrace, read_wia, real_messages
 from hpcpace.trace.schema import Op, Phase, TraceHeader
 
 TOOL = "what-if analysis of ByteDance-Seed/StragglerAnalysis"

@@ -1,4 +1,4 @@
-"""Functions of the number of units that a term of the law may consist of, and draws of those that the data allow.
+"""The functions of the number of units that a term of the law may consist of.
 
 A term is a sum of few functions with coefficients of at least 0, by least squares of relative errors (Lawson & Hanson
 1974, chapter 23). Each draw of a bootstrap takes one of the candidates, those that explain the data in few functions
@@ -13,6 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import percent
+from hpcpace.runs.scaling.sizes import Series, Size
+
+
+def parts_at(size: Size) -> dict[str, float]:
+    """Return the parts of a measured size; `total` alone where they are not known."""
+    return dict(size.parts_ns or {"total": size.mean("step_ns") or 0.0})
+
+
+def parts_of_all(size: Size) -> dict[str, float]:
+    """Return the parts of a size, with the work that its fastest rank has, too, and the rest of it as imbalance."""
+    parts = parts_at(size)
+    beyond_ns = parts["work"] * (1 - (size.mean("least_work") or 1.0))
+    return {**parts, "work": parts["work"] - beyond_ns, "imbalance": parts["imbalance"] + beyond_ns}
+
 
 FloatArray = NDArray[np.float64]
 Basis = Callable[[FloatArray], FloatArray]
@@ -139,3 +153,118 @@ def _words(basis: Sequence[Basis], coefficients: FloatArray) -> str:
         if shared in found and serial + divided
         else words
     )
+
+
+# A lasting difference of a few units, of one unit to the mean of all, or of units that all differ.
+_LASTING: Candidates = ((constant,), (ring,), (log,))
+_LASTING_ERROR = 0.1  # relative: which units are the slow ones is chance
+_EXPONENT_ERROR = 0.1  # of A(k), by differences between few points
+_LOSS_ERROR = 0.05  # relative, at least: of the loss of two units
+_LEAST_RATIO = 1.5  # of work at different sizes, to see with which power of it jitter grows
+
+
+def waiting(
+    series: Series, targets: FloatArray, work: FloatArray, generator: np.random.Generator
+) -> tuple[FloatArray, FloatArray, str]:
+    """Return draws of what lasts and of jitter at the targets, (num_draws, num_points), and what jitter rests on.
+
+    What lasts is by how much the slowest rank's work exceeds that of the fastest one, in the mean.
+
+    Args:
+        series: whose sizes all have parts.
+        targets: sizes asked for, (num_points,).
+        work: draws of the fastest rank's work at the targets, relative to the largest size, (num_draws, num_points).
+        generator: of the draws.
+    """
+    last = series.sizes[-1]
+    parts_ns = last.parts_ns or {}
+    lasting_ns, jitter_ns = parts_ns["imbalance"], parts_ns["jitter"]
+    predicted = [sample.predictions for sample in last.samples if len(sample.predictions) > 1]
+    if predicted and series.unit == "node":
+        # The tails have lasting differences in them, behind which new units hide.
+        grown, words = _by_tails(predicted[0], targets, generator), "tails of the work"
+        jitter = np.maximum((lasting_ns + jitter_ns) * grown - lasting_ns, 0.0)
+    else:
+        grown, words = _by_growth(series, targets, generator)
+        jitter = jitter_ns * grown
+    lasting = parts_of_all(last)["imbalance"] * _lasting_growth(series, targets, generator) * work
+    return lasting, jitter * work ** _exponents(series, generator), words
+
+
+def _lasting_growth(series: Series, targets: FloatArray, generator: np.random.Generator) -> FloatArray:
+    """Return by which factor what lasts, as a share of the work, is larger than on the largest size.
+
+    float64, (num_draws, num_points).
+    """
+    several = [size for size in series.sizes if size.num_units > 1]
+    values = np.array([parts["imbalance"] / max(parts["work"], TINY) for parts in map(parts_of_all, several)])
+    if not len(values) or values[-1] <= 0:
+        return np.ones((NUM_DRAWS, len(targets)))
+    n = np.array([size.num_units for size in several], np.float64)
+    errors = np.full(len(n), _LASTING_ERROR)
+    draws, _ = drawn(n, values, errors, _LASTING, np.append(targets, n[-1]), generator, _LASTING_ERROR * values[-1])
+    at_last = draws[:, -1:]
+    return np.asarray(np.divide(draws[:, :-1], at_last, out=np.ones_like(draws[:, :-1]), where=at_last > 0))
+
+
+def _by_growth(series: Series, targets: FloatArray, generator: np.random.Generator) -> tuple[FloatArray, str]:
+    """Return by which factor jitter is larger than on the largest size, by its own A(k), (num_draws, num_points).
+
+    With the exponent of the upper half as growth at the largest size: between one that ends, as of bounded noise, and
+    one that goes on as a power; a logarithm, as of exponential tails, lies between them (Box & Cox 1964).
+    """
+    last = series.sizes[-1]
+    ratio = targets / last.num_units
+    curves = [sample.growth for sample in last.samples if len(sample.growth) > 2]
+    if not curves:
+        return ratio ** generator.uniform(0.0, 1.0, (NUM_DRAWS, 1)), "not known, between none and in proportion"
+    k = np.array([point[0] for point in curves[0]], np.float64)
+    excess = np.mean([[value - 1 for _, value in curve] for curve in curves if len(curve) == len(k)], axis=0)
+    upper = slice(len(k) // 2, None)
+    is_growing = (excess[upper] > 0).all() and len(k[upper]) > 1
+    slope = float(np.clip(np.polyfit(np.log(k[upper]), np.log(excess[upper]), 1)[0], 0.0, 1.0)) if is_growing else 0.0
+    drawn_slope = np.clip(slope + _EXPONENT_ERROR * generator.standard_normal((NUM_DRAWS, 1)), 0.0, 1.0)
+    power = generator.uniform(-1.0, drawn_slope)
+    power = np.where(np.abs(power) < 1e-6, 1e-6, power)
+    return 1 + drawn_slope * (ratio**power - 1) / power, f"A(k) with exponent {slope:.2f}"
+
+
+def _by_tails(
+    points: tuple[tuple[int, float, float, float], ...], targets: FloatArray, generator: np.random.Generator
+) -> FloatArray:
+    nodes = np.log([point[0] for point in points])
+    loss, low, high = (np.array([point[column] for point in points]) for column in (1, 2, 3))
+    present = max(float(loss[0]), TINY)
+    normal = generator.standard_normal((NUM_DRAWS, 1))
+    at = np.log(targets)
+    center = np.interp(at, nodes, loss / present)
+    half = np.interp(at, nodes, (high - low) / present) / 4  # an interval of 95 % is four deviations wide
+    # The interval of the loss is wide where it is measured, too; only its growth counts here.
+    grown = np.maximum(center - 1, 0.0)
+    return np.asarray(np.maximum(1 + grown * (1 + normal * np.minimum(half / np.maximum(grown, 0.1), 0.5)), 0.0))
+
+
+def _exponents(series: Series, generator: np.random.Generator) -> FloatArray:
+    """Return with which power of the work jitter grows, (num_draws, 1): 0 where it does not depend on it.
+
+    At an equal number of units, jitter of all sizes would be equal if it did not depend on the work of a rank.
+    """
+    points = [
+        (parts["work"], (value - 1) * parts["work"])
+        for size in series.sizes
+        if (parts := size.parts_ns) is not None
+        for sample in size.samples
+        for k, value in sample.growth
+        if k == 2 and value > 1
+    ]
+    work = np.log([point[0] for point in points])
+    if len(points) < 2 or np.ptp(work) < np.log(_LEAST_RATIO):
+        # Beyond its ends, so that these are as likely as what lies between them.
+        return np.clip(generator.uniform(-0.25, 1.25, (NUM_DRAWS, 1)), 0.0, 1.0)
+    loss = np.log([point[1] for point in points])
+    center = work - work.mean()
+    slope = float(center @ loss / (center @ center))
+    rest = loss - loss.mean() - slope * center
+    variance = max(float(rest @ rest) / max(len(points) - 2, 1), _LOSS_ERROR**2)
+    error = float(np.sqrt(variance / (center @ center)))
+    return np.asarray(np.clip(slope + error * generator.standard_normal((NUM_DRAWS, 1)), 0.0, 1.0))

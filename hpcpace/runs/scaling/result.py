@@ -1,9 +1,9 @@
-"""What is said of a scaling series: the figures of each size, the knee, what stops it, and larger sizes."""
+"""The result of a scaling series: figures of each size, what stops it, and larger sizes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell, with_reasons
+from hpcpace.core.text import NS_PER_MS
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.runs.scaling.knee import Knee, knee_of
-from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Predicted, obstacle, predict
-from hpcpace.runs.scaling.parts import parts_of_all
-from hpcpace.runs.scaling.samples import Sample
+from hpcpace.runs.scaling.forms import parts_of_all
+from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Knee, Predicted, knee_of, obstacle, predict
+from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
-from hpcpace.studies.statistics import scaling_factor
+from hpcpace.studies.figures import scaling_factor
 
 SCHEMA = "hpcpace-scale/1"
 IDEAL = 0.95
@@ -319,3 +319,46 @@ def stop_words(part: str, kind: Kind) -> str:
         "transfer": "transfer",
         "other": "what is neither work, waiting nor transfer (checkpoints, evaluation, pacing)",
     }.get(part, "")
+
+
+COLUMNS = (
+    *("units", "unit", "ranks", "runs", "is_predicted", "samples_per_s", "speedup", "speedup_low", "speedup_high"),
+    *("scaling_factor", "scaling_factor_low", "scaling_factor_high", "further_gain", "band"),
+    *("step_ms", "step_ms_low", "step_ms_high", "cv", "busy", "wait", "transfer"),
+    *(f"{name}_ms" for name in PARTS),
+)
+
+
+def rows_of(scaling: Scaling) -> Iterator[list[Any]]:
+    """Yield the rows below `COLUMNS`."""
+    for size in scaling.sizes:
+        yield _measured(size, scaling.unit)
+    for predicted in scaling.predictions:
+        yield _predicted(predicted, scaling)
+
+
+def _measured(size: SizeFigures, unit: str) -> list[Any]:
+    return [
+        *(size.num_units, unit, size.num_ranks or None, len(size.runs), 0, size.samples_per_s),
+        *(size.speedup, *size.speedup_interval, size.scaling_factor, *size.scaling_interval),
+        *(size.further_gain, str(size.band), _ms(size.step_ns), None, None),
+        *(size.cv, size.busy, size.wait, size.transfer),
+        *(_ms(size.parts_ns.get(name)) for name in PARTS),
+    ]
+
+
+def _predicted(size: PredictedSize, scaling: Scaling) -> list[Any]:
+    ratio = size.num_units / scaling.sizes[0].num_units
+    low, high = size.speedup_interval
+    rate = scaling.sizes[0].samples_per_s
+    return [
+        *(size.num_units, scaling.unit, None, 0, 1, None if rate is None else rate * size.speedup),
+        *(size.speedup, low, high, size.scaling_factor, low / ratio, high / ratio),
+        *(None, "", _ms(size.step_ns), *map(_ms, size.step_interval_ns)),
+        *(None, None, None, None),
+        *(_ms(size.parts_ns.get(name)) for name in PARTS),
+    ]
+
+
+def _ms(time_ns: float | None) -> float | None:
+    return None if time_ns is None else time_ns / NS_PER_MS

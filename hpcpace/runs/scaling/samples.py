@@ -1,21 +1,64 @@
-"""One run of a scaling series: its size, its speed, and where its step went; from a trace or a line of a CSV file."""
+"""The runs of a scaling series: size, speed and parts of the step, from traces or CSV."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from hpcpace.core.errors import UsageError
+from hpcpace.core.errors import UsageError, with_reasons
 from hpcpace.core.text import NS_PER_S, plural
+from hpcpace.metrics.growth import maximum_weights
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK
-from hpcpace.runs.csv_form import CsvRun
+from hpcpace.runs.load import CsvRun, load_runs, read_csv
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.runs.scaling.lasting import jitter_growth, least_work
+
+FloatArray = NDArray[np.float64]
+
+
+def jitter_growth(run: MeasuredRun) -> tuple[tuple[int, float], ...]:
+    """Return A(k) without lasting differences, by number of units; as the run has it where work of ranks is not known.
+
+    E[max of k] of the work has that of its means in it: a slow rank is the slowest of more units more often, which says
+    nothing of single steps. What is left is waiting for whoever is late in a step.
+    """
+    work = _means(run)
+    hosts = np.unique([rank.host for rank in run.ranks], return_inverse=True)[1]
+    num_units = run.amplification[-1][0] if run.amplification else 0
+    if work is None or num_units not in (len(work), int(hosts.max()) + 1):
+        return run.amplification
+    of_unit = work if num_units == len(work) else np.array([work[hosts == host].max() for host in range(num_units)])
+    k = np.array([count for count, _ in run.amplification], np.int64)
+    lasting = maximum_weights(num_units, k) @ np.sort(of_unit) / work.mean()
+    points = zip(run.amplification, lasting.tolist(), strict=True)
+    return tuple((count, value - of_k + 1) for (count, value), of_k in points)
+
+
+def least_work(run: MeasuredRun) -> float:
+    """Return the mean work of the fastest rank as a share of the mean of all; 1 where ranks' work is not known."""
+    work = _means(run)
+    return 1.0 if work is None else float(work.min() / work.mean())
+
+
+def _means(run: MeasuredRun) -> FloatArray | None:
+    """Return the mean work of each rank; None where it is not known of several ranks.
+
+    Differences are made smaller by the share of their variance that is noise of the means (James & Stein 1961).
+    """
+    work = np.array([rank.work_ns for rank in run.ranks if rank.work_ns is not None], np.float64)
+    if len(work) < 2 or len(work) < len(run.ranks) or work.min() <= 0:
+        return None
+    errors = work * np.array([rank.work_error or 0.0 for rank in run.ranks])
+    variance, noise = float(np.var(work, ddof=1)), float(np.mean(errors**2))
+    kept = np.sqrt(max(1 - noise / variance, 0.0)) if variance else 0.0
+    return np.asarray(work.mean() + kept * (work - work.mean()))
+
 
 PARTS = ("work", "imbalance", "jitter", "transfer", "other")
 """What a step consists of: own work, mean over ranks; waiting for ranks that are slower in all steps; waiting for those
@@ -219,3 +262,28 @@ def _imbalance(run: MeasuredRun) -> float:
     errors = [rank.work_ns * (rank.work_error or 0.0) for rank in run.ranks if rank.work_ns is not None]
     noise_ns = float(ndtri(1 - 1 / (len(work) + 1))) * float(np.mean(errors))
     return max(max(work) - float(np.mean(work)) - noise_ns, 0.0)
+
+
+def read_samples(
+    paths: Sequence[Path], *, progress: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[list[Sample], list[str]]:
+    """Return the runs at some paths, and why others cannot be read, a sentence each.
+
+    Args:
+        paths: of runs, or of one CSV file.
+        progress: called with the number of runs read and of all.
+
+    Raises:
+        UsageError: CSV files and runs are mixed, several CSV files are named, or no run can be read.
+    """
+    tables = [path for path in paths if path.suffix.lower() == ".csv"]
+    if tables and len(paths) > 1:
+        raise UsageError(f"{tables[0]} is a CSV file: name it alone, its speeds were measured in another way")
+    if tables:
+        return [sample_of_line(line, str(tables[0])) for line in read_csv(tables[0])], []
+    loaded = load_runs(paths, progress=progress)
+    problems = [run.message for run in loaded if run.message]
+    samples = [sample_of_run(run.measured) for run in loaded if run.measured is not None]
+    if not samples:
+        raise UsageError(with_reasons("no run can be read", problems))
+    return samples, problems

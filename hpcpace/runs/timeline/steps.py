@@ -13,7 +13,7 @@ from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import plural, rank_list
 from hpcpace.diagnosis.clocks import causality_of
 from hpcpace.diagnosis.close_up import with_steps
-from hpcpace.diagnosis.credible import steps_apart_ns
+from hpcpace.diagnosis.credible import CredibleThresholds, steps_apart_ns
 from hpcpace.diagnosis.devices import on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evidence_of, timed_traces
 from hpcpace.diagnosis.incomplete import problems_of, sound_stream
@@ -24,7 +24,7 @@ from hpcpace.metrics.steps import common_steps, is_warmup, step_times
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.tables import RankTrace
 
-MOST_SLICES = 250_000
+MAX_SLICES = 250_000
 """Slices of a timeline, unless more are allowed: about 16 MB, which a browser opens in seconds."""
 TABLES_SHOWN = TABLES_USED | {"pacing", "network", "connections", "flows"}
 _BESIDE_SLOWEST = 2
@@ -54,7 +54,7 @@ class Wanted:
     around: int | None = None
     is_range: bool = False
     ranks: frozenset[int] | None = None
-    most_slices: int = MOST_SLICES
+    most_slices: int = MAX_SLICES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ def _ranks_apart(timed: TimedTraces) -> tuple[int, ...]:
         return ()
     begins = zip(rows, panel.begin_ns, strict=True)
     begin_ns = np.array([reference_times(timed.clocks[row], own_ns) for row, own_ns in begins])
-    apart_ns = steps_apart_ns(begin_ns, float(np.median(panel.end_ns - panel.begin_ns)))
+    apart_ns = steps_apart_ns(begin_ns, float(np.median(panel.end_ns - panel.begin_ns)), CredibleThresholds())
     return tuple(timed.ranks[row] for row, ns in zip(rows, apart_ns.tolist(), strict=True) if ns)
 
 

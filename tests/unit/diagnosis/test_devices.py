@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 
 from hpcpace.core.text import format_duration, percent
-from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces, examine
+from hpcpace.diagnosis.analyze import Analysis, analyze_traces, examine
 from hpcpace.diagnosis.devices import is_on_device, on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.run_report import page, print_report
 from hpcpace.trace.attempt_reader import read_attempt

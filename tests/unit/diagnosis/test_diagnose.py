@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
-from hpcpace.diagnosis.modes.obstacle import NothingCompared, TooFewSteps, WrongClock
+from hpcpace.diagnosis.diagnose import NothingCompared, TooFewSteps, WrongClock, diagnose
+from hpcpace.diagnosis.finding import Case, Panels
+from hpcpace.diagnosis.summary import Mode
 from hpcpace.hang.search import hang_now
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, JobView, RankView
 
 MS = 1e6
+
+
+def diagnosed(steps, **facts):
+    return diagnose(Case(panels=steps, **facts))
 
 
 def panels(num_ranks=16, num_steps=200, *, noise=0.02, per_node=4, stages=1, seed=1, **changed):
@@ -50,13 +55,13 @@ def slowed(rows, factor, steps=slice(None)):
 
 
 def test_a_healthy_run_has_no_finding():
-    found = diagnose(panels())
+    found = diagnosed(panels())
     assert (found.findings, found.obstacle) == ((), None)
     assert found.smallest_effect is not None and found.smallest_effect < 0.05
 
 
 def test_a_slow_rank_is_a_persistent_straggler_with_its_loss():
-    first = diagnose(panels(work_ns=slowed([5], 1.2))).findings[0]
+    first = diagnosed(panels(work_ns=slowed([5], 1.2))).findings[0]
     assert first.mode == Mode.STRAGGLER
     assert [(c.kind, c.id) for c in first.culprits] == [("rank", "5")]
     assert first.culprits[0].effect == pytest.approx(0.2, abs=0.01)
@@ -64,37 +69,37 @@ def test_a_slow_rank_is_a_persistent_straggler_with_its_loss():
 
 
 def test_a_rank_alone_on_its_node_is_that_node():
-    first = diagnose(panels(per_node=1, work_ns=slowed([5], 1.2))).findings[0]
+    first = diagnosed(panels(per_node=1, work_ns=slowed([5], 1.2))).findings[0]
     assert set(first.culprits[0].aliases) == {"rank 5", "node n5"}
 
 
 def test_a_slow_node_is_named_and_not_its_ranks():
-    first = diagnose(panels(work_ns=slowed([4, 5, 6, 7], 1.1))).findings[0]
+    first = diagnosed(panels(work_ns=slowed([4, 5, 6, 7], 1.1))).findings[0]
     assert [(c.kind, c.id) for c in first.culprits] == [("node", "n1")]
 
 
 def test_a_stage_with_more_work_is_an_imbalance():
-    first = diagnose(panels(stages=4, work_ns=slowed(slice(2, None, 4), 1.2))).findings[0]
+    first = diagnosed(panels(stages=4, work_ns=slowed(slice(2, None, 4), 1.2))).findings[0]
     assert (first.mode, first.culprits[0].id) == (Mode.IMBALANCE, "pp2")
     assert first.culprits[0].aliases == ("slot pp2",)
 
 
 def test_a_stage_of_one_rank_may_as_well_be_the_rank():
-    first = diagnose(panels(4, stages=4, per_node=1, work_ns=slowed([2], 1.2))).findings[0]
+    first = diagnosed(panels(4, stages=4, per_node=1, work_ns=slowed([2], 1.2))).findings[0]
     assert set(first.culprits[0].aliases) == {"slot pp2", "rank 2", "node n2"}
 
 
 def test_ranks_of_unknown_roles_are_not_compared():
-    found = diagnose(panels(work_ns=slowed([5], 1.2), is_role_known=False))
+    found = diagnosed(panels(work_ns=slowed([5], 1.2), is_role_known=False))
     assert found.findings == () and found.obstacle == NothingCompared()
 
 
 def test_ranks_of_unknown_roles_in_known_stages_are_compared_by_stage():
-    assert diagnose(panels(stages=4, is_role_known=False)).obstacle is None
+    assert diagnosed(panels(stages=4, is_role_known=False)).obstacle is None
 
 
 def test_jitter_that_everybody_waits_for_is_amplification():
-    first = diagnose(panels(64, noise=0.08)).findings[0]
+    first = diagnosed(panels(64, noise=0.08)).findings[0]
     assert (first.mode, first.culprits) == (Mode.AMPLIFICATION, ())
 
 
@@ -103,7 +108,7 @@ def test_events_at_equal_distances_are_the_control_plane():
         work[3, ::10] *= 1.5
         return work
 
-    first = diagnose(panels(work_ns=change)).findings[0]
+    first = diagnosed(panels(work_ns=change)).findings[0]
     assert (first.mode, first.variety) == (Mode.RUNTIME, "periodic")
     assert first.evidence.period_ns == pytest.approx(10 * 115 * MS, rel=0.1)
 
@@ -113,11 +118,11 @@ def test_bursts_of_long_transfers_are_contention():
         transfer[:, np.random.default_rng(3).random(200) < 0.2] *= 6
         return transfer
 
-    assert [f.mode for f in diagnose(panels(transfer_ns=change)).findings] == [Mode.CONTENTION]
+    assert [f.mode for f in diagnosed(panels(transfer_ns=change)).findings] == [Mode.CONTENTION]
 
 
 def test_transfers_that_always_take_most_of_the_step_are_no_fault():
-    assert [f.mode for f in diagnose(panels(transfer_ns=lambda t: t * 20)).findings] == [Mode.COMMUNICATION]
+    assert [f.mode for f in diagnosed(panels(transfer_ns=lambda t: t * 20)).findings] == [Mode.COMMUNICATION]
 
 
 @pytest.mark.parametrize(
@@ -129,23 +134,23 @@ def test_transfers_that_always_take_most_of_the_step_are_no_fault():
 )
 def test_a_slow_rank_comes_before_steady_transfers_that_take_twice_as_much_at_most(transfer_ms, modes):
     slow = panels(work_ns=slowed([5], 1.5), transfer_ns=lambda transfer: transfer * (transfer_ms / 5))
-    assert [finding.mode for finding in diagnose(slow).findings] == modes
+    assert [finding.mode for finding in diagnosed(slow).findings] == modes
 
 
 def test_transfers_are_not_judged_by_wrong_clocks():
-    found = diagnose(panels(transfer_ns=lambda t: t * 20), is_clock_wrong=True)
+    found = diagnosed(panels(transfer_ns=lambda t: t * 20), is_clock_wrong=True)
     assert (found.findings, found.obstacle) == ((), WrongClock())
 
 
 def test_waiting_for_data_is_input_bound():
-    found = diagnose(panels(data_ns=np.full((16, 200), 30 * MS)))
+    found = diagnosed(panels(data_ns=np.full((16, 200), 30 * MS)))
     assert [(f.mode, f.culprits[0].id) for f in found.findings] == [(Mode.INPUT, "data")]
 
 
 def test_garbage_collection_is_the_runtime():
     collected = np.zeros((16, 200))
     collected[:, ::5] = 20 * MS
-    assert [(f.mode, f.culprits[0].id) for f in diagnose(panels(gc_ns=collected)).findings] == [(Mode.RUNTIME, "gc")]
+    assert [(f.mode, f.culprits[0].id) for f in diagnosed(panels(gc_ns=collected)).findings] == [(Mode.RUNTIME, "gc")]
 
 
 def hang(age_s, absent=(2,), completed=(), silences_s=None):
@@ -171,7 +176,7 @@ def hang(age_s, absent=(2,), completed=(), silences_s=None):
 
 
 def test_the_rank_that_never_entered_is_named_in_a_hang():
-    first = diagnose(panels(), hang=hang(60)).findings[0]
+    first = diagnosed(panels(), hang=hang(60)).findings[0]
     assert (first.mode, [c.id for c in first.culprits]) == (Mode.HANG, ["2"])
     assert (first.evidence.age_ns, first.evidence.step) == (60_000_000_000, 200)
     assert (first.evidence.inside, first.evidence.absent, first.evidence.completed) == (15, 1, 0)
@@ -179,34 +184,34 @@ def test_the_rank_that_never_entered_is_named_in_a_hang():
 
 @pytest.mark.parametrize("absent", [(2,), ()])
 def test_an_operation_that_was_just_cut_off_is_no_hang(absent):
-    assert diagnose(panels(), hang=hang(1, absent=absent)).findings == ()
+    assert diagnosed(panels(), hang=hang(1, absent=absent)).findings == ()
 
 
 @pytest.mark.parametrize(
     ("silences_s", "named"), [({}, []), ({3: 55, 4: 1}, ["3"]), (dict.fromkeys(range(16), 55), [])]
 )
 def test_of_a_hang_that_all_are_inside_the_silent_rank_is_named(silences_s, named):
-    first = diagnose(panels(), hang=hang(60, absent=(), silences_s=silences_s)).findings[0]
+    first = diagnosed(panels(), hang=hang(60, absent=(), silences_s=silences_s)).findings[0]
     assert (first.mode, [culprit.id for culprit in first.culprits]) == (Mode.HANG, named)
 
 
 @pytest.mark.parametrize(("silences_s", "named"), [({}, []), ({4: 55}, ["4"])])
 def test_of_a_hang_that_some_ranks_completed_the_silent_rank_is_named(silences_s, named):
     # One that was stopped, and woken up when the job was ended, counts as of before: see tests/unit/hang.
-    first = diagnose(panels(), hang=hang(60, absent=(), completed=(1, 3), silences_s=silences_s)).findings[0]
+    first = diagnosed(panels(), hang=hang(60, absent=(), completed=(1, 3), silences_s=silences_s)).findings[0]
     assert (first.mode, [culprit.id for culprit in first.culprits]) == (Mode.HANG, named)
     assert (first.evidence.inside, first.evidence.completed) == (14, 2)
 
 
 def test_few_steps_cannot_tell():
-    found = diagnose(panels(num_steps=8, work_ns=slowed([5], 1.5)))
+    found = diagnosed(panels(num_steps=8, work_ns=slowed([5], 1.5)))
     assert (found.findings, found.obstacle) == ((), TooFewSteps(num_steps=8, least=20))
 
 
 def test_thresholds_are_settings():
     settings = DiagnosisConfig(straggler_share=0.5)
     assert Mode.STRAGGLER not in [
-        f.mode for f in diagnose(panels(work_ns=slowed([5], 1.2)), settings=settings).findings
+        f.mode for f in diagnosed(panels(work_ns=slowed([5], 1.2)), settings=settings).findings
     ]
 
 
@@ -216,7 +221,7 @@ def test_ranks_that_differ_by_one_percent_for_good_are_no_stragglers():
     def change(work):
         return work * random.normal(1.0, 0.01, (len(work), 1))
 
-    assert diagnose(panels(64, noise=0.01, work_ns=change)).findings == ()
+    assert diagnosed(panels(64, noise=0.01, work_ns=change)).findings == ()
 
 
 def test_events_on_one_node_name_it_though_they_have_no_period():
@@ -224,13 +229,13 @@ def test_events_on_one_node_name_it_though_they_have_no_period():
         work[8:12, [7, 20, 61, 150, 170]] *= 2
         return work
 
-    found = [f for f in diagnose(panels(64, noise=0.01, work_ns=change)).findings if f.mode == Mode.RUNTIME]
+    found = [f for f in diagnosed(panels(64, noise=0.01, work_ns=change)).findings if f.mode == Mode.RUNTIME]
     assert [(c.kind, c.id) for c in found[0].culprits] == [("node", "n2")]
     assert found[0].variety == "recurring"
 
 
 def test_the_effect_of_a_slow_half_of_the_job_is_that_against_the_other_half():
-    first = diagnose(panels(8, work_ns=slowed([4, 5, 6, 7], 1.2))).findings[0]
+    first = diagnosed(panels(8, work_ns=slowed([4, 5, 6, 7], 1.2))).findings[0]
     assert first.culprits[0].effect == pytest.approx(0.2, abs=0.01)
 
 
@@ -242,7 +247,7 @@ def test_a_rank_twice_as_slow_stands_out_among_three_that_are_starved():
         work[2] *= 2.0
         return work
 
-    found = diagnose(panels(4, per_node=1, work_ns=change))
+    found = diagnosed(panels(4, per_node=1, work_ns=change))
     assert [c.id for f in found.findings if f.mode == Mode.STRAGGLER for c in f.culprits] == ["2"]
 
 
@@ -253,7 +258,7 @@ def test_ranks_that_all_take_turns_are_nobodys_fault(num_ranks):
             work[step % len(work), step] *= 1.5
         return work
 
-    found = diagnose(panels(num_ranks, per_node=1, noise=0.01, work_ns=change))
+    found = diagnosed(panels(num_ranks, per_node=1, noise=0.01, work_ns=change))
     assert not any(culprit.kind == "rank" for finding in found.findings for culprit in finding.culprits)
 
 
@@ -266,7 +271,7 @@ def test_large_events_of_one_node_are_told_from_small_ones_everywhere():
         work[8:12, 5::14] *= 2.5
         return work
 
-    found = [f for f in diagnose(panels(64, noise=0.01, work_ns=change)).findings if f.mode == Mode.RUNTIME]
+    found = [f for f in diagnosed(panels(64, noise=0.01, work_ns=change)).findings if f.mode == Mode.RUNTIME]
     assert [(c.kind, c.id) for c in found[0].culprits] == [("node", "n2")]
 
 
@@ -275,7 +280,7 @@ def test_a_service_on_one_of_two_nodes_names_it():
         work[4:, 5::14] *= 2
         return work
 
-    found = [f for f in diagnose(panels(8, noise=0.02, work_ns=change)).findings if f.mode == Mode.RUNTIME]
+    found = [f for f in diagnosed(panels(8, noise=0.02, work_ns=change)).findings if f.mode == Mode.RUNTIME]
     assert [(c.kind, c.id) for c in found[0].culprits] == [("node", "n1")]
 
 
@@ -287,14 +292,14 @@ def test_a_node_that_is_struck_by_random_events_somewhat_more_often_is_not_named
             work[rank, random.choice(120, number, replace=False)] *= 1.5
         return work
 
-    found = diagnose(panels(4, 120, per_node=1, noise=0.01, work_ns=change)).findings
+    found = diagnosed(panels(4, 120, per_node=1, noise=0.01, work_ns=change)).findings
     assert [(f.mode, f.culprits) for f in found] == [(Mode.AMPLIFICATION, ())]
 
 
 def test_the_slowest_of_many_ranks_that_are_all_a_little_different_is_no_straggler():
     speed = np.random.default_rng(7).normal(1.0, 0.014, (128, 1))
     assert speed.max() / np.median(speed) > 1.03
-    found = diagnose(panels(128, noise=0.01, work_ns=lambda work: work * speed)).findings
+    found = diagnosed(panels(128, noise=0.01, work_ns=lambda work: work * speed)).findings
     assert not [finding for finding in found if finding.mode == Mode.STRAGGLER]
 
 
@@ -306,21 +311,21 @@ def test_ranks_with_a_rhythm_count_among_those_that_tell_what_is_usual():
             work[rank, rank % 10 :: 10] *= 1.1
         return work * speed
 
-    found = diagnose(panels(64, noise=0.005, work_ns=change)).findings
+    found = diagnosed(panels(64, noise=0.005, work_ns=change)).findings
     assert not [finding for finding in found if finding.mode == Mode.STRAGGLER]
 
 
 @pytest.mark.parametrize("num_steps", [50, 200])
 def test_a_rank_slow_for_a_quarter_of_a_short_run_is_transient(num_steps):
     steps = slice(num_steps // 2, num_steps // 2 + num_steps // 4)
-    first = diagnose(panels(64, num_steps, noise=0.05, work_ns=slowed([5], 1.5, steps))).findings[0]
+    first = diagnosed(panels(64, num_steps, noise=0.05, work_ns=slowed([5], 1.5, steps))).findings[0]
     assert (first.variety, [c.id for c in first.culprits]) == ("transient", ["5"])
     assert (first.evidence.first, first.evidence.stop) == (steps.start, steps.stop)
 
 
 def test_a_short_spell_that_costs_next_to_nothing_is_not_named():
     spell = slowed([5], 1.3, slice(100, 106))
-    assert diagnose(panels(64, 1000, noise=0.02, work_ns=spell)).findings == ()
+    assert diagnosed(panels(64, 1000, noise=0.02, work_ns=spell)).findings == ()
 
 
 def test_the_effect_of_a_stage_is_the_truth_though_first_and_last_differ_for_good():
@@ -332,6 +337,6 @@ def test_the_effect_of_a_stage_is_the_truth_though_first_and_last_differ_for_goo
             work[3] *= 1.1
             return work
 
-        found = diagnose(panels(8, stages=8, noise=0.01, seed=seed, work_ns=change)).findings[0].culprits[0]
+        found = diagnosed(panels(8, stages=8, noise=0.01, seed=seed, work_ns=change)).findings[0].culprits[0]
         misses += not found.interval[0] <= 0.1 <= found.interval[1]
     assert misses <= 6  # of 40 intervals of 95 %, by chance no more often than in 1 of 100 cases

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from experiments.synthetic_run import MS, Ending, SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces, examine
-from hpcpace.diagnosis.modes.run_end import EndKind
+from hpcpace.diagnosis.analyze import analyze_traces, examine
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.summary import EndKind
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import ErrorCode, EventKind
 

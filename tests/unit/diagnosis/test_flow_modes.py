@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 
 from hpcpace.config import DiagnosisConfig
-from hpcpace.diagnosis.diagnose import Mode, diagnose
-from hpcpace.diagnosis.finding_words import words_of
-from hpcpace.diagnosis.modes.evidence import FlowEvidence, TransferEvidence
+from hpcpace.diagnosis.diagnose import diagnose
+from hpcpace.diagnosis.finding import Case, Said
+from hpcpace.diagnosis.summary import Mode
+from hpcpace.diagnosis.topics.communication import TransferEvidence
+from hpcpace.diagnosis.topics.links import FlowEvidence
 from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, LinkFault
 from hpcpace.metrics.links import LinkCulprit, LinkFindings, Locality
 from tests.unit.diagnosis.test_diagnose import MS, panels
 
 HOSTS = {rank: f"n{rank // 4}" for rank in range(16)}
 OTHER_CAUSES = [cause for cause in LinkCause if cause not in (LinkCause.LOSSY, LinkCause.SMALL_MTU)]
+
+
+def words_of(finding):
+    return finding.evidence.words(Said(finding=finding, hosts=HOSTS))
 
 
 def fault(cause=LinkCause.SLOW, ids=("n2",), **changed):
@@ -48,7 +54,7 @@ def flows(*faults, **changed):
 
 
 def diagnosed(steps, *, flows=None, **others):
-    return diagnose(replace(steps, flows=flows), **others)
+    return diagnose(Case(panels=replace(steps, flows=flows), **others))
 
 
 def busy(transfer_ms=100.0, **changed):
@@ -158,7 +164,7 @@ def test_connections_of_one_rate_show_that_no_link_is_slow():
 )
 def test_every_cause_is_one_sentence_with_why_and_next(cause, headline, why):
     found = next(each for each in diagnosed(busy(), flows=flows(fault(cause))).findings if each.variety == cause)
-    words = words_of(found, HOSTS)
+    words = words_of(found)
     assert words.headline.startswith("fabric contention: ") and headline in words.headline
     assert why in words.why and words.next
 
@@ -173,18 +179,18 @@ def test_every_cause_is_one_sentence_with_why_and_next(cause, headline, why):
 )
 def test_what_is_not_told_apart_is_said(changed, words):
     (found,) = diagnosed(busy(), flows=flows(fault(**changed))).findings[:1]
-    assert words in words_of(found, HOSTS).headline
+    assert words in words_of(found).headline
 
 
 def test_foreign_traffic_that_explains_only_a_part_is_said_to_be_so():
     (found,) = diagnosed(busy(), flows=flows(fault(LinkCause.FOREIGN, is_certain=False))).findings[:1]
-    assert "foreign traffic on link n2, which may also be slow, costs" in words_of(found, HOSTS).headline
+    assert "foreign traffic on link n2, which may also be slow, costs" in words_of(found).headline
 
 
 def test_links_at_their_line_rate_are_full_and_not_broken():
     (found,) = diagnosed(busy(), flows=flows(line_share=0.96)).findings
     assert isinstance(found.evidence, TransferEvidence)
     full = "connections reach 96.0 % of the line rate while busy: links are full, not broken"
-    assert full in words_of(found, HOSTS).why
+    assert full in words_of(found).why
     (slower,) = diagnosed(busy(), flows=flows(line_share=0.5)).findings
-    assert "line rate" not in words_of(slower, HOSTS).why
+    assert "line rate" not in words_of(slower).why

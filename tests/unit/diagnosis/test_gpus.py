@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces, examine
-from hpcpace.diagnosis.figures.devices import GpuDifference, GpuState, gpu_differences, gpu_state
-from hpcpace.diagnosis.gpu_words import gpu_advice, gpu_sentence, with_gpus
+from hpcpace.diagnosis.analyze import analyze_traces, examine
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Verdict
+from hpcpace.diagnosis.topics.gpus import (
+    GpuDifference,
+    GpuState,
+    GpuThresholds,
+    gpu_advice,
+    gpu_differences,
+    gpu_sentence,
+    gpu_state,
+    with_gpus,
+)
 from hpcpace.throttling import Throttle
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.schema import TABLES
@@ -40,12 +49,14 @@ def host(**columns: Any) -> Table:
 
 
 def state(**columns: Any) -> GpuState | None:
-    return gpu_state(host(**columns), 0, SECONDS * 1_000_000_000)
+    return gpu_state(host(**columns), 0, SECONDS * 1_000_000_000, GpuThresholds())
 
 
 def differences(*of_ranks: dict[str, Any], roles: Sequence[int] | None = None) -> list[GpuDifference]:
     ranks = range(len(of_ranks))
-    return gpu_differences([state(**columns) for columns in of_ranks], roles or [0 for _ in ranks], list(ranks))
+    return gpu_differences(
+        [state(**columns) for columns in of_ranks], roles or [0 for _ in ranks], list(ranks), GpuThresholds()
+    )
 
 
 def told(*of_ranks: dict[str, Any]) -> list[str]:
@@ -190,7 +201,7 @@ def test_ranks_of_other_roles_are_not_compared() -> None:
 
 
 def test_too_few_samples_tell_nothing() -> None:
-    assert gpu_state(host(**HOT), 0, 1_500_000_000) is None
+    assert gpu_state(host(**HOT), 0, 1_500_000_000, GpuThresholds()) is None
 
 
 @pytest.mark.parametrize(

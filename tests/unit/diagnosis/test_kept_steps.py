@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import Op, TraceHeader

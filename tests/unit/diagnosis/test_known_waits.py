@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.diagnosis.within_steps import StepPanels, are_waits_known, unknown_waits
+from hpcpace.diagnosis.within_steps import StepPanels, WaitThresholds, are_waits_known, unknown_waits
 from hpcpace.metrics.phases import Part
 
 
@@ -33,10 +33,10 @@ def test_waits_are_unknown_where_much_that_blocks_has_no_counterpart(
     unmatched: float, work: float, unknown: list[bool], is_known: bool
 ) -> None:
     panels = _panels(unmatched=unmatched, work=work)
-    assert unknown_waits(panels).tolist() == unknown
-    assert are_waits_known(panels) == is_known
+    assert unknown_waits(panels, WaitThresholds()).tolist() == unknown
+    assert are_waits_known(panels, WaitThresholds()) == is_known
 
 
 def test_ranks_that_nothing_blocks_wait_for_nobody() -> None:
     panels = StepPanels.empty((2, 3), np.zeros)
-    assert not unknown_waits(panels).any() and are_waits_known(panels)
+    assert not unknown_waits(panels, WaitThresholds()).any() and are_waits_known(panels, WaitThresholds())

@@ -91,7 +91,7 @@ def measured_in(run: RunDirectory, *, max_rows: int = MAX_ROWS, progress=None, u
 
 
 def with_cores(monkeypatch, num_cores):
-    for module in ("parallel", "diagnosis.operation_figures"):
+    for module in ("core.pool", "diagnosis.operation_figures"):
         monkeypatch.setattr(f"hpcpace.{module}.num_threads", lambda: num_cores)
     monkeypatch.setattr("hpcpace.diagnosis.operation_figures._MIN_SHARED", 0)
 

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from hpcpace.core.rundir import write_json
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.pace.record import PacingRecord
 from hpcpace.report.run_report import print_report

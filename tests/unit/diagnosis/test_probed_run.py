@@ -23,8 +23,7 @@ from hpcpace.diagnosis.records import ReadProbe
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.report.run_report import page, print_report
-from hpcpace.runs.conditions import Conditions
-from hpcpace.runs.measured import from_summary
+from hpcpace.runs.measured import Conditions, from_summary
 from hpcpace.trace.attempt_reader import read_attempt
 
 HOSTS = ("n1", "n2", "n3", "n4")

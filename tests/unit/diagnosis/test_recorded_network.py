@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.analyze import Analysis, Selection, analyze_traces
+from hpcpace.diagnosis.analyze import Analysis, analyze_traces
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.tables import RankTrace, Table

@@ -14,11 +14,13 @@ from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
 from hpcpace.config import DiagnosisConfig
 from hpcpace.core.rundir import write_json
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
-from hpcpace.diagnosis.diagnose import Mode, Panels, diagnose
-from hpcpace.diagnosis.figures.ranks import core_figures
-from hpcpace.diagnosis.modes.cores import NOTABLE_WAIT
-from hpcpace.diagnosis.modes.straggler import search_stragglers
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.diagnose import diagnose
+from hpcpace.diagnosis.finding import Case, Panels
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.summary import Mode
+from hpcpace.diagnosis.topics.cores import CoreThresholds, core_figures
+from hpcpace.diagnosis.topics.straggler import StragglerThresholds, search_stragglers
 from hpcpace.diagnosis.verdict import verdict_of
 from hpcpace.metrics.host_waits import CoreUse, held_up
 from hpcpace.metrics.stragglers import SearchObstacle
@@ -75,11 +77,12 @@ def panels(use=None, *, work=None, transfer_ms=1.0, noise=0.02, per_node=RANKS, 
 
 
 def modes(run, settings=None):
-    return [finding.mode for finding in diagnose(run, settings=settings).findings]
+    case = Case(panels=run, settings=settings or DiagnosisConfig())
+    return [finding.mode for finding in diagnose(case).findings]
 
 
 def test_ranks_that_wait_for_cores_share_them_and_lose_that_share():
-    (found,) = diagnose(panels(cores(0.5, 0.4))).findings
+    (found,) = diagnose(Case(panels=panels(cores(0.5, 0.4)))).findings
     assert (found.mode, found.variety) == (Mode.CORES, "ranks")
     assert found.loss_share == pytest.approx(0.4)
     assert found.evidence.ranks == (0, 1, 2, 3)
@@ -104,11 +107,11 @@ def test_ranks_that_wait_for_cores_share_them_and_lose_that_share():
     ],
 )
 def test_who_has_the_cores_is_told_apart(use, cause):
-    assert diagnose(panels(use)).findings[0].variety == cause
+    assert diagnose(Case(panels=panels(use))).findings[0].variety == cause
 
 
 def test_a_host_is_named_where_only_its_ranks_wait():
-    first = diagnose(panels(cores(0.5, [0.4, 0.4, 0.0, 0.0]), per_node=2)).findings[0]
+    first = diagnose(Case(panels=panels(cores(0.5, [0.4, 0.4, 0.0, 0.0]), per_node=2))).findings[0]
     assert [(culprit.kind, culprit.id) for culprit in first.culprits] == [("node", "n0")]
     assert first.evidence.ranks == (0, 1)
 
@@ -125,13 +128,13 @@ def test_a_host_is_named_where_only_its_ranks_wait():
     ids=["unknown", "no wait", "a little", "old traces", "once"],
 )
 def test_ranks_with_their_own_cores_share_none(use):
-    found = diagnose(panels(use))
+    found = diagnose(Case(panels=panels(use)))
     assert (found.findings, found.cores) == ((), None)
 
 
 def test_below_its_threshold_it_is_a_remark_of_a_healthy_run():
-    found = diagnose(panels(cores(0.5, 0.07)))
-    assert NOTABLE_WAIT < 0.07 < DiagnosisConfig().core_share
+    found = diagnose(Case(panels=panels(cores(0.5, 0.07))))
+    assert CoreThresholds().notable_wait_share < 0.07 < DiagnosisConfig().core_share
     verdict = verdict_of(found, hosts=HOSTS)
     assert verdict.mode == "healthy"
     assert verdict.also == (
@@ -142,7 +145,7 @@ def test_below_its_threshold_it_is_a_remark_of_a_healthy_run():
 
 
 def test_where_it_is_on_purpose_it_is_a_remark_however_much_it_is():
-    verdict = verdict_of(diagnose(panels(cores(0.3, 0.7)), settings=ON_PURPOSE), hosts=HOSTS)
+    verdict = verdict_of(diagnose(Case(panels=panels(cores(0.3, 0.7)), settings=ON_PURPOSE)), hosts=HOSTS)
     assert verdict.mode == "healthy"
     assert verdict.also[0].endswith("wait for a core for up to 70.0 % of the time (on purpose)")
 
@@ -176,7 +179,7 @@ def test_a_slow_rank_that_only_waits_longer_is_no_straggler():
 
 
 def test_a_slow_rank_that_computes_more_is_a_straggler_where_cores_are_shared():
-    found = diagnose(panels(cores([0.4, 0.4, 0.6, 0.4], 0.4), work=SLOW), settings=ON_PURPOSE).findings
+    found = diagnose(Case(panels=panels(cores([0.4, 0.4, 0.6, 0.4], 0.4), work=SLOW), settings=ON_PURPOSE)).findings
     assert [(finding.mode, finding.culprits[0].id) for finding in found] == [(Mode.STRAGGLER, "2")]
 
 
@@ -191,7 +194,7 @@ def test_a_slow_rank_comes_before_cores_that_are_waited_for_twice_as_long_at_mos
 def test_a_host_whose_ranks_wait_for_cores_and_are_late_waits_for_cores_first():
     use = cores([0.5, 0.5, 1.0, 1.0], [0.0, 0.0, 0.3, 0.3])
     run = panels(use, work=np.array([1.0, 1.0, 2.0, 2.0]), per_node=2)
-    first, second = diagnose(run).findings
+    first, second = diagnose(Case(panels=run)).findings
     assert (first.mode, second.mode) == (Mode.CORES, Mode.STRAGGLER)
     assert {culprit.id for culprit in first.culprits} == {culprit.id for culprit in second.culprits} == {"n1"}
     assert first.loss_share >= second.loss_share > 0.3
@@ -209,8 +212,8 @@ def test_a_slow_rank_of_whose_cores_nothing_is_known_stays_a_straggler():
 def test_noise_of_shared_cores_leaves_a_run_healthy_and_says_who_would_have_been_detected():
     noisy = {"noise": 0.8, "seed": 4}
     run = panels(cores(0.2, 0.8), **noisy)
-    assert search_stragglers(run, ON_PURPOSE).obstacle is SearchObstacle.TOO_MUCH_NOISE
-    found = diagnose(run, settings=ON_PURPOSE)
+    assert search_stragglers(run, ON_PURPOSE, StragglerThresholds()).obstacle is SearchObstacle.TOO_MUCH_NOISE
+    found = diagnose(Case(panels=run, settings=ON_PURPOSE))
     assert (found.findings, found.obstacle) == ((), None)
     assert "would have been detected" in verdict_of(found, hosts=HOSTS).why[0]
 
@@ -226,7 +229,7 @@ def test_noise_of_shared_cores_leaves_a_run_healthy_and_says_who_would_have_been
     ],
 )
 def test_the_verdict_says_who_waits_for_whom_and_what_to_do(use, words, advice):
-    verdict = verdict_of(diagnose(panels(use)), hosts=HOSTS)
+    verdict = verdict_of(diagnose(Case(panels=panels(use))), hosts=HOSTS)
     assert words in verdict.headline
     assert advice in verdict.next[0]
     assert "involuntary context switches" in verdict.why[0]
@@ -234,12 +237,12 @@ def test_the_verdict_says_who_waits_for_whom_and_what_to_do(use, words, advice):
 
 def test_of_several_hosts_the_one_that_waits_longest_is_counted_and_all_are_named():
     run = panels(cores(0.48, [0.35, 0.35, 0.4, 0.4], cpus=("0",) * RANKS), per_node=2)
-    headline = verdict_of(diagnose(run), hosts=dict(enumerate(run.host))).headline
+    headline = verdict_of(diagnose(Case(panels=run)), hosts=dict(enumerate(run.host))).headline
     assert "2 ranks of this job on 1 CPU of n1; ranks on n1 and n0 wait for a core for up to 40.0 %" in headline
 
 
 def test_what_ranks_wait_for_is_certain_without_the_others():
-    found = diagnose(panels(cores(0.5, 0.4)), absent=(7,))
+    found = diagnose(Case(panels=panels(cores(0.5, 0.4)), absent=(7,)))
     assert [finding.mode for finding in found.findings] == [Mode.CORES]
 
 
@@ -267,17 +270,17 @@ def test_in_a_lab_waiting_for_cores_explains_bursts_of_slow_transfers_alone(wait
     run = panels(transfer_ms=5.0, per_node=1)
     bursts = np.where(np.random.default_rng(3).random(STEPS) < 0.2, 25 * MS, 0.0)
     lengths = {"times_ns": run.times_ns + bursts, "transfer_ns": run.transfer_ns + bursts}
-    found = diagnose(replace(run, **lengths, lab_cores=cores(0.5, waiting)))
+    found = diagnose(Case(panels=replace(run, **lengths, lab_cores=cores(0.5, waiting))))
     assert [finding.mode for finding in found.findings] == modes
 
 
 def test_hosts_that_ranks_wait_on_are_listed_the_longest_waiting_first():
     use = cores([0.5, 0.5, 0.6, 0.5], [0.0, 0.0, 0.2, 0.4], cpus=("0", "1", "0-1", "0-1"))
-    (row,) = core_figures(panels(use, per_node=2))
+    (row,) = core_figures(panels(use, per_node=2), CoreThresholds())
     assert (row.host, row.num_ranks, row.num_cpus) == ("n1", 2, 2)
     assert (row.running, row.ready) == (pytest.approx(1.1), pytest.approx(1.7))
     assert row.waiting == pytest.approx(0.4)
-    assert core_figures(panels(cores(0.5, 0.0))) == core_figures(panels(None)) == ()
+    assert core_figures(panels(cores(0.5, 0.0)), CoreThresholds()) == core_figures(panels(None), CoreThresholds()) == ()
 
 
 def test_terminal_and_page_have_the_cores_of_the_hosts(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.diagnosis.stage_words import stage_sentences
+from hpcpace.diagnosis.topics.stages import stage_sentences
 from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
 
 

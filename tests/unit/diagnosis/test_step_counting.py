@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from experiments.synthetic_run import MS, Extra, SyntheticRun
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
-from hpcpace.diagnosis.figures.overview import step_sources, step_warnings
+from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.figures.overview import StepThresholds, step_sources, step_warnings
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.report.run_report import page, print_report
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
@@ -76,12 +77,12 @@ def test_ranks_with_different_numbers_of_steps_are_a_warning(tmp_path):
     first, *others = traces_of(tmp_path)
     half = {**first.tables, "steps": first.tables["steps"].select(slice(0, None, 2))}
     found = [dataclasses.replace(first, tables=half), *others]
-    (warning,) = step_warnings(found, None, 0, 10)
+    (warning,) = step_warnings(found, None, 0, 10, StepThresholds())
     assert "different numbers of steps (20 on ranks 1-3 and 10 on rank 0)" in warning
 
 
 def test_a_killed_rank_with_fewer_steps_is_no_warning(tmp_path):
-    assert step_warnings(traces_of(tmp_path, lost_steps={1: 5}), None, 0, 10) == ()
+    assert step_warnings(traces_of(tmp_path, lost_steps={1: 5}), None, 0, 10, StepThresholds()) == ()
 
 
 def test_how_steps_were_found_is_in_the_summary_and_on_both_pages(tmp_path):

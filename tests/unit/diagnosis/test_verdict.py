@@ -2,24 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.diagnosis.diagnose import Culprit, Diagnosis, DiagnosisFinding
-from hpcpace.diagnosis.finding_words import culprit_name
-from hpcpace.diagnosis.modes.evidence import (
-    BurstEvidence,
-    CollectionEvidence,
-    EventEvidence,
-    HangEvidence,
-    ImbalanceEvidence,
-    InputEvidence,
-    JitterEvidence,
-    LatenessEvidence,
-    LatePattern,
-    LocalityEvidence,
-    SlowLinkEvidence,
-    TransferEvidence,
-)
-from hpcpace.diagnosis.modes.obstacle import (
+from hpcpace.core.thresholds import ThresholdValues
+from hpcpace.diagnosis.diagnose import (
     AbsentRanks,
+    Diagnosis,
     NothingCompared,
     NothingMeasured,
     TooFewSteps,
@@ -27,7 +13,16 @@ from hpcpace.diagnosis.modes.obstacle import (
     UnmatchedOperations,
     WrongClock,
 )
-from hpcpace.diagnosis.summary import Causes, PipelineBubble
+from hpcpace.diagnosis.finding import DiagnosisFinding, culprit_name
+from hpcpace.diagnosis.summary import Causes, Culprit, PipelineBubble
+from hpcpace.diagnosis.topics.communication import BurstEvidence, TransferEvidence
+from hpcpace.diagnosis.topics.events import CollectionEvidence, EventEvidence
+from hpcpace.diagnosis.topics.hang import HangEvidence
+from hpcpace.diagnosis.topics.input import InputEvidence
+from hpcpace.diagnosis.topics.jitter import JitterEvidence
+from hpcpace.diagnosis.topics.links import LocalityEvidence, SlowLinkEvidence
+from hpcpace.diagnosis.topics.pipeline import ImbalanceEvidence
+from hpcpace.diagnosis.topics.straggler import LatenessEvidence, LatePattern
 from hpcpace.diagnosis.verdict import remarks_of, verdict_of
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, Hang, HangKind, JobView, RankView
 from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
@@ -229,10 +224,10 @@ def test_a_large_bubble_and_suspected_clocks_are_remarks():
     causes = Causes(
         gains=(), rebuild_error=None, origins=(), traced_share=0.0, path=(), suspected_ranks=(2, 3), bubble=bubble
     )
-    first, second = remarks_of(causes, HOSTS)
+    first, second = remarks_of(causes, HOSTS, ThresholdValues())
     assert first.startswith("pipeline bubble 30.0 % of the step (the schedule alone costs 25.0 %)")
     assert second.startswith("the clock of ranks 2-3 on n2 may be wrong")
-    assert remarks_of(None, HOSTS) == ()
+    assert remarks_of(None, HOSTS, ThresholdValues()) == ()
 
 
 def test_several_nodes_are_named_together():

@@ -13,7 +13,8 @@ from written_job import WrittenJob, ns
 from hpcpace.config import Config
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.diagnosis.analyze import Selection, analyze
+from hpcpace.diagnosis.analyze import analyze
+from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.hang.notices import Notice, ThreadStack, write

@@ -10,9 +10,11 @@ import pytest
 from experiments.score.generator import traces_of
 from experiments.score.scenario import Scenario
 from experiments.score.truth import truth_of
-from hpcpace.diagnosis.diagnose import Mode, diagnose
+from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.figures.causes import cause_figures
+from hpcpace.diagnosis.finding import Case
 from hpcpace.diagnosis.measure import Selection, measure, panels_of
+from hpcpace.diagnosis.summary import Mode
 from hpcpace.metrics.what_if import TRANSFER, Change, rebuild
 
 PIPELINES = Scenario(
@@ -23,7 +25,7 @@ PIPELINES = Scenario(
 def examined(scenario):
     measured = measure(traces_of(scenario), Selection())
     panels = panels_of(measured)
-    return measured, panels, diagnose(panels, rebuilt=rebuild(measured.close_up.graph))
+    return measured, panels, diagnose(Case(panels=panels, rebuilt=rebuild(measured.close_up.graph)))
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ from analysis import (
 from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.core.text import format_count, format_duration, milliseconds, percent, place_name
-from hpcpace.diagnosis.analyze import Selection, analyze_traces
+from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.figures.ranks import hotspot_figures
-from hpcpace.diagnosis.measure import measure, panels_of
+from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.plots.files import ExaminedRun

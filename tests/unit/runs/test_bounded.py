@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from hpcpace.core.errors import TraceError
-from hpcpace.runs.imports.bounded import call_bounded
+from hpcpace.runs.imports.input_files import call_bounded
 
 MIB = 1 << 20
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from hpcpace.core.errors import TraceError
-from hpcpace.runs.imports import chrome_events, opened
+from hpcpace.runs.imports import chrome_events, input_files
 from hpcpace.runs.imports.chrome_events import ChromeEvents
-from hpcpace.runs.imports.kineto_event import KinetoEvent
-from hpcpace.runs.imports.opened import InputFile, json_bytes
+from hpcpace.runs.imports.input_files import InputFile, json_bytes
+from hpcpace.runs.imports.kineto_profile import KinetoEvent
 
 TRICKY = [
     {"ph": "X", "name": "a }, { b", "ts": 1.5, "dur": 2},
@@ -35,7 +35,7 @@ def test_events_are_the_same_however_the_file_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, indent: int | None, is_list: bool
 ) -> None:
     monkeypatch.setattr(chrome_events, "_PIECE_BYTES", piece)
-    monkeypatch.setattr(opened, "BLOCK_BYTES", 97)
+    monkeypatch.setattr(input_files, "BLOCK_BYTES", 97)
     facts = {"schemaVersion": 1, "deviceProperties": [{"id": 0}, {"id": 1}], "distributedInfo": {"rank": 3}}
     whole = TRICKY if is_list else {**facts, "traceEvents": TRICKY, "traceName": "x", "more": [{"a": 1}, {"b": 2}]}
     path = tmp_path / "trace.json"
@@ -79,7 +79,7 @@ def test_a_file_that_is_cut_off_keeps_its_whole_events(tmp_path: Path) -> None:
 
 def test_gzip_that_is_cut_off_keeps_its_whole_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)
-    monkeypatch.setattr(opened, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(input_files, "BLOCK_BYTES", 1 << 12)
     many = [{"ph": "X", "name": f"{number * 7919 % 10007}", "ts": number, "dur": 1} for number in range(20_000)]
     packed = gzip.compress(json.dumps({"traceEvents": many}).encode())
     path = tmp_path / "trace.json.gz"
@@ -100,7 +100,7 @@ def test_gzip_that_is_cut_off_within_its_first_piece_keeps_its_whole_events(tmp_
 
 
 def test_what_grows_implausibly_out_of_gzip_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened, "_FREE_BYTES", 1 << 16)
+    monkeypatch.setattr(input_files, "_FREE_BYTES", 1 << 16)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 22)))
     with pytest.raises(TraceError, match="more than 200 times"):
@@ -120,7 +120,7 @@ def test_a_quotient_by_zero_is_no_reason_to_lose_events(
 ) -> None:
     """Profilers divide by numbers of processors that they do not know: `"blocks per SM": inf`."""
     monkeypatch.setattr(chrome_events, "_PIECE_BYTES", piece)
-    monkeypatch.setattr(opened, "BLOCK_BYTES", 97)
+    monkeypatch.setattr(input_files, "BLOCK_BYTES", 97)
     kernel = '{"ph": "X", "name": "gemm", "ts": 1, "dur": 2, "args": {"blocks per SM": VALUE, "correlation": 7}}'
     path = tmp_path / "trace.json"
     path.write_text(
@@ -141,7 +141,7 @@ def test_the_last_events_are_not_lost_without_a_word(tmp_path: Path) -> None:
 
 def test_a_text_of_brackets_is_not_searched_for_every_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)
-    monkeypatch.setattr(opened, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(input_files, "BLOCK_BYTES", 1 << 12)
     path = tmp_path / "trace.json"
     path.write_text(json.dumps([{"ph": "X", "name": "a"}, {"ph": "X", "name": "},{" * (1 << 16)}]))
     searched: list[int] = []
@@ -159,7 +159,7 @@ def test_a_text_of_brackets_is_not_searched_for_every_block(tmp_path: Path, monk
 def test_endless_text_without_events_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chrome_events, "_MAX_EVENT_BYTES", 1 << 16)
     monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)
-    monkeypatch.setattr(opened, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(input_files, "BLOCK_BYTES", 1 << 12)
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"name": "' + "x" * (1 << 18))
     with pytest.raises(TraceError, match="an event of more than 0 MiB"):
@@ -173,7 +173,7 @@ def test_events_of_another_form_are_left_out_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str, where: int, piece: int
 ) -> None:
     monkeypatch.setattr(chrome_events, "_PIECE_BYTES", piece)
-    monkeypatch.setattr(opened, "BLOCK_BYTES", 97)
+    monkeypatch.setattr(input_files, "BLOCK_BYTES", 97)
     rows = ['{"ph": "X", "name": "gemm", "ts": 1, "dur": 2}'] * 20
     rows.insert(where, odd)
     path = tmp_path / "trace.json"
@@ -187,7 +187,7 @@ def test_a_cut_is_not_believed_because_an_event_before_it_is_odd(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 64)
-    monkeypatch.setattr(opened, "BLOCK_BYTES", 97)
+    monkeypatch.setattr(input_files, "BLOCK_BYTES", 97)
     rows = ['{"ph": 7}', *['{"ph": "X", "name": "}, {", "ts": 1, "dur": 2}'] * 20]
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [' + ", ".join(rows) + "]}")

@@ -17,7 +17,7 @@ from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.report.sections.comparison import change_cells, headline, main_parts, other_work_sentences, place_sentences
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Judged, Outcome, compare
-from hpcpace.runs.conditions import Conditions, read_conditions
+from hpcpace.runs.measured import Conditions, read_conditions
 
 SLOW = (100.0, 100.0, 100.0, 108.0)
 

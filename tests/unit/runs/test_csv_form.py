@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.errors import UsageError
-from hpcpace.runs.csv_form import read_csv
+from hpcpace.runs.load import read_csv
 
 
 def _file(folder: Path, text: str) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 from known_dumps import MS, hung_job, write
 
 from hpcpace.core.text import NS_PER_S
-from hpcpace.runs.imports.dump_timeline import chrome_trace, last_of_ranks
+from hpcpace.runs.imports.dump_view import chrome_trace, last_of_ranks
 from hpcpace.runs.imports.dumps import read_dumps
 
 

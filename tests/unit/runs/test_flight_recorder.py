@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from known_dumps import BEGIN_NS, MS, dump, entry, unfinished, write
 
-from hpcpace.runs.imports import flight_recorder, plain_values
+from hpcpace.runs.imports import flight_recorder, input_files
 from hpcpace.runs.imports.flight_recorder import Dump, operation_name, read_dump
 
 
@@ -152,6 +152,6 @@ def test_a_huge_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_json_of_very_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_values, "MAX_VALUES", 50)
+    monkeypatch.setattr(input_files, "MAX_VALUES", 50)
     with pytest.raises(ValueError, match="values, more than 50"):
         read(tmp_path, dump([entry(number) for number in range(20)]), "rank_0.json")

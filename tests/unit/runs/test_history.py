@@ -23,11 +23,10 @@ from hpcpace.core.rundir import HISTORY_INDEX, json_text
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.report.sections.history import counts_sentence, event_sentence, headline
-from hpcpace.runs.conditions import Conditions
-from hpcpace.runs.history import Event, History, history
-from hpcpace.runs.history_csv import rows_of_csv
+from hpcpace.runs.history import Event, History, history, rows_of_csv
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs, sealed
 from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
+from hpcpace.runs.measured import Conditions
 
 DATA = Path(__file__).parents[2] / "data" / "history"
 DAY_NS = 86_400 * 10**9

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hpcpace.core.errors import TraceError
-from hpcpace.runs.imports import nsys_export
+from hpcpace.runs.imports import nsys
 from hpcpace.runs.imports.nsys import import_nsys
 
 KERNELS, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -127,9 +127,9 @@ def test_pages_that_lead_back_to_themselves_end(tmp_path: Path) -> None:
 
 
 def test_a_query_that_never_yields_a_row_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nsys_export, "_STEPS_PER_BYTE", 0)
-    monkeypatch.setattr(nsys_export, "_FREE_STEPS", 1)
-    monkeypatch.setattr(nsys_export, "_LOOK_EVERY", 1)
+    monkeypatch.setattr(nsys, "_STEPS_PER_BYTE", 0)
+    monkeypatch.setattr(nsys, "_FREE_STEPS", 1)
+    monkeypatch.setattr(nsys, "_LOOK_EVERY", 1)
     with pytest.raises(TraceError, match="interrupted"):
         import_nsys(export(tmp_path))
 
@@ -140,7 +140,7 @@ def test_a_virtual_table_is_not_read_however_it_is_written_down(tmp_path: Path) 
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'E V', 'E /**/ V') WHERE name = 'NVTX_EVENTS'")
         connection.commit()
-    with nsys_export.open_export(path) as found:
+    with nsys.open_export(path) as found:
         assert found.has(KERNELS, "start") and not found.has("NVTX_EVENTS", "start")
 
 

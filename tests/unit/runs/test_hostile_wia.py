@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from hpcpace.core.errors import TraceError
-from hpcpace.runs.imports import wia, wia_parquet, wia_ranks
+from hpcpace.runs.imports import wia, wia_ranks
 from hpcpace.runs.imports.imported_run import write_run
 from hpcpace.runs.imports.wia import COLUMNS
 from hpcpace.runs.imports.wia_ranks import import_wia
@@ -47,7 +47,7 @@ def _long_texts(num_rows: int) -> Any:
 
 
 def test_a_long_text_in_every_row_is_kept_once_and_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wia_parquet, "_MAX_BYTES", 128 << 20)
+    monkeypatch.setattr(wia, "_MAX_BYTES", 128 << 20)
     texts = pa.chunked_array([_long_texts(60_000), pa.array(["forward-compute"]).dictionary_encode()])
     path = _write(tmp_path / "trace.parquet", _columns(60_001, optype=texts))
     assert path.stat().st_size < 500_000
@@ -59,7 +59,7 @@ def test_a_long_text_in_every_row_is_kept_once_and_in_part(tmp_path: Path, monke
 def test_what_takes_more_memory_to_decode_than_a_trace_is_refused_with_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wia_parquet, "_MAX_BYTES", 64 << 20)
+    monkeypatch.setattr(wia, "_MAX_BYTES", 64 << 20)
     texts = pa.array(["x" * (80 << 20)])
     path = _write(tmp_path / "trace.parquet", _columns(1, optype=texts), compression="zstd", use_dictionary=False)
     with pytest.raises(TraceError, match=f"has {path.stat().st_size} bytes and takes more than 64 MiB to decode"):
@@ -167,7 +167,7 @@ def test_names_of_events_are_kept_once_and_in_part(tmp_path: Path, monkeypatch: 
     path = tmp_path / "timeline.json"
     path.write_text(json.dumps([*_timeline(), *(one for _ in range(3) for one in _timeline(name="x" * 100_000))]))
     rows = wia.read_wia(path).rows
-    assert rows.optype.str.len().max() <= wia_parquet.MAX_NAME_LETTERS
+    assert rows.optype.str.len().max() <= wia.MAX_NAME_LETTERS
     path.write_text(json.dumps([one for number in range(1_100) for one in _timeline(name=f"kind {number}")]))
     with pytest.raises(TraceError, match="more than 1024 kinds of operations"):
         import_wia(path)

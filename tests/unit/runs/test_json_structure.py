@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hpcpace.runs.imports.json_structure import JsonStructure
+from hpcpace.runs.imports.chrome_events import JsonStructure
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.errors import TraceError
-from hpcpace.runs.imports import nsys_export
+from hpcpace.runs.imports import nsys
 from hpcpace.runs.imports.nsys import import_nsys
 from hpcpace.trace.schema import Op, Phase
 
@@ -212,6 +212,6 @@ def test_a_damaged_or_hostile_export_is_refused(tmp_path: Path, damage: Callable
 
 
 def test_more_rows_than_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nsys_export, "MOST_ROWS", 50)
+    monkeypatch.setattr(nsys, "MOST_ROWS", 50)
     with pytest.raises(TraceError, match="more rows than 50: export a shorter range"):
         import_nsys(DATA / "mfu_2gpu_after.sqlite")

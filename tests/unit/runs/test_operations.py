@@ -8,9 +8,9 @@ import pytest
 from sample_runs import MS, sample_run
 
 from hpcpace.report.sections.comparison import reason_sentence
+from hpcpace.runs.changes import operation_names, operation_of
 from hpcpace.runs.compare import compare
 from hpcpace.runs.measured import MeasuredRun, Transfers
-from hpcpace.runs.operations import operation_names, operation_of
 
 
 def _run(path: str, sizes: Sequence[int], world_size: int) -> MeasuredRun:

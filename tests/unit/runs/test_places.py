@@ -11,7 +11,7 @@ from sample_runs import sample_run
 from hpcpace.report.sections.comparison import place_sentences
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.runs.places import PlaceChanges, place_changes
+from hpcpace.runs.units import PlaceChanges, place_changes
 
 PAIRS = 100
 SLOWER = 0.05

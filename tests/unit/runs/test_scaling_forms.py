@@ -11,11 +11,9 @@ from probe_sample import made_probe
 from sample_runs import MS, sample_run
 
 from hpcpace.report.sections.scaling import headline
-from hpcpace.runs.scaling.knee import Knee
-from hpcpace.runs.scaling.lasting import jitter_growth, least_work
-from hpcpace.runs.scaling.law import predict
+from hpcpace.runs.scaling.law import Knee, predict
 from hpcpace.runs.scaling.result import Scaling, scaling_of
-from hpcpace.runs.scaling.samples import PARTS, Sample
+from hpcpace.runs.scaling.samples import PARTS, Sample, jitter_growth, least_work
 from hpcpace.runs.scaling.sizes import series_of
 
 Parts = Callable[[int], Mapping[str, float]]

@@ -11,7 +11,7 @@ import pytest
 
 from hpcpace.core.errors import CannotTell
 from hpcpace.metrics.run_difference import LEAST_CV
-from hpcpace.runs.csv_form import read_csv
+from hpcpace.runs.load import read_csv
 from hpcpace.runs.scaling import result
 from hpcpace.runs.scaling.law import Predicted, predict
 from hpcpace.runs.scaling.result import scaling_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpcpace.metrics.common_clock import CommonClock
-from hpcpace.runs.timeline.network import Network
+from hpcpace.runs.timeline.run_file import Network
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.trace.tables import RankTrace, Table

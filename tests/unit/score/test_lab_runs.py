@@ -11,7 +11,7 @@ import pytest
 from experiments.score.lab_cases import CASES, NUM_RANKS, Case, truth_of_case
 from experiments.score.lab_runs import Outcome, change, judged, keep, kept, line, missing, table
 from hpcpace.config import TrainConfig
-from hpcpace.diagnosis.diagnose import Mode
+from hpcpace.diagnosis.summary import Mode
 from hpcpace.train.plan import plan_training
 
 BY_NAME = {case.name: case for case in CASES}

@@ -10,11 +10,9 @@ from known_study import PEAK_BYTES, STEP_S, write_run, write_study
 
 from hpcpace.core.errors import CannotTell
 from hpcpace.diagnosis.measure import Measured
-from hpcpace.studies.comparison import compute_spread, order_at, orders
 from hpcpace.studies.figures import SetupFigures, run_figures, study_figures
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.published import BATCH, read_published
-from hpcpace.studies.setups import PARALLELISMS, Setup, parse_layout, repeated
+from hpcpace.studies.published import BATCH, compute_spread, order_at, orders, read_published
+from hpcpace.studies.setups import PARALLELISMS, Setup, StudyFolder, parse_layout, repeated
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "nano_cluster_gpt2_small.csv"
 TOKENS_PER_S = 64 / STEP_S

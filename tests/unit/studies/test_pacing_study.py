@@ -13,8 +13,16 @@ from hpcpace.core.errors import DataError
 from hpcpace.metrics.resampling import Estimate, mean_of, share_of, throughput_of_steps, variation_of_steps
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.simulation.published import CAUSES, Scene, Target, fit, paced
-from hpcpace.studies.pacing import PacedRun, pacing_rows, ratio_less_one, read_paced_run, read_published_pacing
-from hpcpace.studies.pacing_model import Simulation, is_as_calm, strengths_needed
+from hpcpace.studies.pacing import (
+    PacedRun,
+    Simulation,
+    is_as_calm,
+    pacing_rows,
+    ratio_less_one,
+    read_paced_run,
+    read_published_pacing,
+    strengths_needed,
+)
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "pacing_table.csv"
 SMALL = Target(nodes=4, samples_per_s=1000.0, variation=0.02, paced_samples_per_s=1000.0, paced_variation=0.02)

@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.errors import DataError
-from hpcpace.studies.planned import planned
 from hpcpace.studies.published import (
     BATCH,
+    Balance,
+    bytes_per_sample,
+    link_bytes_per_step,
+    link_rate_bps,
+    predicted_step_s,
     published_balance,
     published_volume_gbyte,
     read_published,
     tokens_per_s_of_one,
 )
-from hpcpace.studies.ratio import Balance, bytes_per_sample, link_bytes_per_step, link_rate_bps, predicted_step_s
-from hpcpace.studies.setups import Setup, parse_layout
+from hpcpace.studies.setups import Setup, parse_layout, planned
 from hpcpace.train.presets import GPT2_PRESETS
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "nano_cluster_gpt2_small.csv"

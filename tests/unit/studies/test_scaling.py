@@ -10,7 +10,7 @@ import pytest
 
 from hpcpace.config import TrainConfig
 from hpcpace.core.errors import UsageError
-from hpcpace.studies.scaling import FAULTS, ScalingFolder, ScalingRun, results, scaling_runs
+from hpcpace.studies.jobs import FAULTS, ScalingFolder, ScalingRun, results, scaling_runs
 from hpcpace.train.plan import plan_training
 
 STATUS = {

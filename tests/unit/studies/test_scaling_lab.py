@@ -9,7 +9,7 @@ import pytest
 
 from experiments.studies.document import write_scaling
 from experiments.studies.scaling_lab import section
-from hpcpace.studies.scaling import ScalingFolder, ScalingRun, results
+from hpcpace.studies.jobs import ScalingFolder, ScalingRun, results
 
 
 def a_study(path: Path) -> ScalingFolder:

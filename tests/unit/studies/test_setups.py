@@ -8,8 +8,17 @@ import pytest
 
 from hpcpace.config import TrainConfig
 from hpcpace.core.errors import ConfigError, UsageError
-from hpcpace.studies.planned import planned, settings_of, shrunk
-from hpcpace.studies.setups import MODEL_SIZES, NanoCluster, Setup, model_size_setups, parse_layout, repeated
+from hpcpace.studies.setups import (
+    MODEL_SIZES,
+    NanoCluster,
+    Setup,
+    model_size_setups,
+    parse_layout,
+    planned,
+    repeated,
+    settings_of,
+    shrunk,
+)
 from hpcpace.train.presets import GPT2_PRESETS, RESNET18
 
 DATA = Setup(model="gpt2", preset="small", layout=parse_layout("2x2"), parallelism="data", batch=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.studies.statistics import Spread, counted_between, scaling_factor, spread, straight_line
+from hpcpace.studies.figures import Spread, counted_between, scaling_factor, spread, straight_line
 
 READINGS_NS = np.array([0, 1, 2, 3, 4]) * 10**9
 COUNT = np.array([100, 200, 300, 500, 700])

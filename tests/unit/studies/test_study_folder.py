@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.errors import UsageError
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.setups import NanoCluster, StudyRun, parse_layout, repeated
+from hpcpace.studies.setups import NanoCluster, StudyFolder, StudyRun, parse_layout, repeated
 
 
 @pytest.fixture

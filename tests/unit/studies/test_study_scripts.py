@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpcpace.studies.folder import StudyFolder
-from hpcpace.studies.scaling import ScalingFolder
+from hpcpace.studies.jobs import ScalingFolder
+from hpcpace.studies.setups import StudyFolder
 
 REPOSITORY = Path(__file__).parents[3]
 FAKES = REPOSITORY / "tests" / "data" / "fake_study"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hpcpace.config import TrainConfig
 from hpcpace.train.checkpoint import Checkpoints
-from hpcpace.train.checkpoint_history import History
+from hpcpace.train.checkpoint_folder import History
 from hpcpace.train.plan import plan_training
 
 DIGEST = "d"

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from hpcpace.config import TrainConfig
 from hpcpace.core.errors import DataError
 from hpcpace.train.checkpoint import find_checkpoint
-from hpcpace.train.checkpoint_history import CHECKPOINT_SCHEMA, identity_of, read_history
+from hpcpace.train.checkpoint_folder import CHECKPOINT_SCHEMA, identity_of, read_history
 from hpcpace.train.plan import plan_training
 
 

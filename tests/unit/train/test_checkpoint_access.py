@@ -17,9 +17,8 @@ import torch
 from hpcpace.core.environment import rank_info
 from hpcpace.core.errors import DataError, TrainingFailed
 from hpcpace.train import checkpoint_folder
-from hpcpace.train.checkpoint import find_checkpoint
-from hpcpace.train.checkpoint_history import read_history
-from hpcpace.train.resume import StartPoint, agree_on_start
+from hpcpace.train.checkpoint import StartPoint, agree_on_start, find_checkpoint
+from hpcpace.train.checkpoint_folder import read_history
 
 NOBODY = 65534
 SHARD = "shard-00001-model-00001-of-00001.safetensors"

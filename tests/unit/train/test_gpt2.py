@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpcpace.train.gpt2 import GPT2, NextTokenLoss, build_gpt2  # noqa: E402
+from hpcpace.train.models import GPT2, NextTokenLoss, build_gpt2  # noqa: E402
 from hpcpace.train.presets import GPT2_PRESETS  # noqa: E402
 
 TINY = GPT2_PRESETS["tiny"]

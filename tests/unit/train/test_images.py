@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcpace.core.errors import DataError
-from hpcpace.train.images import Images, open_images
+from hpcpace.train.data import Images, open_images
 
 
 def _record(label: int, red: int, green: int, blue: int) -> bytes:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.errors import ConfigError, WorldError
-from hpcpace.train import launch
+from hpcpace.train import plan
 
 
 def test_ranks_run_this_python_with_the_same_arguments(monkeypatch, tmp_path):
     (tmp_path / "mpiexec").touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert launch.mpiexec_command(4, ["train", "gpt2", "--ranks", "4"]) == [
+    assert plan.mpiexec_command(4, ["train", "gpt2", "--ranks", "4"]) == [
         *(str(tmp_path / "mpiexec"), "-launcher", "fork", "-hosts", "localhost", "-n", "4"),
         *(str(tmp_path / "python"), "-P", "-m", "hpcpace", "train", "gpt2", "--ranks", "4"),
     ]
@@ -24,12 +24,12 @@ def test_without_mpiexec_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(Path, "exists", lambda _: False)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(WorldError, match="pip install mpich"):
-        launch.mpiexec_command(4, [])
+        plan.mpiexec_command(4, [])
 
 
 def test_ranks_without_mpi_run_under_torchrun(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/venv/bin/python")
-    assert launch.torchrun_command(2, ["train", "gpt2"]) == [
+    assert plan.torchrun_command(2, ["train", "gpt2"]) == [
         *("/venv/bin/python", "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *("--no-python", "/venv/bin/python", "-P", "-m", "hpcpace", "train", "gpt2"),
     ]
@@ -38,7 +38,7 @@ def test_ranks_without_mpi_run_under_torchrun(monkeypatch):
 @pytest.mark.parametrize(("coordination", "lacks"), [("torch", True), ("mpi", False), ("auto", True)])
 def test_mpi_is_lacking_by_the_setting_or_without_mpi4py(monkeypatch, coordination, lacks):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    assert launch.lacks_mpi(coordination) is lacks
+    assert plan.lacks_mpi(coordination) is lacks
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_mpi_is_lacking_by_the_setting_or_without_mpi4py(monkeypatch, coordinati
 def test_ranks_of_a_host_share_its_cores(monkeypatch, num_cores, num_allowed, local_size, num_threads):
     monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_allowed)))
-    assert launch.threads_of_rank(local_size) == num_threads
+    assert plan.threads_of_rank(local_size) == num_threads
 
 
 def test_a_compiler_is_looked_for_where_it_is_named(tmp_path):
     (tmp_path / "my-c++").touch(mode=0o755)
-    launch.check_compiler({"CXX": "my-c++", "PATH": str(tmp_path)})
+    plan.check_compiler({"CXX": "my-c++", "PATH": str(tmp_path)})
 
 
 def test_compilation_without_a_compiler_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no g\+\+: install one"):
-        launch.check_compiler({"PATH": str(tmp_path)})
+        plan.check_compiler({"PATH": str(tmp_path)})

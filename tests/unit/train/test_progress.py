@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.train.progress import Bar, Lines, Silence, progress_view
+from hpcpace.train.result import Bar, Lines, Silence, progress_view
 
 
 def test_a_log_gets_a_line_when_losses_have_become_known(capsys):
@@ -30,7 +30,7 @@ def test_the_style_chooses_the_view(style, kind):
 
 def test_a_resumed_run_counts_its_own_steps_for_the_time_left(capsys, monkeypatch):
     clock = iter([0.0, 10.0])
-    monkeypatch.setattr("hpcpace.train.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("hpcpace.train.result.time.monotonic", lambda: next(clock))
     with progress_view("lines", num_steps=20, first_step=10, unit="images") as view:
         view.show(10, losses=[1.0] * 10, samples_per_s=5.0)
         view.show(15, losses=[1.0] * 15, samples_per_s=5.0)

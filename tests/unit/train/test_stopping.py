@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpcpace.train.stopping import EarlySignal, StopVote  # noqa: E402
+from hpcpace.train.loop import EarlySignal, StopVote  # noqa: E402
 
 
 class Done:

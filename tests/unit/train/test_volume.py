@@ -8,7 +8,7 @@ import pytest
 
 from hpcpace.config import TrainConfig
 from hpcpace.core.errors import ConfigError
-from hpcpace.train.gloo_messages import LinkVolume, PacketOverhead, link_volumes, messages, payload_matrix, wire_matrix
+from hpcpace.train.operations import LinkVolume, PacketOverhead, link_volumes, messages, payload_matrix, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.presets import Mesh
 from hpcpace.train.volume import (
@@ -83,7 +83,7 @@ def test_all_ranks_together_hold_the_model(mesh: Mesh, preset: str) -> None:
 @pytest.mark.parametrize(("stage", "num_stages"), [(0, 1), (0, 3), (1, 3), (2, 3)])
 def test_parameters_are_those_of_the_model(stage: int, num_stages: int) -> None:
     torch = pytest.importorskip("torch")
-    from hpcpace.train.gpt2 import GPT2
+    from hpcpace.train.models import GPT2
 
     plan = planned(f"pp={num_stages}", num_stages)
     with torch.device("meta"):

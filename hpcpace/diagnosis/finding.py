@@ -1,0 +1,420 @@
+"""The vocabulary of all rules: the panels they judge, the case they share, and the findings they make.
+
+Each topic of `hpcpace.diagnosis.topics` has a rule that takes a `Case` and returns findings. The evidence of a finding
+is a dataclass with the figures behind it, which also says the finding in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.core.hostlist import exclusion, node_name
+from hpcpace.core.text import alias_name, listed, named_ranks, percent, printable
+from hpcpace.core.thresholds import ThresholdValues
+from hpcpace.diagnosis.summary import Culprit, RunEnd
+from hpcpace.hang.views import FoundHang
+from hpcpace.metrics.arrivals import LateArrival
+from hpcpace.metrics.flow_figures import FlowFindings
+from hpcpace.metrics.host_waits import CoreUse
+from hpcpace.metrics.links import LinkFindings, Locality
+from hpcpace.metrics.lost_operations import OpenOperation
+from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
+from hpcpace.metrics.plausibility import Alternation
+from hpcpace.metrics.resampling import block_means, half_width
+from hpcpace.metrics.roles import DataVariation, StageComparison
+from hpcpace.metrics.stragglers import StragglerSearch
+from hpcpace.metrics.what_if import Rebuilt
+
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
+
+MAX_NAMED = 4  # display: culprits that a sentence names before it counts the others
+_PER_P_VALUE, _MAX_CONFIDENCE = 10, 0.99  # statistics: as the score calibrates confidence
+MAX_RANKS = 8  # display: ranks that a sentence names before it counts the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdlePhase:
+    """How long devices waited for their hosts in a phase, `other` outside of all; nanoseconds, mean per rank and step.
+
+    Attributes:
+        bounded_ns: part of it that is only an upper bound.
+    """
+
+    phase: str
+    idle_ns: float
+    bounded_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """What is judged: one row a rank, one column a step.
+
+    Attributes:
+        rank: numbers of the ranks, int64, (num_ranks,), ascending.
+        host: name of each rank's host.
+        node: index of each rank's host, int64, (num_ranks,).
+        role: which ranks do the same work, int64, (num_ranks,).
+        stage: pipeline stage of each rank, -1 where there is none, int64, (num_ranks,).
+        times_ns: step times, float64, (num_steps,).
+        since_ns: when each step ended after the first one, float64, (num_steps,).
+        work_ns: own work, without blocked communication, float64, (num_ranks, num_steps).
+        reach_ns: time of the step outside of synchronising collectives, float64, (num_ranks, num_steps): own work and
+            messages, which carry delays of one stage of a pipeline to the others.
+        data_ns, gc_ns, wait_ns, transfer_ns: waiting for data, garbage collection, exposed wait and exposed transfer,
+            float64, (num_ranks, num_steps).
+        host_ns: time in which the device waited for its host, likewise.
+        unmatched_ns: time blocked in operations that match no other rank's, of which nobody knows whether it is wait
+            or transfer, likewise.
+        is_role_known: whether roles are known; else no two ranks are compared.
+        transient_share: what the rebuilt steps of a pipeline lose to changing work, as a share of the step time; None
+            where they are not rebuilt.
+        data_variation: how the work of microbatches varies; None where that is not known, as without a pipeline.
+        parts_ns: the parts of each step, float64, (num_ranks, num_steps, num_parts); None where they are not known.
+        host_timed: ranks with a device whose phases are times of the host, or all ranks where phases were not recorded.
+            They do not show what takes time there, so work, waits and exposed transfers of the run are not known.
+        is_unphased: whether phases were not recorded.
+        cores: what the ranks had of their cores; None where that is not known.
+        lab_cores: the same in a lab, whose hosts share the cores of one machine: no finding, but it explains bursts.
+        arrivals: who is late at collectives on devices, the latest first; where own work is not known.
+        idle: how long devices waited for their hosts, by phase, longest first.
+        alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
+        flows: what the job's own connections show of links; None where they were not recorded.
+    """
+
+    rank: Int64s
+    host: tuple[str, ...]
+    node: Int64s
+    role: Int64s
+    stage: Int64s
+    times_ns: Floats
+    since_ns: Floats
+    work_ns: Floats
+    reach_ns: Floats
+    data_ns: Floats
+    gc_ns: Floats
+    wait_ns: Floats
+    transfer_ns: Floats
+    host_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
+    unmatched_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
+    is_role_known: bool = True
+    transient_share: float | None = None
+    data_variation: DataVariation | None = None
+    parts_ns: Floats | None = None
+    host_timed: tuple[int, ...] = ()
+    is_unphased: bool = False
+    cores: CoreUse | None = None
+    lab_cores: CoreUse | None = None
+    arrivals: tuple[LateArrival, ...] = ()
+    idle: tuple[IdlePhase, ...] = ()
+    alternation: Alternation | None = None
+    flows: FlowFindings | None = None
+
+    @property
+    def mean_time_ns(self) -> float:
+        """Mean step time, at least 1 ns."""
+        return max(float(self.times_ns.mean()), 1.0) if len(self.times_ns) else 1.0
+
+    @property
+    def mean_length_ns(self) -> float:
+        """Mean length of the ranks' own steps, which shares of the step are relative to, at least 1 ns."""
+        return self.mean_time_ns if self.parts_ns is None else max(float(self.parts_ns.sum(axis=2).mean()), 1.0)
+
+    @property
+    def transfer_share(self) -> float:
+        """All exposed transfer as a share of the step, blocked senders included."""
+        if self.parts_ns is None:
+            return float(self.transfer_ns.mean()) / self.mean_length_ns
+        return share_of(self.parts_ns, EXPOSED_TRANSFER)
+
+    def qualified(self, found: StageComparison | None) -> StageComparison | None:
+        """Return a comparison of stages as it is to be read with the phases of these traces; None without phases."""
+        if found is None or self.parts_ns is None:
+            return None
+        has_forward = bool(self.parts_ns[:, :, Part.FORWARD].any())
+        return replace(found, has_forward=has_forward)
+
+
+@dataclass(kw_only=True)
+class Case:
+    """A run before its rules: the facts, and what earlier topics leave for later ones.
+
+    Attributes:
+        panels: the steps that are judged.
+        hang: what held the job up; None where nothing did.
+        opened: operations that some members entered and that never completed, or that failed.
+        links: what comparing the transfers of groups found; None where they were not compared.
+        crossing: groups that cross switches against those inside; None unless there are both.
+        is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
+        rebuilt: steps of the panels, which show what stragglers and slow stages cost; None if they were not rebuilt.
+        absent: ranks with which those of the panels communicate, and of which nothing is known.
+        end: what ended the run before its time; None where nothing did.
+        settings: the thresholds of [diagnosis].
+        thresholds: all others.
+        findings: what topics have found so far.
+        search: who is late again and again; None until stragglers were searched for.
+        work_ns: own work, after that with the stragglers' put back, float64, (num_ranks, num_steps).
+        rest: the panels, after that without the phases that make stragglers late.
+    """
+
+    panels: Panels
+    hang: FoundHang | None = None
+    opened: Sequence[OpenOperation] = ()
+    links: LinkFindings | None = None
+    crossing: Locality | None = None
+    is_clock_wrong: bool = False
+    rebuilt: Rebuilt | None = None
+    absent: Sequence[int] = ()
+    end: RunEnd | None = None
+    settings: DiagnosisConfig = field(default_factory=DiagnosisConfig)
+    thresholds: ThresholdValues = field(default_factory=ThresholdValues)
+    findings: list[DiagnosisFinding] = field(default_factory=list)
+    search: StragglerSearch | None = None
+    work_ns: Floats = field(init=False)
+    rest: Panels = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work_ns, self.rest = self.panels.work_ns, self.panels
+
+    @property
+    def steps(self) -> Rebuilt | None:
+        """The rebuilt steps where they show what a change gains; else None.
+
+        Messages of absent ranks would be missing from them, and most steps have to be alike.
+        """
+        if self.rebuilt is None or self.absent:
+            return None
+        return self.rebuilt if self.rebuilt.graph.num_left_out <= len(self.rebuilt.graph.step) else None
+
+
+class CoreWaiting(Protocol):
+    """The waiting of ranks for cores, against which a finding is held: it may be nothing else."""
+
+    mean_share: float
+    uneven_share: float
+
+    def is_all_of(self, effect: float, slow: Booleans) -> bool:
+        """Return whether an excess of own work, of the ranks of a mask, may be waiting for cores."""
+
+
+class Evidence:
+    """Base of the evidence of all topics: frozen dataclasses of figures.
+
+    Their numeric fields are the `numbers` of a finding in summary.json, under the same names (docs/summary.md).
+
+    Attributes:
+        mode: the mode that it speaks for: the words with which the verdict names it.
+        variety: how it recurs or which variety it is, such as fixed, transient, periodic; may be empty.
+        precedence: findings with a smaller one come first, whatever they cost.
+        needs_no_others: whether it rests on what ranks measured of themselves, or on an operation that never ended. Who
+            waits for whom, and how long a transfer takes, is not known while members of a group are missing; nor is
+            what an event or jitter costs, because the steps may be as long without it.
+        has_own_cause: whether it keeps a finding of its own, and is not merged with others of its mode.
+        wins_ties: whether it comes before a finding that costs as much, because it may be its cause.
+        makes_steps_differ: whether it explains why steps differ, so that its loss is not counted as jitter again.
+    """
+
+    mode: ClassVar[str]
+    variety: ClassVar[str] = ""
+    precedence: ClassVar[int] = 2
+    needs_no_others: ClassVar[bool] = False
+    has_own_cause: ClassVar[bool] = False
+    wins_ties: ClassVar[bool] = False
+    makes_steps_differ: ClassVar[bool] = False
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        raise NotImplementedError
+
+    def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
+        """Return whether the finding may be nothing but ranks that wait for cores."""
+        return False
+
+    def numbers(self) -> dict[str, float]:
+        """Return the figures by name, without those that it does not have."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+        return {
+            name: float(value)
+            for name, value in values.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnosisFinding:
+    """One mode, with what speaks for it.
+
+    Attributes:
+        evidence: the figures behind it.
+        loss_share: share of the step time that it costs.
+        confidence: probability that the mode is right, as calibrated by `make score`.
+        culprits: who or what is at fault; empty if nobody can be named.
+        counted_part: part of its loss that counts when findings are ranked; less than 1 for an upper bound.
+    """
+
+    evidence: Evidence
+    loss_share: float
+    confidence: float
+    culprits: tuple[Culprit, ...] = ()
+    counted_part: float = 1.0
+
+    @property
+    def mode(self) -> str:
+        """The mode that the evidence speaks for."""
+        return self.evidence.mode
+
+    @property
+    def variety(self) -> str:
+        """How it recurs or which variety it is, such as fixed, transient, periodic, rotating; may be empty."""
+        return self.evidence.variety
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingWords:
+    """A finding in words: one line, the figures behind it, what to do, and further figures, one sentence each."""
+
+    headline: str
+    why: str
+    next: str
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A finding with all that its sentences need besides its figures.
+
+    Attributes:
+        finding: the finding.
+        hosts: host names by rank.
+        is_upper_bound: whether its loss is an upper bound.
+    """
+
+    finding: DiagnosisFinding
+    hosts: Mapping[int, str]
+    is_upper_bound: bool = False
+
+    @property
+    def lost(self) -> str:
+        """The loss, such as `3.0 % of the step time`."""
+        return f"{'at most ' if self.is_upper_bound else ''}{percent(self.finding.loss_share)} of the step time"
+
+    @property
+    def who(self) -> str:
+        """The names of the culprits."""
+        culprits = self.finding.culprits
+        are_nodes = culprits[1:] and all(each.kind == "node" and len(each.aliases) < 2 for each in culprits)
+        names = [printable(each.id) if are_nodes else culprit_name(each, self.hosts) for each in culprits]
+        return ("nodes " if are_nodes else "") + shortened(names)
+
+    @property
+    def interval(self) -> str:
+        """The interval of the first culprit's effect."""
+        return interval_words(self.finding.culprits[0])
+
+    @property
+    def exclusion(self) -> str:
+        """The line that keeps the culprits' nodes out of the next job; empty where that is all of them."""
+        culprits, hosts = self.finding.culprits, self.hosts
+        nodes = {culprit.id for culprit in culprits if culprit.kind == "node"}
+        nodes |= {hosts.get(int(culprit.id), "") for culprit in culprits if culprit.kind == "rank"} - {""}
+        return exclusion({node_name(host) for host in nodes}, [node_name(host) for host in hosts.values()])
+
+
+def interval_words(culprit: Culprit) -> str:
+    """Return the 95 % interval of a culprit's effect, like `(95 %: 2.0 % to 3.0 %)`."""
+    low, high = culprit.interval
+    return f"(95 %: {percent(low)} to {percent(high)})"
+
+
+def longer_words(culprit: Culprit) -> str:
+    """Return how much longer transfers through a culprit take, with the interval."""
+    low, high = culprit.interval
+    if culprit.effect < 1:
+        return f"{percent(culprit.effect)} longer than others {interval_words(culprit)}"
+    return f"{1 + culprit.effect:.1f} times as long as others (95 %: {1 + low:.1f} to {1 + high:.1f})"
+
+
+def culprit_name(culprit: Culprit, hosts: Mapping[int, str]) -> str:
+    """Return the name of a culprit, with everything that the data cannot separate from it."""
+    own = f"{culprit.kind} {culprit.id}"
+    name = _alias_name(own, hosts)
+    others = [_alias_name(alias, hosts) for alias in culprit.aliases if alias != own]
+    if culprit.kind == "rank" and any(other.startswith("node ") for other in others):
+        others = [other for other in others if not other.startswith("node ")]  # the rank is named with its host
+        name += " (its only rank)"
+    if culprit.kind == "link" and others:
+        names = [name, *others]
+        if all(each.startswith("link ") for each in names):
+            return "one of the links " + shortened([each.removeprefix("link ") for each in names])
+        return "one of " + shortened(names)
+    return name + (f" (or {listed(others[:MAX_NAMED])}: not distinguishable here)" if others else "")
+
+
+def _alias_name(alias: str, hosts: Mapping[int, str]) -> str:
+    kind, _, name = alias.partition(" ")
+    if kind == "rank":
+        host = hosts.get(int(name), "") if name.isdigit() else ""
+        return f"rank {name}" + (f" on {printable(host)}" if host else "")
+    return alias_name(alias)
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names and how many more there are."""
+    more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
+    return listed([*names[:MAX_NAMED], *more])
+
+
+def first_ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
+    """Return the first ranks with their hosts, and how many more there are."""
+    more = f" and {len(ranks) - MAX_RANKS} more" if ranks[MAX_RANKS:] else ""
+    return named_ranks(ranks[:MAX_RANKS], hosts) + more
+
+
+def host_by_rank(panels: Panels) -> dict[int, str]:
+    """Return the host of each rank."""
+    return dict(zip(panels.rank.tolist(), panels.host, strict=True))
+
+
+def rank_culprit(rank: int, effect: float, interval: tuple[float, float], panels: Panels) -> Culprit:
+    """Return a rank as culprit, with its node as alias where it is alone on it."""
+    aliases = [f"rank {rank}"]
+    at = np.flatnonzero(panels.rank == rank)
+    if len(at) and (panels.node == panels.node[at[0]]).sum() == 1:
+        aliases.append(f"node {panels.host[at[0]]}")
+    return Culprit(kind="rank", id=str(rank), aliases=tuple(aliases), effect=effect, interval=interval)
+
+
+def slowest_ns(work_ns: Floats, role: Int64s) -> float:
+    """Return the mean over steps of the slowest rank's work, of the role where that is largest, nanoseconds."""
+    return max(float(work_ns[role == value].max(axis=0).mean()) for value in np.unique(role))
+
+
+def block_error(share: Floats, level: float) -> tuple[Floats, Floats, float]:
+    """Return means over steps, their standard errors from blocks of steps, and the quantile of Student's t.
+
+    Neighbouring steps share their noise, so errors come from blocks of them.
+    """
+    blocks = block_means(share)
+    error = blocks.std(axis=1, ddof=1) / np.sqrt(blocks.shape[1])
+    return share.mean(axis=1), error, float(stdtrit(blocks.shape[1] - 1, 1 - level))
+
+
+def mean_share_interval(panels: Panels, part_ns: Floats) -> tuple[float, float]:
+    """Return the 95 % interval of a part's share of the mean step time; `part_ns` is (num_ranks, num_steps)."""
+    share = (part_ns.mean(axis=0) / panels.mean_time_ns)[None, :]
+    mean, error, _ = block_error(share, 0.5)
+    half = half_width(float(error[0]), block_means(share).shape[1])
+    return float(mean[0]) - half, float(mean[0]) + half
+
+
+def confidence_of(p_value: float) -> float:
+    """Return the probability that a finding with this p-value is right, by docs/results/diagnosis-score.md."""
+    return float(min(max(1.0 - _PER_P_VALUE * p_value, 0.5), _MAX_CONFIDENCE))

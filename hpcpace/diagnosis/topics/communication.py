@@ -1,0 +1,207 @@
+"""Communication: bursts of slow transfers, or simply much of it, also next to the rates of a probe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from hpcpace.core.text import listed, percent
+from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.diagnosis.finding import Case, CoreWaiting, DiagnosisFinding, Evidence, FindingWords, Panels, Said
+from hpcpace.diagnosis.network_summary import ProbedFigures
+from hpcpace.diagnosis.summary import Mode, Verdict
+from hpcpace.diagnosis.topics.links import FlowEvidence, explains_transfers
+from hpcpace.metrics.flow_figures import LinkCause
+
+_LOWER_QUARTILE = 0.25  # statistics: transfers without bursts
+_MIN_SHOWN_SHARE = 0.0005  # display: less is 0.0 %
+_TINY = 1e-9  # numerics: no division by zero
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommunicationThresholds(Thresholds, topic="communication"):
+    """When transfers vary, and how much they count."""
+
+    burst_factor: float = number(
+        1.5, "times", "Transfers of a step over their lower quartile from which they are a burst: jitter stays below."
+    )
+    least_bursts: int = number(3, "events", "Bursts that make contention: one or two may be anything.")
+    full_line_share: float = number(
+        0.9, "share", "Share of the line rate from which a link is full, not broken: protocols take the rest."
+    )
+    steady_part: float = number(
+        0.5,
+        "share",
+        "Part of steady transfer that counts when findings are ranked: it costs between nothing and its time, because "
+        "no job is without it, and a slow rank that certainly costs as much comes first.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BurstEvidence(Evidence):
+    """Bursts of slow transfers.
+
+    Attributes:
+        share: loss as a share of the step time.
+        bursts: share of the steps that have one.
+        limits: the thresholds of a burst.
+    """
+
+    mode: ClassVar[str] = Mode.CONTENTION
+    variety: ClassVar[str] = "bursts"
+    share: float
+    bursts: float
+    limits: CommunicationThresholds = CommunicationThresholds()
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        factor = f"{self.limits.burst_factor:g}"
+        return FindingWords(
+            headline=f"fabric contention: bursts of slow transfers cost {said.lost}",
+            why=f"in {percent(self.bursts)} of the steps, transfers take over {factor} times their lower quartile",
+            next="place the job on fewer switches (#SBATCH --switches=1), or find the other jobs on its links",
+        )
+
+    def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
+        """Return whether ranks lose as much because each step waits for whoever waits longest for a core."""
+        return finding.loss_share <= waiting.uneven_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferEvidence(Evidence):
+    """Much communication without a slow link or bursts.
+
+    Attributes:
+        share: steady transfer, that is, exposed transfer without bursts and blocked senders, as a share of the step.
+        of_work: steady transfer as a share of own work and steady transfer.
+        are_links_compared: whether the groups or the connections of the job can single out a slow link.
+        transfer: all exposed transfer as a share of the step; the rest beyond `share` and `bursts` is blocked senders.
+        bursts: time of bursts as a share of the step.
+        least: the threshold of `of_work`.
+        line_share: the largest part of its interface's line rate that a connection reached while it was busy; None
+            where that is not known.
+        is_line_full: whether that is about all of it.
+    """
+
+    mode: ClassVar[str] = Mode.COMMUNICATION
+    share: float
+    of_work: float
+    are_links_compared: bool
+    transfer: float = 0.0
+    bursts: float = 0.0
+    least: float = 0.0
+    line_share: float | None = None
+    is_line_full: bool = False
+
+    @property
+    def variety(self) -> str:  # type: ignore[override]
+        """Whether links were compared."""
+        return "even" if self.are_links_compared else "links not told"
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        one_slow = (
+            "no link or burst explains it"
+            if self.are_links_compared
+            else ("the job's groups cannot single out a slow link")
+        )
+        parts = self._parts()
+        if self.is_line_full and self.line_share is not None:
+            rate = percent(self.line_share)
+            parts += f"; connections reach {rate} of the line rate while busy: links are full, not broken"
+        kind = "steady" if parts else "exposed"
+        whole = f", of {percent(self.transfer)} transfer in all" if parts else ""
+        least = f" (threshold {percent(self.least)})" if self.least else ""
+        return FindingWords(
+            headline=f"communication-bound: {kind} transfers take {said.lost}{whole}; {one_slow}",
+            why=f"of own work and {kind} transfer, {percent(self.of_work)} is transfer{least}{parts}",
+            next="use larger batches per rank, fewer or smaller messages, more overlap, or faster links",
+        )
+
+    def _parts(self) -> str:
+        """Return the parts of all exposed transfer; empty where all of it is steady."""
+        held = self.transfer - self.share - self.bursts
+        shares = ((self.share, "steady"), (self.bursts, "bursts"), (held, "senders held by their receivers"))
+        parts = [f"{percent(share)} {name}" for share, name in shares if share >= _MIN_SHOWN_SHARE]
+        return f"; transfer is {percent(self.transfer)} of the step: {listed(parts)}" if parts[1:] else ""
+
+    def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
+        """Return whether too little transfer is left without the waiting for cores.
+
+        The kernel's and gloo's threads wait as well: in the worst case, all waiting is in transfers.
+        """
+        left = self.share - waiting.mean_share
+        work = self.share / self.of_work - self.share
+        return left / max(left + work, _TINY) < self.least
+
+
+def find(case: Case) -> list[DiagnosisFinding]:
+    """Return bursts of slow transfers, and whether the job is bound by communication, unless links explain transfers.
+
+    Contention is what transfers beyond one and a half of their lower quartile take. Without bursts and slow links, a
+    large share of transfer is the work that there is.
+    """
+    panels, settings, limits = case.panels, case.settings, case.thresholds.of(CommunicationThresholds)
+    if case.is_clock_wrong or explains_transfers(case):
+        return []
+    transfer = panels.transfer_ns.mean(axis=0)
+    usual = float(np.quantile(transfer, _LOWER_QUARTILE))
+    burst_ns = np.where(transfer > limits.burst_factor * usual, transfer - usual, 0.0)
+    burst_share, num_bursts = float(burst_ns.mean()) / panels.mean_length_ns, int((burst_ns > 0).sum())
+    found: list[DiagnosisFinding] = []
+    are_many = burst_share >= settings.contention_share and num_bursts >= limits.least_bursts
+    # One node has no fabric: what varies there is its own load.
+    if are_many and len(np.unique(panels.node)) > 1 and not _is_flapping(case):
+        bursts = BurstEvidence(share=burst_share, bursts=num_bursts / len(transfer), limits=limits)
+        found.append(DiagnosisFinding(evidence=bursts, loss_share=burst_share, confidence=0.95))
+    moved = float(transfer.mean()) - float(burst_ns.mean())
+    of_work = moved / max(moved + float(panels.work_ns.mean()), 1.0)
+    if of_work >= settings.communication_share:
+        share = float(transfer.mean()) / panels.mean_length_ns - burst_share
+        flows, links = panels.flows, case.links
+        line_share = flows.line_share if flows is not None else None
+        are_compared = (links is not None and links.is_identifiable) or (flows is not None and flows.is_compared)
+        transfers = TransferEvidence(
+            share=share,
+            of_work=of_work,
+            are_links_compared=are_compared,
+            line_share=line_share,
+            is_line_full=line_share is not None and line_share >= limits.full_line_share,
+            transfer=panels.transfer_share,
+            bursts=burst_share,
+            least=settings.communication_share,
+        )
+        found.append(
+            DiagnosisFinding(evidence=transfers, loss_share=share, confidence=0.95, counted_part=limits.steady_part)
+        )
+    return found
+
+
+def _is_flapping(case: Case) -> bool:
+    causes = [found.evidence.cause for found in case.findings if isinstance(found.evidence, FlowEvidence)]
+    return LinkCause.FLAPPING in causes
+
+
+def with_probe(verdict: Verdict, probed: ProbedFigures | None, least: float) -> Verdict:
+    """Return a verdict with its transfers compared with those of a probe.
+
+    Where the job is communication-bound, its sentences are split by it; elsewhere it is a remark, where transfers reach
+    less than the probe.
+
+    Args:
+        verdict: what was found.
+        probed: the transfers next to a probe; None without one.
+        least: share of the probed rate that counts as the link's own.
+    """
+    if probed is None or probed.achieved is None:
+        return verdict
+    is_own = probed.achieved >= least
+    rate = "the link's own rate" if is_own else "less than the link gives"
+    sentence = f"transfers achieve {percent(probed.achieved)} of the probed rate: {rate} (threshold {percent(least)})"
+    if verdict.mode == Mode.COMMUNICATION:
+        advice = "look for other traffic on the links, then probe again: hosts that are slower now have changed"
+        steps = verdict.next if is_own else (advice, *verdict.next)
+        return replace(verdict, why=(*verdict.why, sentence), next=steps)
+    return verdict if is_own else replace(verdict, also=(*verdict.also, sentence))

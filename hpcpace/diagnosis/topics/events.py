@@ -1,0 +1,422 @@
+"""Events of the runtime: long steps that come back, garbage collection, and evaluations or checkpoints of some ranks.
+
+An event is a step that takes much longer; events count if they come back at equal distances or on the same node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import bdtrc
+
+from hpcpace.core.text import format_duration, percent, plural
+from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.diagnosis.finding import (
+    Booleans,
+    Case,
+    CoreWaiting,
+    DiagnosisFinding,
+    Evidence,
+    FindingWords,
+    Floats,
+    Panels,
+    Said,
+    confidence_of,
+    first_ranks,
+    mean_share_interval,
+    rank_culprit,
+)
+from hpcpace.diagnosis.summary import Culprit, Mode
+from hpcpace.diagnosis.topics.stages import (
+    StagedEvidence,
+    advice_of_events,
+    periodic_headline,
+    stage_sentences,
+    subject_of_events,
+)
+from hpcpace.metrics.phases import Part
+from hpcpace.metrics.recurrence import LEAST_EVENTS, Period, find_period, run_begins, steps_between
+from hpcpace.metrics.roles import Stage, StageComparison, compare_events
+
+_Z_95 = 1.96  # statistics: half of a 95 % interval in standard errors
+_NORMAL_MAD = 1.4826  # statistics: standard deviation of a normal distribution over its median absolute deviation
+_LEAST_P = 1e-300  # numerics: the logarithm of less is not finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventThresholds(Thresholds, topic="events"):
+    """Which steps are events, and when they come back."""
+
+    least_spreads: float = number(
+        5.0,
+        "standard errors",
+        "Robust standard deviations above its median from which a step is an event: jitter stays below.",
+    )
+    least_excess: float = number(
+        0.03,
+        "times",
+        "Excess over the usual work from which a step is an event: shorter ones cost nothing even if steady.",
+    )
+    least_hit_share: float = number(
+        0.6, "share", "Share of the expected events that a node must have to count as struck by a period."
+    )
+    named_nodes_share: float = number(
+        0.25, "share", "Share of the nodes up to which the struck ones are named; more are nobody's in particular."
+    )
+    least_ratio: float = number(
+        2.0, "times", "Events of a node over those of the next one: where all are struck by chance, one has the most."
+    )
+    regular_level: float = number(
+        0.05, "probability", "Level at which events of one node count as periodic: only the words depend on it."
+    )
+    sure_level: float = number(
+        1e-3, "probability", "Level at which a struck node is believed: who is struck says more than that somebody is."
+    )
+    alternation_share: float = number(
+        0.1, "share", "Part of a cycle by which events may miss a multiple of the alternation of steps and still be it."
+    )
+    least_part_of_longest: float = number(
+        0.25, "share", "Part of the longest time in checkpoints or evaluations from which a rank counts as making them."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventEvidence(StagedEvidence):
+    """Single long steps that recur.
+
+    Attributes:
+        events: number of steps.
+        share: loss as a share of the step time.
+        period_ns: distance of the events; None if they strike one node at irregular distances.
+        period_steps: the same in steps, where they come at equal numbers of steps; else None.
+    """
+
+    mode: ClassVar[str] = Mode.RUNTIME
+    makes_steps_differ: ClassVar[bool] = True
+    events: int
+    share: float
+    period_ns: float | None = None
+    period_steps: int | None = None
+
+    @property
+    def variety(self) -> str:  # type: ignore[override]
+        """Whether the events have a period."""
+        return "recurring" if self.period_ns is None else "periodic"
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        who = said.who
+        if self.period_ns is None:
+            headline = f"runtime and control plane: {subject_of_events(self)} that recurs on {who} costs {said.lost}"
+            reason = "more often on one node than chance allows"
+        else:
+            headline, reason = periodic_headline(self, said), "at more regular intervals than chance allows"
+            who = who or "the latest rank"
+        return FindingWords(
+            headline=headline,
+            why=f"{self.events} steps stand out, {reason}",
+            next=advice_of_events(self),
+            more=stage_sentences(self.stages, [who]),
+        )
+
+    def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
+        """Return whether ranks lose as much because each step waits for whoever waits longest for a core."""
+        return finding.loss_share <= waiting.uneven_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionEvidence(Evidence):
+    """Garbage collection; `share` is that of the rank that collects longest in each step, of the step time."""
+
+    mode: ClassVar[str] = Mode.RUNTIME
+    variety: ClassVar[str] = "garbage collection"
+    needs_no_others: ClassVar[bool] = True
+    has_own_cause: ClassVar[bool] = True
+    makes_steps_differ: ClassVar[bool] = True
+    share: float
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        return FindingWords(
+            headline=f"runtime and control plane: garbage collection costs {said.lost}",
+            why=f"the phase takes {percent(self.share)} of the step {said.interval}",
+            next="call gc.freeze() after start-up, and collect at the same step on all ranks or not in the loop",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterruptionEvidence(Evidence):
+    """Checkpoints or evaluations of some ranks, for which the others wait.
+
+    Attributes:
+        phase: `checkpoint` or `eval`.
+        ranks: the ranks that make them.
+        events: steps with one.
+        mean_ns: mean of the longest of these ranks in such a step.
+        share: loss as a share of the step time.
+        period_steps: after how many steps they come back; None where that varies.
+    """
+
+    mode: ClassVar[str] = Mode.RUNTIME
+    needs_no_others: ClassVar[bool] = True
+    has_own_cause: ClassVar[bool] = True
+    makes_steps_differ: ClassVar[bool] = True
+    phase: str
+    ranks: tuple[int, ...]
+    events: int
+    mean_ns: float
+    share: float
+    period_steps: int | None = None
+
+    @property
+    def variety(self) -> str:  # type: ignore[override]
+        """The activity of these ranks."""
+        return "evaluation" if self.phase == "eval" else "checkpoint"
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        is_eval = self.phase == "eval"
+        what = "evaluation" if is_eval else "checkpointing"
+        often = f", every {self.period_steps} steps," if self.period_steps else ""
+        who = first_ranks(self.ranks, said.hosts)
+        return FindingWords(
+            headline=f"runtime and control plane: {what} on {who} alone{often} costs {said.lost}",
+            why=f"{plural(self.events, 'step')} with it, {format_duration(self.mean_ns)} each; the others wait",
+            next="evaluate on all ranks, each on its share of the data, or less often"
+            if is_eval
+            else "save less often, asynchronously, or on all ranks, each its share (torch.distributed.checkpoint)",
+        )
+
+
+def find_collection(case: Case) -> list[DiagnosisFinding]:
+    """Return whether garbage collection costs: per step the largest of all ranks, because the others wait for it."""
+    panels = case.rest
+    share = float(panels.gc_ns.max(axis=0).mean()) / panels.mean_time_ns
+    if share < case.settings.runtime_share:
+        return []
+    interval = mean_share_interval(panels, panels.gc_ns)
+    culprit = Culprit(kind="phase", id="gc", aliases=("phase gc",), effect=share, interval=interval)
+    evidence = CollectionEvidence(share=share)
+    return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=(culprit,))]
+
+
+def find_interruptions(case: Case) -> list[DiagnosisFinding]:
+    """Return checkpoints and evaluations for which ranks wait that make none; none where all make them alike.
+
+    The loss is what the longest rank takes beyond the mean of those that make none.
+    """
+    panels, limits = case.panels, case.thresholds.of(EventThresholds)
+    if panels.parts_ns is None:
+        return []
+    parts = (Part.CHECKPOINT, Part.EVAL)
+    found = [_interruption(panels, panels.parts_ns[:, :, part], part, limits) for part in parts]
+    return [finding for finding in found if finding is not None and finding.loss_share >= case.settings.runtime_share]
+
+
+def _interruption(panels: Panels, spent_ns: Floats, part: Part, limits: EventThresholds) -> DiagnosisFinding | None:
+    mean_ns = spent_ns.mean(axis=1)
+    makes: Booleans = mean_ns >= limits.least_part_of_longest * mean_ns.max()
+    if not mean_ns.any() or makes.all():
+        return None
+    lost_ns = np.maximum(spent_ns[makes].max(axis=0) - spent_ns[~makes].mean(axis=0), 0.0)
+    is_event: Booleans = np.any(spent_ns[makes] > 0, axis=0)
+    share = float(lost_ns.mean()) / panels.mean_time_ns
+    phase = part.name.lower()
+    evidence = InterruptionEvidence(
+        phase=phase,
+        ranks=tuple(panels.rank[makes].tolist()),
+        events=int(is_event.sum()),
+        mean_ns=float(spent_ns[makes].max(axis=0)[is_event].mean()),
+        share=share,
+        period_steps=steps_between(run_begins(is_event)),
+    )
+    interval = mean_share_interval(panels, lost_ns[None, :])
+    culprit = Culprit(kind="phase", id=phase, aliases=(f"phase {phase}",), effect=share, interval=interval)
+    ranks = (rank_culprit(rank, share, interval, panels) for rank in evidence.ranks)
+    return DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=(*ranks, culprit))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """Events that come back.
+
+    Attributes:
+        period_ns: their distance; None where they share a node and no distance.
+        p_value: of as much by chance.
+        nodes: the nodes that they strike, as indices into the sorted nodes; empty where those are many.
+        is_event: bool, (num_nodes, num_steps).
+    """
+
+    period_ns: float | None
+    p_value: float
+    nodes: tuple[int, ...]
+    is_event: Booleans
+
+
+def find(case: Case) -> list[DiagnosisFinding]:
+    """Return events that come back, with what they add to the slowest own work in their steps as loss.
+
+    Events that are garbage collection are not found a second time. Steps that alternate are no events: the report warns
+    that they may be parts of steps.
+    """
+    panels, work_ns, limits = case.panels, case.work_ns, case.thresholds.of(EventThresholds)
+    found = recurrence(panels, work_ns, limits)
+    if found is None or found.p_value >= 2 * case.settings.level or _is_alternation(panels, found, limits):
+        return []
+    is_event: Booleans = np.any(found.is_event, axis=0)
+    slowest = work_ns.max(axis=0) if not panels.is_role_known else _above_role(panels, work_ns)
+    usual = float(np.median(slowest[~is_event])) if not is_event.all() else 0.0
+    share = float(np.where(is_event, np.maximum(slowest - usual, 0.0), 0.0).mean()) / panels.mean_time_ns
+    if share < case.settings.runtime_share:
+        return []
+    stage = _stages(panels, work_ns, found, is_event)
+    is_collection_found = any(isinstance(finding.evidence, CollectionEvidence) for finding in case.findings)
+    if is_collection_found and stage is not None and stage.stages[:1] == (Stage.COLLECTION,):
+        return []
+    return [
+        DiagnosisFinding(
+            evidence=EventEvidence(
+                events=int(is_event.sum()),
+                share=share,
+                period_ns=found.period_ns,
+                period_steps=steps_between(run_begins(is_event)) if found.period_ns is not None else None,
+                stages=(stage,),
+            ),
+            loss_share=share,
+            confidence=confidence_of(found.p_value),
+            culprits=tuple(_node_culprit(panels, work_ns, found.is_event, unit) for unit in found.nodes),
+        )
+    ]
+
+
+def _is_alternation(panels: Panels, found: Recurrence, limits: EventThresholds) -> bool:
+    """Return whether events come as often as steps alternate, or after a multiple of that many steps."""
+    if panels.alternation is None or found.period_ns is None:
+        return False
+    num_cycles = found.period_ns / panels.mean_time_ns / panels.alternation.period
+    return abs(num_cycles - round(num_cycles)) < limits.alternation_share or num_cycles < 1
+
+
+def _stages(panels: Panels, work_ns: Floats, found: Recurrence, is_event: Booleans) -> StageComparison | None:
+    """Return in which stage the steps of events are longer, of the ranks that they strike; None without phases."""
+    if panels.parts_ns is None:
+        return None
+    units = np.unique(panels.node)
+    struck = np.flatnonzero(np.isin(panels.node, units[list(found.nodes)] if found.nodes else units))
+    return panels.qualified(compare_events(panels.parts_ns, work_ns, struck, is_event))
+
+
+def _above_role(panels: Panels, work_ns: Floats) -> Floats:
+    """Return by how much the slowest rank exceeds the median of its role, plus what all share, (num_steps,)."""
+    rows = [work_ns[panels.role == value] for value in np.unique(panels.role)]
+    above = np.array([of.max(axis=0) - np.median(of) for of in rows])
+    largest: Floats = above.max(axis=0)
+    return largest
+
+
+def recurrence(panels: Panels, work_ns: Floats, limits: EventThresholds) -> Recurrence | None:
+    """Return the events that come back most surely; None without any.
+
+    A node has an event where the mean own work of its ranks, beyond what all ranks share in that step, exceeds its
+    median by five robust standard deviations and by 3 percent; what all share is judged alike, as events of all. Three
+    questions: have the events of all nodes one distance, each node with a phase of its own? Have those that all share
+    one? And do events strike one node more often than one in so many (binomial), at equal distances or not (both by
+    Fisher's method), all events or the large ones?
+    """
+    shared = _shared(work_ns)
+    units = np.unique(panels.node)
+    own = np.array([work_ns[panels.node == unit].mean(axis=0) - shared for unit in units])
+    usual = max(float(np.median(shared)), 1.0)
+    of_node, of_all = _events(own, usual, limits), _events(shared[None, :], usual, limits)
+    found = [
+        *_together(panels, of_node, limits),
+        *_together(panels, np.repeat(of_all, len(units), axis=0), limits),
+        *_on_one(panels, of_node, limits),
+        *(replace(each, p_value=2 * each.p_value) for each in _on_one(panels, _large(own, of_node), limits)),
+    ]
+    # Who is struck says more than that somebody is.
+    return min(found, key=lambda each: (each.p_value > limits.sure_level or not each.nodes, each.p_value), default=None)
+
+
+def _shared(work_ns: Floats) -> Floats:
+    """Return what all ranks share in each step, their lower median: of two nodes, one may be late."""
+    middle = (len(work_ns) - 1) // 2
+    lower: Floats = np.partition(work_ns, middle, axis=0)[middle]
+    return lower
+
+
+def _together(panels: Panels, is_event: Booleans, limits: EventThresholds) -> list[Recurrence]:
+    begins = _begins(is_event)
+    # Equal rows count once; as bytes they compare many times faster than np.unique does with thousands of columns.
+    rows = sorted({row.tobytes() for row in begins[begins.any(axis=1)]})
+    period = _period(panels, [np.frombuffer(row, np.bool_) for row in rows])
+    if period is None:
+        return []
+    num_expected = float(panels.since_ns[-1] - panels.since_ns[0]) / period.length
+    hit = np.flatnonzero(begins.sum(axis=1) >= limits.least_hit_share * num_expected)
+    nodes = tuple(hit.tolist()) if 0 < len(hit) <= limits.named_nodes_share * len(is_event) else ()
+    return [Recurrence(period_ns=period.length, p_value=period.p_value, nodes=nodes, is_event=is_event)]
+
+
+def _on_one(panels: Panels, is_event: Booleans, limits: EventThresholds) -> list[Recurrence]:
+    begins = _begins(is_event)
+    num_events = begins.sum(axis=1)
+    unit, total = int(num_events.argmax()), int(num_events.sum())
+    # Where all nodes are struck by chance, one has the most events: less than twice as many are no reason to name it.
+    if len(begins) < 2 or num_events[unit] < max(LEAST_EVENTS, limits.least_ratio * np.sort(num_events)[-2]):
+        return []
+    same = min(1.0, len(begins) * float(bdtrc(int(num_events[unit]) - 1, total, 1 / len(begins))))
+    period = _period(panels, [begins[unit]])
+    regular = period.p_value if period is not None else 1.0
+    product = max(same * regular, _LEAST_P)
+    own = np.zeros_like(is_event)
+    own[unit] = is_event[unit]
+    return [
+        Recurrence(
+            period_ns=period.length if period is not None and regular < limits.regular_level else None,
+            p_value=product * (1 - float(np.log(product))),
+            nodes=(unit,),
+            is_event=own,
+        )
+    ]
+
+
+def _begins(is_event: Booleans) -> Booleans:
+    """Return the first steps of runs of late steps: a run is one event."""
+    before = np.concatenate([np.zeros((len(is_event), 1), np.bool_), is_event[:, :-1]], axis=1)
+    begins: Booleans = is_event & ~before
+    return begins
+
+
+def _period(panels: Panels, rows: list[Booleans]) -> Period | None:
+    since_ns = panels.since_ns - panels.since_ns[0]
+    return find_period([since_ns[row] for row in rows], span=float(since_ns[-1]), least=2 * panels.mean_time_ns)
+
+
+def _events(rows_ns: Floats, usual_ns: float, limits: EventThresholds) -> Booleans:
+    above = rows_ns - np.median(rows_ns, axis=1, keepdims=True)
+    spread = _NORMAL_MAD * np.median(np.abs(above), axis=1, keepdims=True)
+    is_event: Booleans = above > np.maximum(limits.least_spreads * spread, limits.least_excess * usual_ns)
+    return is_event
+
+
+def _large(rows_ns: Floats, is_event: Booleans) -> Booleans:
+    """Return the events of more than half of the third largest: small ones everywhere hide large ones of one node."""
+    above = rows_ns - np.median(rows_ns, axis=1, keepdims=True)
+    sizes_ns = np.sort(above[is_event])
+    if len(sizes_ns) < LEAST_EVENTS:
+        return is_event
+    large: Booleans = is_event & (above > sizes_ns[-LEAST_EVENTS] / 2)
+    return large
+
+
+def _node_culprit(panels: Panels, work_ns: Floats, is_event: Booleans, unit: int) -> Culprit:
+    rows = np.flatnonzero(panels.node == np.unique(panels.node)[unit])
+    work = work_ns[rows].mean(axis=0) - _shared(work_ns)
+    excess = (work[is_event[unit]] - np.median(work)) / max(float(np.median(work_ns)), 1.0)
+    effect, host = float(excess.mean()), panels.host[rows[0]]
+    half = _Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
+    aliases = (f"node {host}", *((f"rank {panels.rank[rows[0]]}",) if len(rows) == 1 else ()))
+    return Culprit(kind="node", id=host, aliases=aliases, effect=effect, interval=(effect - half, effect + half))

@@ -1,0 +1,170 @@
+"""Pipeline imbalance: a stage with more work than the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import stdtr
+
+from hpcpace.core.text import percent, place_name
+from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.diagnosis.finding import (
+    Case,
+    CoreWaiting,
+    DiagnosisFinding,
+    FindingWords,
+    Floats,
+    Int64s,
+    Panels,
+    Said,
+    block_error,
+    confidence_of,
+)
+from hpcpace.diagnosis.summary import Causes, Culprit, Mode
+from hpcpace.diagnosis.topics.stages import StagedEvidence, advice_of_imbalance, by_stage, stage_sentences
+from hpcpace.metrics.kernels import others_median
+from hpcpace.metrics.recurrence import mean_interval
+from hpcpace.metrics.resampling import block_means
+from hpcpace.metrics.roles import StageComparison, compare_with_others
+from hpcpace.metrics.what_if import stage_change
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineThresholds(Thresholds, topic="pipeline"):
+    """When stages are alike, and a bubble is worth a remark."""
+
+    alike_level: float = number(
+        0.16,
+        "probability",
+        "One-sided level at which a stage counts as like the median one, here one standard error: more would average "
+        "stages that differ for good.",
+    )
+    large_bubble_share: float = number(
+        0.15,
+        "share",
+        "Share of the step that a bubble must take to be mentioned; smaller ones are the usual schedule's.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImbalanceEvidence(StagedEvidence):
+    """A pipeline stage with more work than the others; `effect` is the excess as a share of their work."""
+
+    mode: ClassVar[str] = Mode.IMBALANCE
+    effect: float
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        culprits = said.finding.culprits
+        costs = f"costs {said.lost}{by_stage(self.stages)}"
+        excess = f"{percent(culprits[0].effect)} above that of the other stages {said.interval}"
+        return FindingWords(
+            headline=f"pipeline imbalance: {said.who} has more work than the other stages and {costs}",
+            why=f"own work {excess}; the others wait for it",
+            next=advice_of_imbalance(self.stages),
+            more=stage_sentences(self.stages, [place_name(culprit.kind, culprit.id) for culprit in culprits]),
+        )
+
+    def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
+        """Return whether waiting for cores explains the excess of the stage."""
+        return waiting.is_all_of(self.effect, panels.stage == int(finding.culprits[0].id.removeprefix("pp")))
+
+
+def find(case: Case) -> list[DiagnosisFinding]:
+    """Return the pipeline imbalance: a stage whose work exceeds that of the other stages.
+
+    In each block of steps, a stage's work is the lower median over its ranks' means, so that one slow rank is not taken
+    for a slow stage; its excess is over the median of the other stages. With one rank a stage, stage and rank cannot be
+    distinguished. The loss is what the rebuilt steps gain where the stage has no more work than the others; where steps
+    are not rebuilt, the slowest stage less the mean one.
+    """
+    panels, steps, limits = case.panels, case.steps, case.thresholds.of(PipelineThresholds)
+    stages = np.unique(panels.stage[panels.stage >= 0])
+    if len(stages) < 2:
+        return []
+    blocks = block_means(panels.work_ns)
+    work = np.array([_lower_median(blocks[panels.stage == stage]) for stage in stages])
+    reference = others_median(work)
+    share = (work - reference) / np.maximum(reference.mean(axis=1), 1.0)[:, None]
+    mean, error, factor = block_error(share, case.settings.level / len(stages))
+    slowest = int(mean.argmax())
+    if mean[slowest] <= max(case.settings.imbalance_share, factor * error[slowest]):
+        return []
+    stage = int(stages[slowest])
+    effect, interval = stage_excess(case.work_ns, panels.stage, stage, limits.alike_level)
+    members = np.flatnonzero(panels.stage == stage)
+    loss_ns = float((work.max(axis=0) - work.mean(axis=0)).mean())
+    if steps is not None:
+        gain = steps.gain(stage_change(stage, members, panels.work_ns, effect))
+        loss_ns = gain.gain_share * steps.measured_ns
+    num_blocks = block_means(share).shape[1]
+    p_value = float(stdtr(num_blocks - 1, -mean[slowest] / error[slowest])) if error[slowest] > 0 else 0.0
+    aliases = _aliases(panels, stage, members)
+    return [
+        DiagnosisFinding(
+            evidence=ImbalanceEvidence(effect=effect, stages=_stages(panels, members)),
+            loss_share=loss_ns / panels.mean_time_ns,
+            confidence=confidence_of(p_value * len(stages)),
+            culprits=(Culprit(kind="slot", id=f"pp{stage}", aliases=aliases, effect=effect, interval=interval),),
+        )
+    ]
+
+
+def _aliases(panels: Panels, stage: int, members: Int64s) -> tuple[str, ...]:
+    """Return the names of a stage: its slot, and its rank and its node where it has one that is not shared."""
+    aliases = [f"slot pp{stage}"]
+    if len(members) == 1:
+        aliases.append(f"rank {panels.rank[members[0]]}")
+    if len(set(panels.node[members].tolist())) == 1 and (panels.node == panels.node[members[0]]).sum() == len(members):
+        aliases.append(f"node {panels.host[members[0]]}")
+    return tuple(aliases)
+
+
+def _stages(panels: Panels, members: Int64s) -> tuple[StageComparison | None, ...]:
+    """Return what the ranks of a pipeline stage take longer for than those of the others."""
+    if panels.parts_ns is None:
+        return ()
+    others = np.flatnonzero((panels.stage >= 0) & (panels.stage != panels.stage[members[0]]))
+    every_step = slice(0, panels.work_ns.shape[1])
+    return (panels.qualified(compare_with_others(panels.parts_ns, members, others, every_step)),)
+
+
+def stage_excess(work_ns: Floats, stage: Int64s, slow: int, alike_level: float) -> tuple[float, tuple[float, float]]:
+    """Return by what share a stage's mean work exceeds the median of the others', with its 95 % interval.
+
+    Stages within one standard error of the median one are averaged with it: the median of a few noisy stages, taken
+    block by block, leans to whichever side has stages that differ for good.
+
+    Args:
+        work_ns: own work with stragglers put back, float64, (num_ranks, num_steps).
+        stage: of each rank, -1 where there is none, int64, (num_ranks,).
+        slow: number of the stage; there are others.
+        alike_level: one-sided level at which a stage counts as like the median one.
+    """
+    blocks = block_means(work_ns)
+    work = np.array([blocks[stage == of].mean(axis=0) for of in np.unique(stage[stage >= 0])])
+    is_slow = np.unique(stage[stage >= 0]) == slow
+    others = work[~is_slow]
+    apart = others - others.mean(axis=0)
+    mean, error, factor = block_error(apart, alike_level)
+    middle = np.sort(mean)[[(len(mean) - 1) // 2, len(mean) // 2]]
+    is_like = (mean >= middle[0] - factor * error) & (mean <= middle[1] + factor * error)
+    share = work[is_slow][0] / np.maximum(others[is_like].mean(axis=0), 1.0) - 1
+    effect, low, high = mean_interval(share)
+    return effect, (low, high)
+
+
+def _lower_median(values: Floats) -> Floats:
+    middle: Floats = np.sort(values, axis=0)[(len(values) - 1) // 2]
+    return middle
+
+
+def bubble_remarks(causes: Causes | None, limits: PipelineThresholds) -> list[str]:
+    """Return a remark on the pipeline's bubble, if it is large and larger than its schedule makes it."""
+    bubble = causes.bubble if causes is not None else None
+    if bubble is None or bubble.share < max(limits.large_bubble_share, bubble.ideal_share or 0.0):
+        return []
+    ideal = f" (the schedule alone costs {percent(bubble.ideal_share)})" if bubble.ideal_share else ""
+    return [f"pipeline bubble {percent(bubble.share)} of the step{ideal}: more microbatches make it smaller"]

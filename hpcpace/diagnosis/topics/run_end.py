@@ -1,0 +1,392 @@
+"""The end of a run before its time, from the events, operations and flushes of its ranks.
+
+When one rank ends, operations of the others fail, and a launcher ends the rest: the first event on the common clock is
+the cause, and the rest follows from it. A rank that was killed leaves no event, only its last sign of life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, assert_never
+
+import numpy as np
+
+from hpcpace.core.text import format_duration, named_ranks, plural, printable
+from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.diagnosis.evidence import TimedTraces
+from hpcpace.diagnosis.finding import (
+    MAX_NAMED,
+    MAX_RANKS,
+    Case,
+    DiagnosisFinding,
+    Evidence,
+    FindingWords,
+    Said,
+    rank_culprit,
+)
+from hpcpace.diagnosis.summary import EndKind, Incomplete, Mode, RankEnd, RunEnd
+from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics.lost_operations import OpenOperation
+from hpcpace.metrics.operations import RankOperations, op_name
+from hpcpace.trace.ends import STOPPED_FOR_HANG, end_name, last_word
+from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
+
+_KINDS = {EventKind.EXCEPTION: EndKind.EXCEPTION, EventKind.EXIT: EndKind.EXIT, EventKind.SIGNAL: EndKind.SIGNAL}
+_EXPLAINED = (EndKind.EXCEPTION, EndKind.EXIT, EndKind.HANG)
+_ROUNDING_NS = 1000  # format: times of operations are rounded, those of events are not
+_FOREVER_NS = 1 << 62  # format: later than any time
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEndThresholds(Thresholds, topic="run_end"):
+    """Which ends of ranks belong together."""
+
+    flush_ns: int = number(
+        1_500_000_000, "ns", "Time that a rank may live on after its trace ends: rows reach the disk once a second."
+    )
+    together_ns: int = number(
+        2_000_000_000, "ns", "Time within which a signal to a whole job reaches all of its ranks."
+    )
+    least_wait_ns: int = number(
+        50_000_000,
+        "ns",
+        "Duration from which a failed operation waited for others: a rank's own error, such as a tensor of the wrong "
+        "size, fails sooner.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndEvidence(Evidence):
+    """A run that ended before its time.
+
+    Attributes:
+        end: what ended it.
+        step: the step that was running.
+        waiting: how many other ranks stood in an operation then.
+    """
+
+    mode: ClassVar[str] = Mode.ENDED
+    precedence: ClassVar[int] = 0
+    needs_no_others: ClassVar[bool] = True
+    end: RunEnd
+    step: int
+    waiting: int
+
+    @property
+    def variety(self) -> str:  # type: ignore[override]
+        """How it ended."""
+        return str(self.end.kind)
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        who = named_ranks(self.end.ranks[:MAX_RANKS], said.hosts)
+        advice = {
+            EndKind.EXCEPTION: f"read the traceback of {who} in its log; errors of other ranks may follow from it",
+            EndKind.EXIT: f"find what made {who} exit, in its log; errors of other ranks may follow from it",
+            EndKind.HANG: f"see what {who} wrote into the folder hang of the attempt",
+            EndKind.SIGNAL: f"find who sent the signal to {who}: a launcher, a memory limit, or a user",
+            EndKind.SILENT: f"look for a crash in the log of {who}, and for the out-of-memory killer on its host "
+            "(dmesg)",
+            EndKind.FAILURE: f"find what kept {who} from it, or give the process group a longer timeout",
+        }
+        if not self.end.ranks:
+            advice[EndKind.FAILURE] = "read the logs of all ranks: the traces do not show who left the operation"
+        lines = [rank_end_line(one, said.hosts) for one in self.end.ends[:MAX_NAMED]]
+        more = len(self.end.ends) - MAX_NAMED
+        return FindingWords(
+            headline=run_end_line(self.end, said.hosts),
+            why="; ".join([*lines, *([f"{plural(more, 'more rank')} after that"] if more > 0 else [])]),
+            next=advice[self.end.kind],
+        )
+
+
+def find(case: Case) -> list[DiagnosisFinding]:
+    """Return the finding on the end of a run; nothing where it is no fault of the run, or where a hang explains it.
+
+    A signal to all ranks comes from outside: the time limit, scancel, or a launcher.
+    """
+    end = case.end
+    if end is None or (end.kind is EndKind.SIGNAL and end.is_everywhere):
+        return []
+    is_hanging = any(finding.mode == Mode.HANG for finding in case.findings)
+    if is_hanging and end.kind not in (EndKind.EXCEPTION, EndKind.EXIT):
+        return []
+    culprits = tuple(rank_culprit(rank, 1.0, (1.0, 1.0), case.panels) for rank in end.ranks)
+    evidence = EndEvidence(end=end, step=end.step, waiting=len(end.waiting))
+    return [DiagnosisFinding(evidence=evidence, loss_share=0.0, confidence=0.99, culprits=culprits)]
+
+
+def run_end_line(end: RunEnd, hosts: Mapping[int, str]) -> str:
+    """Return one sentence on the end of a run before its time, and on the ranks that waited then."""
+    when = f"in step {end.step}" if end.step >= 0 else "before the first step"
+    who = f"all {len(end.ranks)} ranks" if end.is_everywhere and end.ranks[1:] else named_ranks(end.ranks, hosts)
+    waiting, what = named_ranks(end.waiting, hosts), printable(end.what)
+    match end.kind:
+        case EndKind.EXCEPTION:
+            line = f"{who} raised {what} {when}"
+        case EndKind.EXIT:
+            line = f"{who} exited with code {what} {when}"
+        case EndKind.HANG:
+            line = f"{who} {'were' if end.ranks[1:] else 'was'} ended by hpcpace {when}, because the job hung"
+        case EndKind.SIGNAL:
+            line = f"{who} {'were' if end.ranks[1:] else 'was'} ended by {what} {when}"
+        case EndKind.SILENT:
+            line = f"{who} ended without a word {when}: killed, crashed, or os._exit"
+        case EndKind.FAILURE:
+            missing = f"; {who} had not entered it" if end.ranks else ""
+            on = f" on {waiting}" if end.waiting else ""
+            return f"{what} failed {when}{on} after {format_duration(end.waited_ns)}{missing}"
+        case _:
+            assert_never(end.kind)
+    return f"{line}; {waiting} then waited in {end.waited_in}" if end.waiting else line
+
+
+def rank_end_line(end: RankEnd, hosts: Mapping[int, str]) -> str:
+    """Return how one rank ended and when, relative to the first one."""
+    did = {
+        EndKind.EXCEPTION: f"raised {printable(end.what)}",
+        EndKind.EXIT: f"exited with code {end.what}",
+        EndKind.HANG: "was ended by hpcpace, because the job hung,",
+        EndKind.SIGNAL: f"was ended by {end.what}",
+    }.get(end.kind, "left no word, its last sign of life was")
+    after = f", {format_duration(end.after_ns)} after the first" if end.after_ns else ""
+    return f"{named_ranks((end.rank,), hosts)} {did} in step {end.step}{after}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """The end of one rank; `time_ns` is on the common clock, `code` that of its event."""
+
+    rank: int
+    kind: EndKind
+    what: str
+    code: int
+    step: int
+    time_ns: int
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether it is the exit code of success, with which every rank of a training may end."""
+        return self.kind is EndKind.EXIT and self.code == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failure:
+    """An operation that failed on a rank, which then completed no further step; times on the common clock."""
+
+    rank: int
+    op: str
+    seq: int
+    step: int
+    enter_ns: int
+    exit_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What is known of the end of a run.
+
+    Attributes:
+        ends: of the ranks that did not end in silence and order, by rank.
+        failures: by rank.
+        num_ranks: ranks with a trace.
+        open: operations that did not complete.
+        limits: which ends belong together.
+    """
+
+    ends: Mapping[int, _End]
+    failures: Mapping[int, _Failure]
+    num_ranks: int
+    open: Sequence[OpenOperation]
+    limits: RunEndThresholds
+
+    def is_consequence(self, end: _End) -> bool:
+        """Return whether an operation had failed on the rank before, and the end follows from that."""
+        failure = self.failures.get(end.rank)
+        if failure is None or failure.exit_ns > end.time_ns + _ROUNDING_NS:
+            return False
+        if end.kind is not EndKind.EXCEPTION or end.code != ErrorCode.OTHER or failure != self.first_failure:
+            return True
+        return failure.exit_ns - failure.enter_ns >= self.limits.least_wait_ns
+
+    @property
+    def first_failure(self) -> _Failure | None:
+        """The failure that came first, if any."""
+        return min(self.failures.values(), key=lambda failure: failure.exit_ns, default=None)
+
+
+def find_end(
+    timed: TimedTraces,
+    incomplete: Incomplete,
+    opened: Sequence[RankOperations],
+    limits: RunEndThresholds | None = None,
+) -> RunEnd | None:
+    """Return what ended a run before its time; None where it ended in order, still runs, or was killed as a whole.
+
+    Ranks that ended without a word count only if another one said more, or an operation failed.
+
+    Args:
+        timed: the traces and their clocks.
+        incomplete: what is missing from the run.
+        opened: the rows of operations that never completed, or that failed.
+        limits: which ends belong together; the defaults if None.
+    """
+    failures = {failure.rank: failure for failure in _failures(timed, opened)}
+    ends = {end.rank: end for end in _ends(timed, incomplete)}
+    found = _Found(
+        ends=ends,
+        failures=failures,
+        num_ranks=len(timed.traces),
+        open=incomplete.open,
+        limits=limits or RunEndThresholds(),
+    )
+    if not failures and all(end.kind is EndKind.SILENT for end in ends.values()):
+        return None
+    causes = [end for end in ends.values() if not end.is_in_order and not found.is_consequence(end)]
+    first, failure = _first(causes, found), found.first_failure
+    is_own = first is not None and failure is not None and first.rank == failure.rank
+    if failure is not None and not is_own and (first is None or _is_earlier(failure, first, ends.get(failure.rank))):
+        return _failed(failure, found)
+    return None if first is None else _ended(first, causes, found)
+
+
+def _failures(timed: TimedTraces, opened: Sequence[RankOperations]) -> Iterator[_Failure]:
+    last_steps = {trace.header.rank: int(trace.tables["steps"]["step"].max(initial=-1)) for trace in timed.traces}
+    for part in opened:
+        rows = part.collectives
+        is_fatal = (rows["exit_kind"] == ExitKind.FAILED) & (rows["step"] > last_steps.get(part.rank, -1))
+        if part.rank in timed.unknown_clocks or not is_fatal.any():
+            continue
+        row = int(np.flatnonzero(is_fatal)[part.exit_ns[is_fatal].argmin()])
+        yield _Failure(
+            rank=part.rank,
+            op=op_name(int(rows["op"][row])),
+            seq=int(rows["seq"][row]),
+            step=int(rows["step"][row]),
+            enter_ns=int(part.enter_ns[row]),
+            exit_ns=int(part.exit_ns[row]),
+        )
+
+
+def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
+    lost = {rank.rank: rank.num_lost_steps for rank in incomplete.ranks}
+    for trace, clock in zip(timed.traces, timed.clocks, strict=True):
+        rank, account, events = trace.header.rank, trace.tables["account"], trace.tables["events"]
+        last_step = int(trace.tables["steps"]["step"].max(initial=-1))
+        row = last_word(trace)
+        if row is None and (trace.closed_cleanly or not len(account)):
+            continue
+        own_ns = account["time_ns"].max() if row is None else events["time_ns"][row]
+        time_ns = int(reference_times(clock, np.array([own_ns], np.int64))[0])
+        time_ns = _FOREVER_NS if rank in timed.unknown_clocks else time_ns
+        if row is None:
+            stood_in = [operation.step for operation in incomplete.open if rank in operation.absent]
+            step = max(last_step + 1 + lost.get(rank, 0), *stood_in, 0)
+            yield _End(rank=rank, kind=EndKind.SILENT, what="", code=0, step=step, time_ns=time_ns)
+        else:
+            kind, code = EventKind(events["kind"][row]), int(events["code"][row])
+            what = end_name(kind, code, bytes(events["text"][row]))
+            step = int(events["step"][row])
+            is_stopped = kind is EventKind.EXIT and bytes(events["text"][row]).rstrip(b"\0") == STOPPED_FOR_HANG
+            end_kind = EndKind.HANG if is_stopped else _KINDS[kind]
+            yield _End(rank=rank, kind=end_kind, what=what, code=code, step=step, time_ns=time_ns)
+
+
+def _first(causes: Sequence[_End], found: _Found) -> _End | None:
+    """Return the end that came first of those that follow from none of the others."""
+    explained = [end for end in causes if end.kind in _EXPLAINED]
+    until_ns = min((end.time_ns for end in explained), default=_FOREVER_NS)
+    # Where a rank says why it ended, a launcher may have killed the silent ones for that.
+    others = [end for end in causes if end not in explained]
+    flush_ns = found.limits.flush_ns
+    others = [
+        end for end in others if end.kind is not EndKind.SILENT or not explained or end.time_ns + flush_ns < until_ns
+    ]
+    return min([*explained, *others], key=lambda end: end.time_ns, default=None)
+
+
+def _is_earlier(failure: _Failure, first: _End, own: _End | None) -> bool:
+    """Return whether an operation failed before the first rank ended; `own` is the end of the rank on which it did."""
+    if first.kind is not EndKind.SILENT:
+        return failure.exit_ns < first.time_ns
+    # One that was killed lived a little longer than its trace shows, and the operation failed at its death. What ran
+    # out of time while it lived did not wait for the dead.
+    is_timeout = own is not None and own.kind is EndKind.EXCEPTION and own.code == ErrorCode.TIMEOUT
+    return failure.exit_ns < first.time_ns or (is_timeout and first.time_ns >= failure.enter_ns)
+
+
+def _failed(failure: _Failure, found: _Found) -> RunEnd:
+    """Return an operation that failed as the end of a run, or the rank that left the others in it."""
+    operation = next(
+        (one for one in found.open if one.op == failure.op and one.seq == failure.seq and failure.rank in one.failed),
+        None,
+    )
+    blamed = () if operation is None else operation.absent or operation.late
+    left = [found.ends[rank] for rank in blamed if rank in found.ends and found.ends[rank].is_in_order]
+    if left:
+        return _ended(min(left, key=lambda end: end.time_ns), left, found)
+    return RunEnd(
+        kind=EndKind.FAILURE,
+        what=failure.op,
+        ranks=blamed,
+        step=failure.step,
+        waiting=_waiting(operation, blamed),
+        waited_in=failure.op,
+        waited_ns=failure.exit_ns - failure.enter_ns,
+        is_everywhere=False,
+        ends=_rank_ends(found),
+    )
+
+
+def _waiting(operation: OpenOperation | None, blamed: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks inside an operation that are not to blame for it."""
+    return () if operation is None else tuple(sorted(set(operation.inside) - set(blamed)))
+
+
+def _ended(first: _End, causes: Sequence[_End], found: _Found) -> RunEnd:
+    alike = [end for end in causes if _is_alike(end, first, found.limits)]
+    signalled = {end.rank for end in found.ends.values() if end.kind is EndKind.SIGNAL and end.code == first.code}
+    is_everywhere = len(alike) == found.num_ranks
+    if first.kind is EndKind.SIGNAL:
+        is_everywhere = len(signalled) == found.num_ranks
+        failure = found.first_failure
+        before_ns = failure.exit_ns if failure is not None and not is_everywhere else _FOREVER_NS
+        alike = [end for end in alike if end.time_ns <= max(before_ns, first.time_ns)]
+    ranks = tuple(sorted(end.rank for end in alike))
+    waits = [one for one in found.open if one.step >= first.step - 1 and set(one.inside) - set(ranks)]
+    held = max(waits, key=lambda one: len(set(one.inside) - set(ranks)), default=None)
+    return RunEnd(
+        kind=first.kind,
+        what=first.what,
+        ranks=ranks,
+        step=first.step,
+        waiting=_waiting(held, ranks),
+        waited_in="" if held is None else held.op,
+        waited_ns=0 if held is None else held.age_ns,
+        is_everywhere=is_everywhere,
+        ends=_rank_ends(found),
+    )
+
+
+def _is_alike(end: _End, first: _End, limits: RunEndThresholds) -> bool:
+    if (end.kind, end.what) != (first.kind, first.what):
+        return False
+    if first.kind in _EXPLAINED:
+        return end.step == first.step
+    return end.time_ns - first.time_ns <= (limits.together_ns if first.kind is EndKind.SIGNAL else limits.flush_ns)
+
+
+def _rank_ends(found: _Found) -> tuple[RankEnd, ...]:
+    ends = sorted(found.ends.values(), key=lambda end: (end.time_ns, end.rank))
+    first_ns = ends[0].time_ns if ends else 0
+    return tuple(
+        RankEnd(
+            rank=end.rank,
+            kind=end.kind,
+            what=end.what,
+            step=end.step,
+            after_ns=None if end.time_ns == _FOREVER_NS else end.time_ns - first_ns,
+        )
+        for end in ends
+    )

@@ -1,0 +1,179 @@
+"""In which stage a rank is late, in words: the phase that shows it with its figures, and advice that fits the stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hpcpace.core.text import format_duration, listed
+from hpcpace.diagnosis.finding import Evidence, Said
+from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
+
+_MIN_SURE_EVENTS = 8  # display: so many at equal numbers of steps are no cron job, which slips through the steps
+_MIN_SHOWN_SHARE = 0.2  # display: of the largest difference, below which a phase is not mentioned
+
+_LATE_BY = {
+    Stage.DATA: "data loading",
+    Stage.COMPUTE: "computation",
+    Stage.COLLECTION: "garbage collection",
+    Stage.NO_PHASE: "something that no phase accounts for",
+    Stage.HOST: "a host that keeps its device waiting",
+}
+_PHASES = {
+    "host": "idle time of the device",
+    "data": "data loading",
+    "gc": "garbage collection",
+    "other": "time outside all phases",
+}
+_CHECK_COMPUTE = "check clock speeds, throttling, pinning and other processes there"
+_CHECK = {
+    Stage.DATA: "check data loading there: number of workers, file system, tokenising, size of the samples",
+    Stage.COMPUTE: _CHECK_COMPUTE,
+    Stage.COLLECTION: "call gc.freeze() after start-up there, and collect at the same step on all ranks",
+    Stage.NO_PHASE: "check what the script does there outside the phases: logging, metrics, saving, sleeping",
+    Stage.HOST: "check the host there, not its device: pinning, clock speeds and other processes on its cores",
+}
+_MOVE_LAYERS = "move layers from that stage to the others; if the partition is even, check the stage's host"
+_CHECK_FORWARD = "this trace has no forward phase, so it may be the forward pass: check that, and what the script does"
+_CHECK_EVENTS = {
+    Stage.DATA: "check what the loader does then: a new epoch that restarts workers, a new shard, tokenising",
+    Stage.COLLECTION: "call gc.freeze() after start-up, and collect at the same step on all ranks or not in the loop",
+}
+_FIND_PERIODIC = "find out what runs at that interval: cron, health checks, monitoring"
+_FIND_RECURRING = "find out what else runs there: daemons, health checks, other jobs, throttling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedEvidence(Evidence):
+    """Evidence on ranks whose phases are compared with those of others, or with their own other steps.
+
+    Attributes:
+        stages: in which stage each culprit is late, in their order; None where its phases are not known.
+    """
+
+    stages: tuple[StageComparison | None, ...] = ()
+
+
+class Recurring(Protocol):
+    """Evidence on something that comes back: `period_ns` apart, or `period_steps` if at equal numbers of steps."""
+
+    @property
+    def period_ns(self) -> float | None:
+        """The distance in nanoseconds; None where it varies."""
+
+    @property
+    def period_steps(self) -> int | None:
+        """The distance in steps; None where it varies."""
+
+    @property
+    def stages(self) -> tuple[StageComparison | None, ...]:
+        """In which stage each culprit is late."""
+
+
+def by_stage(comparisons: Sequence[StageComparison | None]) -> str:
+    """Return by what ranks are late, such as ` by data loading`; empty where that is not known of all of them."""
+    stages = _stages(comparisons)
+    return f" by {listed([_LATE_BY[stage] for stage in stages])}" if stages else ""
+
+
+def stage_sentences(comparisons: Sequence[StageComparison | None], names: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence for each culprit: the phases that make it late with their times, or why none can be named."""
+    pairs = zip(comparisons, names, strict=False)
+    return tuple(sentence for found, name in pairs if found is not None for sentence in _sentences(found, name))
+
+
+def _sentences(found: StageComparison, name: str) -> list[str]:
+    if not found.stages:
+        return [f"cannot tell which stage{_of(name)} is slow: no phase holds most of the excess beyond chance"]
+    phases = [each for each in found.phases if each.stage in found.stages]
+    largest_ns = phases[0].own_ns - phases[0].usual_ns
+    # Phases of a stage may be longer than others' beyond chance only together.
+    longer = [each for each in phases if each.is_longer] or phases[:1]
+    return [
+        _phase_words(each, name, is_with_itself=found.is_with_itself)
+        for each in longer
+        if each.own_ns - each.usual_ns >= _MIN_SHOWN_SHARE * largest_ns
+    ]
+
+
+def _phase_words(each: PhaseExcess, name: str, *, is_with_itself: bool) -> str:
+    own, usual, low, high = (format_duration(max(ns, 0.0)) for ns in (each.own_ns, each.usual_ns, *each.interval_ns))
+    figures = f"{own} in these steps, {usual} in others" if is_with_itself else f"{own}, others {usual}"
+    return f"{_PHASES.get(each.phase, each.phase)}{_of(name)}: {figures} (95 %: {low} to {high} more)"
+
+
+def _of(name: str) -> str:
+    return f" of {name}" if name else ""
+
+
+def advice_of_straggler(comparisons: Sequence[StageComparison | None], exclusion: str) -> str:
+    """Return what to do about ranks that are late, in the stage that makes them late.
+
+    Args:
+        comparisons: of each culprit.
+        exclusion: the line that leaves their nodes out of the next job, which helps against slow hardware alone.
+    """
+    stages = _stages(comparisons)
+    if not stages:
+        is_open = any(found is not None for found in comparisons)
+        advice = f"{_CHECK_COMPUTE}, and data loading" if is_open else _CHECK_COMPUTE
+    else:
+        advice = "; ".join(_check(stage, comparisons) for stage in stages)
+    is_of_hardware = not stages or Stage.COMPUTE in stages
+    return f"{advice}, or leave it out: {exclusion}" if exclusion and is_of_hardware else advice
+
+
+def advice_of_imbalance(comparisons: Sequence[StageComparison | None]) -> str:
+    """Return what to do about a pipeline stage with more work: layers can only be moved where it computes more."""
+    stages = _stages(comparisons) or [Stage.COMPUTE]
+    return "; ".join(_MOVE_LAYERS if stage is Stage.COMPUTE else _check(stage, comparisons) for stage in stages)
+
+
+def _check(stage: Stage, comparisons: Sequence[StageComparison | None]) -> str:
+    has_forward = all(found is None or found.has_forward for found in comparisons)
+    return _CHECK[stage] if has_forward or stage is not Stage.NO_PHASE else _CHECK_FORWARD
+
+
+def _stages(comparisons: Sequence[StageComparison | None]) -> list[Stage]:
+    """Return the stages of all culprits, in order; none if that of one is not known."""
+    named = [found.stages if found is not None else () for found in comparisons]
+    return list(dict.fromkeys(stage for stages in named for stage in stages)) if all(named) else []
+
+
+def periodic_headline(evidence: Recurring, said: Said) -> str:
+    """Return the line that names something periodic."""
+    where = f" on {said.who}" if said.finding.culprits else ""
+    what, often = subject_of_events(evidence), interval_words_of(evidence)
+    return f"runtime and control plane: {what} that recurs every {often}{where} costs {said.lost}"
+
+
+def subject_of_events(evidence: Recurring) -> str:
+    """Return what recurs: a stage where one holds most of the events, else `something`."""
+    stages = [stage for stage in _stages(evidence.stages) if stage in (Stage.DATA, Stage.COLLECTION)]
+    return listed([_LATE_BY[stage] for stage in stages]) or "something"
+
+
+def interval_words_of(evidence: Recurring) -> str:
+    """Return the distance of events, in steps where they are bound to these, as in `50 steps (826 ms)`."""
+    length = format_duration(evidence.period_ns or 0.0)
+    return f"{evidence.period_steps} steps ({length})" if evidence.period_steps else length
+
+
+def advice_of_events(evidence: Recurring) -> str:
+    """Return what to do about events: what recurs in steps is the script's, what recurs in time is the system's."""
+    stages = _stages(evidence.stages)
+    known = [_CHECK_EVENTS[stage] for stage in stages if stage in _CHECK_EVENTS]
+    if known:
+        return "; ".join(known)
+    if evidence.period_ns is None:
+        return _FIND_RECURRING
+    if not evidence.period_steps:
+        return _FIND_PERIODIC
+    script = f"find out what the script does every {evidence.period_steps} steps"
+    if Stage.NO_PHASE in stages:
+        script += ", which no phase accounts for"
+    advice = f"{script}: evaluation, checkpoints, logging"
+    # A few events may be at equal numbers of steps by chance.
+    num_late = max((found.num_steps for found in evidence.stages if found is not None), default=0)
+    return advice if num_late >= _MIN_SURE_EVENTS else f"{advice}; or what runs on the host at that interval"

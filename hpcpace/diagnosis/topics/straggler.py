@@ -1,0 +1,482 @@
+"""Stragglers: ranks that are late again and again, by their own work or by their arrival at collectives on devices.
+
+Own work needs no common clock. Where the host runs ahead of a device, own work is not known, and who is late is judged
+by arrivals alone, which name a rank but not the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import ClassVar, assert_never
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+
+from hpcpace.config import DiagnosisConfig
+from hpcpace.core.text import format_duration, percent, place_name
+from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.diagnosis.finding import (
+    Booleans,
+    Case,
+    CoreWaiting,
+    DiagnosisFinding,
+    Evidence,
+    FindingWords,
+    Floats,
+    Int64s,
+    Panels,
+    Said,
+    confidence_of,
+    rank_culprit,
+    slowest_ns,
+)
+from hpcpace.diagnosis.sentences import HOST_TIMES
+from hpcpace.diagnosis.summary import Culprit, Mode
+from hpcpace.diagnosis.topics.jitter import jitter_words
+from hpcpace.diagnosis.topics.stages import (
+    StagedEvidence,
+    advice_of_events,
+    advice_of_straggler,
+    by_stage,
+    periodic_headline,
+    stage_sentences,
+)
+from hpcpace.metrics.recurrence import run_begins, steps_between
+from hpcpace.metrics.roles import (
+    Stage,
+    StageComparison,
+    WorkExcess,
+    compare_events,
+    compare_with_others,
+    excess_over_role,
+)
+from hpcpace.metrics.stragglers import Straggler, StragglerSearch, find_stragglers
+from hpcpace.metrics.what_if import Change
+
+_MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerThresholds(Thresholds, topic="straggler"):
+    """When ranks differ by more than they do anyhow."""
+
+    least_compared: int = number(
+        3, "ranks", "Smallest role whose ranks show how much equal ranks differ: of two, either may be the odd one."
+    )
+    least_deviations: int = number(
+        8, "ranks", "Ranks that must show how much equal ranks differ; fewer cannot, and then no limit follows from it."
+    )
+    trimmed_share: float = number(
+        0.1, "share", "Ranks farthest from their role that do not count for that: some may be slow without being named."
+    )
+    everywhere_share: float = number(
+        0.25,
+        "share",
+        "Share of the nodes, or of the ranks of one node, beyond which a period is nobody's in particular.",
+    )
+
+
+class LatePattern(StrEnum):
+    """How the lateness of ranks recurs."""
+
+    FIXED = "fixed"
+    TRANSIENT = "transient"
+    PERIODIC = "periodic"
+    ROTATING = "rotating"
+
+    @property
+    def mode(self) -> Mode:
+        """The mode that lateness is counted to: periodic lateness is the control plane's, a rotation is jitter."""
+        match self:
+            case LatePattern.FIXED | LatePattern.TRANSIENT:
+                return Mode.STRAGGLER
+            case LatePattern.PERIODIC:
+                return Mode.RUNTIME
+            case LatePattern.ROTATING:
+                return Mode.AMPLIFICATION
+            case _:
+                assert_never(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatenessEvidence(StagedEvidence):
+    """Ranks that are late by their own work again and again.
+
+    Attributes:
+        pattern: how their lateness recurs.
+        effect: own work above the others of the role, in the steps concerned, relative to the role's median.
+        p_value: probability of as much by chance, over all ranks.
+        late_share: share of the steps in which one of them is the latest beyond noise.
+        share: loss as a share of the step time.
+        period_ns: the period of a periodic or rotating lateness; else None.
+        first, stop: range of the steps of a transient lateness, indices into the used steps; else None.
+        period_steps: the period in steps, where the late steps come at equal numbers of steps; else None.
+        ranks: numbers of all late ranks, those of named nodes and slots included.
+    """
+
+    pattern: LatePattern
+    effect: float
+    p_value: float
+    late_share: float
+    share: float
+    period_ns: float | None = None
+    first: int | None = None
+    stop: int | None = None
+    period_steps: int | None = None
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def mode(self) -> str:  # type: ignore[override]
+        """The mode that this lateness is counted to."""
+        return self.pattern.mode
+
+    @property
+    def variety(self) -> str:  # type: ignore[override]
+        """How it recurs."""
+        return str(self.pattern)
+
+    @property
+    def needs_no_others(self) -> bool:  # type: ignore[override]
+        """Whether ranks are named, by their own work."""
+        return self.mode == Mode.STRAGGLER
+
+    @property
+    def makes_steps_differ(self) -> bool:  # type: ignore[override]
+        """Whether it passes."""
+        return self.pattern is not LatePattern.FIXED
+
+    def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
+        """Return whether waiting for cores explains the excess, or how much steps differ."""
+        if self.pattern is LatePattern.FIXED:
+            return waiting.is_all_of(self.effect, np.isin(panels.rank, self.ranks))
+        return finding.loss_share <= waiting.uneven_share
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        if self.pattern is LatePattern.ROTATING:
+            return jitter_words(self.share, said)
+        if self.pattern is LatePattern.PERIODIC:
+            return FindingWords(
+                headline=periodic_headline(self, said),
+                why="late steps recur at more regular intervals than chance allows",
+                next=advice_of_events(self),
+                more=stage_sentences(self.stages, [said.who]),
+            )
+        culprits = said.finding.culprits
+        kind = "persistent" if self.pattern is LatePattern.FIXED else "transient"
+        when = ""
+        if self.first is not None and self.stop is not None:
+            when = f", in steps {self.first} to {self.stop - 1} of those used (counted from 0)"
+        costs = f"{'cost' if culprits[1:] else 'costs'} {said.lost}{by_stage(self.stages)}"
+        excess = f"{percent(culprits[0].effect)} above that of its role {said.interval}"
+        return FindingWords(
+            headline=f"{kind} straggler: {said.who} {costs}",
+            why=f"own work {excess}{when}; the others wait for it",
+            next=advice_of_straggler(self.stages, said.exclusion),
+            more=stage_sentences(self.stages, [place_name(culprit.kind, culprit.id) for culprit in culprits]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalEvidence(Evidence):
+    """Ranks that are late at collectives on devices; their own work is not known.
+
+    Attributes:
+        effect: lower bound on the excess work of the latest rank over the others, relative to theirs.
+        p_value: probability of as much by chance, over all ranks.
+        late_share: share of the steps in which it is late by more than half of its mean.
+        share: its lateness as a share of the step time: an upper bound on its cost.
+        arrival_ns: how long after the median rank it enters.
+        duration_ns: by how much shorter the collective is for it than for the median rank.
+        ranks: numbers of all late ranks.
+    """
+
+    mode: ClassVar[str] = Mode.STRAGGLER
+    variety: ClassVar[str] = "fixed"
+    needs_no_others: ClassVar[bool] = True
+    effect: float
+    p_value: float
+    late_share: float
+    share: float
+    arrival_ns: float
+    duration_ns: float
+    ranks: tuple[int, ...] = ()
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        arrival, duration = format_duration(self.arrival_ns), format_duration(self.duration_ns)
+        costs = "cost" if said.finding.culprits[1:] else "costs"
+        not_known = (
+            f"found by its arrivals on the device alone: why it is late, and what else costs time, is {HOST_TIMES}"
+        )
+        return FindingWords(
+            headline=f"persistent straggler: {said.who} {costs} at most {percent(said.finding.loss_share)} of the "
+            "step time",
+            why=f"enters collectives {arrival} after the others, and they last {duration} less for it; "
+            f"at least {percent(self.effect)} slower than the others {said.interval}",
+            next=advice_of_straggler((None,), said.exclusion),
+            more=(not_known,),
+        )
+
+
+def find(case: Case) -> list[DiagnosisFinding]:
+    """Return the ranks that are late by their own work, and leave the case with their work put back.
+
+    The panels of the case come back with the data loading and the garbage collection of stragglers put back likewise,
+    if it is that which makes them late, so that it is not found a second time. Each culprit is compared phase by phase
+    with the others of its role, a periodic one with its own other steps.
+
+    The loss is what the slowest rank of a role costs with them, less without: mean_i(max_r x) of both panels. That of
+    fixed and transient stragglers is what rebuilt steps gain with their work as usual, where steps are rebuilt: a delay
+    passes through the stages of a pipeline, and may hide transfers. These are one mode, periodic ones are the control
+    plane's, and lateness that goes round is amplification, for which no rank is to blame.
+    """
+    panels, limits = case.panels, case.thresholds.of(StragglerThresholds)
+    case.search = search = search_stragglers(panels, case.settings, limits)
+    findings = []
+    for mode in (Mode.STRAGGLER, Mode.RUNTIME, Mode.AMPLIFICATION):
+        found = [straggler for straggler in search.found if LatePattern(straggler.klass).mode is mode]
+        if not found:
+            continue
+        replaced = _put_back(case.work_ns, panels.role, found)
+        loss_ns = slowest_ns(case.work_ns, panels.role) - slowest_ns(replaced, panels.role)
+        if case.steps is not None and mode is Mode.STRAGGLER:
+            ranks = sorted({rank for each in found for rank in each.ranks})
+            gain = case.steps.gain(Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks)))
+            loss_ns = gain.gain_share * case.steps.measured_ns
+        loss_share = max(loss_ns, 0.0) / panels.mean_time_ns
+        # What nobody waits for is no loss, but a slow rank will hold others up at a larger scale.
+        if loss_share < case.settings.runtime_share and mode is not Mode.STRAGGLER:
+            continue
+        evidence = _evidence(found, loss_share, panels)
+        is_everywhere = _is_everywhere(found, panels, limits.everywhere_share)
+        findings.append(
+            DiagnosisFinding(
+                evidence=evidence,
+                loss_share=loss_share,
+                confidence=confidence_of(found[0].p_value),
+                culprits=() if is_everywhere else tuple(_straggler_culprit(each, panels) for each in found),
+            )
+        )
+        case.work_ns, case.rest = replaced, _without_stages(case.rest, found, evidence)
+    return findings
+
+
+def find_by_arrival(case: Case) -> list[DiagnosisFinding]:
+    """Return the ranks that are late at collectives on devices by more than the threshold, as one finding.
+
+    Others work no longer than the step without their wait for the late rank, so lateness relative to that is a lower
+    bound on its excess work. What it costs is at most its lateness, if nobody can use that time otherwise.
+    """
+    panels = case.panels
+
+    def excess(late_ns: float) -> float:
+        return late_ns / max(panels.mean_time_ns - late_ns, 1.0)
+
+    late = [each for each in panels.arrivals if excess(each.duration_ns) >= case.settings.straggler_share]
+    if not late or not panels.host_timed:
+        return []
+    first = late[0]
+    share = first.duration_ns / panels.mean_time_ns
+    culprits = []
+    for each in late:
+        low, high = (excess(bound_ns) for bound_ns in each.interval_ns)
+        culprits.append(rank_culprit(each.rank, excess(each.duration_ns), (low, high), panels))
+    evidence = ArrivalEvidence(
+        effect=excess(first.duration_ns),
+        p_value=first.p_value,
+        late_share=first.late_share,
+        share=share,
+        arrival_ns=first.arrival_ns,
+        duration_ns=first.duration_ns,
+        ranks=tuple(sorted(each.rank for each in late)),
+    )
+    confidence = confidence_of(first.p_value)
+    return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=confidence, culprits=tuple(culprits))]
+
+
+def search_stragglers(panels: Panels, settings: DiagnosisConfig, limits: StragglerThresholds) -> StragglerSearch:
+    """Return who is late again and again; ranks are not compared if their roles are not known."""
+    if not panels.is_role_known:
+        return StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=0)
+    search = find_stragglers(
+        panels.work_ns, panels.role, panels.node, floor_share=settings.straggler_share, level=settings.level
+    )
+    slow = np.zeros(len(panels.rank), np.bool_)
+    slow[[rank for each in search.found if LatePattern(each.klass).mode is Mode.STRAGGLER for rank in each.ranks]] = (
+        True
+    )
+    usual_excess, excess = (
+        _usual_excess(panels, slow, settings.level, limits),
+        work_excess(panels, np.flatnonzero(slow)),
+    )
+    found, num_steps = [_measured(each, excess) for each in search.found], panels.work_ns.shape[1]
+    kept = tuple(each for each in found if _matters(each, usual_excess, num_steps, settings))
+    return replace(search, found=kept, slow=tuple(np.flatnonzero(slow).tolist()))
+
+
+def work_excess(panels: Panels, slow: Sequence[int] | Int64s) -> WorkExcess:
+    """Return the excess of own work of all ranks over their roles.
+
+    Args:
+        panels: the steps.
+        slow: indices of the ranks that stand out, by `search_stragglers`: the usual work of a role is without theirs.
+    """
+    is_slow = np.zeros(len(panels.rank), np.bool_)
+    is_slow[list(slow)] = True
+    # Ranks whose roles are not known are compared with nobody.
+    role = panels.role if panels.is_role_known else np.arange(len(panels.rank))
+    return excess_over_role(panels.work_ns, role, is_slow)
+
+
+def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings: DiagnosisConfig) -> bool:
+    """Return whether an excess costs enough, and is beyond what ranks differ by anyhow.
+
+    A periodic one costs its size over its period, a passing one its share of the steps.
+    """
+    if straggler.klass == LatePattern.PERIODIC:
+        return straggler.effect_share / max(straggler.period_steps or 1, 1) >= settings.runtime_share
+    if straggler.step_range is not None:
+        first, stop = straggler.step_range
+        return straggler.effect_share * (stop - first) / num_steps >= settings.runtime_share
+    return straggler.klass != LatePattern.FIXED or straggler.effect_share >= max(usual_excess, settings.straggler_share)
+
+
+def _usual_excess(panels: Panels, slow: Booleans, level: float, limits: StragglerThresholds) -> float:
+    """Return what the mean work of the slowest of so many ranks exceeds its role by, because none are equally fast.
+
+    Among many that differ by 1 percent some are 3 percent slower than the others. The limit that the largest of n
+    normal deviations passes with the probability `level` (Student's t, Bonferroni), the spread being that of the ranks
+    of roles of three and more that are not slow, without the tenth that is farthest out; 0 where fewer than eight show
+    it. It includes the remaining noise of single steps.
+
+    Args:
+        panels: the steps.
+        slow: ranks that may be stragglers, bool, (num_ranks,).
+        level: over all ranks together.
+        limits: which ranks show the spread.
+    """
+    deviations = [np.zeros(0)]
+    for value in np.unique(panels.role):
+        members = panels.role == value
+        if members.sum() >= limits.least_compared and (members & ~slow).any():
+            mean_ns = panels.work_ns[members & ~slow].mean(axis=1)
+            deviations.append(mean_ns / max(float(mean_ns.mean()), 1.0) - 1)
+    size = np.sort(np.abs(np.concatenate(deviations)))
+    freedom = len(size) - len(deviations) + 1
+    if len(size) < limits.least_deviations or freedom < 2:
+        return 0.0
+    kept = size[: len(size) - int(limits.trimmed_share * len(size))]
+    share = len(kept) / len(size)
+    farthest = float(ndtri(0.5 + share / 2)) if share < 1 else 0.0
+    # The mean square of a normal distribution between -q and q is 1 - 2 q phi(q) / share.
+    of_normal = 1 - 2 * farthest * float(np.exp(-(farthest**2) / 2)) / float(np.sqrt(2 * np.pi)) / share
+    spread = float(np.sqrt((kept**2).mean() / of_normal * len(size) / freedom))
+    return spread * float(stdtrit(freedom, 1 - level / len(size)))
+
+
+def _without_stages(panels: Panels, found: Sequence[Straggler], evidence: LatenessEvidence) -> Panels:
+    """Return panels with the data loading, collection and idle devices of those put back whom these make late."""
+    for straggler, stage in zip(found, evidence.stages, strict=False):
+        named = stage.stages if stage is not None else ()
+        if Stage.DATA in named:
+            panels = replace(panels, data_ns=_put_back(panels.data_ns, panels.role, [straggler]))
+        if Stage.COLLECTION in named:
+            panels = replace(panels, gc_ns=_put_back(panels.gc_ns, panels.role, [straggler]))
+        if Stage.HOST in named:
+            panels = replace(panels, host_ns=_put_back(panels.host_ns, panels.role, [straggler]))
+    return panels
+
+
+def _evidence(found: Sequence[Straggler], loss_share: float, panels: Panels) -> LatenessEvidence:
+    straggler = found[0]
+    period, (first, stop) = straggler.period_steps, straggler.step_range or (None, None)
+    is_periodic = straggler.klass == LatePattern.PERIODIC
+    return LatenessEvidence(
+        pattern=LatePattern(straggler.klass),
+        effect=straggler.effect_share,
+        p_value=straggler.p_value,
+        late_share=straggler.late_share,
+        share=loss_share,
+        period_ns=None if period is None else period * panels.mean_time_ns,
+        first=first,
+        stop=stop,
+        period_steps=steps_between(run_begins(_late_steps(straggler, panels))) if is_periodic else None,
+        stages=tuple(_stages(each, found, panels) for each in found[:_MAX_EXPLAINED]),
+        ranks=tuple(sorted({int(panels.rank[row]) for each in found for row in each.ranks})),
+    )
+
+
+def _stages(straggler: Straggler, found: Sequence[Straggler], panels: Panels) -> StageComparison | None:
+    """Return in which stage a straggler is late; None where its phases are not known or it has nobody to compare with.
+
+    All ranks of the other stragglers are left out of those that it is compared with.
+    """
+    late = np.array(straggler.ranks)
+    if panels.parts_ns is None or straggler.klass == LatePattern.ROTATING:
+        return None
+    if straggler.klass == LatePattern.PERIODIC:
+        is_late = _late_steps(straggler, panels)
+        return panels.qualified(compare_events(panels.parts_ns, panels.work_ns, late, is_late))
+    is_other = np.isin(panels.role, panels.role[late])
+    is_other[[rank for each in found for rank in each.ranks]] = False
+    steps = slice(*(straggler.step_range or (0, panels.work_ns.shape[1])))
+    return panels.qualified(compare_with_others(panels.parts_ns, late, np.flatnonzero(is_other), steps))
+
+
+def _late_steps(straggler: Straggler, panels: Panels) -> Booleans:
+    """Return in which steps a periodic straggler is late by at least half of its effect, bool, (num_steps,)."""
+    late = np.array(straggler.ranks)
+    excess_ns = np.zeros(panels.work_ns.shape[1])
+    for rank in late.tolist():
+        others = np.flatnonzero((panels.role == panels.role[rank]) & (np.arange(len(panels.role)) != rank))
+        excess_ns += (panels.work_ns[rank] - np.median(panels.work_ns[others], axis=0)) / len(late)
+    usual_ns = float(np.median(panels.work_ns[late]))
+    is_late: Booleans = excess_ns > straggler.effect_share * usual_ns / 2
+    return is_late
+
+
+def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
+    """Return a lasting straggler with the excess that all tables show.
+
+    What finds a straggler is more robust, and a little too small where many of a role are slow.
+    """
+    found = excess.of(straggler.ranks) if straggler.klass == LatePattern.FIXED else None
+    if found is None:
+        return straggler
+    share, interval = found
+    return replace(straggler, effect_share=share, interval=interval)
+
+
+def _is_everywhere(found: Sequence[Straggler], panels: Panels, least_share: float) -> bool:
+    """Return whether nobody in particular is to blame: lateness rotates, or a period affects many nodes."""
+    if found[0].klass != LatePattern.PERIODIC:
+        return found[0].klass == LatePattern.ROTATING
+    ranks = [rank for each in found for rank in each.ranks]
+    num_struck, num_nodes = len(np.unique(panels.node[ranks])), len(np.unique(panels.node))
+    if num_nodes == 1:
+        return len(ranks) > least_share * len(panels.rank)
+    return num_struck > 1 and num_struck > least_share * num_nodes
+
+
+def _put_back(work_ns: Floats, role: Int64s, found: Sequence[Straggler]) -> Floats:
+    replaced = work_ns.copy()
+    slow = np.zeros(len(work_ns), np.bool_)
+    slow[[rank for straggler in found for rank in straggler.ranks]] = True
+    for value in np.unique(role[slow]):
+        others = work_ns[(role == value) & ~slow]
+        if len(others):
+            own = np.flatnonzero((role == value) & slow)
+            replaced[own] = np.minimum(work_ns[own], np.median(others, axis=0))
+    return replaced
+
+
+def _straggler_culprit(straggler: Straggler, panels: Panels) -> Culprit:
+    first, effect, interval = straggler.ranks[0], straggler.effect_share, straggler.interval
+    if straggler.kind == "rank":
+        return rank_culprit(int(panels.rank[first]), effect, interval, panels)
+    name = panels.host[first] if straggler.kind == "node" else f"local{straggler.ids[0]}"
+    aliases = (f"{straggler.kind} {name}", *([f"rank {panels.rank[first]}"] if len(straggler.ranks) == 1 else ()))
+    return Culprit(kind=straggler.kind, id=name, aliases=aliases, effect=effect, interval=interval)

@@ -1,0 +1,381 @@
+"""The jobs of the scaling study and of the pacing study.
+
+The scaling study runs one workload over nodes, oversubscription and placement, plus one run for each failure mode.
+Every run is a separate job, traced and reported. A failure mode is injected into the training, or by the lab into its
+network. The plan includes the mode that the report should find. The pacing study has no plan on disk: the name of a
+run says what it is, and a run with a result is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcpace.core.errors import UsageError
+from hpcpace.core.files import Folder, read_file
+from hpcpace.core.rundir import RunDirectory, json_text
+from hpcpace.diagnosis.summary import Mode
+from hpcpace.pace.settings import NO_POLICY, POLICIES
+from hpcpace.studies.setups import MOST_PLAN_BYTES
+
+SCHEMA = "hpcpace-scaling-study/1"
+_MOST_SUMMARY_BYTES = 1 << 26
+PLACEMENTS = ("block", "cyclic")
+HEALTHY = "none"
+FAULTS: Mapping[str, tuple[Mode, ...]] = {
+    "straggler": (Mode.STRAGGLER,),
+    "slow-stage": (Mode.IMBALANCE,),
+    "jitter": (Mode.AMPLIFICATION,),
+    "periodic": (Mode.RUNTIME,),
+    "slow-data": (Mode.INPUT,),
+    "slow-link": (Mode.CONTENTION, Mode.COMMUNICATION),
+    "traffic": (Mode.CONTENTION, Mode.COMMUNICATION),
+}
+"""Each fault with the modes that are correct findings."""
+OF_LAB = ("slow-link", "traffic")
+"""Faults of the network, which only a lab can inject."""
+_LINK_SHARE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRun:
+    """One job.
+
+    Attributes:
+        nodes, ranks_per_node: of the job.
+        oversubscription: capacity of a leaf's hosts over that of its uplink.
+        placement: block or cyclic, of ranks over nodes, as srun's --distribution has it.
+        fault: one of `FAULTS`, or none.
+        step_ms: about what a rank computes in a step; faults are shares of it.
+        is_emulated: whether ranks sleep for that long in each step, because their cores are not theirs.
+        steps: to train.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    oversubscription: float = 1.0
+    placement: str = "block"
+    fault: str = HEALTHY
+    step_ms: int = 150
+    is_emulated: bool = False
+    steps: int = 120
+
+    def __post_init__(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise UsageError(f"placement {self.placement!r}: choose one of {', '.join(PLACEMENTS)}")
+        if self.fault not in (HEALTHY, *FAULTS):
+            raise UsageError(f"fault {self.fault!r}: choose one of {', '.join(FAULTS)}")
+        if self.oversubscription < 1:
+            raise UsageError(f"oversubscription {self.oversubscription}: give at least 1")
+
+    @property
+    def name(self) -> str:
+        """The name of its run directory, like `n4x2-o4-cyclic` or `n4x2-o1-block-jitter`."""
+        fault = "" if self.fault == HEALTHY else f"-{self.fault}"
+        return f"n{self.nodes}x{self.ranks_per_node}-o{self.oversubscription:g}-{self.placement}{fault}"
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def needs_two_stages(self) -> bool:
+        """Whether its fault shows only in a pipeline, or only by comparison with groups that it does not affect."""
+        return self.fault in ("slow-stage", "slow-link") and self.num_ranks % 2 == 0 and self.num_ranks > 2
+
+    def training(self) -> list[str]:
+        """Return the options of `hpcpace train gpt2`."""
+        mesh = f"dp={self.num_ranks // 2},pp=2" if self.needs_two_stages else f"dp={self.num_ranks}"
+        ranks = range(self.num_ranks)
+        specs = [f"rank={rank},phase=forward,size={self.step_ms}ms" for rank in ranks if self.is_emulated]
+        match self.fault:
+            case "straggler":
+                specs.append(f"rank={self.num_ranks - 1},phase=forward,size={self.step_ms // 3}ms")
+            case "slow-stage":
+                # The rank's place in a pipeline is its number modulo the stages: tp is 1, and pp inside dp.
+                specs += [f"rank={rank},phase=forward,size={4 * self.step_ms // 5}ms" for rank in ranks if rank % 2]
+            case "jitter":
+                size = f"size={2 * self.step_ms // 3}ms"
+                specs += [f"rank={rank},phase=forward,{size},kind=random,p=0.1" for rank in ranks]
+            case "periodic":
+                size = f"size={2 * self.step_ms // 3}ms"
+                specs.append(f"rank={self.num_ranks - 1},phase=forward,{size},kind=periodic,period=10")
+            case "slow-data":
+                specs += [f"rank={rank},phase=data,size={self.step_ms // 4}ms" for rank in ranks]
+        injected = [word for spec in specs for word in ("--inject", spec)]
+        return ["--mesh", mesh, "--steps", str(self.steps), *injected]
+
+    def lab_faults(self, status: Mapping[str, Any]) -> list[list[str]]:
+        """Return the words of `hpcpace lab fault` that give a lab the network of this run.
+
+        Args:
+            status: of the lab, as `hpcpace lab status --json` prints it.
+
+        Raises:
+            UsageError: the lab's uplinks are already more oversubscribed than that, or it has too few hosts.
+        """
+        hosts = [host["name"] for host in status["hosts"]]
+        if len(hosts) < self.nodes:
+            raise UsageError(f"{self.name}: the lab has {len(hosts)} hosts: boot it with --hosts {self.nodes}")
+        rates = {link["name"]: link["rate_bps"] for link in status["links"]}
+        words = []
+        for leaf in dict.fromkeys(host["leaf"] for host in status["hosts"]):
+            capacity = sum(rates[host["name"]] for host in status["hosts"] if host["leaf"] == leaf)
+            wanted = round(capacity / self.oversubscription)
+            if wanted > rates[leaf]:
+                raise UsageError(
+                    f"{self.name}: the uplink of {leaf} has {rates[leaf] / 1e6:g} Mb/s, but the run needs "
+                    f"{wanted / 1e6:g}: boot the lab with a higher --uplink"
+                )
+            if wanted < rates[leaf]:
+                words.append(["slow-link", leaf, "--rate", f"{wanted}bit"])
+        last = hosts[self.nodes - 1]
+        if self.fault == "slow-link":
+            words.append(["slow-link", last, "--rate", f"{round(rates[last] * _LINK_SHARE)}bit"])
+        if self.fault == "traffic":
+            words.append(["traffic", hosts[0], last, "--streams", "4"])
+        return words
+
+
+def scaling_runs(
+    *,
+    nodes: Sequence[int],
+    ranks_per_node: int,
+    oversubscriptions: Sequence[float] = (1.0,),
+    placements: Sequence[str] = PLACEMENTS,
+    faults: Sequence[str] = (),
+    step_ms: int = 150,
+    is_emulated: bool = False,
+    steps: int = 120,
+) -> list[ScalingRun]:
+    """Return the runs of a study: the sweep, then each fault on the most nodes.
+
+    With one node, or one rank per node, there is nothing to place: these run once, as block.
+    """
+    shared: dict[str, Any] = {"ranks_per_node": ranks_per_node, "step_ms": step_ms, "steps": steps}
+    sweep = [
+        ScalingRun(nodes=count, oversubscription=over, placement=placement, is_emulated=is_emulated, **shared)
+        for count in nodes
+        for over in (oversubscriptions if count > 1 else oversubscriptions[:1])
+        for placement in (placements if count > 1 and ranks_per_node > 1 else placements[:1])
+    ]
+    return sweep + [
+        ScalingRun(
+            nodes=max(nodes),
+            oversubscription=oversubscriptions[0],
+            placement=placements[0],
+            fault=fault,
+            is_emulated=is_emulated,
+            **shared,
+        )
+        for fault in faults
+    ]
+
+
+@dataclass(frozen=True)
+class ScalingFolder:
+    """A scaling study on disk: STUDY/plan.json and STUDY/runs/NAME."""
+
+    path: Path
+
+    @property
+    def plan_json(self) -> Path:
+        """The file that lists the runs."""
+        return self.path / "plan.json"
+
+    def run_dir(self, run: ScalingRun) -> RunDirectory:
+        """Return the run directory of a run, whether it exists or not."""
+        return RunDirectory(self.path / "runs" / run.name)
+
+    def write_plan(self, runs: Sequence[ScalingRun]) -> bool:
+        """Write the plan and keep the runs of an earlier one; return whether it has changed.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        known = self.runs() if self.plan_json.exists() else []
+        merged = list({run.name: run for run in (*known, *runs)}.values())
+        if merged == known:
+            return False
+        rows = [{"name": run.name, **dataclasses.asdict(run)} for run in merged]
+        try:
+            with Folder.open(self.path, make=True) as folder:
+                folder.make_folder("runs").close()
+                folder.write(self.plan_json.name, json_text({"schema": SCHEMA, "study": "scaling", "runs": rows}))
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.path}: {error.strerror}") from error
+        return True
+
+    def runs(self) -> list[ScalingRun]:
+        """Return the runs of the plan.
+
+        Raises:
+            UsageError: there is no plan, or it cannot be read.
+        """
+        content = self._plan()
+        try:
+            return [ScalingRun(**{k: v for k, v in row.items() if k != "name"}) for row in content["runs"]]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA} ({error}): plan the study again") from error
+
+    def run_named(self, name: str) -> ScalingRun:
+        """Return a run of the plan.
+
+        Raises:
+            UsageError: it has no such run.
+        """
+        found = [run for run in self.runs() if run.name == name]
+        if not found:
+            raise UsageError(f"{self.plan_json} has no run {name!r}: name one of its runs")
+        return found[0]
+
+    def summary(self, run: ScalingRun) -> dict[str, Any] | None:
+        """Return the summary of a run's report, None if the run is not done."""
+        try:
+            content = read_file(self.run_dir(run).summary_json, most_bytes=_MOST_SUMMARY_BYTES)
+            summary: dict[str, Any] = json.loads(content)
+        except (OSError, ValueError, RecursionError):
+            return None
+        return summary
+
+    def open_runs(self) -> list[ScalingRun]:
+        """Return the runs without a report."""
+        return [run for run in self.runs() if self.summary(run) is None]
+
+    def _plan(self) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MOST_PLAN_BYTES))
+        except FileNotFoundError:
+            raise UsageError(f"no study at {self.path}: plan one with sbatch/scaling_study.sh") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"cannot read {self.plan_json}: {error}") from error
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA}: name the folder of a scaling study")
+        return content
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingResult:
+    """What the report of a run says, compared with what was injected.
+
+    Attributes:
+        run: the job.
+        samples_per_s, step_ms, cv: of its steps; None if the report does not have them.
+        efficiency: throughput per node relative to the smallest healthy run.
+        mode, headline: of the report.
+        is_found: whether a correct mode is among its findings; None for runs without a fault.
+    """
+
+    run: ScalingRun
+    samples_per_s: float | None
+    step_ms: float | None
+    cv: float | None
+    efficiency: float | None
+    mode: str
+    headline: str
+    is_found: bool | None
+
+
+def results(study: ScalingFolder) -> list[ScalingResult]:
+    """Return the results of all runs that are done, in the order of the plan."""
+    done = [(run, summary) for run in study.runs() if (summary := study.summary(run)) is not None]
+    healthy = sorted((run.nodes, _rate(summary) or 0.0) for run, summary in done if run.fault == HEALTHY)
+    base = healthy[0][1] / healthy[0][0] if healthy else 0.0
+    return [_result(run, summary, base) for run, summary in done]
+
+
+def _result(run: ScalingRun, summary: Mapping[str, Any], base: float) -> ScalingResult:
+    throughput, verdict, rate = summary["throughput"], summary["verdict"], _rate(summary)
+    modes = {verdict["mode"], *(finding["mode"] for finding in verdict["findings"])}
+    return ScalingResult(
+        run=run,
+        samples_per_s=rate,
+        step_ms=throughput["p50_ns"] / 1e6,
+        cv=throughput["cv"],
+        efficiency=rate / run.nodes / base if rate and base else None,
+        mode=verdict["mode"],
+        headline=verdict["headline"],
+        is_found=None if run.fault == HEALTHY else bool(modes & set(FAULTS[run.fault])),
+    )
+
+
+def _rate(summary: Mapping[str, Any]) -> float | None:
+    rate: float | None = summary["throughput"]["samples_per_s"]
+    return rate
+
+
+DEFAULT_POLICIES = (NO_POLICY, "published-window", "published-spread", "slack", "auto")
+_ALWAYS_ON_TRIAL = ("auto", "coschedule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacingJob:
+    """One job.
+
+    Attributes:
+        nodes, ranks_per_node: of the job.
+        policy: of `hpcpace train --pace`, or none for a baseline.
+        repetition: from 0.
+        steps: to train.
+        has_trial: whether the policy has to prove itself inside the job; otherwise it is on from the start.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    policy: str
+    repetition: int
+    steps: int
+    has_trial: bool
+
+    @property
+    def name(self) -> str:
+        """The name of its run directory, like `n4x2-slack-0`."""
+        return f"n{self.nodes}x{self.ranks_per_node}-{self.policy}-{self.repetition}"
+
+    def is_done(self, study: Path) -> bool:
+        """Return whether one of its attempts has left a result."""
+        return any(attempt.result_json.exists() for attempt in RunDirectory(study / "runs" / self.name).attempts())
+
+
+def pacing_jobs(
+    *,
+    nodes: Sequence[int],
+    ranks_per_node: int,
+    policies: Sequence[str] = DEFAULT_POLICIES,
+    repetitions: int,
+    steps: int,
+    with_trial: bool = False,
+) -> list[PacingJob]:
+    """Return the jobs of a study in the order in which they run.
+
+    Each repetition runs every policy, and starts with another one: drift over hours then affects all policies alike.
+
+    Raises:
+        UsageError: there is no such policy.
+    """
+    unknown = [policy for policy in policies if policy not in (NO_POLICY, *POLICIES)]
+    if unknown:
+        raise UsageError(f"policy {unknown[0]!r}: choose from {NO_POLICY}, {', '.join(POLICIES)}")
+    return [
+        PacingJob(
+            nodes=count,
+            ranks_per_node=ranks_per_node,
+            policy=policy,
+            repetition=repetition,
+            steps=steps,
+            has_trial=with_trial or policy in _ALWAYS_ON_TRIAL,
+        )
+        for repetition in range(repetitions)
+        for count in nodes
+        for policy in _rotated(policies, repetition)
+    ]
+
+
+def _rotated(policies: Sequence[str], by: int) -> list[str]:
+    first = by % len(policies)
+    return [*policies[first:], *policies[:first]]
