@@ -67,7 +67,7 @@ gpu: $(STAMP)
 REHEARSAL := build/first-light-python
 $(REHEARSAL)/.installed:
 	$(PYTHON) -m venv --clear $(REHEARSAL)
-	$(REHEARSAL)/bin/python -m pip install --quiet torch==2.11.0 torchvision==0.26.0 mpi4py h5py numpy pandas scipy click \
+	$(REHEARSAL)/bin/python -m pip install --quiet torch==2.11.0 torchvision==0.26.0 mpi4py h5py numpy scipy click \
 	  transformers 'setuptools<82'
 	@touch $@
 

@@ -15,9 +15,9 @@ default=python3
 python=${PYTHON:-$default} wheels=${WHEELS:-build/first-light-wheels} env=build/first-light-env
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
-# Of these, a machine takes what it lacks; torch, mpi4py, h5py, pandas and scipy must be there.
+# Of these, a machine takes what it lacks; torch, mpi4py, h5py and scipy must be there.
 packages=(
-    click iniconfig markdown-it-py mdurl msgspec nvidia-ml-py packaging pluggy psutil pygments pytest
+    click iniconfig jinja2 markdown-it-py markupsafe mdurl msgspec nvidia-ml-py packaging pluggy psutil pygments pytest
     pytest-timeout rich safetensors 'setuptools<82' zlib-ng
 )
 

@@ -52,10 +52,7 @@ _COMMANDS = "train gpt2, train resnet18, audit, study series"
 
 @click.command(cls=Command, context_settings={"allow_interspersed_args": False})
 @option(
-    "--name",
-    metavar="NAME",
-    help="Call the run runs/JOB-NAME.",
-    show_default="the last word of the command's name",
+    "--name", metavar="NAME", help="Call the run runs/JOB-NAME.", show_default="the last word of the command's name"
 )
 @option(
     "--layout",

@@ -17,11 +17,10 @@ import click
 from rich.console import Console
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, Decorated, Real, headed, option, verbose
+from hpcpace.cli.options import MIN_WIDTH, PATH, Decorated, Real, headed, option, text_console, verbose, write_target
 from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError, UsageError
-from hpcpace.core.files import write_file
 from hpcpace.core.rundir import RUNS, Attempt, check_target, find_runs, json_text, open_named_run
 from hpcpace.core.text import NS_PER_S, format_duration, listed, nanoseconds, plural, printable, rank_list, shortened
 from hpcpace.diagnosis.records import read_run_record
@@ -37,8 +36,8 @@ from hpcpace.runs.imports.dump_view import chrome_trace, first_ns, job_view, las
 from hpcpace.runs.imports.dumps import Dumps, read_dumps
 from hpcpace.runs.imports.ras import read_ras, with_witness
 
-_MOST_SPAN_S = 86_400
-_LEAST_WIDTH, _MOST_WIDTH = 80, 120
+_MAX_SPAN_S = 86_400
+_MAX_WIDTH = 120
 _MAX_NAMES = 3
 
 
@@ -61,7 +60,7 @@ def dump_options(function: Decorated) -> Decorated:
         option(
             "--last",
             "span_s",
-            type=Real(0, _MOST_SPAN_S, is_open=True),
+            type=Real(0, _MAX_SPAN_S, is_open=True),
             default=1.0,
             show_default=True,
             help="Show this many seconds before the last record.",
@@ -96,12 +95,12 @@ def report_dumps(paths: Sequence[Path], options: DumpOptions) -> int:
     hang = find_hang(job)
     span_ns = nanoseconds(options.span_s)
     if options.timeline is not None:
-        _write_timeline(options.timeline, dumps, span_ns)
+        write_target(options.timeline, json.dumps(chrome_trace(dumps, span_ns)), "--timeline")
     if options.as_json:
-        content = _content(dumps, job, hang, told, span_ns)
+        content = _dumps_content(dumps, job, hang, told, span_ns)
         click.echo(json_text(content), nl=False)
     else:
-        _print(text_console(), dumps, job, hang, told, options)
+        _print_dumps(_console(), dumps, job, hang, told, options)
         if options.timeline is not None:
             click.echo(f"\nwritten: {printable(str(options.timeline))}")
     return exit_code(hang, is_whole=not dumps.missing, has_problems=bool(dumps.problems))
@@ -116,11 +115,8 @@ def exit_code(hang: Hang | None, *, is_whole: bool, has_problems: bool) -> int:
     return EXIT_WARNING if has_problems else EXIT_OK
 
 
-def text_console() -> Console:
-    """Return a console that is neither too narrow nor too wide, and takes nothing for markup."""
-    console = Console(highlight=False, emoji=False, markup=False)
-    console.width = min(max(console.width, _LEAST_WIDTH), _MOST_WIDTH) if console.is_terminal else _LEAST_WIDTH
-    return console
+def _console() -> Console:
+    return text_console(log_width=MIN_WIDTH, max_width=_MAX_WIDTH)
 
 
 def hang_json(hang: Hang | None, job: JobView) -> dict[str, Any] | None:
@@ -154,14 +150,7 @@ def _call_json(call: Call, job: JobView) -> dict[str, Any]:
     }
 
 
-def _write_timeline(path: Path, dumps: Dumps, span_ns: int) -> None:
-    try:
-        write_file(path, json.dumps(chrome_trace(dumps, span_ns)))
-    except OSError as error:
-        raise TraceError(f"cannot write {path}: {error.strerror}; name another file for --timeline") from error
-
-
-def _content(dumps: Dumps, job: JobView, hang: Hang | None, told: Sequence[str], span_ns: int) -> dict[str, Any]:
+def _dumps_content(dumps: Dumps, job: JobView, hang: Hang | None, told: Sequence[str], span_ns: int) -> dict[str, Any]:
     return {
         "source": job.source,
         "ranks": sorted(dumps.by_rank),
@@ -180,7 +169,7 @@ def _content(dumps: Dumps, job: JobView, hang: Hang | None, told: Sequence[str],
     }
 
 
-def _print(
+def _print_dumps(
     console: Console, dumps: Dumps, job: JobView, hang: Hang | None, told: Sequence[str], options: DumpOptions
 ) -> None:
     if hang is not None:
@@ -236,16 +225,16 @@ def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:
     found = hang_in(records, hang_s=hang_s)
     job = records.view() if found is None else found.job
     if as_json:
-        content = _hang_run_content(attempt, records, found, job, hang_s)
+        content = _run_content(attempt, records, found, job, hang_s)
         click.echo(json_text(content), nl=False)
     else:
-        _hang_run_print(attempt, records, found, job, hang_s)
-        notes(text_console(), records.problems, rest="--verbose", is_verbose=is_verbose)
+        _print_run(attempt, records, found, job, hang_s)
+        notes(_console(), records.problems, rest="--verbose", is_verbose=is_verbose)
     hang = None if found is None else found.hang
     return exit_code(hang, is_whole=not records.missing, has_problems=bool(records.problems))
 
 
-def _hang_run_content(
+def _run_content(
     attempt: Attempt, records: JobRecords, found: FoundHang | None, job: JobView, hang_s: float
 ) -> dict[str, Any]:
     named = () if found is None else found.hang.culprits or found.hang.could_be
@@ -265,10 +254,8 @@ def _hang_run_content(
     }
 
 
-def _hang_run_print(
-    attempt: Attempt, records: JobRecords, found: FoundHang | None, job: JobView, hang_s: float
-) -> None:
-    console = text_console()
+def _print_run(attempt: Attempt, records: JobRecords, found: FoundHang | None, job: JobView, hang_s: float) -> None:
+    console = _console()
     limit = format_duration(least_ns(job, hang_s=hang_s))
     if found is not None:
         print_hang(console, describe(found.hang, job))
@@ -288,12 +275,7 @@ def _hang_run_print(
 @click.argument("paths", metavar="[RUN | DUMPS...]", nargs=-1, type=PATH)
 @dump_options
 def command(
-    paths: tuple[Path, ...],
-    ras: Path | None,
-    span_s: float,
-    timeline: Path | None,
-    as_json: bool,
-    is_verbose: bool,
+    paths: tuple[Path, ...], ras: Path | None, span_s: float, timeline: Path | None, as_json: bool, is_verbose: bool
 ) -> None:
     """Say which ranks hold up a job that no longer moves, in which operation, and since when.
 

@@ -32,12 +32,7 @@ _STEPS = {
     "nsys": "NVTX ranges named step 1, step 2, ...",
 }
 
-run_dir = option(
-    "--run-dir",
-    type=PATH,
-    help="Write the run into this new folder.",
-    show_default="runs/TIME-TOOL",
-)
+run_dir = option("--run-dir", type=PATH, help="Write the run into this new folder.", show_default="runs/TIME-TOOL")
 
 
 @command.command("kineto", cls=Command, short_help="Read profiles of PyTorch's profiler.")
@@ -65,7 +60,10 @@ def wia(path: Path, run_dir: Path | None, is_verbose: bool) -> None:
     FILE is a parquet file, the folder of one, or the tool's timeline for Chrome. A rank of the run is a worker of the
     trace: a data-parallel rank and stage. Exit codes: 0 fine; 2 bad input.
     """
-    from hpcpace.runs.imports.wia_ranks import import_wia
+    try:
+        from hpcpace.runs.imports.wia_ranks import import_wia
+    except ImportError as error:
+        raise UsageError(f"this needs a package ({error}): pip install 'hpcpace[import]'") from error
 
     _import("wia", run_dir, lambda told: import_wia(path, told=told), is_verbose=is_verbose)
 
@@ -88,12 +86,7 @@ def nsys(path: Path, run_dir: Path | None, is_verbose: bool) -> None:
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=PATH)
 @dump_options
 def flight_recorder(
-    paths: tuple[Path, ...],
-    ras: Path | None,
-    span_s: float,
-    timeline: Path | None,
-    as_json: bool,
-    is_verbose: bool,
+    paths: tuple[Path, ...], ras: Path | None, span_s: float, timeline: Path | None, as_json: bool, is_verbose: bool
 ) -> None:
     """Read the dumps of PyTorch's Flight Recorder in DIR: what they hold, what hangs, and the last second of the job.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,8 +68,8 @@ def attach_inside(name: str) -> Lab:
     return lab
 
 
-MOST_S = 1_000_000
-MOST_CORES = 1024
+MAX_S = 1_000_000
+MAX_CORES = 1024
 
 
 @click.group(cls=Group)
@@ -79,186 +80,130 @@ def fault() -> None:
     """
 
 
-_start = option("--start", type=Real(0, MOST_S), default=0.0, show_default=True, help="Begin after this many seconds.")
+_start = option("--start", type=Real(0, MAX_S), default=0.0, show_default=True, help="Begin after this many seconds.")
 _duration = option(
     "--duration",
-    type=Real(0, MOST_S, is_open=True),
+    type=Real(0, MAX_S, is_open=True),
     help="Undo it after this many seconds.",
     show_default="until undone",
 )
-_timed = headed("When, and in which lab", _start, _duration, name_option)
-_at_once = headed("When, and in which lab", _start, name_option)
-
-
-def _inject(name: str, what: LabFault, start: float, duration: float | None = None) -> None:
-    lab = attach_inside(name)
-    record = start_fault(InsideLab(lab.plan, lab.files), what, start_s=start, duration_s=duration)
-    _say(record)
 
 
 def _say(record: FaultRecord) -> None:
     click.echo(" ".join(filter(None, fault_words(record))))
 
 
-@fault.command("slow-host")
-@click.argument("host")
-@headed(
-    "What",
+def _add_fault(
+    kind: type[LabFault],
+    name: str,
+    words: str,
+    arguments: Mapping[str, Any],
+    *options: Callable[[Any], Any],
+    lasts: bool = True,
+) -> None:
+    """Add the command that injects faults of a kind.
+
+    Args:
+        kind: its fields are the arguments and options.
+        name: of the command.
+        words: help.
+        arguments: their types.
+        options: of this kind.
+        lasts: whether it has a duration.
+    """
+
+    def inject(name: str, start: float, duration: float | None = None, **values: Any) -> None:
+        lab = attach_inside(name)
+        _say(start_fault(InsideLab(lab.plan, lab.files), kind(**values), start_s=start, duration_s=duration))
+
+    added = headed("When, and in which lab", _start, *([_duration] if lasts else []), name_option)(inject)
+    added = headed("What", *options)(added)
+    for argument, type_ in reversed(list(arguments.items())):
+        added = click.argument(argument, type=type_)(added)
+    fault.command(name, help=words)(added)
+
+
+_HOST, _LINK = {"host": click.STRING}, {"link": click.STRING}
+_OF_LINK = "LINK is that of a host (n3) or the uplink of a leaf (leaf1)."
+_SECONDS = Real(0, MAX_S, is_open=True)
+_add_fault(
+    SlowHost,
+    "slow-host",
+    "Limit the processor time of HOST.",
+    _HOST,
     option(
         "--cores",
-        type=Real(0, MOST_CORES, is_open=True),
+        type=Real(0, MAX_CORES, is_open=True),
         default=0.25,
-        show_default=True,
         help="Leave the host this many cores' worth of processor time.",
     ),
 )
-@_timed
-def slow_host(name: str, host: str, cores: float, start: float, duration: float | None) -> None:
-    """Limit the processor time of HOST."""
-    _inject(name, SlowHost(host=host, cores=cores), start, duration)
-
-
-@fault.command("slow-link")
-@click.argument("link")
-@headed(
-    "What",
+_add_fault(
+    SlowLink,
+    "slow-link",
+    f"Lower the rate of LINK.\n\n{_OF_LINK}",
+    _LINK,
     option("--rate", required=True, metavar="RATE", help="Lower the rate to this, like 100mbit."),
 )
-@_timed
-def slow_link(name: str, link: str, rate: str, start: float, duration: float | None) -> None:
-    """Lower the rate of LINK.
-
-    LINK is that of a host (n3) or the uplink of a leaf (leaf1).
-    """
-    _inject(name, SlowLink(link=link, rate=rate), start, duration)
-
-
-@fault.command("flap-link")
-@click.argument("link")
-@headed(
-    "What",
-    option(
-        "--period",
-        type=Real(0, MOST_S, is_open=True),
-        default=4.0,
-        show_default=True,
-        help="Take the link down once in this many seconds.",
-    ),
-    option(
-        "--down",
-        type=Real(0, MOST_S, is_open=True),
-        default=1.0,
-        show_default=True,
-        help="Keep the link down for this many seconds each time.",
-    ),
+_add_fault(
+    FlapLink,
+    "flap-link",
+    "Take LINK down once in each period.",
+    _LINK,
+    option("--period", "period_s", type=_SECONDS, default=4.0, help="Take the link down once in this many seconds."),
+    option("--down", "down_s", type=_SECONDS, default=1.0, help="Keep the link down for this many seconds each time."),
 )
-@_timed
-def flap_link(name: str, link: str, period: float, down: float, start: float, duration: float | None) -> None:
-    """Take LINK down once in each period."""
-    _inject(name, FlapLink(link=link, period_s=period, down_s=down), start, duration)
-
-
-@fault.command()
-@click.argument("link")
-@headed(
-    "What",
+_add_fault(
+    LossyLink,
+    "loss",
+    f"Drop packets on LINK at random.\n\n{_OF_LINK} Needs nft.",
+    _LINK,
     option(
         "--share",
         type=Real(0, 1, is_open=True),
         default=0.01,
-        show_default=True,
         help="Drop this share of the packets, in each direction.",
     ),
 )
-@_timed
-def loss(name: str, link: str, share: float, start: float, duration: float | None) -> None:
-    """Drop packets on LINK at random.
-
-    LINK is that of a host (n3) or the uplink of a leaf (leaf1). Needs nft.
-    """
-    _inject(name, LossyLink(link=link, share=share), start, duration)
-
-
-@fault.command()
-@click.argument("source")
-@click.argument("destination")
-@headed(
-    "What",
+_add_fault(
+    Traffic,
+    "traffic",
+    "Send background traffic between two hosts.\n\nIt goes over TCP from host SOURCE to host DESTINATION.",
+    {"source": click.STRING, "destination": click.STRING},
     option("--rate", metavar="RATE", help="Send at this rate.", show_default="as fast as the network allows"),
-    option("--streams", type=Whole(1, 64), default=1, show_default=True, help="Send over this many TCP connections."),
+    option("--streams", type=Whole(1, 64), default=1, help="Send over this many TCP connections."),
 )
-@_timed
-def traffic(
-    name: str, source: str, destination: str, rate: str | None, streams: int, start: float, duration: float | None
-) -> None:
-    """Send background traffic between two hosts.
-
-    It goes over TCP from host SOURCE to host DESTINATION.
-    """
-    _inject(name, Traffic(source=source, destination=destination, rate=rate, streams=streams), start, duration)
-
-
-@fault.command("pause-host")
-@click.argument("host")
-@_timed
-def pause_host(name: str, host: str, start: float, duration: float | None) -> None:
-    """Freeze every process of HOST."""
-    _inject(name, PauseHost(host=host), start, duration)
-
-
-@fault.command("kill-host")
-@click.argument("host")
-@_timed
-def kill_host(name: str, host: str, start: float, duration: float | None) -> None:
-    """Kill everything on HOST at once, as a power cut does.
-
-    Undoing the fault boots it again.
-    """
-    _inject(name, KillHost(host=host), start, duration)
-
-
-@fault.command("kill-rank")
-@click.argument("job", type=Whole(1, (1 << 32) - 1))
-@click.argument("rank", type=Whole(0))
-@headed(
-    "What",
-    option("--signal", "signal_name", metavar="NAME", default="KILL", show_default=True, help="Send this signal."),
+_add_fault(PauseHost, "pause-host", "Freeze every process of HOST.", _HOST)
+_add_fault(
+    KillHost,
+    "kill-host",
+    "Kill everything on HOST at once, as a power cut does.\n\nUndoing the fault boots it again.",
+    _HOST,
 )
-@_at_once
-def kill_rank(name: str, job: int, rank: int, signal_name: str, start: float) -> None:
-    """Send a signal to RANK of the running JOB."""
-    _inject(name, KillRank(job=job, rank=rank, signal=signal_name), start)
-
-
-@fault.command("fill-disk")
-@click.argument("host")
-@headed(
-    "What",
+_add_fault(
+    KillRank,
+    "kill-rank",
+    "Send a signal to RANK of the running JOB.",
+    {"job": Whole(1, (1 << 32) - 1), "rank": Whole(0)},
+    option("--signal", metavar="NAME", default="KILL", help="Send this signal."),
+    lasts=False,
+)
+_add_fault(
+    FillDisk,
+    "fill-disk",
+    "Fill the /tmp of HOST.",
+    _HOST,
     option(
-        "--left",
-        type=Whole(0, 1 << 50),
-        metavar="BYTES",
-        default=0,
-        show_default=True,
-        help="Leave this many bytes free.",
+        "--left", "left_bytes", type=Whole(0, 1 << 50), metavar="BYTES", default=0, help="Leave this many bytes free."
     ),
 )
-@_timed
-def fill_disk(name: str, host: str, left: int, start: float, duration: float | None) -> None:
-    """Fill the /tmp of HOST."""
-    _inject(name, FillDisk(host=host, left_bytes=left), start, duration)
-
-
-@fault.command()
-@click.argument("host")
-@headed(
-    "What",
-    option("--size", type=Whole(68, 65535), required=True, help="Set the MTU of its eth0 to this many bytes."),
+_add_fault(
+    ChangeMtu,
+    "mtu",
+    "Give HOST a different MTU from the rest of the network.",
+    _HOST,
+    option("--size", "mtu", type=Whole(68, 65535), required=True, help="Set the MTU of its eth0 to this many bytes."),
 )
-@_timed
-def mtu(name: str, host: str, size: int, start: float, duration: float | None) -> None:
-    """Give HOST a different MTU from the rest of the network."""
-    _inject(name, ChangeMtu(host=host, mtu=size), start, duration)
 
 
 @fault.command("list")

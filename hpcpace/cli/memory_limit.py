@@ -20,7 +20,7 @@ from hpcpace.core.environment import set_environ_default
 from hpcpace.core.errors import EXIT_USAGE, NotEnoughMemory
 
 # Python, its libraries and a small report take 0.6 GiB of addresses with two threads: `ulimit -v` in steps, by hand.
-_LEAST_FREE_BYTES = 1 << 30
+_MIN_FREE_BYTES = 1 << 30
 # How a library dies of a call for memory that it did not check.
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -40,10 +40,10 @@ def go_on_in_child() -> None:
     """
     limit = limit_bytes()
     own_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    if limit is not None and limit - own_bytes < _LEAST_FREE_BYTES:
+    if limit is not None and limit - own_bytes < _MIN_FREE_BYTES:
         raise NotEnoughMemory(
             f"not enough memory: the limit of {limit >> 20} MiB on addresses leaves {max(limit - own_bytes, 0) >> 20} "
-            f"MiB, and reading traces takes at least {_LEAST_FREE_BYTES >> 20} MiB: allow more (ulimit -v)"
+            f"MiB, and reading traces takes at least {_MIN_FREE_BYTES >> 20} MiB: allow more (ulimit -v)"
         )
     set_environ_default("OPENBLAS_NUM_THREADS", "1")  # each thread takes addresses of its own
     sys.stdout.flush()

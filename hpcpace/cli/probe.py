@@ -79,9 +79,7 @@ class _Call:
         show_default="all parts",
     ),
     option(
-        "--cores-in-turn",
-        is_flag=True,
-        help="Measure the noise of a host's cores one after another, not all at once.",
+        "--cores-in-turn", is_flag=True, help="Measure the noise of a host's cores one after another, not all at once."
     ),
 )
 @headed(

@@ -121,11 +121,7 @@ def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tupl
         show_default="all, or those that matter if they are too many",
     ),
     option(
-        "--attempt",
-        "attempt_number",
-        type=Whole(0),
-        help="Show this attempt of the run.",
-        show_default="the last one",
+        "--attempt", "attempt_number", type=Whole(0), help="Show this attempt of the run.", show_default="the last one"
     ),
 )
 @headed(
@@ -463,12 +459,7 @@ def _timeline(
     try:
         with shown_progress(is_shown=is_shown) as stage:
             return write_timeline(
-                directory,
-                attempt,
-                wanted,
-                target=None,
-                memory_bytes=settings.report.memory_bytes,
-                begin_stage=stage,
+                directory, attempt, wanted, target=None, memory_bytes=settings.report.memory_bytes, begin_stage=stage
             ).path
     except (UsageError, CannotTell, OSError) as error:
         warn([f"no timeline: {one_line(str(error))}"], is_verbose=False)

@@ -71,11 +71,7 @@ _REPETITIONS = option(
     help="Run each set-up this often.",
 )
 _STEPS = option(
-    "--steps",
-    type=Whole(1),
-    default=_DEFAULT.steps,
-    show_default=True,
-    help="Measure this many steps per run.",
+    "--steps", type=Whole(1), default=_DEFAULT.steps, show_default=True, help="Measure this many steps per run."
 )
 _WARMUP_STEPS = option(
     "--warmup-steps",
@@ -162,11 +158,7 @@ def nano_cluster(study: Path, layouts: str, **values: Any) -> None:
 
     A study that has a plan keeps it.
     """
-    sweep = NanoCluster(
-        layouts=tuple(map(parse_layout, layouts.split(","))),
-        image_steps=values["steps"],
-        **values,
-    )
+    sweep = NanoCluster(layouts=tuple(map(parse_layout, layouts.split(","))), image_steps=values["steps"], **values)
     _write(study, "nano-cluster", repeated(sweep.setups(), sweep.repetitions))
 
 
@@ -281,11 +273,7 @@ def series(study: Path, layout: str) -> None:
 )
 def scaling(study: Path, placements: str, has_faults: bool, **values: Any) -> None:
     """Plan the scaling study in STUDY, or add to its plan."""
-    runs = scaling_runs(
-        placements=placements.split(","),
-        faults=tuple(FAULTS) if has_faults else (),
-        **values,
-    )
+    runs = scaling_runs(placements=placements.split(","), faults=tuple(FAULTS) if has_faults else (), **values)
     folder = ScalingFolder(study)
     folder.write_plan(runs)
     click.echo(f"{folder.plan_json}: {len(folder.runs())} runs, {len(folder.open_runs())} to do", err=True)

@@ -23,7 +23,7 @@ from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.files import user_name
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path, open_named_run
-from hpcpace.core.text import format_duration, printable
+from hpcpace.core.text import NS_PER_S, format_duration, printable
 from hpcpace.diagnosis.run_state import is_running, read_start
 from hpcpace.observe.launch.launch import find_launch, has_launch, site_launch
 from hpcpace.observe.steps import StepFrom
@@ -105,7 +105,6 @@ def _say(lines: list[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-_NS_PER_S = 1_000_000_000
 # Whatever the umask: the rank that reads it may be another user's than root, and follows no file that others can write.
 _MODE = 0o644
 
@@ -138,7 +137,7 @@ def switch_command(steps: str | None, detail: str | None, run: Path, state: str 
     interval_s = _interval_s(directory)
     _check_user(directory)
     _write(directory, order)
-    within = format_duration(round(interval_s * _NS_PER_S))
+    within = format_duration(round(interval_s * NS_PER_S))
     is_over = _is_over(directory.last_attempt())
     who = "no rank runs now, the next attempt follows" if is_over else f"the ranks follow within about {within}"
     click.echo(printable(f"{directory.switch_file}: {order.text}; {who}"))

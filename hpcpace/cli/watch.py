@@ -208,14 +208,7 @@ def _show_live(watcher: Watcher) -> JobState | None:
             if seen is not None:
                 state = seen.state
                 size = console.size
-                view = page(
-                    state,
-                    choice,
-                    width=size.width,
-                    height=size.height,
-                    age_s=watcher.age_s,
-                    has_keys=True,
-                )
+                view = page(state, choice, width=size.width, height=size.height, age_s=watcher.age_s, has_keys=True)
                 live.update(view, refresh=True)
             choice = _pressed(keys, choice, watcher, 0 if state is None else len(state.ranks))
     return state

@@ -27,7 +27,7 @@ from hpcpace.diagnosis.measure import Measured, Selection, node_by_rank, own_exc
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe
 from hpcpace.diagnosis.summary import Verdict
 from hpcpace.diagnosis.topics.gpus import GpuThresholds, gpu_differences, gpu_state, with_gpus
-from hpcpace.diagnosis.topics.links import CoreWaitThresholds, flow_findings
+from hpcpace.diagnosis.topics.links import flow_findings
 from hpcpace.diagnosis.topics.straggler import work_excess
 from hpcpace.diagnosis.verdict import verdict_of, with_end
 from hpcpace.hang.from_traces import records_of
@@ -98,7 +98,7 @@ class JudgedRun:
         return replace(panels, cores=None, lab_cores=panels.cores) if self.records.run.is_lab else panels
 
     def _flows(self, kinds: Sequence[Kind], panels: Panels) -> FlowFindings | None:
-        return flow_findings(self.network, self.thresholds, kinds, panels, self.limits(CoreWaitThresholds))
+        return flow_findings(self.network, self.thresholds, kinds, panels, self.config.thresholds)
 
     @cached_property
     def hang(self) -> FoundHang | None:

@@ -70,17 +70,12 @@ def bound_switches(compute_ns: Floats, communication_ns: Floats, *, hysteresis: 
     compute = is_compute[decided[last]]
     share = float(compute.mean())
     return BoundSwitches(
-        compute_share=share,
-        communication_share=1.0 - share,
-        num_switches=int((compute[1:] != compute[:-1]).sum()),
+        compute_share=share, communication_share=1.0 - share, num_switches=int((compute[1:] != compute[:-1]).sum())
     )
 
 
 def collective_sensitivity(
-    transfer_ns: Floats,
-    skew_ns: Floats,
-    clock_error_ns: float | Floats,
-    place: Ints | None = None,
+    transfer_ns: Floats, skew_ns: Floats, clock_error_ns: float | Floats, place: Ints | None = None
 ) -> Sensitivity | None:
     """Return how the transfer of collectives of one kind and size depends on the skew of their ranks.
 
@@ -210,11 +205,7 @@ def amplification(work_ns: Floats, *, seed: int = 0, num_draws: int = 99) -> Amp
     # Work that never changes must give 0, not rounding.
     worst = max(float(of_rank_ns.max(axis=0).sum()), mean)
     largest = max(float(largest_ns.mean(axis=0).sum()), worst)
-    interval = moving_block_bootstrap(
-        np.column_stack([largest_ns.sum(axis=1), mean_ns.sum(axis=1)]),
-        _ratio,
-        seed=seed,
-    )
+    interval = moving_block_bootstrap(np.column_stack([largest_ns.sum(axis=1), mean_ns.sum(axis=1)]), _ratio, seed=seed)
     null_ns = _persistent_null(work_ns - mean_ns, num_draws, np.random.default_rng(seed))
     p_value = None
     if null_ns is not None:
@@ -502,13 +493,7 @@ def unit_maxima(values: Floats, unit: Ints, num_units: int) -> Floats:
     return np.asarray(np.maximum.reduceat(values[by_unit], starts, axis=0))
 
 
-def _weight(
-    work_ns: Floats,
-    shared_ns: Floats,
-    unit: Ints,
-    weight: Floats,
-    generator: np.random.Generator,
-) -> Floats:
+def _weight(work_ns: Floats, shared_ns: Floats, unit: Ints, weight: Floats, generator: np.random.Generator) -> Floats:
     """Return the share of the medians' variation that independent units would not have, given a first guess of it."""
     num_units, num_steps = int(unit.max()) + 1, work_ns.shape[1]
     rest = work_ns - weight * shared_ns

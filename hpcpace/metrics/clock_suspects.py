@@ -109,11 +109,7 @@ class ClockBounds:
 
 
 def collective_bounds(
-    enter_ns: Ints,
-    exit_ns: Ints,
-    reference_enter_ns: Ints,
-    reference_exit_ns: Ints,
-    transfer_ns: Ints | None = None,
+    enter_ns: Ints, exit_ns: Ints, reference_enter_ns: Ints, reference_exit_ns: Ints, transfer_ns: Ints | None = None
 ) -> ClockBounds | None:
     """Return the clock of a rank by operations that it and the reference took part in; None without any.
 
@@ -252,12 +248,7 @@ def _roles(own: Operations, usable: Bools) -> tuple[Bools, Bools]:
 
 
 def proven_leads(
-    operations: Operations,
-    found: Contradictions,
-    *,
-    node: Ints,
-    enter_error_ns: Floats,
-    exit_error_ns: Floats,
+    operations: Operations, found: Contradictions, *, node: Ints, enter_error_ns: Floats, exit_error_ns: Floats
 ) -> dict[tuple[int, int], int]:
     """Return by how many nanoseconds, at least, the clock of node b is ahead of that of a, by (a, b).
 
@@ -344,12 +335,7 @@ def _is_usable(operations: Operations, matching: Matching) -> Bools:
 
 
 def _extremes(
-    instance: Ints,
-    num_instances: int,
-    enter_ns: Ints,
-    exit_ns: Ints,
-    causes: Bools,
-    effects: Bools,
+    instance: Ints, num_instances: int, enter_ns: Ints, exit_ns: Ints, causes: Bools, effects: Bools
 ) -> tuple[Ints, Ints]:
     """Return the last enter of the causes and the first exit of the effects, each int64, (num_instances,)."""
     last_ns = np.full(num_instances, np.iinfo(np.int64).min)

@@ -213,13 +213,7 @@ class _LargestTransfers:
         self._largest_ns = np.full(2 * num_instances, -1)
         self._kind = np.full(2 * num_instances, nowhere)
 
-    def add(
-        self,
-        kind: Ints,
-        instance: Ints,
-        op: Bytes,
-        transfer_ns: Ints,
-    ) -> None:
+    def add(self, kind: Ints, instance: Ints, op: Bytes, transfer_ns: Ints) -> None:
         """Add rows, each (num_rows,); rows of the kind after all others do not count."""
         is_some = kind != self._nowhere
         if not is_some.all():

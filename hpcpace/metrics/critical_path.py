@@ -77,11 +77,7 @@ def covered_by_waits(operations: tuple[Ints, Ints, Ints, Ints], steps: tuple[Int
 
 
 def pipeline_bubble(
-    message_wait_ns: Floats,
-    step_ns: Floats,
-    stage: Ints,
-    *,
-    num_microbatches: int | None = None,
+    message_wait_ns: Floats, step_ns: Floats, stage: Ints, *, num_microbatches: int | None = None
 ) -> Bubble | None:
     """Return the bubble of a pipeline; None with one stage, or if no step takes any time.
 
@@ -99,11 +95,7 @@ def pipeline_bubble(
     by_stage = np.array([by_rank[stage == of].mean() for of in stages])
     share = float(by_stage.mean())
     ideal = ideal_bubble(len(stages), num_microbatches) if num_microbatches else None
-    return Bubble(
-        share=share,
-        by_stage=by_stage,
-        ideal_share=ideal,
-    )
+    return Bubble(share=share, by_stage=by_stage, ideal_share=ideal)
 
 
 def microbatches(operations: Operations, work: LocalWork) -> int | None:

@@ -108,14 +108,6 @@ class _Tail:
     step: Ints
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TailFit:
-    """The tail of one resample, as in `Pareto`."""
-
-    shape: float
-    scale: float
-
-
 def fit_pareto(excess: Floats, weight: Floats) -> Pareto:
     """Fit generalised Pareto distributions by probability-weighted moments.
 
@@ -268,12 +260,7 @@ def _resampled_counts(values: Floats, num_draws: int, seed: int) -> Floats:
 
 
 def _losses(
-    tails: list[_Tail],
-    highest_ns: Floats,
-    base_ns: Floats,
-    counts: Floats,
-    num_units: int,
-    num_nodes: Ints,
+    tails: list[_Tail], highest_ns: Floats, base_ns: Floats, counts: Floats, num_units: int, num_nodes: Ints
 ) -> tuple[Floats, Floats]:
     """Return the loss in each resample on each number of nodes, and the shapes of the tails.
 
@@ -296,13 +283,7 @@ def _losses(
     return loss_ns, shape
 
 
-def _added(
-    tail: _Tail,
-    highest_ns: Floats,
-    counts: Floats,
-    num_units: int,
-    num_new: Ints,
-) -> tuple[Floats, float]:
+def _added(tail: _Tail, highest_ns: Floats, counts: Floats, num_units: int, num_new: Ints) -> tuple[Floats, float]:
     """Return E[max(M, Y)] - E[M] of one segment, (1 + num_draws, num_points), and the shape of its tail."""
     num_steps = len(highest_ns)
     weight = counts[:, tail.step]
@@ -312,27 +293,29 @@ def _added(
     share = weight.sum(axis=1) / (num_units * num_steps)
     added_ns = np.empty((len(counts), len(num_new)))
     for draw, count in enumerate(counts):
-        pareto = _TailFit(shape=float(fit.shape[draw]), scale=float(fit.scale[draw]))
+        pareto = float(fit.shape[draw]), float(fit.scale[draw])
         beyond_ns = _mean_beyond(tail, pareto, float(share[draw]), highest_ns, num_new)
         added_ns[draw] = [count @ of_steps / num_steps for of_steps in beyond_ns]
     return added_ns, float(fit.shape[0])
 
 
-def _mean_beyond(tail: _Tail, pareto: _TailFit, share: float, highest_ns: Floats, num_new: Ints) -> Iterator[Floats]:
+def _mean_beyond(
+    tail: _Tail, pareto: tuple[float, float], share: float, highest_ns: Floats, num_new: Ints
+) -> Iterator[Floats]:
     """Yield, for each number of new nodes, the integral of 1 - F^num_new from M_i on, float64, (num_steps,).
 
     Args:
         tail: of the segment.
-        pareto: fitted to it.
+        pareto: shape and scale fitted to it.
         share: probability of exceeding the threshold.
         highest_ns: M_i, (num_steps,).
         num_new: (num_points,).
     """
-    grid, survival = _survival(tail, pareto, share)
+    (shape, scale), (grid, survival) = pareto, _survival(tail, pareto, share)
     beaten = -np.expm1(num_new[:, np.newaxis] * np.log1p(-np.minimum(survival, 1.0 - 1e-15)))
     # The part beyond the grid: K times the mean excess over its end.
-    over_end = max(pareto.scale + pareto.shape * (grid[-1] - tail.threshold_ns), 0.0)
-    end = num_new * survival[-1] * over_end / (1 - pareto.shape)
+    over_end = max(scale + shape * (grid[-1] - tail.threshold_ns), 0.0)
+    end = num_new * survival[-1] * over_end / (1 - shape)
     pieces = 0.5 * (beaten[:, 1:] + beaten[:, :-1]) * np.diff(grid)
     integral = np.zeros((len(num_new), len(grid)))
     integral[:, :-1] = np.cumsum(pieces[:, ::-1], axis=1)[:, ::-1]
@@ -340,9 +323,9 @@ def _mean_beyond(tail: _Tail, pareto: _TailFit, share: float, highest_ns: Floats
         yield np.interp(highest_ns, grid, above + beyond, right=beyond)
 
 
-def _survival(tail: _Tail, pareto: _TailFit, share: float) -> tuple[Floats, Floats]:
+def _survival(tail: _Tail, pareto: tuple[float, float], share: float) -> tuple[Floats, Floats]:
     """Return ascending values, and the probability of exceeding each: empirical body, generalised Pareto tail."""
-    shape, scale = pareto.shape, pareto.scale
+    shape, scale = pareto
     relative = np.geomspace(1.0, _LEAST_TAIL, _NUM_TAIL_POINTS)[1:]
     is_exponential = abs(shape) < 1e-6
     excess = -scale * np.log(relative) if is_exponential else scale / shape * np.expm1(-shape * np.log(relative))

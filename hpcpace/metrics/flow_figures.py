@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flows import Flows
 from hpcpace.metrics.interface_use import RECEIVED, SENT, InterfaceLoads, interface_totals
@@ -21,14 +24,32 @@ from hpcpace.metrics.topology import Topology, unit_name
 UP, DOWN = 0, 1
 """The directions of a link: towards the top of the network, and back."""
 
-LEAST_INTERVALS = 4
-_LEAST_BYTES = 1_000_000
-_LEAST_PART = 0.05  # of the bytes of the largest connection; the rate of what is smaller is that of its latency
-_MOST_LIMITED = 0.2  # of the busy time, by the receiver's window or the send buffer
-_LEAST_STALL_S = 0.15  # Linux repeats what was not acknowledged after at least 0.2 s
-_LEAST_STALL_PART = 0.3  # of the busy time of the interval
 _USUAL_SEGMENT = 1448
 _DELAYED_ACK_S = 0.04  # TCP_DELACK_MIN of Linux, for the last segment of what is sent at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureThresholds(Thresholds, topic="links"):
+    """Which connections have figures, and when they stand still."""
+
+    min_intervals: int = number(4, "samples", "Seconds in which a connection sent; fewer give its rate no error.")
+    min_bytes: int = number(
+        1_000_000, "bytes", "A connection that carries less says nothing about the rate of its way."
+    )
+    min_bytes_share: float = number(
+        0.05, "share", "Part of the bytes of the largest connection; the rate of a smaller one is that of its latency."
+    )
+    max_limited_share: float = number(
+        0.2,
+        "share",
+        "Part of the busy time for which window or send buffer may hold a connection back instead of its way.",
+    )
+    min_stall_s: float = number(
+        0.15, "s", "Excess of an interval that is a stall: Linux repeats what was not acknowledged after 0.2 s or more."
+    )
+    min_stall_share: float = number(
+        0.3, "share", "Part of the busy time of an interval that is a stall; less is a rate that varies."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +135,7 @@ def flow_figures(
     end_ns: int,
     message_bytes: float = np.inf,
     core_wait: Floats | None = None,
+    thresholds: FigureThresholds = FigureThresholds(),
 ) -> FlowFigures:
     """Return what connections between nodes did in intervals whose middle is between two times.
 
@@ -127,21 +149,24 @@ def flow_figures(
         message_bytes: how much is sent at once before the sender waits; infinite where both sides always send.
         core_wait: for which share of the time connections of each node may be held up for want of a core, (num_nodes,);
             None for never.
+        thresholds: which connections count.
     """
     of = flows.connections
     middle_ns = flows.begin_ns + (flows.end_ns - flows.begin_ns) // 2
     is_meant = (middle_ns >= begin_ns) & (middle_ns < end_ns) & (flows.connection >= 0)
     total = np.bincount(flows.connection[is_meant], flows.acked_bytes[is_meant], minlength=len(of.rank))
     is_between = (of.node >= 0) & (of.peer_node >= 0) & (of.node != of.peer_node)
-    least = max(_LEAST_BYTES, _LEAST_PART * float(total[is_between].max(initial=0.0)))
+    least = max(thresholds.min_bytes, thresholds.min_bytes_share * float(total[is_between].max(initial=0.0)))
     chosen = np.flatnonzero(is_between & (total >= least))
     order = np.flatnonzero(is_meant)[np.argsort(flows.connection[is_meant], kind="stable")]
     edges = np.searchsorted(flows.connection[order], chosen, side="left")
     ends = np.searchsorted(flows.connection[order], chosen, side="right")
     rows = [order[begin:end] for begin, end in zip(edges, ends, strict=True)]
-    sums = [_sums_of(flows, of_one) for of_one in rows]
-    keep = [index for index, found in enumerate(sums) if found["num_intervals"] >= LEAST_INTERVALS]
-    columns = {name: np.array([sums[index][name] for index in keep]) for name in _SUMS}
+    sums = [_sums_of(flows, of_one, thresholds) for of_one in rows]
+    keep = [index for index, found in enumerate(sums) if found]
+    columns: dict[str, NDArray[Any]] = {
+        name: np.array([sums[index][name] for index in keep], dtype) for name, dtype in _SUMS.items()
+    }
     source, destination = of.node[chosen[keep]], of.peer_node[chosen[keep]]
     waits = np.zeros(topology.num_nodes) if core_wait is None else core_wait
     delayed_s = columns["num_bytes"] / message_bytes * _DELAYED_ACK_S
@@ -150,22 +175,9 @@ def flow_figures(
         destination=destination,
         paths=flow_paths(topology, source, destination),
         window_s=(end_ns - begin_ns) / NS_PER_S,
-        num_bytes=columns["num_bytes"],
-        busy_s=columns["busy_s"],
-        is_limited=columns["is_limited"].astype(np.bool_),
         core_wait=np.maximum(waits[source], waits[destination]),
-        log_rate=columns["log_rate"],
         most_log_rate=_log_rate(columns["num_bytes"], np.maximum(columns["busy_s"] - delayed_s, 0.0)),
-        usual_log_rate=columns["usual_log_rate"],
-        error=columns["error"],
-        num_intervals=columns["num_intervals"].astype(np.int64),
-        num_stalls=columns["num_stalls"].astype(np.int64),
-        stall_s=columns["stall_s"],
-        queue_s=columns["queue_s"],
-        packets=columns["packets"],
-        repeats=columns["repeats"],
-        steady_repeat_share=columns["steady_repeat_share"],
-        segment_bytes=columns["segment_bytes"].astype(np.int64),
+        **columns,
     )
 
 
@@ -174,38 +186,29 @@ def _log_rate(num_bytes: Floats, time_s: Floats) -> Floats:
         return np.asarray(np.log(num_bytes) - np.log(time_s))
 
 
-_SUMS = (
-    "num_bytes",
-    "busy_s",
-    "is_limited",
-    "log_rate",
-    "usual_log_rate",
-    "error",
-    "num_intervals",
-    "num_stalls",
-    "stall_s",
-    "queue_s",
-    "packets",
-    "repeats",
-    "steady_repeat_share",
-    "segment_bytes",
-)
+_SUMS = {
+    "is_limited": np.bool_,
+    **dict.fromkeys(("num_intervals", "num_stalls", "segment_bytes"), np.int64),
+    **dict.fromkeys(("num_bytes", "busy_s", "log_rate", "usual_log_rate", "error", "stall_s", "queue_s"), np.float64),
+    **dict.fromkeys(("packets", "repeats", "steady_repeat_share"), np.float64),
+}
+"""The figures of one connection, each with its type."""
 
 
-def _sums_of(flows: Flows, rows: Ints) -> dict[str, float]:
-    """Return the figures of one connection by name; `rows` are its intervals."""
+def _sums_of(flows: Flows, rows: Ints, least: FigureThresholds) -> dict[str, float]:
+    """Return the figures of one connection by name, none of one that sent too seldom; `rows` are its intervals."""
     rows = rows[flows.busy_ns[rows] > 0]
     num_bytes, busy_s = flows.acked_bytes[rows].astype(np.float64), flows.busy_ns[rows] / NS_PER_S
     total_bytes, total_s = float(num_bytes.sum()), float(busy_s.sum())
-    if len(rows) < LEAST_INTERVALS or not total_bytes:
-        return dict.fromkeys(_SUMS, 0.0)
+    if len(rows) < least.min_intervals or not total_bytes:
+        return {}
     rate = total_bytes / total_s
     # The error of a ratio of sums, by linearisation (Cochran 1977, Sampling Techniques, section 6.4).
     parts = (num_bytes - rate * busy_s) / total_bytes
     held_s = float((flows.receiver_limited_ns[rows] + flows.sender_limited_ns[rows]).sum()) / NS_PER_S
     usual_rate = _weighted_median(num_bytes / busy_s, num_bytes)
     excess_s = busy_s - num_bytes / usual_rate
-    is_stalled = excess_s > np.maximum(_LEAST_STALL_S, _LEAST_STALL_PART * busy_s)
+    is_stalled = excess_s > np.maximum(least.min_stall_s, least.min_stall_share * busy_s)
     sent, again = flows.sent_bytes[rows], flows.retransmitted_bytes[rows]
     sizes = flows.segment_bytes[rows] if flows.segment_bytes is not None else np.zeros(1, np.int64)
     segment = int(np.median(sizes[sizes > 0])) if (sizes > 0).any() else 0
@@ -213,7 +216,7 @@ def _sums_of(flows: Flows, rows: Ints) -> dict[str, float]:
     return {
         "num_bytes": total_bytes,
         "busy_s": total_s,
-        "is_limited": held_s > _MOST_LIMITED * total_s,
+        "is_limited": held_s > least.max_limited_share * total_s,
         "log_rate": float(np.log(rate)),
         "usual_log_rate": float(np.log(usual_rate)),
         "error": float(np.sqrt(len(rows) / (len(rows) - 1) * (parts**2).sum())),
@@ -257,8 +260,8 @@ def foreign_on_links(loads: InterfaceLoads, topology: Topology) -> Floats:
     totals = interface_totals(loads)
     seen = np.where(totals.is_foreign, totals.foreign_bytes_per_s, 0.0)
     of_node = np.full((topology.num_nodes, 2), np.nan)
-    for number in np.flatnonzero(loads.carries_job).tolist():
-        of_node[loads.node[number]] = seen[[SENT, RECEIVED], number]
+    for index in np.flatnonzero(loads.carries_job).tolist():
+        of_node[loads.node[index]] = seen[[SENT, RECEIVED], index]
     if topology.num_nodes > 1:
         foreign[: topology.num_nodes] = of_node
     if topology.num_leaves > 1:
@@ -279,25 +282,6 @@ class LinkCause(StrEnum):
     FLAPPING = "flapping link"
     LOSSY = "lossy link"
     SMALL_MTU = "small MTU"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlowLimits:
-    """Thresholds.
-
-    Attributes:
-        rate_share: by which share connections must take longer for their bytes than others.
-        uplink_factor: how many times as long connections between leaves may take as those within one, by design.
-        foreign_share: least rate of foreign traffic that counts, relative to that of a connection that is not slow.
-        repeat_share: least share of segments that are sent again.
-        level: largest probability of a false culprit.
-    """
-
-    rate_share: float = 0.3
-    uplink_factor: float = 3.0
-    foreign_share: float = 0.1
-    repeat_share: float = 0.002
-    level: float = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)

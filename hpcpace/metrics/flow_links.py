@@ -11,30 +11,85 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import pdtr, pdtrc, stdtr, stdtrit
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.flow_figures import DOWN, UP, FlowFigures, FlowFindings, FlowLimits, LinkCause, LinkFault
-from hpcpace.metrics.links import fewest_links
+from hpcpace.metrics.flow_figures import DOWN, UP, FlowFigures, FlowFindings, LinkCause, LinkFault
+from hpcpace.metrics.links import cleared_links, explanations
 from hpcpace.metrics.topology import Topology
 
 BETWEEN_SWITCHES = "between switches"
 """Id of whatever connects the hosts where switches are not known."""
 
-_LEAST_BUSY_PART = 0.5  # of the busiest connection's busy time, below which one is not held up
-_LEAST_QUEUE_PART = 0.5  # of the queue of the slowest connection; one that waits for data hardly queues
-_NO_QUEUE_PART = 0.3  # of the queue of a slow connection, below which the way is free
-_LEAST_REPEATS, _REPEAT_RATIO = 10, 4.0
-_FULL_QUEUE = 2.0  # times that of connections that lose nothing
-_LEAST_QUEUE_S = 1e-4  # no queue at all, by the resolution of round trips
-_CLEARED_PART = 0.25  # of the stalls of the worst connection
-_LEAST_STALLS = 3
-_LEAST_CHANCE = 0.05  # of as few stalls as a connection has, below which its links are cleared
-_SMALL_SEGMENT = 0.9  # of the largest one of the job
-_EXPLAINED_PART = 0.7  # of the usual rate, which a slow connection and foreign traffic together must reach
-_MOST_HIDDEN = 2.0  # times as fast as they seem, at which connections tell little of their links
-_LIKE_PART = 0.5  # of the bytes of another connection, from which on their rates are compared
-_FULL_PART = 0.85  # of the line rate
 _BITS = 8
 _USUAL_SEGMENT, _HEADER_BYTES = 1448, 66  # Ethernet, IPv4, TCP with timestamps
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowLimits:
+    """Thresholds.
+
+    Attributes:
+        rate_share: by which share connections must take longer for their bytes than others.
+        uplink_factor: how many times as long connections between leaves may take as those within one, by design.
+        foreign_share: least rate of foreign traffic that counts, relative to that of a connection that is not slow.
+        repeat_share: least share of segments that are sent again.
+        level: largest probability of a false culprit.
+    """
+
+    rate_share: float = 0.3
+    uplink_factor: float = 3.0
+    foreign_share: float = 0.1
+    repeat_share: float = 0.002
+    level: float = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowThresholds(Thresholds, topic="links"):
+    """When a connection accuses the links on its way, and when it clears them."""
+
+    min_busy_share: float = number(
+        0.5, "share", "Part of the busiest connection's busy time; one that is busy for less is not held up by its way."
+    )
+    min_queue_share: float = number(
+        0.5, "share", "Part of the queue of the slowest connection; one that waits for data hardly queues."
+    )
+    free_queue_share: float = number(
+        0.3,
+        "share",
+        "Part of the queue of a slow connection; acknowledgements that queue less have found the way free.",
+    )
+    min_repeats: int = number(10, "events", "Segments sent again; fewer may be chance, whatever their share.")
+    repeat_ratio: float = number(
+        4.0,
+        "times",
+        "Share of repeated segments over the usual one; a healthy way may lose two or three times as much.",
+    )
+    full_queue_ratio: float = number(
+        2.0, "times", "Queue over that of connections that lose nothing; losses behind a longer one are its overflow."
+    )
+    min_queue_s: float = number(1e-4, "s", "A shorter queue is none, by the resolution of round trips.")
+    cleared_stall_share: float = number(
+        0.25, "share", "Part of the stalls of the worst connection; one with fewer may clear its links."
+    )
+    min_stalls: int = number(3, "events", "With fewer stalls no link is said to flap.")
+    clearing_chance: float = number(
+        0.05, "probability", "A connection clears its links if it had as few stalls by chance less often than this."
+    )
+    small_segment_share: float = number(
+        0.9, "share", "Part of the job's largest segment; smaller ones are those of another MTU, not of other headers."
+    )
+    explained_share: float = number(
+        0.7, "share", "Part of the usual rate that a connection and foreign traffic must reach for these to explain it."
+    )
+    max_hidden_ratio: float = number(
+        2.0, "times", "Beyond it delayed acknowledgements may hide so much that connections say little of their links."
+    )
+    alike_share: float = number(
+        0.5, "share", "Part of the bytes of another connection, from which on the rates of two are compared."
+    )
+    full_line_share: float = number(
+        0.85, "share", "Part of the line rate at which a way is full: frames and pauses leave no more to use."
+    )
 
 
 def locate_by_flows(
@@ -43,7 +98,8 @@ def locate_by_flows(
     *,
     foreign_bytes_per_s: Floats,
     line_rate_bps: Floats | None = None,
-    limits: FlowLimits | None = None,
+    limits: FlowLimits = FlowLimits(),
+    thresholds: FlowThresholds = FlowThresholds(),
 ) -> FlowFindings:
     """Return the links that hold connections up, and why.
 
@@ -56,14 +112,16 @@ def locate_by_flows(
         topology: where the nodes are.
         foreign_bytes_per_s: on each link in each direction, as of `foreign_on_links`, (num_links, 2); NaN unknown.
         line_rate_bps: of the interface of each node that carries the job, (num_nodes,), 0 unknown.
-        limits: the thresholds.
+        limits: the thresholds that users adjust most.
+        thresholds: all others.
     """
     job = _Job(
         figures=figures,
         topology=topology,
         foreign_bytes_per_s=np.nan_to_num(foreign_bytes_per_s),
         line_bytes_per_s=_line_bytes_per_s(topology, line_rate_bps),
-        limits=limits or FlowLimits(),
+        limits=limits,
+        thresholds=thresholds,
     )
     if len(figures) < 2 or not job.is_compared:
         few = "fewer than two TCP connections between hosts carried enough to be compared"
@@ -101,6 +159,7 @@ class _Job:
     foreign_bytes_per_s: Floats
     line_bytes_per_s: Floats
     limits: FlowLimits
+    thresholds: FlowThresholds
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -128,7 +187,7 @@ class _Job:
     def is_hidden(self, is_meant: Bools) -> bool:
         """Return whether delayed acknowledgements may be most of the time of most of some connections."""
         hidden = (self.figures.most_log_rate - self.figures.log_rate)[is_meant]
-        return bool(np.median(hidden) > np.log(_MOST_HIDDEN))
+        return bool(np.median(hidden) > np.log(self.thresholds.max_hidden_ratio))
 
     @property
     def crossing_factor(self) -> float | None:
@@ -190,9 +249,9 @@ def _beside_others(job: _Job, is_left: Bools) -> list[LinkFault]:
     is_foreign = job.foreign_bytes_per_s[None] >= limits.foreign_share * rate[:, None, None]
     shared = figures.paths & is_foreign
     own = np.where(shared, job.foreign_bytes_per_s, 0.0) + rate[:, None, None] * (1 + _HEADER_BYTES / _USUAL_SEGMENT)
-    is_full = np.asarray(shared & (own >= _FULL_PART * job.line_bytes_per_s[None, :, None]))
+    is_full = np.asarray(shared & (own >= job.thresholds.full_line_share * job.line_bytes_per_s[None, :, None]))
     is_beside = np.asarray(shared.any(axis=(1, 2)))
-    is_busy = (figures.busy_s >= _LEAST_BUSY_PART * figures.busy_s.max()) & ~figures.is_limited
+    is_busy = (figures.busy_s >= job.thresholds.min_busy_share * figures.busy_s.max()) & ~figures.is_limited
     p_values = np.where(is_full.any(axis=(1, 2)), 0.0, 1.0)
     if not is_beside.all():
         usual, error = _usual(job, np.flatnonzero(is_beside), int(np.argmax(is_beside)))
@@ -222,19 +281,20 @@ def _slow(job: _Job, is_left: Bools) -> list[LinkFault]:
     p_values = _p_above(figures, behind, fast_error, np.log1p(limits.rate_share / 2))
     is_slow = is_left & (behind >= np.log1p(limits.rate_share)) & (p_values <= limits.level) & ~figures.is_limited
     # Others of a ring wait for data: they have little outstanding, and find no queue.
-    is_slow &= figures.busy_s >= _LEAST_BUSY_PART * figures.busy_s.max()
+    is_slow &= figures.busy_s >= job.thresholds.min_busy_share * figures.busy_s.max()
     if is_slow.any():
         slowest = np.flatnonzero(is_slow)[np.argmin(figures.most_log_rate[is_slow])]
-        is_slow &= figures.queue_s >= _LEAST_QUEUE_PART * figures.queue_s[slowest]
+        is_slow &= figures.queue_s >= job.thresholds.min_queue_share * figures.queue_s[slowest]
     is_slow &= _exceeds_core_wait(figures, behind)
     rows = np.flatnonzero(is_slow)
     is_faster = figures.log_rate[None, :] - figures.most_log_rate[rows, None] >= np.log1p(limits.rate_share)
-    is_alike = figures.num_bytes[None, :] >= _LIKE_PART * figures.num_bytes[rows, None]
-    suspects = _not_cleared(figures, rows, is_faster)
+    is_alike = figures.num_bytes[None, :] >= job.thresholds.alike_share * figures.num_bytes[rows, None]
+    suspects = np.asarray(figures.paths[rows] & ~cleared_links(figures.paths, is_faster))
     # Short messages may pass a slow link at once. Where they clear all, only connections that carry as much do.
     is_cleared = ~np.asarray(suspects.any(axis=(1, 2)))
-    suspects[is_cleared] = _not_cleared(figures, rows, is_faster & is_alike)[is_cleared]
-    suspects = _with_queues(figures, rows, suspects)
+    by_alike = cleared_links(figures.paths, is_faster & is_alike)
+    suspects[is_cleared] = (figures.paths[rows] & ~by_alike)[is_cleared]
+    suspects = _with_queues(job, rows, suspects)
     return _faults(job, _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows]))
 
 
@@ -251,25 +311,19 @@ def _exceeds_core_wait(figures: FlowFigures, behind: Floats) -> Bools:
     return np.asarray(held_share > figures.core_wait)
 
 
-def _not_cleared(figures: FlowFigures, rows: Ints, clears: Bools) -> Bools:
-    """Return the ways of some connections that no connection passes which clears them for it, (num_rows, num_flows)."""
-    cleared = np.tensordot(clears.astype(np.int64), figures.paths.astype(np.int64), axes=1) > 0
-    return np.asarray(figures.paths[rows] & ~cleared)
-
-
-def _with_queues(figures: FlowFigures, rows: Ints, suspects: Bools) -> Bools:
+def _with_queues(job: _Job, rows: Ints, suspects: Bools) -> Bools:
     """Return suspects without the ways in front of which acknowledgements of other connections find no queue.
 
     Acknowledgements go the way back, and wait behind the data that a slow link holds up there.
 
     Args:
-        figures: the connections.
+        job: the connections.
         rows: the slow ones.
         suspects: the ways that each may be slow for, (num_rows, num_links, 2).
     """
-    has_no_queue = figures.queue_s[None, :] < _NO_QUEUE_PART * figures.queue_s[rows, None]
-    is_free = np.tensordot(has_no_queue.astype(np.int64), figures.paths[:, :, ::-1].astype(np.int64), axes=1) > 0
-    left = suspects & ~is_free
+    figures = job.figures
+    has_no_queue = figures.queue_s[None, :] < job.thresholds.free_queue_share * figures.queue_s[rows, None]
+    left = suspects & ~cleared_links(figures.paths[:, :, ::-1], has_no_queue)
     # What clears everything has seen another queue: the slow connections then keep what they were suspected of.
     return np.where(np.asarray(left.any(axis=(1, 2)))[:, None, None], left, suspects)
 
@@ -293,20 +347,22 @@ def _slow_uplinks(job: _Job, is_left: Bools) -> list[LinkFault]:
 
 def _lossy(job: _Job, is_left: Bools) -> list[LinkFault]:
     """Return the links whose connections send far more again than others, and not only after stalls."""
-    figures, least_share = job.figures, job.limits.repeat_share
+    figures, least, least_share = job.figures, job.thresholds, job.limits.repeat_share
     shares = figures.repeats / np.maximum(figures.packets, 1.0)
     usual = float(np.sort(shares)[(len(shares) - 1) // 4])  # most may pass the same host, as in a short pipeline
-    expected = max(usual, least_share / _REPEAT_RATIO) * figures.packets
-    fewer = figures.repeats / _REPEAT_RATIO - 1
+    expected = max(usual, least_share / least.repeat_ratio) * figures.packets
+    fewer = figures.repeats / least.repeat_ratio - 1
     chance = np.where(fewer < 0, 1.0, pdtrc(np.maximum(fewer, 0.0), np.maximum(expected, 1e-9)))
     p_values = chance * len(figures)
-    is_lossy = is_left & (shares >= max(least_share, _REPEAT_RATIO * usual)) & (figures.repeats >= _LEAST_REPEATS)
+    is_lossy = (
+        is_left & (shares >= max(least_share, least.repeat_ratio * usual)) & (figures.repeats >= least.min_repeats)
+    )
     is_lossy &= (figures.steady_repeat_share >= least_share / 2) & (p_values <= job.limits.level)
     is_clean = shares < least_share / 2
     if is_clean.any():
         # What overflows a queue, as in front of a slow link, fills it first; chance losses keep queues short.
-        usual_queue_s = max(float(np.median(figures.queue_s[is_clean])), _LEAST_QUEUE_S)
-        is_lossy &= figures.queue_s <= _FULL_QUEUE * usual_queue_s
+        usual_queue_s = max(float(np.median(figures.queue_s[is_clean])), least.min_queue_s)
+        is_lossy &= figures.queue_s <= least.full_queue_ratio * usual_queue_s
     return _faults(job, _accused(job, is_lossy, is_clean, p_values, LinkCause.LOSSY))
 
 
@@ -318,18 +374,18 @@ def _stalled(job: _Job, is_left: Bools) -> list[LinkFault]:
     """
     figures = job.figures
     stalls = np.where(is_left, figures.num_stalls, 0)
-    least = max(_CLEARED_PART * stalls.max(), 1)
+    least = max(job.thresholds.cleared_stall_share * stalls.max(), 1)
     sending_s = figures.num_bytes / np.exp(figures.usual_log_rate)
     worst = int(np.argmax(stalls))
     expected = stalls[worst] * np.minimum(sending_s / sending_s[worst], 1.0)
-    is_well = np.asarray((stalls < least) & (pdtr(stalls, expected) <= _LEAST_CHANCE))
+    is_well = np.asarray((stalls < least) & (pdtr(stalls, expected) <= job.thresholds.clearing_chance))
     accusation = _accused(job, stalls >= least, is_well, np.ones(len(figures)), LinkCause.FLAPPING)
     all_stalls, all_intervals = int(figures.num_stalls.sum()), int(figures.num_intervals.sum())
     faults = []
     for place in _places(accusation):
         count, intervals = int(figures.num_stalls[place.rows].sum()), int(figures.num_intervals[place.rows].sum())
         chance = _stall_chance(count, intervals, all_stalls, all_intervals) * len(job.topology.links)
-        if count >= _LEAST_STALLS and chance <= job.limits.level:
+        if count >= job.thresholds.min_stalls and chance <= job.limits.level:
             faults.append(_fault(job, replace(place, p_value=chance), LinkCause.FLAPPING))
     return faults
 
@@ -352,7 +408,7 @@ def _stall_chance(count: int, intervals: int, all_stalls: int, all_intervals: in
 def _small(job: _Job, is_left: Bools) -> list[LinkFault]:
     """Return the links whose connections send smaller segments than others."""
     sizes = job.figures.segment_bytes
-    is_small = sizes < _SMALL_SEGMENT * sizes.max()
+    is_small = sizes < job.thresholds.small_segment_share * sizes.max()
     accused = is_left & is_small & (sizes > 0)
     return _faults(job, _accused(job, accused, ~is_small, np.zeros(len(sizes)), LinkCause.SMALL_MTU))
 
@@ -367,7 +423,7 @@ def _p_above(figures: FlowFigures, behind: Floats, error: Floats | float, near: 
 def _accused(job: _Job, is_accused: Bools, is_well: Bools, p_values: Floats, cause: LinkCause) -> _Accusation:
     """Return an accusation in which whatever a connection that is well passes is cleared."""
     paths, rows = job.figures.paths, np.flatnonzero(is_accused)
-    suspects = np.asarray(paths[rows] & ~paths[is_well].any(axis=0))
+    suspects = np.asarray(paths[rows] & ~cleared_links(paths, is_well))
     return _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows], cause=cause)
 
 
@@ -392,7 +448,7 @@ class _Place:
 
 def _places(accusation: _Accusation) -> list[_Place]:
     places = []
-    for links, own in fewest_links(np.asarray(accusation.suspects.any(axis=2))):
+    for links, own in explanations(np.asarray(accusation.suspects.any(axis=2))):
         ways = np.asarray(accusation.suspects[own].any(axis=0) & links[:, None])
         p_value = float(accusation.p_values[own].min())
         usual = None if accusation.usual is None else float(accusation.usual[own].max())
@@ -419,7 +475,7 @@ def _fault(job: _Job, place: _Place, cause: LinkCause | None) -> LinkFault:
     others = np.setdiff1d(np.arange(len(figures)), rows)
     return LinkFault(
         cause=cause or _cause_of_slowness(job, place),
-        is_certain=cause is not LinkCause.FOREIGN or slow_rate + foreign >= _EXPLAINED_PART * usual_rate,
+        is_certain=cause is not LinkCause.FOREIGN or slow_rate + foreign >= job.thresholds.explained_share * usual_rate,
         ids=_names(job.topology, place.links),
         direction=_direction(figures, place.ways),
         flows=tuple(job.pairs[row] for row in rows),
@@ -455,7 +511,7 @@ def _usual(job: _Job, rows: Ints, worst: int, ways: Bools | None = None) -> tupl
     is_other = np.ones(len(figures), np.bool_)
     is_other[rows] = False
     is_elsewhere = ~(figures.paths & ways).any(axis=(1, 2)) if ways is not None else is_other
-    is_alike = figures.num_bytes >= _LIKE_PART * figures.num_bytes[worst]
+    is_alike = figures.num_bytes >= job.thresholds.alike_share * figures.num_bytes[worst]
     for wanted in (is_elsewhere, is_alike, crossing == crossing[worst]):
         is_other = is_other & wanted if (is_other & wanted).any() else is_other
     chosen = np.flatnonzero(is_other)

@@ -74,12 +74,7 @@ class NullModel:
 
 
 def null_model(
-    work_ns: Floats,
-    node: Ints,
-    *,
-    parts: WorkParts | None = None,
-    seed: int = 0,
-    num_draws: int = 199,
+    work_ns: Floats, node: Ints, *, parts: WorkParts | None = None, seed: int = 0, num_draws: int = 199
 ) -> NullModel | None:
     """Return the loss that independent units would have, and how the measured loss compares.
 

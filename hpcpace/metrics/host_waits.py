@@ -151,11 +151,7 @@ class Stretches:
         return self.end_ns - self.begin_ns
 
 
-def stretches_between_marks(
-    steps: Sequence[Ints],
-    phases: Sequence[Ints],
-    collections: tuple[Ints, Ints],
-) -> Stretches:
+def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], collections: tuple[Ints, Ints]) -> Stretches:
     """Return the stream between the marks of steps and phases.
 
     Args:

@@ -128,13 +128,7 @@ def _mean(values: Floats) -> Floats:
 
 
 def interface_loads(
-    use: InterfaceUse,
-    flows: Flows | None,
-    *,
-    begin_ns: int,
-    end_ns: int,
-    is_recorded: Bools,
-    mtu: Ints | None = None,
+    use: InterfaceUse, flows: Flows | None, *, begin_ns: int, end_ns: int, is_recorded: Bools, mtu: Ints | None = None
 ) -> InterfaceLoads:
     """Return what interfaces carried between two times, and what of it was this job's.
 

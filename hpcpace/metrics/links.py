@@ -134,7 +134,22 @@ def above_fast(stratum: Stratum, *, near: float) -> Floats:
     return np.asarray(stratum.log_transfer - np.median(stratum.log_transfer[level <= fast + np.log1p(near)], axis=0))
 
 
-def fewest_links(suspected: Bools) -> list[tuple[Bools, Bools]]:
+def cleared_links(passed: Bools, clears: Bools) -> Bools:
+    """Return the links that fast tests clear: a test clears all links that it passes.
+
+    Args:
+        passed: links, or directions of links, that each test passes, (num_tests, ...).
+        clears: the tests that clear, (num_tests,); or which clear for each of some slow tests, (num_slow, num_tests).
+
+    Returns:
+        bool, of the shape of one row of `passed`, for each slow test if it is asked for by test.
+    """
+    if clears.ndim == 1:
+        return np.asarray(passed[clears].any(axis=0))
+    return np.asarray(np.tensordot(clears.astype(np.int64), passed.astype(np.int64), axes=1) > 0)
+
+
+def explanations(suspected: Bools, *, is_joined: bool = False) -> list[tuple[Bools, Bools]]:
     """Return sets of links, at least one of each being slow, with the slow tests that each explains; the most first.
 
     Greedy minimum set cover. If several links explain as many tests, but not the same ones, all suspects of these tests
@@ -142,6 +157,8 @@ def fewest_links(suspected: Bools) -> list[tuple[Bools, Bools]]:
 
     Args:
         suspected: links that each slow test passes and no fast one clears, (num_slow, num_links).
+        is_joined: whether all suspects of tests that share one are a set instead, in any order: each test may have
+            passed another slow link.
     """
     found = []
     left = np.asarray(suspected.any(axis=1))
@@ -155,6 +172,11 @@ def fewest_links(suspected: Bools) -> list[tuple[Bools, Bools]]:
         if rivals.any():
             rows = rows | hits[:, rivals].any(axis=1)
             links = (hits & rows[:, None]).any(axis=0)
+        while is_joined:
+            links, before = np.asarray(hits[rows].any(axis=0)), rows
+            rows = np.asarray(hits[:, links].any(axis=1))
+            if rows.sum() == before.sum():
+                break
         found.append((links, rows))
         left &= ~rows
     return found
@@ -321,8 +343,7 @@ class _SlowGroups:
 def _slow_groups(compared: Sequence[Stratum], is_uplink: Bools, *, floor_share: float, level: float) -> _SlowGroups:
     num_compared = sum(len(stratum.groups) for stratum in compared)
     floor, near = np.log1p(floor_share), float(np.log1p(floor_share / 2))
-    is_cleared, is_all_crossing = np.zeros(len(is_uplink), np.bool_), True
-    touches, slow, p_values = [], [], []
+    is_all_crossing, touches, clears, slow, p_values = True, [], [], [], []
     for stratum in compared:
         above = above_fast(stratum, near=floor_share / 2)
         found = mean_difference(above)
@@ -331,13 +352,14 @@ def _slow_groups(compared: Sequence[Stratum], is_uplink: Bools, *, floor_share: 
         if not is_slow.any():
             continue
         is_fast = found.mean + found.half_width(level / num_compared) < floor
-        is_cleared |= stratum.touches[is_fast].any(axis=0)
+        clears.append(cleared_links(stratum.touches, is_fast))
         is_all_crossing &= bool((is_slow == stratum.touches[:, is_uplink].any(axis=1)).all())
         touches.append(stratum.touches[is_slow])
         slow.append(above[is_slow])
         p_values.append(p_value[is_slow])
+    none = np.zeros((0, len(is_uplink)), np.bool_)
     return _SlowGroups(
-        suspected=np.concatenate([np.zeros((0, len(is_uplink)), np.bool_), *touches]) & ~is_cleared,
+        suspected=np.concatenate([none, *touches]) & ~np.any([none.any(axis=0), *clears], axis=0),
         above=slow,
         p_value=np.concatenate([np.zeros(0), *p_values]),
         is_all_crossing=is_all_crossing,
@@ -350,7 +372,7 @@ def _explanations(slow: _SlowGroups, is_uplink: Bools) -> list[tuple[Bools, Bool
     if slow.is_all_crossing and uplinks.any():
         # All groups that cross leaves are slow: any uplink, what is above them, or distance itself may be the cause.
         return [(uplinks, np.asarray((slow.suspected & uplinks).any(axis=1)))]
-    return fewest_links(slow.suspected)
+    return explanations(slow.suspected)
 
 
 def _culprit(links: Sequence[str], slow: _SlowGroups, is_meant: Bools, rows: Bools) -> LinkCulprit:

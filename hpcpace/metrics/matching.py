@@ -14,11 +14,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads, run_threads
 from hpcpace.metrics import Bools, Bytes, Ints
-from hpcpace.metrics.operations import (
-    UNKNOWN_GROUP,
-    Operations,
-    shares,
-)
+from hpcpace.metrics.operations import UNKNOWN_GROUP, Operations, shares
 from hpcpace.trace.schema import ExitKind, Op
 
 _NO_MEMBERS = -1

@@ -120,9 +120,7 @@ def covered(begin_ns: Ints, end_ns: Ints, edges_ns: Ints) -> Bools:
 
 
 def parts_of_steps(
-    steps: tuple[Ints, Ints],
-    phases: tuple[Bytes, Ints, Ints],
-    operations: tuple[Ints, Ints, Ints, Ints],
+    steps: tuple[Ints, Ints], phases: tuple[Bytes, Ints, Ints], operations: tuple[Ints, Ints, Ints, Ints]
 ) -> Floats:
     """Return the nanoseconds of each part of each step of one rank, float64, (num_steps, num_parts).
 
@@ -161,9 +159,7 @@ def parts_of_steps(
 
 
 def _compiled_parts(
-    steps: tuple[Ints, Ints],
-    phases: tuple[Bytes, Ints, Ints],
-    operations: tuple[Ints, Ints, Ints, Ints],
+    steps: tuple[Ints, Ints], phases: tuple[Bytes, Ints, Ints], operations: tuple[Ints, Ints, Ints, Ints]
 ) -> Floats | None:
     """Return what `parts_of_steps` does, by a kernel; None without one, and where calls overlap."""
     kernels = library()

@@ -286,11 +286,7 @@ def level_changes(values: Floats, num_series: int = 1, common: RunSpread = NO_SP
 
 
 def _steps(
-    values: Floats,
-    stretches: list[tuple[int, int]],
-    spread: float,
-    num_series: int,
-    common: RunSpread,
+    values: Floats, stretches: list[tuple[int, int]], spread: float, num_series: int, common: RunSpread
 ) -> list[LevelChange]:
     """Return the changes between levels, and the runs that are off from theirs, in order."""
     whole = [stretch for stretch in stretches if stretch[1] - stretch[0] >= LEAST_RUNS]
@@ -316,12 +312,7 @@ def _steps(
 
 
 def _levels_differ(
-    values: Floats,
-    before: tuple[int, int],
-    after: tuple[int, int],
-    spread: float,
-    num_series: int,
-    common: RunSpread,
+    values: Floats, before: tuple[int, int], after: tuple[int, int], spread: float, num_series: int, common: RunSpread
 ) -> bool:
     """Return whether two stretches differ by more than their own runs, few as they may be, explain (Student's t)."""
     stretches = [values[slice(*stretch)] for stretch in (before, after)]
@@ -357,13 +348,7 @@ def _line(values: Floats, spread: float) -> Floats | None:
     return line
 
 
-def _is_drift(
-    values: Floats,
-    line: Floats,
-    stretches: list[tuple[int, int]],
-    spread: float,
-    num_series: int,
-) -> bool:
+def _is_drift(values: Floats, line: Floats, stretches: list[tuple[int, int]], spread: float, num_series: int) -> bool:
     """Return whether a line explains a series better than levels do, and each half of the series goes along it."""
     total = float(line[-1] - line[0])
     if abs(total) < LEAST_DEVIATIONS * spread:

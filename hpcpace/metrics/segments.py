@@ -59,12 +59,7 @@ class LocalWork(Blocking):
 
 
 def local_work(
-    operations: Operations,
-    steps: StepPanel,
-    *,
-    ranks: Sequence[int],
-    role: Ints,
-    blocks: Blocks = NO_BLOCKS,
+    operations: Operations, steps: StepPanel, *, ranks: Sequence[int], role: Ints, blocks: Blocks = NO_BLOCKS
 ) -> LocalWork:
     """Return the local work before each operation.
 

@@ -90,13 +90,7 @@ class StragglerSearch:
 
 
 def find_stragglers(
-    work_ns: Floats,
-    role: Ints,
-    node: Ints,
-    *,
-    floor_share: float = FLOOR_SHARE,
-    level: float = LEVEL,
-    seed: int = 0,
+    work_ns: Floats, role: Ints, node: Ints, *, floor_share: float = FLOOR_SHARE, level: float = LEVEL, seed: int = 0
 ) -> StragglerSearch:
     """Return the ranks, nodes and slots that are late again and again.
 
@@ -218,13 +212,7 @@ def _periodic(late: Lateness, free: Bools, *, level: float) -> dict[int, Straggl
 
 
 def _steady(
-    late: Lateness,
-    shifts: FixedShift,
-    free: Bools,
-    rhythmic: dict[int, Straggler],
-    *,
-    floor_share: float,
-    level: float,
+    late: Lateness, shifts: FixedShift, free: Bools, rhythmic: dict[int, Straggler], *, floor_share: float, level: float
 ) -> dict[int, Straggler]:
     """Return the ranks that are always slow, or slow in one interval of steps and hardly outside it, and `rhythmic`.
 

@@ -9,7 +9,7 @@ by which a step is divided into parts (`hpcpace.metrics.phases`), so that expose
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,12 +79,7 @@ def blocks_of(blocks: Blocks, ranks: Sequence[int]) -> list[tuple[Ints, Ints]]:
 
 
 def blocked_before(
-    operations: Operations,
-    steps: StepPanel,
-    is_blocking: Bools,
-    blocks: Blocks,
-    ranks: Sequence[int],
-    slot: Ints,
+    operations: Operations, steps: StepPanel, is_blocking: Bools, blocks: Blocks, ranks: Sequence[int], slot: Ints
 ) -> tuple[Ints, Ints, Ints]:
     """Return how long ranks were blocked before each row's enter, and before begin and end of each step.
 
@@ -209,9 +204,6 @@ def _latest_before(times_ns: Ints, step: Ints) -> Ints:
     return np.where(is_first, -_MOST_NS, np.append(0, latest_ns[:-1]))
 
 
-_MOST_COMPARED = 1 << 8
-
-
 @dataclass(frozen=True, kw_only=True)
 class Waits:
     """Wait and transfer of each row of `Operations`; both 0 if the row has no match and the operation did not fail.
@@ -281,10 +273,7 @@ def _waits_compiled(kernels: Any, operations: Operations, matching: Matching) ->
         )
     )
     return Waits(
-        wait_ns=wait_ns,
-        transfer_ns=transfer_ns,
-        negative_ns=negative_ns,
-        may_contradict=may_contradict.view(np.bool_),
+        wait_ns=wait_ns, transfer_ns=transfer_ns, negative_ns=negative_ns, may_contradict=may_contradict.view(np.bool_)
     )
 
 
@@ -325,27 +314,10 @@ def _waits_of(
 
 def _previous_exit(operations: Operations, rows: slice) -> Ints:
     """Return when the previous operation of the same rank and group ended: one group's operations share a queue."""
-    rank, queue = operations.rank[rows], operations.group[rows] + 1
     enter, exit_ = operations.enter_ns[rows], operations.exit_ns[rows]
+    queues = (operations.group[rows], operations.rank[rows])
+    order = np.lexsort((enter, *queues))
+    follows = np.logical_and.reduce([np.diff(queue[order]) == 0 for queue in queues])
     previous = np.full(len(enter), _NEVER_NS)
-    if (rank[1:] != rank[:-1]).any():
-        queue = np.unique(np.stack([rank, queue]), axis=1, return_inverse=True)[1].reshape(-1)
-    for own in _rows_of_each(queue):
-        ordered = enter[own]
-        if (ordered[1:] < ordered[:-1]).any():
-            own = own[np.argsort(ordered, kind="stable")]
-        previous[own[1:]] = exit_[own[:-1]]
+    previous[order[1:][follows]] = exit_[order[:-1][follows]]
     return previous
-
-
-def _rows_of_each(number: Ints) -> Iterator[Ints]:
-    """Yield the positions of each number that occurs, all at least 0; ascending, (num_positions,)."""
-    count = np.bincount(number)
-    found = np.flatnonzero(count)
-    if len(count) > _MOST_COMPARED:
-        yield from np.split(np.argsort(number, kind="stable"), np.cumsum(count[found])[:-1])
-        return
-    # For few numbers, comparing bytes is several times faster than sorting.
-    narrow = number.astype(np.uint8)
-    for value in found.tolist():
-        yield np.flatnonzero(narrow == value)

@@ -26,8 +26,9 @@ from hpcpace.core.text import NS_PER_S, format_duration, plural, shell_word
 from hpcpace.observe.recording import Recording
 
 _TIMEOUT_S = 5.0
+_LAST_WRITE_TIMEOUT_S = 2.0
 # Slurm keeps comments in its database, where they may have 64 KiB; users read them in a column.
-_MOST_COMMENT = 1000
+_MAX_COMMENT = 1000
 
 Run = Callable[[list[str]], str]
 
@@ -42,10 +43,11 @@ def add_to_comment(job_id: str, line: str, *, run: Run | None = None) -> str:
     """
     run = run or _run
     try:
-        before = _comment(run(["scontrol", "show", "job", job_id]))
+        found = re.search(r"^\s*Comment=(.*?)\s*$", run(["scontrol", "show", "job", job_id]), re.MULTILINE)
+        before = "" if found is None or found[1] == "(null)" else found[1]
         if line in before:
             return ""
-        if len(before) + len(line) > _MOST_COMMENT:
+        if len(before) + len(line) > _MAX_COMMENT:
             return f"the comment of job {job_id} has {len(before)} characters already"
         run(["scontrol", "update", f"JobId={job_id}", f"Comment={f'{before}; ' if before else ''}{line}"])
     except subprocess.CalledProcessError as error:
@@ -55,19 +57,10 @@ def add_to_comment(job_id: str, line: str, *, run: Run | None = None) -> str:
     return ""
 
 
-def _comment(shown: str) -> str:
-    """Return the comment in what scontrol shows of a job; empty without one."""
-    found = re.search(r"^\s*Comment=(.*?)\s*$", shown, re.MULTILINE)
-    return "" if found is None or found[1] == "(null)" else found[1]
-
-
 def _run(command: list[str]) -> str:
     return subprocess.run(
         command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
     ).stdout
-
-
-_LAST_WRITE_TIMEOUT_S = 2.0
 
 
 class StepTally:
@@ -202,7 +195,7 @@ def metrics_path(pattern: str, labels: dict[str, str], rank: int) -> Path:
 
 
 class Exporters:
-    """Tells of one rank's steps until it is closed; what fails is a warning.
+    """Exports one rank's steps until it is closed; what fails is a warning.
 
     Args:
         config: what is asked for.
@@ -228,8 +221,8 @@ class Exporters:
         self._job_id = world.job_id if config.job_comment and world.rank == 0 else ""
         self._tally = StepTally()
         self._file: MetricsFile | None = None
-        tells = world.rank == 0 if config.ranks == "first" else world.local_rank <= 0
-        if config.prometheus is not None and tells:
+        has_file = world.rank == 0 if config.ranks == "first" else world.local_rank <= 0
+        if config.prometheus is not None and has_file:
             redaction = process_redaction()
             run, name = redaction.text(str(self._run)), redaction.text(self._run.name)
             labels = {"jobid": world.job_id or name, "step": world.step_id, "node": host}
@@ -244,7 +237,7 @@ class Exporters:
             )
 
     def start(self) -> None:
-        """Begin to tell."""
+        """Begin to export."""
         if self._file is not None:
             self._file.start()
 
@@ -272,7 +265,5 @@ class Exporters:
         return f"hpcpace: {plural(tally.num_steps, 'step')}{mean}{lost}, see hpcpace report {run}"
 
     def _reading(self) -> Reading:
-        recorder = self._recording.recorder
-        return Reading(
-            num_dropped=recorder.num_dropped, cost_ns=recorder.cost_ns, halfwidth_ns=self._recording.halfwidth_ns
-        )
+        recorder, halfwidth_ns = self._recording.recorder, self._recording.halfwidth_ns
+        return Reading(num_dropped=recorder.num_dropped, cost_ns=recorder.cost_ns, halfwidth_ns=halfwidth_ns)

@@ -18,7 +18,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from hpcpace.observe.compat import loader_iterator
 from hpcpace.observe.guest import Replacements, leave_out_own_frame
-from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.samples import BatchSizes, ParameterProbe
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.training_calls import BackwardPasses, ModuleCalls
@@ -40,54 +39,6 @@ _SAVING = (
 _LOADING = (("nvidia.dali.plugin.base_iterator", "_DaliBaseIterator.__next__"),)
 
 
-class LoadedLibraries:
-    """Records phases in functions of libraries, as soon as the job has loaded them.
-
-    Args:
-        timed: returns a function that records a phase around another function.
-        cleanup: puts the functions back.
-    """
-
-    def __init__(self, timed: Callable[[Phase, Callable[..., Any]], Callable[..., Any]], cleanup: Replacements) -> None:
-        self._timed, self._cleanup = timed, cleanup
-        self._thread = threading.get_ident()
-        self._missing = [(*place, Phase.CHECKPOINT) for place in _SAVING]
-        self._missing += [(*place, Phase.DATA) for place in _LOADING]
-        self._num_modules = 0
-
-    def look(self) -> None:
-        """Observe what has been loaded since the last call."""
-        if not self._missing or len(sys.modules) == self._num_modules:
-            return
-        self._num_modules = len(sys.modules)
-        self._missing = [place for place in self._missing if not self._observe(*place)]
-
-    def _observe(self, module_name: str, path: str, phase: Phase) -> bool:
-        module = sys.modules.get(module_name)
-        if module is None:
-            return False
-        owner: Any = module
-        *outer, name = path.split(".")
-        for part in outer:
-            owner = getattr(owner, part, None)
-        if callable(getattr(owner, name, None)):
-            self._cleanup.replace(owner, name, lambda call: self._in_one_thread(phase, call))
-        return True
-
-    def _in_one_thread(self, phase: Phase, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Record only in the thread that trains: what is saved in the background takes no time from a step."""
-        timed, this_thread = self._timed(phase, call), threading.get_ident
-
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return (timed if this_thread() == self._thread else call)(*args, **kwargs)
-            except BaseException as error:
-                leave_out_own_frame(error)
-                raise
-
-        return observed
-
-
 _SHORTEST_GC_NS = 50_000
 _FORWARD, _EVAL, _EVAL_LOOP = range(3)
 
@@ -106,6 +57,7 @@ class PhaseObserver:
 
     Attributes:
         samples: the samples of the step that is running, as far as they can be guessed.
+        backward: observes backward passes; its `pacer` is called where the caller waits for gradients.
     """
 
     def __init__(
@@ -118,14 +70,11 @@ class PhaseObserver:
         warn: Callable[[str], None] | None = None,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._now = now
         self.samples = BatchSizes()
-        self._recorder = recorder
-        self._steps = steps
-        self._warn = warn
+        self._recorder, self._steps, self._warn, self._now = recorder, steps, warn, now
         self._cleanup = Replacements()
         self._calls = ModuleCalls(self._call_begins, self._call_ends, now=now)
-        self._backward = BackwardPasses(
+        self.backward = BackwardPasses(
             self._calls,
             self._add,
             has_open_collectives=has_open_collectives,
@@ -150,23 +99,14 @@ class PhaseObserver:
         self._num_rows = [0] * len(Phase)
         self._flags = self._last_flags = StepFlag.NONE
 
-    @property
-    def pacer(self) -> Pacer | None:
-        """What is called where the caller waits for gradients, and may delay it; None if the job is not paced."""
-        return self._backward.pacer
-
-    @pacer.setter
-    def pacer(self, pacer: Pacer) -> None:
-        self._backward.pacer = pacer
-
     def install(self) -> None:
         """Start to record, for the first time or again."""
         self._optimizers.clear()
         self._stepped_inside.clear()
         self._calls.is_inside = False
-        self._replace(loader_iterator(), "__next__", self._timed_fetch)
-        self._backward.install(self._cleanup)
-        self._replace(torch.amp.GradScaler, "step", self._scaled_step)
+        self._cleanup.replace(loader_iterator(), "__next__", self._timed_fetch)
+        self.backward.install(self._cleanup)
+        self._cleanup.replace(torch.amp.GradScaler, "step", self._scaled_step)
         self._begin_ns = self._now()
         self._calls.install()
         self._cleanup.callback(self._calls.uninstall)
@@ -198,8 +138,8 @@ class PhaseObserver:
 
     def _watch(self, model: Any) -> None:
         if hasattr(model, "forward_one_chunk"):
-            self._replace(model, "forward_one_chunk", self._timed_chunk)
-            self._replace(model, "backward_one_chunk", self._numbered_chunk)
+            self._cleanup.replace(model, "forward_one_chunk", self._timed_chunk)
+            self._cleanup.replace(model, "backward_one_chunk", self._numbered_chunk)
 
     def end_step(self) -> StepFlag:
         """End what belongs to the step that is running, and return its marks.
@@ -237,9 +177,6 @@ class PhaseObserver:
         """The evaluation, checkpoint or wait for data in which the rank is, and when it began; safe in any thread."""
         since_ns = self._evaluates_since_ns
         return (Phase.EVAL, since_ns) if since_ns else self._under_way
-
-    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        self._cleanup.replace(owner, name, wrap)
 
     def _call_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if not torch.is_grad_enabled():
@@ -402,7 +339,7 @@ class PhaseObserver:
         self._stepped.add(key)
         if self._steps is None or self._optimizers:
             return
-        if self._backward.depth:
+        if self.backward.depth:
             self._stepped_inside[key] = type(optimizer).__name__
         else:
             self._tell_steps(key, type(optimizer).__name__, end_ns)
@@ -431,3 +368,51 @@ class PhaseObserver:
             self._gc_begin_ns = now_ns
         elif now_ns - self._gc_begin_ns >= _SHORTEST_GC_NS:
             self._add(Phase.GC, self._gc_begin_ns, now_ns)
+
+
+class LoadedLibraries:
+    """Records phases in functions of libraries, as soon as the job has loaded them.
+
+    Args:
+        timed: returns a function that records a phase around another function.
+        cleanup: puts the functions back.
+    """
+
+    def __init__(self, timed: Callable[[Phase, Callable[..., Any]], Callable[..., Any]], cleanup: Replacements) -> None:
+        self._timed, self._cleanup = timed, cleanup
+        self._thread = threading.get_ident()
+        self._missing = [(*place, Phase.CHECKPOINT) for place in _SAVING]
+        self._missing += [(*place, Phase.DATA) for place in _LOADING]
+        self._num_modules = 0
+
+    def look(self) -> None:
+        """Observe what has been loaded since the last call."""
+        if not self._missing or len(sys.modules) == self._num_modules:
+            return
+        self._num_modules = len(sys.modules)
+        self._missing = [place for place in self._missing if not self._observe(*place)]
+
+    def _observe(self, module_name: str, path: str, phase: Phase) -> bool:
+        module = sys.modules.get(module_name)
+        if module is None:
+            return False
+        owner: Any = module
+        *outer, name = path.split(".")
+        for part in outer:
+            owner = getattr(owner, part, None)
+        if callable(getattr(owner, name, None)):
+            self._cleanup.replace(owner, name, lambda call: self._in_one_thread(phase, call))
+        return True
+
+    def _in_one_thread(self, phase: Phase, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Record only in the thread that trains: what is saved in the background takes no time from a step."""
+        timed, this_thread = self._timed(phase, call), threading.get_ident
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return (timed if this_thread() == self._thread else call)(*args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frame(error)
+                raise
+
+        return observed

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hpcpace.config import Config
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan
@@ -44,79 +45,13 @@ from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, EventKind, 
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
 
-
-class CounterThread:
-    """Samples until stopped; a counter that fails ends the sampling with one warning, never the job.
-
-    Args:
-        network: counters of the host, None on ranks that do not record them.
-        flows: records the connections of this process, None if they are not recorded.
-    """
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        host: HostCounters,
-        network: NetworkCounters | None,
-        flows: FlowSampler | None = None,
-        *,
-        warn: Callable[[str], None],
-        interval_s: float = 1.0,
-    ) -> None:
-        self._recorder = recorder
-        self._host = host
-        self._network = network
-        self._flows = flows
-        self._warn = warn
-        self._interval_s = interval_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hpcpace-counters", daemon=True)
-
-    def start(self) -> None:
-        """Begin to sample."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Take a last sample and end."""
-        self._stopped.set()
-        self._thread.join(timeout=2 * self._interval_s)
-
-    def sample(self) -> None:
-        """Record one row of each table, and of each connection that is due."""
-        now_ns = time.monotonic_ns()
-        self._recorder.add_host(now_ns, *self._host.read())
-        if self._network is not None:
-            for row in self._network.read():
-                self._recorder.add_network(now_ns, *row)
-        self._sample_flows()
-
-    def _sample_flows(self) -> None:
-        """Record connections; where that fails, everything else goes on."""
-        if self._flows is None:
-            return
-        try:
-            self._flows.sample(is_last=self._stopped.is_set())
-        except OSError as error:
-            self._flows = None
-            self._warn(f"connections are not recorded from here on: {error}")
-
-    def _run(self) -> None:
-        try:
-            self._sample_flows()
-            while not self._stopped.wait(self._interval_s):
-                self.sample()
-            self.sample()
-        except Exception as error:  # the boundary of this thread: the job does not depend on counters
-            self._warn(f"network and host counters stop: {type(error).__name__}: {error}")
-
-
 _FIRST_FLUSH_TIMEOUT_S = 5.0
 # A disk that hangs must not cost the seconds that Slurm leaves between SIGTERM and SIGKILL (KillWait, 30 by default).
 _RESCUE_TIMEOUT_S = 3.0
 _RESCUE_COPY_TIMEOUT_S = 20.0
 _PLACE_TIMEOUT_S = 5.0
 # File systems take names of 255 bytes.
-_MOST_OF_RUN_ID = 40
+_MAX_RUN_ID = 40
 _EVENT_BYTES = TABLES["events"].dtype["text"].itemsize
 
 
@@ -186,12 +121,16 @@ class Recording:
             has_open_collectives=lambda: self._collectives.has_open,
             steps=steps,
             warn=warn,
-            take_last_ranks=self._collectives.take_last_ranks,
+            take_last_ranks=lambda: self._collectives.current.take_last_ranks(),
             now=self.now,
         )
         self.steps = steps
         self._host = HostCounters(warn=warn)
-        self._counters = self._new_counters(config, network) if config.trace.counters else None
+        self._counters: CounterThread | None = None
+        if config.trace.counters:
+            most = config.trace.flows
+            flows = FlowSampler(self.recorder, OwnConnections().read, most=most) if most else None
+            self._counters = CounterThread(self.recorder, self._host, network, flows, warn=warn)
         self._seeks_gpu = self._device is not None and config.trace.counters
         self._find_gpu()
 
@@ -210,7 +149,7 @@ class Recording:
         keep_uncompiled()
         self._switching.live = self._switching.plan.at(first_step)
         if not self._switching.plan.is_always_full:
-            self._tell_detail()
+            self._add_event(EventKind.SWITCH, self._switching.live, self._switching.why)
         if self._switching.live >= Detail.COLLECTIVES:
             self._collectives.switch_on(0)
         if self._observes_phases:
@@ -221,7 +160,7 @@ class Recording:
     def pace_by(self, pacer: Pacer) -> None:
         """Call the pacer wherever this rank is blocked; use this before `start`."""
         assert isinstance(self._collectives.current, CollectiveObserver)
-        self._collectives.current.pacer = self.phases.pacer = pacer
+        self._collectives.current.pacer = self.phases.backward.pacer = pacer
 
     def add_pacing(self, *row: int) -> None:
         """Record a row of the `pacing` table."""
@@ -236,7 +175,9 @@ class Recording:
         # Less than the plan says where steps are found only after they have ended.
         detail = min(self._switching.plan.at(step), self._switching.live)
         if detail < Detail.FULL:
-            flags |= _flags_without_detail(detail, flags)
+            # A warm-up without phases needs no mark of its own.
+            is_plain = detail == Detail.STEPS or flags & StepFlag.WARMUP
+            flags |= StepFlag.WARMUP | (StepFlag.PLAIN if is_plain else StepFlag.UNPHASED)
         self.recorder.add_step(step, begin_ns, end_ns, samples, flags)
         self._collectives.end_step(step)
         self.num_steps += 1
@@ -265,15 +206,12 @@ class Recording:
         elif self._observes_phases and not had_phases:
             self.phases.install()
         keep_uncompiled()
-        self._tell_detail()
+        self._add_event(EventKind.SWITCH, self._switching.live, self._switching.why)
 
     @property
     def _observes_phases(self) -> bool:
         """Whether phases are seen: without them, steps could not be found either."""
         return self._switching.live == Detail.FULL or self.steps is not None
-
-    def _tell_detail(self) -> None:
-        self._add_event(EventKind.SWITCH, self._switching.live, self._switching.why)
 
     def _find_gpu(self) -> None:
         """Have the counters of this rank's GPU read once this thread uses one: each has a current device of its own."""
@@ -328,14 +266,14 @@ class Recording:
             if self._counters is not None:
                 parts.callback(self._counters.stop)
             parts.callback(self._collectives.uninstall)
-            parts.callback(self._end_device, in_order)
+            if self._device is not None:
+                parts.callback(self._end_device, self._device, in_order)
             if in_order:
                 parts.callback(self._synchronise, self.recorder.step)
             parts.callback(self.phases.uninstall)
 
-    def _end_device(self, in_order: bool) -> None:
-        if self._device is not None:
-            self._add_event(EventKind.DEVICE_SOURCE, *self._device.end(in_order=in_order))
+    def _end_device(self, device: DeviceLayer, in_order: bool) -> None:
+        self._add_event(EventKind.DEVICE_SOURCE, *device.end(in_order=in_order))
 
     def _end_file(self) -> None:
         with self._cleanup:
@@ -349,33 +287,21 @@ class Recording:
         if in_order and clock_sync is not None:
             clock_sync.close()
 
-    def _new_counters(self, config: Config, network: NetworkCounters | None) -> CounterThread:
-        most = config.trace.flows
-        flows = FlowSampler(self.recorder, OwnConnections().read, most=most) if most else None
-        return CounterThread(self.recorder, self._host, network, flows, warn=self._warn)
-
     def _new_observer(self, config: Config, first_number: int) -> CollectiveObserver | CompiledObserver:
-        is_paced = config.pace.is_on
-        layer = find_layer() if config.trace.compiled and not is_paced and self._device is None else None
+        may_be_compiled = config.trace.compiled and not config.pace.is_on and self._device is None
+        layer = find_layer() if may_be_compiled else None
+        numbers: dict[str, Any] = {"groups": self._groups, "first_number": first_number}
         if layer is not None:
-            return CompiledObserver(
-                layer, self.recorder, warn=self._warn, groups=self._groups, first_number=first_number
-            )
+            return CompiledObserver(layer, self.recorder, warn=self._warn, **numbers)
         device_times = None if self._device is None else self._device.times
-        return CollectiveObserver(
-            self.recorder,
-            warn=self._warn,
-            device_times=device_times,
-            groups=self._groups,
-            first_number=first_number,
-        )
+        return CollectiveObserver(self.recorder, warn=self._warn, device_times=device_times, **numbers)
 
     def _synchronise(self, step: int) -> None:
         if self._clock_sync is None:
             return
         if self._device is not None:
             self._device.anchor()
-        self._collectives.pause(is_paused=True)
+        self._collectives.current.paused = True  # while hpcpace itself communicates
         self._clock_sync.notice = self._switching.notice
         try:
             sample = self._clock_sync.sync(step)
@@ -389,7 +315,7 @@ class Recording:
             self.halfwidth_ns = sample.halfwidth_ns
             self._switching.hear(self._clock_sync.notice, step)
         finally:
-            self._collectives.pause(is_paused=False)
+            self._collectives.current.paused = False
 
     def seen(self) -> Seen:
         """Return what shows whether this rank moves; safe in any thread, and cheap."""
@@ -397,7 +323,7 @@ class Recording:
         named = next((region for region in regions if region[0] in (Phase.CHECKPOINT, Phase.EVAL)), None)
         return Seen(
             step=self.recorder.step,
-            num_moves=sum(number for *_, number in self._collectives.entered()) + self.phases.num_ended,
+            num_moves=sum(number for *_, number in self._collectives.current.entered()) + self.phases.num_ended,
             under_way=named or self.phases.under_way or next(iter(regions), None),
             phases_before=self.recorder.phases_seen,
             sees_phases=self._observes_phases,
@@ -409,7 +335,7 @@ class Recording:
             rank,
             groups=self._groups.named,
             rows=self._collectives.open_collectives(),
-            entered=self._collectives.entered(),
+            entered=self._collectives.current.entered(),
             is_complete=self._collectives.is_complete,
         )
 
@@ -456,14 +382,6 @@ class Recording:
             is_last: whether nothing is recorded after this, so that the trace is removed from the disk.
         """
         deadline = Deadline(timeout_s)
-        if self._is_home(trace, timeout_s) and is_last:
-            trace.remove()
-        with suppress(OSError):  # `hpcpace collect` finds what is left
-            place = trace.path.parent
-            homes = [trace.destination.parent]
-            bring_left_traces_home(place.parent, homes, timeout_s=deadline.left_s, own_name=place.name)
-
-    def _is_home(self, trace: NodeLocalTrace, timeout_s: float) -> bool:
         try:
             trace.bring_home(timeout_s)
         except OSError as error:
@@ -472,14 +390,13 @@ class Recording:
                 f"the trace stays in {trace.path}: copying it to {trace.destination} failed: {reason}; "
                 "copy it, and the journal next to it, before the disk is cleared"
             )
-            return False
-        return True
-
-
-def _flags_without_detail(detail: Detail, flags: int) -> StepFlag:
-    """Return the marks of a step with less than full detail; a warm-up without phases needs no mark of its own."""
-    is_plain = detail == Detail.STEPS or flags & StepFlag.WARMUP
-    return StepFlag.WARMUP | (StepFlag.PLAIN if is_plain else StepFlag.UNPHASED)
+        else:
+            if is_last:
+                trace.remove()
+        with suppress(OSError):  # `hpcpace collect` finds what is left
+            place = trace.path.parent
+            homes = [trace.destination.parent]
+            bring_left_traces_home(place.parent, homes, timeout_s=deadline.left_s, own_name=place.name)
 
 
 def _make_place(trace_dir: Path, header: TraceHeader, path: Path) -> NodeLocalTrace:
@@ -488,8 +405,69 @@ def _make_place(trace_dir: Path, header: TraceHeader, path: Path) -> NodeLocalTr
         trace_dir = find_node_local_disk(process_environ(), max(header.local_size, 1))
     if trace_dir.exists() and not trace_dir.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(trace_dir))
-    run_id = header.run_id[:_MOST_OF_RUN_ID]
+    run_id = header.run_id[:_MAX_RUN_ID]
     name = f"{PREFIX}{run_id}-attempt-{header.attempt}-rank-{header.rank}-{header.created_unix_ns}"
     trace = NodeLocalTrace(trace_dir.absolute(), name, path)
     trace.open_folder().close()
     return trace
+
+
+class CounterThread:
+    """Samples until stopped; a counter that fails ends the sampling with one warning, never the job.
+
+    Args:
+        network: counters of the host, None on ranks that do not record them.
+        flows: records the connections of this process, None if they are not recorded.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        host: HostCounters,
+        network: NetworkCounters | None,
+        flows: FlowSampler | None = None,
+        *,
+        warn: Callable[[str], None],
+        interval_s: float = 1.0,
+    ) -> None:
+        self._recorder, self._warn, self._interval_s = recorder, warn, interval_s
+        self._host, self._network, self._flows = host, network, flows
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hpcpace-counters", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take a last sample and end."""
+        self._stopped.set()
+        self._thread.join(timeout=2 * self._interval_s)
+
+    def sample(self) -> None:
+        """Record one row of each table, and of each connection that is due."""
+        now_ns = time.monotonic_ns()
+        self._recorder.add_host(now_ns, *self._host.read())
+        if self._network is not None:
+            for row in self._network.read():
+                self._recorder.add_network(now_ns, *row)
+        self._sample_flows()
+
+    def _sample_flows(self) -> None:
+        """Record connections; where that fails, everything else goes on."""
+        if self._flows is None:
+            return
+        try:
+            self._flows.sample(is_last=self._stopped.is_set())
+        except OSError as error:
+            self._flows = None
+            self._warn(f"connections are not recorded from here on: {error}")
+
+    def _run(self) -> None:
+        try:
+            self._sample_flows()
+            while not self._stopped.wait(self._interval_s):
+                self.sample()
+            self.sample()
+        except Exception as error:  # the boundary of this thread: the job does not depend on counters
+            self._warn(f"network and host counters stop: {type(error).__name__}: {error}")

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 _SAMPLED = 64
-_MOST_MODULES = 64
+_MAX_MODULES = 64
 _PART_OF_DTENSOR = "_local_tensor"
 
 
@@ -40,7 +40,7 @@ class ParameterProbe:
                 if parameter.requires_grad:
                     self._parameter = parameter
                     self._last_of[id(module)] = (weakref.ref(owner), name)
-        if len(self._last_of) > _MOST_MODULES:
+        if len(self._last_of) > _MAX_MODULES:
             self._last_of.clear()
 
     def _known(self, key: int) -> Any:
@@ -145,7 +145,10 @@ class BatchSizes:
     def take(self) -> int:
         """Return the samples since the last call; 0 where ranks share them."""
         self.optimizer_ended()
-        self._use_older()
+        # What no module has got, as in a step with several loaders, counts as well, but not the batch fetched ahead.
+        alive = [batch for batch in self._fetched if batch.loader() is not None]
+        self._num_used += sum(batch.size for batch in alive[:-1])
+        self._fetched, self._evaluated = alive[-1:], []
         num_samples = self._num_used if self._has_loader else self._most
         self._num_used = self._most = 0
         if self._is_shared:
@@ -170,12 +173,6 @@ class BatchSizes:
         else:
             self._fetched.remove(used)
             self._trained_from = used.loader
-
-    def _use_older(self) -> None:
-        """Count what no module has got, as in a step with several loaders, but not the batch fetched ahead."""
-        alive = [batch for batch in self._fetched if batch.loader() is not None]
-        self._num_used += sum(batch.size for batch in alive[:-1])
-        self._fetched, self._evaluated = alive[-1:], []
 
 
 @dataclass(frozen=True, eq=False)

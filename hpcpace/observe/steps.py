@@ -18,6 +18,12 @@ from hpcpace.core.errors import UsageError
 from hpcpace.core.text import plural
 
 _FORM = re.compile(r"(auto)|(optimizer|backward)(?::([1-9][0-9]{0,5}))?")
+# A period that has not shown itself after so many updates is not awaited any longer.
+_MAX_UPDATES = 64
+# Optimizers that exist and have not stepped are awaited this long: a generator may step in every fifth iteration only.
+_UPDATES_FOR_IDLE = 8
+# So many updates without any backward pass are no preparation: the gradients come from elsewhere.
+_UPDATES_WITHOUT_BACKWARD = 4
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,8 @@ class StepFrom:
     @property
     def evidence(self) -> str:
         """The choice in words."""
-        one, several = (
-            ("backward pass", "backward passes") if self.kind == "backward" else ("optimizer step", "optimizer steps")
-        )
-        return f"every {one}, as asked for" if self.count == 1 else f"every {self.count} {several}, as asked for"
+        one, end = ("backward pass", "es") if self.kind == "backward" else ("optimizer step", "s")
+        return f"every {one if self.count == 1 else f'{self.count} {one}{end}'}, as asked for"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +94,6 @@ class Pattern:
         """The optimizers of a whole period."""
         return tuple(key for update in self.updates for key in update)
 
-    def knows(self, key: Hashable) -> bool:
-        """Return whether an optimizer is part of the pattern."""
-        return key in self.keys
-
     @property
     def evidence(self) -> str:
         """The pattern in words."""
@@ -106,12 +106,8 @@ class Pattern:
         if len(self.updates) > 1:
             parts = " then ".join(_listed(update) for update in self.names)
             return f"{parts}, in turn, each after its own backward pass"
-        return f"{_listed(self.names[0])}{self._accumulated()}"
-
-    def _accumulated(self) -> str:
-        if not self.num_backward:
-            return ", with no backward pass seen"
-        return f", after {self.num_backward} backward passes" if self.num_backward > 1 else ", after each backward pass"
+        passes = "each backward pass" if self.num_backward == 1 else f"{self.num_backward} backward passes"
+        return f"{_listed(self.names[0])}, {f'after {passes}' if self.num_backward else 'with no backward pass seen'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,23 +134,11 @@ class StepSource:
         """Return the same after further steps."""
         return replace(self, num_steps=self.num_steps + num_steps)
 
-    def found(self, kind: str, evidence: str, num_irregular: int) -> StepSource:
-        """Return what has been found out since."""
-        return replace(self, kind=kind, evidence=evidence, num_irregular=num_irregular)
-
 
 def _listed(names: tuple[str, ...]) -> str:
     """Return optimizers that step together, each class once: `2 x Adam and SGD`."""
     counts = Counter(names)
     return " and ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
-
-
-# A period that has not shown itself after so many updates is not awaited any longer.
-_MOST_UPDATES = 64
-# Optimizers that exist and have not stepped are awaited this long: a generator may step in every fifth iteration only.
-_UPDATES_FOR_IDLE = 8
-# So many updates without any backward pass are no preparation: the gradients come from elsewhere.
-_UPDATES_WITHOUT_BACKWARD = 4
 
 
 class StepSink(Protocol):
@@ -250,22 +234,20 @@ class StepFinder:
         """
         if not self._has_backward or (changed := has_changed()) is False:
             return
-        self._begin_to_follow_updates(sees_changes=changed is not None)
+        if self._pattern is None:
+            self._settle(Pattern(updates=(), is_regular=changed is not None))
         self._has_backward = False
         self._end_step(now_ns)
 
     def finish(self) -> None:
         """Decide what is still open, at the end of the job."""
         if self.follows_updates and self._has_backward:
-            self._begin_to_follow_updates(sees_changes=False)
+            if self._pattern is None:
+                self._settle(Pattern(updates=(), is_regular=False))
             self._end_step(self._last_backward_ns)
         elif self._marks:
             self._settle(self._likely_pattern())
         self._tell()
-
-    def _begin_to_follow_updates(self, *, sees_changes: bool) -> None:
-        if self._pattern is None:
-            self._settle(Pattern(updates=(), is_regular=sees_changes))
 
     def _count(self, end_ns: int) -> None:
         self._num_counted += 1
@@ -300,14 +282,14 @@ class StepFinder:
                 if len(updates) < _UPDATES_FOR_IDLE and self.count_idle():
                     return None
                 return self._pattern_of(updates[:length])
-        return self._likely_pattern() if self._ever_backward and len(updates) >= _MOST_UPDATES else None
+        return self._likely_pattern() if self._ever_backward and len(updates) >= _MAX_UPDATES else None
 
     def _likely_pattern(self) -> Pattern:
         """Return the best guess where no period shows: all until the first optimizer returns, or the commonest."""
         updates = self._updates()
         if not updates:
             return self._pattern_of([(self._marks[0].key,)])
-        if len(updates) < _MOST_UPDATES:
+        if len(updates) < _MAX_UPDATES:
             length = next((i for i in range(1, len(updates)) if updates[i] == updates[0]), len(updates))
             return self._pattern_of(updates[:length])
         return self._pattern_of([max(updates, key=updates.count)], is_regular=False)
@@ -339,9 +321,8 @@ class StepFinder:
         self._tell()
 
     def _follow(self, mark: _Mark, pattern: Pattern) -> None:
-        if mark.begins_update and not pattern.knows(mark.key) and pattern.is_regular:
-            self._learn(mark)  # another optimizer has come in: the sequence is found anew from here on
-        elif self._marks:
+        has_come_in = mark.begins_update and mark.key not in pattern.keys and pattern.is_regular
+        if has_come_in or self._marks:  # the sequence is found anew from the new optimizer on
             self._learn(mark)
         elif self._advance(mark, pattern):
             self._end_step(mark.end_ns)
@@ -368,6 +349,6 @@ class StepFinder:
         if self._pattern is not None:
             kind, evidence = self._pattern.kind, self._pattern.evidence
         if kind != "auto":
-            self.source = self.source.found(kind, evidence, self._num_irregular)
+            self.source = replace(self.source, kind=kind, evidence=evidence, num_irregular=self._num_irregular)
         if self.sink is not None:
             self.sink.tell_source(self.source)

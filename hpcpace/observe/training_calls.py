@@ -108,7 +108,7 @@ class BackwardPasses:
         now: the clock.
 
     Attributes:
-        pacer: see PhaseObserver.
+        pacer: called where the caller waits for gradients, and may delay it; None if the job is not paced.
         depth: backward passes that are running; one may call another.
     """
 
@@ -135,11 +135,8 @@ class BackwardPasses:
         What both `torch.autograd.backward` and `grad` call is replaced: Dynamo knows those two by identity,
         and fails to compile a function that calls another in their place.
         """
-        owner = torch.autograd
-        if hasattr(owner, _ENGINE):
-            cleanup.replace(owner, _ENGINE, self._timed)
-        else:  # releases of torch before 2.2
-            cleanup.replace(owner, "backward", self._timed)
+        # Releases of torch before 2.2 lack it.
+        cleanup.replace(torch.autograd, _ENGINE if hasattr(torch.autograd, _ENGINE) else "backward", self._timed)
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling, now = torch.compiler.is_compiling, self._now
@@ -154,7 +151,11 @@ class BackwardPasses:
                 if self.pacer is not None:
                     self._take_last_ranks()
                 handle = self._at_local_end(tensors, local_end_ns, arrivals)
-            is_inside = self._enter()
+            is_inside, self._calls.is_inside = self._calls.is_inside, True
+            if not self.depth:
+                self._calls.thread = threading.get_ident()
+                self._begins()
+            self.depth += 1
             begin_ns = now()
             try:
                 return run(tensors, *args, **kwargs)
@@ -170,23 +171,12 @@ class BackwardPasses:
                     self._add(Phase.GRAD_SYNC, local_end_ns[0], end_ns)
                 if handle is not None:
                     handle.remove()
-                self._leave(is_inside, end_ns)
+                self._calls.is_inside = is_inside
+                self.depth -= 1
+                if not self.depth:
+                    self._ended(end_ns)
 
         return timed
-
-    def _enter(self) -> bool:
-        is_inside, self._calls.is_inside = self._calls.is_inside, True
-        if not self.depth:
-            self._calls.thread = threading.get_ident()
-            self._begins()
-        self.depth += 1
-        return is_inside
-
-    def _leave(self, is_inside: bool, end_ns: int) -> None:
-        self._calls.is_inside = is_inside
-        self.depth -= 1
-        if not self.depth:
-            self._ended(end_ns)
 
     def _at_local_end(self, tensors: Any, local_end_ns: list[int], arrivals: list[Arrival]) -> Any:
         """Note when this rank's own part of backward is over, if gradients are still in flight then.

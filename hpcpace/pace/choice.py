@@ -18,7 +18,15 @@ import numpy as np
 
 from hpcpace.pace.settings import PaceSettings
 
-_MOST_CANDIDATES = 64
+POLLING = "polling on shared cores"
+# Share of a wait that the waiting thread would spend on a core of its own: 1 if it polls, nearly 0 if it sleeps.
+_POLLING_SHARE = 0.4
+_GC_SHARE = 0.002
+_MANY_TO_ONE = "gather"
+_MIN_SENDERS = 4
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+# Every rank sends its own to all others.
+_MAX_CANDIDATES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +88,7 @@ class CandidateLog:
             for name, own_ns in self.own_ns.items()
             if len(own_ns) == num_steps and len(self.ranks.get(name, ())) == 1
         ]
-        return sorted(found, key=lambda candidate: (-sum(candidate.own_ns), candidate.name))[:_MOST_CANDIDATES]
+        return sorted(found, key=lambda candidate: (-sum(candidate.own_ns), candidate.name))[:_MAX_CANDIDATES]
 
 
 def choose_points(candidates: Sequence[Sequence[PointCandidate]]) -> list[PacingPoint]:
@@ -112,15 +120,6 @@ def choose_points(candidates: Sequence[Sequence[PointCandidate]]) -> list[Pacing
     return chosen
 
 
-POLLING = "polling on shared cores"
-# Share of a wait that the waiting thread would spend on a core of its own: 1 if it polls, nearly 0 if it sleeps.
-_POLLING_SHARE = 0.4
-_GC_SHARE = 0.002
-_MANY_TO_ONE = "gather"
-_LEAST_SENDERS = 4
-_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
     """How a rank runs and waits, as seen in the first steps.
@@ -138,10 +137,6 @@ class RankProfile:
     polling_share: float = 0.0
     gc_share: float = 0.0
     waits_on_device: bool = False
-
-    def on_device(self) -> RankProfile:
-        """Return the same profile for a rank whose collectives run on a GPU."""
-        return self if self.waits_on_device else replace(self, waits_on_device=True)
 
     def measured(self, *, polling_share: float, gc_share: float) -> RankProfile:
         """Return the same profile with the measurements of the first steps."""
@@ -169,7 +164,7 @@ def find_mechanisms(ranks: Sequence[RankProfile], points: Sequence[PacingPoint])
     polling_share = max(rank.polling_share for rank in ranks) * crowding(ranks)
     if crowding(ranks) > 1 and polling_share > _POLLING_SHARE:
         found.append(POLLING)
-    if any(point.kind == _MANY_TO_ONE and len(point.ranks) > _LEAST_SENDERS for point in points):
+    if any(point.kind == _MANY_TO_ONE and len(point.ranks) > _MIN_SENDERS for point in points):
         found.append("many to one")
     if len(ranks) > 1 and any(rank.gc_share > _GC_SHARE for rank in ranks):
         found.append("garbage collection")
@@ -315,6 +310,11 @@ def choose(settings: PaceSettings, reports: Sequence[RankReport]) -> PacingChoic
         policy = policy_for(mechanisms, has_turns=settings.stagger_slots > 0)
     if policy == "slack" and POLLING in mechanisms:
         settings = settings.where_polled()
+    obstacle = ""
+    if policy != "coschedule" and not points:
+        obstacle = "no operation blocks a group of ranks exactly once in every step"
+        if any(profile.waits_on_device for profile in profiles):
+            obstacle = "collectives run on GPUs, where a delay of the host delays nothing: observed only"
     return PacingChoice(
         settings=settings,
         policy=policy,
@@ -322,13 +322,5 @@ def choose(settings: PaceSettings, reports: Sequence[RankReport]) -> PacingChoic
         mechanisms=mechanisms,
         profiles=profiles,
         seed=reports[0].seed,
-        obstacle=_obstacle(policy, points, profiles),
+        obstacle=obstacle,
     )
-
-
-def _obstacle(policy: str, points: Sequence[PacingPoint], profiles: Sequence[RankProfile]) -> str:
-    if policy == "coschedule" or points:
-        return ""
-    if any(profile.waits_on_device for profile in profiles):
-        return "collectives run on GPUs, where a delay of the host delays nothing: observed only"
-    return "no operation blocks a group of ranks exactly once in every step"

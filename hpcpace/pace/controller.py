@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,7 @@ from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 # A wait longer than this is a hang or a broken clock, not a reason to delay a rank.
-_LONGEST_NS = 3_600e9
+_MAX_NS = 3_600e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +59,13 @@ class Measurement:
         for own, least, most in zip(self.own_ns, self.least_ns, self.most_ns, strict=True):
             if not (math.isfinite(own) and math.isfinite(least) and math.isfinite(most)):
                 return "a wait is missing"
-            if not 0 <= least <= own <= most <= _LONGEST_NS:
+            if not 0 <= least <= own <= most <= _MAX_NS:
                 return "the waits contradict each other"
         if any(time_ns < 0 or math.isinf(time_ns) for time_ns in self.step_ns):
             return "a step has no duration"
         if any(time_ns < 0 or math.isinf(time_ns) for time_ns in self.work_ns):
             return "the time between two waits contradicts itself"
-        if any(not 0 <= late_ns <= _LONGEST_NS for late_ns in (*self.delayed_ns, *self.overshoot_ns)):
+        if any(not 0 <= late_ns <= _MAX_NS for late_ns in (*self.delayed_ns, *self.overshoot_ns)):
             return "a delay has no duration"
         return ""
 
@@ -78,7 +77,7 @@ _NUM_STEPS_OF_MEDIAN = 64
 _NUM_OFF_STEPS = 256
 _NUM_ON_STEPS = 32
 _NUM_WORKS = 32
-_LEAST_STEPS = 8
+_MIN_STEPS = 8
 _HARM_STANDARD_ERRORS = 3.0
 _HARM_SHARE = 0.005
 _NO_HARM_STANDARD_ERRORS = 2.0
@@ -86,7 +85,7 @@ _GAIN_STANDARD_ERRORS = 3.0
 _INCREASE = 0.05
 _NUM_HALVINGS = 3
 _FIRST_PAUSE = 8
-_LONGEST_PAUSE = 512
+_MAX_PAUSE = 512
 _NUM_WINDOWS_LATE = 2
 # Variance of a median over that of a mean, of normal values.
 _MEDIAN_VARIANCE = math.pi / 2
@@ -133,7 +132,7 @@ class UsualPattern:
         """Return the pattern of these steps."""
         works_ns, slacks_ns = np.array(past.works_ns), np.array(past.slacks_ns)
         known = ~np.isnan(works_ns)
-        if known.sum() < _LEAST_STEPS:
+        if known.sum() < _MIN_STEPS:
             return cls(slacks_ns=tuple(slacks_ns[-_NUM_SLACKS:]))
         usual_ns = float(np.median(works_ns[known]))
         (variance, covariance), _ = np.cov(works_ns[known], slacks_ns[known])
@@ -237,7 +236,7 @@ class Controller:
         is_free = measurement.arm != PaceArm.ON or self._num_rested >= _NUM_WINDOWS_LATE
         past = self._off if is_free else self._on
         self._overshoots_ns.extend(measurement.overshoot_ns)
-        steps_ns = _known(measurement.step_ns)
+        steps_ns = [time_ns for time_ns in measurement.step_ns if not math.isnan(time_ns)]
         self._steps_ns.extend(steps_ns)
         past.steps_ns.extend(steps_ns)
         past.least_ns.extend(measurement.least_ns)
@@ -257,7 +256,7 @@ class Controller:
         if arm != PaceArm.ON or self._num_paused:
             return
         num_on, num_off = len(self._on.least_ns), len(self._off.least_ns)
-        if num_on < _LEAST_STEPS or num_off < _LEAST_STEPS:
+        if num_on < _MIN_STEPS or num_off < _MIN_STEPS:
             return
         on_ns, off_ns = np.array(self._on.least_ns), np.array(self._off.least_ns)
         harm_ns = float(on_ns.mean() - np.median(off_ns))
@@ -274,7 +273,7 @@ class Controller:
     def _is_step_shorter(self, standard_errors: float) -> bool:
         """Whether paced steps are shorter than unpaced ones by more than so many standard errors."""
         num_on, num_off = len(self._on.steps_ns), len(self._off.steps_ns)
-        if num_on < _LEAST_STEPS or num_off < _LEAST_STEPS:
+        if num_on < _MIN_STEPS or num_off < _MIN_STEPS:
             return False
         on_ns, off_ns = np.array(self._on.steps_ns), np.array(self._off.steps_ns)
         error_ns = math.sqrt(on_ns.var(ddof=1) / num_on + off_ns.var(ddof=1) / num_off)
@@ -284,7 +283,7 @@ class Controller:
         self._share /= 2
         self._on.clear()
         if self._share <= self._settings.share_low / 2**_NUM_HALVINGS:
-            self._num_paused, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+            self._num_paused, self._pause = self._pause, min(2 * self._pause, _MAX_PAUSE)
             self._share = self._settings.share_low
 
     def _decide(self, num_steps: int) -> int:
@@ -313,7 +312,3 @@ class Controller:
         if self.delay_ns:
             wanted_ns = min((self.delay_ns + wanted_ns) / 2, self.bound_ns)
         return int(wanted_ns)
-
-
-def _known(values_ns: Iterable[float]) -> list[float]:
-    return [time_ns for time_ns in values_ns if not math.isnan(time_ns)]

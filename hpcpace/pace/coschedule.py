@@ -32,10 +32,6 @@ class CollectionCount:
     num_full: int = 0
     time_ns: int = 0
 
-    def facts(self) -> dict[str, int]:
-        """Return plain values."""
-        return {"num_steps": self.num_steps, "num_full": self.num_full, "time_ns": self.time_ns}
-
 
 class CollectionWatch:
     """Counts full collections, separately for steps with and without the schedule.
@@ -115,7 +111,9 @@ class CollectionSchedule:
     def turn_on(self, interval_steps: int) -> None:
         """Collect on every `interval_steps`-th step from here on."""
         self._interval_steps = interval_steps
-        self._hold_back()
+        if self._thresholds is None:
+            self._thresholds = gc.get_threshold()
+            gc.set_threshold(*self._thresholds[:2], _NEVER)
 
     def turn_off(self, *, steps_until: int | None = None) -> None:
         """Let Python collect by itself again.
@@ -126,8 +124,9 @@ class CollectionSchedule:
         """
         self._interval_steps = self._num_steps = 0
         self._steps_until = steps_until or 0
-        if not steps_until:
-            self._give_back()
+        if not steps_until and self._thresholds is not None:
+            gc.set_threshold(*self._thresholds)
+            self._thresholds = None
 
     def begin_step(self, *, is_last: bool = False) -> bool:
         """Collect if a collection is due in this step; return whether it was, the same on all ranks.
@@ -137,7 +136,11 @@ class CollectionSchedule:
                 step; otherwise the steps after it would bear the cost.
         """
         if not self.is_on:
-            self._return()
+            if self._steps_until:  # this rank returns to its own rhythm
+                self._steps_until -= 1
+                if not self._steps_until:
+                    self._collect()
+                    self.turn_off()
             return False
         self._num_steps += 1
         owed = self._interval_steps // 2 if is_last else self._interval_steps
@@ -146,34 +149,6 @@ class CollectionSchedule:
         self._num_steps = 0
         self._collect()
         return True
-
-    def _hold_back(self) -> None:
-        if self._thresholds is None:
-            self._thresholds = gc.get_threshold()
-            gc.set_threshold(*self._thresholds[:2], _NEVER)
-
-    def _give_back(self) -> None:
-        if self._thresholds is not None:
-            gc.set_threshold(*self._thresholds)
-            self._thresholds = None
-
-    def _return(self) -> None:
-        """Collect when this rank returns to its own rhythm."""
-        if self._steps_until:
-            self._steps_until -= 1
-            if not self._steps_until:
-                self._collect()
-                self.turn_off()
-
-
-def interval_steps(num_steps: int, most_full: int) -> int:
-    """Return the steps between two collections of the rank that collects most often; 0 if no rank collects.
-
-    Args:
-        num_steps: over which they were counted.
-        most_full: full collections of that rank.
-    """
-    return max(num_steps // most_full, 1) if most_full > 0 else 0
 
 
 class CollectionPlan:
@@ -212,7 +187,8 @@ class CollectionPlan:
             return f"no full garbage collection in {self._num_steps} steps"
         if self._full_ns < self._least_share * self._time_ns:
             return f"garbage collection takes {self._full_ns / self._time_ns:.2%} of the steps"
-        self.interval = interval_steps(self._num_steps, self._num_full)
+        # That of the rank that collects most often.
+        self.interval = max(self._num_steps // self._num_full, 1)
         return ""
 
     def block_steps(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from hpcpace.pace.choice import PointSearch, RankProfile, RankReport, choose
 from hpcpace.pace.coschedule import CollectionCount, CollectionSchedule, CollectionWatch
@@ -157,7 +158,7 @@ class Pacer:
         self._counts[kind] = index + 1
         name = f"{kind} {index}"
         if on_device:
-            self._search.profile = self._search.profile.on_device()
+            self._search.profile = replace(self._search.profile, waits_on_device=True)
             return None
         if self._active is not None:
             return self._active.arrive(name) if name == self._active.point else None

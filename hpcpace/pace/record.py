@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcpace.pace.choice import PacingChoice, PacingPoint, crowding
 from hpcpace.pace.coschedule import CollectionCount
 from hpcpace.pace.policies import Policy
-from hpcpace.pace.settings import LEAST_PAIRS
+from hpcpace.pace.settings import MIN_PAIRS
 from hpcpace.pace.trial import Interval, TrialOutcome, TrialResult
 
 SCHEMA = "hpcpace-trial/1"
@@ -61,7 +61,7 @@ class PacingRecord:
 
     def count(self, counts: Mapping[bool, CollectionCount]) -> None:
         """Take this rank's full garbage collections, without and with a schedule."""
-        self.collections = {"off": counts[False].facts(), "on": counts[True].facts()}
+        self.collections = {"off": asdict(counts[False]), "on": asdict(counts[True])}
 
     @property
     def is_on(self) -> bool:
@@ -114,8 +114,8 @@ class PacingRecord:
             return f"{waiting_only}{self.tried} does harm ({_interval(effect)})"
         if trial.outcome == TrialOutcome.NO_EFFECT:
             return f"{waiting_only}nothing to gain ({_interval(effect)}, {_detectable(effect)})"
-        seen = f" ({_interval(effect)}, {_detectable(effect)})" if trial.num_pairs >= LEAST_PAIRS else ""
-        return f"undecided, the job ended after {trial.num_pairs} of {LEAST_PAIRS} or more pairs of blocks{seen}"
+        seen = f" ({_interval(effect)}, {_detectable(effect)})" if trial.num_pairs >= MIN_PAIRS else ""
+        return f"undecided, the job ended after {trial.num_pairs} of {MIN_PAIRS} or more pairs of blocks{seen}"
 
 
 def _interval(effect: Interval | None) -> str:

@@ -12,7 +12,7 @@ POLICIES = ("observe", "published-window", "published-spread", "slack", "cosched
 NO_POLICY = "none"
 
 # Fewer pairs cannot reach p < 0.05 in a sign test: 2 * 2^-6 = 0.03.
-LEAST_PAIRS = 6
+MIN_PAIRS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ _RANGES = (
     ("block_steps", 10, 1000),
     ("dropped_steps", 0, 500),
     ("aa_pairs", 0, 1000),
-    ("max_pairs", LEAST_PAIRS, 1000),
+    ("max_pairs", MIN_PAIRS, 1000),
     ("level", 0.001, 0.2),
     ("least_gain", 0.0, 1.0),
     ("share_low", 0.05, 0.95),

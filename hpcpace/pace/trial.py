@@ -19,13 +19,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cache
-from math import log
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from hpcpace.pace.settings import LEAST_PAIRS, PaceSettings
+from hpcpace.pace.settings import MIN_PAIRS, PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 _NUM_SEQUENCES = 20_000
@@ -69,7 +68,10 @@ def interval(values: Sequence[float], *, first: int, last: int, level: float) ->
     num_values = len(values)
     mean = float(np.mean(values))
     error = float(np.std(values, ddof=1)) / math.sqrt(num_values)
-    bound = _t_bound(looks_constant(first, last, level), num_values - 1)
+    # The t of so many degrees of freedom that corresponds to the normal deviate.
+    freedom = num_values - 1
+    scaled = looks_constant(first, last, level) * (8 * freedom + 3) / (8 * freedom + 1)
+    bound = math.sqrt(freedom * math.expm1(scaled**2 / freedom))
     seen = (bound + NormalDist().inv_cdf(POWER)) * error
     return Interval(
         mean=mean, low=mean - bound * error, high=mean + bound * error, detectable=seen, num_values=num_values
@@ -95,18 +97,12 @@ def looks_constant(first: int, last: int, level: float) -> float:
     return float(np.quantile(deviates.max(axis=1), 1 - level))
 
 
-def _t_bound(deviate: float, freedom: int) -> float:
-    """Return the t of so many degrees of freedom that corresponds to a normal deviate."""
-    scaled = deviate * (8 * freedom + 3) / (8 * freedom + 1)
-    return math.sqrt(freedom * math.expm1(scaled**2 / freedom))
-
-
 _AA_LEVEL = 0.01
 _HARM_SHARE = 0.05
 # Three would do for one block, but a trial checks twenty or more: without any effect 1 in 11 trials stopped. With four,
 # 1 in 36 of those stopped that also see rare long steps.
 _HARM_STANDARD_DEVIATIONS = 4.5
-_LEAST_BLOCKS_OF_HARM = 3
+_MIN_BLOCKS_OF_HARM = 3
 
 
 class TrialOutcome(StrEnum):
@@ -304,7 +300,7 @@ class Trial:
         center_ns = float(np.median(usual_ns))
         slower = mean_ns / center_ns - 1
         self._worst = slower if self._worst != self._worst else max(self._worst, slower)
-        if slower <= _HARM_SHARE or len(usual_ns) < _LEAST_BLOCKS_OF_HARM:
+        if slower <= _HARM_SHARE or len(usual_ns) < _MIN_BLOCKS_OF_HARM:
             return
         # A few long steps, which also occur without pacing, do not make most steps longer.
         if median_ns / float(np.median(self._medians_ns)) - 1 <= _HARM_SHARE:
@@ -321,7 +317,7 @@ class Trial:
         if not first.steps_ns or not second.steps_ns:
             return
         off, on = (second, first) if first.is_treated else (first, second)
-        effect = log(_mean(off.steps_ns) / _mean(on.steps_ns))
+        effect = math.log(_mean(off.steps_ns) / _mean(on.steps_ns))
         if off.arm == PaceArm.AA:
             self._aa_effects.append(effect)
             self._judge_aa()
@@ -336,7 +332,7 @@ class Trial:
             self._outcome = TrialOutcome.NO_CLAIM
 
     def _judge(self) -> None:
-        if len(self._effects) < LEAST_PAIRS:
+        if len(self._effects) < MIN_PAIRS:
             return
         found = self._interval()
         assert found is not None
@@ -351,7 +347,7 @@ class Trial:
         if len(self._effects) < 2:
             return None
         # Before the first look the interval is only shown, with its bound; nothing is decided on it.
-        return interval(self._effects, first=LEAST_PAIRS, last=self._settings.max_pairs, level=self._settings.level)
+        return interval(self._effects, first=MIN_PAIRS, last=self._settings.max_pairs, level=self._settings.level)
 
     def _aa_interval(self) -> Interval | None:
         num_pairs = self._settings.aa_pairs

@@ -232,15 +232,6 @@ _SET_UP_TIMEOUT_S = 30.0
 _MEMORY_SHARE = 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeRate:
-    """What the cores of one rank reached on one NUMA node; attributes as of `MemoryRate`."""
-
-    numa_node: int
-    num_threads: int
-    rate: float
-
-
 def numa_of_cpus(nodes: Path = NODES) -> dict[int, int]:
     """Return the NUMA node of each core; empty where the kernel knows none.
 
@@ -264,8 +255,8 @@ def affordable_bytes(num_cpus: int) -> int:
 
 
 def memory_rates(
-    cpus: Sequence[int], numa_of_cpu: Mapping[int, int], *, length_s: float, array_bytes: int
-) -> list[NodeRate]:
+    cpus: Sequence[int], numa_of_cpu: Mapping[int, int], *, length_s: float, array_bytes: int, host: str = ""
+) -> list[MemoryRate]:
     """Return the rate of some cores for each NUMA node, ascending; all of them copy at once.
 
     Args:
@@ -273,6 +264,7 @@ def memory_rates(
         numa_of_cpu: node of each core; 0 for those not listed.
         length_s: for which they copy.
         array_bytes: of each of a core's two arrays; more than its share of the caches.
+        host: its name.
     """
     barrier = threading.Barrier(max(len(cpus), 1), timeout=_SET_UP_TIMEOUT_S)
     rates: dict[int, float] = {}
@@ -303,7 +295,7 @@ def memory_rates(
     found = []
     for node in sorted({numa_of_cpu.get(cpu, 0) for cpu in rates}):
         of_node = [rate for cpu, rate in rates.items() if numa_of_cpu.get(cpu, 0) == node]
-        found.append(NodeRate(numa_node=node, num_threads=len(of_node), rate=sum(of_node)))
+        found.append(MemoryRate(host=host, numa_node=node, num_threads=len(of_node), rate=sum(of_node)))
     return found
 
 
@@ -312,25 +304,13 @@ _NUM_WARM_UPS, _NUM_COPIES = 2, 5
 _READ_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnDeviceRate:
-    """What the device of this rank reached; attributes as of `DeviceRate`."""
-
-    device: int
-    bus_id: str
-    numa_node: int
-    is_pinned: bool
-    to_device: float
-    from_device: float
-    limit: float | None
-
-
-def device_rates(device: torch.device, numa_of_cpu: Mapping[int, int]) -> list[OwnDeviceRate]:
+def device_rates(device: torch.device, numa_of_cpu: Mapping[int, int], host: str) -> list[DeviceRate]:
     """Return the rates of copies between a GPU and the memory of each NUMA node on whose cores this rank may run.
 
     Args:
         device: of type cuda.
         numa_of_cpu: node of each core; 0 for those not listed.
+        host: its name.
 
     Raises:
         RuntimeError: torch's, such as no memory left on the device.
@@ -341,7 +321,8 @@ def device_rates(device: torch.device, numa_of_cpu: Mapping[int, int]) -> list[O
     for cpu in os.sched_getaffinity(0):
         cpus_of_node.setdefault(numa_of_cpu.get(cpu, 0), set()).add(cpu)
     return [
-        OwnDeviceRate(
+        DeviceRate(
+            host=host,
             device=device.index or 0,
             bus_id=bus_id,
             numa_node=node,
@@ -454,7 +435,7 @@ class Copies:
             world.problems.append("copies did not fit into the time: allow more with --time")
             return record
         time.sleep(share.turn * slot_s)
-        memory, note = self._memory(share)
+        memory, note = self._memory(share, world.hosts[world.node_of_rank[world.rank]])
         wait_s = share.num_turns * slot_s
         world.meet("copies in memory", wait_s=wait_s)
         own = {"memory": [dataclasses.asdict(each) for each in memory], "devices": [], "notes": [note] if note else []}
@@ -467,37 +448,39 @@ class Copies:
             return record
         return dataclasses.replace(record, copies=_copies_record(world, gathered, share.note_on_turns))
 
-    def _memory(self, share: CoreShare) -> tuple[list[NodeRate], str]:
+    def _memory(self, share: CoreShare, host: str) -> tuple[list[MemoryRate], str]:
         array_bytes = min(self._array_bytes, affordable_bytes(len(share.of_host)))
         if array_bytes < min(_LEAST_ARRAY_BYTES, self._array_bytes):
             return [], "too little memory is free to measure its rate"
-        return memory_rates(share.own, numa_of_cpus(), length_s=self._length_s, array_bytes=array_bytes), ""
+        rates = memory_rates(share.own, numa_of_cpus(), length_s=self._length_s, array_bytes=array_bytes, host=host)
+        return rates, ""
 
     def _copy_to_device(self, world: ProbeWorld, own: dict[str, Any]) -> float:
         """Add what the device of this rank reaches, in its turn, and return how long all turns take."""
-        ranks = world.ranks_of([world.node_of_rank[world.rank]])
+        node = world.node_of_rank[world.rank]
+        ranks = world.ranks_of([node])
         time.sleep(ranks.index(world.rank) * _DEVICE_SLOT_S)
         try:
-            own["devices"] = [dataclasses.asdict(each) for each in device_rates(world.device, numa_of_cpus())]
+            own["devices"] = [
+                dataclasses.asdict(each) for each in device_rates(world.device, numa_of_cpus(), world.hosts[node])
+            ]
         except RuntimeError as error:  # such as no memory left on the device
             own["notes"].append(f"copies to {world.device} failed: {str(error).splitlines()[0][:200]}")
         return max(world.node_of_rank.count(node) for node in world.nodes) * _DEVICE_SLOT_S
 
 
 def _copies_record(world: ProbeWorld, gathered: Mapping[int, Any], note_on_turns: str) -> CopiesRecord:
-    rates: dict[tuple[int, int], NodeRate] = {}
+    rates: dict[tuple[int, int], MemoryRate] = {}
     devices, notes = [], [note_on_turns] if note_on_turns else []
     for rank, answer in sorted(gathered.items()):
         node = world.node_of_rank[rank]
         for each in answer["memory"]:
-            one = NodeRate(**each)
-            before = rates.get((node, one.numa_node), NodeRate(numa_node=one.numa_node, num_threads=0, rate=0.0))
-            total = before.num_threads + one.num_threads
-            rates[node, one.numa_node] = dataclasses.replace(one, num_threads=total, rate=before.rate + one.rate)
-        devices += [DeviceRate(host=world.hosts[node], **each) for each in answer["devices"]]
+            one, key = MemoryRate(**each), (node, each["numa_node"])
+            if (before := rates.get(key)) is not None:
+                threads = before.num_threads + one.num_threads
+                one = dataclasses.replace(one, num_threads=threads, rate=before.rate + one.rate)
+            rates[key] = one
+        devices += [DeviceRate(**each) for each in answer["devices"]]
         notes += [f"{world.hosts[node]}: {note}" for note in answer["notes"]]
-    memory = tuple(
-        MemoryRate(host=world.hosts[node], numa_node=number, num_threads=one.num_threads, rate=one.rate)
-        for (node, number), one in sorted(rates.items())
-    )
+    memory = tuple(rate for _, rate in sorted(rates.items(), key=lambda pair: pair[0]))
     return CopiesRecord(memory=memory, devices=tuple(devices), notes=tuple(dict.fromkeys(notes)))

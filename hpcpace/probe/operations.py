@@ -197,18 +197,18 @@ class Operation:
 
     Attributes:
         name: as in the record.
-        sent_parts, received_parts: whether a rank sends, or receives, 1/n of the size; all of it otherwise.
-        bus_factor: busbw over algbw on n ranks (nccl-tests, doc/PERFORMANCE.md).
         issue: begins it; returns what is waited for, in order.
         expected: what each rank's received value is, by rank, number of ranks and place in n parts.
+        sent_parts, received_parts: whether a rank sends, or receives, 1/n of the size; all of it otherwise.
+        bus_factor: busbw over algbw on n ranks (nccl-tests, doc/PERFORMANCE.md).
     """
 
     name: str
-    sent_parts: bool
-    received_parts: bool
-    bus_factor: Callable[[int], float]
     issue: Callable[[Any, Buffers, int, int], list[Any]]
     expected: Callable[[int, int, int], float]
+    sent_parts: bool = False
+    received_parts: bool = False
+    bus_factor: Callable[[int], float] = lambda n: (n - 1) / n
 
     def rounded(self, size_bytes: int, num_ranks: int) -> int:
         """Return the nearest size, from below where there is one, whose parts are whole numbers."""
@@ -244,28 +244,12 @@ def _sum_of_values(num_ranks: int) -> float:
     return sum(_value(rank) for rank in range(num_ranks))
 
 
-def _all_reduce(backend: Any, buffers: Buffers, own: int, size: int) -> list[Any]:
-    return [backend.allreduce([buffers.send])]
-
-
-def _all_gather(backend: Any, buffers: Buffers, own: int, size: int) -> list[Any]:
-    return [backend._allgather_base(buffers.receive, buffers.send)]
-
-
-def _reduce_scatter(backend: Any, buffers: Buffers, own: int, size: int) -> list[Any]:
-    return [backend._reduce_scatter_base(buffers.receive, buffers.send)]
-
-
 def _broadcast(backend: Any, buffers: Buffers, own: int, size: int) -> list[Any]:
     from torch._C._distributed_c10d import BroadcastOptions
 
     options = BroadcastOptions()
     options.rootRank = 0
     return [backend.broadcast([buffers.send], options)]
-
-
-def _all_to_all(backend: Any, buffers: Buffers, own: int, size: int) -> list[Any]:
-    return [backend.alltoall_base(buffers.receive, buffers.send, [], [])]
 
 
 def _send_recv(backend: Any, buffers: Buffers, own: int, size: int) -> list[Any]:
@@ -281,51 +265,33 @@ def _send_recv(backend: Any, buffers: Buffers, own: int, size: int) -> list[Any]
 OPERATIONS = (
     Operation(
         name="all_reduce",
-        sent_parts=False,
-        received_parts=False,
-        bus_factor=lambda n: 2 * (n - 1) / n,
-        issue=_all_reduce,
+        issue=lambda backend, buffers, own, n: [backend.allreduce([buffers.send])],
         expected=lambda own, n, place: _sum_of_values(n),
+        bus_factor=lambda n: 2 * (n - 1) / n,
     ),
     Operation(
         name="all_gather",
-        sent_parts=True,
-        received_parts=False,
-        bus_factor=lambda n: (n - 1) / n,
-        issue=_all_gather,
+        issue=lambda backend, buffers, own, n: [backend._allgather_base(buffers.receive, buffers.send)],
         expected=lambda own, n, place: _value(place),
+        sent_parts=True,
     ),
     Operation(
         name="reduce_scatter",
-        sent_parts=False,
-        received_parts=True,
-        bus_factor=lambda n: (n - 1) / n,
-        issue=_reduce_scatter,
+        issue=lambda backend, buffers, own, n: [backend._reduce_scatter_base(buffers.receive, buffers.send)],
         expected=lambda own, n, place: _sum_of_values(n),
+        received_parts=True,
     ),
-    Operation(
-        name="broadcast",
-        sent_parts=False,
-        received_parts=False,
-        bus_factor=lambda n: 1.0,
-        issue=_broadcast,
-        expected=lambda own, n, place: _value(0),
-    ),
+    Operation(name="broadcast", issue=_broadcast, expected=lambda own, n, place: _value(0), bus_factor=lambda n: 1.0),
     Operation(
         name="all_to_all",
-        sent_parts=False,
-        received_parts=False,
-        bus_factor=lambda n: (n - 1) / n,
-        issue=_all_to_all,
+        issue=lambda backend, buffers, own, n: [backend.alltoall_base(buffers.receive, buffers.send, [], [])],
         expected=lambda own, n, place: _value(place),
     ),
     Operation(
         name="send_recv",
-        sent_parts=False,
-        received_parts=False,
-        bus_factor=lambda n: 1.0,
         issue=_send_recv,
         expected=lambda own, n, place: _value((own - 1) % n),
+        bus_factor=lambda n: 1.0,
     ),
 )
 OPERATION_NAMES = tuple(operation.name for operation in OPERATIONS)

@@ -18,8 +18,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -345,16 +344,6 @@ class RoundPlan:
         num_turns = math.ceil(len(self.pairs) / self.at_once)
         begin_s = times.set_up_s + num_turns * times.latency_s + times.pause_s
         return begin_s if stage == "forward" else begin_s + times.rate_s + times.pause_s
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> RoundPlan:
-        """Return what to_json made plain."""
-        pairs = tuple((first, second) for first, second in content["pairs"])
-        return cls(**{**content, "pairs": pairs, "times": RoundTimes(**content["times"])})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,15 @@ slow one; where it is several, nobody can tell which, and all of them are named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.links import explanations
 
+NO_LINK = -1
+"""Fills the columns of a path that has fewer links."""
 _DEVIATIONS = 3.0
 _LEAST_SHARE = 0.10
 # The standard deviation of a normal distribution is 1.4826 times its median absolute deviation.
@@ -54,7 +56,6 @@ class SlowLinks:
         usual: usual capability by kind, (num_kinds,); nan where no link of a kind was passed.
         threshold: the least capability by kind that counts as usual, (num_kinds,).
         is_cleared: links that a fast transfer passed, (num_links,).
-        is_slow: transfers that accuse, (num_tests,).
         num_alone: slow transfers that leave each link as the only possible one, int64, (num_links,).
         certain: links that some slow transfer leaves as the only possible one, ascending.
         unclear: sets of links of which at least one is slow; no set shares a link with another.
@@ -66,7 +67,6 @@ class SlowLinks:
     usual: Floats
     threshold: Floats
     is_cleared: Bools
-    is_slow: Bools
     num_alone: Ints
     certain: tuple[int, ...]
     unclear: tuple[tuple[int, ...], ...]
@@ -88,23 +88,25 @@ def find_slow_links(tests: LinkTests) -> SlowLinks:
         is_cleared = capability >= threshold[tests.kind]
         # A transfer cannot be faster than what is usual of the slowest kind of link on its path.
         limits = np.where(on_path, usual[tests.kind[tests.path]], np.inf)
-        limiting = np.take_along_axis(tests.kind[tests.path], np.nanargmin(_finite(limits), axis=1)[:, None], axis=1)
+        limiting = np.take_along_axis(
+            tests.kind[tests.path], np.argmin(np.where(np.isnan(limits), np.inf, limits), axis=1)[:, None], axis=1
+        )
         is_slow = tests.is_apart & (tests.value < threshold[limiting[:, 0]])
-    accused = on_path & ~is_cleared[tests.path] & is_slow[:, None]
-    count = accused.sum(axis=1)
-    num_alone = np.bincount(tests.path[(count == 1)[:, None] & accused], minlength=tests.num_links)
-    certain = np.flatnonzero(num_alone)
-    unclear = _unclear(tests, accused, certain, capability)
+    slow = np.flatnonzero(is_slow)
+    passed = np.zeros((len(slow), tests.num_links + 1), np.bool_)  # the last column is that of NO_LINK
+    np.put_along_axis(passed, tests.path[slow], True, axis=1)
+    suspected = passed[:, :-1] & ~is_cleared
+    count = suspected.sum(axis=1)
+    num_alone = suspected[count == 1].sum(axis=0)
     return SlowLinks(
         capability=capability,
         usual=usual,
         threshold=threshold,
         is_cleared=is_cleared,
-        is_slow=is_slow,
         num_alone=num_alone,
-        certain=tuple(certain.tolist()),
-        unclear=unclear,
-        unexplained=tuple(np.flatnonzero(is_slow & (count == 0)).tolist()),
+        certain=tuple(np.flatnonzero(num_alone).tolist()),
+        unclear=_unclear(suspected, num_alone > 0, capability, tests.value[slow]),
+        unexplained=tuple(slow[count == 0].tolist()),
     )
 
 
@@ -148,30 +150,11 @@ def outlier_limit(values: Floats) -> tuple[float, float]:
     return usual, usual - max(_DEVIATIONS * deviation, _LEAST_SHARE * usual)
 
 
-def _finite(limits: Floats) -> Floats:
-    return np.where(np.isnan(limits), np.inf, limits)
-
-
-def _unclear(tests: LinkTests, accused: Bools, certain: Ints, capability: Floats) -> tuple[tuple[int, ...], ...]:
+def _unclear(suspected: Bools, is_certain: Bools, capability: Floats, value: Floats) -> tuple[tuple[int, ...], ...]:
     """Return the sets of links that slow transfers accuse, without transfers that a certain link explains."""
-    is_certain = np.zeros(tests.num_links + 1, np.bool_)  # the last entry is that of NO_LINK
-    is_certain[certain] = True
     # A transfer much slower than the certain links on its path has passed another slow link.
-    certain_limit = np.where(is_certain[tests.path] & accused, capability[tests.path], np.inf).min(axis=1)
+    certain_limit = np.where(suspected & is_certain, capability, np.inf).min(axis=1, initial=np.inf)
     with np.errstate(invalid="ignore"):
-        is_explained = tests.value >= (1 - _LEAST_SHARE) * certain_limit
-    open_links = accused & ~is_certain[tests.path] & ~is_explained[:, None]
-    return tuple(_joined([set(path[links].tolist()) for path, links in zip(tests.path, open_links, strict=True)]))
-
-
-def _joined(groups: list[set[int]]) -> Iterator[tuple[int, ...]]:
-    """Yield the unions of groups that share a link."""
-    joined: list[set[int]] = []
-    for group in filter(None, groups):
-        touching = [each for each in joined if each & group]
-        joined = [each for each in joined if not each & group] + [group.union(*touching)]
-    yield from sorted(tuple(sorted(each)) for each in joined)
-
-
-NO_LINK = -1
-"""Fills the columns of a path that has fewer links."""
+        is_explained = value >= (1 - _LEAST_SHARE) * certain_limit
+    left = suspected & ~is_certain & ~is_explained[:, None]
+    return tuple(sorted(tuple(np.flatnonzero(links).tolist()) for links, _ in explanations(left, is_joined=True)))

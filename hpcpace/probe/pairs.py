@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from hpcpace.core.environment import host_identity, process_environ
@@ -294,11 +295,6 @@ class _Table:
     at_once: int
     carrier: str
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> _Table:
-        texts = {name: tuple(tuple(each) for each in content[name]) for name in ("addresses", "interfaces")}
-        return cls(**{**content, **texts, "nodes": tuple(content["nodes"])})
-
 
 def _introduced(world: ProbeWorld, own_addresses: Callable[[str], HostAddresses]) -> _Table:
     """Return where the hosts can be reached.
@@ -314,7 +310,7 @@ def _introduced(world: ProbeWorld, own_addresses: Callable[[str], HostAddresses]
     if world.is_first:
         found = world.board.gather(name, leaders, world.timeout_s)
         table = dataclasses.asdict(_table(world, {leaders[rank]: each for rank, each in found.items()}))
-    return _Table.from_json(world.agree(table))
+    return msgspec.convert(world.agree(table), _Table)
 
 
 def _interfaces_of_job(world: ProbeWorld) -> str:
@@ -395,7 +391,7 @@ def _listener(address: str, interface: str, token: str) -> Listener | None:
 def _follow(world: ProbeWorld, player: PairPlayer) -> None:
     """Play the rounds that rank 0 plans until it ends them."""
     while (content := world.agree(None)) is not None:
-        plan = RoundPlan.from_json(content)
+        plan = msgspec.convert(content, RoundPlan)
         meeting = player.play(plan)
         if meeting is not None:
             world.board.post(f"pairs/{plan.number}/{world.rank}", dataclasses.asdict(meeting))
@@ -443,14 +439,14 @@ class _Conductor:
         if not playing:
             return [_nothing(pair, round_.is_apart, "a host stopped answering before") for pair in round_.pairs]
         plan = self._plan(playing)
-        self._world.agree(plan.to_json())
+        self._world.agree(dataclasses.asdict(plan))
         meetings: dict[int, Meeting] = {}
         own = self._player.play(plan)
         ranks = [rank for pair in playing for rank in self._players(pair)]
         wanted = [rank for rank in ranks if rank != self._world.rank]
         limit_s = self._player.limit_s(plan) + _GATHER_S
         for rank, content in self._world.board.gather(f"pairs/{self._number}", wanted, limit_s).items():
-            meetings[rank] = Meeting(**{**content, "latency_ns": tuple(content["latency_ns"])})
+            meetings[rank] = msgspec.convert(content, Meeting)
         if own is not None:
             meetings[self._world.rank] = own
         node_of = {rank: host for host, ranks in enumerate(self._ranks_of_host) for rank in ranks}

@@ -334,10 +334,7 @@ def measure_parts(
         if world.is_first and isinstance(part, Concluding):
             record = part.conclude(record)
     return dataclasses.replace(
-        record,
-        took_s=took_s,
-        problems=(*record.problems, *world.problems),
-        lost_hosts=tuple(world.lost_hosts),
+        record, took_s=took_s, problems=(*record.problems, *world.problems), lost_hosts=tuple(world.lost_hosts)
     )
 
 

@@ -84,8 +84,8 @@ def _named(op: str, before: Iterable[Operation], after: Iterable[Operation]) -> 
     return dict.fromkeys((*before, *after), name)
 
 
-_LEAST_BYTES_CHANGE = 0.01
-_LEAST_PROBED_CHANGE = 0.1  # of the time of an operation; two probes of the same hosts differ, too
+_MIN_BYTES_CHANGE = 0.01
+_MIN_PROBED_CHANGE = 0.1  # of the time of an operation; two probes of the same hosts differ, too
 _NONE = "-"
 # Of hpcpace itself; they do not change what the job does.
 _OWN_SETTINGS = ("trace.trace_dir",)
@@ -157,7 +157,7 @@ def _traffic(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Ite
     one, two = (_bytes_by_name(group[0], names) for group in (before, after))
     for name in dict.fromkeys([*one, *two]):
         old, new = one.get(name, 0.0), two.get(name, 0.0)
-        if abs(new - old) > _LEAST_BYTES_CHANGE * max(old, new):
+        if abs(new - old) > _MIN_BYTES_CHANGE * max(old, new):
             yield Change(
                 kind="layout",
                 name=f"bytes of {name} a rank and step",
@@ -203,7 +203,7 @@ def _probe(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Itera
         for group in (before, after)
     )
     for name in one:
-        if name in two and abs(two[name] - one[name]) > _LEAST_PROBED_CHANGE * max(one[name], two[name]):
+        if name in two and abs(two[name] - one[name]) > _MIN_PROBED_CHANGE * max(one[name], two[name]):
             yield Change(kind="probe", name=name, before=format_duration(one[name]), after=format_duration(two[name]))
 
 

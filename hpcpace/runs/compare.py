@@ -18,15 +18,15 @@ from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.metrics.run_difference import PRIOR_CV, LogDifference, log_difference
 from hpcpace.runs.changes import Change, Operation, changes, operation_names, operation_of
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.runs.units import PlaceChanges, place_changes
+from hpcpace.runs.units import UnitChanges, unit_changes
 from hpcpace.runs.work import differs_beyond_batch, is_work_known, work_differences
 
 _COMPUTATION = ("forward", "backward", "optimizer")
 _OWN = {"data": "waiting for data", "gc": "garbage collection", "host": "device idle for its host", "other": "no phase"}
 _APART = {"pace": "held back by pacing", "checkpoint": "checkpoints", "eval": "evaluations"}
 _WAITS, _TRANSFERS = ("wait", "sync_wait"), ("transfer", "sync_transfer")
-_MOST_CAUSES = 5
-_LEAST_NS = 1.0  # clocks count whole ones; what is left of sums of floats is less
+_MAX_CAUSES = 5
+_MIN_NS = 1.0  # clocks count whole ones; what is left of sums of floats is less
 _Name = TypeVar("_Name")
 
 
@@ -76,7 +76,7 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
         )
         for kind, name in names
     ]
-    return _merged([row for row in rows if max(abs(row.before_ns), abs(row.after_ns)) >= _LEAST_NS])
+    return _merged([row for row in rows if max(abs(row.before_ns), abs(row.after_ns)) >= _MIN_NS])
 
 
 def _parts(run: MeasuredRun, untold: str, operations: Mapping[Operation, str]) -> dict[tuple[str, str], float]:
@@ -129,7 +129,7 @@ def _merged(rows: Sequence[PartRow]) -> list[PartRow]:
     """Return the rows with hosts that hardly changed as one."""
     waits = [row for row in rows if _is_of_host(row)]
     ordered = sorted(waits, key=lambda row: -abs(row.change_ns))
-    kept, merged = ordered[:_MOST_CAUSES], ordered[_MOST_CAUSES:]
+    kept, merged = ordered[:_MAX_CAUSES], ordered[_MAX_CAUSES:]
     others = [row for row in rows if not _is_of_host(row)]
     if merged:
         kept.append(_sum("exposed wait", f"for {len(merged)} other hosts", merged))
@@ -144,15 +144,12 @@ def _is_of_host(row: PartRow) -> bool:
 def _sum(kind: str, name: str, rows: Iterable[PartRow]) -> PartRow:
     rows = list(rows)
     return PartRow(
-        kind=kind,
-        name=name,
-        before_ns=sum(row.before_ns for row in rows),
-        after_ns=sum(row.after_ns for row in rows),
+        kind=kind, name=name, before_ns=sum(row.before_ns for row in rows), after_ns=sum(row.after_ns for row in rows)
     )
 
 
 SCHEMA = "hpcpace-compare/1"
-_MOST_REASONS = 3
+_MAX_REASONS = 3
 # Of the intervals of median and mean step, so that both hold in 95 % of comparisons (Bonferroni). The median, which few
 # long steps do not move, has most of it: the mean finds what the median cannot see, and that is large.
 _MEDIAN_CONFIDENCE, _MEAN_CONFIDENCE = 0.955, 0.995
@@ -220,7 +217,7 @@ class Comparison:
     per_batch: float | None
     prior_cv: float
     parts: tuple[PartRow, ...]
-    places: PlaceChanges | None
+    places: UnitChanges | None
     changes: tuple[Change, ...]
     other_work: tuple[str, ...]
     differs_beyond_batch: bool
@@ -271,9 +268,9 @@ def compare(
     runs = [*before, *after]
     other_work = work_differences(runs)
     if other_work and not takes_other_work:
-        more = f"; {len(other_work) - _MOST_REASONS} more" if len(other_work) > _MOST_REASONS else ""
+        more = f"; {len(other_work) - _MAX_REASONS} more" if len(other_work) > _MAX_REASONS else ""
         raise UsageError(
-            f"the runs do different work ({'; '.join(other_work[:_MOST_REASONS])}{more}), so that a longer step need "
+            f"the runs do different work ({'; '.join(other_work[:_MAX_REASONS])}{more}), so that a longer step need "
             "not be a slower one: compare runs of the same work, or add --anyway"
         )
     batch = _common_batch(runs)
@@ -292,7 +289,7 @@ def compare(
         per_batch=batch,
         prior_cv=prior_cv,
         parts=tuple(part_rows(before, after)),
-        places=place_changes(before, after, prior_cv=prior_cv, has_same_layout=has_same_layout),
+        places=unit_changes(before, after, prior_cv=prior_cv, has_same_layout=has_same_layout),
         changes=tuple(changes(before, after)),
         other_work=tuple(other_work),
         differs_beyond_batch=differs_beyond_batch(runs),

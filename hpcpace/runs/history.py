@@ -82,7 +82,7 @@ def row_of_csv(run: CsvRun) -> HistoryRow:
 SCHEMA = "hpcpace-history/1"
 LEAST_CHANGE = 0.02
 """Change of speed or own work below which nothing is told, however certain it is."""
-_LEAST_ERRORS = 4.0
+_MIN_ERRORS = 4.0
 LASTS_NS = 7 * 86_400 * NS_PER_S
 """Two runs at a new level, this far apart, show that it stays; of fewer than `LEAST_RUNS` runs nothing else does."""
 
@@ -305,7 +305,7 @@ def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarr
     """
     error = sum((float(level.std(ddof=1)) if len(level) > 1 else 0.0) ** 2 / len(level) for level in (before, after))
     apart = abs(float(after.mean() - before.mean()))
-    return bool(apart >= max(log1p(LEAST_CHANGE), _LEAST_ERRORS * error**0.5))
+    return bool(apart >= max(log1p(LEAST_CHANGE), _MIN_ERRORS * error**0.5))
 
 
 def _changes(

@@ -21,12 +21,12 @@ from typing import Any
 
 from hpcpace import __version__
 from hpcpace.config import Config
-from hpcpace.core.codec import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values
+from hpcpace.core.codec import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values, convert
 from hpcpace.core.errors import HpcpaceError, TraceError
 from hpcpace.core.files import Folder, other_writers, read_most
 from hpcpace.core.rundir import HISTORY_INDEX, Attempt, PassedOver, RunDirectory, find_runs
 from hpcpace.core.text import folded_message, one_line
-from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of, without_a_place
+from hpcpace.runs.history_row import HistoryRow, row_of, without_a_place
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
 from hpcpace.runs.measured import is_to_come
 
@@ -234,7 +234,7 @@ def _from_json(name: str, content: Any) -> _Entry:
     is_of_run = isinstance(stamp, str) and isinstance(problem, str) and (row is None or row["run"] == name)
     if not is_of_run or len(problem) > _MAX_PROBLEM_LETTERS:
         raise TypeError("it is no entry of this run")
-    return _Entry(stamp, None if row is None else row_from_json(row), problem)
+    return _Entry(stamp, None if row is None else convert(row, HistoryRow), problem)
 
 
 def _write(folder: Path, entries: Mapping[str, _Entry]) -> str:

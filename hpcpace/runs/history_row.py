@@ -9,17 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import log
 from statistics import fmean, median
-from typing import Any
+from typing import Annotated, Any
 
-from hpcpace.core.text import shown
+from msgspec import Meta
+
+from hpcpace.core.codec import Count, Text
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.work import compared_work, usual_batches
 
-_MOST_TEXT = 500
-_MOST_HOSTS = 100_000
-_MOST_LOG = 20.0
-_MOST = 1e300
-_MOST_LOG_NS = 50.0
+# Bounds of what an index may say: exponentials and differences of these stay finite.
+_Speed = Annotated[float, Meta(gt=0, lt=1e300)]
+_LogRatio = Annotated[float, Meta(gt=-20, lt=20)]
+_LogTime = Annotated[float, Meta(gt=-50, lt=50)]
+_Hosts = Annotated[tuple[Text, ...], Meta(max_length=100_000)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,24 +48,24 @@ class HistoryRow:
         mode: of its verdict; empty where unknown.
     """
 
-    run: str
-    begun_unix_ns: int
-    job: str
-    kind: str
-    p50_ns: float
-    mean_ns: float
-    work: Mapping[str, str] = field(default_factory=dict)
-    samples_per_step: float = 0.0
-    identity: str = ""
-    samples_per_s: float | None = None
-    samples_unit: str = ""
-    num_ranks: int = 0
-    num_nodes: int = 0
-    hosts: tuple[str, ...] = ()
-    slowness: Mapping[str, float] = field(default_factory=dict)
-    own_work: Mapping[str, float] = field(default_factory=dict)
-    first_host: str = ""
-    mode: str = ""
+    run: Text
+    begun_unix_ns: Count
+    job: Text
+    kind: Text
+    p50_ns: _Speed
+    mean_ns: _Speed
+    work: Mapping[Text, Text] = field(default_factory=dict)
+    samples_per_step: Annotated[float, Meta(ge=0, lt=1e300)] = 0.0
+    identity: Text = ""
+    samples_per_s: _Speed | None = None
+    samples_unit: Text = ""
+    num_ranks: Count = 0
+    num_nodes: Count = 0
+    hosts: _Hosts = ()
+    slowness: Mapping[Text, _LogRatio] = field(default_factory=dict)
+    own_work: Mapping[Text, _LogTime] = field(default_factory=dict)
+    first_host: Text = ""
+    mode: Text = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -102,35 +104,6 @@ def row_of(measured: MeasuredRun, run: str, begun_unix_ns: int) -> HistoryRow:
     )
 
 
-def row_from_json(content: Any) -> HistoryRow:
-    """Return a line that an index holds.
-
-    Raises:
-        ValueError, TypeError, KeyError, AttributeError: it is none.
-    """
-    rate = content["samples_per_s"]
-    return HistoryRow(
-        run=_text(content["run"]),
-        begun_unix_ns=_count(content["begun_unix_ns"]),
-        job=_text(content["job"]),
-        kind=_text(content["kind"]),
-        work={_text(name): _text(value) for name, value in content["work"].items()},
-        samples_per_step=_positive(content["samples_per_step"]) if content["samples_per_step"] else 0.0,
-        identity=_text(content["identity"]),
-        p50_ns=_positive(content["p50_ns"]),
-        mean_ns=_positive(content["mean_ns"]),
-        samples_per_s=None if rate is None else _positive(rate),
-        samples_unit=_text(content["samples_unit"]),
-        num_ranks=_count(content["num_ranks"]),
-        num_nodes=_count(content["num_nodes"]),
-        hosts=tuple(map(_text, _list(content["hosts"])[:_MOST_HOSTS])),
-        slowness={_text(host): _log(value) for host, value in content["slowness"].items()},
-        own_work={_text(host): _log(value, most=_MOST_LOG_NS) for host, value in content["own_work"].items()},
-        first_host=_text(content["first_host"]),
-        mode=_text(content["mode"]),
-    )
-
-
 def _own_work(measured: MeasuredRun) -> dict[str, dict[str, float]]:
     """Return the mean logarithm of own work by host and role; empty where that of a rank is not known."""
     found: dict[str, dict[str, list[float]]] = {}
@@ -150,36 +123,6 @@ def _slowness(own: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
             beyond = [value - median(of_role) for value, of_role in zip(of_host.values(), others, strict=True)]
             found[host] = round(fmean(beyond), 6)
     return found
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{shown(value)} is no text")
-    return value[:_MOST_TEXT]
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{shown(value)} is no list")
-    return value
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise ValueError(f"{shown(value)} is no count")
-    return value
-
-
-def _positive(value: Any) -> float:
-    if not isinstance(value, int | float) or not 0 < value < _MOST:
-        raise ValueError(f"{shown(value)} is not above 0")
-    return float(value)
-
-
-def _log(value: Any, *, most: float = _MOST_LOG) -> float:
-    if not isinstance(value, int | float) or not abs(value) < most:
-        raise ValueError(f"{shown(value)} is no logarithm of a ratio or a time")
-    return float(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,11 +31,11 @@ from hpcpace.runs.measured import Conditions, MeasuredRun, from_summary, is_to_c
 COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")
 _REQUIRED = ("run",)
 _SPEEDS = ("step_time_s", "throughput")
-_MOST_BYTES = 1 << 26
-_MOST_TOLD = 3
-_LEAST_VALUE, _MOST_VALUE = 1e-9, 1e15
-_MOST_COUNT = 10_000_000
-_MOST_RATIO = 1.5
+_MAX_BYTES = 1 << 26
+_MAX_TOLD = 3
+_MIN_VALUE, _MAX_VALUE = 1e-9, 1e15
+_MAX_COUNT = 10_000_000
+_MAX_RATIO = 1.5
 _MAX_NODES = 1 << 20
 """Names of nodes in all lines, as of 1,000 runs on 1,000 nodes: a list like n[0-9999] is far shorter than its names."""
 _NUMBER = re.compile(r"\+?(\d+(?:\.\d*)?|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -77,7 +77,7 @@ def read_csv(path: Path) -> list[CsvRun]:
         UsageError: it cannot be read, has no or wrong columns, or wrong values.
     """
     try:
-        text = read_file(path, most_bytes=_MOST_BYTES).decode("utf-8-sig")
+        text = read_file(path, most_bytes=_MAX_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -90,8 +90,8 @@ def read_csv(path: Path) -> list[CsvRun]:
     except csv.Error as error:
         raise UsageError(f"{path}, line {rows.line_num}: not CSV ({error})") from error
     if mistakes:
-        more = f"; {len(mistakes) - _MOST_TOLD} more" if len(mistakes) > _MOST_TOLD else ""
-        raise UsageError(f"{path}: {'; '.join(mistakes[:_MOST_TOLD])}{more}: correct them or leave the lines out")
+        more = f"; {len(mistakes) - _MAX_TOLD} more" if len(mistakes) > _MAX_TOLD else ""
+        raise UsageError(f"{path}: {'; '.join(mistakes[:_MAX_TOLD])}{more}: correct them or leave the lines out")
     if not found:
         raise UsageError(f"{path} has no runs below its header")
     return found
@@ -114,12 +114,12 @@ def _runs(rows: csv.DictReader[str], mistakes: list[str]) -> Iterator[CsvRun]:
     nodes = _NodeLists()
     for row in rows:
         try:
-            yield _csv_form_run(rows.line_num, row, nodes)
+            yield _csv_run(rows.line_num, row, nodes)
         except ValueError as error:
             mistakes.append(f"line {rows.line_num}: {printable(str(error))}")
 
 
-def _csv_form_run(line: int, row: Mapping[str, str | None], node_lists: _NodeLists) -> CsvRun:
+def _csv_run(line: int, row: Mapping[str, str | None], node_lists: _NodeLists) -> CsvRun:
     if "" in row:
         raise ValueError("it has more values than there are columns")
     step_s, rate = (_optional(row, name, _speed) for name in _SPEEDS)
@@ -132,7 +132,7 @@ def _csv_form_run(line: int, row: Mapping[str, str | None], node_lists: _NodeLis
     batch = _optional(row, "batch", _speed) or 0.0
     if step_s and rate and batch:
         _check_batch(rate * step_s, batch)
-    elif rate and batch and not _LEAST_VALUE <= batch / rate <= _MOST_VALUE:
+    elif rate and batch and not _MIN_VALUE <= batch / rate <= _MAX_VALUE:
         raise ValueError(f"batch / throughput is {batch / rate:.3g} s, which no step takes")
     return CsvRun(
         line=line,
@@ -155,7 +155,7 @@ def _check_batch(found: float, batch: float) -> None:
         found: samples of a step by its time and the throughput.
         batch: the same as the line says it.
     """
-    if not batch / _MOST_RATIO <= found <= batch * _MOST_RATIO:
+    if not batch / _MAX_RATIO <= found <= batch * _MAX_RATIO:
         raise ValueError(
             f"throughput x step_time_s is {found:.4g} samples, batch is {batch:.4g}: both are of all ranks, in one unit"
         )
@@ -173,14 +173,14 @@ def _optional(row: Mapping[str, str | None], name: str, made_of: Callable[[str],
 
 def _speed(text: str) -> float:
     # float takes 1_0.5 and digits of other scripts, too.
-    if not _NUMBER.fullmatch(text) or not _LEAST_VALUE <= float(text) <= _MOST_VALUE:
-        raise ValueError(f"write a number like 1200.5, from {_LEAST_VALUE:.0e} to {_MOST_VALUE:.0e}")
+    if not _NUMBER.fullmatch(text) or not _MIN_VALUE <= float(text) <= _MAX_VALUE:
+        raise ValueError(f"write a number like 1200.5, from {_MIN_VALUE:.0e} to {_MAX_VALUE:.0e}")
     return float(text)
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= _MOST_COUNT:
-        raise ValueError(f"write a whole number from 1 to {_MOST_COUNT}")
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= _MAX_COUNT:
+        raise ValueError(f"write a whole number from 1 to {_MAX_COUNT}")
     return int(text)
 
 
@@ -290,7 +290,7 @@ def _run(path: Path, run: CsvRun) -> MeasuredRun:
     )
 
 
-_LEAST_SHARED = 3  # runs that are analysed side by side; fewer have all cores each
+_MIN_SHARED = 3  # runs that are analysed side by side; fewer have all cores each
 
 
 class NotLoaded(StrEnum):
@@ -348,7 +348,7 @@ def load_runs(
     def load(path: Path) -> LoadedRun:
         return load_run(path, config, takes_running=takes_running)
 
-    found = map_processes(load, paths) if len(paths) >= _LEAST_SHARED else map(load, paths)
+    found = map_processes(load, paths) if len(paths) >= _MIN_SHARED else map(load, paths)
     return list(_counted(found, len(paths), progress))
 
 

@@ -28,8 +28,8 @@ def is_to_come(unix_ns: int) -> bool:
     return unix_ns > time.time_ns() + DAY_NS
 
 
-_MOST_TEXT = 200
-_MOST_VALUES = 2000
+_MAX_TEXT = 200
+_MAX_VALUES = 2000
 # New in every run, or said elsewhere.
 _VARIABLES_OF_A_RUN = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_JOB_NAME")
 _OPTIONS_OF_A_RUN = ("--run-dir", "--trace-dir")
@@ -110,7 +110,7 @@ def _without_folders(words: Iterable[str]) -> Iterator[str]:
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield each single value as text with its path."""
-    budget = [_MOST_VALUES]
+    budget = [_MAX_VALUES]
     yield from _values(value, path, budget)
 
 
@@ -120,22 +120,22 @@ def _values(value: Any, path: str, budget: list[int]) -> Iterator[tuple[str, str
             yield from _values(item, f"{path}.{key}" if path else str(key), budget)
     elif budget[0]:
         budget[0] -= 1
-        yield path[:_MOST_TEXT], "" if value is None else _text(value)
+        yield path[:_MAX_TEXT], "" if value is None else _text(value)
 
 
 def _text(value: Any) -> str:
-    return (value if isinstance(value, str) else str(value))[:_MOST_TEXT]
+    return (value if isinstance(value, str) else str(value))[:_MAX_TEXT]
 
 
 def _unix_ns(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-_MOST_BYTES = 1 << 28  # of the summary of 16,384 ranks
-_MOST_NUMBER = 1e19
-_MEASURED_MOST_TEXT = 500
-_LEAST_SAMPLES = 1e-9  # one in all steps is more
-_MOST_ERROR = 10.0  # relative; that of a mean of n values is at most the root of n, and real ones are below 1
+_MAX_BYTES = 1 << 28  # of the summary of 16,384 ranks
+_MAX_NUMBER = 1e19
+_MAX_NAME = 500
+_MIN_SAMPLES = 1e-9  # one in all steps is more
+_MAX_ERROR = 10.0  # relative; that of a mean of n values is at most the root of n, and real ones are below 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,21 +318,21 @@ def from_summary(
         cv=_number(speed["cv"]),
         samples_per_s=_positive(speed["samples_per_s"]) if not num_missing and speed["samples_per_s"] else None,
         samples_per_step=0.0 if num_missing else _samples(extra["samples_per_step"]),
-        samples_unit=_measured_text(world["samples_unit"]),
+        samples_unit=_name(world["samples_unit"]),
         num_steps=_count(steps["num_used"]),
         world_size=_count(world["world_size"]),
         num_missing=num_missing,
-        hosts=tuple(_measured_text(host) for host in world["hosts"]),
-        mesh=_measured_text(world["mesh"]),
+        hosts=tuple(_name(host) for host in world["hosts"]),
+        mesh=_name(world["mesh"]),
         ranks=_ranks(content["ranks"], extra["ranks"]),
         transfers=_transfers(content["kinds"], num_ranks * _count(steps["num_used"])),
         shares=None if None in shares else (shares[0] or 0.0, shares[1] or 0.0, shares[2] or 0.0, shares[3] or 0.0),
         amplification=_amplification(jitter),
         waiting_share=None if jitter is None else _number(jitter["loss_share"]),
-        audit=None if audit is None else tuple(_measured_text(finding) for finding in audit.get("found", ())),
-        mode=_measured_text(content["verdict"]["mode"]),
-        headline=_measured_text(content["verdict"]["headline"]),
-        emulation=_measured_text(world["emulation"]),
+        audit=None if audit is None else tuple(_name(finding) for finding in audit.get("found", ())),
+        mode=_name(content["verdict"]["mode"]),
+        headline=_name(content["verdict"]["headline"]),
+        emulation=_name(world["emulation"]),
         conditions=conditions,
         predictions=_predictions(jitter),
         probed=_probed(content.get("probe")),
@@ -354,7 +354,7 @@ def stored_run(run: RunDirectory, attempt: Attempt, problems: list[str]) -> Meas
             return None
         return from_summary(content, run, read_conditions(attempt, problems))
 
-    return read_json(run, run.summary_json.name, made_of, problems, most_bytes=_MOST_BYTES)
+    return read_json(run, run.summary_json.name, made_of, problems, most_bytes=_MAX_BYTES)
 
 
 def _is_fresh(content: Mapping[str, Any], attempt: Attempt) -> bool:
@@ -375,15 +375,11 @@ def _ranks(rows: Any, extra: Any) -> tuple[RankTimes, ...]:
     return tuple(
         RankTimes(
             rank=(rank := _count(row["rank"])),
-            host=_measured_text(row["host"]),
-            role=_measured_text(row["role"]),
+            host=_name(row["host"]),
+            role=_name(row["role"]),
             parts_ns=None
             if row["parts_ns"] is None
-            else {
-                _measured_text(name): _number(value) or 0.0
-                for name, value in row["parts_ns"].items()
-                if value is not None
-            },
+            else {_name(name): _number(value) or 0.0 for name, value in row["parts_ns"].items() if value is not None},
             work_ns=_number(compared[rank]["work_ns"]),
             work_error=_error(compared[rank]["work_error"]),
             caused_wait_ns=_number(compared[rank]["caused_wait_ns"]) or 0.0,
@@ -395,7 +391,7 @@ def _ranks(rows: Any, extra: Any) -> tuple[RankTimes, ...]:
 def _transfers(kinds: Any, num_rank_steps: int) -> tuple[Transfers, ...]:
     return tuple(
         Transfers(
-            op=_measured_text(kind["op"]),
+            op=_name(kind["op"]),
             group_size=_count(kind["group_size"]),
             transfer_ns=(_number(kind["mean_transfer_ns"]) or 0.0) * _count(kind["num_rows"]) / max(num_rank_steps, 1),
             size_bytes=_count(kind["size_bytes"]) / max(num_rank_steps, 1),
@@ -429,7 +425,7 @@ def _probed(probe: Any) -> dict[str, float]:
     found = {}
     for row in () if probe is None else probe["rows"]:
         ranks, hosts = plural(_count(row["num_ranks"]), "rank"), plural(_count(row["num_nodes"]), "host")
-        name = f"{_measured_text(row['op'])} of {format_bytes(_count(row['size_bytes']))} over {ranks} on {hosts}"
+        name = f"{_name(row['op'])} of {format_bytes(_count(row['size_bytes']))} over {ranks} on {hosts}"
         found[name] = _positive(row["probed_ns"])
     return found
 
@@ -439,7 +435,7 @@ def _number(value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is no number")
-    if not math.isfinite(value) or abs(value) > _MOST_NUMBER:
+    if not math.isfinite(value) or abs(value) > _MAX_NUMBER:
         raise ValueError(f"{value!r} is no finite number")
     return float(value)
 
@@ -460,25 +456,25 @@ def _time(value: Any) -> float:
 
 def _samples(value: Any) -> float:
     number = _number(value) or 0.0
-    if number and number < _LEAST_SAMPLES:
+    if number and number < _MIN_SAMPLES:
         raise ValueError(f"{value!r} is no mean number of samples")
     return number
 
 
 def _error(value: Any) -> float | None:
     number = _number(value)
-    if number is not None and not 0 <= number <= _MOST_ERROR:
+    if number is not None and not 0 <= number <= _MAX_ERROR:
         raise ValueError(f"{value!r} is no relative error")
     return number
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_NUMBER:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_NUMBER:
         raise ValueError(f"{value!r} is no count")
     return value
 
 
-def _measured_text(value: Any) -> str:
+def _name(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
-    return value[:_MEASURED_MOST_TEXT]
+    return value[:_MAX_NAME]

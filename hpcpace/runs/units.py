@@ -25,11 +25,11 @@ from hpcpace.metrics.run_difference import (
 )
 from hpcpace.runs.measured import MeasuredRun, RankTimes
 
-_LEAST_FOR_LEVEL = 3
+_MIN_FOR_LEVEL = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceWork:
+class UnitWork:
     """One place in each run of A and of B.
 
     Attributes:
@@ -75,13 +75,13 @@ class _Side:
         return [fmean(rank.work_error or 0.0 for rank in run) for run in self.runs]
 
 
-def place_works(
+def unit_works(
     before: Sequence[MeasuredRun],
     after: Sequence[MeasuredRun],
     key: Callable[[RankTimes], str],
     *,
     has_same_layout: bool,
-) -> list[PlaceWork]:
+) -> list[UnitWork]:
     """Return the places of both groups by name, those alone that all runs of a group have.
 
     Args:
@@ -105,7 +105,7 @@ def place_works(
             [0.0] * len(group) if side is None else side.errors for side, group in zip((one, two), groups, strict=True)
         ]
         works.append(
-            PlaceWork(
+            UnitWork(
                 name=name,
                 work_ns=(None if one is None else one.work_ns, None if two is None else two.work_ns),
                 caused_ns=(caused[0].get(name, 0.0), caused[1].get(name, 0.0)),
@@ -136,7 +136,7 @@ def _levels(group: Sequence[MeasuredRun]) -> list[dict[str, float]]:
         by_role: dict[str, list[float]] = {}
         for rank in run.ranks:
             by_role.setdefault(rank.role, []).append(log(rank.work_ns or 1.0))
-        levels.append({role: median(values) for role, values in by_role.items() if len(values) >= _LEAST_FOR_LEVEL})
+        levels.append({role: median(values) for role, values in by_role.items() if len(values) >= _MIN_FOR_LEVEL})
     return levels
 
 
@@ -164,7 +164,7 @@ def _caused(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> di
     return found
 
 
-_LEAST_FOR_MEDIAN = 5
+_MIN_FOR_MEDIAN = 5
 _Levels = tuple[Sequence[float], Sequence[float]]
 _Place = TypeVar("_Place")
 LEAST_NAMED = 0.01
@@ -172,7 +172,7 @@ LEAST_NAMED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceRow:
+class UnitRow:
     """The own work of one place in both groups, means over their runs.
 
     Attributes:
@@ -214,7 +214,7 @@ class PlaceRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceChanges:
+class UnitChanges:
     """What changed where.
 
     Attributes:
@@ -229,12 +229,12 @@ class PlaceChanges:
     common: float
     is_common: bool
     common_kind: str
-    hosts: tuple[PlaceRow, ...]
-    ranks: tuple[PlaceRow, ...]
+    hosts: tuple[UnitRow, ...]
+    ranks: tuple[UnitRow, ...]
     roles: tuple[tuple[str, float, float], ...]
 
     @property
-    def named(self) -> tuple[PlaceRow, ...]:
+    def named(self) -> tuple[UnitRow, ...]:
         """The places that are slower or faster than before, hosts first."""
         return (*(row for row in self.hosts if row.is_named), *self.ranks)
 
@@ -258,7 +258,7 @@ class _Whole:
     @property
     def is_known(self) -> bool:
         """Whether there are enough places: the median of few may be that of the changed ones."""
-        return self.num_places >= _LEAST_FOR_MEDIAN
+        return self.num_places >= _MIN_FOR_MEDIAN
 
     @property
     def reference(self) -> float:
@@ -266,13 +266,9 @@ class _Whole:
         return self.change.value if self.change is not None and (self.is_known or self.is_common) else 0.0
 
 
-def place_changes(
-    before: Sequence[MeasuredRun],
-    after: Sequence[MeasuredRun],
-    *,
-    prior_cv: float,
-    has_same_layout: bool,
-) -> PlaceChanges | None:
+def unit_changes(
+    before: Sequence[MeasuredRun], after: Sequence[MeasuredRun], *, prior_cv: float, has_same_layout: bool
+) -> UnitChanges | None:
     """Return what changed where; None where own work is not known of all ranks, or there are none.
 
     Args:
@@ -283,21 +279,21 @@ def place_changes(
     ranks = [rank for run in (*before, *after) for rank in run.ranks]
     if not ranks or any(rank.work_ns is None or rank.work_ns <= 0 for rank in ranks):
         return None
-    works = place_works(before, after, lambda rank: rank.host, has_same_layout=has_same_layout)
-    of_ranks = place_works(before, after, lambda rank: f"{rank.rank} on {rank.host}", has_same_layout=has_same_layout)
+    works = unit_works(before, after, lambda rank: rank.host, has_same_layout=has_same_layout)
+    of_ranks = unit_works(before, after, lambda rank: f"{rank.rank} on {rank.host}", has_same_layout=has_same_layout)
     # What one host changed by may be the change of one of its ranks: there, what most ranks did counts.
     common_kind, of_most = ("host", works) if len(works) > 1 or len(of_ranks) < 2 else ("rank", of_ranks)
     whole = _whole(of_most, (len(before), len(after)), prior_cv)
     is_shared = any(len({rank.host for rank in run.ranks}) < len(run.ranks) for run in after)
     num_kinds = 2 if is_shared else 1  # hosts, and then ranks
     hosts = _rows("host", works, whole, prior_cv, num_kinds * len(works))
-    of_hosts: dict[str, list[PlaceRow]] = {}
+    of_hosts: dict[str, list[UnitRow]] = {}
     if is_shared:
         for row in _rows("rank", of_ranks, whole, prior_cv, num_kinds * len(of_ranks)):
             of_hosts.setdefault(row.name.partition(" on ")[2], []).append(row)
     apart = {row.name for row in hosts if _is_of_ranks(row, of_hosts.get(row.name, []))}
     hosts = [replace(row, is_named=row.is_named and row.name not in apart) for row in hosts]
-    return PlaceChanges(
+    return UnitChanges(
         common=whole.reference,
         is_common=whole.is_common,
         common_kind=common_kind,
@@ -307,7 +303,7 @@ def place_changes(
     )
 
 
-def _whole(places: Sequence[PlaceWork], num_runs: tuple[int, int], prior_cv: float) -> _Whole:
+def _whole(places: Sequence[UnitWork], num_runs: tuple[int, int], prior_cv: float) -> _Whole:
     """Return what runs differ by as a whole, judged by how much runs differ, as their step times are."""
     itself = [(place, place.values) for place in places if place.is_itself and place.values is not None]
     if not itself:
@@ -346,7 +342,7 @@ def _without_changed_half(places: Sequence[_Place], *, key: Callable[[_Place], f
         key: the change of one.
     """
     ordered = sorted(places, key=key)
-    if len(ordered) % 2 or len(ordered) < _LEAST_FOR_MEDIAN:
+    if len(ordered) % 2 or len(ordered) < _MIN_FOR_MEDIAN:
         return ordered
     halves = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
     if key(halves[1][0]) - key(halves[0][-1]) <= sum(key(half[-1]) - key(half[0]) for half in halves):
@@ -354,7 +350,7 @@ def _without_changed_half(places: Sequence[_Place], *, key: Callable[[_Place], f
     return min(halves, key=lambda half: abs(fmean(map(key, half))))
 
 
-def _rows(kind: str, works: Sequence[PlaceWork], whole: _Whole, prior_cv: float, num_compared: int) -> list[PlaceRow]:
+def _rows(kind: str, works: Sequence[UnitWork], whole: _Whole, prior_cv: float, num_compared: int) -> list[UnitRow]:
     values = [_without(work, whole) for work in works]
     spread = _spread(works, values, whole, prior_cv)
     rows = []
@@ -371,7 +367,7 @@ def _rows(kind: str, works: Sequence[PlaceWork], whole: _Whole, prior_cv: float,
             )
             change, beyond = _with_whole(beyond, whole) if work.is_itself else (beyond, beyond)
         rows.append(
-            PlaceRow(
+            UnitRow(
                 kind=kind,
                 name=work.name,
                 before_ns=work.work_ns[0],
@@ -387,7 +383,7 @@ def _rows(kind: str, works: Sequence[PlaceWork], whole: _Whole, prior_cv: float,
     return rows
 
 
-def _without(work: PlaceWork, whole: _Whole) -> _Levels | None:
+def _without(work: UnitWork, whole: _Whole) -> _Levels | None:
     """Return the values of a place without what runs differ by as a whole, if enough hosts tell that."""
     if work.values is None or not (work.is_itself and whole.is_known):
         return work.values
@@ -416,7 +412,7 @@ def _shifted(difference: LogDifference, by: float, half: float) -> LogDifference
     return replace(difference, value=value, low=value - half, high=value + half)
 
 
-def _spread(works: Sequence[PlaceWork], values: Sequence[_Levels | None], whole: _Whole, prior_cv: float) -> RunSpread:
+def _spread(works: Sequence[UnitWork], values: Sequence[_Levels | None], whole: _Whole, prior_cv: float) -> RunSpread:
     """Return how much a place differs between runs, from repeats if there are enough.
 
     Args:
@@ -443,7 +439,7 @@ def _spread(works: Sequence[PlaceWork], values: Sequence[_Levels | None], whole:
     return scatter if is_apart or scatter.value > prior_cv else RunSpread(value=prior_cv, freedom=inf)
 
 
-def _is_of_ranks(host: PlaceRow, ranks: Sequence[PlaceRow]) -> bool:
+def _is_of_ranks(host: UnitRow, ranks: Sequence[UnitRow]) -> bool:
     """Return whether some ranks of a host changed while the others are as before."""
     changed = [abs(row.beyond.value) for row in ranks if row.is_named and row.beyond is not None]
     others = [row.beyond.value for row in ranks if not row.is_named and row.beyond is not None]
@@ -452,7 +448,7 @@ def _is_of_ranks(host: PlaceRow, ranks: Sequence[PlaceRow]) -> bool:
     return abs(fmean(others)) <= min(host.beyond.half_width, fmean(changed) / 2)
 
 
-def _size(row: PlaceRow) -> tuple[bool, float]:
+def _size(row: UnitRow) -> tuple[bool, float]:
     return not row.is_named, -abs(row.beyond.value) if row.beyond is not None else 0.0
 
 

@@ -132,11 +132,7 @@ class Incast:
 
 
 def shared_ready_ns(
-    work_ns: NDArray[np.float64],
-    sleep: Sleep,
-    *,
-    poll: PollStealing | None,
-    power: PowerShare | None,
+    work_ns: NDArray[np.float64], sleep: Sleep, *, poll: PollStealing | None, power: PowerShare | None
 ) -> NDArray[np.float64]:
     """Return when each rank has done its work, counted from their common begin, if the ranks of a node interact.
 

@@ -23,7 +23,7 @@ from hpcpace.pace.settings import NO_POLICY, POLICIES
 from hpcpace.studies.setups import MOST_PLAN_BYTES
 
 SCHEMA = "hpcpace-scaling-study/1"
-_MOST_SUMMARY_BYTES = 1 << 26
+_MAX_SUMMARY_BYTES = 1 << 26
 PLACEMENTS = ("block", "cyclic")
 HEALTHY = "none"
 FAULTS: Mapping[str, tuple[Mode, ...]] = {
@@ -237,7 +237,7 @@ class ScalingFolder:
     def summary(self, run: ScalingRun) -> dict[str, Any] | None:
         """Return the summary of a run's report, None if the run is not done."""
         try:
-            content = read_file(self.run_dir(run).summary_json, most_bytes=_MOST_SUMMARY_BYTES)
+            content = read_file(self.run_dir(run).summary_json, most_bytes=_MAX_SUMMARY_BYTES)
             summary: dict[str, Any] = json.loads(content)
         except (OSError, ValueError, RecursionError):
             return None

@@ -28,7 +28,7 @@ from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.presets import GPT2Shape, ModelShape
 
 PARALLELISMS = ("none", "data", "tensor", "pipeline")
-_MOST_MICROBATCHES = 4
+_MAX_MICROBATCHES = 4
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -122,7 +122,7 @@ class Setup:
         """Pieces of a replica's batch: at most four, in a pipeline only."""
         if self.parallelism != "pipeline":
             return 1
-        return next(count for count in range(_MOST_MICROBATCHES, 0, -1) if self.batch % count == 0)
+        return next(count for count in range(_MAX_MICROBATCHES, 0, -1) if self.batch % count == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +247,7 @@ MOST_PLAN_BYTES = 1 << 24
 """Limit for plan.json, which has a few hundred bytes per run."""
 
 DONE, OUT_OF_MEMORY, FAILED, OPEN = "finished", "out of memory", "failed", "open"
-_MOST_ATTEMPTS = 2
+_MAX_ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class StudyFolder:
             outcome = self.result(attempt).get("outcome", "")
             if outcome in (DONE, OUT_OF_MEMORY):
                 return str(outcome)
-        return FAILED if len(attempts) >= _MOST_ATTEMPTS else OPEN
+        return FAILED if len(attempts) >= _MAX_ATTEMPTS else OPEN
 
     def open_runs(self, layout: Layout | None = None) -> list[StudyRun]:
         """Return the runs that still have to be done, of one layout or of all."""

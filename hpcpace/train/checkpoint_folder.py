@@ -138,10 +138,7 @@ def clear_checkpoints(path: Path) -> None:
         OSError: it cannot be made or cleared.
         DataError: somebody else owns it.
     """
-    with (
-        Folder.open(path.parent, make=True) as run,
-        run.make_folder(path.name, mode=WRITERS_FOLDER_MODE) as folder,
-    ):
+    with Folder.open(path.parent, make=True) as run, run.make_folder(path.name, mode=WRITERS_FOLDER_MODE) as folder:
         withhold_write(folder.descriptor)
         _check_own(folder)
         for left_over in filter(_WRITING.fullmatch, folder.names()):
@@ -218,7 +215,7 @@ CHECKPOINT_SCHEMA = "hpcpace-checkpoint/2"
 PROGRESS = "progress.json"
 # A loss takes some 30 bytes, an evaluation some 150. The rest is for runs that had more steps than they are given now.
 _BYTES_PER_STEP = 512
-_MOST_OTHER_BYTES = 16 << 20
+_MAX_OTHER_BYTES = 16 << 20
 # Settings that change nothing of the losses; all others must be as they were.
 _FREE_SETTINGS = (
     *(
@@ -258,7 +255,7 @@ def read_history(path: Path, plan: TrainPlan, *, data_digest: str) -> History:
         DataError: it cannot be read, somebody else could have written to it, or it belongs to a training with other
             settings or data.
     """
-    most_bytes = _MOST_OTHER_BYTES + _BYTES_PER_STEP * plan.settings.steps
+    most_bytes = _MAX_OTHER_BYTES + _BYTES_PER_STEP * plan.settings.steps
     with open_checkpoint(path) as folder:
         check_files(folder)
         descriptor = open_checkpoint_file(folder, PROGRESS)

@@ -170,7 +170,7 @@ def _synthetic() -> Images:
 VOCABULARY_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 # Unicode's White_Space; Python's own \s has four separators more.
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_MOST_WORDS_KEPT = 1_000_000
+_MAX_WORDS_KEPT = 1_000_000
 
 
 class BytePairEncoder:
@@ -184,7 +184,7 @@ class BytePairEncoder:
     def __init__(self, numbers: dict[str, int], merges: Iterable[tuple[str, str]]) -> None:
         self._numbers = numbers
         self._precedence = {pair: index for index, pair in enumerate(merges)}
-        self._encode_word = lru_cache(_MOST_WORDS_KEPT)(self._encode_new_word)
+        self._encode_word = lru_cache(_MAX_WORDS_KEPT)(self._encode_new_word)
 
     @property
     def num_tokens(self) -> int:

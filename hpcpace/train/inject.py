@@ -28,7 +28,7 @@ GRAMMAR = (
     "write rank=N or host=NAME, phase=forward|backward|compute|data, size=30% (of the phase) or 20ms (a step), and "
     "optionally kind=random,p=0.1 or kind=periodic,period=10, like rank=2,phase=forward,size=30%"
 )
-_MOST, _MOST_SHARE, _MOST_PAUSE_S = 1_000_000_000, 1000.0, 3600
+_MOST, _MAX_SHARE, _MAX_PAUSE_S = 1_000_000_000, 1000.0, 3600
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 _UNITS_NS = {"us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 
@@ -117,15 +117,15 @@ def parse_fault(spec: str) -> InjectedFault:
 def _size(text: str) -> tuple[float, int]:
     if text.endswith("%"):
         share = float(text[:-1]) / 100
-        if not 0 < share <= _MOST_SHARE:
-            raise ValueError(f"size {text} is not a share above 0 and up to {_MOST_SHARE:.0%}")
+        if not 0 < share <= _MAX_SHARE:
+            raise ValueError(f"size {text} is not a share above 0 and up to {_MAX_SHARE:.0%}")
         return share, 0
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"size {text!r} is neither a share like 30% nor a time like 20ms")
     pause_ns = float(match.group(1)) * _UNITS_NS[match.group(2)]
-    if pause_ns > _MOST_PAUSE_S * NS_PER_S:
-        raise ValueError(f"size {text} is more than {_MOST_PAUSE_S} s")
+    if pause_ns > _MAX_PAUSE_S * NS_PER_S:
+        raise ValueError(f"size {text} is more than {_MAX_PAUSE_S} s")
     return 0.0, round(pause_ns)
 
 

@@ -49,7 +49,7 @@ from hpcpace.world.process_group import init_process_group
 from hpcpace.world.rendezvous import Rendezvous
 
 _VOTE_INTERVAL_NS = NS_PER_S
-_MOST_STEPS_BETWEEN_VOTES = 1000
+_MAX_STEPS_BETWEEN_VOTES = 1000
 
 
 class EarlySignal:
@@ -116,7 +116,7 @@ class StopVote:
                 return True
             # All ranks divide the same sum, and so vote after the same step again.
             wanted = _VOTE_INTERVAL_NS / max(sum_step_ns / self._num_ranks, 1.0)
-            self._window = min(max(round(wanted), 1), _MOST_STEPS_BETWEEN_VOTES)
+            self._window = min(max(round(wanted), 1), _MAX_STEPS_BETWEEN_VOTES)
         now_ns = self._clock()
         self._ballot = torch.tensor([float(wants_to_stop), (now_ns - self._began_ns) / num_steps], dtype=torch.float64)
         self._began_ns = now_ns
@@ -292,11 +292,7 @@ class _Training:
         self.samples_per_s = 0.0
         self._evaluator = Evaluator(plan, data=job.data, replica=replica, place=place, device=device)
         self._injector = Injector(
-            plan.faults,
-            seed=plan.settings.seed,
-            rank=job.info.rank,
-            host=job.info.host,
-            **_work_of_device(device),
+            plan.faults, seed=plan.settings.seed, rank=job.info.rank, host=job.info.host, **_work_of_device(device)
         )
         self._injector.attach(replica.pieces())
 

@@ -29,7 +29,7 @@ POWERSGD_RANK = 4
 """Rank of PowerSGD's matrices, the largest of the paper's (Vogels et al. 2019, table 3)."""
 POWERSGD_START = 2
 """Steps before PowerSGD begins: DDP makes its buckets anew after the first step, which torch's hook cannot follow."""
-_LEAST_SAVING = 2
+_MIN_SAVING = 2
 """torch's min_compression_rate: a matrix that would not shrink to a half is sent as it is."""
 
 
@@ -48,7 +48,7 @@ def powersgd_elements(shapes: Iterable[tuple[int, ...]]) -> tuple[int, int, int]
     for shape in shapes:
         rows, columns = shape[0], math.prod(shape[1:])
         rank = min(rows, columns, POWERSGD_RANK)
-        if (rows + columns) * rank * _LEAST_SAVING < rows * columns:
+        if (rows + columns) * rank * _MIN_SAVING < rows * columns:
             left, right = left + rows * rank, right + columns * rank
         else:
             plain += rows * columns
@@ -300,9 +300,6 @@ def _crossing(wire_bytes: NDArray[np.int64], unit_of_rank: Sequence[str]) -> dic
     units = np.array(unit_of_rank)
     between = np.where(units[:, None] != units[None, :], wire_bytes, 0)
     return {
-        unit: LinkVolume(
-            tx_bytes=int(between[units == unit].sum()),
-            rx_bytes=int(between[:, units == unit].sum()),
-        )
+        unit: LinkVolume(tx_bytes=int(between[units == unit].sum()), rx_bytes=int(between[:, units == unit].sum()))
         for unit in dict.fromkeys(unit_of_rank)
     }

@@ -174,11 +174,7 @@ def _factorised(plan: TrainPlan, shapes: list[Shape], ranks: tuple[int, ...]) ->
     itemsize = master_itemsize(plan)
     for num_elements in powersgd_elements(shapes):
         yield Operation(
-            kind="all_reduce",
-            cause="gradients",
-            ranks=ranks,
-            size_bytes=num_elements * itemsize,
-            itemsize=itemsize,
+            kind="all_reduce", cause="gradients", ranks=ranks, size_bytes=num_elements * itemsize, itemsize=itemsize
         )
 
 

@@ -84,13 +84,14 @@ def test_a_file_that_is_cut_off_is_a_warning_and_exit_code_1(hpcpace: Call, tmp_
     assert code == 1 and "is cut off; copy it again (after event 1;" in err
 
 
-@pytest.mark.parametrize(("tool", "package"), [("kineto", "msgspec"), ("wia", "pyarrow")])
+@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
 def test_a_missing_package_is_named_with_what_to_install(
-    hpcpace: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, package: str
+    hpcpace: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    path = DATA / ("nccl_data.json.gz" if tool == "kineto" else "trace-ST.parquet")
-    code, _, err = hpcpace("import", tool, path, "--run-dir", tmp_path / "run")
+    for module in ("wia", "wia_ranks"):
+        monkeypatch.delitem(sys.modules, f"hpcpace.runs.imports.{module}", raising=False)
+    code, _, err = hpcpace("import", "wia", DATA / "trace-ST.parquet", "--run-dir", tmp_path / "run")
     assert code == 2 and package in err and "pip install 'hpcpace[import]'" in err
 
 

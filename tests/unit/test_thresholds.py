@@ -42,7 +42,6 @@ EXEMPT = frozenset(
         "metrics/host_waits.py",
         "metrics/hotspots.py",
         "metrics/interface_use.py",
-        "metrics/kernels.py",
         "metrics/links.py",
         "metrics/matching.py",
         "metrics/operations.py",

@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcpace.config import DiagnosisConfig
 from hpcpace.core.text import format_rate, percent, plural
-from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.figures.network import NetworkEvidence
 from hpcpace.diagnosis.finding import (
     Case,
@@ -30,15 +30,15 @@ from hpcpace.diagnosis.finding import (
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.metrics.communication import Kind
 from hpcpace.metrics.flow_figures import (
+    FigureThresholds,
     FlowFigures,
     FlowFindings,
-    FlowLimits,
     LinkCause,
     LinkFault,
     flow_figures,
     foreign_on_links,
 )
-from hpcpace.metrics.flow_links import locate_by_flows
+from hpcpace.metrics.flow_links import FlowLimits, FlowThresholds, locate_by_flows
 from hpcpace.metrics.links import LinkFindings
 from hpcpace.metrics.topology import Topology, unit_name
 
@@ -318,7 +318,7 @@ def flow_findings(
     settings: DiagnosisConfig,
     kinds: Sequence[Kind],
     panels: Panels,
-    thresholds: CoreWaitThresholds,
+    thresholds: ThresholdValues,
 ) -> FlowFindings | None:
     """Return the links that hold connections up; None where no rank recorded its connections.
 
@@ -330,7 +330,7 @@ def flow_findings(
         settings: the thresholds.
         kinds: the operations of the run.
         panels: the ranks' use of their cores: a rank that waits for one sends and receives late.
-        thresholds: how much of that counts.
+        thresholds: how much of that counts, and when a connection is slow.
     """
     if network.flows is None:
         return None
@@ -341,9 +341,10 @@ def flow_findings(
         begin_ns=window.begin_ns,
         end_ns=window.end_ns,
         message_bytes=_message_bytes(kinds),
-        core_wait=_core_wait(places, panels, thresholds.shared_wait_part),
+        core_wait=_core_wait(places, panels, thresholds.of(CoreWaitThresholds).shared_wait_part),
+        thresholds=thresholds.of(FigureThresholds),
     )
-    return _located(figures, network, settings)
+    return _located(figures, network, settings, thresholds.of(FlowThresholds))
 
 
 def _core_wait(places: Topology, panels: Panels, shared_part: float) -> Floats:
@@ -373,7 +374,9 @@ def _message_bytes(kinds: Sequence[Kind]) -> float:
     return total / max(sum(kind.num_rows for kind in messages), 1)
 
 
-def _located(figures: FlowFigures, network: NetworkEvidence, settings: DiagnosisConfig) -> FlowFindings:
+def _located(
+    figures: FlowFigures, network: NetworkEvidence, settings: DiagnosisConfig, thresholds: FlowThresholds
+) -> FlowFindings:
     places, loads = network.places, network.loads
     foreign, line_rate_bps = np.full((len(places.links), 2), np.nan), np.zeros(places.num_nodes)
     if loads is not None:
@@ -391,4 +394,5 @@ def _located(figures: FlowFigures, network: NetworkEvidence, settings: Diagnosis
             repeat_share=settings.repeat_share,
             level=settings.level,
         ),
+        thresholds=thresholds,
     )

@@ -40,6 +40,7 @@ from hpcpace.observe.collectives.operations import (
 from hpcpace.observe.compat import DISPATCH_KEY, source_rank
 from hpcpace.observe.device.layer import device_work, follow_coalescing, follow_streams, runs_on_host
 from hpcpace.observe.device.times import DeviceTimes, SideStreams
+from hpcpace.observe.guest import replace
 from hpcpace.observe.pacing import Arrival, Pacer
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
@@ -47,7 +48,6 @@ from hpcpace.trace.schema import ExitKind, Op
 _KEY, _CUDA = DISPATCH_KEY.BackendSelect, DISPATCH_KEY.CUDA
 # Of a meta tensor, which only torch.compile passes here while it traces, nothing is sent, and it has no address.
 _META = DISPATCH_KEY.Meta
-_WAIT = "wait"
 _EXIT_KIND = 9
 
 
@@ -77,9 +77,7 @@ class CollectiveObserver:
         self.num_failures = 0
         self.pacer: Pacer | None = None
         self._last_ranks: tuple[int, ...] = ()
-        self._recorder = recorder
-        self._add = recorder.add_collective
-        self._warn = warn
+        self._recorder, self._add, self._warn = recorder, recorder.add_collective, warn
         self._device_times = device_times
         self._numbers, self._first_number = groups or GroupNumbers(recorder), first_number
         self._groups: dict[str, ObservedGroup] = {}
@@ -88,8 +86,6 @@ class CollectiveObserver:
         self._completions: deque[tuple[OpenOperation, int]] = deque()
         self._now = iter(time.monotonic_ns, None)
         self._libraries: list[torch.library.Library] = []
-        self._original_wait: Any = None
-        self._wait: Any = None
         self._on_host: dict[str, bool] = {}
         self._habits = ExitStack()
 
@@ -101,9 +97,7 @@ class CollectiveObserver:
         for operator in operators():
             library.impl(operator.name, self._observed(operator), _KEY.name, with_keyset=True)
         functional.impl("wait_tensor", self._observed_wait_tensor(), _KEY.name, with_keyset=True)
-        self._original_wait = dist.Work.wait
-        self._wait = self._observed_wait()
-        setattr(dist.Work, _WAIT, self._wait)
+        replace(self._habits, dist.Work, "wait", self._observed_wait)
         if self._device_times is not None:
             follow_coalescing(self._habits, self._device_times)
             follow_streams(self._habits, SideStreams(self._device_times, attrgetter("cuda_stream")))
@@ -115,11 +109,6 @@ class CollectiveObserver:
             for library in self._libraries:
                 parts.callback(library._destroy)
             self._libraries = []
-            if (
-                self._original_wait is not None and vars(dist.Work).get(_WAIT) is self._wait
-            ):  # else somebody's is on top of ours
-                parts.callback(setattr, dist.Work, _WAIT, self._original_wait)
-            self._original_wait = None
 
     def uninstall(self) -> None:
         """Remove the layer; record operations that are still open as never completed."""
@@ -270,7 +259,10 @@ class CollectiveObserver:
 
     def _new(self, operator: Operator, args: tuple[Any, ...], enter_ns: int) -> OpenOperation:
         process_group = dist.ProcessGroup.unbox(args[operator.group])
-        group = self._groups.get(process_group.group_name) or self._new_group(process_group)
+        name = process_group.group_name
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = ObservedGroup(*self._numbers.find(process_group), self._first_number)
         size_bytes = operator.size_bytes(args, len(group.ranks))
         if operator.op not in MESSAGES:
             self._last_ranks = group.members
@@ -287,11 +279,6 @@ class CollectiveObserver:
             self._record(opened, enter_ns + opened.blocked_ns)
         except Exception as error:  # the boundary between hpcpace and the training job, which gets its own error
             self._degrade(operator, error)
-
-    def _new_group(self, process_group: Any) -> ObservedGroup:
-        group = ObservedGroup(*self._numbers.find(process_group), self._first_number)
-        self._groups[process_group.group_name] = group
-        return group
 
     def _follow(self, opened: OpenOperation, operator: Operator, args: tuple[Any, ...], work: Any) -> None:
         opened.work = work
@@ -324,8 +311,7 @@ class CollectiveObserver:
             if not opened.waiting:
                 self._close(opened, exit_ns)
 
-    def _observed_wait(self) -> Callable[..., Any]:
-        original = self._original_wait
+    def _observed_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         opened_works, is_compiling = self._open, torch.compiler.is_compiling
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:

@@ -61,7 +61,7 @@ class CompiledObserver:
         self._warn = warn
         self._groups = groups or GroupNumbers(recorder)
         described = [layer.Operator(*_description(operator)) for operator in operators()]
-        self._layer = layer.Layer(described, self._new_group, self._degrade, recorder.max_rows, first_number)
+        self._layer = layer.Layer(described, self._groups.find, self._degrade, recorder.max_rows, first_number)
         self._original_wait: Any = None
         self._wait: Any = None
 
@@ -130,9 +130,6 @@ class CompiledObserver:
         if rows or num_dropped:
             self._recorder.add_packed_collectives(rows, num_dropped)
 
-    def _new_group(self, process_group: Any) -> tuple[int, list[int]]:
-        return self._groups.find(process_group)
-
     def _degrade(self, operator_name: str, reason: str) -> None:
         self.num_failures += 1
         if self.num_failures == 1:
@@ -188,28 +185,16 @@ class SwitchedCollectives:
             for observer in {id(one): one for one in (*self._ending, self.current)}.values():
                 parts.callback(observer.uninstall)
 
-    def pause(self, *, is_paused: bool) -> None:
-        """Observe nothing while hpcpace itself communicates."""
-        self.current.paused = is_paused
-
     @property
     def has_open(self) -> bool:
         """Whether an operation is in flight, as far as operations are observed."""
         return self._is_on and self.current.has_open
-
-    def take_last_ranks(self) -> tuple[int, ...]:
-        """Return the global ranks of the last collective's group since the last call; empty without a collective."""
-        return self.current.take_last_ranks()
 
     def open_collectives(self) -> list[tuple[int, ...]]:
         """Return rows of the operations that have not completed; called by the recorder at each flush."""
         observers = [*self._ending, *([self.current] if self._is_on else [])]
         # Those of one device are known to each of them.
         return list(dict.fromkeys(row for observer in observers for row in observer.open_collectives()))
-
-    def entered(self) -> list[tuple[int, int, int, int]]:
-        """Return how many operations were called in this stretch, or in the last one; see CollectiveObserver."""
-        return self.current.entered()
 
     @property
     def is_complete(self) -> bool:

@@ -25,12 +25,12 @@ RESERVED_EVENTS = 4096
 """Events that only operations get, because a missing operation is worse than a missing mark of a phase."""
 # How fast the device's clock is shows in two anchors: the longer between them, the better. So the first counts for a
 # second, and each for four times as long as the one before it, up to half a minute.
-_FIRST_INTERVAL_NS, _INTERVAL_GROWTH, _MOST_INTERVAL_NS = 1 * NS_PER_S, 4, 30 * NS_PER_S
+_FIRST_INTERVAL_NS, _INTERVAL_GROWTH, _MAX_INTERVAL_NS = 1 * NS_PER_S, 4, 30 * NS_PER_S
 # Marks are not read before that shows, but for those of a first step that takes long.
 _PATIENCE_NS = 2 * NS_PER_S
 _NUM_TRIES = 3
 # Clocks are wrong by less than this; an anchor that says more was disturbed.
-_MOST_RATE_ERROR = 1e-3
+_MAX_RATE_ERROR = 1e-3
 
 
 class Event(Protocol):
@@ -167,7 +167,7 @@ class DeviceClock:
     @property
     def is_settling(self) -> bool:
         """Whether anchors are to be closer to each other than half a minute, because there have been few."""
-        return self._anchor is not None and self._interval_ns < _MOST_INTERVAL_NS
+        return self._anchor is not None and self._interval_ns < _MAX_INTERVAL_NS
 
     @property
     def has_moved(self) -> bool:
@@ -192,13 +192,16 @@ class DeviceClock:
             return
         self._is_rated = former is not None and former.device == device
         if former is not None and self._is_rated:
-            self._rate, rate = self._rate_between(former, found), self._rate
-            resolve()
             passed_ns = found.host_ns - former.host_ns
+            elapsed_ns = former.event.elapsed_time(found.event) * 1e6
+            rate, measured = self._rate, passed_ns / elapsed_ns if elapsed_ns > 0 else 0.0
+            if abs(measured - 1) < _MAX_RATE_ERROR:
+                self._rate = measured
+            resolve()
             if passed_ns < _FIRST_INTERVAL_NS:  # too short to say what comes
                 self._rate, self._is_rated = rate, False
             elif passed_ns >= self._interval_ns:
-                self._interval_ns = min(_INTERVAL_GROWTH * self._interval_ns, _MOST_INTERVAL_NS)
+                self._interval_ns = min(_INTERVAL_GROWTH * self._interval_ns, _MAX_INTERVAL_NS)
         self._anchor = found
 
     def host_ns(self, event: Event) -> int:
@@ -240,15 +243,9 @@ class DeviceClock:
             tries.append((end_ns - begin_ns, _Anchor(event, (begin_ns + end_ns) // 2, device)))
         return min(tries[1:], key=lambda tried: tried[0])[1]  # the first one waited for what the device had to do
 
-    def _rate_between(self, former: _Anchor, found: _Anchor) -> float:
-        passed_ns = found.host_ns - former.host_ns
-        elapsed_ns = former.event.elapsed_time(found.event) * 1e6
-        rate = passed_ns / elapsed_ns if elapsed_ns > 0 else 0.0
-        return rate if abs(rate - 1) < _MOST_RATE_ERROR else self._rate
-
 
 # The host must find the marks of rows that are still in memory.
-_MOST_REMEMBERED = 1 << 16
+_MAX_REMEMBERED = 1 << 16
 # Reading a mark takes some microseconds; one that waits a little longer costs nothing.
 _RESOLVE_EVERY_NS = 100_000_000
 
@@ -285,7 +282,10 @@ class DeviceMarks:
         if event is None:
             self.num_unknown += 1
         else:
-            self._remember(now_ns)
+            if len(self._order) >= _MAX_REMEMBERED:
+                self._times.pop(self._order.popleft(), None)
+            self._order.append(now_ns)
+            self._times[now_ns] = None
             self._pending.append((now_ns, event))
         if now_ns >= self._resolve_ns and event is not None:
             self.resolve()
@@ -315,9 +315,3 @@ class DeviceMarks:
     def device_ns(self, host_ns: int) -> int | None:
         """Return the device's time of a mark; 0 without one, None if the device had not passed it when last asked."""
         return self._times.get(host_ns, 0)
-
-    def _remember(self, host_ns: int) -> None:
-        if len(self._order) >= _MOST_REMEMBERED:
-            self._times.pop(self._order.popleft(), None)
-        self._order.append(host_ns)
-        self._times[host_ns] = None

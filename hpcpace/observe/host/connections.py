@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ _SO_DOMAIN, _SO_PROTOCOL = 39, 38
 # state, delivery_rate_app_limited, snd_mss, rtt, bytes_acked, bytes_received, notsent_bytes, min_rtt, delivery_rate,
 # busy_time, rwnd_limited, sndbuf_limited, delivered_ce, bytes_sent, bytes_retrans
 _TCP_INFO = struct.Struct("=B6xB8xI48xI48xQQ8xII8xQQQQ4xIQQ")
-_MOST_BYTES = 128
+_MAX_BYTES = 128
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
 _UNKNOWN_US = 0xFFFFFFFF
 _MAPPED = bytes(10) + b"\xff\xff"
@@ -133,8 +134,10 @@ class OwnConnections:
         self._sockets: dict[int, _Socket] = {}
         # Foreign functions give up Python's global lock while they run: a socket may be locked for as long as the job
         # copies data into it.
-        self._getsockopt, self._getpeername, self._getsockname = _system_calls()
-        self._content = ctypes.create_string_buffer(_MOST_BYTES)
+        library = ctypes.CDLL(None)
+        self._getsockopt, self._getpeername = library.getsockopt, library.getpeername
+        self._getsockname = library.getsockname
+        self._content = ctypes.create_string_buffer(_MAX_BYTES)
         # Of a kernel whose structure is shorter, the rest stays zero.
         self._info = ctypes.create_string_buffer(_TCP_INFO.size)
         self._size = ctypes.c_uint32()
@@ -158,7 +161,9 @@ class OwnConnections:
             if known is None or known.inode != inode:
                 known = _Socket(inode, self._ends_of(descriptor))
                 reading = self._reading(descriptor, known)
-                may_connect = known.ends is None and self._may_connect(descriptor)
+                # One of TCP without a peer may have one later.
+                is_open = known.ends is None and self._number(descriptor, _SO_PROTOCOL) == socket.IPPROTO_TCP
+                may_connect = is_open and self._name(self._getpeername, descriptor) is None
                 if may_connect or _socket_inode(descriptor) != inode:
                     continue
             self._sockets[descriptor] = known
@@ -191,22 +196,14 @@ class OwnConnections:
             return None
         return Ends(_text(*local), _text(*remote), self._interfaces.get(local[0], ""))
 
-    def _may_connect(self, descriptor: int) -> bool:
-        """Return whether a socket is one of TCP without a peer, which may have one later."""
-        is_tcp = self._number(descriptor, _SO_PROTOCOL) == socket.IPPROTO_TCP
-        return is_tcp and self._name(self._getpeername, descriptor) is None
-
     def _number(self, descriptor: int, option: int) -> int:
-        return int.from_bytes(self._option(descriptor, socket.SOL_SOCKET, option)[:4], sys.byteorder)
-
-    def _option(self, descriptor: int, level: int, option: int) -> bytes:
-        self._size.value = _MOST_BYTES
-        if self._getsockopt(descriptor, level, option, self._content, self._size_at):
-            return b""
-        return self._content.raw[: self._size.value]
+        self._size.value = _MAX_BYTES
+        if self._getsockopt(descriptor, socket.SOL_SOCKET, option, self._content, self._size_at):
+            return 0
+        return int.from_bytes(self._content.raw[: self._size.value][:4], sys.byteorder)
 
     def _name(self, call: Callable[..., int], descriptor: int) -> tuple[bytes, int] | None:
-        self._size.value = _MOST_BYTES
+        self._size.value = _MAX_BYTES
         if call(descriptor, self._content, self._size_at):
             return None
         return parse_address(self._content.raw[: self._size.value])
@@ -237,11 +234,6 @@ def interface_addresses() -> dict[bytes, str]:
     return found
 
 
-def _system_calls() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
-    library = ctypes.CDLL(None)
-    return library.getsockopt, library.getpeername, library.getsockname
-
-
 def _socket_inode(descriptor: int) -> int | None:
     try:
         found = os.fstat(descriptor)
@@ -265,12 +257,13 @@ def _text(address: bytes, port: int) -> str:
 
 
 _ROWS_PER_S, _READINGS_PER_S = 4, 16
-_MOST_NUMBERS = 4096
+_MAX_NUMBERS = 4096
 """Connections that get rows in a run: a program that opens new ones all the time must not fill the trace."""
 _CUMULATIVE = slice(7)
 _ADDED = ("sent_bytes", "acked_bytes", "received_bytes", "retransmitted_bytes", "busy_ns", "receiver_limited_ns",
           "sender_limited_ns", "marked_packets")  # fmt: skip
 _UNKNOWN_RANK = -1
+_SIZE = attrgetter("size_bytes")
 _ZERO = Counters()
 
 
@@ -332,7 +325,11 @@ class FlowSampler:
         readings = list(self._read())
         before, self._known = self._known, {}
         for reading in readings:
-            self._known[reading.inode] = before.get(reading.inode) or self._new(reading)
+            known = before.get(reading.inode)
+            if known is None and self._sampled_ns is None:
+                known = _Known(None, reading.time_ns, reading.counters, reading.ends)
+            # At the last sample, all counters of a connection that is seen for the first time were zero.
+            self._known[reading.inode] = known or _Known(None, self._sampled_ns or 0, _ZERO, reading.ends)
         self._num_listed = sum(known.number is not None for known in self._known.values())
         self._list_new()
         for reading in readings:
@@ -344,20 +341,14 @@ class FlowSampler:
         # Half a second early is in time: the thread that calls does so about once a second.
         self._due_ns = begin_ns + interval_s * NS_PER_S - NS_PER_S // 2
 
-    def _new(self, reading: Reading) -> _Known:
-        """Return a connection that is seen for the first time; at the last sample all its counters were zero."""
-        if self._sampled_ns is None:
-            return _Known(None, reading.time_ns, reading.counters, reading.ends)
-        return _Known(None, self._sampled_ns, _ZERO, reading.ends)
-
     def _list_new(self) -> None:
         """Give numbers to connections without: while there is room, and then in place of others with half the bytes."""
-        unlisted = sorted((known for known in self._known.values() if known.number is None), key=_size, reverse=True)
+        unlisted = sorted((known for known in self._known.values() if known.number is None), key=_SIZE, reverse=True)
         listed: list[_Known] = []
         if len(unlisted) > self._most - self._num_listed:
-            listed = sorted((known for known in self._known.values() if known.number is not None), key=_size)
+            listed = sorted((known for known in self._known.values() if known.number is not None), key=_SIZE)
         for known in unlisted:
-            if self._next_number >= _MOST_NUMBERS:
+            if self._next_number >= _MAX_NUMBERS:
                 return
             if self._num_listed >= self._most:
                 if not listed or listed[0].size_bytes * 2 >= known.size_bytes:
@@ -376,7 +367,9 @@ class FlowSampler:
 
     def _take(self, known: _Known, reading: Reading) -> None:
         if known.number is None:
-            self._sum = _with_growth(self._sum, known.counters, reading.counters)
+            before, after = known.counters, reading.counters
+            grown = {name: max(getattr(after, name) - getattr(before, name), 0) for name in _ADDED}
+            self._sum = self._sum._replace(**{name: getattr(self._sum, name) + more for name, more in grown.items()})
             known.time_ns, known.counters = reading.time_ns, reading.counters
         else:
             self._record(known, reading.time_ns, reading.counters)
@@ -389,12 +382,3 @@ class FlowSampler:
                 self._recorder.add_flow(known.time_ns, known.number, *known.counters)
             self._recorder.add_flow(time_ns, known.number, *counters)
         known.time_ns, known.counters, known.is_written = time_ns, counters, is_changed
-
-
-def _size(known: _Known) -> int:
-    return known.size_bytes
-
-
-def _with_growth(total: Counters, before: Counters, after: Counters) -> Counters:
-    grown = {name: getattr(total, name) + max(getattr(after, name) - getattr(before, name), 0) for name in _ADDED}
-    return total._replace(**grown)

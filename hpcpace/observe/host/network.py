@@ -45,7 +45,7 @@ _GENERIC = struct.Struct("=BBH")
 _PAUSE_GET, _PAUSE_HEADER, _PAUSE_STATS, _PAUSE_TX, _PAUSE_RX = 21, 1, 5, 2, 3
 _HEADER_NAME, _HEADER_FLAGS, _WITH_STATS = 2, 3, 4
 _NESTED = 0x8000
-_MOST_BYTES, _TIMEOUT_S = 1 << 14, 0.2
+_MAX_BYTES, _TIMEOUT_S = 1 << 14, 0.2
 _NOT_COUNTED = (1 << 64) - 1
 
 
@@ -164,14 +164,14 @@ def _ask(family: int, request: bytes) -> list[tuple[int, bytes]]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family) as channel:
         channel.settimeout(_TIMEOUT_S)
         channel.send(request)
-        found = list(netlink.messages(channel.recv(_MOST_BYTES)))
+        found = list(netlink.messages(channel.recv(_MAX_BYTES)))
     for kind, body in found:
         netlink.check_error(kind, body)
     return found
 
 
 _WORD_BYTES = 4
-_MOST = 1 << 62
+_MAX = 1 << 62
 # Slingshot writes `VALUE@TIME`.
 _NUMBER = re.compile(rb"\s*(\d{1,20})\b")
 _RATE = re.compile(rb"\s*(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
@@ -238,15 +238,18 @@ class FabricPort:
         """Return all else that is counted."""
         events = {column: self._sum(names) for column, names in self.event_files.items()}
         rate = _RATE.match(read_counter(self.folder / "rate"))
+        state = LinkState.UNKNOWN
+        if named := read_counter(self.folder / "state").strip():  # like `4: ACTIVE`
+            state = LinkState.UP if b"ACTIVE" in named else LinkState.DOWN
         return Details(
             **events,
             rate_bps=round(float(rate[1]) * _BITS_PER_GIGABIT) if rate else 0,
-            state=_state(read_counter(self.folder / "state")),
+            state=state,
         )
 
     def _sum(self, names: Sequence[str]) -> int:
         found = (_NUMBER.match(read_counter(self.folder / name)) for name in names)
-        return min(sum(int(number[1]) for number in found if number), _MOST)
+        return min(sum(int(number[1]) for number in found if number), _MAX)
 
 
 def find_fabric_ports(sys: Path = Path("/sys")) -> tuple[FabricPort, ...]:
@@ -275,15 +278,8 @@ def _port(
     return None
 
 
-def _state(text: bytes) -> LinkState:
-    """Return the state that a port's file `state` names, like `4: ACTIVE`."""
-    if not text.strip():
-        return LinkState.UNKNOWN
-    return LinkState.UP if b"ACTIVE" in text else LinkState.DOWN
-
-
 _LOOPBACK = "lo"
-_MOST_INTERFACES = 256
+_MAX_INTERFACES = 256
 """Numbers of interfaces are one byte in the trace."""
 
 
@@ -316,8 +312,8 @@ class NetworkCounters:
         net_dev: Path,
         link: Callable[[str], Details] | None = None,
     ) -> None:
-        self._devices = devices[:_MOST_INTERFACES]
-        self._ports = ports[: _MOST_INTERFACES - len(self._devices)]
+        self._devices = devices[:_MAX_INTERFACES]
+        self._ports = ports[: _MAX_INTERFACES - len(self._devices)]
         self._net_dev = net_dev
         self._link = link or LinkDetails().read
         self._details = [Details()] * len(self.interfaces)
@@ -332,7 +328,12 @@ class NetworkCounters:
     def read(self) -> list[tuple[int, ...]]:
         """Return the columns of a `network` row behind its time, for every interface."""
         if self._asked:
-            self._ask(self._asked[self._next % len(self._asked)])
+            asked = self._asked[self._next % len(self._asked)]
+            num_devices = len(self._devices)
+            is_device = asked < num_devices
+            self._details[asked] = (
+                self._link(self._devices[asked]) if is_device else self._ports[asked - num_devices].details()
+            )
             self._next += 1
         table = _read_net_dev(self._net_dev)
         rows: list[tuple[int, ...]] = []
@@ -343,12 +344,6 @@ class NetworkCounters:
         for number, port in enumerate(self._ports, start=len(self._devices)):
             rows.append((number, *port.bytes(), *self._details[number]))
         return rows
-
-    def _ask(self, number: int) -> None:
-        if number < len(self._devices):
-            self._details[number] = self._link(self._devices[number])
-        else:
-            self._details[number] = self._ports[number - len(self._devices)].details()
 
 
 def find_network_counters(*, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> NetworkCounters:
@@ -369,11 +364,9 @@ def _read_net_dev(path: Path) -> dict[str, _Device]:
     table = {}
     for line in lines:
         name, _, counters = line.partition(":")
-        columns = counters.split()
+        # Bytes, packets, errors and drops received, four more columns, and the same sent.
+        columns = [int(column) for column in counters.split()]
         if len(columns) >= 16:
-            received_bytes, received_errors, received_drops = map(int, (columns[0], columns[2], columns[3]))
-            sent_bytes, sent_errors, sent_drops = map(int, (columns[8], columns[10], columns[11]))
-            table[name.strip()] = _Device(
-                sent_bytes, received_bytes, received_errors + sent_errors, received_drops + sent_drops
-            )
+            errors, drops = columns[2] + columns[10], columns[3] + columns[11]
+            table[name.strip()] = _Device(columns[8], columns[0], errors, drops)
     return table

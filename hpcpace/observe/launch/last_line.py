@@ -22,7 +22,7 @@ from hpcpace.core.text import listed, plural, printable, shell_word
 
 _TIMEOUT_S = 2.0
 _POLL_S = 0.2
-_MOST_BYTES = _MOST_FILES = 1 << 16
+_MAX_BYTES = _MAX_FILES = 1 << 16
 _TELL = "tell"
 
 
@@ -85,7 +85,7 @@ def _keep_only(listener: socket.socket) -> None:
     os.dup2(null, 1)
     kept = listener.fileno()
     os.closerange(3, kept)
-    os.closerange(kept + 1, min(os.sysconf("SC_OPEN_MAX"), _MOST_FILES))
+    os.closerange(kept + 1, min(os.sysconf("SC_OPEN_MAX"), _MAX_FILES))
     os.chdir("/")
 
 
@@ -93,10 +93,7 @@ class _Teller:
     """Listens until the job has ended, and writes one line."""
 
     def __init__(self, listener: socket.socket, watched: int, problem: str, folder: str) -> None:
-        self._listener = listener
-        self._watched = watched
-        self._problem = problem
-        self._folder = folder
+        self._listener, self._watched, self._problem, self._folder = listener, watched, problem, folder
         self._notes: list[dict[str, Any]] = []
         self._is_told = False
 
@@ -125,7 +122,10 @@ class _Teller:
                 credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
                 if struct.unpack("3i", credentials)[1] != os.getuid():
                     return
-                note = json.loads(_received(client))
+                content = b""
+                while len(content) <= _MAX_BYTES and (part := client.recv(_MAX_BYTES)):
+                    content += part
+                note = json.loads(content)
                 if note.get("kind") == _TELL:
                     self._is_told = True
                     _write(self._line())
@@ -166,13 +166,6 @@ def last_line(notes: list[dict[str, Any]], problem: str, folder: str) -> str:
     else:
         what.append("cut off before the end")
     return f"hpcpace: recorded {printable(', '.join(what))}{attempt}: hpcpace report {shell_word(run)}"
-
-
-def _received(client: socket.socket) -> bytes:
-    content = b""
-    while len(content) <= _MOST_BYTES and (part := client.recv(_MOST_BYTES)):
-        content += part
-    return content
 
 
 def _is_running(pid: int) -> bool:

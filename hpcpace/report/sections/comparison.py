@@ -27,7 +27,7 @@ from hpcpace.report.document import (
 )
 from hpcpace.report.drawing import axis, bars, intervals, line, marker, names_axis, plot_text, unique
 from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
-from hpcpace.runs.units import PlaceChanges, PlaceRow
+from hpcpace.runs.units import UnitChanges, UnitRow
 
 AGAINST_OTHERS = "* against the ranks of its role in the same run: its own work in A and B is not the same"
 _STYLES = {Outcome.SLOWER: "bad", Outcome.FASTER: "good", Outcome.SAME: "strong"}
@@ -138,7 +138,7 @@ def place_sentences(comparison: Comparison) -> list[str]:
     return found
 
 
-def _common_sentence(places: PlaceChanges) -> str:
+def _common_sentence(places: UnitChanges) -> str:
     change, where, host = places.common, "most hosts", places.hosts[0]
     if len(places.hosts) == 1:
         where = printable(host.name)
@@ -150,7 +150,7 @@ def _common_sentence(places: PlaceChanges) -> str:
     return f"own work takes {percent(abs(expm1(change)))} {direction} time on {where}"
 
 
-def _place_sentence(row: PlaceRow, places: PlaceChanges) -> str:
+def _place_sentence(row: UnitRow, places: UnitChanges) -> str:
     assert row.beyond is not None
     name = printable(row.name if row.kind == "host" else f"rank {row.name}")
     if not row.is_in_both:
@@ -171,7 +171,7 @@ def _place_sentence(row: PlaceRow, places: PlaceChanges) -> str:
     )
 
 
-def _against_others(row: PlaceRow) -> str:
+def _against_others(row: UnitRow) -> str:
     """Return what a place that one group lacks is in the other one."""
     beyond = row.beyond
     assert beyond is not None
@@ -185,7 +185,7 @@ def _against_others(row: PlaceRow) -> str:
     )
 
 
-def change_cells(row: PlaceRow) -> tuple[str, str]:
+def change_cells(row: UnitRow) -> tuple[str, str]:
     """Return the change of a place from A to B and its interval in percent; dashes where a group lacks it.
 
     That against the others of its run has a star, which `AGAINST_OTHERS` explains.
@@ -354,7 +354,7 @@ def _parts(comparison: Comparison) -> tuple[Notes, Table]:
     return Notes([] if rows else [unknown]), Table(("part", "A", "B", "change", "of A's step"), rows)
 
 
-def _hosts(places: PlaceChanges) -> Section:
+def _hosts(places: UnitChanges) -> Section:
     """Return the own work of hosts, and of ranks that changed otherwise than their host."""
     rows = []
     for row in (*places.hosts, *places.ranks):
@@ -380,7 +380,7 @@ def _hosts(places: PlaceChanges) -> Section:
     )
 
 
-def _hosts_plot(places: PlaceChanges) -> Plot | None:
+def _hosts_plot(places: UnitChanges) -> Plot | None:
     """Return the change of own work of each host with its interval."""
     rows = [(row, row.change) for row in places.hosts[:_MAX_DRAWN] if row.change is not None and row.is_in_both]
     if len(rows) < 2:
@@ -405,7 +405,7 @@ def _hosts_plot(places: PlaceChanges) -> Plot | None:
     )
 
 
-def _roles(places: PlaceChanges) -> Section:
+def _roles(places: UnitChanges) -> Section:
     rows = [
         (role, milliseconds(before), milliseconds(after), signed(after / before - 1))
         for role, before, after in places.roles

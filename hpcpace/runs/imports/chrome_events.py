@@ -15,10 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.errors import TraceError
 from hpcpace.core.text import plural, printable
 
 _OPEN, _CLOSE, _QUOTE = 1, -1, 2
@@ -85,18 +86,6 @@ _MAX_FACTS_BYTES = 8 << 20
 _MAX_ODD = 1 << 16
 
 
-def need_msgspec() -> None:
-    """Refuse to go on without the package that decodes events.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        import msgspec  # noqa: F401
-    except ImportError as error:
-        raise UsageError("profiles in JSON need msgspec: pip install 'hpcpace[import]'") from error
-
-
 class ChromeEvents:
     """The events of one file.
 
@@ -114,8 +103,6 @@ class ChromeEvents:
             path: its path, for messages.
             event: the msgspec.Struct that an event becomes.
         """
-        import msgspec
-
         self._blocks, self._path = blocks, path
         self._decode: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[event]).decode
         self._split: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[msgspec.Raw]).decode

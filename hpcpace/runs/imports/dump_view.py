@@ -19,7 +19,7 @@ from hpcpace.runs.imports.dumps import Dumps
 from hpcpace.runs.imports.flight_recorder import Dump, Entry
 
 SOURCE = "Flight Recorder dumps"
-_MOST_FINISHED = 64
+_MAX_FINISHED = 64
 _MAX_MEMBERS = 1 << 22
 """Of all groups of a job together, with those that are likely: ten groups in each of 16,384 ranks have a twentieth."""
 _DEFAULT = "default_pg"
@@ -164,7 +164,7 @@ def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int]) -> Ra
         entered[channel] = max(entered.get(channel, 0), seq + 1)
     is_complete = _add_enqueued(dump, groups, places, entered)
     finished = [key for key, call in calls.items() if not call.is_open]
-    for key in finished[: -_MOST_FINISHED or None]:
+    for key in finished[: -_MAX_FINISHED or None]:
         del calls[key]
     return RankView(rank=rank, entered=entered, calls=tuple(calls.values()), is_complete=is_complete)
 

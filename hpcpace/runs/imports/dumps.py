@@ -19,8 +19,8 @@ from hpcpace.runs.imports.flight_recorder import MAX_RANKS, Dump, read_dump
 
 _NAMED_RANK = re.compile(r"rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d{1,7})(?!\d)")
-_MOST_FILES = 1 << 17
-_MOST_SHOWN = 4
+_MAX_FILES = 1 << 17
+_MAX_SHOWN = 4
 _FEW_FILES = 16
 _APART_NS = 24 * 3600 * 10**9
 _BESIDE = frozenset({".log", ".md", ".txt", ".sh", ".py", ".yaml", ".yml", ".toml", ".out", ".err"})
@@ -80,8 +80,8 @@ def _files(path: Path) -> Iterator[Path]:
             return
         with os.scandir(path) as entries:
             for number, entry in enumerate(entries):
-                if number >= _MOST_FILES:
-                    raise TraceError(f"{path} has more than {_MOST_FILES} files; name a folder of dumps alone")
+                if number >= _MAX_FILES:
+                    raise TraceError(f"{path} has more than {_MAX_FILES} files; name a folder of dumps alone")
                 if entry.is_file() and not entry.name.startswith("."):
                     yield Path(entry.path)
     except OSError as error:
@@ -137,8 +137,8 @@ def _check_one_job(dumps: Sequence[Dump]) -> None:
         groups = {group.name: frozenset(group.ranks) for group in dump.groups.values() if group.name and group.ranks}
         job = next((job for job in jobs if job.fits(groups)), None)
         if job is None:
-            if len(jobs) == _MOST_SHOWN:
-                raise TraceError(f"these dumps are of more than {plural(_MOST_SHOWN, 'job')}; name the files of one")
+            if len(jobs) == _MAX_SHOWN:
+                raise TraceError(f"these dumps are of more than {plural(_MAX_SHOWN, 'job')}; name the files of one")
             jobs.append(job := _Job())
         job.add(dump, groups)
     parts = [part for job in jobs for part in _apart_in_time(job.dumps)]
@@ -187,7 +187,7 @@ def _with_ranks(dumps: Sequence[Dump], left_out: dict[str, list[Path]]) -> Dumps
     libraries = sorted({dump.library for dump in by_rank.values()} - {""})
     for kind, several in (("the format has versions", versions), ("the library is", libraries)):
         if several[1:]:
-            problems.append(f"ranks ran different software: {kind} {listed(several[:_MOST_SHOWN])}")
+            problems.append(f"ranks ran different software: {kind} {listed(several[:_MAX_SHOWN])}")
     return Dumps(by_rank=by_rank, world_size=_world_size(by_rank), problems=(*problems, *_reasons(unknown)))
 
 
@@ -243,16 +243,16 @@ def _file_list(dumps: Sequence[Dump]) -> str:
 
 
 def _path_list(paths: Sequence[Path]) -> str:
-    names = [shortened(path.name) for path in paths[:_MOST_SHOWN]]
-    more = len(paths) - _MOST_SHOWN
+    names = [shortened(path.name) for path in paths[:_MAX_SHOWN]]
+    more = len(paths) - _MAX_SHOWN
     return listed([*names, *([plural(more, "more file")] if more > 0 else [])])
 
 
 def _few(texts: Sequence[str]) -> str:
     """Return the first of several texts, and how many others there are."""
-    more = len(texts) - _MOST_SHOWN
-    return "; ".join([*texts[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+    more = len(texts) - _MAX_SHOWN
+    return "; ".join([*texts[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _names(paths: Sequence[Path]) -> str:
-    return listed([printable(str(path)) for path in paths[:_MOST_SHOWN]])
+    return listed([printable(str(path)) for path in paths[:_MAX_SHOWN]])

@@ -24,7 +24,7 @@ _MAX_FILES = 16_384
 # In sound profiles, an event has 20 bytes or more in gzip, and half of all events are kept, in 128 bytes each.
 _MAX_GROWTH = 4
 _SUFFIXES = (".json", ".json.gz")
-_MOST_APART_NS = 60 * NS_PER_S
+_MAX_APART_NS = 60 * NS_PER_S
 # Differences of differences of times, doubled, have to fit into 64 bits.
 _MAX_SPAN_NS = 1 << 60
 _MAX_NAMED = 3
@@ -109,12 +109,7 @@ def _rank_of(profile: Profile, *, is_only: bool) -> int:
 
 
 def _import(
-    profiles: dict[int, Profile],
-    sizes: dict[Path, int],
-    world_size: int,
-    *,
-    is_world_known: bool,
-    problems: list[str],
+    profiles: dict[int, Profile], sizes: dict[Path, int], world_size: int, *, is_world_known: bool, problems: list[str]
 ) -> Import:
     profiles = dict(sorted(profiles.items()))
     rebased = _with_bases(profiles)
@@ -220,7 +215,7 @@ def _check_one_job(ranks: dict[int, RankProfile]) -> None:
     first = next(iter(spans))
     for rank, (begin_ns, end_ns) in spans.items():
         apart_ns = max(begin_ns - spans[first][1], spans[first][0] - end_ns)
-        if date_of(begin_ns) and apart_ns > _MOST_APART_NS:
+        if date_of(begin_ns) and apart_ns > _MAX_APART_NS:
             raise TraceError(
                 f"profiles of different jobs, or of hosts whose clocks are wrong: {ranks[rank].profile.path} and"
                 f" {ranks[first].profile.path} are {format_duration(apart_ns)} apart; name the files of one run"

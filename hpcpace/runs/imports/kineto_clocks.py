@@ -20,10 +20,10 @@ from hpcpace.trace.schema import NO_STEP, NUMBER_BITS
 
 Array = NDArray[Any]
 
-_MOST_CONTRADICTION = 0.5  # of the half-width
-_MOST_DRIFT = 0.01  # of a step
-_LEAST_OVERLAP, _LEAST_OVERLAP_MOVED = 0.5, 0.9
-_MOST_TRIED = 8
+_MAX_CONTRADICTION = 0.5  # of the half-width
+_MAX_DRIFT = 0.01  # of a step
+_MIN_OVERLAP, _MIN_OVERLAP_MOVED = 0.5, 0.9
+_MAX_TRIED = 8
 _MAX_STEP = (1 << 31) - 1
 
 
@@ -125,11 +125,9 @@ def _steps_apart(one: _Numbered, other: _Numbered) -> int | None:
             keys = one.keys.copy()
             keys["seq"] += by << NUMBER_BITS
             moved, at = _shared(one._replace(keys=keys), other)
-            if len(moved) and _overlaps(one, other, moved, at).mean() >= (
-                _LEAST_OVERLAP_MOVED if by else _LEAST_OVERLAP
-            ):
+            if len(moved) and _overlaps(one, other, moved, at).mean() >= (_MIN_OVERLAP_MOVED if by else _MIN_OVERLAP):
                 return by
-    elif len(mine) and _overlaps(one, other, mine, theirs).mean() >= _LEAST_OVERLAP:
+    elif len(mine) and _overlaps(one, other, mine, theirs).mean() >= _MIN_OVERLAP:
         has_steps = (one.steps[mine] != NO_STEP) & (other.steps[theirs] != NO_STEP)
         return next(iter(_most_frequent((other.steps[theirs] - one.steps[mine])[has_steps])), 0)
     return None if len(mine) else 0
@@ -150,7 +148,7 @@ def _likely_steps_apart(one: _Numbered, other: _Numbered) -> list[int]:
         ends = other.times_ns[theirs, 1]
         at = np.searchsorted(ends[:-1] + np.diff(ends) // 2, one.times_ns[mine, 1])
         apart.append((other.keys["seq"][theirs[at]] >> NUMBER_BITS) - (one.keys["seq"][mine] >> NUMBER_BITS))
-    return [by for by in _most_frequent(np.concatenate(apart))[:_MOST_TRIED] if by]
+    return [by for by in _most_frequent(np.concatenate(apart))[:_MAX_TRIED] if by]
 
 
 def _by_kind(numbered: _Numbered) -> dict[tuple[int, int], Array]:
@@ -238,7 +236,7 @@ def without_clock(ranks: dict[int, RankProfile]) -> list[int]:
 def _most_contradiction_ns(one: RankProfile) -> float:
     """Return by how much bounds may contradict each other by drift that matters to no step."""
     steps = one.rows.tables["steps"]
-    return _MOST_DRIFT * float(np.median(steps["end_ns"] - steps["begin_ns"])) if len(steps) else 0.0
+    return _MAX_DRIFT * float(np.median(steps["end_ns"] - steps["begin_ns"])) if len(steps) else 0.0
 
 
 def _match_nothing(one: RankProfile) -> None:
@@ -247,7 +245,7 @@ def _match_nothing(one: RankProfile) -> None:
 
 
 def _is_wrong(clock: ClockBounds, least_ns: float) -> bool:
-    return clock.contradiction_ns > max(least_ns, _MOST_CONTRADICTION * float(np.median(clock.halfwidth_ns)))
+    return clock.contradiction_ns > max(least_ns, _MAX_CONTRADICTION * float(np.median(clock.halfwidth_ns)))
 
 
 def _notes(clocks: Sequence[ClockBounds | None]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import plural, printable
-from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
+from hpcpace.runs.imports.chrome_events import ChromeEvents
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
 from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.schema import Op, Phase
@@ -123,7 +123,7 @@ _BACKWARD = "autograd::engine::evaluate_function"
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _MEMBERS = re.compile(r"\[ *\d{1,7}(?: *, *\d{1,7})* *\]$")
 """Ranks of a group; PyTorch writes dots for some of a large one, whose members are not known then."""
-_LEAST_LAUNCHED = 0.5
+_MIN_LAUNCHED = 0.5
 MAX_GROUPS = 65_535
 """The trace format numbers process groups with 16 bits, and the last number is that of an unknown one."""
 _MAX_GROUP_LETTERS = 60
@@ -273,7 +273,7 @@ class Profile:
         """
         links = np.append(np.frombuffer(self.kernels[2], np.int64), np.array(self.nccl.link, np.int64))
         is_launched = np.isin(links[links != 0], np.frombuffer(self.launches[1], np.int64))
-        return bool(is_launched.sum() >= _LEAST_LAUNCHED * len(links))
+        return bool(is_launched.sum() >= _MIN_LAUNCHED * len(links))
 
 
 def device_notes(profiles: Collection[Profile]) -> Iterator[str]:
@@ -299,8 +299,6 @@ def read_profile(
     Raises:
         TraceError: it cannot be read, is damaged before its first event, is no profile, or is too large.
     """
-    need_msgspec()
-
     path = file.path
     found = Profile(path=path)
     events = ChromeEvents(json_bytes(file, told), path, KinetoEvent)

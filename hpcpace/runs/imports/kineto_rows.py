@@ -399,12 +399,7 @@ def _named(profile: Profile, calls: _Calls) -> list[str]:
 
 
 def _collectives(
-    profile: Profile,
-    calls: _Calls,
-    steps: Int64Array,
-    groups: tuple[str, ...],
-    device: Device | None,
-    phases: Rows,
+    profile: Profile, calls: _Calls, steps: Int64Array, groups: tuple[str, ...], device: Device | None, phases: Rows
 ) -> tuple[Rows, int, bool]:
     """Return the operations, how many are of an unknown group, and whether their numbers are recorded ones."""
     names = _named(profile, calls)

@@ -17,21 +17,13 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.files import read_file
 from hpcpace.core.text import printable, rank_list, shortened
 from hpcpace.hang.views import JobView, RankView
-from hpcpace.runs.imports.input_files import (
-    Table,
-    is_whole,
-    json_value,
-    list_of,
-    number_of,
-    table_of,
-    text_of,
-)
+from hpcpace.runs.imports.input_files import Table, is_whole, json_value, list_of, number_of, table_of, text_of
 
-_MOST_BYTES = 64 << 20
-_MOST_RANKS = 1 << 20
+_MAX_BYTES = 64 << 20
+_MAX_RANKS = 1 << 20
 _MAX_OPS = 32
 """Operations that ranks of a communicator count; NCCL has a dozen."""
-_MOST_LINES = 6
+_MAX_LINES = 6
 _MISSING_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s*"status":)')
 _DEAD = "NCCL RAS considers it dead"
 
@@ -63,7 +55,7 @@ def read_ras(path: Path) -> RasReport:
         TraceError: it cannot be read, or is none.
     """
     try:
-        data = read_file(path, most_bytes=_MOST_BYTES)
+        data = read_file(path, most_bytes=_MAX_BYTES)
         return _report(table_of(json_value(_MISSING_COMMA.sub(rb"\1,\2", data)), "it"))
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
@@ -95,7 +87,7 @@ def with_witness(job: JobView, ras: RasReport) -> tuple[JobView, tuple[str, ...]
     told = [
         *([f"NCCL RAS ({ras.version}) considers {rank_list(sorted(dead))} dead"] if dead else []),
         *([f"NCCL RAS ({ras.version}) gets no answer of {rank_list(sorted(silent - dead))}"] if silent - dead else []),
-        *list(dict.fromkeys(lines))[:_MOST_LINES],
+        *list(dict.fromkeys(lines))[:_MAX_LINES],
     ]
     nothing = f"NCCL RAS ({ras.version}): all ranks answer, and have called equally many operations"
     return replace(job, ranks=ranks), tuple(told) or (nothing,)
@@ -139,7 +131,7 @@ def _report(content: Table) -> RasReport:
         missing = [_rank(rank, is_missing=True) for rank in list_of(communicator.get("missing_ranks"), "missing_ranks")]
         if len({op for rank in present for op in rank.counts}) > _MAX_OPS:
             raise ValueError(f"a communicator has more than {_MAX_OPS} operations")
-        communicators.append((number_of(communicator, "size", highest=_MOST_RANKS), (*present, *missing)))
+        communicators.append((number_of(communicator, "size", highest=_MAX_RANKS), (*present, *missing)))
     return RasReport(
         version=shortened(text_of(content, "nccl_version"), max_letters=20),
         timestamp=shortened(text_of(content, "timestamp"), max_letters=30),
@@ -153,7 +145,7 @@ def _rank(content: Any, *, is_missing: bool) -> RasRank:
     if len(counts) > _MAX_OPS or not all(map(is_whole, counts.values())):
         raise ValueError(f"a count of operations is no number, or there are more than {_MAX_OPS}")
     return RasRank(
-        rank=number_of(rank, "rank", highest=_MOST_RANKS),
+        rank=number_of(rank, "rank", highest=_MAX_RANKS),
         process=(text_of(rank, "host"), number_of(rank, "pid", lowest=-1, highest=1 << 32)),
         is_missing=is_missing,
         is_dead=is_missing and table_of(rank.get("status"), "status").get("considered_dead") is True,

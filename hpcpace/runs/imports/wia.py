@@ -29,7 +29,7 @@ import pandas as pd
 from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.files import read_file
 from hpcpace.core.text import NS_PER_S, format_duration, printable, shown
-from hpcpace.runs.imports.chrome_events import ChromeEvents, need_msgspec
+from hpcpace.runs.imports.chrome_events import ChromeEvents
 from hpcpace.runs.imports.input_files import InputFile, call_bounded, json_bytes
 from hpcpace.trace.header import MOST_RANKS
 
@@ -216,8 +216,8 @@ _MAX_NUMBER = MOST_RANKS * 1024
 _MAX_TIME_NS = 1 << 60
 _WORLD_SIZE = re.compile(rb"^world_size: *(\d{1,7}) *$", re.MULTILINE)
 _TRACK = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6})\b")
-_LEAST_STEP_NS = 1
-_MOST_NEGATIVE_US = 200.0
+_MIN_STEP_NS = 1
+_MAX_NEGATIVE_US = 200.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +283,6 @@ def _one_file(path: Path) -> InputFile:
 
 def _timeline(file: InputFile, told: Callable[[int, int], None]) -> pd.DataFrame:
     """Return the operations of a timeline for Chrome."""
-    need_msgspec()
-
     path = file.path
     stages: dict[tuple[float, float], int] = {}
     names: dict[str, str] = {}
@@ -316,7 +314,7 @@ def _timeline(file: InputFile, told: Callable[[int, int], None]) -> pd.DataFrame
     table["rank"] = table.stage * (table.dp_rank.max() + 1) + table.dp_rank
     table["gmc"] = -1
     # A transfer is what the tool computes of 32-bit times: down to some negative microseconds, it is none.
-    is_none = table.dur.between(-_MOST_NEGATIVE_US, 0)
+    is_none = table.dur.between(-_MAX_NEGATIVE_US, 0)
     table["start_ts"] = (table.ts + table.dur.where(is_none, 0)) / 1e6
     table["duration"] = table.dur.mask(is_none, 0) / 1e6
     table["start_ts"] -= table.groupby("step").start_ts.transform("min")
@@ -359,7 +357,7 @@ def _checked(table: pd.DataFrame, path: Path, **facts: Any) -> WiaTrace:
     first_ns, last_ns = np.zeros((2, len(steps)), np.int64)
     np.minimum.at(first_ns, step, begin_ns)
     np.maximum.at(last_ns, step, end_ns)
-    length_ns = np.maximum(last_ns - first_ns, _LEAST_STEP_NS)
+    length_ns = np.maximum(last_ns - first_ns, _MIN_STEP_NS)
     if (total_ns := length_ns.sum(dtype=np.float64)) > _MAX_TIME_NS:
         raise TraceError(f"{path}: its steps take {format_duration(total_ns)} in all; is it damaged?")
     # The begin of the job is 1 s, because times of 0 mean nothing known.

@@ -37,12 +37,7 @@ _COLLECTIVES = {
     "embedding-grads-all-reduce": (Op.ALL_REDUCE, "ends"),
     "optimizer-clip-main-grad": (Op.ALL_REDUCE, "all"),
 }
-_MESSAGES = {
-    "forward-send": Op.SEND,
-    "forward-recv": Op.RECV,
-    "backward-send": Op.SEND,
-    "backward-recv": Op.RECV,
-}
+_MESSAGES = {"forward-send": Op.SEND, "forward-recv": Op.RECV, "backward-send": Op.SEND, "backward-recv": Op.RECV}
 _WAITS = {"wait-stage": Op.BARRIER, "wait-replica": Op.BARRIER}
 _OPS = {name: op for name, (op, _) in _COLLECTIVES.items()} | _MESSAGES | _WAITS
 _COMPUTE = ("forward-compute", "backward-compute")
@@ -53,7 +48,7 @@ _AFTER_WORK = (
 )
 _ALWAYS, _TOGETHER = 0.95, 0.05
 _NO_GROUP = ""
-_MOST_NAMES = 400
+_MAX_NAMES = 400
 _MAX_GROUP_ROWS = 1 << 21
 # An operation that still runs so shortly after work began held that work: in the published traces what overlaps at all
 # does so for at most 131 us, or for as long as it takes.
@@ -83,7 +78,7 @@ def source_of(trace: WiaTrace, messages: pd.DataFrame) -> Source:
         "the half-width of clocks is the largest difference between the two ends of a message",
     ]
     if other := sorted(set(trace.rows.optype) - set(_PHASES) - set(_OPS)):
-        names = printable(", ".join(other)[:_MOST_NAMES])
+        names = printable(", ".join(other)[:_MAX_NAMES])
         notes.append(f"operations of other kinds count as time outside all phases: {names}")
     if not trace.has_waits:
         notes.append(
@@ -163,11 +158,7 @@ def _after_each_other(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _operations(
-    rows: pd.DataFrame,
-    messages: pd.DataFrame,
-    worker_at: dict[tuple[int, int], int],
-    *,
-    has_waits: bool,
+    rows: pd.DataFrame, messages: pd.DataFrame, worker_at: dict[tuple[int, int], int], *, has_waits: bool
 ) -> pd.DataFrame:
     """Return the communication of all workers: the rows with `op`, `peer`, `group` (a name), `number`."""
     found = rows[rows.optype.isin(_OPS)].copy()
@@ -286,10 +277,7 @@ def _halfwidth_ns(operations: pd.DataFrame) -> int:
 def _step_rows(own: pd.DataFrame, begin_ns: pd.Series) -> Rows:
     end_ns = own.groupby("step").end_ns.max()
     return rows_of(
-        "steps",
-        step=end_ns.index.to_numpy(),
-        begin_ns=begin_ns[end_ns.index].to_numpy(),
-        end_ns=end_ns.to_numpy(),
+        "steps", step=end_ns.index.to_numpy(), begin_ns=begin_ns[end_ns.index].to_numpy(), end_ns=end_ns.to_numpy()
     )
 
 

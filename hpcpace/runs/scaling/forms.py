@@ -34,7 +34,7 @@ Candidates = tuple[tuple[Basis, ...], ...]
 
 NUM_DRAWS = 400
 TINY = 1e-12
-_MOST_FUNCTIONS = 3
+_MAX_FUNCTIONS = 3
 
 
 def constant(n: FloatArray) -> FloatArray:
@@ -108,7 +108,7 @@ def drawn(
     """
     sigma = np.maximum(values * errors, max(floor, float(values.max(initial=0.0)) * 1e-6, TINY))
     usable = [
-        basis for basis in candidates if len(basis) <= min(_MOST_FUNCTIONS, len(n)) and _is_determined(basis, n)
+        basis for basis in candidates if len(basis) <= min(_MAX_FUNCTIONS, len(n)) and _is_determined(basis, n)
     ] or [candidates[0]]
     fits = [_fitted(basis, n, values, sigma) for basis in usable]
     misfits, sizes = np.array([misfit for _, misfit in fits]), np.array([len(basis) for basis in usable])
@@ -160,7 +160,7 @@ _LASTING: Candidates = ((constant,), (ring,), (log,))
 _LASTING_ERROR = 0.1  # relative: which units are the slow ones is chance
 _EXPONENT_ERROR = 0.1  # of A(k), by differences between few points
 _LOSS_ERROR = 0.05  # relative, at least: of the loss of two units
-_LEAST_RATIO = 1.5  # of work at different sizes, to see with which power of it jitter grows
+_MIN_RATIO = 1.5  # of work at different sizes, to see with which power of it jitter grows
 
 
 def waiting(
@@ -258,7 +258,7 @@ def _exponents(series: Series, generator: np.random.Generator) -> FloatArray:
         if k == 2 and value > 1
     ]
     work = np.log([point[0] for point in points])
-    if len(points) < 2 or np.ptp(work) < np.log(_LEAST_RATIO):
+    if len(points) < 2 or np.ptp(work) < np.log(_MIN_RATIO):
         # Beyond its ends, so that these are as likely as what lies between them.
         return np.clip(generator.uniform(-0.25, 1.25, (NUM_DRAWS, 1)), 0.0, 1.0)
     loss = np.log([point[1] for point in points])

@@ -47,17 +47,12 @@ The second one is of laws of the step time alone (docs/scale.md#how-far-to-trust
 # Relative error of parts of the step: to which one a nanosecond belongs is not always clear.
 _WORK_ERROR, _PART_ERROR = 0.01, 0.05
 _FLOOR = 0.003  # of the shortest step, below which a part is noise
-_LEAST_TO_HOLD_OUT = 4  # sizes for the largest to be held out
-_MOST_SPREAD = 50.0  # of the logarithm of a step time, beyond which nothing is known of it
+_MIN_TO_HOLD_OUT = 4  # sizes for the largest to be held out
+_MAX_SPREAD = 50.0  # of the logarithm of a step time, beyond which nothing is known of it
 
 
 _OF_WORK: dict[Kind, Candidates] = {
-    Kind.STRONG: (
-        (constant, shared),
-        (constant, shared, log),
-        (constant, shared, root),
-        (constant, shared, hops),
-    ),
+    Kind.STRONG: ((constant, shared), (constant, shared, log), (constant, shared, root), (constant, shared, hops)),
     Kind.WEAK: ((constant,), (constant, log), (constant, root), (constant, hops)),
 }
 # Ring: B (n - 1) / n + latency (n - 1). Tree: in proportion to log2 n (Thakur, Rabenseifner & Gropp 2005, section 4).
@@ -137,16 +132,16 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
             f"the law is {100 * misfit:+.1f} % off at {last.num_units} {series.unit}s, which it was fitted to",
         )
     center_ns = np.median(_sum(parts), axis=0)
-    backtest = _backtest(series, seed) if len(series.sizes) >= _LEAST_TO_HOLD_OUT else None
+    backtest = _backtest(series, seed) if len(series.sizes) >= _MIN_TO_HOLD_OUT else None
     # An error made over one step of sizes is made again over each further one.
     error, step = backtest or (PRIOR_ERROR_OF_TOTAL if "total" in parts else PRIOR_ERROR, 2.0)
     reach = np.maximum(np.log(targets / last.num_units), 0.0)
     # So is that of a law that already misses the largest size.
     # Less than a doubling is too short a way to tell the error of a law from the noise of two runs.
     for_each = max(abs(error) / np.log(max(step, 2.0)), abs(misfit) / np.log(2))
-    spread = np.clip(for_each * reach * generator.standard_normal((NUM_DRAWS, 1)), -_MOST_SPREAD, _MOST_SPREAD)
+    spread = np.clip(for_each * reach * generator.standard_normal((NUM_DRAWS, 1)), -_MAX_SPREAD, _MAX_SPREAD)
     draws_ns = _sum(parts) * np.exp(spread)
-    run_cv = min(_run_cv(series), _MOST_SPREAD)
+    run_cv = min(_run_cv(series), _MAX_SPREAD)
     noisy = draws_ns * np.exp(run_cv * generator.standard_normal(draws_ns.shape))
     low_ns, high_ns = np.quantile(noisy, (0.025, 0.975), axis=0)
     return Predicted(

@@ -18,12 +18,11 @@ from hpcpace.runs.scaling.forms import parts_of_all
 from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Knee, Predicted, knee_of, obstacle, predict
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
-from hpcpace.studies.figures import scaling_factor
 
 SCHEMA = "hpcpace-scale/1"
 IDEAL = 0.95
 """Scaling factor from which on a size counts as ideal."""
-_LEAST_LOST = 0.03  # of the step, below which nothing is said to stop a job
+_MIN_LOST = 0.03  # of the step, below which nothing is said to stop a job
 
 
 class Band(StrEnum):
@@ -224,7 +223,7 @@ def _size_figures(series: Series, speeds: NDArray[np.float64], row: int) -> Size
     speedup = float(speeds[row] / speeds[0])
     half = size.half_width(first) if row else 0.0
     interval = (speedup * float(np.exp(-half)), speedup * float(np.exp(half)))
-    factor = scaling_factor(float(speeds[row]), size.num_units, float(speeds[0]) / first.num_units)
+    factor = float(speeds[row]) / (size.num_units * (float(speeds[0]) / first.num_units))  # R_n / (n R_1)
     further = None
     if row:
         before = series.sizes[row - 1].num_units
@@ -278,7 +277,7 @@ def _stop(series: Series) -> Stop | None:
     step_ns = last.mean("step_ns") or 1.0
     lost = {name: (now[name] - ideal * before[name]) / step_ns for name in now}
     part = max(lost, key=lambda name: lost[name])
-    return Stop(part=part if lost[part] >= _LEAST_LOST else "", lost=lost)
+    return Stop(part=part if lost[part] >= _MIN_LOST else "", lost=lost)
 
 
 def _predictions(

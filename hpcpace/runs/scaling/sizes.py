@@ -27,12 +27,12 @@ from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.work import is_same_batch, usual_batches
 
 _PRIOR = RunSpread(value=PRIOR_CV, freedom=math.inf)
-_MOST_RATIO = 2.0
+_MAX_RATIO = 2.0
 """Repeats that differ by this factor or more are not the same thing measured again: one was written in another unit, or
 for one rank instead of all."""
-_MOST_ERROR = 0.25
+_MAX_ERROR = 0.25
 """Relative standard error from which on noise may take a time to nothing, at four times that."""
-_MOST_TOLD = 3
+_MAX_TOLD = 3
 
 
 class Kind(StrEnum):
@@ -141,7 +141,7 @@ class Series:
         """Which size is known too badly for a law; empty where there is none."""
         worst = max(self.sizes, key=lambda size: size.error)
         known = f"the speed of {plural(worst.num_units, self.unit)} is known to {100 * worst.error:.0f} % only"
-        return known if worst.error > _MOST_ERROR else ""
+        return known if worst.error > _MAX_ERROR else ""
 
     def without_largest(self) -> Series:
         """Return the series without its largest size."""
@@ -271,7 +271,7 @@ def _of_most(
         left_out: gets why others are none, a sentence each.
     """
     ordered = sorted(values)
-    stops = [bisect_left(ordered, _MOST_RATIO * value) for value in ordered]
+    stops = [bisect_left(ordered, _MAX_RATIO * value) for value in ordered]
     first = max(range(len(ordered)), key=lambda at: stops[at] - at)
     alike = ordered[first : stops[first]]
     if 2 * len(alike) <= len(values):
@@ -318,8 +318,8 @@ def _alike(
         if not differs:
             kept.append(sample)
             continue
-        more = f"; {len(differs) - _MOST_TOLD} more" if len(differs) > _MOST_TOLD else ""
-        left_out.append(f"{sample.name} {verb}: {'; '.join(differs[:_MOST_TOLD])}{more}")
+        more = f"; {len(differs) - _MAX_TOLD} more" if len(differs) > _MAX_TOLD else ""
+        left_out.append(f"{sample.name} {verb}: {'; '.join(differs[:_MAX_TOLD])}{more}")
     if not kept:  # each differs in something else: the first one stands for itself
         kept = [samples[0]]
         left_out[:] = [sentence for sentence in left_out if not sentence.startswith(f"{samples[0].name} {verb}")]

@@ -37,7 +37,7 @@ from hpcpace.runs.timeline.tracks import (
 from hpcpace.trace.schema import PaceArm, PacePolicy, Phase, StepFlag
 from hpcpace.trace.tables import RankTrace, Table
 
-_MOST_CONNECTIONS = 8  # of a rank, those that carried most
+_MAX_CONNECTIONS = 8  # of a rank, those that carried most
 _BITS = 8
 _EVENTS = ("errors", "drops", "pauses", "marks")
 _RATES = {"sent": "sent_bytes", "received": "received_bytes"}
@@ -92,11 +92,9 @@ class Network:
             return
         near = self._near(flows.begin_ns, flows.end_ns) & np.isin(flows.connection, mine)
         carried = np.bincount(
-            flows.connection[near],
-            weights=(flows.acked_bytes + flows.received_bytes)[near],
-            minlength=len(ends.rank),
+            flows.connection[near], weights=(flows.acked_bytes + flows.received_bytes)[near], minlength=len(ends.rank)
         )
-        for connection in sorted(mine.tolist(), key=lambda row: -carried[row])[:_MOST_CONNECTIONS]:
+        for connection in sorted(mine.tolist(), key=lambda row: -carried[row])[:_MAX_CONNECTIONS]:
             rows = np.flatnonzero(near & (flows.connection == connection))
             if len(rows):
                 peer = int(ends.peer_rank[connection])
@@ -141,7 +139,7 @@ def _counter(name: str, unit: str, begin_ns: Int64Array, end_ns: Int64Array, val
     )
 
 
-_LEAST_ARROW_NS = 1_000
+_MIN_ARROW_NS = 1_000
 
 
 def processes_of(shown: ShownSteps) -> Iterator[Process]:
@@ -184,7 +182,7 @@ class _Arrows:
         ranks = done.rank
         is_shown = np.isin(ranks, self.shown.ranks)
         of_partner = np.maximum(partner, 0)
-        least_ns = np.maximum(error_ns[ranks] + error_ns[ranks[of_partner]], _LEAST_ARROW_NS)
+        least_ns = np.maximum(error_ns[ranks] + error_ns[ranks[of_partner]], _MIN_ARROW_NS)
         found: NDArray[np.bool_] = (partner >= 0) & is_shown & is_shown[of_partner]
         return found & (timed.waits.wait_ns > least_ns) & (done.enter_ns[of_partner] < self.transfer_ns)
 

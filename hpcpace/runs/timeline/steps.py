@@ -28,9 +28,9 @@ MAX_SLICES = 250_000
 """Slices of a timeline, unless more are allowed: about 16 MB, which a browser opens in seconds."""
 TABLES_SHOWN = TABLES_USED | {"pacing", "network", "connections", "flows"}
 _BESIDE_SLOWEST = 2
-_LEAST_RANKS = 16  # below, a timeline of fewer steps shows more
-_MOST_READ = 6_000_000  # slices of all ranks: their waits are known only from all of them
-_MOST_MISSING = 1 << 17
+_MIN_RANKS = 16  # below, a timeline of fewer steps shows more
+_MAX_READ = 6_000_000  # slices of all ranks: their waits are known only from all of them
+_MAX_MISSING = 1 << 17
 _SLICES_OF_OPERATION = 4  # the operation, and of those that waited, the wait, twice, and the transfer
 
 Progress = Callable[[int, int], None]
@@ -175,7 +175,7 @@ def _sentences(
 ) -> Iterator[str]:
     """Yield what a timeline lacks."""
     present = {trace.header.rank for trace in traces}
-    missing = [rank for rank in range(min(world_size_of(traces), _MOST_MISSING)) if rank not in present]
+    missing = [rank for rank in range(min(world_size_of(traces), _MAX_MISSING)) if rank not in present]
     if missing:
         yield f"{rank_list(missing)} left no trace that can be read: waits for them are not known"
     if wanted.ranks and (beyond := sorted(rank for rank in wanted.ranks if rank >= world_size_of(traces))):
@@ -214,8 +214,8 @@ def _num_shown(traces: Sequence[RankTrace], step: NDArray[np.int64], wanted: Wan
         raise UsageError(f"--ranks names no rank with a trace: this run has {there}")
     slices, rows = num_slices(chosen, step), num_slices(traces, step)
     num_fitting = len(chosen) * wanted.most_slices // max(slices, 1)
-    least = len(chosen) if wanted.ranks is not None else min(_LEAST_RANKS, len(chosen))
-    if num_fitting < least or rows > _MOST_READ:
+    least = len(chosen) if wanted.ranks is not None else min(_MIN_RANKS, len(chosen))
+    if num_fitting < least or rows > _MAX_READ:
         raise UsageError(
             f"{plural(len(step), 'step')} of {plural(len(chosen), 'rank')} have about {slices} slices, more than "
             f"{wanted.most_slices}: choose fewer steps (--steps A:B) or ranks (--ranks), or allow more (--slices)"

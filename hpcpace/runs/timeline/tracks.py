@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import printable
 
-_MOST_NAME = 60
+_MAX_NAME = 60
 
 Argument = tuple[str, int | float | str]
 
@@ -115,7 +115,7 @@ def _end(one: Slice) -> int:
 def shown_name(name: str) -> str:
     """Return a name that comes from a file as it can be shown."""
     text = printable(name)
-    return text if len(text) <= _MOST_NAME else f"{text[: _MOST_NAME - 3]}..."
+    return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 3]}..."
 
 
 _PACKETS_AT_ONCE = 4096

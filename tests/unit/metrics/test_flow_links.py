@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import hypergeom
 
 from hpcpace.core.text import NS_PER_S
-from hpcpace.metrics.flow_figures import FlowFigures, FlowFindings, FlowLimits, LinkCause, flow_figures
-from hpcpace.metrics.flow_links import BETWEEN_SWITCHES, _stall_chance, locate_by_flows
+from hpcpace.metrics.flow_figures import FlowFigures, FlowFindings, LinkCause, flow_figures
+from hpcpace.metrics.flow_links import BETWEEN_SWITCHES, FlowLimits, _stall_chance, locate_by_flows
 from hpcpace.metrics.flows import Flows
 from tests.simulated_links import SimulatedLinks, located, random_job, simulate
 
@@ -31,7 +31,7 @@ def figures_of(job: SimulatedLinks, **changed: object) -> FlowFigures:
 def locate(job: SimulatedLinks, figures: FlowFigures, limits: FlowLimits | None = None) -> FlowFindings:
     topology = simulate(job).topology
     nothing = np.full((len(topology.links), 2), np.nan)
-    return locate_by_flows(figures, topology, foreign_bytes_per_s=nothing, limits=limits)
+    return locate_by_flows(figures, topology, foreign_bytes_per_s=nothing, limits=limits or FlowLimits())
 
 
 @pytest.mark.parametrize("job", [SimulatedLinks(), EIGHT, SimulatedLinks(num_leaves=1)])

@@ -18,6 +18,7 @@ from sample_runs import sample_run
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.config import Config
+from hpcpace.core.codec import convert
 from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import HISTORY_INDEX, json_text
 from hpcpace.diagnosis.analyze import analyze
@@ -25,7 +26,7 @@ from hpcpace.diagnosis.measure import Selection
 from hpcpace.report.sections.history import counts_sentence, event_sentence, headline
 from hpcpace.runs.history import Event, History, history, rows_of_csv
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs, sealed
-from hpcpace.runs.history_row import HistoryRow, row_from_json, row_of
+from hpcpace.runs.history_row import HistoryRow, row_of
 from hpcpace.runs.measured import Conditions
 
 DATA = Path(__file__).parents[2] / "data" / "history"
@@ -280,7 +281,7 @@ def test_a_line_is_made_of_a_run() -> None:
     assert row.work == {"model.num_layers": "12", "emulation": "none"} and row.identity
     assert row.slowness == pytest.approx({"n0": 0, "n1": 0, "n2": 0, "n3": 0.0953}, abs=1e-4)
     assert row.first_host == "n0"
-    assert row_from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert convert(json.loads(json.dumps(row.to_json())), HistoryRow) == row
 
 
 def test_two_ranks_do_not_say_which_of_them_is_slow() -> None:

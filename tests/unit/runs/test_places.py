@@ -11,7 +11,7 @@ from sample_runs import sample_run
 from hpcpace.report.sections.comparison import place_sentences
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.runs.units import PlaceChanges, place_changes
+from hpcpace.runs.units import UnitChanges, unit_changes
 
 PAIRS = 100
 SLOWER = 0.05
@@ -30,7 +30,7 @@ def _changes(
     run_cv: float = 0.003,
     rank_cv: float = 0.01,
     slower: range = range(0),
-) -> PlaceChanges:
+) -> UnitChanges:
     """Return what changed between two groups of runs of hosts with ranks each; some ranks are slower in B."""
     groups = []
     for side in "ab":
@@ -38,7 +38,7 @@ def _changes(
         if side == "b":
             work[:, slower] += np.log1p(SLOWER)
         groups.append([_run(f"{side}{number}", of_run, shape[0]) for number, of_run in enumerate(work)])
-    found = place_changes(*groups, prior_cv=0.01, has_same_layout=True)
+    found = unit_changes(*groups, prior_cv=0.01, has_same_layout=True)
     assert found is not None
     return found
 
@@ -113,12 +113,10 @@ def test_more_work_of_all_hosts_that_the_step_does_not_show_is_said_to_be_so() -
 def test_of_one_host_the_rank_that_changed_is_named_and_the_others_are_not(num_ranks: int) -> None:
     before, after = np.zeros(num_ranks), np.zeros(num_ranks)
     after[1] = np.log(2)
-    found = place_changes([_run("a", before, 1)], [_run("b", after, 1)], prior_cv=0.01, has_same_layout=True)
+    found = unit_changes([_run("a", before, 1)], [_run("b", after, 1)], prior_cv=0.01, has_same_layout=True)
     assert found is not None and not found.is_common
     assert [(row.name, round(row.beyond_share, 6)) for row in found.named] == [("1 on n0", 1.0)]
-    everywhere = place_changes(
-        [_run("a", before, 1)], [_run("b", before + 0.1, 1)], prior_cv=0.01, has_same_layout=True
-    )
+    everywhere = unit_changes([_run("a", before, 1)], [_run("b", before + 0.1, 1)], prior_cv=0.01, has_same_layout=True)
     assert everywhere is not None and everywhere.is_common and everywhere.named == ()
 
 
@@ -127,7 +125,7 @@ def test_where_half_of_the_hosts_got_slower_these_are_named(num_hosts: int, per_
     random = np.random.default_rng(5)
     before, after = random.normal(0, 0.002, (2, num_hosts * per_host))
     after[: len(after) // 2] += 0.07
-    found = place_changes(
+    found = unit_changes(
         [_run("a", before, num_hosts)], [_run("b", after, num_hosts)], prior_cv=0.01, has_same_layout=True
     )
     assert found is not None and not found.is_common
