@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.rundir import open_run
 from hpcpace.core.text import format_count, plural, printable
 from hpcpace.metrics.resampling import Estimate
-from hpcpace.pace.settings import NO_POLICY
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title

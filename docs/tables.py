@@ -4,8 +4,9 @@
 
 A table is between `<!-- options COMMAND -->`, `<!-- settings SECTION -->`, `<!-- thresholds all -->`,
 `<!-- glossary report -->` or `<!-- modules all -->` and `<!-- end -->`. Options come from the commands and their help
-texts, settings from the dataclasses of `hpcpace.config` and the text below each field, thresholds from the dataclasses
-of the modules that decide, terms from the glossary of the report, modules from the first line of their docstrings.
+texts, settings from the dataclasses of `hpcpace.core.config` and the text below each field, thresholds from the
+dataclasses of the modules that decide, terms from the glossary of the report, modules from the first line of their
+docstrings.
 tests/unit/test_documents.py fails while a table is not what this script would write.
 """
 
@@ -23,7 +24,7 @@ import click
 
 from hpcpace.cli import cli
 from hpcpace.cli.options import Option
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.thresholds import threshold_fields
 from hpcpace.report.glossary import GLOSSARY
 

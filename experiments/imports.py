@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcpace.audit.findings import Severity
-from hpcpace.audit.rules.table import RULES, Rule
-from hpcpace.audit.settings import AuditConfig
+from hpcpace.audit.rulebook import RULES, Rule
 from hpcpace.audit.verdict import SEVERITY_WORDS
+from hpcpace.core.config import AuditConfig
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "audit.md"
 _WIDTH = 120

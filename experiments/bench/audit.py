@@ -22,10 +22,10 @@ from experiments.machine import dgx_badly_bound, dgx_h100
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import audit
-from hpcpace.audit.schema import snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.snapshot_files import snapshot_from, snapshot_text
 from hpcpace.audit.verdict import verdict_lines
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.environment import host_identity, locate, process_environ, rank_info
 from hpcpace.lab.lab import Lab
 from hpcpace.observe.active import save_host_snapshots

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from hpcpace.config import TraceConfig
+from hpcpace.core.config import TraceConfig
 from hpcpace.observe.host import connections
 from hpcpace.observe.host.connections import FlowSampler, OwnConnections
 from hpcpace.observe.host.network import NetworkCounters, find_network_counters

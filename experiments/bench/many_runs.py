@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from experiments.bench.report_speed import _OPERATIONS, write_run
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection

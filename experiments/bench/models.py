@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.bench.pairs import median_interval, take_turns
-from hpcpace.config import SHORT_DTYPES
+from hpcpace.core.config import SHORT_DTYPES
 from hpcpace.core.errors import WorldError
 from hpcpace.train.models import GPT2
 from hpcpace.train.presets import GPT2Shape

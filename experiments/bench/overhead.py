@@ -38,7 +38,7 @@ import hpcpace
 from experiments.bench.device_marks import EventUse, counted
 from experiments.bench.models import add_options, require_gpus, words
 from experiments.bench.pairs import Pairs, alternate, median_interval
-from hpcpace.config import ClockConfig, Config, TrainConfig
+from hpcpace.core.config import ClockConfig, Config, TrainConfig
 from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.train.data import open_text
 from hpcpace.train.data_parallel import build_optimizer, replicate

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.pool import keep_freed_memory
 from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.core.text import NS_PER_MS, NS_PER_S

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from experiments.bench.report_speed import FEW, write_run
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.pool import keep_freed_memory
 from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.core.text import format_bytes

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hpcpace
 from experiments.bench.pairs import median_interval, take_turns
-from hpcpace.config import Config, TraceConfig
+from hpcpace.core.config import Config, TraceConfig
 from hpcpace.observe.collectives.switched import find_layer
 
 

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hpcpace
 from experiments.bench.pairs import median_interval, take_turns
-from hpcpace.config import Config, HangConfig, TraceConfig
+from hpcpace.core.config import Config, HangConfig, TraceConfig
 from hpcpace.observe import watchdog as watchdog_module
 
 # Without the other threads, which the bench `overhead` measures.

@@ -26,8 +26,8 @@ from experiments.damage.links import RECORDS
 from experiments.damage.specimen import RunCopy, Shelf
 from experiments.damage.tables import opened
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_host
+from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.header import header_values

@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_host
+from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.trace.encoding import row_dtypes

@@ -29,7 +29,7 @@ from experiments.drills.evidence import (
     read_all,
 )
 from experiments.labs import START_TIMEOUT_S, DrillJob, DrillSite, MisreadStart, RankEnds
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.lab import Lab

@@ -21,7 +21,7 @@ from pathlib import Path
 from experiments.labs import inject
 from experiments.links.hosts import TrainingHosts
 from experiments.pages import counted, table, write_page
-from hpcpace.config import Config, LabConfig
+from hpcpace.core.config import Config, LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.diagnosis.analyze import analyze_traces

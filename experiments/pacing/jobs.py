@@ -20,7 +20,7 @@ from experiments.jobs import JobFailed, Tell, clean_environ, ended_in_time, mpie
 from experiments.pacing.experiment import Effort
 from experiments.pacing.paced_job import JobSpec
 from experiments.pages import ROOT
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.lab.lab import Lab
 from hpcpace.metrics.resampling import Estimate, mean_of

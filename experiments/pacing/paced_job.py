@@ -148,8 +148,7 @@ def run_gloo(spec: JobSpec, run_dir: Path, comm: Any) -> list[int]:
 def steps(spec: JobSpec, run_dir: Path, comm: Any, meet: Any) -> list[int]:
     """Run all steps and return their durations on this rank."""
     import hpcpace
-    from hpcpace.config import ClockConfig, Config, TraceConfig
-    from hpcpace.pace.settings import PaceSettings
+    from hpcpace.core.config import ClockConfig, Config, PaceSettings, TraceConfig
 
     config = Config(
         trace=TraceConfig(snapshot=False, counters=False),

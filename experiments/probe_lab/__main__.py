@@ -27,7 +27,7 @@ import numpy as np
 
 from experiments.labs import inject
 from experiments.pages import RESULTS, ROOT, table, write_page
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.lab.lab import Lab
 
 DOCUMENT = RESULTS / "probe-lab.md"

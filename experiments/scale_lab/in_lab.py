@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments.jobs import MISREAD_START
 from experiments.pages import ROOT
 from experiments.scale_lab.judge import HELD_OUT, SIZES, UPLINK_MBIT, Setup
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 from experiments.labs import DrillJob, DrillSite, MisreadStart
 from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
 from experiments.score.truth import Judgement, Truth, judge
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.diagnosis.summary import Culprit
 from hpcpace.lab.lab import Lab

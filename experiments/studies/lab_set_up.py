@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.lab.cgroups import HostCgroup
 from hpcpace.lab.lab import Lab

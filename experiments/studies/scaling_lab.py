@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.studies.document import SCALING_HEADING, markdown, versions
 from experiments.studies.lab_set_up import REPOSITORY
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import format_count
 from hpcpace.lab.lab import Lab

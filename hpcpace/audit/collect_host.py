@@ -1,12 +1,17 @@
-"""The operating system, its settings and drivers, and the GPUs that the drivers list, read from procfs and sysfs."""
+"""The operating system, its settings and drivers, GPUs, and the facts of each rank, from procfs and sysfs.
+
+A rank's facts are its CPU mask, memory, limits, cgroup, GPUs, and the variables that control its libraries.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
-from hpcpace.audit.facts import Gpu, Kernel, Nvml, PciDevice
+from hpcpace.audit import cpusets
+from hpcpace.audit.facts import Gpu, Kernel, Nvml, PciDevice, RankFacts, RankGpu
 from hpcpace.audit.tree import Tree, Unreadable
+from hpcpace.core.environment import RankInfo
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.text import printable
 
@@ -184,3 +189,254 @@ def _memory_bytes(tree: Tree) -> int:
     if not found:
         raise Unreadable("no MemTotal in /proc/meminfo")
     return int(found[1]) * 1024
+
+
+KEPT_PREFIXES = ("NCCL_", "UCX_", "GLOO_", "OMP_", "CUDA_MPS_", "TORCH_NCCL_", "RCCL_")
+"""Prefixes of the environment variables that a snapshot keeps."""
+
+KEPT_VARIABLES = frozenset(
+    (
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        *("MKL_NUM_THREADS", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS"),
+        *("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_TOPOLOGY_ADDR"),
+    )
+)
+"""Further environment variables that a snapshot keeps."""
+
+_MOST_VARIABLES, _MOST_VALUE = 80, 300
+# cgroup v1 writes "no limit" as the largest multiple of the page size.
+_UNLIMITED_BYTES = 1 << 60
+
+
+def collect_rank(
+    tree: Tree,
+    info: RankInfo,
+    environ: Mapping[str, str],
+    *,
+    proc: str = "proc/self",
+    visible: Sequence[RankGpu] | None = None,
+    gpu: RankGpu | None = None,
+    mpi_size: int | None = None,
+    nccl_version: str = "",
+) -> RankFacts:
+    """Return the facts of one rank; reasons for what cannot be read go to `tree.unreadable` under `rank/N/`.
+
+    Args:
+        tree: where to read.
+        info: the rank's place in the job.
+        environ: its environment.
+        proc: its folder in procfs.
+        visible: the GPUs that NVML lists, before CUDA_VISIBLE_DEVICES applies; None if NVML was not queried.
+        gpu: the GPU that it uses, if that is certain.
+        mpi_size: size of MPI_COMM_WORLD, if MPI was checked.
+        nccl_version: version of the NCCL library that it has loaded.
+    """
+    fact = f"rank/{info.rank}"
+    status = tree.fact(f"{fact}/status", tree.beginning, f"{proc}/status") or ""
+    limits = tree.fact(f"{fact}/limits", tree.beginning, f"{proc}/limits") or ""
+    seen, source = visible_gpus(tree, environ, visible)
+    used = -1
+    if gpu is not None:
+        seen, source = (gpu, *[other for other in seen or () if other != gpu]), "session"
+        used = 0
+    elif seen:
+        used = 0 if len(seen) == 1 else info.local_rank if 0 <= info.local_rank < len(seen) else -1
+    groups = _Cgroups(tree, proc)
+    return RankFacts(
+        rank=info.rank,
+        local_rank=info.local_rank,
+        world_size=info.world_size,
+        launcher=info.launcher,
+        cpus=tree.fact(f"{fact}/cpus", _allowed, status, "Cpus_allowed_list"),
+        memory_nodes=tree.fact(f"{fact}/memory_nodes", _allowed, status, "Mems_allowed_list"),
+        memory_policy=tree.fact(f"{fact}/memory_policy", _policy, tree, f"{proc}/numa_maps"),
+        cgroup_cpus=tree.fact(f"{fact}/cgroup_cpus", groups.cpus),
+        quota_cpus=tree.fact(f"{fact}/quota_cpus", groups.quota_cpus),
+        memory_max_bytes=tree.fact(f"{fact}/memory_max", groups.memory_max_bytes),
+        locked_bytes=tree.fact(f"{fact}/locked_bytes", _limit, limits, "Max locked memory"),
+        open_files=tree.fact(f"{fact}/open_files", _limit, limits, "Max open files"),
+        gpus=seen,
+        gpu=used,
+        gpu_source=source,
+        mpi_size=mpi_size,
+        variables=chosen_variables(environ),
+        user_conf=nccl_conf(tree, f"{environ['HOME'].strip('/')}/.nccl.conf") if environ.get("HOME") else {},
+        nccl_version=nccl_version,
+    )
+
+
+def chosen_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return only the variables that rules use, with secrets redacted."""
+    names = [name for name in sorted(environ) if name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)]
+    # Redact before cutting: half a token is not recognised as one.
+    chosen = Redaction.of(environ).variables({name: environ[name] for name in names[:_MOST_VARIABLES]})
+    return {printable(name)[:60]: printable(value)[:_MOST_VALUE] for name, value in chosen.items()}
+
+
+def visible_gpus(
+    tree: Tree, environ: Mapping[str, str], visible: Sequence[RankGpu] | None
+) -> tuple[tuple[RankGpu, ...] | None, str]:
+    """Return the GPUs that a rank sees, in its order, and the source of that; None if they are not known.
+
+    Without NVML, the driver's list is used. It has all GPUs of the node; so if Slurm binds one GPU to each task, and
+    hides the others by a cgroup, the indices in CUDA_VISIBLE_DEVICES do not identify the GPU.
+    """
+    source = "nvml" if visible is not None else "environment"
+    devices = tuple(visible) if visible is not None else _driver_gpus(tree)
+    names = ("CUDA_VISIBLE_DEVICES",) if visible is not None else ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    chosen = next((environ[name] for name in names if name in environ), None)
+    if chosen is None or devices is None:
+        return devices, source
+    words = [word.strip() for word in chosen.split(",") if word.strip()]
+    by_number = all(word.isdigit() for word in words)
+    if visible is None and words and by_number and is_gpu_bound_per_task(environ):
+        return None, source
+    return tuple(_selected(words, devices)), source
+
+
+def is_gpu_bound_per_task(variables: Mapping[str, str]) -> bool:
+    """Return whether Slurm binds GPUs to single tasks, by a rank's environment variables."""
+    return "SLURM_GPUS_PER_TASK" in variables or "gpu" in variables.get("SLURM_TRES_PER_TASK", "")
+
+
+def _selected(words: Sequence[str], devices: Sequence[RankGpu]) -> list[RankGpu]:
+    """Return the devices that CUDA_VISIBLE_DEVICES selects: those before the first invalid entry."""
+    chosen: list[RankGpu] = []
+    for word in words:
+        if word.isdigit() and int(word[:6]) < len(devices):
+            chosen.append(devices[int(word[:6])])
+            continue
+        named = [device for device in devices if device.uuid and device.uuid.startswith(word)]
+        if word.startswith("MIG-"):
+            named = [RankGpu(address="", uuid=printable(word)[:60])]
+        if word.isdigit() or len(named) != 1:
+            break
+        chosen += named
+    return chosen
+
+
+def _driver_gpus(tree: Tree) -> tuple[RankGpu, ...] | None:
+    try:
+        addresses = tree.names("proc/driver/nvidia/gpus")
+    except Unreadable:
+        addresses = _amd_gpus(tree)
+    return tuple(RankGpu(address=printable(address), uuid=_uuid(tree, address)) for address in addresses)
+
+
+def _amd_gpus(tree: Tree) -> list[str]:
+    try:
+        return [
+            name for name in tree.names("sys/module/amdgpu/drivers/pci:amdgpu") if re.fullmatch(r"[0-9a-f:.]+", name)
+        ]
+    except Unreadable:
+        return []
+
+
+def _uuid(tree: Tree, address: str) -> str:
+    try:
+        found = re.search(
+            r"^GPU UUID:\s*(GPU-\S{1,60})", tree.text(f"proc/driver/nvidia/gpus/{address}/information"), re.M
+        )
+    except Unreadable:
+        return ""
+    return printable(found[1]) if found else ""
+
+
+def _allowed(status: str, name: str) -> str:
+    found = re.search(rf"^{name}:[ \t]*([0-9,-]*)$", status, re.MULTILINE)
+    if not found:
+        raise Unreadable(f"no {name} in its status")
+    return cpusets.format_list(cpusets.parse_list(found[1]))
+
+
+def _limit(limits: str, name: str) -> int:
+    found = re.search(rf"^{name} +(unlimited|\d{{1,19}}) ", limits, re.MULTILINE)
+    if not found:
+        raise Unreadable(f"no {name!r} in its limits")
+    return -1 if found[1] == "unlimited" else min(int(found[1]), _UNLIMITED_BYTES)
+
+
+def _policy(tree: Tree, path: str) -> str:
+    # One page is enough: a policy set before the start applies to every mapping.
+    lines = tree.beginning(path, most_bytes=4096).split("\n")
+    words = {line.split()[1] for line in lines if len(line.split()) > 1}
+    others = sorted(words - {"default"})
+    if not words:
+        raise Unreadable("empty")
+    return printable(others[0])[:60] if others else "default"
+
+
+class _Cgroups:
+    """The cgroups (v1 or v2) of a process, from its own up to the root."""
+
+    def __init__(self, tree: Tree, proc: str) -> None:
+        self._tree = tree
+        self._proc = proc
+
+    def cpus(self) -> str:
+        """Return the CPUs of the nearest cgroup that lists any; all online CPUs if none does."""
+        for place in self._places("cpuset"):
+            for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+                if self._tree.exists(f"{place}/{name}"):
+                    return cpusets.format_list(cpusets.parse_list(self._tree.text(f"{place}/{name}")))
+        return cpusets.format_list(cpusets.parse_list(self._tree.text("sys/devices/system/cpu/online")))
+
+    def quota_cpus(self) -> float:
+        """Return the smallest quota on the way up to the root, in CPUs; 0 for none."""
+        quotas = [quota for place in self._places("cpu") if (quota := self._quota(place)) > 0]
+        return min(quotas, default=0.0)
+
+    def memory_max_bytes(self) -> int:
+        """Return the smallest memory limit on the way up to the root; 0 for none."""
+        limits = [limit for place in self._places("memory") if (limit := self._memory(place)) > 0]
+        return min(limits, default=0)
+
+    def _quota(self, place: str) -> float:
+        if self._tree.exists(f"{place}/cpu.max"):
+            found = re.fullmatch(r"(max|\d{1,15}) (\d{1,15})", self._tree.text(f"{place}/cpu.max"))
+            if not found or int(found[2]) == 0:
+                raise Unreadable("cpu.max has no valid quota and period")
+            return 0.0 if found[1] == "max" else int(found[1]) / int(found[2])
+        if self._tree.exists(f"{place}/cpu.cfs_quota_us"):
+            quota = self._tree.number(f"{place}/cpu.cfs_quota_us")
+            period = self._tree.number(f"{place}/cpu.cfs_period_us")
+            if period <= 0:
+                raise Unreadable(f"cpu.cfs_period_us is {period}")
+            return max(quota, 0) / period
+        return 0.0
+
+    def _memory(self, place: str) -> int:
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            if self._tree.exists(f"{place}/{name}"):
+                text = self._tree.text(f"{place}/{name}")
+                if text == "max":
+                    return 0
+                value = self._tree.number(f"{place}/{name}")
+                return value if value < _UNLIMITED_BYTES else 0
+        return 0
+
+    def _places(self, controller: str) -> list[str]:
+        """Return the folders of a controller's cgroups, the process's own first."""
+        for line in self._tree.beginning(f"{self._proc}/cgroup").split("\n"):
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if controller in controllers.split(","):
+                base = next(
+                    (
+                        b
+                        for b in (f"sys/fs/cgroup/{controllers}", f"sys/fs/cgroup/{controller}")
+                        if self._tree.exists(b)
+                    ),
+                    "",
+                )
+                return _upwards(base, path) if base else []
+        for line in self._tree.beginning(f"{self._proc}/cgroup").split("\n"):
+            if line.startswith("0::"):
+                base = "sys/fs/cgroup/unified" if self._tree.exists("sys/fs/cgroup/unified") else "sys/fs/cgroup"
+                return _upwards(base, line[3:])
+        return []
+
+
+def _upwards(base: str, path: str) -> list[str]:
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return [base + "".join(f"/{part}" for part in parts[:length]) for length in range(len(parts), -1, -1)][:32]

@@ -1,12 +1,44 @@
 """The content of a snapshot: the facts of one host and its ranks as they were read, without any judgement.
 
 A fact that could not be read is None, and `Snapshot.unreadable` has the reason under the fact's name. Sets of CPUs are
-texts as the kernel writes them (`0-3,8`). docs/audit.md describes the JSON form.
+texts as the kernel writes them (`0-3,8`). docs/audit.md describes the JSON form. Why a GPU lowers its clock are NVML's
+bits (nvmlClocksEventReasons of nvml.h): an idle GPU, clocks that a user set, and clocks kept equal for a display are no
+faults; the reasons about heat and power are what the node should provide.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntFlag
+
+
+class Throttle(IntFlag):
+    """A reason for a lower clock, as NVML numbers it."""
+
+    IDLE = 0x1
+    CLOCK_SETTING = 0x2
+    POWER_CAP = 0x4
+    HARDWARE = 0x8
+    SYNC_BOOST = 0x10
+    SOFTWARE_THERMAL = 0x20
+    HARDWARE_THERMAL = 0x40
+    POWER_BRAKE = 0x80
+    DISPLAY = 0x100
+
+
+FAULTS = Throttle.HARDWARE | Throttle.HARDWARE_THERMAL | Throttle.POWER_BRAKE
+"""Reasons that are faults by themselves, also if all GPUs have them; HARDWARE is set along with the other two."""
+
+WORDS = {
+    Throttle.HARDWARE_THERMAL: "HW thermal slowdown",
+    Throttle.POWER_BRAKE: "HW power brake",
+    Throttle.HARDWARE: "HW slowdown",
+    Throttle.SOFTWARE_THERMAL: "SW thermal slowdown",
+    Throttle.POWER_CAP: "SW power cap",
+    Throttle.SYNC_BOOST: "sync boost",
+}
+"""The reasons that a report tells, the most specific first."""
+
 
 SCHEMA = "hpcpace-audit-snapshot/1"
 

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.facts import RankFacts, RankGpu, Snapshot
-from hpcpace.audit.schema import snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
-from hpcpace.audit.snapshot_files import file_name, with_distinct_names
+from hpcpace.audit.snapshot_files import file_name, snapshot_from, snapshot_text, with_distinct_names
 from hpcpace.audit.tree import Tree
 from hpcpace.core.codec import WrongValue, convert, parse_json, plain
 from hpcpace.core.environment import RankInfo, host_identity

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hpcpace.audit.facts import NetDevice, RankFacts, RdmaDevice, RdmaPort, Snapshot
 from hpcpace.audit.hardware import NO_REASON, HardwareView, hardware_view, parsed
-from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.tree import Unreadable
+from hpcpace.core.config import AuditConfig
 from hpcpace.core.errors import UsageError
 
 _EDGE = re.compile(

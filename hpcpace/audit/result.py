@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import hpcpace
-from hpcpace.audit.findings import AuditFinding, Severity, grouped
+from hpcpace.audit.findings import AuditFinding, Severity, bind_masks, bind_option, gpu_nodes, grouped, with_masks
 from hpcpace.audit.hardware import class_of_nccl
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
-from hpcpace.audit.rules.fixes import bind_masks, bind_option, gpu_nodes, with_masks
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.codec import plain
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING

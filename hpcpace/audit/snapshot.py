@@ -16,9 +16,8 @@ from typing import Any
 
 import hpcpace
 from hpcpace.audit.collect_hardware import collect_hardware
-from hpcpace.audit.collect_host import collect_gpus, collect_kernel
+from hpcpace.audit.collect_host import collect_gpus, collect_kernel, collect_rank
 from hpcpace.audit.collect_network import collect_net, collect_rdma, read_aer, read_counters
-from hpcpace.audit.collect_rank import collect_rank
 from hpcpace.audit.facts import Counters, Nvml, RankFacts, RankGpu, Snapshot
 from hpcpace.audit.tree import Tree, Unreadable
 from hpcpace.core.environment import RankInfo, rank_info

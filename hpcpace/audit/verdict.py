@@ -18,8 +18,7 @@ from hpcpace.audit.findings import CANNOT_DETERMINE, FindingGroup, Severity, blo
 from hpcpace.audit.hardware import parsed
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.result import AuditResult, Binding, PathMatrix
-from hpcpace.audit.rulebook import BY_ID
-from hpcpace.audit.rules.table import Rule
+from hpcpace.audit.rulebook import BY_ID, Rule
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.codec import plain
 from hpcpace.core.text import folded, printable

@@ -10,9 +10,9 @@ from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import BINDING_RULES, audit
 from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.batch.launch import Launch
-from hpcpace.config_sources import load_config
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.hostlist import compress
+from hpcpace.core.settings import load_config
 
 
 @dataclass(frozen=True, kw_only=True)

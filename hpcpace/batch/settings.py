@@ -1,4 +1,4 @@
-"""The environment variables that a batch job reads, in addition to the settings of hpcpace.config."""
+"""The environment variables that a batch job reads, in addition to the settings of hpcpace.core.config."""
 
 from __future__ import annotations
 

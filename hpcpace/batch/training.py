@@ -10,9 +10,9 @@ from pathlib import Path
 from hpcpace.batch.control import ignore_termination, succeeds
 from hpcpace.batch.job import BatchJob, audit_first, check_length, snapshot_folder
 from hpcpace.batch.layout import training_options
-from hpcpace.config_sources import load_config
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, ConfigError, UsageError
 from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import printable
 from hpcpace.train.presets import parse_mesh
 

@@ -11,8 +11,8 @@ from hpcpace.cli import memory_limit
 from hpcpace.cli.commands import Group
 from hpcpace.core.environment import process_environ, process_redaction, rank_info
 from hpcpace.core.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory, UsageError, WorldError
+from hpcpace.core.settings import unknown_sentence, unknown_variables
 from hpcpace.core.text import folded_message
-from hpcpace.known_variables import unknown_sentence, unknown_variables
 
 COMMANDS = {
     "train": "Train a reference workload and trace it.",

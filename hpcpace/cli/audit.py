@@ -29,13 +29,12 @@ from hpcpace.audit.picture import pictures
 from hpcpace.audit.picture_text import html_page, legend_lines, picture_lines, skipped_lines, svg
 from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.rulebook import BY_ID, check_ids
-from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
 from hpcpace.audit.verdict import differences, explanation, map_lines, matrix_lines, prolog_line, verdict_lines
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, verbose, warn
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import AuditConfig
 from hpcpace.core.environment import RankInfo, process_environ, process_redaction, rank_info
 from hpcpace.core.errors import (
     EXIT_FAILED,
@@ -49,6 +48,7 @@ from hpcpace.core.errors import (
 )
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import check_target
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import printable
 
 TERMINAL = "terminal"

@@ -22,10 +22,10 @@ from hpcpace.cli.options import (
     warn,
     write_target,
 )
-from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
 from hpcpace.core.rundir import RUNS, check_target, json_text
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import listed, plural, printable
 from hpcpace.metrics.run_difference import PRIOR_CV
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs, runs_of_csv

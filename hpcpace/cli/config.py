@@ -13,11 +13,11 @@ from click.shell_completion import get_completion_class
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, headed, option
-from hpcpace.config import Config
-from hpcpace.config_sources import DEFAULT, Resolved, resolve
-from hpcpace.config_values import sections
+from hpcpace.core.config import Config
 from hpcpace.core.environment import process_environ, process_redaction
 from hpcpace.core.errors import UsageError
+from hpcpace.core.setting_values import sections
+from hpcpace.core.settings import DEFAULT, Resolved, resolve
 from hpcpace.core.text import printable
 
 SHELLS = ("bash", "zsh", "fish")

@@ -18,10 +18,10 @@ from rich.console import Console
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import MIN_WIDTH, PATH, Decorated, Real, headed, option, text_console, verbose, write_target
-from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError, UsageError
 from hpcpace.core.rundir import RUNS, Attempt, check_target, find_runs, json_text, open_named_run
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import NS_PER_S, format_duration, listed, nanoseconds, plural, printable, rank_list, shortened
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, newest_run, read_start

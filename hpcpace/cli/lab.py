@@ -18,10 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, setting, settings
-from hpcpace.config import LabConfig
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import LabConfig
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab.environment import NAME_VARIABLE
 from hpcpace.lab.fault import InsideLab, LabFault

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpcpace.config import BOUNDS, MOST, Config
+from hpcpace.core.config import MAX, Config
 from hpcpace.core.detail import parse_steps
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import write_file
@@ -41,7 +41,7 @@ class Whole(click.IntRange):
 
     name = "integer"
 
-    def __init__(self, least: int, most: int = MOST) -> None:
+    def __init__(self, least: int, most: int = MAX) -> None:
         super().__init__(least, most)
 
 
@@ -50,7 +50,7 @@ class Real(click.FloatRange):
 
     name = "number"
 
-    def __init__(self, least: float, most: float = MOST, *, is_open: bool = False) -> None:
+    def __init__(self, least: float, most: float = MAX, *, is_open: bool = False) -> None:
         super().__init__(least, most, min_open=is_open)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -98,7 +98,7 @@ class Option(click.Option):
         kind = self.type
         if not isinstance(kind, (click.IntRange, click.FloatRange)) or kind.min is None or kind.max is None:
             return ""
-        if kind.max < MOST:
+        if kind.max < MAX:
             least = f"above {kind.min:.9g} and at most" if kind.min_open else f"{kind.min:.9g} to"
             return f"{least} {kind.max:.9g}"
         return f"{'above' if kind.min_open else 'at least'} {kind.min:.9g}"
@@ -135,7 +135,7 @@ def setting(
     """Return an option that sets one setting, within its bounds; its help shows the default of that setting.
 
     Args:
-        section: of hpcpace.config.
+        section: of hpcpace.core.config.
         name: key of the setting.
         words: help.
         default: words for a default that depends on other things.
@@ -143,11 +143,11 @@ def setting(
         attributes: of the option.
     """
     flag = flag or f"--{name.replace('_', '-')}"
-    settings = getattr(Config(), section)
-    value = getattr(settings, name)
-    if name in BOUNDS.get(section, {}) and "type" not in attributes:
-        least, most = BOUNDS[section][name]
-        is_whole = str(settings.__dataclass_fields__[name].type).startswith("int")
+    of_section = getattr(Config(), section)
+    value, declared = getattr(of_section, name), of_section.__dataclass_fields__[name]
+    if "bounds" in declared.metadata and "type" not in attributes:
+        least, most = of_section.bounds_of(declared)
+        is_whole = str(declared.type).startswith("int")
         attributes["type"] = Whole(int(least), int(most)) if is_whole else Real(least, most)
     if isinstance(value, bool):
         attributes["default"], default = None, "on" if value else "off"

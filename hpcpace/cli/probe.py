@@ -15,8 +15,7 @@ import click
 
 from hpcpace.cli.commands import RankZeroCommand
 from hpcpace.cli.options import MIN_WIDTH, PATH, Real, headed, option, shown_progress, text_console
-from hpcpace.config import BACKENDS, DEVICES, Config
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import BACKENDS, DEVICES, Config
 from hpcpace.core.environment import RankInfo, process_environ, rank_info, set_environ_default
 from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
@@ -30,6 +29,7 @@ from hpcpace.core.errors import (
 )
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import check_target, json_text
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import folded_message, printable
 from hpcpace.probe.changes import changes, check_comparable, is_unclear, left_out, outcome_words
 from hpcpace.probe.record import ProbeRecord, read_probe

@@ -29,8 +29,7 @@ from hpcpace.cli.options import (
     warn,
     warn_of_old_hdf5,
 )
-from hpcpace.config import Config, ReportConfig
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import Config, ReportConfig
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
@@ -43,6 +42,7 @@ from hpcpace.core.errors import (
     UsageError,
 )
 from hpcpace.core.rundir import RUNS, Attempt, RunDirectory, check_target, find_runs, json_text, open_named_run
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_bytes, one_line, plural, printable
 from hpcpace.world.team import Team, team
 

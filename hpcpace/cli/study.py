@@ -14,7 +14,7 @@ import click
 
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Whole, headed, option
-from hpcpace.config import MOST, PRESETS
+from hpcpace.core.config import MAX, PRESETS
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import format_count
 from hpcpace.studies.jobs import (
@@ -48,8 +48,8 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int
         numbers = tuple(map(int, text.split(",")))
     except ValueError:
         raise click.BadParameter(f"{text!r}: give whole numbers separated by commas") from None
-    if any(not 1 <= number <= MOST for number in numbers):
-        raise click.BadParameter(f"{text!r}: every number must be from 1 to {MOST}")
+    if any(not 1 <= number <= MAX for number in numbers):
+        raise click.BadParameter(f"{text!r}: every number must be from 1 to {MAX}")
     return numbers
 
 

@@ -14,20 +14,19 @@ import click
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, checked_steps, headed, option
-from hpcpace.config import MOST, ON_HANG, ON_HANG_VARIABLE
-from hpcpace.config_sources import SITE_FILE_VARIABLE, load_config
 from hpcpace.core.codec import read_json
+from hpcpace.core.config import MAX, NO_POLICY, ON_HANG, ON_HANG_VARIABLE, POLICIES
 from hpcpace.core.detail import DETAILS, Detail, Order, parse_detail, parse_steps
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.files import user_name
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path, open_named_run
+from hpcpace.core.settings import SITE_FILE_VARIABLE, load_config
 from hpcpace.core.text import NS_PER_S, format_duration, printable
 from hpcpace.diagnosis.run_state import is_running, read_start
 from hpcpace.observe.launch.launch import find_launch, has_launch, site_launch
 from hpcpace.observe.steps import StepFrom
-from hpcpace.pace.settings import NO_POLICY, POLICIES
 
 # Names of jobs become names of folders, which users then type.
 _NOT_IN_NAMES = re.compile(r"[^\w .,:+@=~-]")
@@ -236,7 +235,7 @@ def _settings(record: Any) -> tuple[float, str]:
         return 0.0, "it is what another tool recorded"
     clock, pace = record["config"]["clock"], record["config"]["pace"]
     interval_s = float(clock["interval_s"])
-    if not 0 < interval_s <= MOST:
+    if not 0 < interval_s <= MAX:
         raise ValueError(f"clock.interval_s is {interval_s}")
     if not clock["enabled"]:
         return interval_s, "its ranks do not compare clocks (clock.enabled)"

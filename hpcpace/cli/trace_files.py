@@ -19,12 +19,12 @@ from rich.text import Text
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, headed, option, shown_progress, verbose, warn, warn_of_old_hdf5
-from hpcpace.config import ReportConfig
-from hpcpace.config_sources import load_config
 from hpcpace.core.codec import read_json
+from hpcpace.core.config import ReportConfig
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, ConfigError, TraceError, UsageError
 from hpcpace.core.rundir import Attempt, open_named_run
+from hpcpace.core.settings import load_config
 from hpcpace.core.text import MAX_LETTERS, folded, format_bytes, parse_size, plural, printable, shortened
 from hpcpace.observe.node_local import AUTO, LeftTrace, bring_left_traces_home, candidates
 from hpcpace.trace.header import header_values

@@ -12,24 +12,24 @@ import click
 
 from hpcpace.cli.commands import Group, RankZeroCommand
 from hpcpace.cli.options import PATH, Decorated, Whole, checked_steps, config_file, headed, option, setting, settings
-from hpcpace.config import (
+from hpcpace.core.config import (
     BACKENDS,
     COMPRESSIONS,
     DEVICES,
     DTYPES,
     ON_HANG,
+    POLICIES,
     PRESETS,
     SCHEDULES,
     SHORT_DTYPES,
     ZERO_STAGES,
     Config,
 )
-from hpcpace.config_sources import REQUESTED, load_config
 from hpcpace.core.detail import DETAILS
 from hpcpace.core.environment import RankInfo, host_identity, process_environ, rank_info, set_environ_default
 from hpcpace.core.errors import EXIT_WARNING, WorldError
+from hpcpace.core.settings import REQUESTED, load_config
 from hpcpace.core.text import format_bytes, format_count
-from hpcpace.pace.settings import POLICIES
 from hpcpace.train.data import check_data, open_data
 from hpcpace.train.plan import (
     TrainPlan,
@@ -44,7 +44,7 @@ from hpcpace.train.result import STYLES
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.mpi import abort_guard, locate_ranks
 
-# Which setting an option sets: section and key are those of hpcpace.config.
+# Which setting an option sets: section and key are those of hpcpace.core.config.
 _SETTINGS = {
     "train": (
         "preset mesh batch_size microbatches seq_len dtype steps warmup_steps seed learning_rate data inject log_every "

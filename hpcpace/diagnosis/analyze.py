@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.snapshot_files import read_attempt as read_snapshots
-from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.config import Config, DiagnosisConfig
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.pool import Team, in_background
 from hpcpace.core.rundir import Attempt, RunDirectory

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.hostlist import exclusion, node_name
 from hpcpace.core.text import alias_name, listed, named_ranks, percent, printable
 from hpcpace.core.thresholds import ThresholdValues

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
-from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.config import Config, DiagnosisConfig
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.thresholds import Thresholds
 from hpcpace.diagnosis.credible import CredibleRun

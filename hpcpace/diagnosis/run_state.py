@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.config import DiagnosisConfig
 from hpcpace.core.codec import MAX_BYTES, read_json
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.detail import MOST_STEPS
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.config import check_lab_name
+from hpcpace.core.config import check_lab_name
 from hpcpace.core.errors import UsageError
 
 BASE = Path("/run/hpcpace-lab")

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import write_json

@@ -20,10 +20,10 @@ import numpy as np
 
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.errors import WorldError
+from hpcpace.world.clock import GlooTransport, MpiTransport, Transport
 from hpcpace.world.deadline import Deadline, in_time
 from hpcpace.world.gloo import gloo_group, own_store
-from hpcpace.world.mpi_start import may_call_mpi
-from hpcpace.world.transport import GlooTransport, MpiTransport, Transport
+from hpcpace.world.mpi import may_call_mpi
 
 _POLL_INTERVAL_S = 0.001
 # How much longer the other ranks wait for the decision than the rank that decides.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace import __version__
-from hpcpace.config import MetricsConfig
+from hpcpace.core.config import MetricsConfig
 from hpcpace.core.environment import RankInfo, process_redaction
 from hpcpace.core.exposition import Family, Kind, exposition
 from hpcpace.core.files import target_folder, write_file

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.config import Config
-from hpcpace.config_sources import REQUESTED, load_config
-from hpcpace.config_values import setting_variables
+from hpcpace.core.config import Config
 from hpcpace.core.environment import HostIdentity, RankInfo, rank_info, rank_info_of_group
 from hpcpace.core.files import other_writers
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
-from hpcpace.known_variables import unknown_sentence, unknown_variables
+from hpcpace.core.setting_values import setting_variables
+from hpcpace.core.settings import REQUESTED, load_config, unknown_sentence, unknown_variables
 from hpcpace.observe.coordination import Coordinator
 from hpcpace.observe.host.counters import usable_cpus
 from hpcpace.observe.host.network import find_network_counters

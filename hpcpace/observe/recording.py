@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import ClockSyncError

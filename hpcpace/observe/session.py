@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
-from hpcpace.config import Config, ProbeConfig
+from hpcpace.core.config import Config, ProbeConfig
 from hpcpace.core.environment import RankInfo, host_identity, locate, process_environ
 from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.core.rundir import Attempt, RunDirectory

@@ -20,7 +20,7 @@ from types import FrameType
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_detail, parse_order, parse_steps
 from hpcpace.core.files import Folder, other_writers, read_most
 from hpcpace.core.rundir import RunDirectory

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 import psutil
 
-from hpcpace.config import HangConfig
+from hpcpace.core.config import HangConfig
 from hpcpace.core.environment import HostIdentity
 from hpcpace.core.errors import EXIT_FAILED
 from hpcpace.core.rundir import Attempt

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.config import PaceSettings
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.errors import WorldError
 from hpcpace.core.rundir import Attempt
@@ -25,7 +26,6 @@ from hpcpace.pace.choice import RankProfile, core_names
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.record import PacingRecord
 from hpcpace.pace.rounds import Exchange, PacingTrace
-from hpcpace.pace.settings import PaceSettings
 from hpcpace.world.gloo import gloo_group
 
 # Short against a window of steps, in which an exchange has to complete, and long against a call of MPI.

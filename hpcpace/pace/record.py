@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hpcpace.core.config import MIN_PAIRS
 from hpcpace.pace.choice import PacingChoice, PacingPoint, crowding
 from hpcpace.pace.coschedule import CollectionCount
 from hpcpace.pace.policies import Policy
-from hpcpace.pace.settings import MIN_PAIRS
 from hpcpace.pace.trial import Interval, TrialOutcome, TrialResult
 
 SCHEMA = "hpcpace-trial/1"

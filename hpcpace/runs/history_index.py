@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace import __version__
-from hpcpace.config import Config
 from hpcpace.core.codec import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values, convert
+from hpcpace.core.config import Config
 from hpcpace.core.errors import HpcpaceError, TraceError
 from hpcpace.core.files import Folder, other_writers, read_most
 from hpcpace.core.rundir import HISTORY_INDEX, Attempt, PassedOver, RunDirectory, find_runs

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.errors import CannotTell, HpcpaceError, TraceError, UsageError
 from hpcpace.core.files import read_file
 from hpcpace.core.hostlist import expand

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcpace.core.config import NO_POLICY, POLICIES
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import Folder, read_file
 from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.diagnosis.summary import Mode
-from hpcpace.pace.settings import NO_POLICY, POLICIES
 from hpcpace.studies.setups import MOST_PLAN_BYTES
 
 SCHEMA = "hpcpace-scaling-study/1"

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpcpace.config import Config
-from hpcpace.config_sources import REQUESTED, load_config
+from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo, host_identity, process_environ, rank_info, set_environ_default
 from hpcpace.core.errors import WorldError
+from hpcpace.core.settings import REQUESTED, load_config
 from hpcpace.core.text import format_count, format_duration
 from hpcpace.studies.setups import Layout, StudyFolder, StudyRun, planned
 from hpcpace.train.data import TrainingData, open_data

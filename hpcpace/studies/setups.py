@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcpace.config import TrainConfig
 from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, UsageError
 from hpcpace.core.files import Folder, read_file
 from hpcpace.core.rundir import Attempt, RunDirectory, json_text

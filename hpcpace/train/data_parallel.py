@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.train.operations import INT8_BLOCK as BLOCK
 from hpcpace.train.operations import POWERSGD_RANK, POWERSGD_START, SCALE_BYTES
 

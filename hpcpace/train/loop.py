@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from hpcpace import Session, session
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo, process_redaction
 from hpcpace.core.errors import TrainingFailed
 from hpcpace.core.text import NS_PER_S
@@ -45,8 +45,8 @@ from hpcpace.train.result import (
     progress_view,
     write_result,
 )
+from hpcpace.world.connection import Rendezvous
 from hpcpace.world.process_group import init_process_group
-from hpcpace.world.rendezvous import Rendezvous
 
 _VOTE_INTERVAL_NS = NS_PER_S
 _MAX_STEPS_BETWEEN_VOTES = 1000

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, MeshError, WorldError, check_all
 from hpcpace.train.inject import InjectedFault, parse_fault
 from hpcpace.train.presets import DIMENSIONS, GPT2_PRESETS, RESNET18, GPT2Shape, Mesh, ModelShape, parse_mesh
-from hpcpace.world.mpi_start import load_mpi
+from hpcpace.world.mpi import load_mpi
 
 
 def mpiexec_command(num_ranks: int, arguments: Sequence[str]) -> list[str]:

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.audit.schema import snapshot_from
-from hpcpace.audit.snapshot_files import file_name
+from hpcpace.audit.snapshot_files import file_name, snapshot_from
 from hpcpace.core.codec import read_json
 from hpcpace.core.errors import SnapshotError, TraceError
 from hpcpace.core.files import Folder

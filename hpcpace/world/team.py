@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from hpcpace.core.environment import RankInfo, is_started_by_rank, process_environ, rank_info
 from hpcpace.core.errors import HpcpaceError, NotEnoughMemory, ReportError, WorldError
-from hpcpace.world.mpi import abort_guard, mpi_world
-from hpcpace.world.mpi_start import end_mpi
+from hpcpace.world.mpi import abort_guard, end_mpi, mpi_world
 
 _Part = TypeVar("_Part")
 _Whole = TypeVar("_Whole")

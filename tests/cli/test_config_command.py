@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config_values import sections, variables
+from hpcpace.core.setting_values import sections, variables
 
 SITE = """\
 [trace]

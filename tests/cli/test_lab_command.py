@@ -13,7 +13,7 @@ import click
 import pytest
 
 from hpcpace.cli import lab as lab_command
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import write_json
 from hpcpace.lab import files as files_module

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace import __version__
-from hpcpace.known_variables import unknown_variables
+from hpcpace.core.settings import unknown_variables
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import click
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_host
+from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
 from hpcpace.cli import cli
 

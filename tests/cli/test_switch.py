@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcpace.cli import cli
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.detail import Order, parse_order
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.files import Folder

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from hpcpace.cli import train as train_command
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "PMI", "SLURM", "OMPI", "MPI_", "HPCPACE_")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.lab.environment import check_requirements
 from hpcpace.lab.jobs import JobQueue

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from dead_host_job import CASES, CLOCK_TIMEOUT_S, CUT, FIRST, LAST, SETTINGS, START_TIMEOUT_S, Case
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.lab.lab import Lab
 
 HERE = Path(__file__).parent

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.files import BASE, LabFiles

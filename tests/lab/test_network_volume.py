@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.rundir import open_run
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.jobs import JobQueue

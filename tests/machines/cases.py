@@ -27,8 +27,8 @@ from experiments.machine import (
 )
 from hpcpace.audit.facts import Counters, Nvml, Snapshot
 from hpcpace.audit.job import NcclLog
-from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.core.config import AuditConfig
 from tests.machines.real import dgx_spark, magny_cours_sparse, raptor_lake, xeon_e7_4870
 
 HEALTHY = Nvml(

@@ -18,8 +18,8 @@ from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.picture import pictures
 from hpcpace.audit.picture_text import WIDTH, picture_lines, svg
 from hpcpace.audit.result import AuditResult, audit, exposition
-from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.snapshot_files import MOST_BYTES, snapshot_from, snapshot_text
 from hpcpace.audit.verdict import MOST_LINES, map_lines, matrix_lines, verdict_lines
 from hpcpace.core.errors import UsageError
 from tests.machines.cases import far_adapter, gb200, one_gpu_for_two, siblings_shared, small_node, virtual_machine

@@ -6,8 +6,8 @@ import json
 import os
 import sys
 
-from hpcpace.config_sources import load_config
 from hpcpace.core.environment import process_environ, rank_info
+from hpcpace.core.settings import load_config
 from hpcpace.world.connection import connect
 from hpcpace.world.mpi import abort_guard
 from hpcpace.world.process_group import init_process_group

@@ -15,9 +15,8 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import hpcpace
-from hpcpace.config import ClockConfig, Config, TraceConfig, TrainConfig
+from hpcpace.core.config import ClockConfig, Config, PaceSettings, TraceConfig, TrainConfig
 from hpcpace.core.environment import host_identity, process_environ, rank_info
-from hpcpace.pace.settings import PaceSettings
 from hpcpace.train.data import open_data
 from hpcpace.train.loop import TrainJob, train
 from hpcpace.train.plan import plan_training

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hpcpace.config import ClockConfig, Config, TrainConfig
+from hpcpace.core.config import ClockConfig, Config, TrainConfig
 from hpcpace.core.environment import host_identity, process_environ, rank_info
 from hpcpace.train.data import open_data
 from hpcpace.train.loop import TrainJob, train

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpcpace.config import TrainConfig  # noqa: E402
+from hpcpace.core.config import TrainConfig  # noqa: E402
 from hpcpace.train.data import open_data  # noqa: E402
 from hpcpace.train.models import build_gpt2  # noqa: E402
 from hpcpace.train.plan import plan_training  # noqa: E402

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cases import only_nightly
 
-from hpcpace.config import COMPRESSIONS, SCHEDULES, ZERO_STAGES, TrainConfig
+from hpcpace.core.config import COMPRESSIONS, SCHEDULES, ZERO_STAGES, TrainConfig
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.rundir import open_run
 from hpcpace.trace.reader import read_trace

@@ -15,7 +15,7 @@ import torch
 from cases import only_nightly
 from torch.nn.functional import cross_entropy
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.train.data import open_data
 from hpcpace.train.models import build_gpt2, build_resnet
 from hpcpace.train.plan import plan_training

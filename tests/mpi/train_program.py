@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hpcpace.config import ClockConfig, Config, TraceConfig, TrainConfig
+from hpcpace.core.config import ClockConfig, Config, TraceConfig, TrainConfig
 from hpcpace.core.environment import host_identity, process_environ, rank_info
 from hpcpace.train.data import TextData, TokenText, open_data, open_text
 from hpcpace.train.data_parallel import build_optimizer

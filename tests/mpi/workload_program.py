@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
-from hpcpace.config import ClockConfig, Config, TraceConfig, TrainConfig
+from hpcpace.core.config import ClockConfig, Config, TraceConfig, TrainConfig
 from hpcpace.core.environment import host_identity, process_environ, rank_info
 from hpcpace.train.data import open_data
 from hpcpace.train.loop import TrainJob, train

@@ -9,10 +9,9 @@ import time
 
 from hpcpace.core.environment import host_identity, process_environ, rank_info
 from hpcpace.core.errors import ClockSyncError, MeshError
-from hpcpace.world.clock import ClockSync
+from hpcpace.world.clock import ClockSync, GlooTransport, MpiTransport
 from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 from hpcpace.world.process_group import choose_device, init_process_group
-from hpcpace.world.transport import GlooTransport, MpiTransport
 
 
 def say(**values):

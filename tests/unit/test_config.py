@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import Config, LabConfig, TrainConfig
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import Config, LabConfig, TrainConfig
 from hpcpace.core.errors import ConfigError
+from hpcpace.core.settings import load_config
 
 _NO_FILE = Path("/no/such/file")
 

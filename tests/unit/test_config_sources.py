@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config_sources import REQUESTED, Resolved, resolve
 from hpcpace.core.errors import ConfigError
-from hpcpace.rollout import JobFacts
+from hpcpace.core.setting_values import JobFacts
+from hpcpace.core.settings import REQUESTED, Resolved, resolve
 
 RULE = "[[rollout]]\npartitions = ['gpu']\ntrace.flush_interval_s = 2\n"
 GPU_JOB = {"SLURM_JOB_PARTITION": "gpu"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.config import TraceConfig
+from hpcpace.core.config import TraceConfig
 from hpcpace.core.detail import ALL_STEPS, MOST_STEPS, Detail, DetailPlan, Order, parse_order, parse_steps
 from hpcpace.core.errors import ConfigError
 

@@ -18,7 +18,7 @@ import pytest
 
 from hpcpace import __version__
 from hpcpace.cli import cli
-from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.config import Config, DiagnosisConfig
 from hpcpace.diagnosis import summary
 from hpcpace.diagnosis.diagnose import TOPICS
 from hpcpace.diagnosis.finding import Evidence

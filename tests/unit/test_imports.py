@@ -22,7 +22,9 @@ def _loaded(code: str) -> set[str]:
     return set(result.stdout.split())
 
 
-@pytest.mark.parametrize("code", ["import hpcpace", "import hpcpace.cli", "import hpcpace.config, hpcpace.core.rundir"])
+@pytest.mark.parametrize(
+    "code", ["import hpcpace", "import hpcpace.cli", "import hpcpace.core.config, hpcpace.core.rundir"]
+)
 def test_the_package_and_the_command_line_load_nothing_heavy(code: str) -> None:
     assert _loaded(code) == set()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcpace.audit import collect_rank, facts
-from hpcpace.config import Config
+from hpcpace.audit import collect_host, facts
+from hpcpace.core.config import Config
 from hpcpace.core.files import Folder
 from hpcpace.core.redaction import MARK, is_secret
 from hpcpace.diagnosis import summary
@@ -112,7 +112,7 @@ def test_every_field_of_a_study_is_documented(tmp_path: Path) -> None:
     assert _fields("STUDY/plan.json") == set(json.loads(study.plan_json.read_text()))
 
 
-@pytest.mark.parametrize(("file", "module"), [("run.json", joined), ("snapshots", collect_rank)])
+@pytest.mark.parametrize(("file", "module"), [("run.json", joined), ("snapshots", collect_host)])
 def test_every_variable_that_is_kept_is_documented(file: str, module: Any) -> None:
     row = next(row for row in _rows("Environment variables") if row[0] == file)
     assert set(_names(row[1])) == module.KEPT_VARIABLES
@@ -139,7 +139,7 @@ def test_no_name_of_ours_is_taken_for_that_of_a_secret() -> None:
     kinds += [kind for kind in vars(summary).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
     names = {name for kind in kinds for name in _fields_of(kind)} | OF_COMMANDS | OF_SESSION
     names |= _names_within(joined.run_record(name="mine", config=Config(), environ={}, hosts=[], facts={}))
-    names |= _names_within(dataclasses.asdict(Config())) | joined.KEPT_VARIABLES | collect_rank.KEPT_VARIABLES
+    names |= _names_within(dataclasses.asdict(Config())) | joined.KEPT_VARIABLES | collect_host.KEPT_VARIABLES
     names |= _names_within(PacingRecord(policy="slack").to_json())
     assert [name for name in sorted(names) if is_secret(name, "correct-horse-7")] == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcpace.core.errors import ConfigError
-from hpcpace.rollout import JobFacts, Rule, place_of_job, read_rules
+from hpcpace.core.setting_values import JobFacts, Rule, place_of_job, read_rules
 
 JOB = JobFacts(partition="gpu", user="ann", account="physics", nodes=frozenset(("n1", "n2")), job_id="7")
 ON = {"trace": {"enabled": True}}

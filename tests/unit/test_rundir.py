@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import RunDirectory, default_run_path, is_recorded, open_run

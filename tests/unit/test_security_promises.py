@@ -405,7 +405,7 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
             "connect",
         },  # the kernel's own socket for traffic shaping, on this host
         "hpcpace/observe/launch/last_line.py": {"bind", "listen", "connect"},  # a Unix socket, see below
-        "hpcpace/world/rendezvous.py": {"connect"},  # asks whether torch's store answers
+        "hpcpace/world/connection.py": {"connect"},  # asks whether torch's store answers
         "hpcpace/callbacks/__init__.py": {"bind"},  # arguments of a signature
         "hpcpace/cli/train.py": {"connect"},  # the ranks of a training: hpcpace.world.connection
         "hpcpace/cli/probe.py": {"connect"},  # likewise those of a probe
@@ -441,7 +441,7 @@ def test_what_needs_root_is_named() -> None:
 
 
 def test_the_seconds_are_those_of_the_settings() -> None:
-    from hpcpace.config import Config
+    from hpcpace.core.config import Config
 
     config = Config()
     start_s = 2 * config.trace.start_timeout_s + 2 + 5 + config.clock.timeout_s

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import Config
-from hpcpace.config_sources import resolve
+from hpcpace.core.config import Config
 from hpcpace.core.errors import ConfigError
+from hpcpace.core.settings import resolve
 from hpcpace.core.thresholds import UNITS, ThresholdValues, declared, threshold_fields
 from hpcpace.diagnosis.topics.links import CoreWaitThresholds
 from tests.cases import each_case

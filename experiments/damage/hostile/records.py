@@ -11,7 +11,7 @@ from typing import Any
 from experiments.damage.hostile import documents
 from experiments.damage.hostile.documents import one_of, size_bytes, sound_run
 from experiments.damage.hostile.kind import Call, Random
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.rundir import HISTORY_INDEX, RunDirectory, json_text
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection

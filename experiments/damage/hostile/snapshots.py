@@ -11,8 +11,8 @@ from pathlib import Path
 from experiments.damage.hostile import documents
 from experiments.damage.hostile.documents import CONTROL, one_of, secret_file, size_bytes, text_size
 from experiments.damage.hostile.kind import Call, Hostile, Random
-from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_host
+from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
 
 _SNAPSHOTS, _TREES, _LOGS = "snapshots of audits", "trees of /sys and /proc", "logs of NCCL"

@@ -7,10 +7,19 @@ from itertools import combinations
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.facts import RankFacts
-from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
+from hpcpace.audit.findings import (
+    AuditFinding,
+    Certainty,
+    Severity,
+    Skip,
+    binding_fix,
+    fewer_ranks_fix,
+    memory_fix,
+    more_cpus_fix,
+    near_gpu_fix,
+)
 from hpcpace.audit.hardware import parsed, sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
-from hpcpace.audit.rules.fixes import binding_fix, fewer_ranks_fix, memory_fix, more_cpus_fix, near_gpu_fix
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable
 

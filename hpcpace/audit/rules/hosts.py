@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown
+from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, fewer_ranks_fix, unknown
 from hpcpace.audit.hardware import sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
-from hpcpace.audit.rules.fixes import fewer_ranks_fix
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.hostlist import exclude_option
 from hpcpace.core.text import format_bytes, printable, shell_word

@@ -9,7 +9,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.hostlist import exclusion
 from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.judged import JudgedRun, hotspots_of

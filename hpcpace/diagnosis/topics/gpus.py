@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.audit.facts import FAULTS, WORDS, Throttle
 from hpcpace.core.text import listed, named_ranks, percent, plural
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.devices import HOST_BEGIN_COLUMN, HOST_END_COLUMN, is_on_device
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.summary import DevicePhase, Verdict
 from hpcpace.metrics.host_waits import LEAD_NS
-from hpcpace.throttling import FAULTS, WORDS, Throttle
 from hpcpace.trace.schema import Phase
 
 _MAX_NAMED = 4  # display: sentences on GPUs of each kind

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import format_rate, percent, plural
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.figures.network import NetworkEvidence

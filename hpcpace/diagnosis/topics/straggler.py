@@ -14,7 +14,7 @@ from typing import ClassVar, assert_never
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import format_duration, percent, place_name
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (

@@ -189,7 +189,7 @@ class Follower:
 
     def _watched_start(self, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Return what says so if torch's group is not made for a long time."""
-        from hpcpace.config_sources import load_config
+        from hpcpace.core.settings import load_config
         from hpcpace.observe.alarm import Waiting, watched_start
 
         try:
@@ -280,7 +280,7 @@ class Follower:
 
     def _is_wanted(self) -> bool:
         """Return whether site and user have this job traced, of which nobody has asked for a trace."""
-        from hpcpace.config_sources import load_config
+        from hpcpace.core.settings import load_config
 
         try:
             return load_config(environ=process_environ()).trace.enabled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import format_bytes, format_count, format_duration, listed, percent, plural, printable
 from hpcpace.diagnosis.summary import EXCESS_FLOOR, SLURM_ADDRESS, WAIT_OR_TRANSFER, AttemptRow, Summary, Switches
 from hpcpace.report.document import NONE, Bar, Cell, Facts, Notes, Part, Row, Section, Table

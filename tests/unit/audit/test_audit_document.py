@@ -14,9 +14,9 @@ from audit_document import updated
 
 from hpcpace.audit import facts, result
 from hpcpace.audit.findings import Severity
-from hpcpace.audit.rules.table import RULES, Rule
-from hpcpace.audit.settings import AuditConfig
+from hpcpace.audit.rulebook import RULES, Rule
 from hpcpace.audit.verdict import SEVERITY_WORDS
+from hpcpace.core.config import AuditConfig
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "audit.md").read_text()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.audit.schema import snapshot_text
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.snapshot_files import snapshot_text
 from tests.machines.cases import small_node
 from tests.machines.fuzz import examined, examined_snapshot
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.audit.collect_rank import visible_gpus
+from hpcpace.audit.collect_host import visible_gpus
 from hpcpace.audit.facts import RankGpu
 from hpcpace.audit.snapshot import kernel_address, read_nvml
 from hpcpace.audit.tree import Tree, Unreadable

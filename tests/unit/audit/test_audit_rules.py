@@ -13,10 +13,9 @@ import pytest
 from experiments.machine import CX7, GPU, H100, IB_NIC, MELLANOX, NVIDIA, Machine, dgx_h100, memory_folder, threaded
 from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.job import AuditedJob, NcclLog
-from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
-from hpcpace.audit.rules.network_variables import hca_selects
-from hpcpace.audit.rules.table import RULES
-from hpcpace.audit.settings import AuditConfig
+from hpcpace.audit.rulebook import BY_ID, RULES, RuleRun, run_rules
+from hpcpace.audit.rules.network import hca_selects
+from hpcpace.core.config import AuditConfig
 from hpcpace.core.errors import UsageError
 from tests.machines.cases import CASES, HEALTHY, Case, cgroup_cut, siblings_shared, small_node
 

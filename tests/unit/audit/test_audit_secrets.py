@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.audit.collect_host import collect_kernel, nccl_conf
-from hpcpace.audit.collect_rank import chosen_variables
+from hpcpace.audit.collect_host import chosen_variables, collect_kernel, nccl_conf
 from hpcpace.audit.tree import Tree
 
 TOKEN = "hf_" + "aB3dE6gH9jK2" * 3

@@ -12,9 +12,15 @@ import pytest
 
 from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.schema import MOST_BYTES, snapshot_from, snapshot_text
 from hpcpace.audit.snapshot import take_tree
-from hpcpace.audit.snapshot_files import load_snapshots, read_attempt, save_snapshots
+from hpcpace.audit.snapshot_files import (
+    MOST_BYTES,
+    load_snapshots,
+    read_attempt,
+    save_snapshots,
+    snapshot_from,
+    snapshot_text,
+)
 from hpcpace.audit.verdict import differences
 from hpcpace.core.errors import SnapshotError, UsageError
 from hpcpace.core.rundir import open_run

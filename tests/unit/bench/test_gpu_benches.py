@@ -22,7 +22,7 @@ from experiments.bench.__main__ import FULL, GPU
 from experiments.bench.collective import _HEADER, Bench, DeviceObserver
 from experiments.bench.device_marks import EventUse, FreeEvent, counted
 from experiments.bench.models import compare, flops_per_token, nanogpt_peer, peak_tflops
-from hpcpace.config import Config, TraceConfig
+from hpcpace.core.config import Config, TraceConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
 from hpcpace.observe.collectives.observer import CollectiveObserver

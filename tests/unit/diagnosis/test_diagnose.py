@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import NothingCompared, TooFewSteps, WrongClock, diagnose
 from hpcpace.diagnosis.finding import Case, Panels
 from hpcpace.diagnosis.summary import Mode

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.finding import Case, Said
 from hpcpace.diagnosis.summary import Mode

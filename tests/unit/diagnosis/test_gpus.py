@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
+from hpcpace.audit.facts import Throttle
 from hpcpace.diagnosis.analyze import analyze_traces, examine
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Verdict
@@ -22,7 +23,6 @@ from hpcpace.diagnosis.topics.gpus import (
     gpu_state,
     with_gpus,
 )
-from hpcpace.throttling import Throttle
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.schema import TABLES
 from hpcpace.trace.tables import Table

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.cli.report import command
-from hpcpace.config import Config, DiagnosisConfig
+from hpcpace.core.config import Config, DiagnosisConfig
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
-from hpcpace.config import DiagnosisConfig
+from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.rundir import write_json
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.diagnose import diagnose

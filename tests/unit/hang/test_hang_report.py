@@ -10,7 +10,7 @@ import pytest
 from test_notices import NOTICE
 from written_job import WrittenJob, ns
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.diagnosis.analyze import analyze

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.lab.fault import InsideLab
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.plan import LabPlan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import host_pid, living_pid

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.lab.plan import CONTROLLER_ADDRESS, LabHost, LabPlan, Link
 

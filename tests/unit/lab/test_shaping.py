@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.lab import fabric
 from hpcpace.lab.fabric import LinkCounters, read_counters, shape
 from hpcpace.lab.plan import LabPlan

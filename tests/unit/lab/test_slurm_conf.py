@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.lab.plan import LabPlan, slurm_conf, topology_conf
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.fault_kinds import KINDS
 from hpcpace.lab.faults import FaultRecord

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 
-from hpcpace.config import LabConfig
+from hpcpace.core.config import LabConfig
 from hpcpace.lab.plan import LabPlan, TruthLog
 
 _WRITER = """

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hpcpace
-from hpcpace.config import Config, TraceConfig
+from hpcpace.core.config import Config, TraceConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
 from hpcpace.observe.device.clock import DeviceClock

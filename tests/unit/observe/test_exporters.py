@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from hpcpace.config import MetricsConfig
+from hpcpace.core.config import MetricsConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.core.rundir import Attempt
 from hpcpace.observe.exporters import Exporters, MetricsFile, Reading, StepTally, add_to_comment, metrics_path

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import hpcpace
 from hpcpace import Session
-from hpcpace.config import Config, TraceConfig
+from hpcpace.core.config import Config, TraceConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, Phase

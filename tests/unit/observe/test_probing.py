@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import Config, ProbeConfig
-from hpcpace.config_sources import load_config
+from hpcpace.core.config import Config, ProbeConfig
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.rundir import Attempt
+from hpcpace.core.settings import load_config
 from hpcpace.observe.session import END, START, probe_in_job
 
 

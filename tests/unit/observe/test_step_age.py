@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hpcpace.config import HangConfig
+from hpcpace.core.config import HangConfig
 from hpcpace.core.text import NS_PER_S
 from hpcpace.observe.watchdog import Age, Seen, StepAge
 from hpcpace.trace.schema import Phase

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import hpcpace
-from hpcpace.config import Config, TraceConfig
+from hpcpace.core.config import Config, PaceSettings, TraceConfig
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_order
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import RunDirectory
@@ -23,7 +23,6 @@ from hpcpace.observe.collectives.operations import GroupNumbers
 from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives
 from hpcpace.observe.guest import Replacements
 from hpcpace.observe.switching import NO_NOTICE, OrderFile, OrderSignal, OrderSources, Switching, find_switching
-from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.config import HangConfig
+from hpcpace.core.config import HangConfig
 from hpcpace.core.environment import HostIdentity
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import NS_PER_S

@@ -10,8 +10,8 @@ import lockstep
 import numpy as np
 import pytest
 
+from hpcpace.core.config import PaceSettings
 from hpcpace.pace.controller import Controller, Measurement
-from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 MOST_AGGRESSIVE = PaceSettings(

@@ -17,8 +17,8 @@ import pytest
 from sample_runs import sample_run
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.config import Config
 from hpcpace.core.codec import convert
+from hpcpace.core.config import Config
 from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import HISTORY_INDEX, json_text
 from hpcpace.diagnosis.analyze import analyze

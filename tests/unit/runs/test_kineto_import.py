@@ -22,7 +22,7 @@ from kineto_files import (
     write,
 )
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import analyze

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments.synthetic_run import MS, SyntheticRun
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection

@@ -15,7 +15,7 @@ import pytest
 from interleaved import NUM_MICROBATCHES, NUM_PLACES, NUM_REPLICAS, NUM_STEPS, interleaved
 from varying_data import gpipe
 
-from hpcpace.config import Config
+from hpcpace.core.config import Config
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import analyze

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.score.lab_cases import CASES, NUM_RANKS, Case, truth_of_case
 from experiments.score.lab_runs import Outcome, change, judged, keep, kept, line, missing, table
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.train.plan import plan_training
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.pace.settings import PaceSettings
+from hpcpace.core.config import PaceSettings
 from hpcpace.simulation import KINDS, Incast, ParametricNoise, PollStealing, SimulatedJob, TracedNoise, simulate
 from hpcpace.simulation.published import PacedRanks, off_then_on
 

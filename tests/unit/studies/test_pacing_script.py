@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpcpace.config_sources import load_config
 from hpcpace.core.rundir import RunDirectory
+from hpcpace.core.settings import load_config
 
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = REPOSITORY / "sbatch" / "pacing_trial.sh"

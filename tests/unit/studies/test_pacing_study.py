@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
+from hpcpace.core.config import PaceSettings
 from hpcpace.core.errors import DataError
 from hpcpace.metrics.resampling import Estimate, mean_of, share_of, throughput_of_steps, variation_of_steps
-from hpcpace.pace.settings import PaceSettings
 from hpcpace.simulation.published import CAUSES, Scene, Target, fit, paced
 from hpcpace.studies.pacing import (
     PacedRun,

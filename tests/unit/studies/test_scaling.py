@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.studies.jobs import FAULTS, ScalingFolder, ScalingRun, results, scaling_runs
 from hpcpace.train.plan import plan_training

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, UsageError
 from hpcpace.studies.setups import (
     MODEL_SIZES,

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.train.checkpoint import Checkpoints
 from hpcpace.train.checkpoint_folder import History
 from hpcpace.train.plan import plan_training

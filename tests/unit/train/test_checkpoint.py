@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import DataError
 from hpcpace.train.checkpoint import find_checkpoint
 from hpcpace.train.checkpoint_folder import CHECKPOINT_SCHEMA, identity_of, read_history

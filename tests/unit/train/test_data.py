@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import DataError
 from hpcpace.train.data import TextData, TokenText, byte_characters, check_data, open_data, open_text
 from hpcpace.train.plan import TrainPlan, plan_training

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.train.plan import plan_training
 

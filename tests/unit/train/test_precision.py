@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpcpace.config import DTYPES, SHORT_DTYPES, TrainConfig  # noqa: E402
+from hpcpace.core.config import DTYPES, SHORT_DTYPES, TrainConfig  # noqa: E402
 from hpcpace.core.errors import ConfigError  # noqa: E402
 from hpcpace.train.models import BatchNorm2d, LayerNorm, autocast, master_dtype, sharding_policy  # noqa: E402
 from hpcpace.train.parallel import build_stage  # noqa: E402

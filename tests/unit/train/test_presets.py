@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.config import PRESETS
+from hpcpace.core.config import PRESETS
 from hpcpace.core.errors import MeshError
 from hpcpace.train.presets import GPT2_PRESETS, RESNET18, Mesh
 

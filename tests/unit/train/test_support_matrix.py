@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, MeshError
 from hpcpace.train.plan import (
     CONFLICTS,

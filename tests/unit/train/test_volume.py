@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcpace.config import TrainConfig
+from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError
 from hpcpace.train.operations import LinkVolume, PacketOverhead, link_volumes, messages, payload_matrix, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training

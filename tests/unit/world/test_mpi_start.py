@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcpace.world import mpi_start
-from hpcpace.world.mpi_start import (
+from hpcpace.world.mpi import (
     _OneThread,
     is_misread_by_pmi2,
     load_mpi,
@@ -43,7 +42,7 @@ def test_mpi_is_loaded_and_started_in_one_thread_only_where_pmi2_may_misread_it(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], library: str, in_thread: bool
 ) -> None:
     mpi = FakeMpi(FakeMpi.THREAD_MULTIPLE, library)
-    monkeypatch.setattr(mpi_start, "_import", lambda: mpi.note() or mpi)
+    monkeypatch.setattr("hpcpace.world.mpi._import", lambda: mpi.note() or mpi)
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     rc = types.SimpleNamespace(threads=True, thread_level="multiple")
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(rc=rc))
@@ -107,7 +106,7 @@ class FakeMpi:
 
 @pytest.fixture(autouse=True)
 def no_end_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.world.mpi_start.atexit.register", lambda *_: None)
+    monkeypatch.setattr("hpcpace.world.mpi.atexit.register", lambda *_: None)
 
 
 @pytest.mark.parametrize("granted", [FakeMpi.THREAD_FUNNELED, FakeMpi.THREAD_SERIALIZED])

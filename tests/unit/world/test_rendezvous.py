@@ -6,14 +6,14 @@ import pytest
 
 from hpcpace.core.environment import rank_info
 from hpcpace.core.errors import WorldError
-from hpcpace.world.deadline import Deadline
-from hpcpace.world.rendezvous import (
+from hpcpace.world.connection import (
     Rendezvous,
     parse_place,
     rendezvous_of,
     rendezvous_of_torchrun,
     wait_until_listening,
 )
+from hpcpace.world.deadline import Deadline
 
 STEP = {
     "SLURM_JOB_ID": "1234",

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from hpcpace.core.text import NS_PER_S
-from hpcpace.world.schedule import SyncSchedule
+from hpcpace.world.clock import SyncSchedule
 
 
 def run(step_s, num_steps, interval_s=30.0):
