@@ -19,9 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from experiments.compare_judge import JudgedPair, judge_pair, score_lines
+from experiments.lab_jobs import JobQueue
 from experiments.score.lab_cases import HOSTS
 from experiments.score.lab_runs import lab_config
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 
 COMPUTE_MS = 300.0

@@ -49,12 +49,14 @@ class Module:
         num_lines: all lines.
         functions: all of them, nested ones too.
         imports: modules of hpcpace that it imports anywhere, also inside functions.
+        for_types: those that it imports below `if TYPE_CHECKING` alone.
     """
 
     name: str
     num_lines: int
     functions: tuple[Function, ...]
     imports: frozenset[str]
+    for_types: frozenset[str] = frozenset()
 
     @property
     def package(self) -> str:
@@ -81,11 +83,21 @@ def _name(path: Path) -> str:
 def _read(root: Path, path: Path, names: set[str]) -> Module:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text, filename=str(path))
+    guarded = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for child in block.body
+        for node in ast.walk(child)
+    }
+    imports = frozenset(_imported(ast.walk(tree), names))
+    run = frozenset(_imported((node for node in ast.walk(tree) if id(node) not in guarded), names))
     return Module(
         name=_name(path.relative_to(root)),
         num_lines=len(text.splitlines()),
         functions=tuple(_functions(tree, path.relative_to(root))),
-        imports=frozenset(_imported(ast.walk(tree), names)),
+        imports=imports,
+        for_types=imports - run,
     )
 
 
@@ -132,6 +144,17 @@ def package_cycles(modules: Sequence[Module]) -> list[list[str]]:
     for module in own:
         graph[node[module.name]] |= {node[name] for name in module.imports & node.keys()} - {node[module.name]}
     return _circles(graph)
+
+
+def module_cycles(modules: Sequence[Module]) -> list[list[str]]:
+    """Return the groups of modules that import each other in a circle, imports inside functions included.
+
+    Imports for type checkers alone never run, and do not count. The files `__init__.py` are left out: those of hpcpace
+    load on demand what imports them.
+    """
+    names = {module.name for module in modules if not module.name.endswith(".__init__")}
+    edges = {module.name: (module.imports & names) - module.for_types - {module.name} for module in modules}
+    return _circles({name: set(edges[name]) for name in names})
 
 
 def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -238,6 +261,8 @@ def main() -> None:
     cycles = [" <-> ".join(group) for group in package_cycles(modules)]
     print(f"\n{totals(args.folder, modules)}")
     print(f"package cycles: {'; '.join(cycles) or 'none'}")
+    cycles = [" <-> ".join(group) for group in module_cycles(modules)]
+    print(f"module cycles, imports inside functions included: {'; '.join(cycles) or 'none'}")
     functions = [function for module in modules for function in module.functions]
     for function in sorted(functions, key=lambda one: -one.num_lines)[: args.worst]:
         place = f"{function.path}:{function.line} {function.name}"

@@ -29,9 +29,8 @@ from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.pack_index import collectives_of
 from hpcpace.trace.pack_reader import open_pack
-from hpcpace.trace.packed_rows import ChunkCache
 from hpcpace.trace.packing import PackPlan, pack_attempt
-from hpcpace.trace.stream import StoredTable, TraceStream
+from hpcpace.trace.stream import ChunkCache, StoredTable, TraceStream
 
 _BLOCKS_AT_ONCE = 4
 

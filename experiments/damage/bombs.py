@@ -30,9 +30,9 @@ from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
 from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.header import header_values
 from hpcpace.trace.journal import MAGIC, RecordKind, decode, encode_header, encode_records
 from hpcpace.trace.reader import read_trace
+from hpcpace.trace.schema import header_values
 
 MEMORY = "256MiB"
 _READ = ("steps", "phases", "collectives", "groups", "clock", "account")

@@ -49,7 +49,7 @@ def memory_limit_bytes(memory: str) -> int:
     """Return the memory limit of a command with this value of `--memory`, or without the option.
 
     `--memory` is for the tables: what is computed of them takes up to one and a half times as much again, of operations
-    in memory six times, and these are four million at most (hpcpace.trace.stream.MOST_ROWS).
+    in memory six times, and these are four million at most (hpcpace.trace.stream.MAX_ROWS).
     """
     return _BASE_BYTES + _MEMORY_FACTOR * parse_size(memory) if memory else MEMORY_LIMIT_BYTES
 

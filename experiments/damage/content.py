@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.damage.kind import ALL_WITH_FILES, Damaged, Kind, Random, of_rank, of_ranks, some_rank
 from experiments.damage.specimen import RunCopy
-from hpcpace.trace.header import header_values
+from hpcpace.trace.schema import header_values
 
 SUPERBLOCK_BYTES, HEADER_BYTES = 48, 4096
 _ANY = (*ALL_WITH_FILES, "killed", "hang")

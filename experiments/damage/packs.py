@@ -35,7 +35,7 @@ from experiments.damage.content import (
 from experiments.damage.kind import Damaged, Kind, Random, of_rank, of_ranks, seen_by_all, some_rank
 from experiments.damage.specimen import RunCopy
 from hpcpace.core.rundir import Attempt
-from hpcpace.trace.pack_schema import OF_RANKS, OPEN, PACK_CHUNK_ROWS
+from hpcpace.trace.pack_index import OF_RANKS, OPEN, PACK_CHUNK_ROWS
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
 
 _STRUCTURE_BYTES = 60_000

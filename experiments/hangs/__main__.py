@@ -24,10 +24,9 @@ from experiments.pages import RESULTS, table, write_page
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.core.text import NS_PER_S
-from hpcpace.hang.from_traces import read_records
-from hpcpace.hang.search import hang_in
+from hpcpace.hang.from_traces import hang_in, read_records
+from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import FoundHang, HangKind
-from hpcpace.hang.words import describe
 
 DOCUMENT = RESULTS / "hang-matrix.md"
 HANG_S = 3.0

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.jobs import MISREAD_START
+from experiments.lab_jobs import JobQueue
 from experiments.pages import ROOT
 from experiments.scale_lab.judge import HELD_OUT, SIZES, UPLINK_MBIT, Setup
 from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 
 _NUM_HOSTS = max(HELD_OUT)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError, UsageError
-from hpcpace.lab.cgroups import HostCgroup
+from hpcpace.lab.hosts import HostCgroup
 from hpcpace.lab.lab import Lab
 from hpcpace.studies.published import (
     Balance,

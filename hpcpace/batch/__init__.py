@@ -1,1 +1,1 @@
-"""Job control of a batch job: start its ranks, pass signals on, start or requeue it again, report at the end."""
+"""Job control of a batch job: start its ranks, pass signals on, requeue it, report."""

@@ -1,23 +1,213 @@
-"""A batch job that hpcpace controls: its allocation, its settings, and the audit that comes before everything else."""
+"""A batch job: its settings, srun's options for its ranks, and the audit before training.
+
+Settings come from environment variables, in addition to those of hpcpace.core.config. Where nobody chose srun's
+`--mpi`, it is made to match the MPI library of the ranks: with a type that the library does not speak, each would be a
+world of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.batch.allocation import Allocation, read_allocation
-from hpcpace.batch.control import TIMED_OUT, JobControl
-from hpcpace.batch.launch import Launch, gpu_options
-from hpcpace.batch.mpi_type import mpi_option
-from hpcpace.batch.settings import BatchSettings, read_settings
-from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, UsageError
+from hpcpace.batch.launch import TIMED_OUT, Allocation, JobControl, Launch, gpu_options, read_allocation, whole_number
+from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, HpcpaceError, UsageError
+from hpcpace.core.hostlist import compress
 from hpcpace.core.text import shown
+
+AUDITS = ("off", "warn", "strict")
+BINDS = ("off", "auto")
+LAYOUTS = ("data", "pipeline", "tensor", "zero")
+"""How `hpcpace.batch.training` lays out ranks if the user gives no mesh."""
+_SECONDS = re.compile(r"(0|[1-9][0-9]{0,8})(\.[0-9]+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """How a batch job runs; docs/slurm.md lists the variables.
+
+    Attributes:
+        audit: `warn`, `strict` or `off`, from HPCPACE_AUDIT.
+        bind: `auto` binds ranks as the audit proposes, from HPCPACE_BIND.
+        mpi: srun's `--mpi`, from HPCPACE_MPI; empty: chosen to match the MPI library.
+        srun_args: further options of srun, from HPCPACE_SRUN_ARGS.
+        python: words that run a Python with hpcpace, from HPCPACE_PYTHON; empty: this one.
+        num_ranks: ranks without Slurm, from HPCPACE_RANKS.
+        run_dir: folder of the run, from HPCPACE_RUN_DIR; empty: runs/JOB-NAME.
+        requeue_after_s: seconds that a job must have trained to be requeued, from HPCPACE_REQUEUE_AFTER_S.
+        start_timeout_s: seconds that ranks may take to start, from HPCPACE_WORLD_START_TIMEOUT_S.
+    """
+
+    audit: str
+    bind: str
+    mpi: str
+    srun_args: tuple[str, ...]
+    python: tuple[str, ...]
+    num_ranks: int
+    run_dir: str
+    requeue_after_s: int
+    start_timeout_s: float
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The words that run hpcpace; `-P` keeps Python from looking for modules in the working folder."""
+        if self.python:
+            return (*self.python, "-P", "-m", "hpcpace")
+        return (sys.executable, "-P", "-m", "hpcpace") if sys.argv[0].endswith(".py") else (sys.argv[0],)
+
+
+def read_settings(environ: Mapping[str, str]) -> BatchSettings:
+    """Return the settings of a batch job.
+
+    Raises:
+        UsageError: a variable has a value that it cannot have.
+    """
+    start_timeout_s = environ.get("HPCPACE_WORLD_START_TIMEOUT_S") or "120"
+    if not _SECONDS.fullmatch(start_timeout_s):
+        raise UsageError(f"HPCPACE_WORLD_START_TIMEOUT_S is {shown(start_timeout_s)}: it must be a number of seconds")
+    settings = BatchSettings(
+        audit=_choice(environ, "HPCPACE_AUDIT", AUDITS, "warn"),
+        bind=_choice(environ, "HPCPACE_BIND", BINDS, "off"),
+        mpi=environ.get("HPCPACE_MPI", ""),
+        srun_args=_words(environ, "HPCPACE_SRUN_ARGS"),
+        python=_words(environ, "HPCPACE_PYTHON"),
+        num_ranks=whole_number(environ, "HPCPACE_RANKS", 4),
+        run_dir=environ.get("HPCPACE_RUN_DIR", ""),
+        requeue_after_s=whole_number(environ, "HPCPACE_REQUEUE_AFTER_S", 300),
+        start_timeout_s=float(start_timeout_s),
+    )
+    if settings.bind == "auto" and settings.audit == "off":
+        raise UsageError("HPCPACE_BIND=auto takes its masks from the audit, but HPCPACE_AUDIT is off: set it to warn")
+    return settings
+
+
+def _choice(environ: Mapping[str, str], name: str, choices: tuple[str, ...], default: str) -> str:
+    value = environ.get(name) or default
+    if value not in choices:
+        raise UsageError(f"{name} is {shown(value)}: it must be {', '.join(choices[:-1])} or {choices[-1]}")
+    return value
+
+
+def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Return the words of a variable; quotes keep blanks, as in a shell, and nothing is run or expanded."""
+    try:
+        return tuple(shlex.split(environ.get(name, "")))
+    except ValueError as error:
+        raise UsageError(f"{name} has a quote that is not closed ({error}): close it, or leave it out") from None
+
+
+_PROBE = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+_PROBE_TIMEOUT_S = 30.0
+# The first words that occur in a library's version decide; each has the types that it speaks, the best one first.
+_TYPES = {
+    "open mpi": ("pmix",),
+    "cray": ("cray_shasta", "pmi2"),
+    "mpich": ("pmi2", "cray_shasta"),
+    "mvapich": ("pmi2",),
+    "intel": ("pmi2",),
+}
+
+
+def mpi_option(environ: Mapping[str, str], python: Sequence[str]) -> tuple[str, str]:
+    """Return srun's option for the MPI library of the ranks, and the library; the option is empty if nothing is wrong.
+
+    Args:
+        environ: environment of the job.
+        python: words that run the Python of the ranks.
+    """
+    offered = _output(["srun", "--mpi=list"], environ).split()
+    if not offered:
+        return "", ""
+    library = _output([*python, "-P", "-c", _PROBE], environ)
+    spoken = spoken_types(library)
+    default = environ.get("SLURM_MPI_TYPE") or _default_type(_output(["scontrol", "show", "config"], environ))
+    # pmix_v4 is a version of pmix.
+    if not spoken or default.partition("_v")[0] in spoken:
+        return "", library
+    return next((f"--mpi={name}" for name in spoken if name in offered), ""), library
+
+
+def spoken_types(library: str) -> tuple[str, ...]:
+    """Return the types that a library speaks, the best one first; empty for a library that is not known."""
+    lowered = library.lower()
+    return next((types for word, types in _TYPES.items() if word in lowered), ())
+
+
+def _default_type(config: str) -> str:
+    lines = (line.partition("=") for line in config.splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == "MpiDefault"), "")
+
+
+def _output(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return what a command prints to stdout; nothing if it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def choose_binding(launch: Launch, snapshots: Path, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return srun's option that binds the ranks of a launch as their audit proposes, and a line on what was chosen.
+
+    The option is empty if ranks stay as they are.
+
+    Args:
+        launch: starts the ranks.
+        snapshots: what their audit has saved.
+        environ: environment of the job.
+    """
+    option, reason = _proposed_binding(launch, snapshots, environ)
+    line = f"{option} for {reason}" if option else f"ranks are not bound: {reason}"
+    return option, f"HPCPACE_BIND=auto: {line}"
+
+
+def _proposed_binding(launch: Launch, snapshots: Path, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return srun's option and the ranks that it binds; or an empty option, and why ranks are not bound."""
+    # The rules of the audit take longer to load than all of the job control.
+    from hpcpace.audit.job import AuditedJob
+    from hpcpace.audit.result import BINDING_RULES, audit
+    from hpcpace.audit.snapshot_files import load_snapshots
+    from hpcpace.core.settings import load_config
+
+    if launch.allocation is None:
+        return "", "ranks are bound by srun, and this is no Slurm job"
+    if any(option.startswith("--cpu-bind") for option in launch.options):
+        return "", "HPCPACE_SRUN_ARGS has a --cpu-bind, which stays"
+    if len(launch.allocation.components) > 1:
+        return "", "srun takes one list of masks, and the components of a heterogeneous job need their own"
+    try:
+        found, _ = load_snapshots(snapshots)
+        bindings = audit(AuditedJob(found, load_config(environ=environ).audit), ids=BINDING_RULES).bindings
+    except HpcpaceError as error:
+        return "", str(error)
+    if not bindings:
+        return "", "a node has one rank, which may use all CPUs of the job there"
+    if len(found) < launch.allocation.num_nodes:
+        return "", f"the audit has seen {len(found)} of {launch.allocation.num_nodes} nodes"
+    binding = bindings[0]
+    if binding.option and (len(bindings) > 1 or len(binding.hosts) < len(found)):
+        return "", "srun takes one list of masks, and the audit proposes different ones for different nodes"
+    ranks = f"the {binding.num_tasks} ranks on each of {compress(binding.hosts)}"
+    return binding.option, ranks if binding.option else binding.reason
+
 
 # An audit takes seconds; one that hangs, as on a dead node, must not hold up the job.
 _AUDIT_TIMEOUT_S = 120.0
@@ -65,12 +255,10 @@ class BatchJob:
         """Return the job with the binding that HPCPACE_BIND asks for, and say which one that is."""
         if self.settings.bind == "off":
             return self
-        # The rules of the audit take longer to load than all of the job control.
-        from hpcpace.batch.binding import choose_binding
-
-        chosen = choose_binding(self.launch, snapshots, self.environ)
-        self.control.say(chosen.line)
-        return dataclasses.replace(self, launch=self.launch.with_option(chosen.option)) if chosen.option else self
+        option, line = choose_binding(self.launch, snapshots, self.environ)
+        self.control.say(line)
+        options = (*self.launch.options, *([option] if option else []))
+        return dataclasses.replace(self, launch=dataclasses.replace(self.launch, options=options))
 
 
 def prepare_job(name: str, environ: Mapping[str, str]) -> BatchJob:
@@ -84,9 +272,13 @@ def prepare_job(name: str, environ: Mapping[str, str]) -> BatchJob:
     if allocation is not None:
         _check_place(allocation, environ)
     control = JobControl(name, None if allocation is None else allocation.job)
-    launch = Launch(program=settings.program, allocation=allocation)
+    options: tuple[str, ...] = ()
     if allocation is not None:
-        launch = dataclasses.replace(launch, options=_srun_options(settings, environ, control))
+        gpu = gpu_options(environ, settings.srun_args)
+        for option in gpu:
+            control.say(f"srun {option}: each rank gets its own slice of a GPU (MIG)")
+        options = (*_mpi_options(settings, environ, control), *settings.srun_args, *gpu)
+    launch = Launch(program=settings.program, allocation=allocation, options=options)
     return BatchJob(settings=settings, allocation=allocation, control=control, launch=launch, environ=environ)
 
 
@@ -106,7 +298,7 @@ def audit_ranks(job: BatchJob, snapshots: Path, options: Sequence[str] = ()) -> 
 def audit_only(job: BatchJob, options: Sequence[str]) -> int:
     """Audit the ranks of a job, with nothing behind it, and return the exit status of the job."""
     check_length(job.run_dir())
-    status = audit_ranks(job, snapshot_folder(job, _beside(job.run_dir())), options)
+    status = audit_ranks(job, snapshot_folder(job, job.run_dir()), options)
     if status == TIMED_OUT:
         job.control.say(f"not finished after {_AUDIT_TIMEOUT_S:g} s: a node may be dead")
     return job.control.ended_by or status
@@ -157,11 +349,6 @@ def snapshot_folder(job: BatchJob, folder: Path) -> Path:
     return folder / f"attempt-{job.num_restarts}" / "snapshot"
 
 
-def _beside(run_dir: Path) -> Path:
-    """Return a folder that `hpcpace audit --save` does not take for an option."""
-    return Path(f"./{run_dir}") if str(run_dir).startswith("-") else run_dir
-
-
 def _check_place(allocation: Allocation, environ: Mapping[str, str]) -> None:
     if environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         raise UsageError(
@@ -173,13 +360,6 @@ def _check_place(allocation: Allocation, environ: Mapping[str, str]) -> None:
             f"this is Slurm job {allocation.job}, but there is no srun on PATH: load the site's module of Slurm in "
             "HPCPACE_PRELUDE; with containers install hpcpace on the host as well (docs/site.md)"
         )
-
-
-def _srun_options(settings: BatchSettings, environ: Mapping[str, str], control: JobControl) -> tuple[str, ...]:
-    gpu = gpu_options(environ, settings.srun_args)
-    for option in gpu:
-        control.say(f"srun {option}: each rank gets its own slice of a GPU (MIG)")
-    return (*_mpi_options(settings, environ, control), *settings.srun_args, *gpu)
 
 
 def _mpi_options(settings: BatchSettings, environ: Mapping[str, str], control: JobControl) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcpace.batch.allocation import whole_number
+from hpcpace.batch.launch import whole_number
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import shown
 

@@ -1,20 +1,103 @@
-"""A traced training as a batch job: audit, train, start once more after a failed start, collect, report, requeue."""
+"""A training, or the runs of a study, as a batch job: audit, run, collect, report, requeue.
+
+A failed start is repeated once. A study goes on with its next run after one that ended its ranks.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcpace.batch.control import ignore_termination, succeeds
 from hpcpace.batch.job import BatchJob, audit_first, check_length, snapshot_folder
-from hpcpace.batch.layout import training_options
-from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, ConfigError, UsageError
+from hpcpace.batch.launch import succeeds
+from hpcpace.core.errors import (
+    EXIT_CANNOT_TELL,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    EXIT_WARNING,
+    ConfigError,
+    UsageError,
+)
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import printable
 from hpcpace.train.presets import parse_mesh
+
+# Sequences or images of a task in each step; four sequences divide into four microbatches on every mesh.
+_SAMPLES_PER_TASK = {"gpt2": 4, "resnet18": 32}
+
+
+def training_options(layout: str, workload: str, num_tasks: int, environ: Mapping[str, str]) -> list[str]:
+    """Return the options of `hpcpace train WORKLOAD` for a layout; those of the user, behind them, win.
+
+    Args:
+        layout: `data`, `pipeline` (two stages; as many as tasks if their number is odd), `tensor` (four slices, or two,
+            or none, whichever divides the number of tasks) or `zero` (data, with everything sharded).
+        workload: `gpt2` or `resnet18`.
+        num_tasks: number of ranks.
+        environ: environment; HPCPACE_TRAIN_MESH, _BATCH_SIZE and _ZERO replace what is chosen here.
+    """
+    stages = (num_tasks if num_tasks % 2 else 2) if layout == "pipeline" else 1
+    slices = next(n for n in (4, 2, 1) if num_tasks % n == 0) if layout == "tensor" else 1
+    mesh = f"dp={num_tasks // (stages * slices)},pp={stages},tp={slices}"
+    batch_size = _SAMPLES_PER_TASK.get(workload, 1) * num_tasks
+    options = ["--mesh", environ.get("HPCPACE_TRAIN_MESH") or mesh]
+    options += ["--batch-size", environ.get("HPCPACE_TRAIN_BATCH_SIZE") or str(batch_size)]
+    if layout == "zero":
+        # A single task has nothing to shard.
+        options += ["--zero", environ.get("HPCPACE_TRAIN_ZERO") or ("3" if num_tasks > 1 else "0")]
+    return options
+
+
+_MAX_FAILURES = 2
+
+
+def run_series(job: BatchJob, words: Sequence[str]) -> int:
+    """Do all open runs of this job's layout, and return the exit status of the job.
+
+    A run that ends the ranks, for example out of memory, costs one start; the study then continues with the next run.
+
+    Args:
+        job: the job.
+        words: folder of the study.
+
+    Raises:
+        UsageError: tasks are not equally many on each node, or new starts make no progress.
+    """
+    from hpcpace.studies.setups import (
+        StudyFolder,  # only studies need it
+        parse_layout,
+    )
+
+    if job.allocation is None or len(words) != 1:
+        raise UsageError("hpcpace batch -- study series STUDY runs in a Slurm job: sbatch/nano_cluster.sh submits it")
+    study, num_nodes = StudyFolder(Path(words[0])), job.allocation.num_nodes
+    if job.num_tasks % num_nodes:
+        raise UsageError(f"{job.num_tasks} tasks on {num_nodes} nodes: ask for as many on each (--ntasks-per-node)")
+    name = f"{num_nodes}x{job.num_tasks // num_nodes}"
+    layout = parse_layout(name)
+    command = job.launch.command(["study", "series", words[0], "--layout", name], "--kill-on-bad-exit=1")
+    before = len(study.open_runs(layout))
+    if before and (ended := audit_first(job, study.path / "audit" / name)) is not None:
+        return ended
+    failures = 0
+    while before:
+        status = job.control.run_ranks(command, job.launch.environ(job.environ))
+        # Another start does not help after a wrong launch or a signal that ends the job.
+        if job.control.ended_by or status in (EXIT_WARNING, EXIT_USAGE):
+            return job.control.ended_by or status
+        after = len(study.open_runs(layout))
+        failures = 0 if after < before else failures + 1
+        if failures > _MAX_FAILURES:
+            raise UsageError(f"layout {name}: {after} runs are left, but new starts make no progress (status {status})")
+        before = after
+    job.control.run_untold([*job.launch.program, "study", "status", words[0]], job.environ)
+    return EXIT_OK
+
 
 _TERMINATED = 143
 # A node that has died must not hold up the report.
@@ -29,7 +112,7 @@ def train(job: BatchJob, layout: str, words: Sequence[str]) -> int:
 
     Args:
         job: the job.
-        layout: how ranks are laid out if the user gives no mesh; one of `hpcpace.batch.layout.LAYOUTS`.
+        layout: how ranks are laid out if the user gives no mesh; one of `hpcpace.batch.job.LAYOUTS`.
         words: the workload, and options of `hpcpace train WORKLOAD`.
 
     Raises:
@@ -138,7 +221,7 @@ def _collect(job: BatchJob, run_dir: Path, words: Sequence[str]) -> None:
         return
     if trace.trace_dir is None or not RunDirectory(run_dir).attempts():
         return
-    command = job.launch.command_of_nodes(["collect", "--quiet", _no_option(run_dir)], "--kill-on-bad-exit=0")
+    command = job.launch.command(["collect", "--quiet", _no_option(run_dir)], "--kill-on-bad-exit=0", per_node=True)
     timeout_s = trace.copy_timeout_s + _COLLECT_STARTS_IN_S
     status = job.control.run_ranks(command, job.launch.environ(job.environ), timeout_s=timeout_s)
     if status and not job.control.ended_by:
@@ -157,7 +240,8 @@ def _requeue(job: BatchJob, name: str, trained_s: float) -> None:
     if trained_s < job.settings.requeue_after_s:
         job.control.say(f"not requeued: trained for only {int(trained_s)} s; request a longer time limit (-t)")
         return
-    ignore_termination()
+    # Slurm ends the batch script along with the job that it requeues.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if succeeds(["scontrol", "requeue", name]):
         job.control.say("requeued, resumes from its checkpoint")
     else:

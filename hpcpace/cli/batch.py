@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import click
 
-from hpcpace.batch.job import BatchJob, audit_only, prepare_job
-from hpcpace.batch.layout import LAYOUTS
-from hpcpace.batch.scripts import filled_in, job_script, job_scripts
+from hpcpace.batch.job import LAYOUTS, BatchJob, audit_only, prepare_job
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import option
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import shown
+
+_FOLDER = Path(__file__).parents[1] / "batch" / "scripts"
+# This line of a script is filled in with where hpcpace is.
+_PLACE = "\nhpcpace=\n"
 
 
 @click.command(cls=Command)
@@ -45,6 +48,41 @@ def _program() -> str:
     if not program.exists():
         raise UsageError(f"no program {program}: install hpcpace with pip, so that a job script can call it")
     return str(program)
+
+
+def job_scripts() -> dict[str, str]:
+    """Return the first sentence of each script that runs from any folder, by its name."""
+    found = {path.stem: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.sh"))}
+    return {name: _sentence(text) for name, text in found.items() if _PLACE in text and "\nsource " not in text}
+
+
+def job_script(name: str) -> str:
+    """Return the text of a script, whose name may have its ending.
+
+    Raises:
+        UsageError: there is no such script.
+    """
+    scripts = job_scripts()
+    stem = name.removesuffix(".sh")
+    if stem not in scripts:
+        raise UsageError(f"there is no job script {shown(name)}: choose from {', '.join(scripts)}")
+    return (_FOLDER / f"{stem}.sh").read_text(encoding="utf-8")
+
+
+def filled_in(text: str, program: str) -> str:
+    """Return the text of a script that takes hpcpace from a path where PATH has none."""
+    return text.replace(_PLACE, f"\nhpcpace={shlex.quote(program)}\n", 1)
+
+
+def _sentence(text: str) -> str:
+    """Return the first sentence of a script's comment."""
+    comment = (line.removeprefix("#").strip() for line in text.splitlines()[1:])
+    words: list[str] = []
+    for line in comment:
+        words += line.split()
+        if line.endswith(".") or not line:
+            break
+    return " ".join(words)
 
 
 _COMMANDS = "train gpt2, train resnet18, audit, study series"
@@ -94,7 +132,7 @@ def _run(job: BatchJob, kind: str, rest: tuple[str, ...], layout: str) -> int:
     if kind == "audit":
         return audit_only(job, rest)
     if kind == "study series":
-        from hpcpace.batch.series import run_series
+        from hpcpace.batch.training import run_series
 
         return run_series(job, rest)
     from hpcpace.batch.training import train

@@ -25,9 +25,9 @@ from hpcpace.core.settings import load_config
 from hpcpace.core.text import NS_PER_S, format_duration, listed, nanoseconds, plural, printable, rank_list, shortened
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, newest_run, read_start
-from hpcpace.hang.from_traces import JobRecords, read_records
+from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_records
 from hpcpace.hang.rules import find_hang
-from hpcpace.hang.search import hang_in, least_ns
+from hpcpace.hang.verdict import call_name, describe
 from hpcpace.hang.views import Call, FoundHang, Hang, HangKind, JobView
 from hpcpace.hang.words import call_name, describe
 from hpcpace.report.sections.hang import print_hang, print_last
@@ -247,7 +247,7 @@ def _run_content(
         "missing": list(records.missing),
         "groups": {group.name: list(group.members) for group in job.groups},
         "now_ns": job.now_ns,
-        "limit_ns": least_ns(job, hang_s=hang_s),
+        "limit_ns": hang_limit_ns(job.usual_step_ns, hang_s=hang_s),
         "problems": list(records.problems),
         "hang": None if found is None else hang_json(found.hang, job),
         "stacks": {str(rank): list(job.ranks[rank].stack) for rank in named if job.ranks[rank].stack},
@@ -256,7 +256,7 @@ def _run_content(
 
 def _print_run(attempt: Attempt, records: JobRecords, found: FoundHang | None, job: JobView, hang_s: float) -> None:
     console = _console()
-    limit = format_duration(least_ns(job, hang_s=hang_s))
+    limit = format_duration(hang_limit_ns(job.usual_step_ns, hang_s=hang_s))
     if found is not None:
         print_hang(console, describe(found.hang, job))
     else:

@@ -23,14 +23,14 @@ from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_rate, parse_rate
-from hpcpace.lab.environment import NAME_VARIABLE
-from hpcpace.lab.fault import InsideLab, LabFault
 from hpcpace.lab.fault_kinds import (
     ChangeMtu,
     FillDisk,
     FlapLink,
+    InsideLab,
     KillHost,
     KillRank,
+    LabFault,
     LossyLink,
     PauseHost,
     SlowHost,
@@ -38,9 +38,10 @@ from hpcpace.lab.fault_kinds import (
     Traffic,
 )
 from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
-from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import command_on
 from hpcpace.lab.lab import Lab, bring_down
+from hpcpace.lab.namespaces import NAME_VARIABLE
+from hpcpace.lab.plan import LabFiles
 from hpcpace.lab.status import fault_words, print_faults, print_status, read_status, table_console
 
 name_option = option(

@@ -37,6 +37,9 @@ from hpcpace.probe.world import PART_NAMES, ProbeWorld, chosen_parts, measure_pa
 from hpcpace.report.html import html_page
 from hpcpace.report.sections.probe import probe_document
 from hpcpace.report.terminal import print_document
+from hpcpace.probe.world import PART_NAMES, Part, ProbeWorld, measure_parts
+from hpcpace.report.html.probe import probe_page
+from hpcpace.report.terminal.probe import change_lines, probe_lines
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.mpi import abort_guard
 
@@ -216,7 +219,7 @@ def _probe(call: _Call, config: Config, info: RankInfo, connection: Connection) 
         world = probe_world(info, store, device=device, backend=backend, timeout_s=call.timeout_s)
         record = begin_record(world, process_environ(), time_s=call.time_s)
         before = _before(call, record, world)
-        parts = chosen_parts(call.parts, cores_in_turn=call.cores_in_turn)
+        parts = _chosen_parts(call.parts, cores_in_turn=call.cores_in_turn)
         # A thread that redraws the bar would be noise on a core that is measured.
         is_shown = info.rank == 0 and sys.stderr.isatty()
         with shown_progress(is_shown=is_shown, redraws_alone=False) as begin_stage:
@@ -282,3 +285,22 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     if any(one.is_slower for one in found):
         return EXIT_WARNING
     return EXIT_CANNOT_TELL if before is not None and is_unclear(found) else EXIT_OK
+<<<<<<< HEAD
+=======
+
+
+def _echo(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+def _chosen_parts(names: Sequence[str], *, cores_in_turn: bool = False) -> list[Part]:
+    """Return the parts of a probe with some names, in the order of `PART_NAMES`."""
+    from hpcpace.probe.hosts import Copies, Noise
+    from hpcpace.probe.pairs import Pairs
+    from hpcpace.probe.sweep import Sweep
+
+    parts: tuple[Part, ...] = (Sweep(), Pairs(), Noise(one_at_a_time=cores_in_turn), Copies())
+    known = {part.name: part for part in parts}
+    return [known[name] for name in PART_NAMES if name in names]
+>>>>>>> trunk

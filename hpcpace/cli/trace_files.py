@@ -27,10 +27,9 @@ from hpcpace.core.rundir import Attempt, open_named_run
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import MAX_LETTERS, folded, format_bytes, parse_size, plural, printable, shortened
 from hpcpace.observe.node_local import AUTO, LeftTrace, bring_left_traces_home, candidates
-from hpcpace.trace.header import header_values
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import TABLES
+from hpcpace.trace.schema import TABLES, header_values
 from hpcpace.trace.tables import RankTrace, Table
 
 _MAX_WIDTH = 100

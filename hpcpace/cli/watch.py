@@ -23,9 +23,8 @@ from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, TraceError, UsageError
 from hpcpace.core.rundir import check_target, open_named_run
-from hpcpace.watch.keys import Keyboard, after_key, keyboard
 from hpcpace.watch.state import Doing, JobState
-from hpcpace.watch.view import Choice, page
+from hpcpace.watch.view import Choice, Keyboard, after_key, keyboard, page
 from hpcpace.watch.watcher import Watcher
 
 if TYPE_CHECKING:

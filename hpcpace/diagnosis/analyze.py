@@ -25,13 +25,15 @@ from hpcpace.diagnosis.figures.overview import (
     comparable_figures,
     hang_figures,
     pacing_figures,
+    place_excess,
+    rank_rows,
+    role_rows,
     share_figures,
     step_figures,
     switch_figures,
     tracing_figures,
     world_figures,
 )
-from hpcpace.diagnosis.figures.ranks import place_excess, rank_rows, role_rows
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.plot_data import PlotData
@@ -43,17 +45,15 @@ from hpcpace.diagnosis.topics.cores import CoreThresholds, core_figures
 from hpcpace.diagnosis.topics.gpus import device_figures
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of
-from hpcpace.hang.from_traces import records_of
+from hpcpace.hang.from_traces import hang_in, records_of
 from hpcpace.hang.notices import read_notices
-from hpcpace.hang.search import hang_in
-from hpcpace.hang.words import describe
+from hpcpace.hang.verdict import describe
 from hpcpace.metrics.growth import GrowthCurve
 from hpcpace.metrics.steps import throughput
-from hpcpace.topology.placing import place_traces
 from hpcpace.topology.read import read_topology
-from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt, world_size_of
+from hpcpace.topology.switch_tree import place_traces
+from hpcpace.trace.attempt_reader import AttemptTraces, of_one_run, read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace
-from hpcpace.trace.same_run import of_one_run
 
 _MIN_SHARED = 20_000
 """Speed: operations below which another process takes longer to start than to do its part."""

@@ -25,10 +25,9 @@ from hpcpace.metrics.lost_operations import (
 )
 from hpcpace.metrics.operations import RankOperations, gather_operations, select_rows
 from hpcpace.metrics.plausibility import Contradiction, collectives_contradict
-from hpcpace.trace.plausible import implausible, implausible_line
 from hpcpace.trace.schema import ExitKind
 from hpcpace.trace.stream import StoredTable, TooLarge, TraceStream
-from hpcpace.trace.tables import RankTrace, Table, join_tables
+from hpcpace.trace.tables import RankTrace, Table, implausible, implausible_line, join_tables
 
 _MAX_OPEN_SHOWN, _MAX_RANKS = 20, 10_000  # display: of operations and ranks in summary.json
 _NOTHING = LostOperations(num_operations=0, step=-1)
@@ -243,7 +242,6 @@ def sound_stream(trace: RankTrace) -> SoundStream:
             original=trace,
             trace=replace(trace, tables={**trace.tables, "collectives": stream.trace.tables["collectives"]}),
             chunks=stream.chunks,
-            identity=stream.identity,
             most_bytes=stream.most_bytes,
         )
     return SoundStream(original=trace, trace=trace, chunks=None)

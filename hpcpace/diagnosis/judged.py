@@ -30,9 +30,8 @@ from hpcpace.diagnosis.topics.gpus import GpuThresholds, gpu_differences, gpu_st
 from hpcpace.diagnosis.topics.links import flow_findings
 from hpcpace.diagnosis.topics.straggler import work_excess
 from hpcpace.diagnosis.verdict import verdict_of, with_end
-from hpcpace.hang.from_traces import records_of
+from hpcpace.hang.from_traces import hang_in, records_of
 from hpcpace.hang.notices import Notice
-from hpcpace.hang.search import hang_in
 from hpcpace.hang.views import FoundHang
 from hpcpace.metrics.arrivals import LateArrival, late_arrivals
 from hpcpace.metrics.communication import Kind
@@ -40,7 +39,7 @@ from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.links import GroupTransfers, LinkFindings, locality, locate_links
 from hpcpace.metrics.roles import WorkExcess
-from hpcpace.topology.placing import PlacedTraces
+from hpcpace.topology.switch_tree import PlacedTraces
 
 _LOWER_QUARTILE = 0.25  # statistics: of the transfers of the fast groups
 Limits = TypeVar("Limits", bound=Thresholds)

@@ -74,10 +74,10 @@ def _imported(content: Any) -> str:
 
 
 def _host(entry: Any) -> tuple[int, str]:
-    from hpcpace.trace.header import MOST_RANKS  # loads numpy, which a list of runs does without
+    from hpcpace.trace.schema import MAX_RANKS  # loads numpy, which a list of runs does without
 
     rank = entry["rank"]
-    if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
+    if not isinstance(rank, int) or not 0 <= rank < MAX_RANKS:
         raise ValueError(f"a rank is {rank!r}")
     return rank, _text(entry["host"])
 

@@ -1,7 +1,8 @@
-"""What the traces of a run show of a job that may hang, also while it runs or after ranks were killed.
+"""What the traces of a run show of a job that may hang, and whether it does.
 
 Traces are read once, with their last operations only, and looked at as of a time: what a rank entered or finished later
-does not count then. That matters after the end of a hang, when ranks run out of time, are woken up or killed.
+does not count then. That matters after the end of a hang, when ranks run out of time, are woken up or killed. How long
+an operation must last is the same for the report, `hpcpace hang` and `watch`.
 """
 
 from __future__ import annotations
@@ -12,22 +13,53 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hpcpace.core.rundir import Attempt
-from hpcpace.hang.last_operations import last_operations, with_missing_channels
-from hpcpace.hang.noticed import with_notice
+from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.notices import Notice, read_notices
-from hpcpace.hang.rank_record import ALWAYS_NS, TOGETHER_NS, RankRecord, rank_record, rank_view
-from hpcpace.hang.views import Channel, Doing, GroupView, JobView, RankView
-from hpcpace.metrics.common_clock import rank_clocks
+from hpcpace.hang.rank_record import (
+    ALWAYS_NS,
+    TOGETHER_NS,
+    LastOperations,
+    RankRecord,
+    add_missing_channels,
+    rank_record,
+    rank_view,
+)
+from hpcpace.hang.rules import find_hang
+from hpcpace.hang.views import Channel, Doing, FoundHang, GroupView, Hang, HangKind, JobView, RankView
+from hpcpace.metrics.common_clock import CommonClock, rank_clocks, reference_times
 from hpcpace.metrics.operations import ProcessGroup, groups_of
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, is_torn
 from hpcpace.trace.schema import Phase
-from hpcpace.trace.tables import RankTrace
+from hpcpace.trace.tables import MAX_NS, RankTrace
+
+
+def with_notice(view: RankView, notice: Notice, clock: CommonClock, at_ns: int) -> RankView:
+    """Return what is known of a rank with the stack of its training thread, and what it does.
+
+    Args:
+        view: from its trace, as of `at_ns`.
+        notice: what it wrote; it counts from its first look until its step has ended.
+        clock: that of the rank, with which the notice was written, too.
+        at_ns: time of the look at the job.
+    """
+    times_ns = (notice.first_time_ns, notice.ended_ns, notice.doing_since_ns)
+    if view.is_gone or max(map(abs, times_ns)) > MAX_NS:
+        return view
+    first_ns, ended_ns, since_ns = reference_times(clock, np.array(times_ns, np.int64)).tolist()
+    if first_ns > at_ns or (notice.ended and ended_ns <= at_ns):
+        return view
+    view = replace(view, stack=notice.stack)
+    if notice.doing is Doing.UNKNOWN:
+        return view
+    is_known = notice.doing_since_ns > 0 and since_ns <= at_ns
+    return replace(view, doing=notice.doing, doing_since_ns=since_ns if is_known else view.doing_since_ns)
+
 
 TABLES_USED = frozenset(("steps", "phases", "collectives", "groups", "clock", "account", "events"))
 """The tables of a trace that this needs."""
 
-_MOST_RANKS = 1 << 17
+_MAX_RANKS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +86,7 @@ class JobRecords:
     def missing(self) -> tuple[int, ...]:
         """The ranks without a record, ascending."""
         known = {rank.rank for rank in self.ranks}
-        return tuple(rank for rank in range(min(self.world_size, _MOST_RANKS)) if rank not in known)
+        return tuple(rank for rank in range(min(self.world_size, _MAX_RANKS)) if rank not in known)
 
     @property
     def last_ns(self) -> int:
@@ -108,7 +140,7 @@ class JobRecords:
             unfinished |= rank.calls_of(rank.is_open(at_ns if rank.is_timed else ALWAYS_NS))
         ranks = {
             number: RankView(rank=number, host=self.hosts.get(number, ""), is_recorded=False)
-            for number in range(min(self.world_size, _MOST_RANKS))
+            for number in range(min(self.world_size, _MAX_RANKS))
         }
         return JobView(
             groups=tuple(GroupView(name=group.name, members=group.ranks) for group in self.groups),
@@ -125,10 +157,10 @@ class JobRecords:
         return with_notice(view, notice, rank.clock, at_ns)
 
 
-def job_view(
+def read_records(
     attempt: Attempt, *, hosts: Mapping[int, str] | None = None, memory_bytes: int = DEFAULT_MEMORY_BYTES
-) -> JobView:
-    """Return what the traces of an attempt show of its ranks by now, or by the time when the last one was written.
+) -> JobRecords:
+    """Read what the traces and notices of an attempt show of its ranks.
 
     Args:
         attempt: names the files.
@@ -138,13 +170,6 @@ def job_view(
     Raises:
         TraceError: no trace can be read.
     """
-    return read_records(attempt, hosts=hosts, memory_bytes=memory_bytes).view()
-
-
-def read_records(
-    attempt: Attempt, *, hosts: Mapping[int, str] | None = None, memory_bytes: int = DEFAULT_MEMORY_BYTES
-) -> JobRecords:
-    """Read what the traces and notices of an attempt show of its ranks; arguments and errors as of `job_view`."""
     found = read_attempt(attempt, most_rows=0, tables=TABLES_USED, memory_bytes=memory_bytes)
     world_size = world_size_of(found.traces)
     problems = [problem for problem in found.problems if not is_torn(problem)]
@@ -171,17 +196,89 @@ def records_of(
     """
     clocks, unknown = rank_clocks(traces)
     named = [groups_of(trace.tables["groups"]) for trace in traces]
-    num_ranks = min(world_size, _MOST_RANKS)
+    num_ranks = min(world_size, _MAX_RANKS)
     found = {group for table in named for group in table.values()}
     groups = tuple(sorted(group for group in found if group.ranks[-1] < num_ranks))  # members are ascending
     number = {group: index for index, group in enumerate(groups)}
     last = [
-        last_operations(trace, {own: number[group] for own, group in table.items() if group in number})
+        LastOperations(trace, {own: number[group] for own, group in table.items() if group in number})
         for trace, table in zip(traces, named, strict=True)
     ]
+    add_missing_channels(last, groups)
     ranks = [
         rank_record(of_rank, clock, is_timed=of_rank.rank not in unknown)
-        for of_rank, clock in zip(with_missing_channels(last, groups), clocks, strict=True)
+        for of_rank, clock in zip(last, clocks, strict=True)
     ]
     known = {**(hosts or {}), **{trace.header.rank: trace.header.host for trace in traces}}
     return JobRecords(groups=groups, ranks=ranks, world_size=world_size, hosts=known, notices=notices or {})
+
+
+USUAL_STEPS = 20
+"""Usual steps that an operation must last before the job hangs."""
+
+FIRST_STEP_S = 120.0
+"""Seconds that it must last before the first step has ended, or in the first checkpoint or evaluation of a rank."""
+
+USUAL_LENGTHS = 5
+"""Usual lengths of a checkpoint or an evaluation that one may last."""
+
+_LONG = frozenset((Doing.SAVING, Doing.EVALUATING))
+_ALL_INSIDE = frozenset((HangKind.NETWORK, HangKind.PEERS_LEFT))
+
+
+def hang_in(records: JobRecords, *, hang_s: float) -> FoundHang | None:
+    """Return the hang that traces show, with what was known of the job then; None where it did not hang.
+
+    Args:
+        records: of all ranks.
+        hang_s: seconds that an operation must last.
+    """
+    for at_ns in records.moments_ns():
+        job = records.view(at_ns)
+        if (hang := hang_now(job, hang_s=hang_s)) is not None:
+            return FoundHang(hang=hang, job=job)
+    return None
+
+
+def hang_now(job: JobView, *, hang_s: float) -> Hang | None:
+    """Return what holds a job up at the time of a view; None if nothing does, or not for long enough."""
+    most_ns = hang_limit_ns(job.usual_step_ns, hang_s=hang_s)
+    hang = find_hang(job, least_ns=most_ns)
+    return None if hang is None or _may_have_moved(hang, job, most_ns) or _may_last(hang, job) else hang
+
+
+def hang_limit_ns(usual_step_ns: float | None, *, hang_s: float) -> int:
+    """Return how long an operation must be open for a job to hang; None stands for no usual step yet."""
+    if usual_step_ns is None:
+        return round(max(hang_s, FIRST_STEP_S) * NS_PER_S)
+    return round(max(hang_s * NS_PER_S, USUAL_STEPS * usual_step_ns))
+
+
+def _may_have_moved(hang: Hang, job: JobView, most_ns: int) -> bool:
+    """Return whether a rank that lives was last seen too soon after the hang began.
+
+    Where all are inside an operation, that is when the last one came, until when the others waited for that one.
+    """
+    views = [job.ranks[rank] for rank in hang.culprits or hang.could_be or hang.waiting]
+    since_ns = hang.since_ns
+    if hang.kind in _ALL_INSIDE and hang.call is not None:
+        place = (hang.call.channel, hang.call.seq)
+        calls = (call for view in job.ranks.values() for call in view.calls if (call.channel, call.seq) == place)
+        since_ns = max((call.entered_ns for call in calls if call.entered_ns is not None), default=None)
+    if since_ns is None:
+        return False
+    return any(
+        view.is_gone is False and view.seen_ns is not None and view.seen_ns - since_ns < most_ns for view in views
+    )
+
+
+def _may_last(hang: Hang, job: JobView) -> bool:
+    """Return whether a rank that others wait for saves or evaluates, and not for much longer than it usually does."""
+    for rank in hang.culprits or hang.could_be:
+        view = job.ranks[rank]
+        if view.doing in _LONG and view.doing_since_ns is not None:
+            usual_ns = job.usual_ns.get(view.doing)
+            most_ns = FIRST_STEP_S * NS_PER_S if usual_ns is None else USUAL_LENGTHS * usual_ns
+            if job.now_ns - view.doing_since_ns < most_ns:
+                return True
+    return False

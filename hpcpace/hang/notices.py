@@ -1,4 +1,4 @@
-"""What a rank writes of itself when a step lasts too long: open operations, stacks, and what it was doing.
+"""What a rank writes when a step lasts too long: open operations, stacks, what it does.
 
 One file per rank, RUN/attempt-k/hang/rank-00003.json, replaced at each further look; RUN/hang/rank-00003.json where
 torch's process group is not made, before there is an attempt. A reader takes nothing in it for granted: the run may
@@ -10,31 +10,30 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hpcpace.core.codec import json_object, read_json
+from msgspec import Meta
+
+from hpcpace.core.codec import Text, convert, json_object, read_json
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.core.text import shown
-from hpcpace.hang.rank_ranges import rank_ranges
 from hpcpace.hang.views import Doing
-from hpcpace.trace.header import MOST_RANKS
+from hpcpace.trace.schema import MAX_RANKS
 
 SCHEMA = 1
-MOST_BYTES = 1 << 18
+MAX_BYTES = 1 << 18
 """Of one notice: what does not fit is left out, other threads first."""
-_MOST_BYTES_READ = 4 * MOST_BYTES  # JSON of many small values is refused below that, see `hpcpace.core.codec`
+_MAX_BYTES_READ = 4 * MAX_BYTES  # JSON of many small values is refused below that, see `hpcpace.core.codec`
 MAX_BYTES_OF_ALL = 1 << 28
 """Of all notices of an attempt: they take up to four times that in memory. 16,384 ranks may have 16 kB each."""
-_MOST_TEXT = 500
-_MOST_GROUPS, _MOST_OPEN, _MOST_ENTERED = 256, 256, 1024
-_MOST_THREADS, _MOST_FRAMES, _MOST_FRAMES_KEPT = 128, 512, 64
-_NUMBERS = (
-    *("pid", "time_ns", "unix_ns", "first_time_ns", "num_looks", "step", "step_age_ns", "limit_ns"),
-    *("usual_step_ns", "doing_since_ns", "ended_ns"),
-)
+_MAX_GROUPS, _MAX_OPEN, _MAX_ENTERED = 256, 256, 1024
+_MAX_THREADS, _MAX_FRAMES, _MAX_FRAMES_KEPT = 128, 512, 64
 _NAME = re.compile(r"rank-(\d{5,7})\.json")
+_Number = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]
+_Frames = Annotated[tuple[Text, ...], Meta(max_length=_MAX_FRAMES)]
 _MODE = 0o644  # a umask of 002, as on file systems of groups, would let the group write what ends a job
 
 
@@ -60,13 +59,13 @@ class NoticedCall:
         step: in which it was called.
     """
 
-    group: str
-    op: str
-    seq: int
-    size_bytes: int
-    peer: int
-    entered_ns: int
-    step: int
+    group: Text
+    op: Text
+    seq: _Number
+    size_bytes: _Number
+    peer: _Number
+    entered_ns: _Number
+    step: _Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,19 +78,19 @@ class NoticedCount:
         num_entered: operations called so far.
     """
 
-    group: str
-    source: int
-    destination: int
-    num_entered: int
+    group: Text
+    source: _Number
+    destination: _Number
+    num_entered: _Number
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadStack:
     """Where a thread is: frames as `file:line in function`, the innermost last."""
 
-    name: str
+    name: Text
     is_training: bool
-    frames: tuple[str, ...]
+    frames: _Frames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,30 +121,30 @@ class Notice:
         ended_ns: when; 0 while the step lasts.
     """
 
-    rank: int
-    host: str
-    pid: int
-    host_key: str
-    time_ns: int
-    unix_ns: int
-    first_time_ns: int
-    num_looks: int
-    step: int
-    step_age_ns: int
-    limit_ns: int
-    usual_step_ns: int
+    rank: _Number
+    host: Text
+    pid: _Number
+    host_key: Text
+    time_ns: _Number
+    unix_ns: _Number
+    first_time_ns: _Number
+    num_looks: _Number
+    step: _Number
+    step_age_ns: _Number
+    limit_ns: _Number
+    usual_step_ns: _Number
     is_first_step: bool
     doing: Doing = Doing.UNKNOWN
-    doing_since_ns: int = 0
-    excuse: str = ""
+    doing_since_ns: _Number = 0
+    excuse: Text = ""
     groups: tuple[NoticedGroup, ...] = ()
-    calls: tuple[NoticedCall, ...] = ()
-    entered: tuple[NoticedCount, ...] = ()
+    calls: Annotated[tuple[NoticedCall, ...], Meta(max_length=_MAX_OPEN)] = ()
+    entered: Annotated[tuple[NoticedCount, ...], Meta(max_length=_MAX_ENTERED)] = ()
     is_complete: bool = False
-    stacks: tuple[ThreadStack, ...] = ()
-    earlier_stack: tuple[str, ...] = ()
-    ended: str = ""
-    ended_ns: int = 0
+    stacks: Annotated[tuple[ThreadStack, ...], Meta(max_length=_MAX_THREADS)] = ()
+    earlier_stack: _Frames = ()
+    ended: Text = ""
+    ended_ns: _Number = 0
 
     @property
     def stack(self) -> tuple[str, ...]:
@@ -203,11 +202,11 @@ class HangFolder:
         """Return the size of a file in it; no more than is read of one, and 0 without one."""
         try:
             with self.open() as folder:
-                return min(folder.size_bytes(name), _MOST_BYTES_READ)
+                return min(folder.size_bytes(name), _MAX_BYTES_READ)
         except OSError:
             return 0
 
-    def ranks(self, num_ranks: int = MOST_RANKS) -> list[int]:
+    def ranks(self, num_ranks: int = MAX_RANKS) -> list[int]:
         """Return the ranks below a number of which there is a notice, ascending."""
         try:
             with self.open() as folder:
@@ -227,7 +226,7 @@ def write(attempt: Attempt, notice: Notice) -> None:
 
 
 def read_notices(
-    attempt: Attempt, problems: list[str] | None = None, *, owner: int | None = None, num_ranks: int = MOST_RANKS
+    attempt: Attempt, problems: list[str] | None = None, *, owner: int | None = None, num_ranks: int = MAX_RANKS
 ) -> dict[int, Notice]:
     """Return the notices of an attempt by rank; those that cannot be used are left out.
 
@@ -246,26 +245,26 @@ def read_notices(
         if left_bytes < 0:
             told.append(f"{folder.path / name} and those of higher ranks are left out (too many bytes together)")
             break
-        notice = read_json(folder, name, _Reading(rank).notice, told, most_bytes=_MOST_BYTES_READ)
+        notice = read_json(folder, name, partial(_notice_of, rank=rank), told, most_bytes=_MAX_BYTES_READ)
         if notice is not None:
             found[rank] = notice
     return found
 
 
 def _text(notice: Notice) -> str:
-    """Return a notice as JSON within `MOST_BYTES`, if need be without other threads, or with its last frames only."""
+    """Return a notice as JSON within `MAX_BYTES`, if need be without other threads, or with its last frames only."""
     own = tuple(stack for stack in notice.stacks if stack.is_training)
-    short = tuple(replace(stack, frames=stack.frames[-_MOST_FRAMES_KEPT:]) for stack in own)
-    bounded = replace(notice, groups=notice.groups[:_MOST_GROUPS], calls=notice.calls[:_MOST_OPEN])
-    for stacks in (notice.stacks[:_MOST_THREADS], own, short):
+    short = tuple(replace(stack, frames=stack.frames[-_MAX_FRAMES_KEPT:]) for stack in own)
+    bounded = replace(notice, groups=notice.groups[:_MAX_GROUPS], calls=notice.calls[:_MAX_OPEN])
+    for stacks in (notice.stacks[:_MAX_THREADS], own, short):
         text = json_text(_content(replace(bounded, stacks=stacks, earlier_stack=_last(notice.earlier_stack))))
-        if len(text.encode()) <= MOST_BYTES:
+        if len(text.encode()) <= MAX_BYTES:
             return text
     return json_text(_content(replace(bounded, groups=(), calls=(), entered=(), is_complete=False, stacks=())))
 
 
 def _last(frames: Sequence[str]) -> tuple[str, ...]:
-    return tuple(frames[-_MOST_FRAMES:])
+    return tuple(frames[-_MAX_FRAMES:])
 
 
 def _content(notice: Notice) -> dict[str, Any]:
@@ -275,93 +274,37 @@ def _content(notice: Notice) -> dict[str, Any]:
         {"name": stack.name, "is_training": stack.is_training, "frames": list(_last(stack.frames))}
         for stack in notice.stacks
     ]
-    content["entered"] = content["entered"][:_MOST_ENTERED]
-    content["is_complete"] = notice.is_complete and len(notice.entered) <= _MOST_ENTERED
+    content["entered"] = content["entered"][:_MAX_ENTERED]
+    content["is_complete"] = notice.is_complete and len(notice.entered) <= _MAX_ENTERED
     return content
 
 
-class _Reading:
-    """Reads the notice of one rank; what is not as it should be raises, as `read_json` expects it."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-
-    def notice(self, content: Any) -> Notice:
-        """Return the notice that the content of its file is."""
-        content = json_object(content)
-        if content["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {shown(content['schema'])}; this release reads {SCHEMA}")
-        if content["rank"] != self._rank:
-            raise ValueError(f"it is of rank {shown(content['rank'])}")
-        plain: dict[str, Any] = {
-            **{name: _text_of(content, name) for name in ("host", "host_key", "excuse", "ended")},
-            **{name: _number(content, name) for name in _NUMBERS},
-            **{name: _flag(content, name) for name in ("is_first_step", "is_complete")},
-        }
-        return Notice(
-            rank=self._rank,
-            **plain,
-            doing=Doing(content["doing"]),
-            calls=tuple(map(_call, _entries(content, "calls", _MOST_OPEN))),
-            entered=tuple(map(_count, _entries(content, "entered", _MOST_ENTERED))),
-            stacks=tuple(map(_stack, _entries(content, "stacks", _MOST_THREADS))),
-            earlier_stack=_frames(content, "earlier_stack"),
-        )
+def _notice_of(content: Any, rank: int) -> Notice:
+    """Return the notice of a rank from the content of its file; what is not as it should be raises."""
+    content = json_object(content)
+    if content["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {shown(content['schema'])}; this release reads {SCHEMA}")
+    if content["rank"] != rank:
+        raise ValueError(f"it is of rank {shown(content['rank'])}")
+    return convert({**content, "groups": []}, Notice)
 
 
-def _call(entry: Any) -> NoticedCall:
-    return NoticedCall(
-        group=_text_of(entry, "group"),
-        op=_text_of(entry, "op"),
-        seq=_number(entry, "seq"),
-        size_bytes=_number(entry, "size_bytes"),
-        peer=_number(entry, "peer"),
-        entered_ns=_number(entry, "entered_ns"),
-        step=_number(entry, "step"),
-    )
+def rank_ranges(ranks: Sequence[int]) -> str:
+    """Return ranks as ranges, `first-last` or `first-last:distance`, in the order given."""
+    parts, index = [], 0
+    while index < len(ranks):
+        distance = ranks[index + 1] - ranks[index] if index + 1 < len(ranks) else 0
+        end = index + 1
+        while distance > 0 and end < len(ranks) and ranks[end] - ranks[end - 1] == distance:
+            end += 1
+        if end - index < 3:  # two alone may each begin another range
+            end = index + 1
+        parts.append(_range(ranks[index], ranks[end - 1], distance))
+        index = end
+    return ",".join(parts)
 
 
-def _count(entry: Any) -> NoticedCount:
-    numbers = {name: _number(entry, name) for name in ("source", "destination", "num_entered")}
-    return NoticedCount(group=_text_of(entry, "group"), **numbers)
-
-
-def _stack(entry: Any) -> ThreadStack:
-    return ThreadStack(
-        name=_text_of(entry, "name"), is_training=_flag(entry, "is_training"), frames=_frames(entry, "frames")
-    )
-
-
-def _entries(content: Any, name: str, most: int) -> list[Any]:
-    entries = content[name]
-    if not isinstance(entries, list) or len(entries) > most:
-        raise TypeError(f"{name} is no list of at most {most} entries")
-    return entries
-
-
-def _frames(content: Any, name: str) -> tuple[str, ...]:
-    frames = _entries(content, name, _MOST_FRAMES)
-    if not all(isinstance(frame, str) for frame in frames):
-        raise TypeError(f"{name} holds more than texts")
-    return tuple(frame[:_MOST_TEXT] for frame in frames)
-
-
-def _text_of(content: Any, name: str, *, most: int = _MOST_TEXT) -> str:
-    value = content[name]
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is no text")
-    return value[:most]
-
-
-def _number(content: Any, name: str) -> int:
-    value = content[name]
-    if type(value) is not int or not -1 <= value < 1 << 63:
-        raise TypeError(f"{name} is no whole number of 8 bytes")
-    return value
-
-
-def _flag(content: Any, name: str) -> bool:
-    value = content[name]
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is neither true nor false")
-    return value
+def _range(first: int, last: int, distance: int) -> str:
+    if first == last:
+        return str(first)
+    return f"{first}-{last}" if distance == 1 else f"{first}-{last}:{distance}"

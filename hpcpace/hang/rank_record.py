@@ -1,23 +1,249 @@
-"""What the trace of one rank shows, on the common clock, and what is known of the rank from it as of any time."""
+"""The record of one rank from its trace, and what is known of the rank as of any time.
+
+The last operations are read from the end of a trace, without the rest. What a rank does now follows from its earlier
+steps, because traces have phases and steps only once they end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.detail import Detail
-from hpcpace.hang.last_operations import LastOperations
-from hpcpace.hang.under_way import Finished, UnderWay, finished, under_way
+from hpcpace.core.errors import TraceError
 from hpcpace.hang.views import Call, Channel, Doing, RankView
 from hpcpace.metrics.common_clock import CommonClock, reference_times
-from hpcpace.metrics.operations import op_name
-from hpcpace.trace.ends import end_name, last_word
+from hpcpace.metrics.operations import ProcessGroup, op_name
 from hpcpace.trace.reader import is_torn
-from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
-from hpcpace.trace.tables import RankTrace
+from hpcpace.trace.schema import EventKind, ExitKind, Op, Phase, StepFlag
+from hpcpace.trace.stream import StoredTable
+from hpcpace.trace.tables import RankTrace, Table, end_name, join_tables, last_word
+
+_STEPS_COMPARED = 64
+_DOING = {
+    Phase.DATA: Doing.LOADING,
+    Phase.CHECKPOINT: Doing.SAVING,
+    Phase.EVAL: Doing.EVALUATING,
+    Phase.GRAD_SYNC: Doing.COMMUNICATING,
+}
+
+Int64s = NDArray[np.int64]
+
+
+class UnderWay(NamedTuple):
+    """What a rank does, and since when, on the clock of its trace."""
+
+    doing: Doing
+    since_ns: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The steps and phases that a rank has finished, in the order of their ends; times on one clock.
+
+    Attributes:
+        step, step_end_ns, step_times_ns, step_flags: of each step, int64, (num_steps,).
+        phase, phase_step, phase_end_ns, phase_times_ns: of each phase, int64, (num_phases,).
+    """
+
+    step: Int64s
+    step_end_ns: Int64s
+    step_times_ns: Int64s
+    step_flags: Int64s
+    phase: Int64s
+    phase_step: Int64s
+    phase_end_ns: Int64s
+    phase_times_ns: Int64s
+
+    def last_step(self, at_ns: int) -> int:
+        """Return the last step that had ended by a time; -1 without one."""
+        return int(self.step[self.step_end_ns <= at_ns].max(initial=-1))
+
+    def times_of_ns(self, phase: Phase, at_ns: int) -> Int64s:
+        """Return how long each phase of a kind lasted that had ended by a time, int64, (num_such,)."""
+        times_ns: Int64s = self.phase_times_ns[(self.phase == phase) & (self.phase_end_ns <= at_ns)]
+        return times_ns
+
+
+def doing_of_code(phase: int) -> Doing:
+    """Return what a rank does in a phase of this code."""
+    return _DOING.get(Phase(phase), Doing.COMPUTING) if phase in Phase._value2member_map_ else Doing.UNKNOWN
+
+
+def finished(steps: Table, phases: Table, step_ns: tuple[Int64s, Int64s], phase_ns: tuple[Int64s, Int64s]) -> Finished:
+    """Return what a rank has finished, from its tables and their begins and ends on one clock."""
+    by_end, order = np.argsort(step_ns[1], kind="stable"), np.argsort(phase_ns[1], kind="stable")
+    return Finished(
+        step=np.asarray(steps["step"], np.int64)[by_end],
+        step_end_ns=step_ns[1][by_end],
+        step_times_ns=(step_ns[1] - step_ns[0])[by_end],
+        step_flags=np.asarray(steps["flags"], np.int64)[by_end],
+        phase=np.asarray(phases["phase"], np.int64)[order],
+        phase_step=np.asarray(phases["step"], np.int64)[order],
+        phase_end_ns=phase_ns[1][order],
+        phase_times_ns=(phase_ns[1] - phase_ns[0])[order],
+    )
+
+
+def under_way(done: Finished, at_ns: int, *, last_exit_ns: int | None) -> UnderWay:
+    """Return what a rank did at a time, as far as its earlier steps tell.
+
+    The phase under way is the one that came next in all of the last steps. Where some had another one, such as a
+    checkpoint, it is that one if its steps were equally far apart and this step continues them.
+
+    Args:
+        done: what it has finished.
+        at_ns: the time.
+        last_exit_ns: when it last left an operation; None without one.
+    """
+    begin_ns = done.phase_end_ns - done.phase_times_ns
+    within = np.flatnonzero((begin_ns <= at_ns) & (at_ns < done.phase_end_ns))
+    if len(within):  # it ended later
+        row = int(within[begin_ns[within].argmax()])
+        return UnderWay(doing_of_code(int(done.phase[row])), int(begin_ns[row]))
+    # Garbage is collected at any place of a step, and by any thread.
+    ends_ns = (done.step_end_ns, done.phase_end_ns[done.phase != Phase.GC])
+    step_ends, phase_ends = (ends[ends <= at_ns] for ends in ends_ns)
+    since = [*step_ends[-1:].tolist(), *phase_ends[-1:].tolist(), *([] if last_exit_ns is None else [last_exit_ns])]
+    if not since:
+        return UnderWay(Doing.STARTING, None)
+    this_step = done.last_step(at_ns) + 1
+    return UnderWay(_next(done, at_ns, this_step), max(since))
+
+
+def _next(done: Finished, at_ns: int, this_step: int) -> Doing:
+    is_past = (done.phase_end_ns <= at_ns) & (done.phase != Phase.GC)
+    num_before = int((is_past & (done.phase_step == this_step)).sum())
+    next_of: dict[int, Doing] = {}
+    recent = is_past & (done.phase_step < this_step) & (done.phase_step >= this_step - _STEPS_COMPARED)
+    for step in np.unique(done.phase_step[recent]).tolist():
+        phases = done.phase[is_past & (done.phase_step == step)]
+        has_next = len(phases) > num_before
+        next_of[step] = doing_of_code(int(phases[num_before])) if has_next else Doing.UNKNOWN
+    if not next_of:
+        return Doing.UNKNOWN
+    usual, num_usual = Counter(next_of.values()).most_common(1)[0]
+    for doing in set(next_of.values()) - {usual}:
+        steps = [step for step, one in next_of.items() if one is doing]
+        apart = {later - earlier for earlier, later in pairwise([*steps, this_step])}
+        if len(steps) > 1 and len(apart) == 1:
+            return doing
+    return usual if 2 * num_usual > len(next_of) else Doing.UNKNOWN
+
+
+_COLUMNS = ("step", "group", "seq", "op", "bytes", "peer", "enter_ns", "exit_ns", "exit_kind")
+_MIN_ROWS = 2048
+_UNKNOWN = -1
+
+
+class LastOperations:
+    """The last operations of a rank, finished and open ones, read from the end of its trace without the rest.
+
+    Args:
+        trace: of the rank.
+        group_of: index of each of its groups among those of the job, by its number in the trace.
+
+    Attributes:
+        rows: columns of the table `collectives`.
+        channels: what `channel` indexes.
+        channel: of each row, int64, (num_rows,); -1 where the trace does not name its group or its peer.
+        is_damaged: whether rows before them cannot be read.
+    """
+
+    rows: Table
+    channels: tuple[Channel, ...]
+    channel: Int64s
+
+    def __init__(self, trace: RankTrace, group_of: Mapping[int, int]) -> None:
+        self.trace, self.rank, self.is_damaged = trace, trace.header.rank, False
+        self._group_of = group_of
+        table = trace.tables["collectives"]
+        self._stream = table.stream if isinstance(table, StoredTable) else None
+        self._first_block = 0 if self._stream is None else self._stream.num_blocks
+        parts = [] if self._stream is not None else [_columns(table)]
+        while sum(map(len, parts)) < _MIN_ROWS and (rows := self._block_before()) is not None:
+            parts.insert(0, rows)
+        self._take([*parts, _columns(trace.open_collectives)])
+
+    @property
+    def unfinished(self) -> set[Channel]:
+        """The channels of operations that never finished, or that failed."""
+        never = np.isin(self.rows["exit_kind"], (ExitKind.NEVER, ExitKind.FAILED)) & (self.channel != _UNKNOWN)
+        return {self.channels[channel] for channel in np.unique(self.channel[never]).tolist()}
+
+    def reach_back(self, missing: set[Channel]) -> None:
+        """Add the last earlier operations of some channels that have none among them."""
+        parts = [self.rows]
+        while missing and (rows := self._block_before()) is not None:
+            channels, channel = _channels(rows, self.rank, self._group_of)
+            wanted = [index for index, one in enumerate(channels) if one in missing]
+            parts.insert(0, rows.select(np.isin(channel, wanted)))
+            missing = missing - set(channels)
+        self._take(parts)
+
+    def _block_before(self) -> Table | None:
+        """Return the rows of the block before those that were read; None if there is none, or it is damaged."""
+        if self._stream is None or not self._first_block or self.is_damaged:
+            return None
+        try:
+            rows = self._stream.blocks(self._first_block - 1, self._first_block, _COLUMNS)
+        except TraceError:
+            self.is_damaged = True
+            return None
+        self._first_block -= 1
+        return rows
+
+    def _take(self, parts: Sequence[Table]) -> None:
+        self.rows = join_tables(parts)
+        self.channels, self.channel = _channels(self.rows, self.rank, self._group_of)
+
+
+def add_missing_channels(found: Sequence[LastOperations], groups: Sequence[ProcessGroup]) -> None:
+    """Add to the last operations of all ranks earlier ones of channels in which others have not finished.
+
+    Of an operation that is rarely called, such as a barrier, the last one may be long ago; without it, it would not be
+    known how many a rank has entered.
+    """
+    unfinished = {channel for one in found for channel in one.unfinished}
+    for one in found:
+        own = {
+            channel
+            for channel in unfinished
+            if one.rank in (channel.source, channel.destination)
+            or (channel.source == _UNKNOWN and one.rank in groups[channel.group].ranks)
+        }
+        if missing := own - set(one.channels):
+            one.reach_back(missing)
+
+
+def _columns(table: Table) -> Table:
+    return Table({name: table[name] for name in _COLUMNS})
+
+
+def _channels(rows: Table, rank: int, group_of: Mapping[int, int]) -> tuple[tuple[Channel, ...], Int64s]:
+    """Return the channels of a rank's operations, and which one each row is of, -1 for none."""
+    op, peer = np.asarray(rows["op"], np.int64), np.asarray(rows["peer"], np.int64)
+    is_message = (op == Op.SEND) | (op == Op.RECV)
+    keys = np.stack(
+        [np.asarray(rows["group"], np.int64), np.where(is_message, op, _UNKNOWN), np.where(is_message, peer, _UNKNOWN)]
+    )
+    kinds, which = np.unique(keys, axis=1, return_inverse=True)
+    channels: dict[Channel, int] = {}
+    number = np.full(kinds.shape[1], _UNKNOWN, np.int64)
+    for index, (own_group, kind, other) in enumerate(kinds.T.tolist()):
+        group = group_of.get(own_group)
+        if group is None or (kind != _UNKNOWN and other < 0):
+            continue
+        ends = {Op.SEND: (rank, other), Op.RECV: (other, rank)}.get(kind, (_UNKNOWN, _UNKNOWN))
+        number[index] = channels.setdefault(Channel(group, *ends), len(channels))
+    return tuple(channels), number[which.reshape(-1)]
+
 
 ALWAYS_NS = np.iinfo(np.int64).max - 1
 """A time after all others."""
@@ -25,15 +251,13 @@ ALWAYS_NS = np.iinfo(np.int64).max - 1
 TOGETHER_NS = 2_000_000_000
 """Flushes of ranks that live are at most this far apart."""
 
-_MOST_CALLS = 16
+_MAX_CALLS = 16
 _USUAL_SILENCES = 3
 # Times of operations are rounded, those of phases are not.
 _ROUNDING_NS = 1000
 _NEVER_NS = ALWAYS_NS + 1
 # What a rank does wrong itself, such as a tensor of the wrong size, fails sooner, and was never under way.
-_LEAST_WAIT_NS = 50_000_000
-
-Int64s = NDArray[np.int64]
+_MIN_WAIT_NS = 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +337,7 @@ class RankRecord:
 
     def is_entered(self, at_ns: int) -> NDArray[np.bool_]:
         """Return which operations were entered by a time, bool, (num_rows,)."""
-        was_issued = ~self.has_failed | (self.exit_ns - self.enter_ns >= _LEAST_WAIT_NS)
+        was_issued = ~self.has_failed | (self.exit_ns - self.enter_ns >= _MIN_WAIT_NS)
         return was_issued & (self.enter_ns <= at_ns)
 
     def is_open(self, at_ns: int) -> NDArray[np.bool_]:
@@ -228,7 +452,7 @@ def _calls(
     """Return the open operations of a rank, its own of those that others had not finished, and its last ones."""
     rows = np.flatnonzero(is_entered)
     is_shown = is_open.copy()
-    is_shown[rows[-_MOST_CALLS:]] = True
+    is_shown[rows[-_MAX_CALLS:]] = True
     numbers = {number for _, number in unfinished}
     for row in rows[np.isin(rank.seq[rows], list(numbers))].tolist():
         is_shown[row] |= (rank.channels[rank.channel[row]], int(rank.seq[row])) in unfinished

@@ -12,9 +12,8 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import combinations
 
-from hpcpace.hang.graph import Graph, call_order, is_silent
+from hpcpace.hang.graph import Graph, Meeting, Place, Waits, call_order, is_silent
 from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView
-from hpcpace.hang.waits import Meeting, Place, Waits
 
 _OWN_WORK = frozenset({Doing.STARTING, Doing.COMPUTING, Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
 _NO_CALLS = frozenset({Doing.LOADING, Doing.SAVING, Doing.EVALUATING})

@@ -1,4 +1,4 @@
-"""What is known of a job that may hang: of each rank, the operations it entered and finished, and what it does now.
+"""What is known of a job that may hang: what each rank entered, finished, and does now.
 
 Traces of hpcpace, Flight Recorder dumps of PyTorch and reports of NCCL are all brought into this form, and the rules of
 `hpcpace.hang.rules` know no other. Times are on one clock, as well as their source can tell.

@@ -1,1 +1,1 @@
-"""Clusters on one machine, for trying and testing hpcpace without a real cluster: real Slurm in its own namespaces."""
+"""Clusters on one machine, to try and test hpcpace: real Slurm in its own namespaces."""

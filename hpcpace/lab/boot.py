@@ -1,4 +1,4 @@
-"""Boots a lab from inside its namespaces: switches, munged, slurmctld and hosts, until every node accepts jobs.
+"""Boot a lab from inside its namespaces, until every node accepts jobs.
 
 `hpcpace lab up` runs this as a separate program in the lab's namespaces. It prints one line of JSON for each bit of
 progress, and an error, if there is one, on standard error.
@@ -17,18 +17,19 @@ from pathlib import Path
 
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.files import Folder
-from hpcpace.lab.environment import lab_environ
 from hpcpace.lab.fabric import build_switches
-from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.lab.hosts import host_pid, start_hosts
+from hpcpace.lab.namespaces import lab_environ
 from hpcpace.lab.plan import (
     CGROUP_CONF,
     CONTROLLER,
     CONTROLLER_ADDRESS,
+    LabFiles,
     LabPlan,
     read_config,
     slurm_conf,
     topology_conf,
+    writable_to_owner_only,
 )
 
 Progress = Callable[[str, int, int], None]

@@ -1,4 +1,4 @@
-"""The lab's network: bridges as leaf switches and spine, connected by veth pairs that are shaped at both ends.
+"""The lab's network: bridges as switches, connected by veth pairs shaped at both ends.
 
 All of it is in the lab's own network namespace. A token bucket (tc-tbf) limits each rate, and its counters show what
 went over the wire. Unlike the device's counters, they include the headers of every segment, because a packet that the
@@ -16,9 +16,9 @@ from typing import Any
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SPINE, LabHost, LabPlan, Link, hardware_address
 
-_LEAST_BURST_BYTES = 128 << 10
+_MIN_BURST_BYTES = 128 << 10
 _QUEUE_LATENCY_MS = 50
-_MOST_SEGMENTS = 65535
+_MAX_SEGMENTS = 65535
 """The kernel's default of gso_max_segs (GSO_MAX_SEGS in include/linux/netdevice.h)."""
 
 
@@ -45,7 +45,7 @@ class LinkCounters:
 
 def shape(rate_bps: int) -> str:
     """Return the tc arguments that limit a rate: queues of 50 ms, bursts of at least a millisecond."""
-    burst = max(_LEAST_BURST_BYTES, rate_bps // 8 // 1000)
+    burst = max(_MIN_BURST_BYTES, rate_bps // 8 // 1000)
     return f"tbf rate {rate_bps}bit burst {burst}b latency {_QUEUE_LATENCY_MS}ms"
 
 
@@ -67,8 +67,8 @@ def build_switches(plan: LabPlan) -> None:
         ]
     links.append(f"addr add {CONTROLLER_ADDRESS}/{PREFIX_LENGTH} dev {SPINE}")
     _batch("ip", links)
-    ends = ((end, plan.links[leaf].rate_bps) for leaf in plan.leaves for end in _ends(plan.links[leaf]))
-    _batch("tc", (f"qdisc add dev {end} root {shape(rate_bps)}" for end, rate_bps in ends))
+    uplinks = [plan.links[leaf] for leaf in plan.leaves]
+    _batch("tc", (f"qdisc add dev {end} root {shape(up.rate_bps)}" for up in uplinks for end in (up.lower, up.upper)))
 
 
 def connect(plan: LabPlan, hosts: Sequence[LabHost], pids: Sequence[int]) -> None:
@@ -128,7 +128,7 @@ def lose_packets(link: Link, share: float, *, host_pid: int | None) -> None:
             rules += [f"add table netdev {table}", f"add chain netdev {table} arriving {{ {hook} }}"]
             rules += [f"add rule netdev {table} arriving {drop}"]
         _run([*_inside(pid), "nft", "-f", "-"], text="\n".join(rules) + "\n")
-        _batch("ip", [f"link set {end} gso_max_segs {1 if share else _MOST_SEGMENTS}"], host_pid=pid)
+        _batch("ip", [f"link set {end} gso_max_segs {1 if share else _MAX_SEGMENTS}"], host_pid=pid)
 
 
 def read_counters(plan: LabPlan, pids: dict[str, int]) -> dict[str, LinkCounters]:
@@ -149,10 +149,6 @@ def read_counters(plan: LabPlan, pids: dict[str, int]) -> dict[str, LinkCounters
             dropped=sum(int(end["drops"]) for end in ends),
         )
     return counters
-
-
-def _ends(link: Link) -> tuple[str, str]:
-    return link.lower, link.upper
 
 
 def _shapers(host_pid: int | None) -> dict[str, Any]:

@@ -1,36 +1,98 @@
-"""Faults of hosts, ranks, links and the network, by their names. Called from inside the lab."""
+"""Faults of hosts, ranks, links and the network, by their names; for use inside the lab."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.files import Folder
 from hpcpace.core.text import format_rate, parse_rate
-from hpcpace.lab.environment import check_programs, lab_environ
 from hpcpace.lab.fabric import lose_packets, set_mtu, set_rate, set_up
-from hpcpace.lab.fault import HostFault, InsideLab, LabFault, Wait
-from hpcpace.lab.hosts import command_on, host_pid, kill_host, start_hosts
+from hpcpace.lab.hosts import HostCgroup, command_on, host_pid, kill_host, living_pid, start_hosts
+from hpcpace.lab.namespaces import check_programs, lab_environ
+from hpcpace.lab.plan import LabFiles, LabPlan
+
+Wait = Callable[[float | None], bool]
+"""Wait this many seconds, or without limit, and return whether to undo the fault now."""
+
+
+@dataclass(frozen=True)
+class InsideLab:
+    """A lab as its faults see it: its plan and its files."""
+
+    plan: LabPlan
+    files: LabFiles
+
+    def pid(self, host: str) -> int:
+        """Return the first process of a host, which must be alive."""
+        return living_pid(self.files, self.plan.host(host))
+
+    def cgroup(self, host: str) -> HostCgroup:
+        """Return the control group of a host."""
+        return HostCgroup(self.files.name, self.plan.host(host).name)
+
+
+class LabFault(ABC):
+    """One kind of fault; subclasses are frozen dataclasses with its settings."""
+
+    kind: ClassVar[str]
+    target_form: ClassVar[str]
+    """How `target` is made of the settings."""
+    is_instant: ClassVar[bool] = False
+    """Whether it is over as soon as it has been applied, and cannot be undone."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as plain values."""
+        return dict(vars(self))
+
+    @property
+    def target(self) -> str:
+        """What it affects; a target can have one fault of a kind at a time."""
+        return self.target_form.format(**vars(self))
+
+    def check(self, lab: InsideLab) -> None:  # noqa: B027
+        """Raise a UsageError if the settings do not fit the lab."""
+
+    @abstractmethod
+    def apply(self, lab: InsideLab) -> None:
+        """Inject the fault."""
+
+    def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
+        """Keep the fault active until `wait` returns true; `note` adds events to the log of truth."""
+        wait(None)
+
+    def undo(self, lab: InsideLab) -> None:  # noqa: B027
+        """Restore what can be restored: nothing, if there is nothing left of the fault."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFault(LabFault):
+    """A fault of one host."""
+
+    target_form = "{host}"
+    host: str
+
+    def check(self, lab: InsideLab) -> None:
+        """Refuse an unknown host."""
+        lab.plan.host(self.host)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkFault(LabFault):
     """A fault of one link."""
 
+    target_form = "{link}"
     link: str
-
-    @property
-    def target(self) -> str:
-        """The link."""
-        return self.link
 
     def check(self, lab: InsideLab) -> None:
         """Refuse an unknown link."""
@@ -39,6 +101,14 @@ class LinkFault(LabFault):
     def _host_pid(self, lab: InsideLab) -> int | None:
         """Return the first process of the host at the lower end; None for an uplink."""
         return None if self.link in lab.plan.leaves else lab.pid(self.link)
+
+
+def _checked_rate(text: str) -> int:
+    """Return the rate of an option --rate in bits per second."""
+    try:
+        return parse_rate(text)
+    except ValueError as error:
+        raise UsageError(f"--rate: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +121,7 @@ class SlowLink(LinkFault):
     def check(self, lab: InsideLab) -> None:
         """Refuse an unknown link, an invalid rate, and one that is not lower."""
         super().check(lab)
-        try:
-            rate_bps = parse_rate(self.rate)
-        except ValueError as error:
-            raise UsageError(f"--rate: {error}") from error
-        if rate_bps >= (own_bps := lab.plan.link(self.link).rate_bps):
+        if _checked_rate(self.rate) >= (own_bps := lab.plan.link(self.link).rate_bps):
             raise UsageError(f"--rate {self.rate} does not slow down {self.link}, which has {format_rate(own_bps)}")
 
     def apply(self, lab: InsideLab) -> None:
@@ -135,25 +201,18 @@ class Traffic(LabFault):
     """Sends background traffic from one host to another with iperf3 over TCP."""
 
     kind = "traffic"
+    target_form = "{source}->{destination}"
     source: str
     destination: str
     rate: str | None
     streams: int
-
-    @property
-    def target(self) -> str:
-        """Both hosts."""
-        return f"{self.source}->{self.destination}"
 
     def check(self, lab: InsideLab) -> None:
         """Refuse unknown hosts, the same host twice, an invalid rate, and a machine without iperf3."""
         if lab.plan.host(self.source) == lab.plan.host(self.destination):
             raise UsageError(f"traffic from {self.source} to itself crosses no link: name two different hosts")
         if self.rate is not None:
-            try:
-                parse_rate(self.rate)
-            except ValueError as error:
-                raise UsageError(f"--rate: {error}") from error
+            _checked_rate(self.rate)
         check_programs({"iperf3": "iperf3"})
 
     def apply(self, lab: InsideLab) -> None:
@@ -173,33 +232,24 @@ class Traffic(LabFault):
                 if sending.poll() is not None:
                     raise HpcpaceError(f"iperf3 on {self.source} ended with status {sending.returncode}")
 
-    def undo(self, lab: InsideLab) -> None:
-        """Do nothing: the traffic has stopped."""
-
-    def _running(self, lab: InsideLab, host: str, command: list[str]) -> _Running:
+    @contextmanager
+    def _running(self, lab: InsideLab, host: str, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command on a host during the block; its process group ends with it."""
         # The server may start late: the shell restarts a client that is refused.
         again = f"for _ in 1 2 3 4 5 6 7 8; do {' '.join(command)} && break; sleep 0.5; done"
         words = ["sh", "-c", again] if "--client" in command else command
-        return _Running(command_on(lab.files, lab.plan.host(host), words), lab_environ(lab.files))
-
-
-class _Running:
-    """A process group that ends with the `with` statement."""
-
-    def __init__(self, command: list[str], environ: dict[str, str]) -> None:
-        self._command, self._environ = command, environ
-
-    def __enter__(self) -> subprocess.Popen[bytes]:
-        null = subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            self._command, stdin=null, stdout=null, stderr=null, env=self._environ, start_new_session=True
+        line, environ, null = (
+            command_on(lab.files, lab.plan.host(host), words),
+            lab_environ(lab.files),
+            subprocess.DEVNULL,
         )
-        return self._process
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        process = subprocess.Popen(line, stdin=null, stdout=null, stderr=null, env=environ, start_new_session=True)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,15 +335,11 @@ class KillRank(LabFault):
     """Sends a signal, by default SIGKILL, to one rank of a running job."""
 
     kind = "kill-rank"
+    target_form = "{job}/{rank}"
     is_instant = True
     job: int
     rank: int
     signal: str
-
-    @property
-    def target(self) -> str:
-        """The rank."""
-        return f"{self.job}/{self.rank}"
 
     def check(self, lab: InsideLab) -> None:
         """Refuse an unknown signal."""
@@ -303,9 +349,6 @@ class KillRank(LabFault):
     def apply(self, lab: InsideLab) -> None:
         """Send the signal to the process of the rank."""
         rank_process(self.job, self.rank).send_signal(signal.Signals[f"SIG{self.signal}"])
-
-    def undo(self, lab: InsideLab) -> None:
-        """Do nothing: a dead rank stays dead."""
 
 
 def rank_process(job: int, rank: int) -> psutil.Process:

@@ -1,4 +1,4 @@
-"""A handle on a lab: bring one up, attach to one that is up, run commands in it, bring it down."""
+"""A handle on a lab: bring one up, attach to it, run commands in it, bring it down."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import write_json
-from hpcpace.lab.cgroups import remove_cgroups, thaw_all
-from hpcpace.lab.environment import check_requirements, lab_environ
-from hpcpace.lab.files import BASE, LabFiles, check_base, writable_to_owner_only
-from hpcpace.lab.hosts import is_lab_host
-from hpcpace.lab.namespaces import Anchor, lab_command, start_anchor
-from hpcpace.lab.plan import LabPlan, TruthLog, read_config, write_config
+from hpcpace.lab.hosts import is_lab_host, remove_cgroups, thaw_all
+from hpcpace.lab.namespaces import Anchor, check_requirements, lab_command, lab_environ, start_anchor
+from hpcpace.lab.plan import (
+    BASE,
+    LabFiles,
+    LabPlan,
+    TruthLog,
+    check_base,
+    read_config,
+    writable_to_owner_only,
+    write_config,
+)
 
 Progress = Callable[[str, int, int], None]
 _TMP = Path("/tmp")

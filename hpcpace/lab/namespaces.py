@@ -1,4 +1,4 @@
-"""The namespaces of a lab, and how to enter them: one set for network and controller, one more for each host.
+"""The namespaces of a lab, how to enter them, and the environment of its processes.
 
 All of a lab descends from one process, its anchor. The lab's switches are in the anchor's network namespace and its
 processes in the anchor's PID namespace. So ending the anchor ends them all, and nothing in the lab can reach a process
@@ -8,7 +8,9 @@ or an interface of the machine.
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +21,80 @@ from pathlib import Path
 
 import psutil
 
-from hpcpace.core.errors import HpcpaceError
-from hpcpace.lab import anchor as anchor_program
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.lab.plan import LabFiles, LabPlan, read_config
+
+_PACKAGES = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+    "setsid": "util-linux",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "ip": "iproute2",
+    "tc": "iproute2",
+}
+"""The Debian package of each program that the lab calls."""
+
+NAME_VARIABLE = "HPCPACE_LAB_NAME"
+"""Names the lab that a command runs in."""
+
+EMULATION_VARIABLE = "HPCPACE_LAB_EMULATION"
+"""Says how computation is emulated; recorded with each run and shown in its report."""
+
+# Set if the lab runs inside another cluster's job; none of these variables may reach the lab's own Slurm.
+_FOREIGN = re.compile(r"SLURM|SRUN|SBATCH|SALLOC|PMI")
+
+
+def lab_environ(files: LabFiles) -> dict[str, str]:
+    """Return the environment for a lab's processes: the current one, the lab's Slurm, this Python first on PATH."""
+    environ = {key: value for key, value in process_environ().items() if not _FOREIGN.match(key)}
+    environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), search_path()])
+    environ["SLURM_CONF"] = str(files.slurm_conf)
+    environ[NAME_VARIABLE] = files.name
+    environ[EMULATION_VARIABLE] = LabPlan(read_config(files)).emulation
+    return environ
+
+
+def search_path() -> str:
+    """Return PATH plus the folders of system daemons, which many users do not have on it."""
+    return os.pathsep.join([process_environ().get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+def check_requirements() -> None:
+    """Refuse a machine that cannot run the lab.
+
+    Raises:
+        UsageError: not root, or programs are missing; the message names their packages.
+    """
+    if os.geteuid() != 0:
+        raise UsageError(
+            f"the lab needs root for namespaces and mounts, but this is user {os.geteuid()}: run it with sudo"
+        )
+    check_programs(_PACKAGES, also=["slurm-wlm-basic-plugins"])
+
+
+def check_programs(packages: dict[str, str], *, also: list[str] | None = None) -> None:
+    """Check that programs are installed; `packages` has the Debian package of each.
+
+    Raises:
+        UsageError: some are missing; the message has the line that installs them and the packages in `also`.
+    """
+    missing = [program for program in packages if shutil.which(program, path=search_path()) is None]
+    if missing:
+        wanted = " ".join(sorted({packages[program] for program in missing} | set(also or [])))
+        raise UsageError(f"the lab needs {', '.join(missing)}: `apt-get install --no-install-recommends {wanted}`")
+
 
 # util-linux's nsenter starts in the root folder, so a shell changes back to the caller's folder.
 _IN_FOLDER = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh"]
 _LAB_NAMESPACES = ["--net", "--mount", "--uts", "--ipc", "--pid"]
 _HOST_NAMESPACES = [*_LAB_NAMESPACES, "--time"]
+# The anchor runs without the package, because it lives as long as the lab and should cost next to nothing. As the first
+# process of a PID namespace it inherits every orphan; ignoring SIGCHLD lets the kernel remove them.
+_ANCHOR = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n    signal.pause()\n"
 _START_TIMEOUT_S = 10.0
 _ENDED = ("Z", "X")
 
@@ -86,7 +155,7 @@ def start_anchor(log: Path, environ: Mapping[str, str]) -> Anchor:
     """
     token = secrets.token_hex(8)
     unshare = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
-    python = [sys.executable, "-I", "-S", str(Path(anchor_program.__file__)), token]
+    python = [sys.executable, "-I", "-S", "-c", _ANCHOR, token]
     with log.open("wb") as errors:
         # setsid detaches it at once: the lab does not belong to the command that starts it.
         subprocess.run(

@@ -1,8 +1,8 @@
-"""A lab as its settings describe it: hosts, switches, links, clocks, slurm.conf, and its log of truth.
+"""A lab as its settings describe it: hosts, links, its files, and its log of truth.
 
 The log has one JSON object per line with `event`, `unix_ns` and `monotonic_ns` (the machine's CLOCK_MONOTONIC; a host's
 clock is ahead of it by the host's `clock_offset_s`). It is kept in the lab's folder, outside every run directory, and
-only the lab's own commands and tests read it.
+only the lab's own commands and tests read it. All files are below /run, so that a reboot removes them with the lab.
 """
 
 from __future__ import annotations
@@ -10,18 +10,142 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hpcpace.core.config import LabConfig
+from hpcpace.core.config import LabConfig, check_lab_name
 from hpcpace.core.errors import UsageError
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import write_json
 from hpcpace.core.text import parse_rate, parse_size
-from hpcpace.lab.files import LabFiles
+
+BASE = Path("/run/hpcpace-lab")
+
+
+def check_base() -> None:
+    """Refuse a base folder that anybody but root may have created or can write to.
+
+    Raises:
+        UsageError: it is such a folder; a missing folder is fine.
+    """
+    try:
+        found = os.lstat(BASE)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"{BASE} is not a folder: remove it, because labs are kept there")
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"{BASE} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}, so users other than "
+            "root can write there: remove it, because labs are kept there"
+        )
+
+
+@contextmanager
+def writable_to_owner_only() -> Iterator[None]:
+    """Make everything that this process and its children create meanwhile writable to its owner only."""
+    before = os.umask(0o022)
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+class _Inside:
+    """A file of a lab by its name in the lab's folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, files: LabFiles, owner: type[LabFiles]) -> Path:
+        return files.folder / self._name
+
+
+class LabFiles:
+    """Every file of a lab.
+
+    Args:
+        folder: of the lab.
+    """
+
+    config_json = _Inside("config.json")
+    """The settings that the lab was started with."""
+    anchor_json = _Inside("anchor.json")
+    """The process that holds the namespaces."""
+    ready_json = _Inside("ready.json")
+    """Written once every host accepts jobs."""
+    truth = _Inside("truth.jsonl")
+    """The log of truth, one JSON object per line."""
+    hosts_file = _Inside("etc-hosts")
+    """The lab's /etc/hosts."""
+    faults_dir = _Inside("faults")
+    """One JSON file per fault."""
+    pids_dir = _Inside("pids")
+    """The first process of each host, by its PID in the lab's PID namespace."""
+    mounts_dir = _Inside("mounts")
+    """Where hosts mount their own /tmp."""
+    slurm_conf = _Inside("slurm.conf")
+    """The file that SLURM_CONF names; slurmd and slurmctld read the next two from its folder."""
+    cgroup_conf = _Inside("cgroup.conf")
+    topology_conf = _Inside("topology.conf")
+    munge_key = _Inside("munge.key")
+    munge_socket = _Inside("munge.socket")
+    state_dir = _Inside("state")
+    """The state of slurmctld."""
+    finished_jobs = _Inside("jobs.txt")
+    """One line per finished job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of(cls, name: str) -> LabFiles:
+        """Return the files of the lab with this name.
+
+        Raises:
+            ConfigError: the name is invalid, such as `../lock`: the folder is removed in the end.
+            UsageError: users other than root can write to the folder of all labs.
+        """
+        check_lab_name(name)
+        check_base()
+        return cls(BASE / name)
+
+    @property
+    def name(self) -> str:
+        """The lab's name."""
+        return self.folder.name
+
+    @property
+    def lock(self) -> Path:
+        """Lock held while a lab is brought up or down; next to the folder, because that is removed."""
+        return self.folder.with_name(f"{self.name}.lock")
+
+    def fault_json(self, fault_id: str) -> Path:
+        """Return the file of a fault."""
+        return self.faults_dir / f"{fault_id}.json"
+
+    def pid(self, host: str) -> Path:
+        """Return the file with the PID of a host's first process."""
+        return self.pids_dir / host
+
+    def spool_dir(self, node: str) -> Path:
+        """Return the spool folder of a node."""
+        return self.folder / f"spool-{node}"
+
+    def daemon_pid(self, daemon: str) -> Path:
+        """Return the file with the PID of munged or slurmctld in the lab's PID namespace."""
+        return self.folder / f"{daemon}.pid"
+
+    def log(self, daemon: str) -> Path:
+        """Return the log of a daemon, or of a host."""
+        return self.folder / f"{daemon}.log"
 
 
 def write_config(files: LabFiles, config: LabConfig) -> None:

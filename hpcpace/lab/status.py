@@ -1,9 +1,8 @@
-"""The state of a lab: hosts, links with their traffic, jobs and faults; as tables for a terminal."""
+"""The state of a lab: hosts, links with their traffic, jobs and faults, as tables."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import subprocess
@@ -16,15 +15,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import format_bytes, format_rate
-from hpcpace.lab.environment import lab_environ
 from hpcpace.lab.fabric import LinkCounters, read_counters
 from hpcpace.lab.faults import UNFINISHED, FaultRecord, fault_records
-from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import has_slurmd, host_pid
-from hpcpace.lab.lab import Lab
-from hpcpace.lab.plan import LabPlan
+from hpcpace.lab.namespaces import lab_environ
+from hpcpace.lab.plan import LabFiles, LabPlan
 
 _WELL = ("idle", "mixed", "allocated", "completing")
 
@@ -122,28 +118,6 @@ def read_status(plan: LabPlan, files: LabFiles) -> LabStatus:
         problems=problems,
         jobs=tuple(ask(files, "squeue", "-h", "-o", "%i %j %T %M %R")),
         faults=tuple(fault_records(files)),
-    )
-
-
-def status_of(lab: Lab) -> LabStatus:
-    """Return the state of a lab; called from outside the lab.
-
-    Raises:
-        HpcpaceError: the state cannot be read.
-    """
-    done = lab.run(sys.executable, "-P", "-m", "hpcpace", "lab", "status", "--json")
-    if not done.stdout:
-        raise HpcpaceError(f"cannot read the state of lab {lab.files.name}: {done.stderr.strip()}")
-    values = json.loads(done.stdout)
-    return LabStatus(
-        **{
-            **values,
-            "hosts": tuple(HostStatus(**host) for host in values["hosts"]),
-            "links": tuple(LinkCounters(**link) for link in values["links"]),
-            "problems": tuple(values["problems"]),
-            "jobs": tuple(values["jobs"]),
-            "faults": tuple(FaultRecord(**fault) for fault in values["faults"]),
-        }
     )
 
 

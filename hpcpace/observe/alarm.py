@@ -27,12 +27,10 @@ from hpcpace.core.environment import host_identity
 from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.core.text import NS_PER_S, format_duration, rank_list, shell_word
 from hpcpace.hang.notices import HangFolder, Notice, read_notices, write
-from hpcpace.hang.verdict import ask_verdict
+from hpcpace.hang.verdict import HangWords, ask_verdict
 from hpcpace.hang.views import Doing
-from hpcpace.hang.words import HangWords
 from hpcpace.observe.hang_snapshot import thread_stacks
-from hpcpace.trace.header import MOST_RANKS
-from hpcpace.trace.schema import NO_STEP
+from hpcpace.trace.schema import MAX_RANKS, NO_STEP
 from hpcpace.world.deadline import in_time
 
 FILES_TIMEOUT_S = 10.0
@@ -289,7 +287,7 @@ class Waiting:
     def _ranks(self) -> list[int]:
         """Return the ranks that wait for the group."""
         least_ns = time.time_ns() - int((2 * self.timeout_s + _MARGIN_S) * NS_PER_S)
-        num_ranks = self.world_size if self.world_size > 0 else MOST_RANKS
+        num_ranks = self.world_size if self.world_size > 0 else MAX_RANKS
         # No attempt exists yet: the run itself has the folder of notices.
         notices = read_notices(Attempt(self.run), owner=os.geteuid(), num_ranks=num_ranks).values()
         return [notice.rank for notice in notices if not notice.ended and notice.unix_ns > least_ns]

@@ -31,8 +31,8 @@ from hpcpace.hang.views import Doing
 from hpcpace.observe.alarm import FILES_TIMEOUT_S, Alarm
 from hpcpace.observe.ends import EndEvent
 from hpcpace.observe.hang_snapshot import Operations, excuse_of, thread_stacks
-from hpcpace.trace.ends import STOPPED_FOR_HANG
 from hpcpace.trace.schema import EventKind, Phase
+from hpcpace.trace.tables import STOPPED_FOR_HANG
 from hpcpace.world.deadline import in_time
 
 STOPPED: EndEvent = (EventKind.EXIT, EXIT_FAILED, STOPPED_FOR_HANG)

@@ -26,8 +26,8 @@ from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
 from hpcpace.plots.csv_text import csv_bytes
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.topology.placing import place_traces
 from hpcpace.topology.read import read_topology
+from hpcpace.topology.switch_tree import place_traces
 from hpcpace.trace.attempt_reader import read_attempt
 
 if TYPE_CHECKING:

@@ -278,22 +278,6 @@ PART_NAMES = ("sweep", "pairs", "noise", "copies")
 """The parts of a probe, in their order."""
 
 
-def chosen_parts(names: Sequence[str], *, cores_in_turn: bool = False) -> list[Part]:
-    """Return the parts with some names, in the order of `PART_NAMES`.
-
-    Args:
-        names: of `PART_NAMES`.
-        cores_in_turn: whether the noise of a host's cores is measured one core after another.
-    """
-    from hpcpace.probe.hosts import Copies, Noise
-    from hpcpace.probe.pairs import Pairs
-    from hpcpace.probe.sweep import Sweep
-
-    parts: tuple[Part, ...] = (Sweep(), Pairs(), Noise(one_at_a_time=cores_in_turn), Copies())
-    known = {part.name: part for part in parts}
-    return [known[name] for name in PART_NAMES if name in names]
-
-
 def measure_parts(
     world: ProbeWorld,
     parts: Sequence[Part],

@@ -1,1 +1,1 @@
-"""Trace format 1: what a rank's trace file holds (schema), and how it is recorded, written and read back."""
+"""Trace format 1: what the file of a rank holds, and how it is recorded, written and read."""

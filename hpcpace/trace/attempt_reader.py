@@ -1,4 +1,4 @@
-"""Read the traces of all ranks of an attempt within a given amount of memory; report and skip unreadable files."""
+"""Read the traces of all ranks of an attempt within some memory; skip unreadable files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -19,20 +19,71 @@ from hpcpace.core.pool import map_processes, map_threads
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import rank_list
 from hpcpace.trace.pack_reader import has_own_file, open_pack, read_pack
-from hpcpace.trace.packed_rows import CACHE_BYTES, ChunkCache
-from hpcpace.trace.plausible import plausible_rows, without_implausible
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, TooLarge, read_rank
-from hpcpace.trace.same_run import Start, of_one_run, start_of
 from hpcpace.trace.schema import TABLES
-from hpcpace.trace.stream import MOST_ROWS, StoredTable, TraceStream, read_blocks
-from hpcpace.trace.tables import GroupTable, RankTrace
+from hpcpace.trace.stream import CACHE_BYTES, MAX_ROWS, ChunkCache, StoredTable, TraceStream, read_blocks
+from hpcpace.trace.tables import GroupTable, RankTrace, plausible_rows, without_implausible
 
-_MOST_NAMED = 16
-_LEAST_FOR_PROCESSES = 32
+Start = tuple[str, int]
+"""A run and the number of its attempt."""
+
+
+def of_one_run(
+    traces: Sequence[RankTrace], *, run_id: str = "", attempt: int = -1, packs: Mapping[int, Path] | None = None
+) -> tuple[list[RankTrace], list[str]]:
+    """Return the traces that belong together, ascending by rank, and a sentence about each of the others.
+
+    Run and attempt are the same on all ranks of a start; the majority of traces decides.
+
+    Args:
+        traces: of different ranks.
+        run_id: decides if two runs have equally many traces.
+        attempt: decides then, too.
+        packs: the file that the trace of a rank was read from, if it is not the rank's own.
+
+    Returns:
+        No traces at all if nothing decides between two runs.
+    """
+    counts = Counter(trace.start for trace in traces)
+    if not counts:
+        return [], []
+    liking = {start: (count, start[1] == attempt, start[0] == run_id) for start, count in counts.items()}
+    first, *others = sorted(counts, key=lambda start: liking[start], reverse=True)
+    if others and liking[others[0]] == liking[first]:
+        names = " and ".join(map(_name, (first, others[0])))
+        return [], [f"as many traces are of {names}: move those of one of them away"]
+    kept = [trace for trace in traces if trace.start == first]
+    left = [trace for trace in traces if trace.start != first]
+    said = [
+        f"{place} is of {_name(start)}, not of {_name(first)}; it is left out" for place, start in _places(left, packs)
+    ]
+    return sorted(kept, key=lambda trace: trace.header.rank), said
+
+
+def _places(traces: Sequence[RankTrace], packs: Mapping[int, Path] | None) -> list[tuple[str, Start]]:
+    """Return each file that traces are in, with the ranks of a pack, and what they are of."""
+    places: list[tuple[str, Start]] = []
+    packed: dict[tuple[Path, Start], list[int]] = {}
+    for trace in traces:
+        path = (packs or {}).get(trace.header.rank)
+        if path is None:
+            places.append((str(trace.path), trace.start))
+        else:
+            packed.setdefault((path, trace.start), []).append(trace.header.rank)
+    return [*((f"{path} with {rank_list(sorted(ranks))}", start) for (path, start), ranks in packed.items()), *places]
+
+
+def _name(start: Start) -> str:
+    run_id, attempt = start
+    return f"run {run_id!r}, attempt {attempt}"
+
+
+_MAX_NAMED = 16
+_MIN_FOR_PROCESSES = 32
 # Figures computed from the operations of a range of steps take several times the memory of their rows.
 _COPIES_OF_ROWS = 4
 # A few chunks of a rank, whatever its share.
-_LEAST_STREAM_BYTES = 1 << 21
+_MIN_STREAM_BYTES = 1 << 21
 # Decoded chunks of packs take at most this part of the memory.
 _SHARE_OF_CACHE = 8
 
@@ -49,7 +100,7 @@ def read_attempt(
     attempt: Attempt,
     *,
     progress: Callable[[int, int], None] | None = None,
-    most_rows: int = MOST_ROWS,
+    most_rows: int = MAX_ROWS,
     tables: Collection[str] = TABLES,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> AttemptTraces:
@@ -152,18 +203,12 @@ class _Packed:
     left_bytes: float
 
 
-@dataclass(frozen=True)
-class _FromPack:
+class _FromPack(NamedTuple):
     """The trace of a rank in a pack, and whether parts of it are damaged."""
 
     path: Path
     stream: TraceStream
     is_damaged: bool
-
-    @property
-    def start(self) -> Start:
-        """The run and attempt that it is of."""
-        return start_of(self.stream.trace)
 
 
 def _read_packs(
@@ -218,7 +263,7 @@ def _read_packs(
         )
     chosen = _chosen(parts, found.problems, named)
     share = memory_bytes / max(len(chosen), 1)
-    most_bytes = max(share / _COPIES_OF_ROWS, _LEAST_STREAM_BYTES)
+    most_bytes = max(share / _COPIES_OF_ROWS, _MIN_STREAM_BYTES)
     found.traces = {rank: _with_stored(replace(one.stream, most_bytes=most_bytes)) for rank, one in chosen.items()}
     found.places = {rank: one.path for rank, one in chosen.items()}
     return found
@@ -229,23 +274,22 @@ def _chosen(parts: Sequence[Sequence[_FromPack]], problems: list[str], named: St
 
     That is one of the run of which most are (a pack of another run hides none), then a whole one, then the first.
     """
-    counts = Counter(one.start for part in parts for one in part)
+    counts = Counter(one.stream.trace.start for part in parts for one in part)
+
+    def merit(one: _FromPack) -> tuple[int, bool, bool, bool]:
+        run_id, attempt = one.stream.trace.start
+        return counts[run_id, attempt], attempt == named[1], run_id == named[0], not one.is_damaged
+
     chosen: dict[int, _FromPack] = {}
     for one in (one for part in parts for one in part):
         rank = one.stream.trace.header.rank
-        before = chosen.get(rank)
-        if before is None or _merit(one, counts, named) > _merit(before, counts, named):
+        if rank not in chosen or merit(one) > merit(chosen[rank]):
             chosen[rank] = one
     for part in parts:
         twice = sorted(one.stream.trace.header.rank for one in part if chosen[one.stream.trace.header.rank] is not one)
         if twice:
             problems.append(f"{part[0].path}: {rank_list(twice)} is in another pack, too; left out here")
     return chosen
-
-
-def _merit(one: _FromPack, counts: Mapping[Start, int], named: Start) -> tuple[int, bool, bool, bool]:
-    run_id, attempt = one.start
-    return counts[one.start], attempt == named[1], run_id == named[0], not one.is_damaged
 
 
 def _take_misnamed(traces: dict[int, RankTrace], trace: RankTrace) -> list[str]:
@@ -276,10 +320,10 @@ def _read_files(
         folder=folder,
         most_rows=most_rows // max(len(files), 1),
         tables=tables,
-        stream_bytes=max(share // _COPIES_OF_ROWS, _LEAST_STREAM_BYTES),
+        stream_bytes=max(share // _COPIES_OF_ROWS, _MIN_STREAM_BYTES),
     )
     # With many small files most of the time goes into opening them, which HDF5 does on one core for all threads.
-    found_of = map_processes if len(files) >= _LEAST_FOR_PROCESSES else map_threads
+    found_of = map_processes if len(files) >= _MIN_FOR_PROCESSES else map_threads
     names = [path.name for path in files.values()]
     left_bytes, groups, large = memory_bytes, dict[bytes, NDArray[Any]](), list[tuple[float, int]]()
     for rank, trace in zip(files, found_of(partial(read, most_bytes=share), names), strict=True):
@@ -311,9 +355,7 @@ def _trace_or_error(
         trace = replace(trace, tables={**trace.tables, "groups": GroupTable(trace.tables["groups"])})
     except TraceError as error:
         return error
-    return _with_stored(
-        TraceStream(trace=trace, chunks=stream.chunks, identity=stream.identity, most_bytes=stream_bytes)
-    )
+    return _with_stored(replace(stream, trace=trace, most_bytes=stream_bytes))
 
 
 def _with_stored(stream: TraceStream) -> RankTrace:
@@ -355,7 +397,7 @@ def _world_problems(traces: Sequence[RankTrace], world_size: int) -> list[str]:
     present = {trace.header.rank for trace in traces}
     missing = [rank for rank in range(world_size) if rank not in present]
     if missing:
-        names = ", ".join(map(str, missing[:_MOST_NAMED]))
-        more = f", ... and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        names = ", ".join(map(str, missing[:_MAX_NAMED]))
+        more = f", ... and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         problems.append(f"{len(missing)} of {world_size} ranks have no readable trace: {names}{more}")
     return problems

@@ -1,4 +1,4 @@
-"""Read columns of a trace file without HDF5: its index says where they are, threads read and decompress them.
+"""Read columns of a trace file without HDF5: threads decompress what its index names.
 
 h5py holds one lock for all files while HDF5 decompresses, each of its calls on a column costs more than reading a small
 table, and its decompression is unbounded. Here nothing decompresses to more than the index says.
@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -26,13 +26,13 @@ _SHUFFLE, _DEFLATE = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE
 _FLETCHER32, _CHECKSUM_BYTES = h5py.h5z.FILTER_FLETCHER32, 4
 _BOTH = (_SHUFFLE, _DEFLATE)
 # Deflate makes nothing smaller than this, and adds at most a few bytes per 16 KiB.
-_MOST_COMPRESSED, _MOST_LONGER_BYTES = 1032, 1024
+_MAX_COMPRESSED, _MAX_LONGER_BYTES = 1032, 1024
 # Eight times the size of our own chunks, so that no single chunk takes much memory.
-_MOST_CHUNK_BYTES = 1 << 26
+_MAX_CHUNK_BYTES = 1 << 26
 # A billion rows of a rank in our chunks; each chunk costs a call in Python.
-_MOST_CHUNKS = 1 << 17
+_MAX_CHUNKS = 1 << 17
 # Group names, step numbers, kinds of operations and the like compress to a few bytes that are equal on most ranks.
-_MOST_SHARED, _MOST_SHARED_BYTES = 128, 8192
+_MAX_SHARED, _MAX_SHARED_BYTES = 128, 8192
 
 
 class DamagedColumn(Exception):
@@ -154,30 +154,25 @@ def _index_column(
     (num_rows,) = shape
     if not num_rows:
         return 0, ColumnChunks(dtype=dtype, stored=stored, chunk_rows=0, places=(), filters=())
-    if num_rows * stored.itemsize > _MOST_COMPRESSED * file_bytes:
+    if num_rows * stored.itemsize > _MAX_COMPRESSED * file_bytes:
         raise ValueError(f"it claims {num_rows} rows in a file of {file_bytes} bytes")
     if properties.get_layout() == h5py.h5d.CONTIGUOUS:
         laid = _contiguous(column, stored, num_rows)
     else:
         laid = _chunked(column, properties, stored, num_rows, is_growing=is_growing)
-    chunks = ColumnChunks(
-        dtype=dtype, stored=stored, chunk_rows=laid.chunk_rows, places=laid.places, filters=laid.filters
-    )
-    return laid.num_rows, chunks
+    num_rows, chunk_rows, places, applied = laid
+    return num_rows, ColumnChunks(dtype=dtype, stored=stored, chunk_rows=chunk_rows, places=places, filters=applied)
 
 
-class _Laid(NamedTuple):
-    num_rows: int
-    chunk_rows: int
-    places: tuple[tuple[int, int], ...]
-    filters: tuple[tuple[int, ...], ...]
+_Laid = tuple[int, int, tuple[tuple[int, int], ...], tuple[tuple[int, ...], ...]]
+"""Rows that are really there, and `chunk_rows`, `places` and `filters` of `ColumnChunks`."""
 
 
 def _contiguous(column: h5py.h5d.DatasetID, stored: np.dtype, num_rows: int) -> _Laid:
     size_bytes, offset = num_rows * stored.itemsize, column.get_offset()
     if offset is None or column.get_storage_size() < size_bytes:
         raise ValueError(f"it claims {num_rows} rows in {column.get_storage_size()} bytes")
-    return _Laid(num_rows, num_rows, ((offset, size_bytes),), ((),))
+    return num_rows, num_rows, ((offset, size_bytes),), ((),)
 
 
 def _chunked(
@@ -186,12 +181,10 @@ def _chunked(
     filters = filters_of(properties)
     (chunk_rows,) = properties.get_chunk()
     chunk_bytes = chunk_rows * stored.itemsize
-    if not 0 < chunk_bytes <= _MOST_CHUNK_BYTES:
+    if not 0 < chunk_bytes <= _MAX_CHUNK_BYTES:
         raise ValueError(f"it has chunks of {chunk_rows} rows")
     found: dict[int, tuple[int, int, int]] = {}
-    for chunk in _stored_chunks(
-        column, min(-(-num_rows // chunk_rows), _MOST_CHUNKS), num_rows if is_growing else None
-    ):
+    for chunk in _stored_chunks(column, min(-(-num_rows // chunk_rows), _MAX_CHUNKS), num_rows if is_growing else None):
         least, most = _sizes(chunk_bytes, _unmasked(filters, chunk.filter_mask))
         if chunk.byte_offset is None or not least <= chunk.size <= most:
             raise ValueError(f"it has a chunk of {chunk.size} bytes for {chunk_bytes}")
@@ -200,15 +193,15 @@ def _chunked(
     chosen = [found.get(start, (0, 0, 0)) for start in range(0, num_rows, chunk_rows)]
     places = tuple((offset, size) for offset, size, _ in chosen)
     if any(mask for _, _, mask in chosen):
-        return _Laid(num_rows, chunk_rows, places, tuple(_unmasked(filters, mask) for _, _, mask in chosen))
-    return _Laid(num_rows, chunk_rows, places, (filters,))
+        return num_rows, chunk_rows, places, tuple(_unmasked(filters, mask) for _, _, mask in chosen)
+    return num_rows, chunk_rows, places, (filters,)
 
 
 def _sizes(chunk_bytes: int, filters: tuple[int, ...]) -> tuple[float, float]:
     """Return the least and the most bytes that a chunk takes after its filters."""
     extra = _CHECKSUM_BYTES if _FLETCHER32 in filters else 0
     if _DEFLATE in filters:
-        return chunk_bytes / _MOST_COMPRESSED + extra, chunk_bytes + _MOST_LONGER_BYTES + extra
+        return chunk_bytes / _MAX_COMPRESSED + extra, chunk_bytes + _MAX_LONGER_BYTES + extra
     return chunk_bytes + extra, chunk_bytes + extra
 
 
@@ -233,7 +226,7 @@ def _stored_chunks(column: h5py.h5d.DatasetID, most: int, num_rows: int | None) 
 
     def visit(chunk: Any) -> bool | None:
         nonlocal num_later
-        if num_rows is not None and chunk.chunk_offset[0] >= num_rows and num_later < _MOST_CHUNKS:
+        if num_rows is not None and chunk.chunk_offset[0] >= num_rows and num_later < _MAX_CHUNKS:
             num_later += 1
             return None
         found.append(chunk)
@@ -242,7 +235,7 @@ def _stored_chunks(column: h5py.h5d.DatasetID, most: int, num_rows: int | None) 
     if hasattr(column, "chunk_iter"):
         column.chunk_iter(visit)
     else:  # h5py over a HDF5 before 1.12.3
-        for index in range(min(column.get_num_chunks(), most + (_MOST_CHUNKS if num_rows is not None else 1))):
+        for index in range(min(column.get_num_chunks(), most + (_MAX_CHUNKS if num_rows is not None else 1))):
             if visit(column.get_chunk_info(index)):
                 break
     if len(found) > most:
@@ -309,13 +302,13 @@ def _filters_of(column: ColumnChunks, number: int) -> tuple[int, ...]:
 
 def _is_shared(column: ColumnChunks, number: int) -> bool:
     return (
-        0 < column.places[number][1] <= _MOST_SHARED_BYTES
+        0 < column.places[number][1] <= _MAX_SHARED_BYTES
         and column.stored == column.dtype
         and _filters_of(column, number) == _BOTH
     )
 
 
-@lru_cache(maxsize=_MOST_SHARED)
+@lru_cache(maxsize=_MAX_SHARED)
 def _shared_column(content: bytes, dtype: str, chunk_rows: int, num_rows: int) -> NDArray[np.generic]:
     """Return the rows of a chunk, read-only because thousands of ranks may share them."""
     values: NDArray[np.generic] = np.zeros(num_rows, dtype)
@@ -328,7 +321,7 @@ def _stored(descriptor: int, offset: int, size_bytes: int) -> bytes:
     try:
         content = os.pread(descriptor, size_bytes, offset)
     except (OSError, OverflowError, MemoryError) as error:
-        if isinstance(error, MemoryError) and size_bytes <= _MOST_CHUNK_BYTES:
+        if isinstance(error, MemoryError) and size_bytes <= _MAX_CHUNK_BYTES:
             raise
         raise DamagedColumn(str(error)) from error
     if len(content) < size_bytes:
@@ -394,17 +387,11 @@ def _inflate(content: bytes, chunk_rows: int, values: NDArray[np.generic]) -> No
             planes[:, index] = np.frombuffer(plane, np.uint8)
 
 
-def split_last(chunks: TableChunks) -> tuple[TableChunks, TableChunks]:
-    """Return all chunks of an even table except the last one of each column, and the last ones."""
-    if not chunks.num_rows:
-        return select_chunks(chunks, 0, 0), chunks
-    last = len(next(iter(chunks.columns.values())).places) - 1
-    return select_chunks(chunks, 0, last), select_chunks(chunks, last, last + 1)
-
-
-def split_all(chunks: TableChunks) -> tuple[TableChunks, TableChunks]:
-    """Return all chunks of a table, and no chunks of it."""
-    return chunks, select_chunks(chunks, 0, 0)
+def split_chunks(chunks: TableChunks, num_last: int) -> tuple[TableChunks, TableChunks]:
+    """Return all chunks of an even table except the last ones of each column, and the last ones."""
+    num_chunks = len(next(iter(chunks.columns.values())).places)
+    first = max(num_chunks - num_last, 0)
+    return select_chunks(chunks, 0, first), select_chunks(chunks, first, num_chunks)
 
 
 def select_chunks(chunks: TableChunks, first: int, stop: int) -> TableChunks:

@@ -1,12 +1,13 @@
-"""The HDF5 file of one rank for its writer: created with all objects, then extended by whole chunks in SWMR mode."""
+"""The HDF5 file of one rank for its writer, extended by whole chunks in SWMR mode."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import h5py
 import numpy as np
@@ -14,15 +15,12 @@ from numpy.typing import NDArray
 
 from hpcpace.core.files import copy_file
 from hpcpace.trace.encoding import DEFLATE_LEVEL, RESOLUTION_NS, compress_chunk
-from hpcpace.trace.header import header_values
-from hpcpace.trace.keep_last import mark_steps
-from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, TableSchema, TraceHeader
+from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, StepFlag, TableSchema, TraceHeader, header_values
 
 # Readable by HDF5 1.10 and later; SWMR needs at least this version.
-_LIBRARY_VERSIONS = ("v110", "v110")
-# Object headers that HDF5 may write along with the chunks of one flush, and the index entry of each chunk.
-_METADATA_BYTES = 65_536
-_INDEX_BYTES = 128
+LIBRARY_VERSIONS = ("v110", "v110")
+METADATA_BYTES, INDEX_BYTES = 1 << 16, 128
+"""What HDF5 may write besides chunks: object headers along with those of one flush, and the index entry of each."""
 
 
 def container_image(
@@ -44,34 +42,64 @@ def container_image(
     """
     values = header_values(header)
     samples_unit, interfaces = values.pop("samples_unit"), values.pop("interfaces")
-    # HDF5 treats two in-memory files of the same name as one file, and each recorder has its own thread.
-    file_name = f"image-{threading.get_ident()}"
-    with h5py.File(file_name, "w", driver="core", backing_store=False, libver=_LIBRARY_VERSIONS) as file:
-        file.attrs.update(values)
-        for name, dtype in dtypes.items():
-            group = file.create_group(name)
-            for column in dtype.names or ():
-                dataset = group.create_dataset(
-                    column,
-                    shape=(0,),
-                    maxshape=(None,),
-                    chunks=(TABLES[name].chunk_rows,),
-                    dtype=stored_dtype(TABLES[name], column, dtype[column]),
-                    shuffle=True,
-                    compression="gzip",
-                    compression_opts=DEFLATE_LEVEL,
-                )
-                if column in RESOLUTION_NS.get(name, {}):
-                    dataset.attrs["resolution_ns"] = RESOLUTION_NS[name][column]
+
+    def finish(file: h5py.File) -> None:
         for name, num_dropped in (first_rows or {}).items():
             file[name].attrs[FIRST_ROW] = num_dropped
         if first_step:
             file["steps"].attrs[FIRST_STEP] = first_step
         file["steps"].attrs["samples_unit"] = samples_unit
         file["network"].attrs.create("interfaces", interfaces, shape=(len(interfaces),), dtype=h5py.string_dtype())
+
+    return file_image("trace", values, {name: (TABLES[name], dtype) for name, dtype in dtypes.items()}, finish)
+
+
+def file_image(
+    kind: str,
+    attributes: Mapping[str, Any],
+    tables: Mapping[str, tuple[TableSchema, np.dtype]],
+    finish: Callable[[h5py.File], None] = lambda _: None,
+) -> bytes:
+    """Return the bytes of an HDF5 file with groups and columns and no rows.
+
+    Args:
+        kind: of the file.
+        attributes: root attributes.
+        tables: schema of each group, and the dtype of its rows.
+        finish: adds other attributes.
+    """
+    # HDF5 treats two in-memory files of the same name as one file, and each recorder has its own thread.
+    name = f"{kind}-image-{threading.get_ident()}"
+    with h5py.File(name, "w", driver="core", backing_store=False, libver=LIBRARY_VERSIONS) as file:
+        file.attrs.update(attributes)
+        for table, (schema, dtype) in tables.items():
+            group = file.create_group(table)
+            for column in dtype.names or ():
+                dataset = group.create_dataset(
+                    column,
+                    shape=(0,),
+                    maxshape=(None,),
+                    chunks=(schema.chunk_rows,),
+                    dtype=_stored_dtype(schema, column, dtype[column]),
+                    shuffle=True,
+                    compression="gzip",
+                    compression_opts=DEFLATE_LEVEL,
+                )
+                if column in RESOLUTION_NS.get(schema.name, {}):
+                    dataset.attrs["resolution_ns"] = RESOLUTION_NS[schema.name][column]
+        finish(file)
         file.flush()
         image: bytes = file.id.get_file_image()
     return image
+
+
+def _stored_dtype(table: TableSchema, column: str, dtype: np.dtype) -> np.dtype:
+    """Return the type of a column in a file: enumerations carry their names."""
+    names = table.enums.get(column)
+    if names is None:
+        return dtype
+    enum: np.dtype = h5py.enum_dtype({member.name.lower(): member.value for member in names}, basetype=dtype)
+    return enum
 
 
 class Container:
@@ -87,7 +115,7 @@ class Container:
         self._finalizer = weakref.finalize(self, os.close, self._descriptor)
         # The name leads to the open file itself, whatever is at its path by now (proc(5)). Locks fail on file
         # systems without them, and nobody else writes this file.
-        self._file = h5py.File(f"/proc/self/fd/{descriptor}", "r+", libver=_LIBRARY_VERSIONS, locking=False)
+        self._file = h5py.File(f"/proc/self/fd/{descriptor}", "r+", libver=LIBRARY_VERSIONS, locking=False)
         self._file.swmr_mode = True
         self._hdf5_descriptor: int | None = self._file.id.get_vfd_handle()
         os.register_at_fork(after_in_child=partial(_forget_in_child, weakref.ref(self)))
@@ -112,7 +140,7 @@ class Container:
         # On a disk that stays full, do not compress again at every flush.
         self._reserve(0)
         chunks = {column: compress_chunk(rows[column], chunk_rows) for column in rows.dtype.names or ()}
-        self._reserve(sum(_INDEX_BYTES + len(chunk) for chunk in chunks.values()))
+        self._reserve(sum(INDEX_BYTES + len(chunk) for chunk in chunks.values()))
         for column in chunks:
             self._file[name][column].resize((first_row + len(rows),))
         for column, chunk in chunks.items():
@@ -129,7 +157,7 @@ class Container:
             num_rows = values.shape[0] - num_dropped * chunk_rows
             if num_rows <= 0:
                 continue
-            self._reserve(values.id.get_storage_size() + num_rows // chunk_rows * _INDEX_BYTES)
+            self._reserve(values.id.get_storage_size() + num_rows // chunk_rows * INDEX_BYTES)
             copied = self._file[name][column]
             copied.resize((num_rows,))
             for first_row in range(0, num_rows, chunk_rows):
@@ -194,7 +222,7 @@ class Container:
         self._file.close()
 
     def _reserve(self, size_bytes: int) -> None:
-        reserve(self._descriptor, self._file.id.get_filesize() + size_bytes + _METADATA_BYTES)
+        reserve(self._descriptor, self._file.id.get_filesize() + size_bytes + METADATA_BYTES)
 
 
 def reserve(descriptor: int, end: int) -> None:
@@ -214,10 +242,8 @@ def _forget_in_child(reference: weakref.ref[Container]) -> None:
         container.forget()
 
 
-def stored_dtype(table: TableSchema, column: str, dtype: np.dtype) -> np.dtype:
-    """Return the type of a column in a file: enumerations carry their names."""
-    names = table.enums.get(column)
-    if names is None:
-        return dtype
-    enum: np.dtype = h5py.enum_dtype({member.name.lower(): member.value for member in names}, basetype=dtype)
-    return enum
+def mark_steps(flags: NDArray[np.uint8], step: NDArray[np.int32], first_step: int) -> NDArray[np.uint8]:
+    """Return the marks of steps, of which those before `first_step` are no longer known in detail."""
+    plain = np.uint8(StepFlag.PLAIN | StepFlag.WARMUP)
+    marked: NDArray[np.uint8] = np.where(step < first_step, flags | plain, flags)
+    return marked

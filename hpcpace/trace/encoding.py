@@ -1,4 +1,4 @@
-"""Rows as bytes: how a row is packed, how times are rounded, how a column's chunk is compressed.
+"""Rows as bytes: how rows are packed, times rounded, and a column's chunk compressed.
 
 Chunks are made here and not by HDF5, because zlib gives up Python's global lock while it works and HDF5 does not.
 """
@@ -33,7 +33,7 @@ _STRUCT_CODES = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h
 def row_dtype(table: TableSchema, *, has_device: bool = False) -> np.dtype:
     """Return the packed dtype of a table's rows, with the columns of ranks with a device at the end if asked for."""
     if has_device and table.device.names:
-        return np.dtype([*_fields(table.dtype), *_fields(table.device)])
+        return np.dtype(table.dtype.descr + table.device.descr)
     return table.dtype
 
 
@@ -59,7 +59,8 @@ def row_struct(dtype: np.dtype, whole: np.dtype | None = None) -> struct.Struct:
         dtype: the columns that are packed.
         whole: the row's dtype, if it has more columns after these; they are zeros.
     """
-    codes = (f"{kind.itemsize}s" if kind.kind == "S" else _STRUCT_CODES[kind.str[1:]] for _, kind in _kinds(dtype))
+    kinds = (dtype[name] for name in dtype.names or ())
+    codes = (f"{kind.itemsize}s" if kind.kind == "S" else _STRUCT_CODES[kind.str[1:]] for kind in kinds)
     num_zeros = 0 if whole is None else whole.itemsize - dtype.itemsize
     return struct.Struct("<" + "".join(codes) + f"{num_zeros}x")
 
@@ -99,11 +100,3 @@ def _deflated(values: NDArray[np.generic], chunk_rows: int, deflate: Any, flush_
     blocks = (deflate.compress(plane.data) + deflate.flush(flush_block) for plane in planes)
     content: bytes = b"".join(blocks) + deflate.flush()
     return content
-
-
-def _fields(dtype: np.dtype) -> list[tuple[str, str]]:
-    return [(name, kind.str) for name, kind in _kinds(dtype)]
-
-
-def _kinds(dtype: np.dtype) -> list[tuple[str, np.dtype]]:
-    return [(name, dtype[name]) for name in dtype.names or ()]

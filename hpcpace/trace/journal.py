@@ -1,38 +1,40 @@
-"""The journal next to a trace file: rows that do not yet fill a chunk, as plain records of fixed size.
+"""The journal next to a trace file: rows that do not fill a chunk, as records of fixed size.
 
 It begins with a self-describing header, so that it can be read even if the HDF5 file cannot. A kill at any moment tears
-at most the last record, and its checksum shows that.
+at most the last record, and its checksum shows that. The writer can overwrite the last row of `account` at any time
+without needing space: it counts what a full disk costs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
+import weakref
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache, lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
-from hpcpace.trace.header import header_values, parse_header
-from hpcpace.trace.schema import TraceHeader
+from hpcpace.core.files import write_all, write_some
+from hpcpace.trace.schema import TABLES, TraceHeader, header_values, parse_header
 
 MAGIC = b"HPCPJNL1"
 _PREAMBLE = struct.Struct("<8sII")
 _COLUMN_KIND = re.compile(r"<[iu][248]|\|[iu]1|\|S\d{1,4}")
 _PREFIX = [("check", "<u4"), ("table", "u1"), ("kind", "u1"), ("size", "<u2"), ("row", "<u8")]
 # Records checked at once; for a table with few consecutive rows, more would mostly be wasted.
-_MOST_RECORDS = 1024
+_MAX_RECORDS = 1024
 # Each flush appends at most one run of records per table, and a new journal is begun after some thousand flushes.
-_MOST_RUNS = 1 << 16
-_MOST_HEADER_BYTES = 1 << 20
-MOST_START_BYTES = _PREAMBLE.size + _MOST_HEADER_BYTES
+_MAX_RUNS = 1 << 16
+_MAX_HEADER_BYTES = 1 << 20
+MAX_START_BYTES = _PREAMBLE.size + _MAX_HEADER_BYTES
 """The most bytes before the first record of a journal."""
 _PREFIX_BYTES = 16
 _CHECK_SEED = 0xCBF29CE484222325
@@ -137,22 +139,17 @@ def decode(content: bytes, place: str) -> JournalContent:
         TraceError: not an hpcpace journal, a damaged header, or another major version.
     """
     start = decode_start(content, place)
-    journal, offset = JournalContent(start.header), start.size_bytes
-    names, dtypes = list(start.tables), list(start.tables.values())
-    records: list[list[NDArray[np.void]]] = [[] for _ in names]
-    for _ in range(_MOST_RUNS):
-        if (run := _run_of_records(content, offset, dtypes)) is None:
-            break
-        records[int(run["table"][0])].append(run)
-        offset += run.nbytes
-    journal.num_left_bytes = len(content) - offset
-    for name, dtype, runs in zip(names, dtypes, records, strict=True):
-        found = np.concatenate(runs) if runs else np.zeros(0, dtype=record_dtype(dtype))
-        is_row = found["kind"] == RecordKind.ROW
-        numbers, first = np.unique(found["row"][is_row].astype(np.int64), return_index=True)
-        journal.rows[name] = numbers, found["data"][is_row][first]
+    runs, end = records_after(content, start.size_bytes, start.tables, start.tables)
+    journal = JournalContent(start.header, num_left_bytes=len(content) - end)
+    for name, dtype in start.tables.items():
+        own = [run for run in runs if run.table == name]
+        stored = [run for run in own if run.kind == RecordKind.ROW]
+        numbers = np.concatenate([np.zeros(0, np.int64), *(run.numbers for run in stored)])
+        numbers, first = np.unique(numbers, return_index=True)
+        journal.rows[name] = numbers, np.concatenate([np.zeros(0, dtype), *(run.rows for run in stored)])[first]
         if name == "collectives":
-            journal.open_rows = found["data"][found["kind"] == RecordKind.OPEN]
+            opened = [run.rows for run in own if run.kind == RecordKind.OPEN]
+            journal.open_rows = np.concatenate([np.zeros(0, dtype), *opened])
     return journal
 
 
@@ -160,21 +157,32 @@ def decode_start(content: bytes, place: str) -> JournalStart:
     """Return what is before the first record of a journal.
 
     Args:
-        content: its first bytes, `MOST_START_BYTES` or all that there are.
+        content: its first bytes, `MAX_START_BYTES` or all that there are.
         place: the file, for error messages.
 
     Raises:
         TraceError: not an hpcpace journal, a damaged header, or another major version.
     """
-    description, size_bytes = _decode_header(content, place)
+    if len(content) < _PREAMBLE.size or not content.startswith(MAGIC):
+        raise TraceError(f"{place} is not an hpcpace journal: it begins with {content[:8]!r}; leave it out")
+    _, size, check = _PREAMBLE.unpack_from(content)
+    text = content[_PREAMBLE.size : _PREAMBLE.size + size]
+    if size > _MAX_HEADER_BYTES or len(text) < size or zlib.crc32(text) != check:
+        raise TraceError(f"{place}: the journal's header is damaged or ends after {len(content)} bytes; leave it out")
+    try:
+        description = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{place}: the journal's header is not JSON ({error}); leave the file out") from error
+    if not isinstance(description, dict) or not isinstance(description.get("header"), dict):
+        raise TraceError(f"{place}: the journal's header does not describe a trace; leave the file out")
     header = parse_header(description["header"], place)
     try:
-        tables = {str(table["name"]): _row_dtype(table["columns"]) for table in description["tables"]}
+        tables = {str(table["name"]): _row_dtype(*map(tuple, table["columns"])) for table in description["tables"]}
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{place}: the journal's tables cannot be understood ({error}); leave the file out") from error
     if len(tables) != len(description["tables"]):
         raise TraceError(f"{place}: the journal names a table twice; leave the file out")
-    return JournalStart(header=header, tables=tables, size_bytes=size_bytes)
+    return JournalStart(header=header, tables=tables, size_bytes=_PREAMBLE.size + size)
 
 
 def records_after(
@@ -193,10 +201,12 @@ def records_after(
     names, dtypes = list(tables), [record_dtype(row) for row in tables.values()]
     octets = np.frombuffer(content, np.uint8)
     found: list[RecordRun] = []
-    while len(content) - offset >= _PREFIX_BYTES and content[offset + 4] < len(dtypes):
+    for _ in range(_MAX_RUNS):
+        if len(content) - offset < _PREFIX_BYTES or content[offset + 4] >= len(dtypes):
+            break
         table = content[offset + 4]
         dtype = dtypes[table]
-        count = (len(content) - offset) // dtype.itemsize
+        count = min((len(content) - offset) // dtype.itemsize, _MAX_RECORDS)
         if not count or int.from_bytes(content[offset + 6 : offset + 8], "little") != dtype.itemsize:
             break
         count = _num_leading(octets[offset + 4 :: dtype.itemsize][:count] == table)
@@ -251,46 +261,13 @@ def _runs(table: str, records: NDArray[np.void], offset: int) -> list[RecordRun]
     ]
 
 
-def _decode_header(content: bytes, place: str) -> tuple[dict[str, Any], int]:
-    if len(content) < _PREAMBLE.size or not content.startswith(MAGIC):
-        raise TraceError(f"{place} is not an hpcpace journal: it begins with {content[:8]!r}; leave it out")
-    _, size, check = _PREAMBLE.unpack_from(content)
-    text = content[_PREAMBLE.size : _PREAMBLE.size + size]
-    if size > _MOST_HEADER_BYTES or len(text) < size or zlib.crc32(text) != check:
-        raise TraceError(f"{place}: the journal's header is damaged or ends after {len(content)} bytes; leave it out")
-    try:
-        description = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{place}: the journal's header is not JSON ({error}); leave the file out") from error
-    if not isinstance(description, dict) or not isinstance(description.get("header"), dict):
-        raise TraceError(f"{place}: the journal's header does not describe a trace; leave the file out")
-    return description, _PREAMBLE.size + size
-
-
-def _row_dtype(columns: list[list[str]]) -> np.dtype:
+@lru_cache(maxsize=256)
+def _row_dtype(*columns: tuple[str, str]) -> np.dtype:
+    """Return the dtype of some columns; cached because the tables of all ranks of a run have few."""
     for _, kind in columns:
         if not _COLUMN_KIND.fullmatch(kind):
             raise ValueError(f"column type {kind!r}")
-    return _shared_dtype(tuple((name, kind) for name, kind in columns))
-
-
-@lru_cache(maxsize=256)
-def _shared_dtype(columns: tuple[tuple[str, str], ...]) -> np.dtype:
-    """Return a dtype, the same object for the same columns: the tables of all ranks of a run have few."""
     return np.dtype(list(columns))
-
-
-def _run_of_records(content: bytes, offset: int, dtypes: list[np.dtype]) -> NDArray[np.void] | None:
-    """Return the consecutive intact records of one table at an offset, or None."""
-    if len(content) - offset < 16 or content[offset + 4] >= len(dtypes):
-        return None
-    table = content[offset + 4]
-    dtype = record_dtype(dtypes[table])
-    count = min((len(content) - offset) // dtype.itemsize, _MOST_RECORDS)
-    records = np.frombuffer(content, dtype, count=count, offset=offset)
-    records = records[: _num_leading(records["table"] == table)]
-    records = records[: _num_leading((records["check"] == _checks(records)) & (records["size"] == dtype.itemsize))]
-    return records if len(records) else None
 
 
 @cache
@@ -314,3 +291,109 @@ def _checks(records: NDArray[np.void]) -> NDArray[np.uint32]:
     # The lower half of the first word is the checksum itself.
     check: NDArray[np.uint64] = (words[:, 0] >> np.uint64(32)) * powers[0] + words[:, 1:] @ powers[1:] + seed
     return (check >> np.uint64(32)).astype(np.uint32)
+
+
+_NUMBERS = {name: number for number, name in enumerate(TABLES)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive rows of a table on their way into the journal, or any open operations, which have no row numbers."""
+
+    table: str
+    kind: RecordKind
+    first_row: int
+    rows: NDArray[np.void]
+
+
+class JournalFile:
+    """An open journal.
+
+    Args:
+        descriptor: of an empty file; the caller keeps it.
+
+    Attributes:
+        next_rows: for each table, the number after that of its last row in the journal.
+        open_rows: the open operations in it, as bytes.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.next_rows: dict[str, int] = {}
+        self.open_rows: set[bytes] = set()
+        self._descriptor = os.dup(descriptor)
+        self._finalizer = weakref.finalize(self, os.close, self._descriptor)
+        self._end = 0
+        # Place, number and content of the last row of `account` in the journal.
+        self._account: tuple[int, int, NDArray[np.void]] | None = None
+        self._is_amended = False
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file was removed: it has no name left."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
+    def begin(self, header: bytes) -> None:
+        """Write the header.
+
+        Raises:
+            OSError: the disk did not take all of it.
+        """
+        write_all(self._descriptor, header, 0)
+        self._end = len(header)
+
+    def append(self, runs: Sequence[Run]) -> None:
+        """Append rows as records, in order; what a full disk takes of them is kept.
+
+        Raises:
+            OSError: it did not take all; `next_rows` and `open_rows` tell which complete records it took.
+        """
+        runs = [run for run in runs if len(run.rows)]
+        content = b"".join(encode_records(_NUMBERS[run.table], run.kind, run.first_row, run.rows) for run in runs)
+        num_left, problem = write_some(self._descriptor, content, self._end)
+        for run in runs:
+            record_bytes = record_dtype(run.rows.dtype).itemsize
+            num_taken = min(num_left // record_bytes, len(run.rows))
+            self._note(run, num_taken, record_bytes)
+            num_left -= num_taken * record_bytes
+            self._end += num_taken * record_bytes
+            if num_taken < len(run.rows):
+                break
+        if problem is not None:
+            os.ftruncate(self._descriptor, self._end)
+            raise problem
+
+    def amend_account(self, waiting: NDArray[np.void], num_missing: int) -> None:
+        """Update the last row of `account` in the journal with what is missing after it.
+
+        Args:
+            waiting: later rows of `account`, which are not in the journal.
+            num_missing: rows of other tables that are in no file; they are added to `dropped`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._account is None or not (self._is_amended or len(waiting) or num_missing):
+            return
+        offset, number, row = self._account
+        row = row.copy()
+        row["time_ns"] = max(int(row["time_ns"][0]), int(waiting["time_ns"].max(initial=0)))
+        for column in ("events", "dropped", "cost_ns"):
+            row[column] += waiting[column].sum()
+        row["dropped"] += num_missing
+        write_all(self._descriptor, encode_records(_NUMBERS["account"], RecordKind.ROW, number, row), offset)
+        self._is_amended = bool(len(waiting) or num_missing)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._finalizer()
+
+    def _note(self, run: Run, num_taken: int, record_bytes: int) -> None:
+        if not num_taken:
+            return
+        if run.kind == RecordKind.OPEN:
+            self.open_rows.update(row.tobytes() for row in run.rows[:num_taken])
+            return
+        self.next_rows[run.table] = run.first_row + num_taken
+        if run.table == "account":
+            last = num_taken - 1
+            self._account = self._end + last * record_bytes, run.first_row + last, run.rows[last:num_taken].copy()

@@ -1,4 +1,4 @@
-"""Follow the journal of a rank that runs: read what was appended since the last look, and no more.
+"""Follow the journal of a rank that runs: read what was appended since the last look.
 
 The writer is never disturbed: the file is opened for reading, looked at and closed. It may be replaced at any time by a
 new one that begins with rows of the old one.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
 from hpcpace.trace.journal import (
-    MOST_START_BYTES,
+    MAX_START_BYTES,
     JournalStart,
     RecordKind,
     RecordRun,
@@ -28,10 +28,10 @@ from hpcpace.trace.journal import (
 from hpcpace.trace.schema import TraceHeader
 
 _START_BYTES = 1 << 14
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """The most bytes of records that one look reads; of what is older, nothing is read."""
 # A record that stays torn for so many looks is damage.
-_MOST_TORN_LOOKS = 3
+_MAX_TORN_LOOKS = 3
 _OPEN = "open"
 
 
@@ -62,10 +62,10 @@ class JournalTail:
 
     Args:
         name: of the journal, in the folder of the traces.
-        most_bytes: see `MOST_BYTES`.
+        most_bytes: see `MAX_BYTES`.
     """
 
-    def __init__(self, name: str, *, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, name: str, *, most_bytes: int = MAX_BYTES) -> None:
         self.name = name
         self._most_bytes = most_bytes
         self._start: JournalStart | None = None
@@ -117,7 +117,7 @@ class JournalTail:
             except TraceError:
                 if len(content) < _START_BYTES:
                     raise
-                start = decode_start(os.pread(descriptor, MOST_START_BYTES, 0), place)
+                start = decode_start(os.pread(descriptor, MAX_START_BYTES, 0), place)
             if self._start is None or start.header != self._start.header:
                 self._next_rows = {}
             self._start, self._start_content = start, content[: start.size_bytes]
@@ -132,7 +132,7 @@ class JournalTail:
         begin -= (begin - self._start.size_bytes) % 8
         content = os.pread(descriptor, size_bytes - begin, begin)
         first: int | None = 0
-        if begin > self._offset or self._num_torn_looks >= _MOST_TORN_LOOKS:
+        if begin > self._offset or self._num_torn_looks >= _MAX_TORN_LOOKS:
             first = first_record(content, self._start.tables)
             self._num_torn_looks = 0
         if first is None:

@@ -28,17 +28,17 @@ _HEAP_SIGNATURE = b"GCOL\x01\x00\x00\x00"
 _HEAP_HEADER = struct.Struct("<HHIQ")
 _BLOCK_BYTES = 1 << 22
 
-MOST_ATTRIBUTE_BYTES = 1 << 16
+MAX_ATTRIBUTE_BYTES = 1 << 16
 """The most bytes of one attribute; the texts of a header have some dozens."""
-_MOST_HEAP_BYTES = 1 << 20
+_MAX_HEAP_BYTES = 1 << 20
 """The most bytes of all global heaps of a file together."""
-_LEAST_HEAP_BYTES = 1 << 10
-_MOST_OBJECT_BYTES = 1 << 20
-_MOST_VALUES = 256
+_MIN_HEAP_BYTES = 1 << 10
+_MAX_OBJECT_BYTES = 1 << 20
+_MAX_VALUES = 256
 
 FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLETCHER32)
 """The filters that a column may have, in the order in which they are applied."""
-LEAST_HDF5 = (2, 0, 0)
+MIN_HDF5 = (2, 0, 0)
 """The first HDF5 with fixes for the published faults of 1.14 that a file can exploit (HDFGroup/cve_hdf5)."""
 FOREIGN_ERRORS = (
     OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, MemoryError, OverflowError,
@@ -142,7 +142,7 @@ def attribute_values(place: h5py.h5g.GroupID | h5py.h5d.DatasetID, names: Collec
         kind, space = attribute.get_type(), attribute.get_space()
         num_values = space.get_simple_extent_npoints()
         size_bytes = kind.get_size() * num_values
-        if size_bytes > MOST_ATTRIBUTE_BYTES or num_values > _MOST_VALUES:
+        if size_bytes > MAX_ATTRIBUTE_BYTES or num_values > _MAX_VALUES:
             raise ValueError(f"attribute {name} has {num_values} values in {size_bytes} bytes: too many")
         if kind.get_class() not in _KINDS:
             raise ValueError(f"attribute {name} is neither number nor text")
@@ -181,7 +181,7 @@ def check_object(place: h5py.h5g.GroupID) -> None:
     """
     found = h5py.h5o.get_info(place)
     sizes = (found.hdr.space.total, found.meta_size.obj.heap_size, found.meta_size.attr.heap_size)
-    if max(sizes) > _MOST_OBJECT_BYTES:
+    if max(sizes) > _MAX_OBJECT_BYTES:
         raise ValueError(f"it has {max(sizes)} bytes of attributes or links; a trace has some thousand")
     properties = place.get_create_plist()
     if _library().H5Pget_nfilters(ctypes.c_int64(properties.id)):
@@ -208,11 +208,11 @@ def _check_heaps(descriptor: int) -> None:
     Texts of variable length are objects of a global heap, which HDF5 reads whole. If the damaged length of an object
     makes the next one begin at the same place, HDF5 1.14 loops for ever (HDF5 file format 3.0, section III.E).
     """
-    left_bytes = _MOST_HEAP_BYTES
+    left_bytes = _MAX_HEAP_BYTES
     for begin, header in _heaps(descriptor):
         size_bytes = int.from_bytes(header[len(_HEAP_SIGNATURE) :], "little")
         # There can be as many nested heaps as the file has bytes.
-        left_bytes -= max(size_bytes, _LEAST_HEAP_BYTES)
+        left_bytes -= max(size_bytes, _MIN_HEAP_BYTES)
         if left_bytes < 0:
             raise OSError(f"the global heap at byte {begin} claims {size_bytes} bytes; a trace has some thousand")
         _check_heap(os.pread(descriptor, size_bytes, begin), begin)
@@ -226,8 +226,8 @@ def _check_heap(content: bytes, begin: int) -> None:
         length = size if number == 0 else (_HEAP_HEADER.size + -(-size // 8) * 8) % (1 << 64)
         if length < _HEAP_HEADER.size:
             raise OSError(f"object {number} of the global heap at byte {begin} cannot have {size} bytes")
-        if number and size > MOST_ATTRIBUTE_BYTES:
-            raise OSError(f"a text has {size} bytes; a trace has {MOST_ATTRIBUTE_BYTES} at most")
+        if number and size > MAX_ATTRIBUTE_BYTES:
+            raise OSError(f"a text has {size} bytes; a trace has {MAX_ATTRIBUTE_BYTES} at most")
         place += length
 
 

@@ -1,11 +1,10 @@
-"""Read the traces of ranks from packs: the same rows in the same order as from their own files.
+"""Read the traces of ranks from packs: the same rows as from their own files.
 
 A pack is opened once for all its ranks. A packed rank keeps the path of its own file, which no longer exists.
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import os
@@ -24,15 +23,20 @@ from hpcpace.core.rundir import is_pack
 from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn
 from hpcpace.trace.encoding import has_device_columns, row_dtypes
-from hpcpace.trace.header import parse_header
-from hpcpace.trace.pack_groups import PackedGroups
-from hpcpace.trace.pack_index import PackIndex, collectives_of, groups_of, index_pack
-from hpcpace.trace.pack_schema import OF_RANKS, OPEN
-from hpcpace.trace.packed_rows import ChunkCache, PackedCollectives, PackedRows, Range, read_rows
-from hpcpace.trace.plausible import CHECKED, plausible_rows, without_implausible
-from hpcpace.trace.schema import DEVICE_TABLES, TABLES, TraceHeader
-from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of
-from hpcpace.trace.tables import GroupTable, RankTrace, Table
+from hpcpace.trace.pack_index import OF_RANKS, OPEN, PackedGroups, PackIndex, collectives_of, groups_of, index_pack
+from hpcpace.trace.schema import DEVICE_TABLES, TABLES, TraceHeader, parse_header
+from hpcpace.trace.stream import (
+    ChunkCache,
+    PackedCollectives,
+    PackedRows,
+    Range,
+    TooLarge,
+    TraceStream,
+    check_size,
+    open_again,
+    read_rows,
+)
+from hpcpace.trace.tables import CHECKED, GroupTable, RankTrace, Table, plausible_rows, without_implausible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +226,7 @@ def _collectives(
         except TraceError:
             return None
         try:
-            collectives = collectives_of(pack, descriptor, partial(_open_again, pack.path, pack.identity), ChunkCache())
+            collectives = collectives_of(pack, descriptor, partial(open_again, pack.path, pack.identity), ChunkCache())
             return [_header(pack, place) for place in range(pack.num_ranks)], collectives
         except DamagedColumn:
             return None
@@ -245,15 +249,6 @@ def _values(header: bytes) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise TraceError("a header is no object")
     return values
-
-
-def _open_again(path: Path, identity: tuple[int, int]) -> int:
-    with Folder.open(path.parent) as folder:
-        descriptor = folder.open_file(path.name)
-    if identity_of(descriptor) != identity:
-        os.close(descriptor)
-        raise OSError(errno.ESTALE, "it was replaced by another file", str(path))
-    return descriptor
 
 
 def _runs(places: list[int]) -> Iterator[tuple[int, int]]:
@@ -285,7 +280,7 @@ class _Reading:
     def _opened(self, cache: ChunkCache) -> PackedCollectives | None:
         pack = self._pack
         try:
-            return collectives_of(pack, self._descriptor, partial(_open_again, pack.path, pack.identity), cache)
+            return collectives_of(pack, self._descriptor, partial(open_again, pack.path, pack.identity), cache)
         except DamagedColumn as error:
             self._lose("collectives", pack.numbers, str(error))
             return None

@@ -1,4 +1,4 @@
-"""Pack the traces of an attempt: a few files in place of one per rank, which are removed once the packs are verified.
+"""Pack the traces of an attempt: a few verified files in place of one per rank.
 
 Whatever interrupts it, every rank can be read: a pack gets its name when it is written, synced and verified, and only
 then the files of its ranks go, the journal before the file. The next call removes what an interrupted one left.
@@ -26,14 +26,29 @@ from hpcpace.core.pool import map_processes
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, rank_list
 from hpcpace.trace.opening import is_marked_open
-from hpcpace.trace.pack_blocks import blocks_of
-from hpcpace.trace.pack_check import check_pack, digests_of
-from hpcpace.trace.pack_groups import GroupPart
-from hpcpace.trace.pack_index import PackIndex, index_pack
+from hpcpace.trace.pack_index import (
+    COUNTED,
+    MAX_PACKED_RANKS,
+    OF_RANKS,
+    OPEN,
+    GroupPart,
+    PackIndex,
+    index_pack,
+    is_unfinished_pack,
+    pack_name,
+)
 from hpcpace.trace.pack_reader import has_own_file, open_pack, own_name
-from hpcpace.trace.pack_schema import COUNTED, MOST_PACKED_RANKS, OF_RANKS, OPEN, is_unfinished_pack, pack_name
-from hpcpace.trace.pack_source import Original, digest_of, names_of, read_original, state_of
-from hpcpace.trace.pack_writer import PackWriter
+from hpcpace.trace.pack_writer import (
+    Original,
+    PackWriter,
+    blocks_of,
+    check_pack,
+    digest_of,
+    digests_of,
+    names_of,
+    read_original,
+    state_of,
+)
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, read_rank
 from hpcpace.trace.tables import Table
 
@@ -42,10 +57,10 @@ DEFAULT_RANKS = 512
 QUIET_S = 300.0
 """A rank that has not closed its trace is taken for killed when it has written nothing for this long."""
 # The small tables of a pack: a report that has too little memory leaves out whole packs.
-_MOST_TABLE_BYTES = 1 << 28
+_MAX_TABLE_BYTES = 1 << 28
 # Of the memory allowed: the files that are read at once, a single rank, and the blocks of the ranks of a pack.
 _SHARE_OF_BATCH, _SHARE_OF_RANK, _SHARE_OF_BLOCKS = 16, 2, 4
-_MOST_AT_ONCE = 256
+_MAX_AT_ONCE = 256
 _LOCK_S = 1.0
 """The processes of a call that was killed keep its lock until they have noticed that."""
 
@@ -275,9 +290,9 @@ def _groups(folder: Folder, files: dict[int, str], plan: PackPlan, result: PackR
     """Yield the ranks of each pack, ascending; those that cannot be packed are named."""
     most = np.array(
         [
-            min(plan.most_ranks, MOST_PACKED_RANKS),
+            min(plan.most_ranks, MAX_PACKED_RANKS),
             plan.size_bytes,
-            _MOST_TABLE_BYTES,
+            _MAX_TABLE_BYTES,
             plan.memory_bytes / _SHARE_OF_BLOCKS,
         ]
     )
@@ -315,7 +330,7 @@ def _batches(folder: Folder, files: dict[int, str], most_bytes: float) -> Iterat
     size_bytes = 0
     for rank, file in files.items():
         size_bytes += sum(map(folder.size_bytes, names_of(file)))
-        if batch and (size_bytes > most_bytes or len(batch) == _MOST_AT_ONCE):
+        if batch and (size_bytes > most_bytes or len(batch) == _MAX_AT_ONCE):
             yield batch
             batch, size_bytes = [], sum(map(folder.size_bytes, names_of(file)))
         batch.append((rank, file))
@@ -370,9 +385,9 @@ def _fill(descriptor: int, group: Sequence[Original]) -> None:
         with_rows = [one for one in group if one.first_step <= one.last_step and one.stream.num_collectives]
         first = min((one.first_step for one in with_rows), default=0)
         last = max((one.last_step for one in with_rows), default=0)
-        for block in blocks_of([one.stream for one in group], first, last):
-            writer.append("collectives", block.rows)
-            writer.append("blocks", {"num_rows": block.num_rows, "last_step": block.last_steps})
+        for rows, num_rows, last_steps in blocks_of([one.stream for one in group], first, last):
+            writer.append("collectives", rows)
+            writer.append("blocks", {"num_rows": num_rows, "last_step": last_steps})
         writer.close()
     except BaseException:
         writer.abandon()

@@ -1,4 +1,4 @@
-"""Read one rank's trace, HDF5 file and journal merged, even if the rank is still running or was killed.
+"""Read one rank's trace, file and journal merged, even if the rank still runs or was killed.
 
 Needs neither torch nor MPI. Damaged parts are left out and reported; the rest is read. Files are not trusted: each is
 opened once, must be a regular file, and takes no more memory than allowed.
@@ -23,9 +23,8 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import is_pack, rank_of
 from hpcpace.trace import journal
-from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, read_chunks, split_all, split_last
+from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, read_chunks, split_chunks
 from hpcpace.trace.encoding import has_device_columns, row_dtype
-from hpcpace.trace.header import OtherVersion, parse_header
 from hpcpace.trace.opening import (
     FOREIGN_ERRORS,
     HDF5_LOCK,
@@ -35,21 +34,21 @@ from hpcpace.trace.opening import (
     open_group,
     open_trace,
 )
-from hpcpace.trace.pack_groups import GROUP_ROW_BYTES, MOST_GROUP_ROWS
-from hpcpace.trace.pack_reader import read_packed_rank
-from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, TableSchema, TraceHeader
-from hpcpace.trace.stream import TooLarge, TraceStream, check_size, identity_of, read_blocks
+from hpcpace.trace.pack_index import GROUP_ROW_BYTES, MAX_GROUP_ROWS
+from hpcpace.trace.pack_reader import packed_rows, read_packed_rank
+from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, OtherVersion, TableSchema, TraceHeader, parse_header
+from hpcpace.trace.stream import FileRows, TooLarge, TraceStream, check_size, identity_of, read_blocks
 from hpcpace.trace.tables import RankTrace, Table
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 """Memory that the tables of a run may take, unless more is allowed."""
 
 # A writer keeps at most a million rows in memory, and the journal holds no others.
-_MOST_JOURNAL_BYTES = 1 << 27
+_MAX_JOURNAL_BYTES = 1 << 27
 # Its bytes, its rows, and their copies while they are sorted.
 _JOURNAL_COPIES = 3
 _HEADER_NAMES = frozenset(item.name for item in fields(TraceHeader))
-_MOST_ROWS = 1 << 62
+_MAX_ROWS = 1 << 62
 _OPERATION = ["group", "seq", "op", "peer", "enter_ns"]
 _TORN = "are a torn or damaged record; left out"
 
@@ -103,16 +102,12 @@ def _read_path(path: str | os.PathLike[str], *, most_rows: float, most_bytes: fl
         return read_rank(name, folder, most_rows=most_rows, most_bytes=most_bytes)
 
 
-def _has(name: str, folder: Folder) -> bool:
-    return folder.has(name) or folder.has(Path(name).with_suffix(".journal").name)
-
-
 def _read_packed(name: str, folder: Folder, most_bytes: float) -> TraceStream | None:
     """Return the trace of a rank whose own file is not there, or not whole, from a pack; None if it is in none."""
     rank = rank_of(name)
     if rank is None:
         return None
-    has_own = _has(name, folder)
+    has_own = folder.has(name) or folder.has(Path(name).with_suffix(".journal").name)
     try:
         return read_packed_rank(rank, folder, most_bytes=most_bytes, only_left_over=has_own)
     except TraceError:
@@ -156,7 +151,7 @@ def read_rank(
     problems: list[str] = []
     path, journal_name = folder.path / name, Path(name).with_suffix(".journal").name
     # Read the journal first: rows only move from it into the file, so none can be missed in between.
-    journal_bytes = _JOURNAL_COPIES * min(folder.size_bytes(journal_name), _MOST_JOURNAL_BYTES)
+    journal_bytes = _JOURNAL_COPIES * min(folder.size_bytes(journal_name), _MAX_JOURNAL_BYTES)
     check_size(f"{path}: its tables", journal_bytes, most_bytes)
     content = _read_journal(folder, journal_name, problems)
     try:
@@ -192,20 +187,20 @@ def read_rank(
         open_collectives=_still_open(content, merged["collectives"]),
         first_step=found.first_step,
     )
-    return TraceStream(trace=trace, chunks=found.left, identity=found.identity)
+    return TraceStream(trace=trace, chunks=found.left)
 
 
 def _size_bytes(table_name: str, chunks: TableChunks) -> float:
     """Return the memory that a table takes, without the texts of groups, which are kept only once."""
     if table_name != "groups":
         return chunks.size_bytes
-    return chunks.num_rows * GROUP_ROW_BYTES if chunks.num_rows <= MOST_GROUP_ROWS else math.inf
+    return chunks.num_rows * GROUP_ROW_BYTES if chunks.num_rows <= MAX_GROUP_ROWS else math.inf
 
 
 def _read_journal(folder: Folder, name: str, problems: list[str]) -> journal.JournalContent | None:
     path = folder.path / name
     try:
-        content = journal.decode(folder.read(name, most_bytes=_MOST_JOURNAL_BYTES), str(path))
+        content = journal.decode(folder.read(name, most_bytes=_MAX_JOURNAL_BYTES), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -228,8 +223,7 @@ class _Container:
     Attributes:
         tables: the intact tables; for one that partly stays on disk, the rows after that part.
         is_open: whether the writer has not closed the file.
-        left: the chunks of collectives that stay on disk.
-        identity: identity of the file, to recognise it.
+        left: the collectives that stay on disk.
         first_rows: of tables whose first rows were dropped, how many.
         first_step: the first step of which none was.
     """
@@ -237,8 +231,7 @@ class _Container:
     header: TraceHeader
     is_open: bool
     tables: dict[str, Table] = field(default_factory=dict)
-    left: TableChunks | None = None
-    identity: tuple[int, int] | None = None
+    left: FileRows | None = None
     first_rows: dict[str, int] = field(default_factory=dict)
     first_step: int = 0
     problems: list[str] = field(default_factory=list)
@@ -261,7 +254,14 @@ def _read_container(
         found, chunks = _index(descriptor, path, tables)
         collectives = chunks.get("collectives")
         if collectives is not None and collectives.num_rows > most_rows and collectives.is_even:
-            found.left, chunks["collectives"] = (split_last if has_journal else split_all)(collectives)
+            left, chunks["collectives"] = split_chunks(collectives, 1 if has_journal else 0)
+            found.left = FileRows(
+                path=path,
+                identity=identity_of(descriptor),
+                header=found.header,
+                chunks=left,
+                find_packed=packed_rows,
+            )
         check_size(f"{path}: its tables", sum(map(_size_bytes, chunks, chunks.values())), most_bytes)
         for table_name, places in chunks.items():
             try:
@@ -306,7 +306,6 @@ def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Conta
     found = _Container(
         header=header,
         is_open=is_open,
-        identity=identity_of(descriptor),
         first_rows=first_rows,
         first_step=first_step,
         problems=problems,
@@ -321,7 +320,7 @@ def _number(group: h5py.h5g.GroupID, name: str) -> int:
         ValueError: it is no number, or one that no writer writes.
     """
     value = attribute_values(group, (name,)).get(name, 0)
-    if isinstance(value, (str, bytes, tuple, list)) or not 0 <= operator.index(value) < _MOST_ROWS:
+    if isinstance(value, (str, bytes, tuple, list)) or not 0 <= operator.index(value) < _MAX_ROWS:
         raise ValueError(f"attribute {name} is {value!r}")
     return operator.index(value)
 
@@ -392,8 +391,8 @@ def _merge(
     is_new = numbers >= len(stored)
     if not is_new.any():
         return stored
-    kinds = _kinds(journalled.dtype)
-    lacking = [name for name, column in stored.items() if kinds.get(name) != column.dtype]
+    names = journalled.dtype.names or ()
+    lacking = [name for name, rows in stored.items() if name not in names or journalled.dtype[name] != rows.dtype]
     if lacking:
         problems.append(f"{place}: the journal lacks {', '.join(lacking)}; its {is_new.sum()} rows are left out")
         return stored
@@ -401,10 +400,6 @@ def _merge(
     if num_lost:
         problems.append(f"{place}: {num_lost} rows after row {len(stored) - 1} are in neither file nor journal")
     return Table({name: np.concatenate([column, journalled[name][is_new]]) for name, column in stored.items()})
-
-
-def _kinds(dtype: np.dtype) -> dict[str, np.dtype]:
-    return {name: dtype[name] for name in dtype.names or ()}
 
 
 def _still_open(content: journal.JournalContent | None, collectives: Table) -> Table:

@@ -1,7 +1,9 @@
-"""Record rows from a training job: the job appends packed rows to lists, and a flush thread writes them.
+"""Record rows from a training job: it appends packed rows, and a thread writes them.
 
 A row costs the training thread well under a microsecond and never raises. Memory stays bounded even if a write never
 returns. Everything that can fail happens in the flush thread.
+
+Ranks share a file system, so their flushes are spread over the interval.
 """
 
 from __future__ import annotations
@@ -11,20 +13,106 @@ import os
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import Folder
 from hpcpace.trace.encoding import round_times, row_dtypes, row_struct
-from hpcpace.trace.flush_schedule import FlushSchedule
-from hpcpace.trace.losses import Losses
 from hpcpace.trace.schema import NO_STEP, RECORDED_PHASES, TABLES, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
+
+
+class Losses:
+    """Rows that were dropped."""
+
+    def __init__(self) -> None:
+        self._num_rows: Counter[str] = Counter()
+        self._first_step = self._last_step = NO_STEP
+        # In order of their first occurrence.
+        self._reasons: dict[str, None] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """Their number."""
+        return self._num_rows.total()
+
+    def copy(self) -> Losses:
+        """Return a copy, so that adding to one does not change the other."""
+        copied = Losses()
+        copied._num_rows, copied._reasons = self._num_rows.copy(), dict(self._reasons)
+        copied._first_step, copied._last_step = self._first_step, self._last_step
+        return copied
+
+    def add(
+        self, table: str, num_rows: int, reason: str, *, first_step: int = NO_STEP, last_step: int = NO_STEP
+    ) -> None:
+        """Count rows of a table, and the steps they belong to, if any."""
+        if not num_rows:
+            return
+        self._num_rows[table] += num_rows
+        self._reasons[reason] = None
+        if first_step != NO_STEP:
+            self._first_step = first_step if self._first_step == NO_STEP else min(self._first_step, first_step)
+            self._last_step = max(self._last_step, last_step)
+
+    def add_rows(self, table: str, rows: NDArray[np.void], reason: str) -> None:
+        """Count rows of a table."""
+        steps = rows["step"] if "step" in (rows.dtype.names or ()) else np.zeros(0, np.int32)
+        known = steps[steps != NO_STEP]
+        first, last = (int(known.min()), int(known.max())) if len(known) else (NO_STEP, NO_STEP)
+        self.add(table, len(rows), reason, first_step=first, last_step=last)
+
+    def sentence(self, place: object, *, is_certain: bool = True) -> str:
+        """Return what was lost, without a full stop.
+
+        Args:
+            place: the trace file.
+            is_certain: whether they are lost, or may be.
+        """
+        tables = ", ".join(f"{count} of {table}" for table, count in self._num_rows.most_common() if count)
+        steps = f"; steps {self._first_step} to {self._last_step}" if self._first_step != NO_STEP else ""
+        verb = ("is" if self.num_rows == 1 else "are") + " lost" if is_certain else "may be lost"
+        rows = "1 row" if self.num_rows == 1 else f"{self.num_rows} rows"
+        return f"{rows} of {place} {verb} ({tables}{steps}): {', '.join(self._reasons)}"
+
+
+_GOLDEN_RATIO = 0.6180339887498949
+# A flush that begins this part of an interval early, as waits may end, is the one that is due.
+_TOLERANCE = 0.01
+
+
+class FlushSchedule:
+    """The times of the flushes of one rank.
+
+    The golden ratio places any number of ranks evenly over the interval. A flush that is asked for, as at the start by
+    all ranks at once, or that takes long, does not move the later ones.
+
+    Args:
+        rank: decides on its place in the interval.
+        interval_s: seconds between two flushes.
+        start_s: time at which all ranks start.
+
+    Attributes:
+        first_wait_s: seconds from the start to the first flush.
+    """
+
+    def __init__(self, rank: int, interval_s: float, start_s: float) -> None:
+        self._interval_s = interval_s
+        self.first_wait_s = interval_s * (rank * _GOLDEN_RATIO % 1)
+        self._place_s = start_s + self.first_wait_s
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until the next flush, after one that ends now; what that was in the way of is left out."""
+        left_s = (self._place_s - now_s) % self._interval_s
+        return left_s if left_s > _TOLERANCE * self._interval_s else left_s + self._interval_s
+
 
 AddRow = Callable[..., None]
 _STEP = struct.Struct("<i")
@@ -37,15 +125,15 @@ _MARKED = {"steps": struct.Struct("<4xqq"), "phases": struct.Struct("<5xqq")}
 _DEVICE_PATIENCE_NS = 60_000_000_000
 _REMEDY = "make room there, or name another disk in trace.trace_dir"
 # Rows that do not fill a chunk always stay in memory; a bound below that would drop rows for ever.
-_LEAST_MAX_ROWS = sum(table.chunk_rows for table in TABLES.values())
+_MIN_MAX_ROWS = sum(table.chunk_rows for table in TABLES.values())
 
 
 class Recorder:
     """Records the rows of one rank into its trace file, from any thread.
 
-    Each method `add_...` takes one row of its table, columns in file order. Those that only ranks with a device have
-    may be left out, and are 0 then. `phase(name)` returns a context manager that records its block as a phase of the
-    current step.
+    Each method `add_...` takes one row of its table, columns in file order. Optional columns at its end, and those that
+    only ranks with a device have, may be left out and are 0 then. `phase(name)` returns a context manager that records
+    its block as a phase of the current step.
 
     Args:
         path: the HDF5 file.
@@ -54,7 +142,7 @@ class Recorder:
         mark: what regions read in its place, in the thread that enters and leaves them.
         device_tables: the tables that have the columns of ranks with a device.
         open_folder: opens the folder of the file and makes it if necessary; by default the folder of `path`.
-        keep_last: how many of the last steps to keep at least, see `hpcpace.trace.keep_last`; 0 keeps all.
+        keep_last: how many of the last steps to keep at least, see `hpcpace.trace.writer.KeptSteps`; 0 keeps all.
 
     Attributes:
         step: the current step; the owner sets it.
@@ -85,8 +173,8 @@ class Recorder:
         open_folder: Callable[[], Folder] | None = None,
         keep_last: int = 0,
     ) -> None:
-        if max_rows < _LEAST_MAX_ROWS:
-            raise UsageError(f"max_rows is {max_rows}: use {_LEAST_MAX_ROWS} or more, a chunk of each table")
+        if max_rows < _MIN_MAX_ROWS:
+            raise UsageError(f"max_rows is {max_rows}: use {_MIN_MAX_ROWS} or more, a chunk of each table")
         self.step = NO_STEP
         self.open_collectives: Callable[[], list[tuple[Any, ...]]] | None = None
         self.device_ns: Callable[[int], int | None] | None = None
@@ -241,7 +329,7 @@ class Recorder:
         self.close()
 
     def _adder(self, table: str, rows: list[bytes]) -> AddRow:
-        dtype, least = self._dtypes[table], TABLES[table].dtype
+        dtype, schema = self._dtypes[table], TABLES[table]
         pack, push, wake_rows = row_struct(dtype).pack, rows.append, self._wake_rows
         keep_or_drop, drop_misfit = self._keep_or_drop, self._drop_misfit
 
@@ -254,11 +342,11 @@ class Recorder:
             except struct.error as error:
                 drop_misfit(table, row, error)
 
-        if dtype == least:
+        num_required, num_all = len(schema.dtype.names or ()) - len(schema.optional), len(dtype.names or ())
+        if num_required == num_all:
             return add
-        num_least, num_all = len(least.names or ()), len(dtype.names or ())
-        zeros = (0,) * (num_all - num_least)
-        return lambda *row: add(*row, *zeros) if len(row) == num_least else add(*row)
+        zeros = (0,) * num_all
+        return lambda *row: add(*row, *zeros[len(row) :]) if num_required <= len(row) < num_all else add(*row)
 
     def _region(self, phase: Phase) -> Any:
         """Return the region of a phase, which records its row itself: one call less than with `add_phase`."""

@@ -1,4 +1,4 @@
-"""Write rows to disk: whole chunks to HDF5, the rest to the journal, and as much as possible to a full disk.
+"""Write rows to disk: whole chunks to HDF5, the rest to the journal; also to a full disk.
 
 One thread owns a writer. Rows that could not be written stay in memory, and every flush tries again.
 """
@@ -14,12 +14,84 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.files import Folder, write_all
-from hpcpace.trace.container import Container, container_image
+from hpcpace.trace.container import Container, container_image, mark_steps
 from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.journal import RecordKind, encode_header
-from hpcpace.trace.journal_file import JournalFile, Run
-from hpcpace.trace.keep_last import KeptSteps, mark_steps
+from hpcpace.trace.journal import JournalFile, RecordKind, Run, encode_header
 from hpcpace.trace.schema import TABLES, TraceHeader
+
+_BY_STEP = ("steps", "phases", "collectives", "pacing")
+_BY_TIME = {"clock": "local_ns", **dict.fromkeys(("network", "host", "account", "flows"), "time_ns")}
+# `groups` and `connections` are needed by all later rows, and `events` are few.
+
+
+class KeptSteps:
+    """Follows which rows are in the file, and says from which chunk on they are kept.
+
+    With N steps to keep, all rows of steps before k x N go once step (k + 1) x N has ended, for k = 1, 2, ... So a
+    trace holds N to 2 N whole steps, and those of all ranks begin with the same one. Whole chunks go, some thousand
+    steps at a time.
+
+    Args:
+        num_steps: how many to keep at least; 0 keeps all.
+
+    Attributes:
+        first_step: the first step whose rows are all kept; 0 while nothing was dropped.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self.first_step = 0
+        self._num_steps = num_steps
+        self._last: dict[str, list[int]] = {}  # of each chunk in the file, its last step or time
+        self._begins_ns: dict[int, int] = {}  # of the steps from which rows may be kept
+        self._ended = -1
+
+    def note_step_rows(self, rows: NDArray[np.void]) -> None:
+        """Note rows of `steps` that have been recorded."""
+        if not self._num_steps or not len(rows):
+            return
+        self._ended = max(self._ended, int(rows["step"].max()))
+        firsts = rows[rows["step"] % self._num_steps == 0]
+        self._begins_ns |= zip(firsts["step"].tolist(), firsts["begin_ns"].tolist(), strict=True)
+
+    def note_chunk(self, table: str, rows: NDArray[np.void]) -> None:
+        """Note a chunk that is in the file now."""
+        if not self._num_steps:
+            return
+        if table in _BY_STEP:
+            self._last.setdefault(table, []).append(int(rows["step"].max()))
+        elif table in _BY_TIME:
+            self._last.setdefault(table, []).append(int(rows[_BY_TIME[table]].max()))
+
+    @property
+    def next_first_step(self) -> int | None:
+        """The step before which all is to be dropped now; None if nothing is."""
+        if not self._num_steps:
+            return None
+        first = (self._ended + 1) // self._num_steps * self._num_steps - self._num_steps
+        return first if first > self.first_step else None
+
+    def num_dropped_chunks(self, first_step: int) -> dict[str, int]:
+        """Return how many of the first chunks of each table have no row of a step, or a time, that is to be kept."""
+        begins_ns = self._begins_ns.get(first_step)
+        bounds = dict.fromkeys(_BY_STEP, first_step)
+        if begins_ns is not None:
+            bounds |= dict.fromkeys(_BY_TIME, begins_ns)
+        found = {}
+        for table, last in self._last.items():
+            kept = np.flatnonzero(np.array(last) >= bounds.get(table, -1))
+            num_dropped = int(kept[0]) if len(kept) else len(last)
+            if table == "clock":  # a time between two comparisons needs both
+                num_dropped = max(num_dropped - 1, 0)
+            found[table] = num_dropped
+        return {table: num_dropped for table, num_dropped in found.items() if num_dropped}
+
+    def drop(self, first_step: int, num_chunks: Mapping[str, int]) -> None:
+        """Note that rows before a step, and chunks with them, have been dropped."""
+        self.first_step = first_step
+        for table, num_dropped in num_chunks.items():
+            del self._last[table][:num_dropped]
+        self._begins_ns = {step: begin_ns for step, begin_ns in self._begins_ns.items() if step >= first_step}
+
 
 # A full disk gets these tables first: they are small, and the others are worth little without them. The journal begins
 # with account, whose last row there says what is missing. HDF5 ends with it, because its rows cannot be changed.
@@ -28,7 +100,7 @@ _SMALL_FIRST = tuple(dict.fromkeys((*_SMALL, *TABLES)))
 _STORED_ORDER = (*(name for name in _SMALL_FIRST if name != "account"), "account")
 _JOURNALLED_ORDER = ("account", *(name for name in _SMALL_FIRST if name != "account"))
 # Rows that the journal keeps although they would fill a chunk.
-_LEAST_JOURNALLED = {"account": 1}
+_MIN_JOURNALLED = {"account": 1}
 
 
 class TraceWriter:
@@ -42,7 +114,7 @@ class TraceWriter:
         path: the HDF5 file; the journal is next to it.
         device_tables: the tables that have the columns of ranks with a device.
         open_folder: opens the folder of both and makes it if necessary.
-        keep_last: how many of the last steps to keep at least, see `hpcpace.trace.keep_last`; 0 keeps all.
+        keep_last: how many of the last steps to keep at least, see `KeptSteps`; 0 keeps all.
 
     Attributes:
         num_removed: rows by table in an HDF5 file that somebody removed and that could never be recreated.
@@ -158,7 +230,7 @@ class TraceWriter:
 
     def _store_chunks(self) -> None:
         """Write whole chunks to the HDF5 file."""
-        free = {name: max(len(tail) - _LEAST_JOURNALLED.get(name, 0), 0) for name, tail in self._tails.items()}
+        free = {name: max(len(tail) - _MIN_JOURNALLED.get(name, 0), 0) for name, tail in self._tails.items()}
         self._store({name: num_rows - num_rows % TABLES[name].chunk_rows for name, num_rows in free.items()})
 
     def _store_all(self) -> None:
@@ -262,7 +334,7 @@ class TraceWriter:
         runs = [
             Run(name, RecordKind.ROW, self._num_stored[name], self._tails[name][:num_rows])
             for name in _JOURNALLED_ORDER
-            for num_rows in (max(self._num_journalled(name), _LEAST_JOURNALLED.get(name, 0)),)
+            for num_rows in (max(self._num_journalled(name), _MIN_JOURNALLED.get(name, 0)),)
         ]
         runs.append(Run("collectives", RecordKind.OPEN, 0, self._still_open(is_journalled=True)))
         with self._folder.replacing(self.journal_path.name) as descriptor:

@@ -1,1 +1,1 @@
-"""What a run does now, from the files that its ranks are writing: live state, its view, and its metrics."""
+"""The live state of a run from the files that its ranks write, its view, and its metrics."""

@@ -1,4 +1,7 @@
-"""One rank of a running job, as the looks at its journal have shown it so far. Times are on the rank's own clock."""
+"""One rank of a running job, as the looks at its journal have shown it so far.
+
+Times are on the rank's own clock.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ DETAIL = ("phases", "collectives")
 """Tables that are read of ranks looked at in detail; they have nearly all the rows."""
 
 _STEPS_KEPT, _SAMPLES_KEPT = 64, 16
-_MOST_OPEN = 256
-_MOST_BUFFERED = 100_000
-_MOST_NS = 1 << 60
+_MAX_OPEN = 256
+_MAX_BUFFERED = 100_000
+_MAX_NS = 1 << 60
 _FROM_FIRST = -1
 _BARE = StepFlag.PLAIN | StepFlag.UNPHASED
-_LEAST_BLENDED, _BLENDED_NS = 4, 10_000_000_000
+_MIN_BLENDED, _BLENDED_NS = 4, 10_000_000_000
 _KEY = ("group", "seq", "op", "peer", "enter_ns")
 
 
@@ -219,7 +222,7 @@ class LiveRank:
             begin_ns, end_ns = row[1], row[2]
             if len(row) > 6 and row[5] and row[6]:  # when the device was there
                 begin_ns, end_ns = row[5], row[6]
-            is_plausible = row[0] >= 0 and -_MOST_NS < begin_ns <= end_ns < _MOST_NS and 0 <= row[3] < _MOST_NS
+            is_plausible = row[0] >= 0 and -_MAX_NS < begin_ns <= end_ns < _MAX_NS and 0 <= row[3] < _MAX_NS
             if is_plausible and (not self.steps or row[0] > self.steps[-1].step):
                 new.append(LiveStep(row[0], begin_ns, end_ns, row[3], row[4]))
                 self.steps.append(new[-1])
@@ -235,7 +238,7 @@ class LiveRank:
     def _take_open(self, tail: Tail) -> None:
         """Keep which operations are open: those of finished steps, and those that have completed, are not."""
         if tail.open_rows is not None:
-            for row in tail.open_rows[-_MOST_OPEN:].copy():
+            for row in tail.open_rows[-_MAX_OPEN:].copy():
                 self._open[tuple(int(row[name]) for name in _KEY)] = row
         if not self._open:
             return
@@ -244,7 +247,7 @@ class LiveRank:
             for key in zip(*(done[name].tolist() for name in _KEY), strict=True):
                 self._open.pop(key, None)
         last = self.steps[-1].step if self.steps else -1
-        self._open = {key: row for key, row in list(self._open.items())[-_MOST_OPEN:] if row["step"] > last}
+        self._open = {key: row for key, row in list(self._open.items())[-_MAX_OPEN:] if row["step"] > last}
 
     def _take_detail(self, tail: Tail, new: list[LiveStep], now_s: float) -> None:
         assert self._detail_from_ns is not None
@@ -255,7 +258,7 @@ class LiveRank:
             self._begin_after_first()
         whole = [step for step in new if step.begin_ns >= self._detail_from_ns and not step.flags & _BARE]
         if not whole:
-            if sum(len(part) for rows in self._buffered.values() for part in rows) > _MOST_BUFFERED:
+            if sum(len(part) for rows in self._buffered.values() for part in rows) > _MAX_BUFFERED:
                 self.end_detail()
             return
         phases, calls = (np.concatenate(rows) if rows else None for rows in self._buffered.values())
@@ -290,7 +293,7 @@ def _detail(
     phases_ns: dict[str, float] = {}
     if phases is not None and len(phases):
         begin_ns, end_ns = _interval(phases)
-        times_ns = np.bincount(phases["phase"], weights=np.clip(end_ns - begin_ns, 0, _MOST_NS))
+        times_ns = np.bincount(phases["phase"], weights=np.clip(end_ns - begin_ns, 0, _MAX_NS))
         phases_ns = {phase.name.lower(): times_ns[phase] / len(steps) for phase in Phase if phase < len(times_ns)}
         phases_ns = {name: time_ns for name, time_ns in phases_ns.items() if time_ns}
         is_sync = phases["phase"] == Phase.GRAD_SYNC
@@ -312,7 +315,7 @@ def _detail(
 
 def _blended(before: Detail, now: Detail) -> Detail:
     """Return a mean over the last steps: those of some seconds, so that single slow ones do not name a rank."""
-    kept = min(before.num_steps, max(_LEAST_BLENDED, round(_BLENDED_NS / now.step_ns) if now.step_ns else 0))
+    kept = min(before.num_steps, max(_MIN_BLENDED, round(_BLENDED_NS / now.step_ns) if now.step_ns else 0))
     share = kept / (kept + now.num_steps)
     names = before.phases_ns.keys() | now.phases_ns.keys()
     return Detail(
@@ -338,7 +341,7 @@ def _interval(rows: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int
 
 def _union_ns(begins_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> float:
     """Return the length of the union of intervals."""
-    is_sound = (begins_ns < ends_ns) & (begins_ns > -_MOST_NS) & (ends_ns < _MOST_NS)
+    is_sound = (begins_ns < ends_ns) & (begins_ns > -_MAX_NS) & (ends_ns < _MAX_NS)
     begins_ns, ends_ns = begins_ns[is_sound], ends_ns[is_sound]
     if not len(begins_ns):
         return 0.0

@@ -1,10 +1,16 @@
-"""The live view: what a run does now, on a terminal of any width, or of one rank of it."""
+"""The live view of a run, or of one of its ranks, and the keys that change it."""
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+import termios
 import time
+import tty
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rich.console import Group, RenderableType
@@ -33,8 +39,8 @@ _STYLES = {
     Doing.SILENT: "bold red",
 }
 _WIDE = 120
-_MOST_RANGES = 60
-_LEAST_ROWS = 5
+_MAX_RANGES = 60
+_MIN_ROWS = 5
 _STALE_S = 3.0
 _HELD_S, _HELD_STEPS = 2.0, 5
 _SLOW_CHANGE = 0.1
@@ -112,7 +118,7 @@ def page(
         return Group(*lines, Text(""), *_rank_page(ranks[min(choice.cursor, len(ranks) - 1)]), *foot)
     used = sum(_num_lines(line, width) for line in lines) + len(foot) + 3
     num_hosts = min(len(state.hosts), 4 if height is not None else 16)
-    room = 16 if height is None else max(height - used - (num_hosts + 2 if num_hosts else 0), _LEAST_ROWS)
+    room = 16 if height is None else max(height - used - (num_hosts + 2 if num_hosts else 0), _MIN_ROWS)
     parts: list[RenderableType] = list(lines)
     if ranks:
         parts += [Text(""), _ranks(ranks, choice, width=width, room=room, has_keys=has_keys, step_ns=state.step_ns)]
@@ -215,7 +221,7 @@ def _ranks_line(state: JobState) -> Iterator[tuple[str, str]]:
 
 def _short(ranks: tuple[int, ...]) -> str:
     names = rank_list(ranks)
-    return names if len(names) <= _MOST_RANGES else plural(len(ranks), "rank")
+    return names if len(names) <= _MAX_RANGES else plural(len(ranks), "rank")
 
 
 def _hang(hang: HangState) -> Iterator[Text]:
@@ -368,3 +374,68 @@ def _date(unix_s: float) -> str:
         return time.strftime("%m-%d %H:%M:%S", time.localtime(unix_s))
     except (OverflowError, OSError, ValueError):
         return "at an impossible time"
+
+
+_NAMES = {
+    b"\x1b[A": "up", b"\x1bOA": "up", b"k": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"j": "down",
+    b"\x1b[5~": "page up", b"\x1b[6~": "page down", b"\r": "enter", b"\n": "enter", b"\x1b": "escape",
+    b"q": "q", b"Q": "q", b"s": "s", b"?": "?", b"h": "?",
+}  # fmt: skip
+_MOVES = {"up": -1, "down": 1, "page up": -10, "page down": 10}
+_MAX_BYTES = 64
+
+
+def key_names(content: bytes) -> list[str]:
+    """Return the names of the keys whose bytes a terminal has sent; others are left out."""
+    found = []
+    while content:
+        known = max((code for code in _NAMES if content.startswith(code)), key=len, default=content[:1])
+        if known in _NAMES:
+            found.append(_NAMES[known])
+        content = content[len(known) :]
+    return found
+
+
+def after_key(choice: Choice, key: str, num_ranks: int) -> Choice | None:
+    """Return what is shown after a key; None if it quits."""
+    if key == "q":
+        return None
+    if key == "?":
+        return replace(choice, is_help=not choice.is_help)
+    if key == "escape":
+        return replace(choice, opened=False, is_help=False)
+    if key == "enter":
+        return replace(choice, opened=not choice.opened and not choice.is_help, is_help=False)
+    if key == "s":
+        sorts = list(Sort)
+        return replace(choice, sort=sorts[(sorts.index(choice.sort) + 1) % len(sorts)], cursor=0, opened=False)
+    return replace(choice, cursor=min(max(choice.cursor + _MOVES[key], 0), max(num_ranks - 1, 0)))
+
+
+class Keyboard:
+    """Reads keys from a terminal."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def keys(self, timeout_s: float) -> list[str]:
+        """Return the keys that were pressed, as soon as there is one or the time is over."""
+        try:
+            if not select.select([self._descriptor], [], [], max(timeout_s, 0.0))[0]:
+                return []
+            content = os.read(self._descriptor, _MAX_BYTES)
+        except InterruptedError:
+            return []
+        return key_names(content) if content else ["q"]  # the terminal is gone
+
+
+@contextmanager
+def keyboard() -> Iterator[Keyboard]:
+    """Let a terminal send each key at once and show none of them, until the block ends."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield Keyboard(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -10,9 +10,9 @@ import h5py
 import pytest
 
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import TABLES, TraceHeader
+from hpcpace.trace.schema import FORMAT_VERSION, TABLES, TraceHeader
 
-_GOLDEN = Path(__file__).parents[1] / "golden" / "trace-1.4.h5"
+_GOLDEN = Path(__file__).parents[1] / "golden" / f"trace-{FORMAT_VERSION}.h5"
 _LARGEST = (1 << 63) - 1
 
 

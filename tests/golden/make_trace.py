@@ -1,4 +1,4 @@
-"""Writes tests/golden/trace-1.4.h5, which freezes trace format 1.4. Run it only when the format's version changes.
+"""Writes the golden file that freezes today's version of the trace format. Run it only when the version changes.
 
 python tests/golden/make_trace.py [PATH]
 """
@@ -14,6 +14,7 @@ sys.path.insert(0, str(TESTS / "unit" / "trace"))
 from rows import add_one_of_each, header  # noqa: E402
 
 from hpcpace.trace.recorder import Recorder  # noqa: E402
+from hpcpace.trace.schema import FORMAT_VERSION  # noqa: E402
 
 
 def write(path: Path) -> None:
@@ -26,4 +27,4 @@ def write(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("trace-1.4.h5"))
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name(f"trace-{FORMAT_VERSION}.h5"))

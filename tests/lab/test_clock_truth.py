@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.core.rundir import RunDirectory, open_run
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.tables import RankTrace

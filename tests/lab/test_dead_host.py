@@ -38,9 +38,9 @@ _TOLD_TIMEOUT_S = 90.0
 _STRIKER = """
 import sys
 from hpcpace.lab.fabric import set_up
-from hpcpace.lab.fault import InsideLab
+from hpcpace.lab.fault_kinds import InsideLab
 from hpcpace.lab.fault_kinds import KillHost
-from hpcpace.lab.files import LabFiles
+from hpcpace.lab.plan import LabFiles
 from hpcpace.lab.plan import LabPlan
 from hpcpace.lab.plan import read_config
 files = LabFiles.of(sys.argv[1])

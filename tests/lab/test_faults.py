@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab_status import status_of
 
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.plan import TruthLog
-from hpcpace.lab.status import LabStatus, status_of
+from hpcpace.lab.status import LabStatus
 
 Inject = Callable[..., str]
 WAIT_S = 30
@@ -276,7 +277,7 @@ def test_host_that_died_by_itself_is_booted_again(lab: Lab) -> None:
 
 def test_lost_fault_keeps_its_target_until_it_is_undone(lab: Lab) -> None:
     lost = inject(lab, "slow-link", "n1", "--rate", "10mbit")
-    lab.run("pkill", "-KILL", "-f", f"hpcpace.lab.fault_process tests {lost}")
+    lab.run("pkill", "-KILL", "-f", f"hpcpace.lab.faults tests {lost}")
     until(lab, lambda status: state_of(status, lost) == "lost")
     assert fault(lab, "slow-link", "n1", "--rate", "20mbit").returncode == 2
     undo(lab, lost)

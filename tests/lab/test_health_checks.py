@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.lab.jobs import JobQueue
+from experiments.lab_jobs import JobQueue
 from hpcpace.lab.lab import Lab
 
 DOCS = Path(__file__).parents[2] / "docs" / "health-checks"

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RunDirectory, open_run
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.trace.reader import read_trace
 
 SBATCH = Path(__file__).parents[2] / "sbatch"

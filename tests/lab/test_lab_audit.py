@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 
 SBATCH = Path(__file__).parents[2] / "sbatch"

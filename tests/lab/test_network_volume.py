@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lab_status import status_of
 from numpy.typing import NDArray
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.core.config import TrainConfig
 from hpcpace.core.rundir import open_run
 from hpcpace.lab.fabric import LinkCounters
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
-from hpcpace.lab.status import status_of
 from hpcpace.metrics.common_clock import rank_clocks
 from hpcpace.metrics.flows import flows_of
 from hpcpace.metrics.topology import topology_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.core.rundir import open_run
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 
 SCRIPT = Path(__file__).parents[2] / "sbatch" / "pacing_trial.sh"

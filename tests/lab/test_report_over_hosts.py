@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.lab_jobs import JobQueue
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.lab.jobs import JobQueue
 
 REPORT = (sys.executable, "-P", "-m", "hpcpace", "report")
 PROGRAM = Path(__file__).parent.parent / "mpi" / "report_program.py"

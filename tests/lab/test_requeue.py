@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from experiments.lab_jobs import JobQueue, SlurmJob
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.lab.jobs import JobQueue, SlurmJob
 from hpcpace.trace.reader import read_trace
 
 SBATCH = Path(__file__).parents[2] / "sbatch"

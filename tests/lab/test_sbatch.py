@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.lab_jobs import JobQueue, SlurmJob
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RunDirectory, open_run
-from hpcpace.lab.jobs import JobQueue, SlurmJob
 from hpcpace.lab.lab import Lab
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.tables import RankTrace

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.lab.jobs import JobQueue
 
 SUM_OVER_MPI = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.size, w.allreduce(w.rank))"
 SUM_OVER_GLOO = """

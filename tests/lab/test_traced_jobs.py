@@ -10,8 +10,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.core.rundir import open_run
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.trace.reader import read_trace
 

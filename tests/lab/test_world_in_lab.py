@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.lab_jobs import JobQueue
 from hpcpace.core.rundir import open_run
 from hpcpace.core.text import NS_PER_S
-from hpcpace.lab.jobs import JobQueue
 from hpcpace.lab.lab import Lab
 from hpcpace.trace.reader import read_trace
 

@@ -9,8 +9,7 @@ import pytest
 
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import examine
-from hpcpace.hang.from_traces import read_records
-from hpcpace.hang.search import hang_in
+from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.views import HangKind
 from hpcpace.trace.attempt_reader import read_attempt
 

@@ -21,7 +21,7 @@ from packaging.version import Version
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.cli import cli
 from hpcpace.core.errors import UsageError
-from hpcpace.trace.opening import LEAST_HDF5
+from hpcpace.trace.opening import MIN_HDF5
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "SECURITY.md").read_text()
@@ -358,9 +358,9 @@ def _harmless(opening: Opening, own: Path) -> Callable[[list[str]], bool]:
 
 
 def test_the_hdf5_that_is_recommended_is_the_one_that_is_installed() -> None:
-    least = ".".join(map(str, LEAST_HDF5))
+    least = ".".join(map(str, MIN_HDF5))
     assert f"Use HDF5 {least} or newer" in TEXT
-    assert h5py.version.hdf5_version_tuple >= LEAST_HDF5
+    assert h5py.version.hdf5_version_tuple >= MIN_HDF5
     pinned = re.search(r"^h5py==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     named = re.search(r"h5py ([\d.]+\d) and later", " ".join(TEXT.split()))
     assert pinned and named and Version(pinned[1]) >= Version(named[1])

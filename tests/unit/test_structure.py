@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments.structure import Module, num_code_lines, package_cycles, percentile, read_modules, used_once
+from experiments.structure import (
+    Module,
+    module_cycles,
+    num_code_lines,
+    package_cycles,
+    percentile,
+    read_modules,
+    used_once,
+)
 
 ROOT = Path(__file__).parents[2]
 MODULES = read_modules(ROOT)
@@ -36,6 +44,10 @@ def test_packages_do_not_import_each_other_in_a_circle() -> None:
     assert package_cycles(MODULES) == []
 
 
+def test_modules_do_not_import_each_other_in_a_circle_not_even_inside_functions() -> None:
+    assert module_cycles(MODULES) == []
+
+
 def _module(name: str, *imports: str) -> Module:
     return Module(name=f"hpcpace.{name}", num_lines=1, functions=(), imports=frozenset(f"hpcpace.{i}" for i in imports))
 
@@ -44,6 +56,12 @@ def test_a_circle_of_packages_is_found_and_one_inside_a_package_is_not() -> None
     modules = [_module("a.x", "a.y", "b.x"), _module("a.y", "a.x"), _module("b.x", "c"), _module("c", "a.y")]
     assert package_cycles(modules) == [["a", "b", "c"]]
     assert package_cycles([*modules[:3], _module("c")]) == []
+
+
+def test_a_circle_of_modules_is_found_inside_a_package_too() -> None:
+    modules = [_module("a.x", "a.y"), _module("a.y", "a.z"), _module("a.z", "a.x"), _module("a.w", "a.x")]
+    assert module_cycles(modules) == [["hpcpace.a.x", "hpcpace.a.y", "hpcpace.a.z"]]
+    assert module_cycles([*modules[:2], _module("a.z")]) == []
 
 
 def test_counts_the_modules_with_one_importer() -> None:

@@ -1,41 +1,127 @@
-"""The head of a report: steps, shares of their time, tracing, attempts, pacing, a hang."""
+"""The head of a report, and its tables of ranks and roles: steps, shares of their time, tracing, attempts, a hang."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import format_duration, listed, percent, plural, rank_list
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.credible import ranks_with_common_steps
-from hpcpace.diagnosis.judged import JudgedAttempt
+from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Measured, Selection
 from hpcpace.diagnosis.network_summary import Comparable, ComparedRank
 from hpcpace.diagnosis.summary import (
     AttemptRow,
     HangFigures,
     PacingFigures,
+    RankRow,
     RankStack,
+    RoleRow,
     Shares,
     Steps,
     Switches,
     Tracing,
     World,
 )
-from hpcpace.hang.words import call_name
+from hpcpace.hang.verdict import call_name
 from hpcpace.metrics.common_clock import rank_clocks
 from hpcpace.metrics.communication import overlap_share
-from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, share_of
+from hpcpace.metrics.hotspots import Hotspot
+from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.plausibility import Alternation, num_far_shorter
 from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error
+from hpcpace.metrics.roles import WorkExcess
 from hpcpace.metrics.steps import common_steps, is_plain, is_unphased, is_warmup, step_times
+from hpcpace.metrics.topology import Topology
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.schema import EventKind, StepFlag
+
+
+def rank_rows(run: JudgedRun) -> tuple[RankRow, ...]:
+    """Return a row per rank; only the excess of ranks that the verdict names as late is marked."""
+    measured, excess, totals = run.measured, run.excess, run.measured.operations.totals
+    mean, num_steps = measured.parts.mean(axis=1), measured.parts.shape[1]
+    found = []
+    for index, trace in enumerate(measured.timed.traces):
+        rank = trace.header.rank
+        own, is_late = excess.of_rank(index) if excess is not None else None, rank in run.diagnosis.late_ranks
+        is_known = rank not in measured.unknown_waits
+        found.append(
+            RankRow(
+                rank=rank,
+                host=trace.header.host,
+                role=_role(trace),
+                step_ns=float(mean[index].sum()),
+                **_parts(mean[index], {rank}, measured),
+                excess=replace(own, is_marked=is_late) if own is not None else None,
+                num_operations=float(totals.num_operations[index] / num_steps),
+                size_bytes=float(totals.size_bytes[index] / num_steps),
+                wait_ns=float(totals.wait_ns[index] / num_steps) if is_known else None,
+                transfer_ns=float(totals.transfer_ns[index] / num_steps) if is_known else None,
+            )
+        )
+    return tuple(found)
+
+
+def role_rows(run: JudgedRun) -> tuple[RoleRow, ...]:
+    """Return a row per role."""
+    measured, mean = run.measured, run.measured.parts.mean(axis=1)
+    members: dict[str, list[int]] = {}
+    for index, trace in enumerate(measured.timed.traces):
+        members.setdefault(_role(trace), []).append(index)
+    found = []
+    for role, indices in members.items():
+        mean_ns = mean[indices].mean(axis=0)
+        ranks = tuple(measured.timed.ranks[index] for index in indices)
+        known = _parts(mean_ns, set(ranks), measured)
+        found.append(RoleRow(role=role, ranks=ranks, step_ns=float(mean_ns.sum()), **known))
+    return tuple(found)
+
+
+def _role(trace: RankTrace) -> str:
+    slots = [f"{name}{value}" for name, value in (("pp", trace.header.pp), ("tp", trace.header.tp)) if value >= 0]
+    return " ".join(slots) or "all"
+
+
+class _Parts(TypedDict):
+    parts_ns: dict[str, float | None] | None
+    shares: dict[str, float | None] | None
+    busy_share: float | None
+
+
+def _parts(mean_ns: NDArray[np.float64], ranks: set[int], measured: Measured) -> _Parts:
+    if not ranks.isdisjoint(measured.host_timed):
+        return {"parts_ns": None, "shares": None, "busy_share": None}
+    shares = mean_ns / max(float(mean_ns.sum()), 1.0)
+    busy = float(shares[list(BUSY)].sum())
+    if not ranks.isdisjoint(measured.unknown_waits):
+        return {"parts_ns": _without_waits(mean_ns), "shares": _without_waits(shares), "busy_share": busy}
+    return {"parts_ns": {**_named(mean_ns)}, "shares": {**_named(shares)}, "busy_share": busy}
+
+
+def _without_waits(values: NDArray[np.float64]) -> dict[str, float | None]:
+    """Return the parts with the waits that are known, of some operations only, in the transfers."""
+    moved = values.copy()
+    moved[list(EXPOSED_TRANSFER)] += values[list(EXPOSED_WAIT)]
+    return {**_named(moved), **dict.fromkeys([part.name.lower() for part in EXPOSED_WAIT])}
+
+
+def _named(values: NDArray[np.float64]) -> dict[str, float]:
+    return {part.name.lower(): float(values[part]) for part in Part}
+
+
+def place_excess(excess: WorkExcess, places: Topology, spot: Hotspot) -> tuple[float, tuple[float, float]]:
+    """Return the mean excess of a place's ranks over their roles, with its 95 % interval; `excess` by `work_excess`."""
+    return excess.of(places.rows_of(spot.kind, spot.id).tolist()) or (0.0, (0.0, 0.0))
+
 
 _SEE = "see --step-from"
 _MAX_COUNTS = 3  # display: numbers of steps in a warning

@@ -9,8 +9,8 @@ from typing import ClassVar
 from hpcpace.core.text import named_ranks
 from hpcpace.diagnosis.finding import MAX_RANKS, Case, DiagnosisFinding, Evidence, FindingWords, Said, rank_culprit
 from hpcpace.diagnosis.summary import Mode
+from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import Call, FoundHang, JobView
-from hpcpace.hang.words import describe
 from hpcpace.metrics.lost_operations import OpenOperation
 
 

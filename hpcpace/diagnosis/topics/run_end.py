@@ -29,8 +29,8 @@ from hpcpace.diagnosis.summary import EndKind, Incomplete, Mode, RankEnd, RunEnd
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.lost_operations import OpenOperation
 from hpcpace.metrics.operations import RankOperations, op_name
-from hpcpace.trace.ends import STOPPED_FOR_HANG, end_name, last_word
 from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
+from hpcpace.trace.tables import STOPPED_FOR_HANG, end_name, last_word
 
 _KINDS = {EventKind.EXCEPTION: EndKind.EXCEPTION, EventKind.EXIT: EndKind.EXIT, EventKind.SIGNAL: EndKind.SIGNAL}
 _EXPLAINED = (EndKind.EXCEPTION, EndKind.EXIT, EndKind.HANG)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcpace.core.text import format_duration, plural, shortened
-from hpcpace.hang.words import HangWords
+from hpcpace.hang.verdict import HangWords
 from hpcpace.report.terminal import line, note, title
 from hpcpace.runs.imports.dump_view import LastOfRank
 

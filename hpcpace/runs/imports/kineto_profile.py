@@ -21,8 +21,7 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.text import plural, printable
 from hpcpace.runs.imports.chrome_events import ChromeEvents
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
-from hpcpace.trace.header import MOST_RANKS
-from hpcpace.trace.schema import Op, Phase
+from hpcpace.trace.schema import MAX_RANKS, Op, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -449,7 +448,7 @@ def _size_bytes(op: Op, args: Any) -> int:
 
 def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
     info = info if isinstance(info := facts.get("distributedInfo"), dict) else {}
-    rank, world_size = _rank(info.get("rank")), _rank(info.get("world_size"), MOST_RANKS)
+    rank, world_size = _rank(info.get("rank")), _rank(info.get("world_size"), MAX_RANKS)
     if rank is not None and (world_size is None or rank < world_size):
         found.rank, found.world_size = rank, world_size
     found.backend = _text(info.get("backend"))
@@ -464,13 +463,13 @@ def _take_facts(found: Profile, facts: dict[str, Any]) -> None:
     for name, text in (*found.nccl.members.items(), *found.comms.members.items()):
         if name and len(name) <= _MAX_GROUP_LETTERS and _MEMBERS.match(text):
             members = tuple(map(int, text[1:-1].split(",")))
-            if max(members) < MOST_RANKS:
+            if max(members) < MAX_RANKS:
                 found.groups.setdefault(name, members)
     found.host = _text(facts.get("host_name"))
     found.base_ns = base_ns if 0 <= (base_ns := _whole(facts.get("baseTimeNanoseconds"))) < _MAX_NS else 0
     if found.rank is None:
         named = _RANK.findall(found.path.name)
-        if len(named) == 1 and int(named[0]) < MOST_RANKS:
+        if len(named) == 1 and int(named[0]) < MAX_RANKS:
             found.rank, found.is_rank_named = int(named[0]), True
 
 
@@ -478,7 +477,7 @@ def _text(value: Any, max_letters: int = 64) -> str:
     return printable(value[:max_letters]) if isinstance(value, str) else ""
 
 
-def _rank(value: Any, most: int = MOST_RANKS - 1) -> int | None:
+def _rank(value: Any, most: int = MAX_RANKS - 1) -> int | None:
     return value if type(value) is int and 0 <= value <= most else None
 
 

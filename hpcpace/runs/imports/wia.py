@@ -31,7 +31,7 @@ from hpcpace.core.files import read_file
 from hpcpace.core.text import NS_PER_S, format_duration, printable, shown
 from hpcpace.runs.imports.chrome_events import ChromeEvents
 from hpcpace.runs.imports.input_files import InputFile, call_bounded, json_bytes
-from hpcpace.trace.header import MOST_RANKS
+from hpcpace.trace.schema import MAX_RANKS
 
 
 class WiaArgs(msgspec.Struct, gc=False, frozen=True):
@@ -212,7 +212,7 @@ MAX_WORKERS = 2048
 """Each becomes a rank with a file, which takes some milliseconds however small it is."""
 _MAX_FILES = 16_384
 _MAX_META_BYTES = 1 << 16
-_MAX_NUMBER = MOST_RANKS * 1024
+_MAX_NUMBER = MAX_RANKS * 1024
 _MAX_TIME_NS = 1 << 60
 _WORLD_SIZE = re.compile(rb"^world_size: *(\d{1,7}) *$", re.MULTILINE)
 _TRACK = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6})\b")

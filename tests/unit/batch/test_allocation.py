@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.batch.allocation import Component, read_allocation
+from hpcpace.batch.launch import Component, read_allocation
 from hpcpace.core.errors import UsageError
 
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2"}

@@ -9,9 +9,8 @@ import pytest
 from experiments.machine import Machine, threaded
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots
-from hpcpace.batch.allocation import Allocation, Component
-from hpcpace.batch.binding import choose_binding
-from hpcpace.batch.launch import Launch
+from hpcpace.batch.job import choose_binding
+from hpcpace.batch.launch import Allocation, Component, Launch
 
 
 def _snapshots(folder: Path, *cores: int) -> Path:
@@ -33,9 +32,9 @@ def _launch(*options: str, num_nodes: int = 1, num_components: int = 1) -> Launc
 
 
 def test_applies_the_masks_that_the_audit_proposes(tmp_path: Path) -> None:
-    chosen = choose_binding(_launch(num_nodes=2), _snapshots(tmp_path, 4, 4), {})
-    assert chosen.option == "--cpu-bind=mask_cpu:0x3,0xc"
-    assert chosen.line == f"HPCPACE_BIND=auto: {chosen.option} for the 2 ranks on each of n[0-1]"
+    option, line = choose_binding(_launch(num_nodes=2), _snapshots(tmp_path, 4, 4), {})
+    assert option == "--cpu-bind=mask_cpu:0x3,0xc"
+    assert line == f"HPCPACE_BIND=auto: {option} for the 2 ranks on each of n[0-1]"
 
 
 @pytest.mark.parametrize(
@@ -51,10 +50,10 @@ def test_applies_the_masks_that_the_audit_proposes(tmp_path: Path) -> None:
     ids=["chosen by the user", "heterogeneous", "nodes differ", "a node is missing", "too few cores", "no Slurm"],
 )
 def test_says_why_ranks_are_not_bound(launch: Launch, cores: tuple[int, ...], reason: str, tmp_path: Path) -> None:
-    chosen = choose_binding(launch, _snapshots(tmp_path, *cores), {})
-    assert chosen.option == ""
-    assert chosen.line.startswith("HPCPACE_BIND=auto: ranks are not bound: ") and reason in chosen.line
+    option, line = choose_binding(launch, _snapshots(tmp_path, *cores), {})
+    assert option == ""
+    assert line.startswith("HPCPACE_BIND=auto: ranks are not bound: ") and reason in line
 
 
 def test_an_audit_that_saved_nothing_is_no_reason_to_end(tmp_path: Path) -> None:
-    assert "ranks are not bound: cannot read " in choose_binding(_launch(), tmp_path / "none", {}).line
+    assert "ranks are not bound: cannot read " in choose_binding(_launch(), tmp_path / "none", {})[1]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hpcpace.batch.scripts import filled_in, job_script, job_scripts
 from hpcpace.cli import cli
+from hpcpace.cli.batch import filled_in, job_script, job_scripts
 from hpcpace.core.errors import UsageError
 
 REPOSITORY = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.batch.mpi_type import mpi_option, spoken_types
+from hpcpace.batch.job import mpi_option, spoken_types
 
 LISTED = (
     "MPI plugin types are...\n\tpmix\n\tnone\n\tcray_shasta\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.batch.allocation import Allocation, Component
-from hpcpace.batch.launch import Launch, gpu_options
+from hpcpace.batch.launch import Allocation, Component, Launch, gpu_options
 
 ONE = Component(num_nodes=2, num_tasks=8, cpus_per_task=6)
 
@@ -37,7 +36,7 @@ def test_one_task_of_each_node_is_asked_for_in_each_component() -> None:
     launch = _launch(
         Component(num_nodes=1, num_tasks=1, cpus_per_task=1), Component(num_nodes=2, num_tasks=4, cpus_per_task=2)
     )
-    line = " ".join(launch.command_of_nodes(["collect"]))
+    line = " ".join(launch.command(["collect"], per_node=True))
     first = "--ntasks 1 -c 1 --ntasks-per-node=1 --het-group=0"
     second = "--ntasks 2 -c 2 --ntasks-per-node=1 --het-group=1"
     assert line == f"srun {first} hpcpace collect : {second} hpcpace collect"

@@ -7,7 +7,7 @@ from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import NothingCompared, TooFewSteps, WrongClock, diagnose
 from hpcpace.diagnosis.finding import Case, Panels
 from hpcpace.diagnosis.summary import Mode
-from hpcpace.hang.search import hang_now
+from hpcpace.hang.from_traces import hang_now
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, JobView, RankView
 
 MS = 1e6

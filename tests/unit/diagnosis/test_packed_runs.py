@@ -42,7 +42,7 @@ def test_a_packed_run_has_the_summary_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], most_rows: int
 ) -> None:
     monkeypatch.setitem(measure_operations.__kwdefaults__, "max_rows", 2_000)
-    monkeypatch.setattr("hpcpace.trace.pack_blocks.BLOCK_ROWS", 1_000)
+    monkeypatch.setattr("hpcpace.trace.pack_writer.BLOCK_ROWS", 1_000)
     run = write_run(Scenario(seed=7, **{**_SMALL, **values}), tmp_path / "run")
     before = _summary(run, most_rows)
     plan = PackPlan(has_ended=True, most_ranks=len(run.attempts()[-1].trace_files()) * 2 // 3)

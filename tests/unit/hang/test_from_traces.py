@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from written_job import SECOND, WrittenJob, ns
 
-from hpcpace.hang.from_traces import job_view, read_records
-from hpcpace.hang.search import hang_in
+from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.views import Channel, Doing, HangKind
 from hpcpace.trace.schema import EventKind, Op, Phase
 
@@ -26,7 +25,7 @@ def hung_job(missing: int = 2) -> WrittenJob:
 
 
 def test_who_has_entered_how_many_operations_and_stands_in_one(tmp_path: Path) -> None:
-    view = job_view(hung_job().write(tmp_path / "run"))
+    view = read_records(hung_job().write(tmp_path / "run")).view()
     assert {rank: one.entered[WORLD] for rank, one in view.ranks.items()} == {0: 21, 1: 21, 2: 20, 3: 21}
     last = {rank: one.calls[-1] for rank, one in view.ranks.items()}
     assert {rank: (call.seq, call.is_open) for rank, call in last.items()} == {
@@ -44,7 +43,7 @@ def test_times_are_on_one_clock(tmp_path: Path, offset_s: float) -> None:
     job.ranks[1].rows.clear()
     job.ranks[1].open_rows.clear()
     job.ranks[1].call(Op.ALL_REDUCE, 2.0, step=20)
-    view = job_view(job.write(tmp_path / "run"))
+    view = read_records(job.write(tmp_path / "run")).view()
     call = view.ranks[1].calls[-1]
     assert call.entered_ns == pytest.approx(ns(2.0), abs=1000)
     assert view.ranks[1].seen_ns == pytest.approx(ns(60), abs=1000)
@@ -53,7 +52,7 @@ def test_times_are_on_one_clock(tmp_path: Path, offset_s: float) -> None:
 def test_a_rank_without_a_file_is_there_without_a_record(tmp_path: Path) -> None:
     job = hung_job()
     job.missing = (2,)
-    view = job_view(job.write(tmp_path / "run"), hosts={2: "n0"})
+    view = read_records(job.write(tmp_path / "run"), hosts={2: "n0"}).view()
     assert (view.ranks[2].is_recorded, view.ranks[2].host, view.ranks[2].entered) == (False, "n0", {})
     assert view.groups[0].members == (0, 1, 2, 3)
 
@@ -69,7 +68,7 @@ def test_a_rank_without_a_file_is_there_without_a_record(tmp_path: Path) -> None
 def test_how_a_rank_ended(tmp_path: Path, kind: EventKind, code: int, text: bytes, end: str) -> None:
     job = hung_job()
     job.ranks[2].ends(2.5, kind, code, text, step=20)
-    view = job_view(job.write(tmp_path / "run"))
+    view = read_records(job.write(tmp_path / "run")).view()
     gone = view.ranks[2]
     assert (gone.is_gone, gone.end, gone.doing, gone.doing_since_ns) == (True, end, Doing.ENDED, ns(2.5))
 
@@ -77,7 +76,7 @@ def test_how_a_rank_ended(tmp_path: Path, kind: EventKind, code: int, text: byte
 def test_a_rank_without_a_sign_of_life_may_have_gone(tmp_path: Path) -> None:
     job = hung_job()
     job.ranks[2].seen_s = 3.0
-    view = job_view(job.write(tmp_path / "run"))
+    view = read_records(job.write(tmp_path / "run")).view()
     assert (view.ranks[2].is_gone, view.ranks[2].seen_ns) == (None, ns(3.0))
 
 
@@ -88,7 +87,7 @@ def test_messages_have_a_channel_for_each_direction(tmp_path: Path) -> None:
     job.ranks[1].call(Op.SEND, 2.0, 2.1, peer=0)
     job.ranks[0].call(Op.RECV, 2.0, 2.1, peer=1)
     job.ranks[1].call(Op.RECV, 3.0, peer=0)
-    view = job_view(job.write(tmp_path / "run"))
+    view = read_records(job.write(tmp_path / "run")).view()
     there, back = Channel(0, 0, 1), Channel(0, 1, 0)
     assert view.ranks[0].entered == {there: 1, back: 1}
     assert view.ranks[1].entered == {there: 2, back: 1}
@@ -98,7 +97,7 @@ def test_groups_of_one_name_and_members_are_one_whatever_their_number(tmp_path: 
     job = WrittenJob(num_ranks=4, groups={1: ("pair", (0, 1)), 2: ("pair", (2, 3))})
     job.ranks[0].call(Op.ALL_REDUCE, 1.0, group=1)
     job.ranks[3].call(Op.BARRIER, 1.0, group=2)
-    view = job_view(job.write(tmp_path / "run"))
+    view = read_records(job.write(tmp_path / "run")).view()
     assert [(group.name, group.members) for group in view.groups] == [
         ("pair", (0, 1)), ("pair", (2, 3)), ("world", (0, 1, 2, 3))
     ]  # fmt: skip
@@ -112,7 +111,7 @@ def test_a_barrier_that_was_called_long_ago_is_found_behind_many_operations(tmp_
         for number in range(20_000):
             rank.call(Op.ALL_REDUCE, 1.0 + number * 1e-3, 1.0 + number * 1e-3 + 1e-4)
     job.ranks[0].call(Op.BARRIER, 30.0, group=1)
-    view = job_view(job.write(tmp_path / "run"))
+    view = read_records(job.write(tmp_path / "run")).view()
     assert view.ranks[1].entered == {Channel(0): 1, Channel(1): 20_000}
     assert view.ranks[0].entered == {Channel(0): 2, Channel(1): 20_000}
 
@@ -125,7 +124,7 @@ def test_a_failed_operation_is_open_and_one_that_was_never_issued_was_not_entere
             rank.sequences[0] -= 1
             rank.call(Op.ALL_REDUCE, 2.0, 32.0, step=20, has_failed=True)
     job.ranks[2].call(Op.ALL_REDUCE, 2.0, 2.001, step=20, has_failed=True)
-    view = job_view(job.write(tmp_path / "run"))
+    view = read_records(job.write(tmp_path / "run")).view()
     assert [one.entered[WORLD] for one in view.ranks.values()] == [21, 21, 20, 21]
     assert [one.calls[-1].is_open for one in view.ranks.values()] == [True, True, False, True]
 
@@ -202,11 +201,11 @@ def test_what_a_rank_does_follows_from_its_earlier_steps(
         phases = [*usual, *(past if step % 5 == 0 else ())]
         job.ranks[0].step(step, step * 0.1, [(phase, 0.01) for phase in phases])
     job.ranks[0].step(20, 2.0, [(phase, 0.01) for phase in now], is_over=False)
-    assert job_view(job.write(tmp_path / "run")).ranks[0].doing is doing
+    assert read_records(job.write(tmp_path / "run")).view().ranks[0].doing is doing
 
 
 def test_a_rank_that_has_finished_nothing_starts(tmp_path: Path) -> None:
-    view = job_view(WrittenJob(num_ranks=2).write(tmp_path / "run"))
+    view = read_records(WrittenJob(num_ranks=2).write(tmp_path / "run")).view()
     assert {one.doing for one in view.ranks.values()} == {Doing.STARTING}
     assert view.usual_step_ns is None
 
@@ -217,4 +216,4 @@ def test_garbage_collection_at_any_place_of_a_step_changes_nothing_about_what_co
         phases = [Phase.DATA, *([Phase.GC] if step % 3 == 0 else []), Phase.FORWARD, Phase.BACKWARD]
         job.ranks[0].step(step, step * 0.1, [(phase, 0.01) for phase in phases])
     job.ranks[0].step(20, 2.0, [(phase, 0.01) for phase in (Phase.DATA, Phase.FORWARD, Phase.GC)], is_over=False)
-    assert job_view(job.write(tmp_path / "run")).ranks[0].doing is Doing.COMPUTING
+    assert read_records(job.write(tmp_path / "run")).view().ranks[0].doing is Doing.COMPUTING

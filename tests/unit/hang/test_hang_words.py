@@ -7,8 +7,8 @@ from typing import Any
 
 from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.rules import find_hang
+from hpcpace.hang.verdict import HangWords, describe
 from hpcpace.hang.views import Call, Channel, Doing, GroupView, JobView, RankView
-from hpcpace.hang.words import HangWords, describe
 
 DP = Channel(0)
 

@@ -12,18 +12,18 @@ import pytest
 
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.hang.notices import (
-    MOST_BYTES,
+    MAX_BYTES,
     Notice,
     NoticedCall,
     NoticedCount,
     NoticedGroup,
     ThreadStack,
+    rank_ranges,
     read_notices,
     write,
 )
-from hpcpace.hang.rank_ranges import rank_ranges
 from hpcpace.hang.views import Doing
-from hpcpace.trace.header import MOST_RANKS
+from hpcpace.trace.schema import MAX_RANKS
 
 NOTICE = Notice(
     rank=3,
@@ -88,7 +88,7 @@ def test_a_notice_stays_small_whatever_the_stacks_are(attempt: Attempt) -> None:
     deep = tuple(f"{'x' * 200}.py:{line} in recursive" for line in range(5000))
     threads = tuple(ThreadStack(name=f"t{i}", is_training=i == 0, frames=deep) for i in range(500))
     write(attempt, replace(NOTICE, stacks=threads))
-    assert attempt.hang_file(3).stat().st_size <= MOST_BYTES
+    assert attempt.hang_file(3).stat().st_size <= MAX_BYTES
     stack = read_notices(attempt)[3].stack
     assert 0 < len(stack) < 5000
     assert stack[-1] == deep[-1]
@@ -121,18 +121,25 @@ def _text() -> str:
         ("{}", "KeyError: 'schema'"),
         (_changed(schema=2), "its schema is 2"),
         (_changed(rank=4), "it is of rank 4"),
-        (_changed(host=7), "host is no text"),
-        (_changed(step=1.5), "step is no whole number"),
-        (_changed(step=True), "step is no whole number"),
-        (_changed(step=1 << 70), "step is no whole number"),
-        (_changed(is_first_step="yes"), "is_first_step is neither"),
-        (_changed(doing="sleeping"), "'sleeping' is not a valid Doing"),
-        (_changed(calls=[{}]), "KeyError: 'group'"),
-        (_changed(stacks=[{"name": "a", "is_training": True, "frames": [3]}]), "frames holds more than texts"),
-        (_changed(stacks=["a"] * 200), "stacks is no list"),
+        (_changed(host=7), "host is 7: expected a text"),
+        (_changed(step=1.5), "step is 1.5: expected an integer"),
+        (_changed(step=True), "step is True: expected an integer"),
+        (_changed(step=1 << 70), "step is 1180591620717411303424: expected an integer <= 9223372036854775807"),
+        (_changed(is_first_step="yes"), "is_first_step is 'yes': expected true or false"),
+        (_changed(doing="sleeping"), "doing is 'sleeping': Invalid enum value 'sleeping'"),
+        (_changed(calls=[{}]), "calls[0] has no 'group'"),
+        (
+            _changed(stacks=[{"name": "a", "is_training": True, "frames": [3]}]),
+            "stacks[0].frames[0] is 3: expected a text",
+        ),
+        (
+            _changed(stacks=[{"name": "a", "is_training": True, "frames": []}] * 200),
+            "stacks is ",
+        ),
+        (_changed(stacks=["a"]), "stacks[0] is 'a': expected an object"),
         ("[" * 20_000, "RecursionError"),
         ("[" + "0," * 40_000, "values, more than"),
-        (" " * (4 * MOST_BYTES + 1), "it has more than"),
+        (" " * (4 * MAX_BYTES + 1), "it has more than"),
     ],
 )
 def test_a_notice_that_is_not_one_is_named_and_the_others_are_read(attempt: Attempt, content: str, reason: str) -> None:
@@ -183,7 +190,7 @@ def test_notices_of_too_many_bytes_together_are_named_and_not_read(
 
 
 def test_groups_of_a_million_ranks_in_a_few_bytes_take_no_memory(attempt: Attempt) -> None:
-    groups = [{"name": str(number), "members": f"0-{MOST_RANKS - 1}"} for number in range(4)]
+    groups = [{"name": str(number), "members": f"0-{MAX_RANKS - 1}"} for number in range(4)]
     write(attempt, NOTICE)
     tracemalloc.start()
     try:

@@ -9,8 +9,7 @@ import pytest
 from written_job import WrittenJob
 
 from hpcpace.core.rundir import Attempt
-from hpcpace.hang.from_traces import read_records
-from hpcpace.hang.search import hang_in
+from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.views import Hang, HangKind
 from hpcpace.trace.schema import EventKind, Op, Phase
 

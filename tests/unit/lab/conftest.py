@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.config import LabConfig
-from hpcpace.lab.fault import InsideLab
-from hpcpace.lab.files import LabFiles
-from hpcpace.lab.plan import LabPlan
+from hpcpace.lab.fault_kinds import InsideLab
+from hpcpace.lab.plan import LabFiles, LabPlan
 
 
 @pytest.fixture

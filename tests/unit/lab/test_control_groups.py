@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.lab import cgroups
-from hpcpace.lab.cgroups import HostCgroup, remove_cgroups, thaw_all
+from hpcpace.lab import hosts
+from hpcpace.lab.hosts import HostCgroup, remove_cgroups, thaw_all
 
 _V1 = """\
 proc /proc proc rw 0 0
@@ -38,7 +38,7 @@ _HYBRID_WITHOUT_FREEZER = "".join(line for line in _HYBRID.splitlines(True) if "
 def test_finds_the_tree_of_each_controller(tmp_path, mounts, cpu, freezer):
     (tmp_path / "mounts").write_text(mounts)
     expected = {"cpu": cpu, "freezer": freezer}
-    assert cgroups._trees(tmp_path / "mounts") == {
+    assert hosts._trees(tmp_path / "mounts") == {
         name: (Path(tree[0]), tree[1]) for name, tree in expected.items() if tree is not None
     }
 
@@ -49,7 +49,7 @@ def trees(monkeypatch, tmp_path):
 
     def use(*, v2: bool) -> HostCgroup:
         where = {"cpu": tmp_path, "freezer": tmp_path} if v2 else {n: tmp_path / n for n in ("cpu", "freezer")}
-        monkeypatch.setattr(cgroups, "_trees", lambda: {name: (tree, v2) for name, tree in where.items()})
+        monkeypatch.setattr(hosts, "_trees", lambda: {name: (tree, v2) for name, tree in where.items()})
         group = HostCgroup("test", "n1")
         for folder in group.paths():
             folder.mkdir(parents=True)
@@ -110,7 +110,7 @@ def test_removes_the_groups_of_one_lab_and_no_other(tmp_path, trees, v2):
     ],
 )
 def test_a_machine_without_the_controller_is_named_as_the_reason(monkeypatch, act, purpose, controller):
-    monkeypatch.setattr(cgroups, "_trees", dict)
+    monkeypatch.setattr(hosts, "_trees", dict)
     with pytest.raises(HpcpaceError) as caught:
         act(HostCgroup("test", "n1"))
     assert str(caught.value) == (

@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import pytest
 
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.lab import fault_kinds, fault_process
-from hpcpace.lab import files as files_module
-from hpcpace.lab.fault import InsideLab, LabFault, Wait
-from hpcpace.lab.fault_process import hold
-from hpcpace.lab.faults import FaultRecord, fault_records
+from hpcpace.lab import fault_kinds, faults
+from hpcpace.lab import plan as files_module
+from hpcpace.lab.fault_kinds import InsideLab, LabFault, Wait
+from hpcpace.lab.faults import FaultRecord, fault_records, hold
 from hpcpace.lab.plan import TruthLog, write_config
 
 
@@ -88,7 +87,7 @@ def use(monkeypatch):
 
     def set_time(time: FakeTime) -> FakeTime:
         clock = SimpleNamespace(monotonic=lambda: time.now_s, monotonic_ns=lambda: round(time.now_s * 1e9))
-        monkeypatch.setattr(fault_process, "time", clock)
+        monkeypatch.setattr(faults, "time", clock)
         return time
 
     return set_time
@@ -206,7 +205,7 @@ def process(monkeypatch, lab, use) -> Any:
     write_config(lab.files, lab.plan.config)
     use(FakeTime())
     before = signal.getsignal(signal.SIGTERM)
-    yield lambda: fault_process.main(lab.files.name, "f1")
+    yield lambda: faults.main(lab.files.name, "f1")
     signal.signal(signal.SIGTERM, before)
 
 

@@ -12,14 +12,12 @@ import pytest
 
 from hpcpace.core.errors import UsageError
 from hpcpace.lab import boot, faults
-from hpcpace.lab import files as files_module
 from hpcpace.lab import lab as lab_module
-from hpcpace.lab.fault import InsideLab
-from hpcpace.lab.fault_kinds import FILLER, FillDisk, PauseHost
+from hpcpace.lab import plan as files_module
+from hpcpace.lab.fault_kinds import FILLER, FillDisk, InsideLab, PauseHost
 from hpcpace.lab.faults import FaultRecord, start_fault
-from hpcpace.lab.files import LabFiles, writable_to_owner_only
 from hpcpace.lab.lab import bring_down
-from hpcpace.lab.plan import write_config
+from hpcpace.lab.plan import LabFiles, writable_to_owner_only, write_config
 
 
 @pytest.fixture

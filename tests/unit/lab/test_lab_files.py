@@ -8,9 +8,8 @@ import pytest
 
 from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.lab.files import LabFiles
 from hpcpace.lab.hosts import host_pid, living_pid
-from hpcpace.lab.plan import read_config, write_config
+from hpcpace.lab.plan import LabFiles, read_config, write_config
 
 
 def test_a_lab_lies_below_run_under_its_name():

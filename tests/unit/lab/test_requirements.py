@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.errors import UsageError
-from hpcpace.lab.environment import (
+from hpcpace.lab.namespaces import (
     EMULATION_VARIABLE,
     NAME_VARIABLE,
     check_programs,

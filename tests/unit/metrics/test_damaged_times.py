@@ -8,7 +8,7 @@ import pytest
 from hpcpace.metrics.common_clock import CommonClock, reference_times
 
 HOUR_NS = 3_600_000_000_000
-MOST_NS = 1 << 60
+MAX_NS = 1 << 60
 
 
 def clock_of(local_ns: list[int], offset_ns: list[int]) -> CommonClock:
@@ -18,18 +18,18 @@ def clock_of(local_ns: list[int], offset_ns: list[int]) -> CommonClock:
     )
 
 
-@pytest.mark.parametrize("change_ns", [HOUR_NS, -HOUR_NS, MOST_NS, -MOST_NS])
+@pytest.mark.parametrize("change_ns", [HOUR_NS, -HOUR_NS, MAX_NS, -MAX_NS])
 @pytest.mark.parametrize("times", [(CommonClock.to_reference, True), (reference_times, False)])
 def test_a_rate_beyond_all_sense_extends_to_the_bound_only(change_ns, times):
     call, is_tuple = times
     found = call(clock_of([0, 1], [0, change_ns]), np.array([0, 10 * HOUR_NS]))
     time_ns = found.time_ns if is_tuple else found
     assert time_ns[0] == 0
-    assert abs(float(time_ns[1])) <= MOST_NS + 10 * HOUR_NS
+    assert abs(float(time_ns[1])) <= MAX_NS + 10 * HOUR_NS
 
 
 def test_residuals_of_samples_that_jump_are_finite():
-    clock = clock_of([0, 1, HOUR_NS, 2 * HOUR_NS], [0, MOST_NS, -MOST_NS, 0])
+    clock = clock_of([0, 1, HOUR_NS, 2 * HOUR_NS], [0, MAX_NS, -MAX_NS, 0])
     assert len(clock.residuals_ns()) == 2
 
 

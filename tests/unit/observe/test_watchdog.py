@@ -15,8 +15,8 @@ from hpcpace.core.environment import HostIdentity
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.notices import HangFolder, NoticedCall, read_notices, write
+from hpcpace.hang.verdict import HangWords
 from hpcpace.hang.views import Doing
-from hpcpace.hang.words import HangWords
 from hpcpace.observe import watchdog as watchdog_module
 from hpcpace.observe.alarm import Alarm
 from hpcpace.observe.ends import EndEvent

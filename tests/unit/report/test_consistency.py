@@ -23,12 +23,12 @@ from analysis import (
     pacing_table,
     topology_hotspots,
 )
+from analysis.topology_hotspots import hotspot_figures
 from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.core.text import format_count, format_duration, milliseconds, percent, place_name
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.figures.causes import jitter_figures
-from hpcpace.diagnosis.figures.ranks import hotspot_figures
 from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
 from hpcpace.diagnosis.verdict import main_verdict

@@ -12,10 +12,9 @@ import pytest
 from known_dumps import dump, entry, hung_job, unfinished, write
 
 from hpcpace.core.errors import TraceError
-from hpcpace.hang.graph import Graph
+from hpcpace.hang.graph import Graph, Waits
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Call, Channel, GroupView, HangKind, JobView, RankView
-from hpcpace.hang.waits import Waits
 from hpcpace.runs.imports.dump_view import job_view
 from hpcpace.runs.imports.dumps import read_dumps
 from hpcpace.runs.imports.flight_recorder import read_dump

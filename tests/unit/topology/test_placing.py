@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hpcpace.metrics.topology import topology_of
-from hpcpace.topology.host_table import parse_host_table
-from hpcpace.topology.placing import PlacedTraces, place_traces
+from hpcpace.topology.read import parse_host_table
+from hpcpace.topology.switch_tree import PlacedTraces, place_traces
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.trace.tables import RankTrace, Table

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rows import ADDERS, header, random_rows
 
-from hpcpace.trace.chunks import DamagedColumn, index_table, read_chunks, select_chunks, split_last
+from hpcpace.trace.chunks import DamagedColumn, index_table, read_chunks, select_chunks, split_chunks
 from hpcpace.trace.opening import open_column
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import CHUNK_ROWS, DEVICE_TABLES, TABLES
@@ -104,7 +104,9 @@ def test_some_chunks_are_read_without_the_others(closed, first, stop, num_rows):
 
 @pytest.mark.parametrize(("table", "num_last"), [("phases", 50), ("steps", 50), ("pacing", 50), ("clock", 50)])
 def test_the_last_chunk_is_parted_from_those_before_it(closed, table, num_last):
-    before, last = (read_table(closed, table, lambda chunks, part=part: split_last(chunks)[part]) for part in (0, 1))
+    before, last = (
+        read_table(closed, table, lambda chunks, part=part: split_chunks(chunks, 1)[part]) for part in (0, 1)
+    )
     assert (len(before), len(last)) == (_NUM_ROWS[table] - num_last, num_last)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.trace.flush_schedule import FlushSchedule
+from hpcpace.trace.recorder import FlushSchedule
 
 
 def _times(rank: int, *, first_s: float = 100.0, num_flushes: int = 5, took_s: float = 0.0) -> list[float]:

@@ -1,4 +1,4 @@
-"""The golden file freezes trace format 1.4: what it means to the reader, and how it is laid out."""
+"""The golden file freezes the version of the trace format: what it means to the reader, and how it is laid out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pytest
 from rows import ADDERS, assert_table, header
 
 from hpcpace.trace.encoding import round_times, row_dtypes
-from hpcpace.trace.header import header_values
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import TABLES
+from hpcpace.trace.schema import FORMAT_VERSION, TABLES, header_values
 
-_GOLDEN = Path(__file__).parents[2] / "golden" / "trace-1.4.h5"
+_GOLDEN = Path(__file__).parents[2] / "golden" / f"trace-{FORMAT_VERSION}.h5"
 
 
 @pytest.fixture(scope="module")

@@ -339,7 +339,7 @@ def test_the_file_that_was_opened_is_the_one_that_is_read(path, tmp_path, monkey
 
 
 def test_a_journal_of_tiny_runs_of_records_is_read_no_further_than_any_writer_goes(monkeypatch):
-    monkeypatch.setattr(journal, "_MOST_RUNS", 10)
+    monkeypatch.setattr(journal, "_MAX_RUNS", 10)
     dtypes = row_dtypes()
     one = encode_records(0, RecordKind.ROW, 0, np.zeros(1, dtypes["steps"]))
     other = encode_records(1, RecordKind.ROW, 0, np.zeros(1, dtypes["phases"]))

@@ -30,8 +30,8 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt
 from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.pack_index import LACKING
 from hpcpace.trace.pack_reader import open_pack
-from hpcpace.trace.pack_schema import LACKING
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import TABLES
@@ -128,14 +128,14 @@ def test_little_memory_makes_more_packs(attempt, original):
 
 @pytest.mark.parametrize("block_rows", [500, 1 << 20])
 def test_blocks_of_any_size_give_the_same_rows(attempt, original, monkeypatch, block_rows):
-    monkeypatch.setattr("hpcpace.trace.pack_blocks.BLOCK_ROWS", block_rows)
-    monkeypatch.setattr("hpcpace.trace.pack_blocks._LEAST_ROWS", 1)
+    monkeypatch.setattr("hpcpace.trace.pack_writer.BLOCK_ROWS", block_rows)
+    monkeypatch.setattr("hpcpace.trace.pack_writer._MIN_ROWS", 1)
     pack(attempt)
     assert_same_attempt(attempt, original)
 
 
 def test_a_block_has_the_rows_of_about_the_same_steps(attempt, monkeypatch):
-    monkeypatch.setattr("hpcpace.trace.pack_blocks.BLOCK_ROWS", 1000)
+    monkeypatch.setattr("hpcpace.trace.pack_writer.BLOCK_ROWS", 1000)
     pack(attempt)
     for trace in read_attempt(attempt, most_rows=0).traces:
         table = trace.tables["collectives"]
@@ -152,7 +152,7 @@ def test_a_block_has_the_rows_of_about_the_same_steps(attempt, monkeypatch):
 
 
 def test_rows_of_any_range_are_read_across_blocks_and_chunks(attempt, original, monkeypatch):
-    monkeypatch.setattr("hpcpace.trace.pack_blocks.BLOCK_ROWS", 3_000)
+    monkeypatch.setattr("hpcpace.trace.pack_writer.BLOCK_ROWS", 3_000)
     pack(attempt)
     trace = read_attempt(attempt, most_rows=0).traces[CLOSED]
     stream = trace.tables["collectives"].stream
@@ -298,8 +298,8 @@ def test_a_rank_that_writes_while_it_is_packed_ends_packing(attempt, monkeypatch
 
 def test_a_pack_with_other_contents_is_thrown_away(attempt, monkeypatch):
     before = names(attempt)
-    monkeypatch.setattr("hpcpace.trace.pack_source.RankDigest.hex", lambda self: b"0" * 32)
-    monkeypatch.setattr("hpcpace.trace.pack_check.digests_of", lambda *_: {})
+    monkeypatch.setattr("hpcpace.trace.pack_writer.RankDigest.hex", lambda self: b"0" * 32)
+    monkeypatch.setattr("hpcpace.trace.pack_writer.digests_of", lambda *_: {})
     with pytest.raises(TraceError, match="does not hold what the file of rank 0 held"):
         pack(attempt)
     assert names(attempt) == before

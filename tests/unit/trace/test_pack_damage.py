@@ -43,7 +43,8 @@ def finely_packed(original: Attempt, tmp_path_factory: pytest.TempPathFactory) -
     """Packs of small chunks: many places at which some ranks are hurt and others are not."""
     attempt = _copy(original, tmp_path_factory.mktemp("packed"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hpcpace.trace.pack_writer.PACK_CHUNK_ROWS", 500)
+        for module in ("pack_index", "pack_writer"):
+            patch.setattr(f"hpcpace.trace.{module}.PACK_CHUNK_ROWS", 500)
         _pack(attempt)
     return attempt
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.plausible import MOST_NS, MOST_SIZE, without_implausible
 from hpcpace.trace.schema import DEVICE_TABLES, TABLES, ExitKind, TraceHeader
-from hpcpace.trace.tables import RankTrace, Table
+from hpcpace.trace.tables import MAX_NS, MAX_SIZE, RankTrace, Table, without_implausible
 
 HEADER = TraceHeader(run_id="r", attempt=0, rank=3, world_size=4, local_rank=0, local_size=1, node=0, host="n")
 LIMITS = np.iinfo(np.int64)
@@ -40,13 +39,13 @@ def test_a_sound_trace_stays_as_it_is():
         ("steps__begin_ns", LIMITS.min),
         ("steps__end_ns", LIMITS.max),
         ("steps__samples", -1),
-        ("phases__end_ns", MOST_NS + 1),
+        ("phases__end_ns", MAX_NS + 1),
         ("steps__device_begin_ns", LIMITS.max),
-        ("steps__device_end_ns", -MOST_NS - 1),
+        ("steps__device_end_ns", -MAX_NS - 1),
         ("phases__device_begin_ns", LIMITS.min),
-        ("phases__device_end_ns", MOST_NS + 1),
+        ("phases__device_end_ns", MAX_NS + 1),
         ("collectives__enqueue_ns", LIMITS.min),
-        ("collectives__bytes", MOST_SIZE + 1),
+        ("collectives__bytes", MAX_SIZE + 1),
         ("collectives__blocked_ns", -1),
         ("collectives__seq", LIMITS.min),
         ("clock__halfwidth_ns", -1),
@@ -88,4 +87,4 @@ def test_what_is_left_is_within_bounds_whatever_was_there(seed):
     found = without_implausible(trace(**columns))
     for key in columns:
         name, column = key.split("__")
-        assert (np.abs(found.tables[name][column].astype(np.float64)) <= MOST_NS).all()
+        assert (np.abs(found.tables[name][column].astype(np.float64)) <= MAX_NS).all()

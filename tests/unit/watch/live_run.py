@@ -12,9 +12,8 @@ from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import Op, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
-from hpcpace.watch.figures import job_state
-from hpcpace.watch.follower import Follower
-from hpcpace.watch.state import HangState, JobState
+from hpcpace.watch.run_tail import RunTail
+from hpcpace.watch.state import HangState, JobState, job_state
 
 DTYPES = row_dtypes()
 MS, S = 1_000_000, 1_000_000_000
@@ -39,7 +38,7 @@ class LiveRun:
         self.run = RunDirectory(folder / "run")
         self.now_s = 100.0
         self.planned, self.num_ranks, self._header = planned, ranks, header
-        self.follower = Follower(self.run.path, clock=lambda: self.now_s)
+        self.tail = RunTail(self.run.path, clock=lambda: self.now_s)
         self.writers: dict[int, TraceWriter] = {}
         self.step = 0
 
@@ -111,8 +110,8 @@ class LiveRun:
 
     def look(self, *, hang: HangState | None = None, unix_s: float | None = None, **limits: Any) -> JobState:
         """Look at the run as it is now."""
-        self.follower.look(**{"most_s": 1e9, "most_cpu_s": 1e9, "num_detailed": 64, **limits})
-        return job_state(self.follower, hang=hang, unix_s=UNIX_S + self.now_s if unix_s is None else unix_s)
+        self.tail.look(**{"most_s": 1e9, "most_cpu_s": 1e9, "num_detailed": 64, **limits})
+        return job_state(self.tail, hang=hang, unix_s=UNIX_S + self.now_s if unix_s is None else unix_s)
 
     def close(self) -> None:
         """Leave the files as killed ranks do."""

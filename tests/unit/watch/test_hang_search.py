@@ -10,8 +10,8 @@ from test_watch_view import HANG
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt
-from hpcpace.watch.hang_search import HangSearch, find_hang_state
 from hpcpace.watch.state import HangState
+from hpcpace.watch.watcher import HangSearch, find_hang_state
 
 
 def search(run: LiveRun, asked: list[Attempt], *, is_damaged: bool = False) -> HangSearch:
@@ -26,8 +26,8 @@ def search(run: LiveRun, asked: list[Attempt], *, is_damaged: bool = False) -> H
 
 def ask(run: LiveRun, one: HangSearch) -> HangState | None:
     run.look()
-    assert run.follower.followed is not None
-    return one.ask(run.follower.followed, wait_s=10.0)
+    assert run.tail.followed is not None
+    return one.ask(run.tail.followed, wait_s=10.0)
 
 
 def test_nobody_is_asked_while_steps_end(run: LiveRun) -> None:

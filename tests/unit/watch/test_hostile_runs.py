@@ -15,7 +15,7 @@ from live_run import DTYPES, LiveRun
 from rich.console import Console
 
 from hpcpace.core.exposition import exposition
-from hpcpace.watch.metrics import families
+from hpcpace.watch.export import families
 from hpcpace.watch.state import JobState
 from hpcpace.watch.view import Choice, page
 

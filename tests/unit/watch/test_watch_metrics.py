@@ -21,8 +21,7 @@ from test_watch_view import HANG
 from hpcpace.core.errors import UsageError
 from hpcpace.core.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Kind, exposition
 from hpcpace.watch import export
-from hpcpace.watch.export import MAX_CLIENTS, Exporter
-from hpcpace.watch.metrics import TOP_RANKS, families
+from hpcpace.watch.export import MAX_CLIENTS, TOP_RANKS, Exporter, families
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
 Samples = dict[str, list[tuple[dict[str, str], float]]]

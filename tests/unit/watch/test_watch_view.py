@@ -8,9 +8,8 @@ import pytest
 from live_run import LiveRun
 from rich.console import Console
 
-from hpcpace.watch.keys import after_key, key_names
 from hpcpace.watch.state import HangState, JobState
-from hpcpace.watch.view import Choice, Sort, ordered, page
+from hpcpace.watch.view import Choice, Sort, after_key, key_names, ordered, page
 
 HANG = HangState(
     kind="a rank never called it",

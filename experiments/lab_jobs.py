@@ -1,4 +1,4 @@
-"""Jobs of a lab's Slurm: submit one, query it, wait for it, cancel all."""
+"""Jobs of a lab's Slurm, for tests and measurements: submit one, query it, wait for it, cancel all."""
 
 from __future__ import annotations
 

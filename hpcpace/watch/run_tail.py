@@ -1,4 +1,4 @@
-"""Follows a run look by look: its newest attempt, the journals of its ranks, and its records.
+"""Follow a run look by look: its newest attempt, its journals, and its records.
 
 A look reads only what was appended since the last one, and stops when its time is over; the next one goes on with the
 ranks that were left. Nothing here waits for a writer, locks a file or writes one.
@@ -23,20 +23,19 @@ from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, RunDirectory, rank_of
 from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import StartRecord, read_start
-from hpcpace.trace.header import MOST_RANKS
 from hpcpace.trace.journal_tail import JournalTail
 from hpcpace.trace.reader import read_rank
-from hpcpace.trace.schema import StepFlag
+from hpcpace.trace.schema import MAX_RANKS, StepFlag
 from hpcpace.watch.live_rank import DETAIL, LIGHT, LiveRank
 
 _SPECIAL = StepFlag.WARMUP | StepFlag.CHECKPOINT | StepFlag.EVAL
 _BARE = StepFlag.PLAIN | StepFlag.UNPHASED
 _SNAPSHOTS_A_LOOK = 2
-_MOST_PAST, _RECENT = 100_000, 8
-_MOST_STEP_NS = 1 << 60
-_MOST_NOTES = 5
-_NAMED_A_LOOK, _MOST_GROUPS, _LONG_NS = 2, 1024, 1_000_000_000
-_MOST_SNAPSHOT_BYTES, _MOST_MBPS = 1 << 20, 1e9
+_MAX_PAST, _RECENT = 100_000, 8
+_MAX_STEP_NS = 1 << 60
+_MAX_NOTES = 5
+_NAMED_A_LOOK, _MAX_GROUPS, _LONG_NS = 2, 1024, 1_000_000_000
+_MAX_SNAPSHOT_BYTES, _MAX_MBPS = 1 << 20, 1e9
 
 
 class History:
@@ -58,14 +57,14 @@ class History:
         """Take the next step; what is missing between makes no interval."""
         if step <= self._last_step:
             return
-        if self._last_step >= 0 and step == self._last_step + 1 and 0 < end_ns - self._last_end_ns < _MOST_STEP_NS:
+        if self._last_step >= 0 and step == self._last_step + 1 and 0 < end_ns - self._last_end_ns < _MAX_STEP_NS:
             gap_ns = end_ns - self._last_end_ns
             self._total_ns += gap_ns
             self._num_all += 1
             is_bare = bool(flags & _BARE)  # with less detail, which is marked as a warm-up, too
             if not flags & (_SPECIAL & ~StepFlag.WARMUP if is_bare else _SPECIAL):
                 self._usual_ns.append(gap_ns)
-                del self._usual_ns[: -2 * _MOST_PAST]
+                del self._usual_ns[: -2 * _MAX_PAST]
         self._last_step, self._last_end_ns = step, end_ns
 
     @property
@@ -89,7 +88,7 @@ class History:
 
 
 @dataclass
-class Followed:
+class LiveAttempt:
     """One attempt, as it has been seen so far.
 
     Attributes:
@@ -118,7 +117,7 @@ class Followed:
     next_detail: int = 0
 
 
-class Follower:
+class RunTail:
     """Follows the run at a path, which may not exist yet, and may be moved or removed.
 
     Args:
@@ -136,7 +135,7 @@ class Follower:
 
     def __init__(self, path: Path, *, number: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
-        self.followed: Followed | None = None
+        self.followed: LiveAttempt | None = None
         self.attempts: list[int] = []
         self.notes: list[str] = []
         self.look_s = 0.0
@@ -180,7 +179,7 @@ class Follower:
         return self._clock()
 
     def _note(self, text: str) -> None:
-        if len(self.notes) < _MOST_NOTES:
+        if len(self.notes) < _MAX_NOTES:
             self.notes.append(printable(text))
 
     def _open(self) -> bool:
@@ -204,10 +203,10 @@ class Follower:
         if not found:
             return False
         if self.followed is None or self.followed.attempt != found[-1]:
-            self.followed = Followed(attempt=found[-1])
+            self.followed = LiveAttempt(attempt=found[-1])
         return True
 
-    def _read_records(self, followed: Followed) -> None:
+    def _read_records(self, followed: LiveAttempt) -> None:
         problems: list[str] = []
         if not followed.start.created_unix_ns:
             followed.start = read_start(followed.attempt, problems)
@@ -224,23 +223,23 @@ class Follower:
         for host in sorted(hosts - set(followed.line_bps))[:_SNAPSHOTS_A_LOOK]:
             followed.line_bps[host] = _line_rates(followed.attempt, host)
 
-    def _list(self, followed: Followed, names: list[str]) -> None:
+    def _list(self, followed: LiveAttempt, names: list[str]) -> None:
         followed.journals, followed.traces = set(), set()
         for name in names:
             rank = rank_of(name)
-            if rank is not None and rank < MOST_RANKS:
+            if rank is not None and rank < MAX_RANKS:
                 (followed.journals if name.endswith(".journal") else followed.traces).add(rank)
         followed.has_packs = any(name.startswith("pack-") for name in names)
         for rank in followed.journals - followed.ranks.keys():
             followed.ranks[rank] = LiveRank(rank, JournalTail(followed.attempt.trace_file(rank).stem + ".journal"))
 
-    def _in_turn(self, followed: Followed) -> list[int]:
+    def _in_turn(self, followed: LiveAttempt) -> list[int]:
         """Return the ranks to look at, those first that the last look left out."""
         ranks = sorted(followed.journals)
         place = int(np.searchsorted(ranks, followed.next_rank))
         return ranks[place:] + ranks[:place]
 
-    def _choose_detailed(self, followed: Followed, num_detailed: int) -> None:
+    def _choose_detailed(self, followed: LiveAttempt, num_detailed: int) -> None:
         """Begin to look at the next ranks in detail, in turns; those whose turn has shown a whole step make room."""
         ranks = sorted(followed.journals)
         if len(ranks) > num_detailed:
@@ -253,7 +252,7 @@ class Follower:
             followed.ranks[rank].begin_detail()
             followed.next_detail = rank + 1
 
-    def _look_at(self, followed: Followed, rank: int, traces: Folder) -> None:
+    def _look_at(self, followed: LiveAttempt, rank: int, traces: Folder) -> None:
         live = followed.ranks[rank]
         # Of operations that are open for long it matters when they complete; there are few of them then.
         is_slow = live.has_open
@@ -277,11 +276,11 @@ class Follower:
             for step in new:
                 followed.history.add(step.step, step.end_ns, step.flags)
 
-    def _name_groups(self, followed: Followed, traces: Folder) -> None:
+    def _name_groups(self, followed: LiveAttempt, traces: Folder) -> None:
         """Read the names of the groups of a few ranks that are in an operation for long."""
         lacking = [one for one in followed.ranks.values() if one.lacks_names and (one.step_age_ns or 0) > _LONG_NS]
         for live in lacking[:_NAMED_A_LOOK]:
-            names = {number: str(number) for number in range(_MOST_GROUPS)}
+            names = {number: str(number) for number in range(_MAX_GROUPS)}
             with suppress(TraceError, OSError, MemoryError):
                 name = followed.attempt.trace_file(live.rank).name
                 groups = read_rank(name, traces, most_rows=-1, tables=("groups",)).trace.tables["groups"]
@@ -289,7 +288,7 @@ class Follower:
                 names |= {number: text.decode("utf-8", "backslashreplace") for number, text in found.items()}
             live.name_groups(names)
 
-    def _history(self, followed: Followed, rank: int, traces: Folder) -> History:
+    def _history(self, followed: LiveAttempt, rank: int, traces: Folder) -> History:
         """Return the steps that a rank has done before it was looked at."""
         history = History(rank)
         with suppress(TraceError, OSError, MemoryError):
@@ -333,7 +332,7 @@ def _trial(content: Any) -> str:
 def _line_rates(attempt: Attempt, host: str) -> dict[str, float]:
     """Return the line rates in bits per second of the interfaces of a host that the audit's snapshot knows."""
     with suppress(OSError, SnapshotError), attempt.open() as folder, folder.folder(attempt.snapshot_dir.name) as inner:
-        snapshot = snapshot_from(inner.read(f"{file_name(host)}.json", most_bytes=_MOST_SNAPSHOT_BYTES))
+        snapshot = snapshot_from(inner.read(f"{file_name(host)}.json", most_bytes=_MAX_SNAPSHOT_BYTES))
         rates = {device.name: device.shaped_mbps or device.speed_mbps or 0 for device in snapshot.net or ()}
-        return {name: rate * 1e6 for name, rate in rates.items() if 0 < rate < _MOST_MBPS}
+        return {name: rate * 1e6 for name, rate in rates.items() if 0 < rate < _MAX_MBPS}
     return {}
