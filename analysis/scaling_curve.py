@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from hpcpace.core.errors import EXIT_WARNING
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
-from hpcpace.report.terminal import notes
-from hpcpace.report.terminal.scale import print_scaling
+from hpcpace.report.sections.scaling import scaling_document
+from hpcpace.report.terminal import notes, print_document
 from hpcpace.runs.scaling.result import COLUMNS, Scaling, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, read_samples
 from hpcpace.runs.scaling.sizes import Kind
@@ -104,7 +104,7 @@ def command(runs: Sequence[Path], out: Path, scaling: str | None) -> None:
     samples, problems = read_samples(runs)
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
     console = files.console_for_tables()
-    print_scaling(console, found)
+    print_document(console, scaling_document(found))
     notes(console, problems, rest="hpcpace scale --verbose")
     written = files.write_files(out, NAME, columns=COLUMNS, rows=rows_of(found), figure=draw(found), read=runs)
     console.print(f"\n{written}", markup=False)

@@ -87,8 +87,9 @@ def command(
 
     Exit codes: 0 B is not slower; 1 B is slower beyond noise; 2 bad input, or different work; 3 cannot tell.
     """
-    from hpcpace.report.html.comparison import comparison_page
-    from hpcpace.report.terminal.comparison import print_comparison
+    from hpcpace.report.html import html_page
+    from hpcpace.report.sections.comparison import comparison_document
+    from hpcpace.report.terminal import print_document
     from hpcpace.runs.compare import Outcome, compare
 
     before, after = _groups(runs)
@@ -98,12 +99,13 @@ def command(
     with shown_progress() as stage:
         found = {run.path: run for run in load_runs(paths, settings, progress=stage("reading runs"))}
     comparison = compare(_measured(before, found), _measured(after, found), prior_cv=prior_cv, takes_other_work=anyway)
+    document = comparison_document(comparison)
     if html is not None:
-        write_target(html, comparison_page(comparison), "--html")
+        write_target(html, html_page(document), "--html")
     if as_json:
         click.echo(json_text(comparison.to_json()), nl=False)
     else:
-        print_comparison(text_console(), comparison)
+        print_document(text_console(), document, is_verbose=is_verbose)
         if html is not None:
             click.echo(f"\nwritten: {printable(str(html))}")
     if comparison.outcome is Outcome.SLOWER:
@@ -182,9 +184,9 @@ def history_command(
 
     Exit codes: 0 fine, whatever changed; 2 DIR cannot be read; 3 it has no run that can be used.
     """
-    from hpcpace.report.html.history import history_page
-    from hpcpace.report.terminal.history import print_history
-    from hpcpace.report.words.history import passed_over_words
+    from hpcpace.report.html import html_page
+    from hpcpace.report.sections.history import history_document, passed_over_words
+    from hpcpace.report.terminal import print_document
     from hpcpace.runs.history import history, rows_of_csv
     from hpcpace.runs.history_index import IndexedRuns, indexed_runs
 
@@ -197,12 +199,13 @@ def history_command(
         with shown_progress() as stage:
             runs = indexed_runs(folder, settings, progress=stage("reading runs"))
     found = history(str(folder), runs, job=job, host=host)
-    if html is not None and found.num_runs:
-        write_target(html, history_page(found), "--html")
+    document = history_document(found, num_runs=num_runs) if found.num_runs else None
+    if html is not None and document is not None:
+        write_target(html, html_page(document), "--html")
     if as_json:
         click.echo(json_text(found.to_json()), nl=False)
-    elif found.num_runs:
-        print_history(text_console(), found, num_runs=num_runs, is_verbose=is_verbose)
+    elif document is not None:
+        print_document(text_console(), document, is_verbose=is_verbose)
         if html is not None:
             click.echo(f"\nwritten: {html}")
     if not found.num_runs:
@@ -253,7 +256,8 @@ def scale_command(
     """
     from hpcpace.plots.csv_text import csv_bytes
     from hpcpace.probe.record import read_probe
-    from hpcpace.report.terminal.scale import print_scaling
+    from hpcpace.report.sections.scaling import scaling_document
+    from hpcpace.report.terminal import print_document
     from hpcpace.runs.scaling.result import COLUMNS, rows_of, scaling_of
     from hpcpace.runs.scaling.samples import read_samples
     from hpcpace.runs.scaling.sizes import Kind
@@ -269,7 +273,7 @@ def scale_command(
     if as_json:
         click.echo(json_text(found.to_json()), nl=False)
     else:
-        print_scaling(text_console(log_width=80, max_width=1 << 16), found, is_verbose=is_verbose)
+        print_document(text_console(log_width=80, max_width=1 << 16), scaling_document(found), is_verbose=is_verbose)
         if target is not None:
             click.echo(f"\nwritten: {printable(str(target))}")
     if problems or found.left_out:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from hpcpace.cli.commands import RankZeroCommand
-from hpcpace.cli.options import PATH, Real, headed, option, shown_progress
+from hpcpace.cli.options import MIN_WIDTH, PATH, Real, headed, option, shown_progress, text_console
 from hpcpace.core.config import BACKENDS, DEVICES, Config
 from hpcpace.core.environment import RankInfo, process_environ, rank_info, set_environ_default
 from hpcpace.core.errors import (
@@ -33,6 +33,10 @@ from hpcpace.core.settings import load_config
 from hpcpace.core.text import folded_message, printable
 from hpcpace.probe.changes import changes, check_comparable, is_unclear, left_out, outcome_words
 from hpcpace.probe.record import ProbeRecord, read_probe
+from hpcpace.probe.world import PART_NAMES, ProbeWorld, chosen_parts, measure_parts
+from hpcpace.report.html import html_page
+from hpcpace.report.sections.probe import probe_document
+from hpcpace.report.terminal import print_document
 from hpcpace.probe.world import PART_NAMES, Part, ProbeWorld, measure_parts
 from hpcpace.report.html.probe import probe_page
 from hpcpace.report.terminal.probe import change_lines, probe_lines
@@ -262,16 +266,15 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     found = changes(before, record) if before is not None else []
     remarks = left_out(before, record) if before is not None else []
     outcome = outcome_words(found) if before is not None else ""
-    _echo(probe_lines(record))
-    if before is not None:
-        _echo(["", *change_lines(found, remarks, outcome)])
+    document = probe_document(record, found, remarks, outcome)
+    print_document(text_console(log_width=MIN_WIDTH), document)
     # Results come first: a file that cannot be written must not cost what was measured.
     is_saved = True
     for file, content in ((call.json_file, json_text(record.to_json())), (call.html_file, "")):
         if file is None:
             continue
         try:
-            write_file(file, content or probe_page(record, found, remarks, outcome))
+            write_file(file, content or html_page(document))
         except OSError as error:
             click.echo(f"error: cannot write {printable(str(file))} ({error.strerror}): name another file", err=True)
             is_saved = False
@@ -282,6 +285,8 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     if any(one.is_slower for one in found):
         return EXIT_WARNING
     return EXIT_CANNOT_TELL if before is not None and is_unclear(found) else EXIT_OK
+<<<<<<< HEAD
+=======
 
 
 def _echo(lines: Sequence[str]) -> None:
@@ -298,3 +303,4 @@ def _chosen_parts(names: Sequence[str], *, cores_in_turn: bool = False) -> list[
     parts: tuple[Part, ...] = (Sweep(), Pairs(), Noise(one_at_a_time=cores_in_turn), Copies())
     known = {part.name: part for part in parts}
     return [known[name] for name in PART_NAMES if name in names]
+>>>>>>> trunk

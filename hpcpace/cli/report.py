@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from hpcpace.diagnosis.measure import Selection
     from hpcpace.diagnosis.records import ReadProbe
     from hpcpace.diagnosis.summary import Summary
+    from hpcpace.report.document import Document
     from hpcpace.runs.timeline.run_file import WrittenTimeline
 
 
@@ -337,17 +338,32 @@ def command(
         )
     progress = _progress(attempt, summary)
     timeline = _timeline(directory, attempt, analysis, settings, is_shown=not as_json) if has_timeline else None
-    written = [*_write(directory, analysis, progress, timeline), *([timeline] if timeline else [])]
+    document = _document(analysis, shown, progress, timeline)
+    written = [*_write(directory, summary, document), *([timeline] if timeline else [])]
     if as_json:
         click.echo(json_text(summary.to_json()), nl=False)
     else:
-        from hpcpace.report.run_report import print_report
+        from hpcpace.report.terminal import print_document
 
-        print_report(text_console(), summary, ranks=shown, progress=progress, is_verbose=is_verbose)
+        print_document(text_console(), document, is_verbose=is_verbose)
         if written:
             click.echo(f"\nwritten: {printable(' '.join(map(str, written)))}")
     if exit_code := _exit_code(summary):
         raise SystemExit(exit_code)
+
+
+def _document(analysis: Analysis, ranks: list[int] | None, progress: str, timeline: Path | None) -> Document:
+    from hpcpace.diagnosis.verdict import main_verdict
+    from hpcpace.report.run_report import run_document
+
+    return run_document(
+        analysis.summary,
+        main_verdict(analysis.summary.verdict),
+        analysis.plots,
+        ranks=ranks,
+        progress=progress,
+        timeline=timeline.name if timeline else "",
+    )
 
 
 def _exit_code(summary: Summary) -> int:
@@ -450,20 +466,13 @@ def _timeline(
         return None
 
 
-def _write(directory: RunDirectory, analysis: Analysis, progress: str, timeline: Path | None) -> list[Path]:
+def _write(directory: RunDirectory, summary: Summary, document: Document) -> list[Path]:
     """Write the summary and the page into the run that was read, and return the files that were written."""
-    from hpcpace.diagnosis.verdict import main_verdict
-    from hpcpace.report.run_report import page
+    from hpcpace.report.html import html_page
 
-    summary, verdict = analysis.summary, main_verdict(analysis.summary.verdict)
     contents: list[tuple[Path, Callable[[], str]]] = [
         (directory.summary_json, lambda: json_text(summary.to_json())),
-        (
-            directory.report_html,
-            lambda: page(
-                summary, verdict, analysis.plots, progress=progress, timeline=timeline.name if timeline else ""
-            ),
-        ),
+        (directory.report_html, lambda: html_page(document)),
     ]
     written = []
     for path, content in contents:

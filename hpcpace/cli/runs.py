@@ -14,7 +14,7 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RUNS, find_runs
 from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import RunRow, run_rows
-from hpcpace.report.terminal.run_list import print_runs
+from hpcpace.report.sections.run_list import print_runs
 
 _MAX_WIDTH = 140
 

@@ -25,7 +25,6 @@ from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
 from hpcpace.plots.csv_text import csv_bytes
-from hpcpace.report.terminal import MAX_WIDTH
 from hpcpace.runs.scaling.sizes import Kind
 from hpcpace.topology.read import read_topology
 from hpcpace.topology.switch_tree import place_traces
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DPI = 150
+_WIDTH = 100  # of a report in a log
 _OUT = Path("figures")
 
 
@@ -141,7 +141,7 @@ def console_for_tables() -> Console:
     """Return a console that is as wide in a log as in a terminal."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
         sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(width=MAX_WIDTH, highlight=False, emoji=False, markup=False)
+    return Console(width=_WIDTH, highlight=False, emoji=False, markup=False)
 
 
 def rows_from_the_top(shown: Table, *, left: Sequence[int] = ()) -> Table:

@@ -328,7 +328,13 @@ class Section:
 
 def shown_on(medium: Medium, blocks: Sequence[Block | None]) -> list[Block]:
     """Return the pieces that a medium shows."""
-    return [block for block in blocks if block and block.on in (None, medium)]
+    return [
+        block
+        for block in blocks
+        if block
+        and block.on in (None, medium)
+        and not (isinstance(block, SideBySide) and not shown_on(medium, block.blocks))
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +351,8 @@ class Verdict:
         lines: names with their sentences.
         evidence: titles of the sections that show what a sentence rests on, by sentence.
         content: what a page has below them.
+        has_terms: whether the sentences are those of a report, whose terms a page links; others may begin with names,
+            which stay as they are.
     """
 
     label: str = "Verdict"
@@ -356,6 +364,7 @@ class Verdict:
     lines: Sequence[tuple[str, Sequence[str]]] = ()
     evidence: Mapping[str, Sequence[str]] = field(default_factory=dict)
     content: Sequence[Block | None] = ()
+    has_terms: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

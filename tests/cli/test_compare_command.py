@@ -153,4 +153,4 @@ def test_runs_of_a_csv_file_are_a_group(hpcpace: Call, tmp_path: Path) -> None:
         lines = "".join(f"r{number},{value}\n" for number, value in enumerate(times))
         (tmp_path / f"{name}.csv").write_text(f"run,step_time_s\n{lines}")
     code, out, _ = hpcpace("compare", tmp_path / "a.csv", tmp_path / "b.csv")
-    assert code == 1 and "B is 19.8 % slower" in out and "where the difference comes from is not told" in out
+    assert code == 1 and "B is 19.8 % slower" in out and "so neither is where the difference comes" in out

@@ -1,20 +1,22 @@
-"""Communication by kind of operation and by rank: what it waits for, what it transfers, and what skew does to it."""
+"""Communication by kind of operation and by rank: waits, transfers, the effect of skew, and how a probe compares."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.core.text import NS_PER_MS, format_bytes, format_duration
+from hpcpace.core.text import NS_PER_MS, NS_PER_S, format_bytes, format_duration, percent, plural
+from hpcpace.diagnosis.network_summary import ProbedFigures
 from hpcpace.diagnosis.plot_data import PlotData, Values
 from hpcpace.diagnosis.summary import Kind, RankRow, SensitivityRow, Summary
-from hpcpace.report.document import NONE, TERMINAL, UNKNOWN, Plot, Section, Table
+from hpcpace.report.document import NONE, TERMINAL, UNKNOWN, Notes, Plot, Section, Table
 from hpcpace.report.drawing import axis, bars, mark, names_axis, plot_text, series, unique
 
 _BARRIER = "barrier"  # as summaries name it
-_MAX_KINDS = 20
+_MAX_KINDS, _MAX_PROBED = 20, 8
 _MIN_SLOPE = 0.05  # below it, even a skew as long as the transfer changes that by less than noise does
 
 
@@ -157,3 +159,61 @@ def regime(step: NDArray[np.int64], share: Values) -> Plot:
             "shapes": [mark("y", 50, "half")["shape"]],
         },
     )
+
+
+def probed_section(summary: Summary) -> Section:
+    """Return transfers next to the probe; empty without one."""
+    probed = summary.probe
+    if probed is None:
+        return Section("Next to the probe", ())
+    rows = [
+        (
+            row.op,
+            str(row.num_nodes),
+            str(row.num_ranks),
+            size_words(row.size_bytes),
+            format_duration(row.transfer_ns),
+            format_duration(row.probed_ns),
+            percent(row.achieved),
+        )
+        for row in probed.rows
+    ]
+    head = ("operation", "hosts", "ranks", "size", "transfer", "probed", "of probed rate")
+    return Section(
+        "Next to the probe",
+        (
+            Notes([_probed_lead(probed)]),
+            Table(head, rows, limits=(_MAX_PROBED, 0), which="most costly"),
+            Notes(list(_probed_remarks(probed))),
+        ),
+    )
+
+
+def _probed_lead(probed: ProbedFigures) -> str:
+    """Return what the probe says in one sentence; why it is not used otherwise."""
+    if probed.refused:
+        return f"{probed.source} is left out: {probed.refused}"
+    if probed.achieved is None:
+        return f"{probed.source} has no operation between the hosts of this run"
+    return f"transfers achieve {percent(probed.achieved)} of the probed rate"
+
+
+def _probed_remarks(probed: ProbedFigures) -> Iterator[str]:
+    """Yield where the probe is from, and what it does not say."""
+    if probed.refused:
+        return
+    taken = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(probed.probed_unix_ns / NS_PER_S))
+    yield f"{probed.source}, taken {taken}; probed without computation beside it"
+    if any(row.is_beyond for row in probed.rows):
+        yield "sizes beyond the largest probed one follow the last piece of the law"
+    if probed.num_unprobed:
+        yield f"{plural(probed.num_unprobed, 'kind')} of operations between hosts were not probed"
+
+
+def size_words(size_bytes: float) -> str:
+    """Return a size of a message in powers of 1024, as they are chosen: `64 B`, `16 KiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if size_bytes < 1023.5:
+            return f"{size_bytes:.4g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.4g} GiB"

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
+from rich.console import Console
 
 from hpcpace.probe.changes import Change, changes, host_changes, is_unclear, left_out, outcome_words
 from hpcpace.probe.record import PairsRecord, ProbeRecord
-from hpcpace.report.terminal.probe import change_lines
+from hpcpace.report.sections.probe import changes_section
+from hpcpace.report.terminal import print_section
+
+
+def change_lines(found: Sequence[Change], remarks: Sequence[str]) -> list[str]:
+    stream = io.StringIO()
+    print_section(Console(file=stream, width=80, highlight=False, color_system=None), changes_section(found, remarks))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
 def _whole(seed: int = 0, **values: object) -> ProbeRecord:
@@ -87,7 +97,7 @@ def test_a_part_that_one_probe_lacks_is_said_and_not_compared(part: str) -> None
         found = changes(before, after)
         assert part not in {one.part for one in found}
         assert left_out(before, after) == [f"{part}: only {who} measured it, so it is not compared"]
-        assert left_out(before, after)[0] in change_lines(found, left_out(before, after), outcome_words(found))
+        assert f"- {left_out(before, after)[0]}" in change_lines(found, left_out(before, after))
 
 
 def test_a_part_that_both_lack_is_not_mentioned() -> None:
@@ -114,11 +124,11 @@ def test_a_part_that_varies_too_much_is_unclear_although_another_is_not() -> Non
 def test_lines_show_what_changed_and_count_the_rest() -> None:
     before, after = _whole(), _whole(1, noise=made_noise(robbed={("n2", 3): 0.05}, seed=1))
     found = changes(before, after)
-    lines = change_lines(found, [], outcome_words(found))
-    assert max(map(len, lines[:-1])) <= 80
+    lines = change_lines(found, [])
+    assert max(map(len, lines)) <= 80
     assert any(line.startswith("n2 core 3") and "slower: time +5." in line for line in lines)
-    assert "noise: 8 comparisons, 1 slower" in lines
-    assert "copies: 12 comparisons, nothing changed" in lines
+    assert "- noise: 8 comparisons, 1 slower" in lines
+    assert "- copies: 12 comparisons, nothing changed" in lines
 
 
 def test_a_change_that_stands_out_and_is_too_small_to_count_is_not_decided() -> None:

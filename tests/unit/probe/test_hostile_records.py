@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -12,12 +13,14 @@ from typing import Any
 
 import pytest
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
+from rich.console import Console
 
 from hpcpace.core.errors import ProbeError
 from hpcpace.probe.changes import changes, check_comparable, interval, is_unclear, left_out, outcome_words
 from hpcpace.probe.laws import no_law_of, transfer_term
 from hpcpace.probe.record import LatencyLaw, ProbeRecord, probe_from, read_probe
-from hpcpace.report.terminal.probe import change_lines
+from hpcpace.report.sections.probe import changes_section
+from hpcpace.report.terminal import print_section
 from tests.unit.probe.test_probe_record import LAW, RECORD, piece
 
 WHOLE = made_probe(pairs=made_pairs(), noise=made_noise(), copies=made_copies())
@@ -27,7 +30,9 @@ EXTREMES = (0, -1, 5e-324, 1e-300, 9.9e17, -9.9e17, 1e15, (1 << 63) - 1, -(1 << 
 def compared(before: ProbeRecord, after: ProbeRecord) -> list[str]:
     found = changes(before, after)
     is_unclear(found)
-    return change_lines(found, left_out(before, after), outcome_words(found))
+    stream = io.StringIO()
+    print_section(Console(file=stream, width=1000), changes_section(found, left_out(before, after)))
+    return [*(line.rstrip() for line in stream.getvalue().splitlines()), outcome_words(found)]
 
 
 def with_all(content: Any, value: float, places: list[str], path: str = "") -> Any:

@@ -17,16 +17,16 @@ from hpcpace.core.rundir import json_text
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
 from hpcpace.diagnosis.summary import AttemptRow, Jitter, Prediction, Predictions, SensitivityRow
 from hpcpace.diagnosis.summary import Growth as SummaryGrowth
+from hpcpace.report.document import Document, Row, Section, Table
 from hpcpace.report.drawing import binned, bins, packed, plot_text, unique
 from hpcpace.report.glossary import GLOSSARY, terms_in
-from hpcpace.report.html import compressed, plot_library
-from hpcpace.report.html.maps import own_delay, transfer_matrix
-from hpcpace.report.html.text import table
+from hpcpace.report.html import compressed, html_page, plot_library
 from hpcpace.report.run_report import page, write_html
 from hpcpace.report.sections.clocks import clock_error
 from hpcpace.report.sections.jitter import growth
 from hpcpace.report.sections.phases import MAX_BARS, phase_shares
-from hpcpace.report.sections.steps import slow_step, step_distribution, step_times
+from hpcpace.report.sections.places import transfer_matrix
+from hpcpace.report.sections.steps import own_delay, slow_step, step_distribution, step_times
 
 VERDICT = SampleVerdict()
 LIBRARY = "window.Plotly = {};"
@@ -623,9 +623,12 @@ def test_terms_are_found_as_whole_words(text, names):
 
 
 def test_a_column_of_commands_can_be_copied_and_a_card_names_its_columns():
-    made = table("fixes", ("who", "it's a fix"), [("rank 2", "srun -c 2 <x>")], commands=1, about=[("2", '"n1"')])
+    rows = [Row(("rank 2", "srun -c 2 <x>"), ranks="2", hosts='"n1"')]
+    made = html_page(
+        Document(heading="", title="", sections=[Section("fixes", (Table(("who", "it's a fix"), rows, command=1),))])
+    )
     assert '<td class="text command">srun -c 2 &lt;x&gt;</td>' in made
-    assert '<tr data-ranks="2" data-hosts="&quot;n1&quot;">' in made
+    assert '<tr data-ranks="2" data-hosts="&#34;n1&#34;">' in made
     (attributes,) = Elements(made).all("table")
     assert attributes["style"] == r"--head-1:'who';--head-2:'it\'s a fix'"
 

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 from sample_runs import sample_run
 
-from hpcpace.report.html import compressed
-from hpcpace.report.html.comparison import comparison_page
-from hpcpace.report.html.history import history_page
-from hpcpace.report.terminal.comparison import print_comparison
+from hpcpace.report.html import compressed, html_page
+from hpcpace.report.sections.comparison import comparison_document
+from hpcpace.report.sections.history import history_document
+from hpcpace.report.terminal import print_document
 from hpcpace.runs.compare import compare
 from hpcpace.runs.history import History, history
 from hpcpace.runs.history_index import IndexedRuns
@@ -45,7 +45,9 @@ def _history(host: str, job: str, run: str) -> History:
 
 
 def test_a_comparison_shows_both_sides_and_its_plots() -> None:
-    made = comparison_page(compare([sample_run("a")], [sample_run("b", work=(100.0, 100.0, 100.0, 108.0))]))
+    made = html_page(
+        comparison_document(compare([sample_run("a")], [sample_run("b", work=(100.0, 100.0, 100.0, 108.0))]))
+    )
     assert "<h3>A</h3>" in made and "<h3>B</h3>" in made
     assert all(f'id="{name}"' in made for name in ("blocks", "parts", "hosts"))
     assert "B is 7.6 % slower than A" in made
@@ -54,7 +56,9 @@ def test_a_comparison_shows_both_sides_and_its_plots() -> None:
 def test_hosts_whose_long_names_differ_at_the_end_stay_apart_on_a_terminal() -> None:
     hosts = [f"compute-node-of-the-large-cluster-{number}.example.org" for number in range(4)]
     console = Console(file=StringIO(), width=80)
-    print_comparison(console, compare([sample_run("a", hosts=hosts)], [sample_run("b", hosts=hosts)]))
+    print_document(
+        console, comparison_document(compare([sample_run("a", hosts=hosts)], [sample_run("b", hosts=hosts)]))
+    )
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()
     shown = "".join(line.split(" ")[0] for line in lines[lines.index(next(x for x in lines if x[:4] == "host")) :])
@@ -64,7 +68,7 @@ def test_hosts_whose_long_names_differ_at_the_end_stay_apart_on_a_terminal() -> 
 def test_a_host_that_one_side_lacks_has_no_change() -> None:
     work = (100.0, 100.0, 100.0, 108.0)
     found = compare([sample_run("a", work=work)], [sample_run("b", hosts=("n0", "n1", "n2", "n9"))])
-    made = comparison_page(found)
+    made = html_page(comparison_document(found))
     assert "n3 is 8.0 % slower by its own work than the ranks of its role in A" in made
     assert "-7.4 %" not in made
 
@@ -73,28 +77,28 @@ def test_a_change_against_the_others_is_marked_on_terminal_and_page() -> None:
     after = sample_run("b", work=(180.0,) * 4, samples_per_step=128.0)
     found = compare([sample_run("a")], [after], takes_other_work=True)
     console = Console(file=StringIO(), width=80)
-    print_comparison(console, found)
+    print_document(console, comparison_document(found))
     assert isinstance(console.file, StringIO)
-    for made in (console.file.getvalue(), comparison_page(found)):
+    for made in (console.file.getvalue(), html_page(comparison_document(found))):
         assert "0.0 %*" in made and "* against the ranks of its " in made
 
 
 def test_the_kind_of_a_change_stays_apart_from_its_name() -> None:
     sides = [sample_run(name, conditions=Conditions(environment={"NCCL_ALGO": name})) for name in ("Ring", "Tree")]
     console = Console(file=StringIO(), width=80)
-    print_comparison(console, compare(sides[:1], sides[1:]))
+    print_document(console, comparison_document(compare(sides[:1], sides[1:])))
     assert isinstance(console.file, StringIO)
     assert "environment NCCL_ALGO: Ring -> Tree" in console.file.getvalue()
 
 
 def test_a_comparison_without_parts_has_no_plots_of_them() -> None:
     runs = [sample_run(name, ranks=(), block_p50_ns=()) for name in "ab"]
-    made = comparison_page(compare(runs[:1], runs[1:]))
+    made = html_page(comparison_document(compare(runs[:1], runs[1:])))
     assert 'class="plot"' not in made and "No difference beyond noise" in made
 
 
 def test_a_history_shows_jobs_and_the_hosts_that_changed() -> None:
-    made = history_page(_history("n3", "train", "run-"))
+    made = html_page(history_document(_history("n3", "train", "run-")))
     assert 'id="job-0"' in made and 'id="hosts"' in made
     assert "n3 is 10.5 % slower than the others of its runs since" in made
 
@@ -103,7 +107,7 @@ def test_plots_and_tables_of_a_history_have_the_same_times(monkeypatch: pytest.M
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        made = history_page(_history("n3", "train", "run-"))
+        made = html_page(history_document(_history("n3", "train", "run-")))
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -112,10 +116,12 @@ def test_plots_and_tables_of_a_history_have_the_same_times(monkeypatch: pytest.M
 
 def test_names_from_files_are_never_more_than_names() -> None:
     pages = (
-        comparison_page(
-            compare([sample_run(f"{NASTY}/a")], [sample_run(f"{NASTY}/b", hosts=[f"{NASTY}{n}" for n in range(4)])])
+        html_page(
+            comparison_document(
+                compare([sample_run(f"{NASTY}/a")], [sample_run(f"{NASTY}/b", hosts=[f"{NASTY}{n}" for n in range(4)])])
+            )
         ),
-        history_page(_history(NASTY, NASTY, NASTY)),
+        html_page(history_document(_history(NASTY, NASTY, NASTY))),
     )
     for made in pages:
         assert NASTY not in made and "&lt;script&gt;" in made

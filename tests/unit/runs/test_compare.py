@@ -14,7 +14,7 @@ from sample_runs import MS, sample_run
 
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.rundir import Attempt, json_text
-from hpcpace.report.words.comparison import change_cells, headline, main_parts, other_work_sentences, place_sentences
+from hpcpace.report.sections.comparison import change_cells, headline, main_parts, other_work_sentences, place_sentences
 from hpcpace.runs.changes import Change
 from hpcpace.runs.compare import Judged, Outcome, compare
 from hpcpace.runs.measured import Conditions, read_conditions
@@ -107,7 +107,7 @@ def test_a_slow_host_that_b_does_not_have_is_not_called_faster() -> None:
     (sentence,) = place_sentences(found)
     assert sentence.startswith("n3 is 8.0 % slower by its own work than the ranks of its role in A (95 %: +")
     assert sentence.endswith("not all runs of B have it")
-    assert found.places is not None and change_cells(found.places.hosts[0], "-") == ("-", "-")
+    assert found.places is not None and change_cells(found.places.hosts[0]) == ("-", "-")
 
 
 def test_one_rank_of_a_host_is_named_by_itself() -> None:

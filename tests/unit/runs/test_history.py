@@ -23,7 +23,7 @@ from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import HISTORY_INDEX, json_text
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.report.words.history import counts_sentence, event_sentence, headline
+from hpcpace.report.sections.history import counts_sentence, event_sentence, headline
 from hpcpace.runs.history import Event, History, history, rows_of_csv
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs, sealed
 from hpcpace.runs.history_row import HistoryRow, row_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from sample_runs import MS, sample_run
 
-from hpcpace.report.words.comparison import reason_sentence
+from hpcpace.report.sections.comparison import reason_sentence
 from hpcpace.runs.changes import operation_names, operation_of
 from hpcpace.runs.compare import compare
 from hpcpace.runs.measured import MeasuredRun, Transfers

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sample_runs import sample_run
 
-from hpcpace.report.words.comparison import place_sentences
+from hpcpace.report.sections.comparison import place_sentences
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.units import UnitChanges, unit_changes

@@ -10,7 +10,7 @@ import pytest
 from probe_sample import made_probe
 from sample_runs import MS, sample_run
 
-from hpcpace.report.terminal.scale import headline
+from hpcpace.report.sections.scaling import headline
 from hpcpace.runs.scaling.law import Knee, predict
 from hpcpace.runs.scaling.result import Scaling, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, Sample, jitter_growth, least_work

@@ -1,25 +1,27 @@
-"""How a job scales, on a terminal of 80 columns: what stops it, the table of sizes, the law and what it predicts."""
+"""How a job scales: what stops it, the table of sizes, where the step goes, and what larger sizes would give."""
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from hpcpace.core.text import format_count, format_duration, percent, plural
-from hpcpace.report.terminal import line, note, notes, table, title
+from hpcpace.report.document import NONE, Document, Notes, Section, Table
 from hpcpace.runs.scaling.result import PredictedSize, Scaling, SizeFigures, stop_words
 from hpcpace.runs.scaling.sizes import Kind
 
 
-def print_scaling(console: Console, scaling: Scaling, *, is_verbose: bool = False) -> None:
-    """Print all that is known of a series."""
-    for label, content in headline(scaling):
-        line(console, label, content)
-    _print_sizes(console, scaling)
-    _print_parts(console, scaling)
-    _print_predictions(console, scaling)
-    if scaling.left_out:
-        title(console, "Left out")
-        notes(console, scaling.left_out, rest="--json", is_verbose=is_verbose)
+def scaling_document(scaling: Scaling) -> Document:
+    """Return all that is known of a series of sizes."""
+    return Document(
+        heading="",
+        title="scaling",
+        warnings=headline(scaling),
+        sections=(
+            _sizes_section(scaling),
+            _parts_section(scaling),
+            _predictions_section(scaling),
+            Section("Left out", (Notes(scaling.left_out, is_folded=True),)),
+        ),
+        rest="--json",
+    )
 
 
 def headline(scaling: Scaling) -> list[tuple[str, str]]:
@@ -66,16 +68,26 @@ def _knee_words(scaling: Scaling) -> str:
     return f"{verb} at {plural(knee.num_units, unit)}{interval}: each {unit} beyond gives less than 50 %"
 
 
-def _print_sizes(console: Console, scaling: Scaling) -> None:
-    title(
-        console, "Sizes", f"{scaling.sample_unit}/s; means over repeats; further: what each {scaling.unit} beyond gave"
+def _sizes_section(scaling: Scaling) -> Section:
+    head = (
+        f"{scaling.unit}s",
+        "runs",
+        "speed",
+        "S_n",
+        "(95 %)",
+        "further",
+        "step",
+        "CV",
+        "busy",
+        "wait",
+        "trf",
+        "band",
     )
-    shown = table(
-        f"{scaling.unit}s", ["runs", "speed", "S_n", "(95 %)", "further", "step", "CV", "busy", "wait", "trf", "band"]
+    return Section(
+        "Sizes",
+        (Table(head, [_cells(size) for size in scaling.sizes]),),
+        lead=f"{scaling.sample_unit}/s; means over repeats; further: what each {scaling.unit} beyond gave",
     )
-    for size in scaling.sizes:
-        shown.add_row(*_cells(size))
-    console.print(shown)
 
 
 def _cells(size: SizeFigures) -> list[str]:
@@ -83,13 +95,13 @@ def _cells(size: SizeFigures) -> list[str]:
     return [
         str(size.num_units),
         str(len(size.runs)),
-        "-" if size.samples_per_s is None else format_count(size.samples_per_s),
+        NONE if size.samples_per_s is None else format_count(size.samples_per_s),
         f"{size.scaling_factor:.2f}",
         _interval(low, high) if low != high else "",
         "" if size.further_gain is None else f"{100 * size.further_gain:.0f} %",
-        "-" if size.step_ns is None else format_duration(size.step_ns),
-        "-" if size.cv is None else f"{size.cv:.2f}",
-        *("-" if share is None else f"{100 * share:.0f}%" for share in (size.busy, size.wait, size.transfer)),
+        _duration(size.step_ns),
+        NONE if size.cv is None else f"{size.cv:.2f}",
+        *(NONE if share is None else f"{100 * share:.0f}%" for share in (size.busy, size.wait, size.transfer)),
         str(size.band),
     ]
 
@@ -100,44 +112,43 @@ def _interval(low: float, high: float) -> str:
     return f"{low:.{digits}f}-{high:.{digits}f}"
 
 
-def _print_parts(console: Console, scaling: Scaling) -> None:
-    if not all(size.parts_ns for size in scaling.sizes):
-        return
+def _duration(step_ns: float | None) -> str:
+    return NONE if step_ns is None else format_duration(step_ns)
+
+
+def _parts_section(scaling: Scaling) -> Section:
+    is_known = all(size.parts_ns for size in scaling.sizes)
     names = list(scaling.sizes[0].parts_ns)
-    title(console, "Where the step goes", "means over ranks; the parts add up to the step")
-    shown = table(f"{scaling.unit}s", [*names, "step"])
-    for size in scaling.sizes:
-        shown.add_row(
-            str(size.num_units), *(format_duration(size.parts_ns[name]) for name in names), _step(size.step_ns)
-        )
-    for size_ in scaling.predictions:
-        shown.add_row(
-            f"{size_.num_units}*", *(format_duration(size_.parts_ns[name]) for name in names), _step(size_.step_ns)
-        )
-    console.print(shown)
-    if scaling.predictions:
-        note(console, "* predicted")
+    sizes: list[tuple[str, SizeFigures | PredictedSize]] = [(str(size.num_units), size) for size in scaling.sizes]
+    sizes += [(f"{size.num_units}*", size) for size in scaling.predictions]
+    rows = [
+        (label, *(format_duration(size.parts_ns[name]) for name in names), _duration(size.step_ns))
+        for label, size in sizes
+        if is_known
+    ]
+    return Section(
+        "Where the step goes",
+        (
+            Table((f"{scaling.unit}s", *names, "step"), rows),
+            Notes(["* predicted"] if rows and scaling.predictions else []),
+        ),
+        lead="means over ranks; the parts add up to the step",
+    )
 
 
-def _step(step_ns: float | None) -> str:
-    return "-" if step_ns is None else format_duration(step_ns)
-
-
-def _print_predictions(console: Console, scaling: Scaling) -> None:
-    title(console, "Larger sizes", "mean step time of one more run, with its 95 % interval")
+def _predictions_section(scaling: Scaling) -> Section:
     if scaling.no_law:
-        note(console, f"not predicted: {scaling.no_law}")
-        return
-    for size in scaling.predictions:
-        note(console, _predicted(size, scaling.unit))
-    note(console, f"rests on {'; '.join(scaling.rests_on)}")
-    if scaling.backtest is not None:
-        note(
-            console,
-            f"the law of the smaller sizes is {100 * scaling.backtest:+.1f} % off at {scaling.sizes[-1].num_units} "
-            f"{scaling.unit}s, which the intervals include",
-        )
-    note(console, f"beyond {scaling.predictions[-1].num_units} {scaling.unit}s nothing is predicted")
+        lines = [f"not predicted: {scaling.no_law}"]
+    else:
+        lines = [_predicted(size, scaling.unit) for size in scaling.predictions]
+        lines.append(f"rests on {'; '.join(scaling.rests_on)}")
+        if scaling.backtest is not None:
+            lines.append(
+                f"the law of the smaller sizes is {100 * scaling.backtest:+.1f} % off at {scaling.sizes[-1].num_units} "
+                f"{scaling.unit}s, which the intervals include"
+            )
+        lines.append(f"beyond {scaling.predictions[-1].num_units} {scaling.unit}s nothing is predicted")
+    return Section("Larger sizes", (Notes(lines),), lead="mean step time of one more run, with its 95 % interval")
 
 
 def _predicted(size: PredictedSize, unit: str) -> str:

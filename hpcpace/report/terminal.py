@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 
@@ -32,22 +29,12 @@ from hpcpace.report.document import (
     shown_on,
 )
 
-MIN_WIDTH, MAX_WIDTH = 80, 100
 _LABEL_WIDTH = 11
 _BAR_WIDTH = 60
 _IN_FIGURES = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[kMGT]?B)(?!\w))")
 _FIRST_PRIVATE = 0xE000  # private characters are not printable, so no text that is shown has one
 _PLAIN = str.maketrans("▁▂▃▄▅▆▇█▓▒░", "_.-=+*%#=-.")
 _STYLES = {"strong": "bold", "bad": "bold red", "good": "bold green", "quiet": "dim", "": ""}
-
-
-def new_console(*, width_in_log: int = MAX_WIDTH, max_width: int = MAX_WIDTH) -> Console:
-    """Return the console of standard output, as wide as the terminal within bounds; in a log two runs are alike."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else width_in_log
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
-        sys.stdout.reconfigure(errors="backslashreplace")
-    # Without markup, since names of hosts come from files and may have brackets.
-    return Console(width=min(max(columns, MIN_WIDTH), max_width), highlight=False, emoji=False, markup=False)
 
 
 def print_document(console: Console, document: Document, *, is_verbose: bool = False) -> None:
@@ -58,7 +45,8 @@ def print_document(console: Console, document: Document, *, is_verbose: bool = F
         document: what.
         is_verbose: whether to print every sentence, also many of one kind.
     """
-    title(console, f"{document.heading} {document.subject}".rstrip())
+    if document.heading:
+        title(console, f"{document.heading} {document.subject}".rstrip())
     if document.verdict is not None:
         _print_verdict(console, document.verdict)
     for label, sentence in document.warnings:

@@ -1,0 +1,325 @@
+"""A probe: rates next to what networks allow, times with their laws, what changed, and what hosts can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from hpcpace.core.rundir import json_text
+from hpcpace.core.text import NS_PER_US, format_bytes, format_duration, plural
+from hpcpace.probe.changes import Change
+from hpcpace.probe.record import LatencyLaw, ProbeRecord, SweepRow
+from hpcpace.report.document import PAGE, Block, Document, Facts, Notes, Plot, Section, SideBySide, Table, Verdict
+from hpcpace.report.drawing import COLOURS, axis, line, plot_text
+from hpcpace.report.sections.communication import size_words
+from hpcpace.report.sections.probe_hosts import copies_section, noise_section, pairs_section
+
+_MAX_NETWORK_HOSTS = 6
+_MAX_CHANGES = 256
+_MAX_SKEWS = (3, 64)
+_HEIGHT_PX = 300
+_Groups = list[list[SweepRow]]
+
+
+def probe_document(
+    record: ProbeRecord, changes: Sequence[Change] = (), remarks: Sequence[str] = (), outcome: str = ""
+) -> Document:
+    """Return all that there is to say of a probe.
+
+    Args:
+        record: what was probed.
+        changes: since another probe.
+        remarks: what could not be compared with that, a sentence each.
+        outcome: of the comparison with that, one sentence; empty without one.
+    """
+    groups = _grouped(record.sweep)
+    lost = f"{', '.join(record.lost_hosts)} stopped answering" if record.lost_hosts else ""
+    changed = any(change.is_slower for change in changes)
+    return Document(
+        heading="hpcpace probe of",
+        subject=title_words(record),
+        title=f"Probe of {plural(len(record.hosts), 'host')}",
+        verdict=Verdict(label="Change", headline=outcome, tag="change", kind="" if changed else "healthy")
+        if outcome
+        else None,
+        warnings=[*([("warning", lost)] if lost else []), *(("problem", problem) for problem in record.problems)],
+        sections=(
+            _probe_section(record),
+            changes_section(changes, remarks),
+            Section("Rates", (_rates_table(groups, record), Notes(_allowed(groups, record)), *_rate_plots(groups))),
+            _times_section(groups, record),
+            _sizes_section(groups),
+            _skew_section(record),
+            pairs_section(record.pairs),
+            noise_section(record.noise),
+            copies_section(record.copies),
+        ),
+        data=json_text(record.to_json()),
+        data_name="probe.json",
+        rest="--json",
+        has_glossary=False,
+    )
+
+
+def title_words(record: ProbeRecord) -> str:
+    """Return who was probed, over what, and how long it took."""
+    devices = record.device_name or {"cpu": "CPUs"}.get(record.device, record.device)
+    who = f"{plural(len(record.hosts), 'host')}, {plural(record.num_ranks, 'rank')}"
+    return f"{who}: {record.backend} on {devices}, {record.took_s:.0f} s"
+
+
+def rate_words(bytes_per_s: float) -> str:
+    """Return a rate as nccl-tests count it, in bytes: `1.23 GB/s`."""
+    return f"{format_bytes(bytes_per_s)}/s"
+
+
+def _share(row: SweepRow) -> str:
+    """Return which share of what the hosts' networks allow an operation reached; empty if that is unknown."""
+    return "" if row.limit is None else f"{100 * row.busbw / row.limit:.0f} %"
+
+
+def _grouped(rows: Sequence[SweepRow]) -> _Groups:
+    """Return rows by operation and number of hosts, in their order."""
+    found: dict[tuple[str, int], list[SweepRow]] = {}
+    for row in rows:
+        found.setdefault((row.op, row.num_nodes), []).append(row)
+    return list(found.values())
+
+
+def _probe_section(record: ProbeRecord) -> Section:
+    networks: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for host in record.hosts:
+        networks.setdefault((host.rate_words, tuple(host.interfaces)), []).append(host.name)
+    facts = []
+    for (words, interfaces), names in networks.items():
+        shown = ", ".join(names[:_MAX_NETWORK_HOSTS]) + (" ..." if len(names) > _MAX_NETWORK_HOSTS else "")
+        facts.append(("network", f"{shown}: {', '.join(filter(None, (','.join(interfaces), words)))}"))
+    versions = ", ".join(f"{name} {number}" for name, number in sorted(record.versions.items()))
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in record.part_s.items())
+    facts += [("cluster", record.cluster), ("job", record.job_id), ("versions", versions), ("time", parts)]
+    return Section("This probe", (Facts(facts),), is_reference=True)
+
+
+def changes_section(changes: Sequence[Change], remarks: Sequence[str]) -> Section:
+    """Return what changed since another probe: all operations, and of all else what changed or cannot tell."""
+    sweep = [one for one in changes if one.part == "sweep"]
+    others = [one for one in changes if one.part != "sweep" and (one.is_slower or one.is_faster or not one.is_decided)]
+    others.sort(key=lambda one: (not one.is_slower, not one.is_faster, -one.ratio))
+    return Section(
+        "Since the other probe",
+        (
+            Table(
+                ("what", "hosts", "", "change"),
+                [_change_cells(change) for change in [*sweep, *others]],
+                text=(0, 2, 3),
+                limits=(len(sweep) + 16, len(sweep) + _MAX_CHANGES),
+            ),
+            Notes([*_counts(changes), *remarks], has_terms=False),
+        ),
+        lead="time of each operation, and of pairs, cores and copies that changed, with intervals" if changes else "",
+    )
+
+
+def _change_cells(change: Change) -> tuple[str, str, str, str]:
+    states = (
+        (change.is_slower, "slower"),
+        (change.is_faster, "faster"),
+        (change.is_decided, "unchanged"),
+        (True, "cannot tell"),
+    )
+    state = next(word for is_it, word in states if is_it)
+    interval = f"{100 * (change.low - 1):+.0f} to {100 * (change.high - 1):+.0f} %"
+    hosts = str(change.num_nodes) if change.num_nodes else ""
+    return change.name, hosts, change.kind, f"{state}: time {100 * (change.ratio - 1):+.1f} % ({interval})"
+
+
+def _counts(changes: Sequence[Change]) -> Iterator[str]:
+    """Yield for each part besides the sweep how many comparisons there were, and what they say."""
+    for part in dict.fromkeys(one.part for one in changes if one.part != "sweep"):
+        own = [one for one in changes if one.part == part]
+        numbers = {
+            "slower": sum(one.is_slower for one in own),
+            "faster": sum(one.is_faster for one in own),
+            "unclear": sum(not one.is_decided for one in own),
+        }
+        said = [f"{number} {word}" for word, number in numbers.items() if number] or ["nothing changed"]
+        yield f"{part}: {plural(len(own), 'comparison')}, {', '.join(said)}"
+
+
+def _rates_table(groups: _Groups, record: ProbeRecord) -> Table:
+    laws = {(law.op, law.num_nodes): law for law in record.laws}
+    rows = []
+    for of in groups:
+        law = laws.get((of[0].op, of[0].num_nodes))
+        rows.append(
+            (
+                of[0].op,
+                str(of[0].num_nodes),
+                str(of[0].num_ranks),
+                format_duration(of[0].p50_ns),
+                size_words(of[-1].size_bytes),
+                rate_words(of[-1].busbw),
+                _share(of[-1]),
+                ", ".join(size_words(piece.from_bytes) for piece in law.pieces[1:]) if law is not None else "",
+            )
+        )
+    head = ("operation", "hosts", "ranks", "latency", "largest size", "busbw", "of limit", "switches at")
+    return Table(head, rows, "latency of the smallest size, busbw of the largest", text=(0, 7))
+
+
+def _allowed(groups: _Groups, record: ProbeRecord) -> list[str]:
+    """Return what the largest size of each operation reached: `all_reduce: busbw 41 % of what 2 x 200 Gb/s allow`."""
+    slowest = min(record.hosts, key=lambda host: host.limit or 0.0, default=None)
+    return [
+        f"{of[-1].op}: busbw {_share(of[-1])} of what {slowest.rate_words} allow"
+        for of in groups
+        if slowest is not None and of[-1].limit is not None and of[0].num_nodes == len(record.hosts)
+    ]
+
+
+def _rate_plots(groups: _Groups) -> list[Plot]:
+    """Return busbw over sizes of all operations over all hosts."""
+    most = max((rows[0].num_nodes for rows in groups), default=0)
+    shown = [rows for rows in groups if rows[0].num_nodes == most]
+    if not shown:
+        return []
+    traces, legend = [], []
+    for rows, color in zip(shown, COLOURS, strict=False):
+        curve = line(
+            [row.size_bytes for row in rows],
+            np.array([row.busbw / 1e9 for row in rows]),
+            color,
+            hover=f"{plot_text(rows[0].op)}: %{{y:.4~g}} GB/s at %{{text}}",
+        )
+        text = [size_words(row.size_bytes) + f", {_share(row)} of limit" * (row.limit is not None) for row in rows]
+        traces.append({**curve, "mode": "lines+markers", "text": text})
+        legend.append((rows[0].op, color, ""))
+    limit = max((row.limit for rows in shown for row in rows if row.limit is not None), default=None)
+    caption = f"busbw over {plural(most, 'host')} as nccl-tests define it."
+    every = [row for rows in shown for row in rows]
+    if limit is not None:
+        ends = [min(row.size_bytes for row in every), max(row.size_bytes for row in every)]
+        hover = "limit: %{y:.4~g} GB/s"
+        traces.append(line(ends, np.array([limit, limit]) / 1e9, "@muted", dash="dash", hover=hover))
+        caption += f" Dashed: what the hosts' networks allow at most, {rate_words(limit)}."
+    return [
+        Plot(
+            name="probe-rates",
+            label="busbw of each operation over sizes",
+            caption=caption,
+            height_px=_HEIGHT_PX + 40,
+            traces=traces,
+            layout={"xaxis": _size_axis(every), "yaxis": axis("GB/s", type="log", exponentformat="none")},
+            legend=legend,
+        )
+    ]
+
+
+def _size_axis(rows: Sequence[SweepRow]) -> dict[str, object]:
+    least, most = min(row.size_bytes for row in rows), max(row.size_bytes for row in rows)
+    powers = [1 << power for power in range(0, 64, 4) if least <= 1 << power <= most]
+    return axis("size", type="log", tickvals=powers, ticktext=[size_words(size) for size in powers])
+
+
+def _times_section(groups: _Groups, record: ProbeRecord) -> Section:
+    plots = _time_plots(groups, record.laws)
+    content: list[Block | None] = [SideBySide(plots[at : at + 2], is_even=True) for at in range(0, len(plots), 2)]
+    return Section(
+        "Times and laws",
+        [*content, _laws_table(record)],
+        lead="dots are medians, lines the law: latency and rate in pieces; where it jumps or bends, the library "
+        "switches algorithm or protocol",
+    )
+
+
+def _time_plots(groups: _Groups, laws: Sequence[LatencyLaw]) -> list[Plot]:
+    """Return time over sizes of each operation, with a curve for each number of hosts."""
+    known = {(law.op, law.num_nodes): law for law in laws}
+    plots: list[Plot] = []
+    for op in dict.fromkeys(rows[0].op for rows in groups):
+        shown = [rows for rows in groups if rows[0].op == op]
+        traces, legend = [], []
+        for rows, color in zip(shown, COLOURS, strict=False):
+            hosts = plural(rows[0].num_nodes, "host")
+            sizes = [row.size_bytes for row in rows]
+            times_us = np.array([row.p50_ns / NS_PER_US for row in rows])
+            dots = line(sizes, times_us, color, hover=f"{hosts}: %{{y:.4~g}} us at %{{text}}")
+            traces.append({**dots, "mode": "markers", "text": [size_words(size) for size in sizes]})
+            law = known.get((op, rows[0].num_nodes))
+            if law is not None:
+                dense = np.geomspace(law.least_bytes, law.most_bytes, 80)
+                fitted_us = np.array([max(law.time_ns(size), 1.0) / NS_PER_US for size in dense])
+                traces.append(line([float(f"{size:.6g}") for size in dense], fitted_us, color, hover=f"law, {hosts}"))
+            legend.append((hosts, color, ""))
+        every = [row for rows in shown for row in rows]
+        plots.append(
+            Plot(
+                name=f"probe-time-{len(plots)}",
+                label=f"Time of {op} over sizes",
+                caption=f"Time of {op}.",
+                height_px=_HEIGHT_PX,
+                traces=traces,
+                layout={"xaxis": _size_axis(every), "yaxis": axis("us", type="log", exponentformat="none")},
+                legend=legend,
+            )
+        )
+    return plots
+
+
+def _laws_table(record: ProbeRecord) -> Table:
+    rows = []
+    for law in record.laws:
+        errors = f"{100 * law.least_error:+.0f} to {100 * law.most_error:+.0f} %"
+        alone = f"{100 * law.single_least_error:+.0f} to {100 * law.single_most_error:+.0f} %"
+        for number, piece in enumerate(law.pieces):
+            begins = f"{size_words(piece.from_low_bytes)} to {size_words(piece.from_high_bytes)}" if number else ""
+            rows.append(
+                (
+                    *(("", "") if number else (law.op, str(law.num_nodes))),
+                    size_words(piece.from_bytes),
+                    begins,
+                    format_duration(piece.latency_ns),
+                    f"{format_duration(piece.latency_low_ns)} to {format_duration(piece.latency_high_ns)}",
+                    rate_words(1e9 / piece.ns_per_byte) if piece.ns_per_byte > 0 else "",
+                    *(("", "") if number else (errors, alone)),
+                )
+            )
+    head = ("operation", "hosts", "from", "95 %", "latency", "95 %", "rate", "errors", "errors of one piece")
+    return Table(head, rows, "Laws: time = latency + size / rate, in pieces", on=PAGE)
+
+
+def _sizes_section(groups: _Groups) -> Section:
+    """Return a table of sizes for each operation, as nccl-tests print them; a terminal has those over all hosts."""
+    most = max((rows[0].num_nodes for rows in groups), default=0)
+    head = ("size", "time", "algbw", "busbw", "of limit", "p95", "p99", "times")
+    tables = []
+    for rows in groups:
+        cells = [
+            (
+                size_words(row.size_bytes),
+                format_duration(row.p50_ns),
+                rate_words(row.algbw),
+                rate_words(row.busbw),
+                _share(row),
+                format_duration(row.p95_ns),
+                format_duration(row.p99_ns),
+                str(row.num_repetitions),
+            )
+            for row in rows
+        ]
+        where = f"{rows[0].op}, {plural(rows[0].num_nodes, 'host')}, {plural(rows[0].num_ranks, 'rank')}"
+        on = None if rows[0].num_nodes == most else PAGE
+        tables.append(Table(head, cells, where, text=(), details=where, on=on))
+    return Section("Every size", tables)
+
+
+def _skew_section(record: ProbeRecord) -> Section:
+    latest = sorted(record.skews, key=lambda skew: -skew.mean_ns)
+    rows = [(str(one.rank), one.host, format_duration(one.mean_ns), format_duration(one.p99_ns)) for one in latest]
+    return Section(
+        "Own skew",
+        (Table(("rank", "host", "mean", "p99"), rows, text=(1,), limits=_MAX_SKEWS, which="latest"),),
+        lead="what a rank adds by itself between two operations, over the median of all ranks: time in which it did "
+        "not run, or ran slowly",
+    )

@@ -1,1 +1,0 @@
-"""Sentences that the terminal and the page share."""
