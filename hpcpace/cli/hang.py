@@ -29,7 +29,6 @@ from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_re
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.verdict import call_name, describe
 from hpcpace.hang.views import Call, FoundHang, Hang, HangKind, JobView
-from hpcpace.hang.words import call_name, describe
 from hpcpace.report.sections.hang import print_hang, print_last
 from hpcpace.report.terminal import line, notes
 from hpcpace.runs.imports.dump_view import chrome_trace, first_ns, job_view, last_ns, last_of_ranks

@@ -33,13 +33,10 @@ from hpcpace.core.settings import load_config
 from hpcpace.core.text import folded_message, printable
 from hpcpace.probe.changes import changes, check_comparable, is_unclear, left_out, outcome_words
 from hpcpace.probe.record import ProbeRecord, read_probe
-from hpcpace.probe.world import PART_NAMES, ProbeWorld, chosen_parts, measure_parts
+from hpcpace.probe.world import PART_NAMES, Part, ProbeWorld, measure_parts
 from hpcpace.report.html import html_page
 from hpcpace.report.sections.probe import probe_document
 from hpcpace.report.terminal import print_document
-from hpcpace.probe.world import PART_NAMES, Part, ProbeWorld, measure_parts
-from hpcpace.report.html.probe import probe_page
-from hpcpace.report.terminal.probe import change_lines, probe_lines
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.mpi import abort_guard
 
@@ -285,13 +282,6 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     if any(one.is_slower for one in found):
         return EXIT_WARNING
     return EXIT_CANNOT_TELL if before is not None and is_unclear(found) else EXIT_OK
-<<<<<<< HEAD
-=======
-
-
-def _echo(lines: Sequence[str]) -> None:
-    for line in lines:
-        click.echo(line)
 
 
 def _chosen_parts(names: Sequence[str], *, cores_in_turn: bool = False) -> list[Part]:
@@ -303,4 +293,3 @@ def _chosen_parts(names: Sequence[str], *, cores_in_turn: bool = False) -> list[
     parts: tuple[Part, ...] = (Sweep(), Pairs(), Noise(one_at_a_time=cores_in_turn), Copies())
     known = {part.name: part for part in parts}
     return [known[name] for name in PART_NAMES if name in names]
->>>>>>> trunk
