@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import SyntheticRun
 from tests.device_run import DeviceRun
@@ -152,7 +153,7 @@ def test_runs_of_one_name_are_told_apart(script, slow_rank, tmp_path):
     assert {row["run"] for row in _rows(tmp_path / "bottleneck_timeline.csv")} == {str(slow_rank), str(other)}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_case("name", NAMES)
 def test_a_missing_run_is_one_line_and_exit_code_2(tmp_path, name):
     # As users start it, without a display.
     environ = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "MPLBACKEND")}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from experiments.machine import Machine, dgx_badly_bound
 from hpcpace.audit.rulebook import BY_ID
@@ -103,7 +104,7 @@ def test_a_prolog_fails_on_named_rules_only(tree: Path) -> None:
     assert (passed.returncode, passed.stdout) == (0, "hpcpace audit: no findings of N05,P01\n")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "arguments",
     [
         ("--prolog", "--fail-on", "X1"),
@@ -119,7 +120,7 @@ def test_a_prolog_never_drains_a_node_for_a_mistake_of_ours(arguments: tuple[str
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "message"),
     [
         (("--rules", "X1"), "there is no rule 'X1'"),
@@ -162,7 +163,7 @@ def test_metrics_for_prometheus_count_each_rule(tree: Path) -> None:
     assert len(samples) == 3 * len(BY_ID) + 1
 
 
-@pytest.mark.parametrize("rule", BY_ID)
+@each_case("rule", BY_ID)
 def test_every_rule_is_explained(rule: str) -> None:
     from click.testing import CliRunner
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from click.testing import CliRunner, Result
 
 from hpcpace.cli import cli
@@ -48,7 +49,7 @@ def test_files_of_any_name_are_taken_one_by_one(tmp_path: Path) -> None:
     assert run("hang", *sorted(folder.iterdir())).exit_code == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("contents", "code", "says"),
     [
         ({f"rank_{rank}": dump([entry(0)]) for rank in range(4)}, 0, "no hang: every operation has finished"),
@@ -130,7 +131,7 @@ def _pairs_that_wait(num_pairs: int) -> dict[str, object]:
     return contents
 
 
-@pytest.mark.parametrize(
+@each_case(
     "contents",
     [
         _pairs_that_wait(100),
@@ -169,7 +170,7 @@ def test_without_a_path_the_newest_run_is_taken(tmp_path: Path, monkeypatch: pyt
     assert run("hang").exit_code == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "says"),
     [
         (["run", "--timeline", "x.json"], "--ras and --timeline go with Flight Recorder dumps"),

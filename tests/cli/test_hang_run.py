@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from click.testing import CliRunner, Result
 
 from hpcpace.cli import cli
@@ -33,7 +34,7 @@ def written(path: Path, *, hung: bool = True, missing: tuple[int, ...] = ()) -> 
     return job.write(path)
 
 
-@pytest.mark.parametrize("place", [".", "attempt-0", "attempt-0/trace"])
+@each_case("place", [".", "attempt-0", "attempt-0/trace"])
 def test_a_run_that_hangs_is_named_by_its_folder_or_one_in_it(tmp_path: Path, place: str) -> None:
     written(tmp_path / "run")
     result = run("hang", tmp_path / "run" / place)
@@ -45,7 +46,7 @@ def test_a_run_that_hangs_is_named_by_its_folder_or_one_in_it(tmp_path: Path, pl
     assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("hung", "missing", "code", "says"),
     [
         (False, (), 0, "no hang: no operation has been open for 5.00 s"),

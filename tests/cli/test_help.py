@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import click
-import pytest
+from cases import each_case
 from click.testing import CliRunner
 
 from hpcpace.cli import COMMANDS, cli
@@ -19,7 +19,7 @@ def _groups(found: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[
             yield from _groups(found.get_command(context, name), (*path, name))
 
 
-@pytest.mark.parametrize("path", list(_groups(cli)), ids=" ".join)
+@each_case("path", list(_groups(cli)), ids=" ".join)
 def test_the_list_of_commands_shows_whole_sentences(path: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(cli, [*path, "--help"], terminal_width=80).output
     assert "..." not in shown.partition("Commands:")[2]

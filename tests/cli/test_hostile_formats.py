@@ -5,8 +5,7 @@ A landing runs each third kind of a format, and `make test-nightly` all.
 
 from __future__ import annotations
 
-import pytest
-from cases import only_nightly
+from cases import each_case, only_nightly
 
 from experiments.damage.hostile.__main__ import KINDS
 from experiments.damage.hostile.engine import run_hostile
@@ -18,7 +17,7 @@ def test_each_kind_has_a_name_of_its_own() -> None:
     assert len({kind.name for kind in KINDS}) == len(KINDS)
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@each_case("format_", FORMATS)
 def test_a_hostile_file_is_read_or_refused_within_bounds(format_: str) -> None:
     kinds = [kind for kind in KINDS if kind.format == format_]
     kinds = only_nightly(kinds[::3], [kind for kind in kinds if kind not in kinds[::3]])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import click
 import pytest
+from cases import each_case
 from click.testing import CliRunner
 
 from hpcpace.cli import cli
@@ -56,13 +57,13 @@ def _said(words: list[str]) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "hpcpace")
+@each_case("path", COMMANDS, ids=lambda path: " ".join(path) or "hpcpace")
 def test_help_is_at_most_80_columns_wide(path: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(cli, [*path, "--help"], terminal_width=80).output
     assert [line for line in shown.splitlines() if len(line) > 80] == []
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "hpcpace")
+@each_case("path", COMMANDS, ids=lambda path: " ".join(path) or "hpcpace")
 def test_a_command_of_many_options_has_all_of_them_below_headings(path: tuple[str, ...]) -> None:
     options = [param for param in COMMANDS[path].params if isinstance(param, Option)]
     headings = [option.heading for option in options]
@@ -93,7 +94,7 @@ def test_the_help_of_an_option_starts_with_a_verb_and_shows_its_default() -> Non
     assert {name: what for name, what in wrong.items() if what} == {}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "shown"),
     [
         (["train", "gpt2"], "[default: the context of the preset; at least 2]"),
@@ -186,9 +187,7 @@ def test_it_is_known_of_every_text_whether_it_has_numbers() -> None:
     assert texts == PLAIN_TEXTS | set(TEXTS)
 
 
-@pytest.mark.parametrize(
-    "words", [words for calls in TEXTS.values() for words in calls], ids=lambda words: " ".join(words)[:60]
-)
+@each_case("words", [words for calls in TEXTS.values() for words in calls], ids=lambda words: " ".join(words)[:60])
 def test_numbers_in_texts_have_bounds(words: list[str], tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, said = _said(words)
@@ -198,7 +197,7 @@ def test_numbers_in_texts_have_bounds(words: list[str], tmp_path, monkeypatch: p
     assert option[2:].replace("-", "_") in said.replace("-", "_") or value in said
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "mistakes"),
     [
         (

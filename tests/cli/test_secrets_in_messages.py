@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from cases import each_case
 from click.testing import CliRunner
 
 from hpcpace.cli import cli, main
@@ -12,7 +13,7 @@ from hpcpace.cli import cli, main
 TOKEN = "hf_" + "aB3dE6gH9jK2" * 3
 
 
-@pytest.mark.parametrize(
+@each_case(
     "arguments",
     [
         ["report", f"--wandb-key={TOKEN}"],
@@ -44,7 +45,7 @@ def test_a_name_that_is_no_secret_is_repeated() -> None:
     assert "--pin-memory" in done.output and "--tokens-per-sample" in done.output
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "passwd", "token"])
+@each_case("name", ["../../etc/passwd", "passwd", "token"])
 def test_the_advice_on_a_wrong_name_stays_whole(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

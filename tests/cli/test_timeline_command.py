@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.cli.report import fitted
@@ -22,7 +23,7 @@ def test_the_file_is_written_into_the_run_and_the_output_says_what_it_shows(hpcp
     assert "steps 10 to 11 of 2 ranks: " in out and "https://ui.perfetto.dev" in out
 
 
-@pytest.mark.parametrize("columns", [80, 300, 40])
+@each_case("columns", [80, 300, 40])
 def test_sentences_fit_into_the_terminal_and_are_one_line_in_a_log(
     monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 
 import click
 import pytest
+from cases import each_case
 
 from hpcpace.cli import train as train_command
 from hpcpace.core.config import Config
@@ -85,7 +86,7 @@ def test_every_option_is_a_setting_or_says_how_to_run():
     assert options == (settings - {"model"}) | {"ranks", "run_dir", "config_file", "progress", "is_reported"}
 
 
-@pytest.mark.parametrize("section", train_command._SETTINGS)
+@each_case("section", train_command._SETTINGS)
 def test_every_setting_exists(section):
     fields = {field.name for field in dataclasses.fields(getattr(Config(), section))}
     assert set(train_command._SETTINGS[section].split()) <= fields

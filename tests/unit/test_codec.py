@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import pytest
+from cases import each_case
 from msgspec import Meta
 
 from hpcpace.core.codec import (
@@ -24,7 +25,6 @@ from hpcpace.core.codec import (
     read_json,
 )
 from hpcpace.core.rundir import RunDirectory
-from tests.cases import each_case
 
 
 class Colour(StrEnum):
@@ -94,9 +94,7 @@ def test_what_is_no_object_or_lacks_a_field_is_named() -> None:
         convert({"\ud800": 1}, Format)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 100_000, b"\xff", "9" * 5000 + "]"]
-)
+@each_case("content", ["", "{", '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 100_000, b"\xff", "9" * 5000 + "]"])
 def test_text_that_is_not_strict_json_is_refused(content: str | bytes) -> None:
     with pytest.raises(ValueError):
         parse_json(content)

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import Config, LabConfig, TrainConfig
 from hpcpace.core.errors import ConfigError
@@ -18,7 +19,7 @@ def lab_of(**sources: object) -> LabConfig:
     return load_config(**{"site_file": _NO_FILE, **sources}).lab
 
 
-@pytest.mark.parametrize(
+@each_case(
     "settings",
     [
         {"name": "a"},
@@ -34,7 +35,7 @@ def test_accepts_a_lab_that_can_be_built(settings):
     assert settings.items() <= dataclasses.asdict(config).items()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("settings", "message"),
     [
         ({"name": ""}, "lab.name is '': use up to 20 of a-z, 0-9 and '-', a letter first"),
@@ -113,7 +114,7 @@ def test_the_record_of_a_run_does_not_hold_the_settings_of_a_lab():
     assert "lab" not in Config().to_json()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "settings", "message"),
     [
         (TrainConfig, {"steps": 10**22}, f"train.steps is {10**22}: it must be at most 1000000000"),
@@ -136,7 +137,7 @@ def test_all_mistakes_of_a_training_are_told_together():
     assert told.endswith("train.steps 2: no steps are left to report; train more steps, or leave out at most 1")
 
 
-@pytest.mark.parametrize(("steps", "num_warmup"), [(1, 0), (2, 1), (3, 2), (4, 3), (50, 3)])
+@each_case(("steps", "num_warmup"), [(1, 0), (2, 1), (3, 2), (4, 3), (50, 3)])
 def test_a_short_training_warms_up_for_fewer_steps(steps, num_warmup):
     assert TrainConfig(steps=steps).num_warmup_steps == num_warmup
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.setting_values import JobFacts
@@ -150,7 +151,7 @@ _RULES = "[[rollout]]\nnodes = {}\ntrace.enabled = true\n"
 _TRACE = "[trace]\n"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "words"),
     [
         pytest.param(b"a = " + b"[" * 100_000, "is not valid TOML", id="nested arrays"),
@@ -201,7 +202,7 @@ def test_hostile_settings_are_refused_in_bounded_time_by_a_short_message(
     assert words in str(error.value) and len(str(error.value)) < 10 * (len(str(tmp_path)) + 400)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)], ids=range(3)
 )
 def test_settings_that_are_no_regular_file_are_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import pytest
+from cases import each_case
 
 from experiments.demo.__main__ import DemoRun, row
 
 STRAGGLER = "persistent straggler"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "exit_code", "mode", "first", "is_right"),
     [
         ("clean", 0, "healthy", "", True),

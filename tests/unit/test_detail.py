@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import TraceConfig
 from hpcpace.core.detail import ALL_STEPS, MOST_STEPS, Detail, DetailPlan, Order, parse_order, parse_steps
@@ -13,7 +14,7 @@ from hpcpace.core.errors import ConfigError
 FULL, COLLECTIVES, STEPS = Detail.FULL, Detail.COLLECTIVES, Detail.STEPS
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "ranges"),
     [
         ("", (ALL_STEPS,)),
@@ -26,7 +27,7 @@ def test_ranges_of_steps_are_read(text: str, ranges: tuple[tuple[int, int], ...]
     assert parse_steps(text) == ranges
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "problem"),
     [
         ("5", "not a range"),
@@ -56,7 +57,7 @@ def test_a_level_or_signal_that_is_none_is_refused(settings: dict[str, Any]) -> 
         TraceConfig(**settings)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "order"),
     [
         ("off", Order(STEPS)),
@@ -71,7 +72,7 @@ def test_an_order_is_a_line_and_reads_as_itself(text: str, order: Order) -> None
     assert parse_order(order.text) == order
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     ["", "\0\0", "up", "off now", "on low", "on full full", "steps", "steps 5:3", "steps 1:2,3:4", "steps 1:2 full x"],
 )
@@ -87,7 +88,7 @@ def test_a_plan_has_detail_in_its_steps_alone() -> None:
     assert not plan.is_always_full and DetailPlan.of([ALL_STEPS], FULL).is_always_full
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("order", "expected"),
     [
         ("off", "ffff......"),

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import click
-import pytest
+from cases import each_case
 
 from hpcpace import __version__
 from hpcpace.cli import cli
@@ -54,14 +54,14 @@ def _section(path: str) -> str:
     return match[1]
 
 
-@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
+@each_case(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
 def test_every_option_of_a_command_is_documented(path: str, command: click.Command) -> None:
     section = _section(path)
     options = [option for p in command.params if isinstance(p, click.Option) for option in (*p.opts, *p.secondary_opts)]
     assert [option for option in options if f"`{option}" not in section] == []
 
 
-@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
+@each_case(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
 def test_no_option_is_documented_that_a_command_does_not_have(path: str, command: click.Command) -> None:
     options = {o for p in command.params if isinstance(p, click.Option) for o in (*p.opts, *p.secondary_opts)}
     table = [line for line in _section(path).splitlines() if line.startswith("| `--")]
@@ -75,7 +75,7 @@ def _settings_section(name: str) -> str:
     return match[1]
 
 
-@pytest.mark.parametrize("section", dataclasses.fields(Config), ids=lambda field: field.name)
+@each_case("section", dataclasses.fields(Config), ids=lambda field: field.name)
 def test_the_settings_of_a_section_are_documented_and_no_other(section: dataclasses.Field[Any]) -> None:
     documented = re.findall(r"^\| `(\w+)` \|", _settings_section(section.name), re.MULTILINE)
     assert documented == [key.name for key in dataclasses.fields(section.default_factory)]
@@ -96,13 +96,13 @@ def test_documents_have_tables_from_the_code() -> None:
     assert {"cli.md", "settings.md", "pacing.md", "diagnosis.md"} <= {path.name for path in TABLES.documents()}
 
 
-@pytest.mark.parametrize("path", TABLES.documents(), ids=lambda path: path.name)
+@each_case("path", TABLES.documents(), ids=lambda path: path.name)
 def test_the_tables_of_a_document_are_those_of_the_code(path: Path) -> None:
     text = path.read_text()
     assert text == TABLES.with_tables(text), "run: python docs/tables.py"
 
 
-@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
+@each_case(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
 def test_every_option_has_a_help_text_that_starts_with_a_capital_and_ends_with_a_full_stop(
     path: str, command: click.Command
 ) -> None:
@@ -110,13 +110,13 @@ def test_every_option_has_a_help_text_that_starts_with_a_capital_and_ends_with_a
     assert [(name, text) for name, text in helps if not re.fullmatch(r"[A-Z].*\.", text)] == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+@each_case("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+@each_case("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_to_sections_lead_to_a_heading(path: Path) -> None:
     targets = re.findall(r"\]\(([^):]*)#([^)]+)\)", path.read_text())
     wrong = [
@@ -153,7 +153,7 @@ def _fields_documented(name: str) -> set[str]:
     return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
-@pytest.mark.parametrize("kind", OF_SUMMARY, ids=lambda kind: kind.__name__)
+@each_case("kind", OF_SUMMARY, ids=lambda kind: kind.__name__)
 def test_the_document_of_the_summary_has_each_field_and_no_other(kind: Any) -> None:
     documented = _fields_documented(kind.__name__) - (_NOT_DATACLASSES if kind is Summary else set())
     assert documented == {field.name for field in dataclasses.fields(kind)}
@@ -170,7 +170,7 @@ def test_the_example_of_a_summary_has_what_a_summary_has() -> None:
     assert set(example["verdict"]) == {field.name for field in dataclasses.fields(summary.Verdict)}
 
 
-@pytest.mark.parametrize("threshold", dataclasses.fields(DiagnosisConfig), ids=lambda field: field.name)
+@each_case("threshold", dataclasses.fields(DiagnosisConfig), ids=lambda field: field.name)
 def test_a_threshold_is_documented_with_its_present_default(threshold: dataclasses.Field[float]) -> None:
     row = re.search(rf"^\| `{threshold.name}` \|.*\| ([^|]*) \|$", DIAGNOSIS_DOC, re.MULTILINE)
     assert row, f"docs/diagnosis.md has no row for {threshold.name}"

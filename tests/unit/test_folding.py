@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-import pytest
+from cases import each_case
 
 from hpcpace.core.text import MAX_LETTERS, MAX_MESSAGE_LETTERS, folded, folded_message, rank_list, shortened
 
@@ -102,7 +102,7 @@ def test_what_steers_a_terminal_is_escaped():
     assert folded_message("a\x1b\n- b\x1b", is_verbose=True) == "a\\x1b\n- b\\x1b"
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         f"/{'p' * 4095}/rank-00000.h5: it is damaged",
@@ -129,7 +129,7 @@ def test_a_list_of_scattered_ranks_is_bounded():
     assert rank_list(range(0, 2000, 2)).endswith("28, 30, ... and 984 more")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "problem",
     [
         "1 " * 500_000,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.hostlist import node_names
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("hosts", "names"),
     [
         pytest.param(["n3", "n3.cluster.local", "n4"], ["n3", "n3", "n4"], id="a host that got a domain"),

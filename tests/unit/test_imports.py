@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 ROOT = Path(__file__).parents[2] / "hpcpace"
 PURE_OF_PACE = tuple(f"pace/{path.name}" for path in (ROOT / "pace").glob("*.py") if path.name != "job.py")
@@ -22,9 +23,7 @@ def _loaded(code: str) -> set[str]:
     return set(result.stdout.split())
 
 
-@pytest.mark.parametrize(
-    "code", ["import hpcpace", "import hpcpace.cli", "import hpcpace.core.config, hpcpace.core.rundir"]
-)
+@each_case("code", ["import hpcpace", "import hpcpace.cli", "import hpcpace.core.config, hpcpace.core.rundir"])
 def test_the_package_and_the_command_line_load_nothing_heavy(code: str) -> None:
     assert _loaded(code) == set()
 
@@ -70,7 +69,7 @@ def _imports(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("packages", "forbidden"),
     [
         (

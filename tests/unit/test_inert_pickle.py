@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core import pickles
 from hpcpace.core.pickles import read_pickle
@@ -28,12 +29,12 @@ class Evil:
         return self.call
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@each_case("protocol", [2, 3, 4, 5])
 def test_plain_values_are_read(protocol: int) -> None:
     assert read_pickle(pickle.dumps(PLAIN, protocol)) == PLAIN
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "name"),
     [
         (Evil(os.system, "true"), "posix.system"),
@@ -45,14 +46,14 @@ def test_plain_values_are_read(protocol: int) -> None:
         ({"entries": [Evil(print)]}, "builtins.print"),
     ],
 )
-@pytest.mark.parametrize("protocol", [2, 4])
+@each_case("protocol", [2, 4])
 def test_every_name_is_refused_and_said(content: Any, name: str, protocol: int) -> None:
     name = name.replace("builtins", "__builtin__") if protocol == 2 else name
     with pytest.raises(ValueError, match=f"it asks for '{name}"):
         read_pickle(pickle.dumps(content, protocol))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("data", "reason"),
     [
         (b"", "cut off"),
@@ -87,7 +88,7 @@ def _shared(levels: int) -> bytes:
     return b"\x80\x02]" + b"q\x00]h\x00ah\x00a" * levels + b"."
 
 
-@pytest.mark.parametrize(
+@each_case(
     "data",
     [
         _shared(60),
@@ -107,7 +108,7 @@ def test_a_name_that_is_no_text_is_not_written_out() -> None:
         read_pickle(_shared(60)[:-1] + b"h\x00\x93.")
 
 
-@pytest.mark.parametrize("opcode", [b"\x94", b"(", b"r\x00\x00\x00\x00"], ids=["MEMOIZE", "MARK", "LONG_BINPUT"])
+@each_case("opcode", [b"\x94", b"(", b"r\x00\x00\x00\x00"], ids=["MEMOIZE", "MARK", "LONG_BINPUT"])
 def test_what_a_pickle_remembers_is_counted(monkeypatch: pytest.MonkeyPatch, opcode: bytes) -> None:
     monkeypatch.setattr(pickles, "MAX_VALUES", 1000)
     with pytest.raises(ValueError, match="more than 1000 lists"):

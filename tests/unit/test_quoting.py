@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
+from cases import each_case
 
 from hpcpace.core.text import shortened, shown
 
@@ -22,7 +22,7 @@ def _shared(make: Any, levels: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "text"),
     [
         (None, "None"),
@@ -45,7 +45,7 @@ def test_a_value_is_short_and_printable(value: Any, text: str) -> None:
     assert shown(value) == text
 
 
-@pytest.mark.parametrize(
+@each_case(
     "make",
     [
         lambda: _shared(list, 200),
@@ -65,7 +65,7 @@ def test_what_a_value_contains_costs_no_time(make: Callable[[], Any]) -> None:
     assert time.process_time() - begin_s < 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "short"),
     [
         ("rank_3", "rank_3"),

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.redaction import MARK, Redaction, is_secret
 
@@ -114,22 +115,22 @@ def test_the_lists_are_long_and_hold_no_line_twice() -> None:
     assert f"{len(_lines('secret.txt'))} with secrets" in told and f"{len(_lines('harmless.txt'))} harmless" in told
 
 
-@pytest.mark.parametrize("name", SECRET_NAMES)
+@each_case("name", SECRET_NAMES)
 def test_a_name_tells_of_a_secret(name: str) -> None:
     assert is_secret(name, SECRET)
 
 
-@pytest.mark.parametrize("name", HARMLESS_NAMES)
+@each_case("name", HARMLESS_NAMES)
 def test_a_name_that_only_resembles_one_of_a_secret_tells_of_none(name: str) -> None:
     assert not is_secret(name, SECRET)
 
 
-@pytest.mark.parametrize("value", ["", "true", "False", "none", "auto"])
+@each_case("value", ["", "true", "False", "none", "auto"])
 def test_a_switch_is_no_secret(value: str) -> None:
     assert not is_secret("--use-auth-token", value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value", "is_hidden"),
     [("--token", "128", False), ("--key", "3.5", False), ("--token", "123456", True), ("--password", "1234", True)],
 )
@@ -137,7 +138,7 @@ def test_a_small_number_is_a_secret_only_where_the_name_leaves_no_doubt(name: st
     assert is_secret(name, value) == is_hidden
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "expected"),
     [
         ("train.py --wandb-key=correct-horse-7 --lr 3", "train.py --wandb-key=[redacted] --lr 3"),
@@ -166,7 +167,7 @@ def test_a_command_line_keeps_its_words_and_loses_its_secrets(line: str, expecte
     assert Redaction().command(shlex.split(line)) == shlex.split(expected)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "line",
     [
         "train.py --key-padding-mask=left --num-tokens 128 --tokenizer gpt2 --max-tokens=5 --pad-token '<pad>'",
@@ -183,13 +184,13 @@ def test_a_command_line_without_secrets_stays_as_it_was(line: str) -> None:
     assert Redaction().command(shlex.split(line)) == shlex.split(line)
 
 
-@pytest.mark.parametrize("secret", [HUGGING_FACE, GITHUB, OPENAI, AWS, JWT, f"glpat-{'aB3dE6gH9jK2' * 2}"])
-@pytest.mark.parametrize("text", ["{}", "train.py {}", "cannot open '{}'", "x={}&y", "https://host/{}/a", '"{}"'])
+@each_case("secret", [HUGGING_FACE, GITHUB, OPENAI, AWS, JWT, f"glpat-{'aB3dE6gH9jK2' * 2}"])
+@each_case("text", ["{}", "train.py {}", "cannot open '{}'", "x={}&y", "https://host/{}/a", '"{}"'])
 def test_a_token_of_known_shape_is_found_anywhere(secret: str, text: str) -> None:
     assert Redaction().text(text.format(secret)) == text.format(MARK)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         ("https://me:correct-horse-7@host:80/a", "https://[redacted]@host:80/a"),
@@ -214,7 +215,7 @@ def test_a_text_loses_its_secrets(text: str, expected: str) -> None:
     assert Redaction().text(text) == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "unexpected token: end of file",
@@ -332,7 +333,7 @@ def _used_s(text: str) -> float:
     return time.process_time() - begin_s
 
 
-@pytest.mark.parametrize("piece", PIECES)
+@each_case("piece", PIECES)
 def test_a_long_text_does_not_take_the_square_of_its_length(piece: str) -> None:
     # 0.3 s at most; where the square of the length was needed, it was 5 s and more.
     assert _used_s(piece * (60_000 // len(piece))) < 2
@@ -346,10 +347,8 @@ def test_a_long_value_is_taken_out_as_a_whole() -> None:
     assert Redaction().text(f"token={'a1' * 5000} --lr 3") == f"token={MARK} --lr 3"
 
 
-@pytest.mark.parametrize(
-    "option", ["--db-pw", "--dbpw", "--pin", "--user-pin", "--tk", "--hub-tk", "--tokens", "--hub-tokens"]
-)
-@pytest.mark.parametrize("value", ["X", "hunter", "s3cr3t", "abc,def"])
+@each_case("option", ["--db-pw", "--dbpw", "--pin", "--user-pin", "--tk", "--hub-tk", "--tokens", "--hub-tokens"])
+@each_case("value", ["X", "hunter", "s3cr3t", "abc,def"])
 def test_a_short_value_of_an_option_for_secrets_is_one(option: str, value: str) -> None:
     redaction = Redaction()
     assert redaction.command([option, value]) == [option, MARK]
@@ -357,8 +356,6 @@ def test_a_short_value_of_an_option_for_secrets_is_one(option: str, value: str) 
     assert redaction.text(f"t.py {option} {value} --lr 1") == f"t.py {option} {MARK} --lr 1"
 
 
-@pytest.mark.parametrize(
-    "words", ["--pin numa", "--pin 0-7", "--tokens 10B", "--tokens all", "--tokens data/a.bin", "--tk 8"]
-)
+@each_case("words", ["--pin numa", "--pin 0-7", "--tokens 10B", "--tokens all", "--tokens data/a.bin", "--tk 8"])
 def test_a_place_or_a_quantity_of_such_an_option_is_none(words: str) -> None:
     assert Redaction().command(words.split()) == words.split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.setting_values import JobFacts, Rule, place_of_job, read_rules
@@ -16,7 +17,7 @@ def rule(**conditions: object) -> Rule:
     return found
 
 
-@pytest.mark.parametrize(
+@each_case(
     "conditions",
     [
         {},
@@ -33,7 +34,7 @@ def test_holds_for_a_job_that_meets_all_its_conditions(conditions):
     assert rule(**conditions).objection(JOB) == ""
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("conditions", "objection"),
     [
         ({"partitions": ["cpu"]}, "the partition is 'gpu'"),
@@ -48,7 +49,7 @@ def test_says_why_it_does_not_hold(conditions, objection):
     assert rule(**conditions).objection(JOB) == objection
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("conditions", "objection"),
     [
         ({"partitions": ["gpu"]}, "the partition is unknown"),
@@ -99,7 +100,7 @@ def test_all_components_of_a_heterogeneous_job_count():
     assert (facts.nodes, facts.job_id) == ({"n1", "n2"}, "7")
 
 
-@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_NODELIST": "n[1-"}, {"TORCHELASTIC_RUN_ID": "none"}])
+@each_case("environ", [{}, {"SLURM_JOB_NODELIST": "n[1-"}, {"TORCHELASTIC_RUN_ID": "none"}])
 def test_outside_slurm_facts_are_unknown(environ):
     facts = JobFacts.of(environ)
     assert (facts.partition, facts.nodes, facts.job_id) == ("", frozenset(), "")
@@ -109,7 +110,7 @@ _SETTINGS = "settings are those of trace, clock, audit, pace, like trace.enabled
 _KEYS = "conditions are partitions, users, accounts, nodes, share, and " + _SETTINGS
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rules", "message"),
     [
         ({"trace": {}}, "site.toml: rollout must be a list of tables, each headed by [[rollout]]"),
@@ -151,7 +152,7 @@ def test_refuses_a_wrong_rule_and_names_it(rules, message):
 _OFF = {"trace": {"enabled": False}}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("earlier", "later"),
     [
         ({}, {}),
@@ -170,7 +171,7 @@ def test_refuses_a_rule_that_a_later_one_always_takes_back(earlier, later):
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("earlier", "later"),
     [
         ({}, {"users": ["ann"]}),

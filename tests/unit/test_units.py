@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.text import format_rate, parse_rate, parse_size
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "rate_bps"),
     [
         ("1bit", 1),
@@ -23,7 +24,7 @@ def test_reads_a_rate_in_bits_per_second(text, rate_bps):
     assert parse_rate(text) == rate_bps
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text", ["", "fast", "500", "bit", "-1mbit", "0mbit", "0.1bit", "1tbit", "1gbps", "1mb", "1e3mbit", "nan", "1.mbit"]
 )
 def test_refuses_what_is_no_rate(text):
@@ -32,7 +33,7 @@ def test_refuses_what_is_no_rate(text):
     assert str(caught.value) == f"{text!r} is not a rate like 500mbit or 1gbit"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "size_bytes"),
     [
         ("512", 512),
@@ -49,14 +50,14 @@ def test_reads_a_size_in_bytes(text, size_bytes):
     assert parse_size(text) == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "large", "-1MB", "0", "0.4B", "1TB", "1M", "1 Mbit", "inf"])
+@each_case("text", ["", "large", "-1MB", "0", "0.4B", "1TB", "1M", "1 Mbit", "inf"])
 def test_refuses_what_is_no_size(text):
     with pytest.raises(ValueError) as caught:
         parse_size(text)
     assert str(caught.value) == f"{text!r} is not a size like 64kB or 256MiB"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rate_bps", "text"),
     [
         (0, "0 b/s"),

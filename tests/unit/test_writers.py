@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from cases import each_case
 
 ROOT = Path(__file__).parents[2]
 WRITERS = re.compile(r"hpcpace/(core/files\.py|trace/.*|train/checkpoint\w*\.py|lab/.*|observe/node_local\.py)")
@@ -78,7 +78,7 @@ def _opens_to_write(call: ast.Call, path: str) -> bool:
     return is_unknown or any(MODE.fullmatch(mode) for mode in modes)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "line",
     [
         "open(path, 'w')",
@@ -116,7 +116,7 @@ def test_what_writes_is_found(line: str) -> None:
     assert len(writes(line)) == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     "line",
     [
         "open(path)",

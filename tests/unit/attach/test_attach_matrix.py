@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from experiments.attach.__main__ import status
 from experiments.attach.judge import Judgement, covered_ns, judge_fault, judge_runs, profiled_phases, typical_difference
@@ -45,14 +46,12 @@ def test_phases_of_the_profiler_are_their_outermost_events(tmp_path: Path) -> No
     }
 
 
-@pytest.mark.parametrize(
-    ("spans", "covered"), [([], 0), ([(0, 5), (3, 8)], 8), ([(0, 5), (5, 8)], 8), ([(4, 6), (0, 2)], 4)]
-)
+@each_case(("spans", "covered"), [([], 0), ([(0, 5), (3, 8)], 8), ([(0, 5), (5, 8)], 8), ([(4, 6), (0, 2)], 4)])
 def test_time_that_spans_cover(spans: list[tuple[int, int]], covered: int) -> None:
     assert covered_ns(spans) == covered
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("ours", "share"),
     [
         ([(0, 10), (20, 30), (40, 50)], 0.0),
@@ -83,7 +82,7 @@ def _ran(loss: str = "0x1p0", code: int = 0, stderr: str = "") -> Ran:
     return Ran(folder=Path("nowhere"), code=code, stdout="", stderr=stderr, witnesses=witnesses)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("traced", "problem"),
     [
         (_ran(loss="0x1p1"), "losses differ"),
@@ -106,7 +105,7 @@ def _summary(headline: str, kind: str, name: str) -> dict[str, Any]:
     return {"verdict": {"headline": headline, "why": [], "culprits": [{"kind": kind, "id": name, "aliases": []}]}}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("summary", "is_right"),
     [
         (_summary("data loading of rank 2 is slow", "rank", "2"), True),
@@ -126,7 +125,7 @@ def test_a_fault_that_is_named_behind_another_finding_is_not_first() -> None:
     assert not is_right and said == f"communication-bound; in place 3: {also[1]}"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "expected"),
     [
         ({}, "works"),

@@ -9,8 +9,8 @@ import dataclasses
 import re
 from pathlib import Path
 
-import pytest
 from audit_document import updated
+from cases import each_case
 
 from hpcpace.audit import facts, result
 from hpcpace.audit.findings import Severity
@@ -25,7 +25,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@each_case("rule", RULES, ids=lambda rule: rule.id)
 def test_rule_has_reason_facts_fix_and_severities(rule: Rule) -> None:
     section = _plain(DOCUMENT.partition(f"### {rule.id} {rule.title}\n")[2].partition("\n###")[0])
     severities = ", ".join(f"{letter} ({SEVERITY_WORDS[Severity(letter)]})" for letter in rule.severities)
@@ -37,14 +37,14 @@ def test_rules_and_settings_are_exactly_those_of_the_code() -> None:
     assert updated(DOCUMENT) == DOCUMENT
 
 
-@pytest.mark.parametrize("setting", dataclasses.fields(AuditConfig), ids=lambda field: field.name)
+@each_case("setting", dataclasses.fields(AuditConfig), ids=lambda field: field.name)
 def test_setting_has_its_present_default(setting: dataclasses.Field[object]) -> None:
     row = re.search(rf"^\| `{setting.name}` \|.*\| ([^|]*) \|$", DOCUMENT, re.MULTILINE)
     shown = "none" if setting.default in (None, ()) else str(setting.default)
     assert row and row[1] == shown
 
 
-@pytest.mark.parametrize("field", [*dataclasses.fields(facts.Snapshot), *dataclasses.fields(result.AuditResult)])
+@each_case("field", [*dataclasses.fields(facts.Snapshot), *dataclasses.fields(result.AuditResult)])
 def test_field_of_json_is_documented(field: dataclasses.Field[object]) -> None:
     if field.name not in ("schema", "unreadable"):
         assert f"`{field.name}`" in DOCUMENT or f"`{field.name}." in DOCUMENT

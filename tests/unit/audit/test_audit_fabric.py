@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from experiments.machine import Machine
 from hpcpace.audit.facts import Snapshot
@@ -25,7 +26,7 @@ def with_fabric(tmp_path: Path, fabric: str | None, num_switches: int) -> Snapsh
     return dataclasses.replace(snapshot, gpus=tuple(gpus), hardware=hardware)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fabric", "num_switches", "found"),
     [
         ("completed", 4, []),
@@ -77,7 +78,7 @@ def test_a_link_local_route_leads_to_nobody(row: str, tmp_path: Path) -> None:
     assert [severity for severity, _, _ in n03(machine, tmp_path)] == ["F"]
 
 
-@pytest.mark.parametrize("content", [None, b"\xff", b"x" * 300_000])
+@each_case("content", [None, b"\xff", b"x" * 300_000])
 def test_tables_that_cannot_be_read_are_unknown(content: bytes | None, tmp_path: Path) -> None:
     machine = node("NCCL_SOCKET_IFNAME", "=ens9", has_route=True).without("proc/net/route")
     if content is not None:

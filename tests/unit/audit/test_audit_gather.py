@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.audit import gather
 from hpcpace.audit.gather import Gathered, gather_by_files, join_parts, own_part, snapshot_folder
@@ -65,7 +66,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> Non
         gather_by_files(rank_info(_environ(0), host="n1"), _environ(0), tmp_path / "file", _part(0), timeout_s=1)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "damaged",
     [None, 7, {}, {"error": "cut off"}, {"host_key": "x", "host": "n2", "snapshot": "{", "rank": {}, "unreadable": {}}],
 )
@@ -106,7 +107,7 @@ def _with_ranks() -> str:
     return json.dumps({**document, "ranks": {"num": 1, "same": facts, "each": {}}})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("make", "reason"),
     [
         (os.mkfifo, "no regular file"),
@@ -191,13 +192,13 @@ def test_a_host_whose_first_rank_is_missing_is_named() -> None:
     assert "the first rank of n1 did not send the host's facts" in gathered.missing
 
 
-@pytest.mark.parametrize(("restarts", "attempt"), [(None, 0), ("2", 2), ("x", 0)])
+@each_case(("restarts", "attempt"), [(None, 0), ("2", 2), ("x", 0)])
 def test_all_ranks_and_restarts_find_the_same_folder(restarts: str | None, attempt: int) -> None:
     environ = {**STEP, **({"SLURM_RESTART_COUNT": restarts} if restarts else {})}
     assert snapshot_folder(environ) == Path(f"runs/17.0-audit/attempt-{attempt}/snapshot")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "names"),
     [
         ("", []),
@@ -211,7 +212,7 @@ def test_lists_of_hosts_are_expanded(text: str, names: list[str]) -> None:
     assert expand(text) == names
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n[1-99999999]", "n[1]m[2"])
+@each_case("text", ["n[1-", "n[a-b]", "n[1-99999999]", "n[1]m[2"])
 def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="hosts"):
         expand(text)

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.audit.collect_host import visible_gpus
 from hpcpace.audit.facts import RankGpu
@@ -100,7 +101,7 @@ def test_no_library_is_a_reason_with_the_remedy(monkeypatch: pytest.MonkeyPatch)
         read_nvml(with_facts=False)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "seen"),
     [
         (None, [0, 1, 2]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from experiments.machine import GPU, NVIDIA, Machine, dgx_h100, threaded
 from hpcpace.audit import cpusets
@@ -53,7 +54,7 @@ def test_local_cpus_on_several_nodes_place_nothing(tree_path: Path) -> None:
         _node_of(_machine("0-7"), tree_path)
 
 
-@pytest.mark.parametrize("text", ["", "g", "0x1", "1,", "123456789", "1" * 40_000])
+@each_case("text", ["", "g", "0x1", "1,", "123456789", "1" * 40_000])
 def test_damaged_masks_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a mask"):
         cpusets.parse_mask(text)

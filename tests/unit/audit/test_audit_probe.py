@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from experiments.machine import Machine, threaded
 from hpcpace.audit.job import read_nccl_log
@@ -29,7 +30,7 @@ def test_connections_of_a_log_are_read_once_each(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("content", [b"", b"no NCCL here\n", b"\xff" * 10_000])
+@each_case("content", [b"", b"no NCCL here\n", b"\xff" * 10_000])
 def test_a_log_without_connections_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(content)
     with pytest.raises(UsageError, match="NCCL_DEBUG=INFO"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from experiments.machine import CX7, GPU, H100, IB_NIC, MELLANOX, NVIDIA, Machine, dgx_h100, memory_folder, threaded
 from hpcpace.audit.findings import AuditFinding, Severity
@@ -212,7 +213,7 @@ def test_a_port_down_on_all_hosts_is_a_warning_and_on_one_a_failure(tree_path: P
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "device", "chosen"),
     [
         ("mlx5", "mlx5_10", True),

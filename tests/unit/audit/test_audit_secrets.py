@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.audit.collect_host import chosen_variables, collect_kernel, nccl_conf
 from hpcpace.audit.tree import Tree
@@ -24,7 +25,7 @@ def test_variables_that_rules_look_at_lose_their_secrets() -> None:
     assert chosen_variables(environ) == {"NCCL_X_TOKEN": "[redacted]", "NCCL_IB_PKEY": "0x7fff", "NCCL_DEBUG": "INFO"}
 
 
-@pytest.mark.parametrize("length", range(270, 300, 5))
+@each_case("length", range(270, 300, 5))
 def test_a_token_that_is_cut_leaves_no_part_of_it(length: int) -> None:
     kept = chosen_variables({"NCCL_NET_PLUGIN": f"{'a ' * (length // 2)}{TOKEN}"})["NCCL_NET_PLUGIN"]
     assert "hf_" not in kept and len(kept) <= 300

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.audit.collect_network import buckets_in, read_shapers
 from hpcpace.audit.facts import Snapshot
@@ -77,7 +78,7 @@ def pair(tmp_path: Path, *rates: float | None) -> AuditedJob:
     return AuditedJob(snapshots)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rates", "seen"),
     [
         ((0.0, 0.0), []),

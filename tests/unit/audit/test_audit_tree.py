@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.tree import Tree, Unreadable
 from hpcpace.core.text import printable, shell_word
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "reason"),
     [
         (b"\xff\xfe", "not UTF-8"),
@@ -76,7 +77,7 @@ def test_a_name_with_a_zero_byte_has_a_reason(tmp_path: Path) -> None:
         Tree(tmp_path).text("a\0b")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "cpus"),
     [("", 0), ("0", 1), ("0-3,8", 0x10F), ("0-7:2/4", 0x33), ("5,3", 0x28)],
 )
@@ -84,13 +85,13 @@ def test_lists_of_cpus_are_read(text: str, cpus: int) -> None:
     assert cpusets.parse_list(text) == cpus
 
 
-@pytest.mark.parametrize("text", ["a", "3-1", "-1", "1-", "0-99999999", "70000", "0-7:0/4", "0-7:5/4", "1;2"])
+@each_case("text", ["a", "3-1", "-1", "1-", "0-99999999", "70000", "0-7:0/4", "0-7:5/4", "1;2"])
 def test_what_is_no_list_of_cpus_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a list of CPUs"):
         cpusets.parse_list(text)
 
 
-@pytest.mark.parametrize("cpus", [0, 1, 0x10F, 0xFF00FF00, 1 << 1023, (1 << 512) - 1])
+@each_case("cpus", [0, 1, 0x10F, 0xFF00FF00, 1 << 1023, (1 << 512) - 1])
 def test_a_set_of_cpus_survives_being_written(cpus: int) -> None:
     assert cpusets.parse_list(cpusets.format_list(cpus)) == cpus
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.audit.findings import (
     CANNOT_DETERMINE,
@@ -45,7 +46,7 @@ def _result(
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("affected", "text"),
     [
         (range(1, 17), "all 16 nodes"),
@@ -73,7 +74,7 @@ def test_faults_of_one_kind_are_put_together_and_of_two_are_not() -> None:
     assert [place_text(block) for block in blocks(grouped(findings))] == ["mlx5_0, mlx5_1", "mlx5_2"]
 
 
-@pytest.mark.parametrize("num_rules", [1, 5, 12, 30, 200])
+@each_case("num_rules", [1, 5, 12, 30, 200])
 def test_a_verdict_is_never_longer_than_30_lines(num_rules: int) -> None:
     findings = [
         _finding(rule="N03", place=f"variable {'x' * number}", seen=f"{'word ' * 40}{'y' * number}")
@@ -99,7 +100,7 @@ def test_how_sure_a_finding_is_stands_beside_it_even_where_it_is_cut() -> None:
     assert all(line.endswith("[read]") for line in lines if line.startswith("F "))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("severities", "missing", "code"),
     [
         ("", (), 0),

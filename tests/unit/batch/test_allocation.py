@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from hpcpace.batch.launch import Component, read_allocation
 from hpcpace.core.errors import UsageError
@@ -26,7 +27,7 @@ def test_there_is_none_outside_of_slurm() -> None:
     assert read_allocation({"SLURM_NTASKS": "8"}) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "num_tasks"),
     [
         ({"SLURM_NTASKS": "7", "SLURM_NTASKS_PER_NODE": "4"}, 7),
@@ -56,7 +57,7 @@ def test_a_heterogeneous_job_has_the_tasks_of_all_its_components() -> None:
     assert [component.cpus_per_task for component in allocation.components] == [1, 2]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "cpus", "has_cpus_of_gpus"),
     [
         ({}, 1, False),
@@ -72,7 +73,7 @@ def test_a_task_has_its_own_cpus_or_those_of_its_gpu(
     assert (component.cpus_per_task, component.has_cpus_of_gpus) == (cpus, has_cpus_of_gpus)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value"),
     [("SLURM_HET_SIZE", "two"), ("SLURM_NTASKS", "08"), ("SLURM_TASKS_PER_NODE", "2(x"), ("SLURM_CPUS_PER_GPU", "-1")],
 )

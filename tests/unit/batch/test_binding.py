@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from cases import each_case
 
 from experiments.machine import Machine, threaded
 from hpcpace.audit.snapshot import take_tree
@@ -37,7 +37,7 @@ def test_applies_the_masks_that_the_audit_proposes(tmp_path: Path) -> None:
     assert line == f"HPCPACE_BIND=auto: {option} for the 2 ranks on each of n[0-1]"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("launch", "cores", "reason"),
     [
         (_launch("--cpu-bind=cores"), (4,), "HPCPACE_SRUN_ARGS has a --cpu-bind, which stays"),

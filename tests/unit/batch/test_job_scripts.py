@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from click.testing import CliRunner
 
 from hpcpace.cli import cli
@@ -29,7 +30,7 @@ def test_a_script_is_the_one_of_the_repository(name: str) -> None:
     assert job_script(name) == (REPOSITORY / "sbatch" / "gpt2_pp.sh").read_text()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "", "study", "../sbatch/gpt2_pp", "nano_cluster"])
+@each_case("name", ["gpt2", "", "study", "../sbatch/gpt2_pp", "nano_cluster"])
 def test_an_unknown_name_gets_the_list(name: str) -> None:
     with pytest.raises(UsageError, match="choose from audit, gpt2_dp, gpt2_pp"):
         job_script(name)
@@ -41,7 +42,7 @@ def _directives(text: str) -> list[str]:
     return [line for line in comments if line.startswith("#SBATCH")]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_case("name", NAMES)
 def test_a_script_calls_the_hpcpace_that_wrote_it(name: str, tmp_path: Path) -> None:
     program = (
         tmp_path / 'it\'s a "venv" $(touch ran) `touch ran`; touch ran\n#SBATCH --wrap=ran\ntouch ran #ü' / "hpcpace"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
+from cases import each_case
 
 from hpcpace.batch.job import mpi_option, spoken_types
 
@@ -14,7 +14,7 @@ LISTED = (
 )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("library", "best"),
     [
         ("Open MPI v5.0.7, package: Open MPI", "pmix"),
@@ -30,7 +30,7 @@ def test_a_library_speaks_a_type(library: str, best: str) -> None:
     assert (spoken_types(library) or ("",))[0] == best
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("library", "default", "listed", "option"),
     [
         ("Open MPI v5.0.7", "pmi2", LISTED, "--mpi=pmix"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from cases import each_case
 
 from hpcpace.batch.launch import Allocation, Component, Launch, gpu_options
 
@@ -52,7 +52,7 @@ def test_the_number_of_threads_is_the_users_if_there_is_one() -> None:
     assert _launch(ONE).environ({"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("devices", "options", "environ", "expected"),
     [
         ("0,1", (), {}, ()),

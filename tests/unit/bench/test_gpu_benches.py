@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cases import each_case
 from torch import Tensor, nn
 
 import hpcpace
@@ -72,7 +73,7 @@ def test_every_benchmark_for_a_gpu_is_one_of_the_benchmarks() -> None:
     assert {name for name, *_ in GPU} <= {name for name, *_ in FULL}
 
 
-@pytest.mark.parametrize("row", [row for row in GPU if "cuda" in row], ids=lambda row: row[0])
+@each_case("row", [row for row in GPU if "cuda" in row], ids=lambda row: row[0])
 def test_a_benchmark_for_a_gpu_takes_its_options_and_ends_without_one(
     monkeypatch: pytest.MonkeyPatch, row: tuple[str, ...]
 ) -> None:
@@ -170,7 +171,7 @@ def test_operations_of_training_a_token_are_those_of_the_formula() -> None:
     assert flops_per_token(GPT2_PRESETS["small"], 1024) == pytest.approx(0.855e9, rel=1e-3)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "peak"),
     [
         ("NVIDIA H100 80GB HBM3", 989),

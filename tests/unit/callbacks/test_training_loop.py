@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each_case
 
 from hpcpace.callbacks import TracedLoop, count_samples, needs
 from hpcpace.trace.schema import Phase, StepFlag
@@ -81,7 +82,7 @@ def test_without_begin_nothing_happens(tmp_path: Path, capsys: pytest.CaptureFix
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("batch", "num_samples"),
     [
         (torch.zeros(3, 2), 3),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TRANSFER_NS, SyntheticRun
 from hpcpace.core.errors import CannotTell
@@ -77,7 +78,7 @@ def test_a_wrong_clock_shows_as_exits_before_the_last_enter_and_is_named(tmp_pat
     assert suspect.ahead_ns == pytest.approx(3 * MS, rel=5e-3)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("halfwidth_ns", "error_ns", "num_wrong"),
     [
         (1 * MS, 5 * MS, 1),
@@ -167,7 +168,7 @@ def test_the_host_of_a_rank_without_a_trace_is_known_from_run_json(tmp_path):
     assert (cut.num_lost_operations, cut.num_lost_steps) == (40, 39)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"ranks": 3}', '{"ranks": [{"rank": "x"}]}', '{"ranks": [7]}'])
+@each_case("content", ["", "[]", '{"ranks": 3}', '{"ranks": [{"rank": "x"}]}', '{"ranks": [7]}'])
 def test_a_foreign_run_json_only_leaves_a_host_unknown(tmp_path, content):
     run = SyntheticRun(missing=(3,)).write(tmp_path / "run")
     attempt = run.attempts()[-1]

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.figures.overview import attempt_rows
@@ -70,7 +71,7 @@ ROW = AttemptRow(
 )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "sentence"),
     [
         ({}, "the same ranks on the same hosts; median step 0.0 % shorter"),
@@ -92,7 +93,7 @@ def test_the_first_attempt_is_held_against_the_second():
     assert attempts_differ((ROW, replace(ROW, attempt=1)), 0).startswith("attempt 0 compared with 1: ")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "how"),
     [
         ({}, "all traces closed"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.errors import CannotTell
@@ -84,8 +85,6 @@ def test_few_steps_with_detail_are_too_few(tmp_path: Path) -> None:
     assert summary.verdict.mode == "cannot tell" and "too few" in summary.verdict.headline
 
 
-@pytest.mark.parametrize(
-    ("seq", "words"), [(-1, "-1"), (0, "0"), (17, "17"), ((100 << NUMBER_BITS) + 3, "3 since step 100")]
-)
+@each_case(("seq", "words"), [(-1, "-1"), (0, "0"), (17, "17"), ((100 << NUMBER_BITS) + 3, "3 since step 100")])
 def test_an_operation_is_called_by_its_number_since_it_was_observed(seq: int, words: str) -> None:
     assert operation_number(seq) == words

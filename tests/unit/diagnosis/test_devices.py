@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each_case
 from rich.console import Console
 
 from hpcpace.core.text import format_duration, percent
@@ -52,7 +53,7 @@ def shown(summary: Summary, width: int = 80) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize(
+@each_case(
     "settings",
     [
         {},
@@ -75,7 +76,7 @@ def test_a_sound_run_with_host_times_of_devices_is_neither_healthy_nor_anybodys_
     assert "host times" in verdict.headline
 
 
-@pytest.mark.parametrize(
+@each_case(
     "settings",
     [
         {},
@@ -140,8 +141,8 @@ def test_parts_of_ranks_without_a_device_are_shown_beside_those_that_are_not_kno
     assert "?: not known: phases are host times of ranks with a device" in shown(summary)
 
 
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("slow", [{}, SLOW], ids=["sound", "slow"])
+@each_case("width", [80, 120])
+@each_case("slow", [{}, SLOW], ids=["sound", "slow"])
 def test_the_terminal_says_what_is_not_known_and_shows_no_number_for_it(tmp_path, slow, width):
     text = shown(summarized(tmp_path / "run", slow=slow), width)
     assert text.count("not known: phases are host times of ranks with a device") >= 5
@@ -175,14 +176,14 @@ def device_timed(path: Path, **settings: object) -> Summary:
     return summarized(path, has_device_times=True, **settings)
 
 
-@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+@each_case("settings", LAYOUTS, ids=str)
 def test_with_device_times_a_sound_run_is_healthy(tmp_path, settings):
     summary = device_timed(tmp_path / "run", **settings)
     assert (summary.verdict.mode, summary.verdict.culprits) == ("healthy", ())
     assert summary.unknown == ""
 
 
-@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+@each_case("settings", LAYOUTS, ids=str)
 def test_with_device_times_a_slow_device_is_named_with_its_excess_and_stage(tmp_path, settings):
     verdict = device_timed(tmp_path / "run", slow=SLOW, **settings).verdict
     assert verdict.mode == "persistent straggler"
@@ -342,7 +343,7 @@ def test_without_phases_or_operations_nobody_is_blamed(tmp_path, name, said):
     assert (verdict.mode, verdict.findings) == (said, ())
 
 
-@pytest.mark.parametrize("value", [-5, 2**62, 1])
+@each_case("value", [-5, 2**62, 1])
 def test_damaged_device_times_blame_nobody(tmp_path, value):
     traces = list(read_attempt(DeviceRun(has_device_times=True).write(tmp_path / "run").last_attempt()).traces)
     steps = traces[1].tables["steps"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import NothingCompared, TooFewSteps, WrongClock, diagnose
@@ -187,9 +188,7 @@ def test_an_operation_that_was_just_cut_off_is_no_hang(absent):
     assert diagnosed(panels(), hang=hang(1, absent=absent)).findings == ()
 
 
-@pytest.mark.parametrize(
-    ("silences_s", "named"), [({}, []), ({3: 55, 4: 1}, ["3"]), (dict.fromkeys(range(16), 55), [])]
-)
+@each_case(("silences_s", "named"), [({}, []), ({3: 55, 4: 1}, ["3"]), (dict.fromkeys(range(16), 55), [])])
 def test_of_a_hang_that_all_are_inside_the_silent_rank_is_named(silences_s, named):
     first = diagnosed(panels(), hang=hang(60, absent=(), silences_s=silences_s)).findings[0]
     assert (first.mode, [culprit.id for culprit in first.culprits]) == (Mode.HANG, named)
@@ -251,7 +250,7 @@ def test_a_rank_twice_as_slow_stands_out_among_three_that_are_starved():
     assert [c.id for f in found.findings if f.mode == Mode.STRAGGLER for c in f.culprits] == ["2"]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 16])
+@each_case("num_ranks", [2, 4, 16])
 def test_ranks_that_all_take_turns_are_nobodys_fault(num_ranks):
     def change(work):
         for step in range(work.shape[1]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from cases import each_case
 
 from experiments.synthetic_run import MS, Ending, SyntheticRun
 from hpcpace.diagnosis.analyze import analyze_traces, examine
@@ -48,7 +48,7 @@ def summary_of(tmp_path, *endings, **options):
     return analyze_traces(run, attempt, read_attempt(attempt), Selection()).summary
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("first", "headline"),
     [
         (raised(1, 5 * MS, text=b"ValueError"), "rank 1 raised ValueError in step 40"),
@@ -127,7 +127,7 @@ def test_a_signal_to_all_ranks_is_no_fault_but_told(tmp_path):
     assert summary.end.is_everywhere
 
 
-@pytest.mark.parametrize(
+@each_case(
     "endings",
     [
         (),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import diagnose
@@ -76,7 +77,7 @@ def test_what_is_hidden_behind_work_costs_nothing():
     assert all(each.loss_share <= 0.03 for each in found)
 
 
-@pytest.mark.parametrize("cause", OTHER_CAUSES)
+@each_case("cause", OTHER_CAUSES)
 def test_a_link_that_costs_less_than_the_threshold_is_not_told(cause):
     small = fault(cause, busy_share=0.01, stall_share=0.01)
     assert not any(isinstance(each.evidence, FlowEvidence) for each in diagnosed(busy(), flows=flows(small)).findings)
@@ -93,7 +94,7 @@ def test_what_is_broken_is_told_however_little_it_costs(cause):
     assert [each.variety for each in found] == [str(cause)]
 
 
-@pytest.mark.parametrize("cause", [LinkCause.SLOW, LinkCause.FOREIGN, LinkCause.UPLINK, LinkCause.LOSSY])
+@each_case("cause", [LinkCause.SLOW, LinkCause.FOREIGN, LinkCause.UPLINK, LinkCause.LOSSY])
 def test_transfers_that_connections_explain_are_not_told_again(cause):
     crossing = Locality(factor=4.0, interval=(3.5, 4.5), p_value=1e-9, num_inside=2, num_crossing=2)
     culprit = LinkCulprit(ids=("n2",), effect_share=3.0, interval=(2.5, 3.5), p_value=1e-9)
@@ -147,7 +148,7 @@ def test_connections_of_one_rate_show_that_no_link_is_slow():
     assert untold.variety == "links not told"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("cause", "headline", "why"),
     [
         (
@@ -169,7 +170,7 @@ def test_every_cause_is_one_sentence_with_why_and_next(cause, headline, why):
     assert why in words.why and words.next
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changed", "words"),
     [
         ({"direction": "up"}, "link n2 (on the way up only) is slow"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.audit.facts import Throttle
@@ -82,7 +83,7 @@ def test_a_throttled_gpu_is_told_with_its_clock_reason_and_heat() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("columns", "sentence", "advice"),
     [
         (
@@ -133,7 +134,7 @@ def test_what_holds_a_gpu_back_is_told_in_words_with_what_to_do(
     assert gpu_advice(found, HOSTS) == advice
 
 
-@pytest.mark.parametrize(
+@each_case(
     "columns",
     [
         {"gpu_throttle_reasons": 0x4},  # at its power cap a GPU works as it is set up to
@@ -204,7 +205,7 @@ def test_too_few_samples_tell_nothing() -> None:
     assert gpu_state(host(**HOT), 0, 1_500_000_000, GpuThresholds()) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("values", "growth"),
     [
         ([0] * 20, 0),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.metrics.lost_operations import OpenOperation
@@ -34,7 +34,7 @@ def _operation(step: int, **inside: tuple[int, ...]) -> OpenOperation:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("operation", "last_steps", "expected"),
     [
         (_operation(5), (4, 4), True),

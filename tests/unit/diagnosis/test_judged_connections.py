@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.diagnosis.topics.links import _core_wait, _message_bytes
 from hpcpace.metrics.topology import topology_of
@@ -14,9 +15,7 @@ from hpcpace.metrics.topology import topology_of
 PLACES = topology_of(ranks=range(4), nodes=[0, 0, 1, 2], hosts=["n1", "n1", "n2", "n3"], addresses=[""] * 4)
 
 
-@pytest.mark.parametrize(
-    ("message_bytes", "expected"), [(60, 30.0), (40, np.inf), (0, np.inf)], ids=["mostly", "partly", "none"]
-)
+@each_case(("message_bytes", "expected"), [(60, 30.0), (40, np.inf), (0, np.inf)], ids=["mostly", "partly", "none"])
 def test_the_size_of_messages_counts_where_most_bytes_are_messages(message_bytes: int, expected: float) -> None:
     kinds: Any = [
         SimpleNamespace(op="send", size_bytes=message_bytes, num_rows=2),
@@ -29,7 +28,7 @@ def test_a_run_without_any_operation_has_no_messages() -> None:
     assert _message_bytes([]) == np.inf
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("waiting", "throttled", "expected"),
     [
         ([0.3, 0.3, 0.3, 0.3], [0.0, 0.0, 0.0, 0.0], [0.1, 0.1, 0.1]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.diagnosis.within_steps import StepPanels, WaitThresholds, are_waits_known, unknown_waits
 from hpcpace.metrics.phases import Part
@@ -19,7 +19,7 @@ def _panels(*, unmatched: float, work: float = 50.0) -> StepPanels:
     return panels
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("unmatched", "work", "unknown", "is_known"),
     [
         (0.0, 50.0, [False, False], True),

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from cases import each_case
 from click.testing import CliRunner
 
 from experiments.score.generator import traces_of, with_losses, write_run
@@ -79,7 +80,7 @@ def test_no_critical_path_is_told_while_traces_are_missing(slow_run, tmp_path):
     assert report(without(slow_run, tmp_path, [5]))[1]["causes"] is None
 
 
-@pytest.mark.parametrize("data", CONTRADICTIONS)
+@each_case("data", CONTRADICTIONS)
 def test_a_run_that_contradicts_itself_everywhere_cannot_be_told(data):
     scenario = replace(HEALTHY, data=data, lost_share=1.0)
     verdict = examine(with_losses(scenario, traces_of(scenario), list), ())
@@ -87,7 +88,7 @@ def test_a_run_that_contradicts_itself_everywhere_cannot_be_told(data):
     assert "no trace that can be believed" in verdict.headline
 
 
-@pytest.mark.parametrize("data", [*CONTRADICTIONS, "wrong_clock", "other_start", "no_collectives"])
+@each_case("data", [*CONTRADICTIONS, "wrong_clock", "other_start", "no_collectives"])
 def test_a_rank_that_contradicts_itself_or_all_others_is_not_blamed(data):
     scenario = replace(HEALTHY, data=data, lost_share=0.0)
     (lost,) = scenario.lost_ranks
@@ -96,7 +97,7 @@ def test_a_rank_that_contradicts_itself_or_all_others_is_not_blamed(data):
     assert f"rank {lost} of 8 has no usable trace" in verdict.headline
 
 
-@pytest.mark.parametrize("data", CONTRADICTIONS)
+@each_case("data", CONTRADICTIONS)
 def test_each_contradiction_is_listed_with_the_file(data):
     scenario = replace(HEALTHY, data=data, lost_share=0.0)
     (lost,) = scenario.lost_ranks

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_traffic import GIGABIT, MB, interface_use, ring_job
 
 from hpcpace.diagnosis.figures.network import (
@@ -138,7 +139,7 @@ FACTS = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("interface", "recorded", "rate", "source"),
     [
         pytest.param("eth0", 0, 10 * GIGABIT, "device", id="the device's rate by the snapshot"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
@@ -36,8 +37,8 @@ _CASES = {
 }
 
 
-@pytest.mark.parametrize("most_rows", [10**9, 0], ids=["in memory", "from disk"])
-@pytest.mark.parametrize("values", _CASES.values(), ids=_CASES)
+@each_case("most_rows", [10**9, 0], ids=["in memory", "from disk"])
+@each_case("values", _CASES.values(), ids=_CASES)
 def test_a_packed_run_has_the_summary_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], most_rows: int
 ) -> None:

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-import pytest
+from cases import each_case
 
 from hpcpace.core.rundir import Attempt
 from hpcpace.diagnosis.records import ResultRecord, read_result_record
@@ -23,7 +23,7 @@ def test_outcome_and_memory_are_read_in_order_of_ranks(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     "content",
     [
         None,

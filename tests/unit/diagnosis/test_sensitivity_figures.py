@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.figures.causes import sensitivity_figures
@@ -51,7 +52,7 @@ def test_one_rank_has_no_skew(tmp_path):
     assert sensitivity_figures(measured_of(tmp_path / "run", num_ranks=1, num_steps=5)) == ()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("interval", "reading"),
     [
         ((-0.6, -0.4), "longer when together: contention"),

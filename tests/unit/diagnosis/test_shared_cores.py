@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each_case
 from rich.console import Console
 
 from experiments.score.generator import write_run
@@ -88,7 +89,7 @@ def test_ranks_that_wait_for_cores_share_them_and_lose_that_share():
     assert found.evidence.ranks == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("use", "cause"),
     [
         # More ranks than CPUs, which they keep busy.
@@ -116,7 +117,7 @@ def test_a_host_is_named_where_only_its_ranks_wait():
     assert first.evidence.ranks == (0, 1)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "use",
     [
         None,
@@ -218,7 +219,7 @@ def test_noise_of_shared_cores_leaves_a_run_healthy_and_says_who_would_have_been
     assert "would have been detected" in verdict_of(found, hosts=HOSTS).why[0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("use", "words", "advice"),
     [
         (cores(0.48, 0.4), "4 ranks of this job on 2 CPUs of n0; ranks 0-3 wait", "srun -c"),
@@ -246,7 +247,7 @@ def test_what_ranks_wait_for_is_certain_without_the_others():
     assert [finding.mode for finding in found.findings] == [Mode.CORES]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("record", "is_found"),
     [
         ({}, True),

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.diagnosis.analyze import examine
@@ -32,7 +33,7 @@ def slow_in(phase, *, rank=1, length_ns=15 * MS, **more):
 CLOCKS, WORKERS = "clock speeds", "workers"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("truth", "rank", "stage", "said", "advised", "not_advised"),
     [
         ({"extras": (slow_in(Phase.DATA),)}, 1, Stage.DATA, "data loading of rank 1: ", WORKERS, CLOCKS),
@@ -74,7 +75,7 @@ def test_two_slow_ranks_have_a_stage_each(tmp_path):
     assert found == {"1": (Stage.DATA,), "2": (Stage.COMPUTE,)}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@each_case("seed", range(4))
 def test_an_excess_that_moves_between_stages_names_none(tmp_path, seed):
     """Each block of steps is slow in another phase: none holds most of the excess."""
     phases = (Phase.DATA, Phase.FORWARD, Phase.GC, None)

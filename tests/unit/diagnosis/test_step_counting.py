@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 
-import pytest
+from cases import each_case
 from rich.console import Console
 
 from experiments.synthetic_run import MS, Extra, SyntheticRun
@@ -30,7 +30,7 @@ def traces_of(folder, **truth):
     return read_attempt(run.attempts()[0]).traces
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("pattern", "said"),
     [
         ((1.0, 0.1), "may be half of one; see --step-from"),
@@ -51,7 +51,7 @@ def test_a_straggler_is_found_in_steps_that_alternate(tmp_path):
     assert (verdict.mode, verdict.culprits[0].id) == ("persistent straggler", "2")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "truth",
     [
         {},

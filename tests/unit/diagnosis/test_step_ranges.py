@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import TraceError
 from hpcpace.diagnosis.evidence import divide_steps, evidence_of, gather_evidence, iter_share, timed_traces
@@ -149,7 +150,7 @@ def test_a_damaged_chunk_ends_a_stream_with_the_name_of_the_file(paths):
     assert [problem for problem in read_trace(paths[0]).problems if "table collectives is damaged" in problem]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_times_without_half_widths_are_the_same_times(seed):
     rng = np.random.default_rng(seed)
     local_ns = np.unique(rng.integers(0, 1 << 45, seed % 6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import (
     BACKWARD_NS,
@@ -48,7 +49,7 @@ def test_few_ranks_are_all_shown():
     assert representative_ranks(np.zeros(16), np.zeros(16, np.int64)).tolist() == list(range(16))
 
 
-@pytest.mark.parametrize("num_roles", [1, 2, 4, 40, 400])
+@each_case("num_roles", [1, 2, 4, 40, 400])
 def test_of_many_ranks_the_extremes_and_the_typical_one_of_each_role_are_shown(num_roles):
     excess_ns = np.random.default_rng(num_roles).normal(0, 1, 400)
     excess_ns[[17, 230]], excess_ns[5] = (90, 80), -90

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import PaceSettings
 from hpcpace.core.rundir import Attempt, write_json
@@ -61,7 +62,7 @@ def test_a_trial_that_has_hardly_begun_is_read(tmp_path: Path) -> None:
     assert "mean step" not in dict(pacing_lines(found))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "change",
     [
         {"trial": 7},
@@ -78,7 +79,7 @@ def test_a_file_of_another_shape_tells_nothing(tmp_path: Path, change: dict[str,
     assert read_trial_record(attempt, []) is None
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "7", "{}", "[" * 99999])
+@each_case("content", [None, "", "[]", "7", "{}", "[" * 99999])
 def test_a_file_that_is_missing_or_foreign_tells_nothing(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "trial.json").write_text(content)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.diagnose import (
@@ -63,7 +64,7 @@ def hang(hang_kind=HangKind.NEVER_CALLED, culprits=(), **changed):
     return HangEvidence(found=FoundHang(hang=found, job=job), **numbers)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("found", "headline"),
     [
         (
@@ -179,7 +180,7 @@ def test_healthy_says_what_would_have_been_seen():
     assert verdict.why == ("a rank 3.0 % slower than its role would have been detected",)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("obstacle", "reason", "advice"),
     [
         (TooFewSteps(num_steps=5, least=20), "5 steps are too few: at least 20 are needed", "use more steps"),
@@ -270,7 +271,7 @@ def test_a_long_list_of_missing_ranks_is_shortened():
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("stages", "advice"),
     [
         pytest.param((), "move layers", id="not known"),

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from cases import each_case
 
 from experiments.gpu import page
 from experiments.gpu.place import ROOT, Place
@@ -67,7 +68,7 @@ def test_all_steps_and_the_installation_fit_into_the_limit() -> None:
     assert limits(["--only", "a"]) == (TOTAL_S, SETUP_S)
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+@each_case("step", STEPS, ids=lambda step: step.name)
 def test_a_step_has_a_function_that_measures_every_cell(step: Step) -> None:
     module = importlib.import_module("experiments.gpu.measures")
     measure = module.MEASURES[step.measure]

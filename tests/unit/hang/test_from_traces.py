@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from written_job import SECOND, WrittenJob, ns
 
 from hpcpace.hang.from_traces import hang_in, read_records
@@ -36,7 +37,7 @@ def test_who_has_entered_how_many_operations_and_stands_in_one(tmp_path: Path) -
     assert all(one.is_complete and one.is_gone is False and one.seen_ns == ns(60) for one in view.ranks.values())
 
 
-@pytest.mark.parametrize("offset_s", [-3.0, 0.5, 1e6])
+@each_case("offset_s", [-3.0, 0.5, 1e6])
 def test_times_are_on_one_clock(tmp_path: Path, offset_s: float) -> None:
     job = hung_job()
     job.ranks[1].host, job.ranks[1].offset_s = "elsewhere", offset_s
@@ -57,7 +58,7 @@ def test_a_rank_without_a_file_is_there_without_a_record(tmp_path: Path) -> None
     assert view.groups[0].members == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "code", "text", "end"),
     [
         (EventKind.EXIT, 7, b"", "exit code 7"),
@@ -142,8 +143,8 @@ def test_what_ended_a_hang_does_not_hide_it(tmp_path: Path) -> None:
     assert not records.view().ranks[2].calls[-1].is_open
 
 
-@pytest.mark.parametrize("order_s", [-0.01, 0.01])
-@pytest.mark.parametrize("wakes_s", [None, 39.5])
+@each_case("order_s", [-0.01, 0.01])
+@each_case("wakes_s", [None, 39.5])
 def test_a_rank_that_was_stopped_shows_no_sign_of_life_whoever_is_ended_first(
     tmp_path: Path, order_s: float, wakes_s: float | None
 ) -> None:
@@ -183,7 +184,7 @@ def test_a_hang_is_looked_at_before_its_operations_run_out_of_time(tmp_path: Pat
     assert records.view(at_ns).ranks[2].entered[WORLD] == 20
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("past", "now", "doing"),
     [
         ((), (), Doing.LOADING),

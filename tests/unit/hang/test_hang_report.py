@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from test_notices import NOTICE
 from written_job import WrittenJob, ns
 
@@ -89,9 +90,7 @@ def test_a_first_checkpoint_of_which_the_rank_wrote_may_take_longer(tmp_path: Pa
     assert summary_of(attempt).hang is None
 
 
-@pytest.mark.parametrize(
-    "changed", [{"ended": "resumed", "ended_ns": ns(21)}, {"host_key": "another"}, {"first_time_ns": ns(90)}]
-)
+@each_case("changed", [{"ended": "resumed", "ended_ns": ns(21)}, {"host_key": "another"}, {"first_time_ns": ns(90)}])
 def test_a_notice_of_another_host_or_of_another_time_counts_for_nothing(
     tmp_path: Path, changed: dict[str, object]
 ) -> None:
@@ -101,7 +100,7 @@ def test_a_notice_of_another_host_or_of_another_time_counts_for_nothing(
     assert hang is not None and (hang.culprits, hang.stacks) == ((2,), ())
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": 1}', "[]", '{"schema": 1, "rank": 2, "step_age_ns": -5}'])
+@each_case("text", ["", "{}", '{"schema": 1}', "[]", '{"schema": 1, "rank": 2, "step_age_ns": -5}'])
 def test_notices_that_cannot_be_used_change_nothing(tmp_path: Path, text: str) -> None:
     attempt = hung_attempt(tmp_path / "run")
     attempt.hang_dir.mkdir()

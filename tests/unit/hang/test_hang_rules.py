@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-import pytest
+from cases import each_case
 from known_hangs import KINDS, broken_job
 
 from hpcpace.hang.rules import find_hang
@@ -13,8 +13,8 @@ from hpcpace.hang.views import HangKind
 NAMED = [kind for kind in KINDS if kind not in ("network", "disorder")]
 
 
-@pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("kind", NAMED)
+@each_case("seed", range(30))
+@each_case("kind", NAMED)
 def test_a_fault_is_named_with_its_kind_and_rank(kind: str, seed: int) -> None:
     job = broken_job(kind, seed)
     hang = find_hang(job.view())
@@ -22,14 +22,14 @@ def test_a_fault_is_named_with_its_kind_and_rank(kind: str, seed: int) -> None:
     assert (hang.kind, hang.culprits) == (KINDS[kind], (job.fault.rank,))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each_case("seed", range(30))
 def test_nobody_is_named_where_an_operation_that_all_have_entered_does_not_move(seed: int) -> None:
     hang = find_hang(broken_job("network", seed).view())
     assert hang is not None
     assert (hang.kind, hang.culprits, hang.could_be) == (HangKind.NETWORK, (), ())
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each_case("seed", range(30))
 def test_operations_of_groups_in_another_order_are_found(seed: int) -> None:
     job = broken_job("disorder", seed)
     hang = find_hang(job.view())
@@ -38,8 +38,8 @@ def test_operations_of_groups_in_another_order_are_found(seed: int) -> None:
     assert hang.culprits == (job.fault.rank,) or job.fault.rank in hang.could_be
 
 
-@pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("seed", range(30))
+@each_case("kind", KINDS)
 def test_an_innocent_rank_is_never_named_where_records_are_missing(kind: str, seed: int) -> None:
     job = broken_job(kind, seed)
     chance = random.Random(seed)
@@ -55,7 +55,7 @@ def test_an_innocent_rank_is_never_named_where_records_are_missing(kind: str, se
             assert guilty <= set(hang.could_be)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_nothing_hangs_before_its_time(kind: str) -> None:
     job = broken_job(kind, 1).view()
     oldest = min(call.entered_ns or 0 for view in job.ranks.values() for call in view.calls if call.is_open)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.hang.notices import (
@@ -161,7 +162,7 @@ def test_other_names_and_links_are_no_notices(attempt: Attempt, tmp_path: Path) 
     assert list(read_notices(attempt)) == [3]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("ranks", "text"),
     [
         ((), ""),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from written_job import WrittenJob
 
 from hpcpace.core.rundir import Attempt
@@ -38,7 +39,7 @@ def waiting_job(missing: int = 2, num_ranks: int = 4) -> WrittenJob:
     return job
 
 
-@pytest.mark.parametrize("phases", [(), BEFORE[:1], BEFORE])
+@each_case("phases", [(), BEFORE[:1], BEFORE])
 def test_a_rank_stuck_in_its_own_work(tmp_path: Path, phases: tuple[tuple[Phase, float], ...]) -> None:
     job = waiting_job()
     job.ranks[2].step(20, 2.0, phases, is_over=False)
@@ -47,7 +48,7 @@ def test_a_rank_stuck_in_its_own_work(tmp_path: Path, phases: tuple[tuple[Phase,
     assert hang is not None and hang.waiting == (0, 1, 3)
 
 
-@pytest.mark.parametrize("seen_s", [2.1, 3.0, 20.0])
+@each_case("seen_s", [2.1, 3.0, 20.0])
 def test_a_rank_that_is_stopped_or_whose_host_is_gone(tmp_path: Path, seen_s: float) -> None:
     job = waiting_job()
     job.ranks[2].seen_s = seen_s
@@ -108,7 +109,7 @@ def test_the_root_of_a_chain_of_stages_is_named(tmp_path: Path) -> None:
     assert hang is not None and hang.waiting == (0, 1, 3)
 
 
-@pytest.mark.parametrize("missing", [(2,), (1,), (1, 2)])
+@each_case("missing", [(2,), (1,), (1, 2)])
 def test_with_a_rank_missing_nobody_innocent_is_named(tmp_path: Path, missing: tuple[int, ...]) -> None:
     job = waiting_job(missing=2)
     job.missing = missing
@@ -174,7 +175,7 @@ def test_an_operation_that_ran_out_of_time_is_a_hang_of_the_rank_that_never_came
     assert named(found_in(job.write(tmp_path / "run")))[1] == (2,)
 
 
-@pytest.mark.parametrize(("num_steps", "age_s", "is_hang"), [(20, 5.5, True), (20, 4.0, False), (0, 58.0, False)])
+@each_case(("num_steps", "age_s", "is_hang"), [(20, 5.5, True), (20, 4.0, False), (0, 58.0, False)])
 def test_a_hang_needs_time_and_more_of_it_in_the_first_step(
     tmp_path: Path, num_steps: int, age_s: float, is_hang: bool
 ) -> None:
@@ -187,7 +188,7 @@ def test_a_hang_needs_time_and_more_of_it_in_the_first_step(
     assert (found_in(job.write(tmp_path / "run")) is not None) is is_hang
 
 
-@pytest.mark.parametrize(("phase", "lasts_s", "is_hang"), [
+@each_case(("phase", "lasts_s", "is_hang"), [
     (Phase.CHECKPOINT, 9.0, False), (Phase.CHECKPOINT, 30.0, True), (Phase.EVAL, 9.0, False), (Phase.EVAL, 30.0, True)
 ])  # fmt: skip
 def test_a_checkpoint_or_an_evaluation_may_last_five_times_its_usual_length(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab import hosts
@@ -23,7 +24,7 @@ _HYBRID = _V1 + "cgroup2 /sys/fs/cgroup/unified cgroup2 rw,relatime 0 0\n"
 _HYBRID_WITHOUT_FREEZER = "".join(line for line in _HYBRID.splitlines(True) if "freezer" not in line)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("mounts", "cpu", "freezer"),
     [
         (_V1, ("/sys/fs/cgroup/cpu,cpuacct", False), ("/sys/fs/cgroup/freezer", False)),

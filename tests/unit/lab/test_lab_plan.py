@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import UsageError
@@ -25,7 +26,7 @@ def test_every_host_has_a_name_an_address_a_leaf_and_a_clock():
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("hosts", "leaves", "blocks"),
     [
         (4, 2, [2, 2]),
@@ -86,14 +87,14 @@ def test_finds_hosts_and_links_by_name():
     assert plan.link("leaf2").upper == "spine-leaf2"
 
 
-@pytest.mark.parametrize("name", ["n5", "n0", "leaf1", "login", "", "N1"])
+@each_case("name", ["n5", "n0", "leaf1", "login", "", "N1"])
 def test_refuses_a_host_that_is_not_there_and_names_those_that_are(name):
     with pytest.raises(UsageError) as caught:
         plan_of().host(name)
     assert str(caught.value) == f"no host {name!r} in this lab: the hosts are n1 to n4"
 
 
-@pytest.mark.parametrize("name", ["n5", "leaf3", "spine", "eth0"])
+@each_case("name", ["n5", "leaf3", "spine", "eth0"])
 def test_refuses_a_link_that_is_not_there_and_names_those_that_are(name):
     with pytest.raises(UsageError) as caught:
         plan_of().link(name)
@@ -103,7 +104,7 @@ def test_refuses_a_link_that_is_not_there_and_names_those_that_are(name):
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("folder", "seen"), [("/work/a", True), ("/tmp", False), ("/tmp/a", False), ("/tmp/b", True), ("/tmp/b/c", True)]
 )
 def test_hosts_see_all_folders_but_those_below_tmp_that_are_not_shared(folder, seen):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import UsageError
 from hpcpace.lab.namespaces import (
@@ -32,7 +33,7 @@ def test_refuses_another_user_than_root(monkeypatch):
     assert str(caught.value) == "the lab needs root for namespaces and mounts, but this is user 1000: run it with sudo"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("missing", "packages"),
     [
         (("munged", "slurmd"), "munge slurm-wlm-basic-plugins slurmd"),

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import LabConfig
 from hpcpace.lab import fabric
@@ -13,7 +14,7 @@ from hpcpace.lab.fabric import LinkCounters, read_counters, shape
 from hpcpace.lab.plan import LabPlan
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rate_bps", "arguments"),
     [
         (100_000_000, "tbf rate 100000000bit burst 131072b latency 50ms"),
@@ -25,7 +26,7 @@ def test_a_rate_is_kept_by_a_token_bucket(rate_bps, arguments):
     assert shape(rate_bps) == arguments
 
 
-@pytest.mark.parametrize("rate_bps", [8_000, 10**9, 1_048_576_000, 1_048_576_001, 25 * 10**9, 400 * 10**9])
+@each_case("rate_bps", [8_000, 10**9, 1_048_576_000, 1_048_576_001, 25 * 10**9, 400 * 10**9])
 def test_a_burst_is_a_millisecond_of_the_rate_and_two_large_packets_at_least(rate_bps):
     burst = re.search(r"burst (\d+)b", shape(rate_bps))
     assert burst is not None

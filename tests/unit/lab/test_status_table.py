@@ -7,7 +7,7 @@ import io
 import re
 import sys
 
-import pytest
+from cases import each_case
 from rich.console import Console
 
 from hpcpace.core.config import LabConfig
@@ -143,7 +143,7 @@ def test_the_widest_lab_stands_whole_in_100_columns():
         assert words_of(text, record.fault_id) == " ".join(fault_words(record)).split()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("record", "words"),
     [
         (record_of("slow-link"), ("f1", "slow-link", "leaf250", "rate=999.5mbit", "active")),
@@ -173,7 +173,7 @@ def test_a_log_is_100_columns_wide(monkeypatch):
     assert table_console().width == 100
 
 
-@pytest.mark.parametrize(("columns", "width"), [(80, 80), (100, 100), (250, 100)])
+@each_case(("columns", "width"), [(80, 80), (100, 100), (250, 100)])
 def test_a_terminal_is_used_in_its_own_width_up_to_100_columns(monkeypatch, columns, width):
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
@@ -182,14 +182,14 @@ def test_a_terminal_is_used_in_its_own_width_up_to_100_columns(monkeypatch, colu
     assert table_console().width == width
 
 
-@pytest.mark.parametrize("slurm_state", ["idle", "mixed", "allocated", "completing"])
+@each_case("slurm_state", ["idle", "mixed", "allocated", "completing"])
 def test_a_lab_is_well_where_every_host_takes_jobs(slurm_state):
     status = status_of(LabConfig())
     hosts = [dataclasses.replace(host, slurm_state=slurm_state) for host in status.hosts]
     assert dataclasses.replace(status, hosts=tuple(hosts)).is_well
 
 
-@pytest.mark.parametrize(
+@each_case(
     "change",
     [
         {"hosts": {"is_alive": False}},

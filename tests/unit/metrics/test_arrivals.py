@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_runs import MS, data_parallel, pipeline
 
 from hpcpace.metrics.arrivals import late_arrivals
@@ -33,7 +34,7 @@ def test_a_rank_with_more_work_is_late_by_that_much():
     assert found.p_value < 0.005
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 16])
+@each_case("num_ranks", [2, 3, 4, 16])
 def test_ranks_that_work_alike_are_not_late(num_ranks):
     assert not [found for seed in range(20) for found in late(data_parallel(works(num_ranks, seed=seed)))]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.amplification import bound_switches, collective_sensitivity
 
@@ -71,7 +72,7 @@ def test_an_unknown_clock_decides_nothing(error):
     assert collective_sensitivity(np.arange(50.0), np.arange(50.0) * 1e5, error) is None
 
 
-@pytest.mark.parametrize("skew", [np.zeros(0), np.full(50, 1e6), np.zeros(50), np.arange(5.0) * 1e6])
+@each_case("skew", [np.zeros(0), np.full(50, 1e6), np.zeros(50), np.arange(5.0) * 1e6])
 def test_constant_or_missing_skew_has_no_slope(skew):
     assert collective_sensitivity(np.ones(len(skew)), skew, 0.0) is None
 

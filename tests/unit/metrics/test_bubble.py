@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_runs import MESSAGE_NS, MS, data_parallel, known_run, pipeline
 
 from hpcpace.metrics.critical_path import covered_by_waits, ideal_bubble, microbatches, pipeline_bubble
@@ -19,7 +20,7 @@ def waited(run):
     return np.array(found)
 
 
-@pytest.mark.parametrize(("stages", "micro", "share"), [(1, 4, 0.0), (2, 1, 0.5), (4, 1, 0.75), (4, 12, 0.2)])
+@each_case(("stages", "micro", "share"), [(1, 4, 0.0), (2, 1, 0.5), (4, 1, 0.75), (4, 12, 0.2)])
 def test_the_ideal_bubble_is_that_of_the_schedule(stages, micro, share):
     assert ideal_bubble(stages, micro) == pytest.approx(share)
 
@@ -78,8 +79,6 @@ def test_microbatches_are_the_messages_to_one_peer_in_a_step():
     assert microbatches(run.operations, work) is None
 
 
-@pytest.mark.parametrize(
-    ("step_ns", "stage"), [(np.array([10.0]), [0, 0]), (np.zeros(0), [0, 1]), (np.zeros(1), [0, 1])]
-)
+@each_case(("step_ns", "stage"), [(np.array([10.0]), [0, 0]), (np.zeros(0), [0, 1]), (np.zeros(1), [0, 1])])
 def test_no_pipeline_or_no_time_has_no_bubble(step_ns, stage):
     assert pipeline_bubble(np.zeros((2, len(step_ns))), step_ns, np.array(stage)) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.run_difference import Duration, level_changes, run_spread
 
@@ -51,7 +52,7 @@ def test_too_few_runs_at_the_begin_are_no_level_to_compare_with() -> None:
     assert level_changes(values) == []
 
 
-@pytest.mark.parametrize("num_runs", [0, 1, 2, 3])
+@each_case("num_runs", [0, 1, 2, 3])
 def test_few_runs_have_no_changes(num_runs: int) -> None:
     assert level_changes(np.arange(num_runs, dtype=np.float64)) == []
 
@@ -89,7 +90,7 @@ def test_swings_of_the_week_and_drifts_are_no_changes_of_level() -> None:
     assert len(found) <= 6
 
 
-@pytest.mark.parametrize(("num_runs", "total"), [(60, 0.3), (60, 0.15), (60, -0.15), (20, 0.15)])
+@each_case(("num_runs", "total"), [(60, 0.3), (60, 0.15), (60, -0.15), (20, 0.15)])
 def test_a_series_that_changes_gradually_has_a_drift_and_no_level(num_runs: int, total: float) -> None:
     found = [level_changes(_noise(num_runs, seed) + np.linspace(0.0, total, num_runs)) for seed in range(40)]
     drifts = [changes[0] for changes in found if changes and changes[0].duration is Duration.DRIFT]
@@ -126,7 +127,7 @@ def test_steps_swings_and_runs_that_are_off_are_no_drift() -> None:
     assert drifts <= 3
 
 
-@pytest.mark.parametrize("num_runs", [6, 8, 12])
+@each_case("num_runs", [6, 8, 12])
 def test_few_equal_runs_have_hardly_a_change(num_runs: int) -> None:
     found = [level_changes(2 * _noise(num_runs, seed)) for seed in range(500)]
     assert sum(any(change.duration is Duration.LASTING for change in changes) for changes in found) <= 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.clock_suspects import collective_bounds
 
@@ -20,7 +21,7 @@ def collectives(
     return tuple(times.astype(np.int64) for times in (*local, ready[0], exit_[0]))
 
 
-@pytest.mark.parametrize("offset_ns", [0, -3_000_000, 5_000_000_000_000])
+@each_case("offset_ns", [0, -3_000_000, 5_000_000_000_000])
 def test_the_true_offset_is_within_the_half_width(offset_ns: int) -> None:
     found = collective_bounds(*collectives(offset_ns))
     assert found is not None and found.contradiction_ns == 0

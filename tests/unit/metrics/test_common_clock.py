@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import NS_PER_S
@@ -54,7 +55,7 @@ def test_begin_and_end_beat_an_offset_alone_ten_times():
     assert np.abs(first - true_ns).max() >= 10 * np.abs(both - true_ns).max()
 
 
-@pytest.mark.parametrize("wander_ppm", [0.0, 0.5, 5.0])
+@each_case("wander_ppm", [0.0, 0.5, 5.0])
 def test_the_truth_lies_within_the_halfwidth_between_samples(wander_ppm):
     rng = np.random.default_rng(1)
     samples_ns = np.arange(0, HOUR_NS, 30 * NS_PER_S, dtype=np.int64)

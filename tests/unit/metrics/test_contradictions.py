@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.metrics.plausibility import collectives_contradict, contradictions
 from hpcpace.trace.encoding import row_dtypes
@@ -80,7 +80,7 @@ def test_nothing_is_found_in_rows_that_agree():
     assert contradictions(sound()) == []
 
 
-@pytest.mark.parametrize(("change", "said"), CASES)
+@each_case(("change", "said"), CASES)
 def test_a_contradiction_in_many_rows_is_grave_and_counted(change, said):
     tables = sound()
     change(tables, slice(10, 50))
@@ -89,7 +89,7 @@ def test_a_contradiction_in_many_rows_is_grave_and_counted(change, said):
     assert str(found) == f"40 of 100 rows of {said}"
 
 
-@pytest.mark.parametrize(("change", "said"), CASES)
+@each_case(("change", "said"), CASES)
 def test_a_few_damaged_rows_are_told_and_do_not_condemn_the_rank(change, said):
     tables = sound()
     change(tables, slice(10, 13))

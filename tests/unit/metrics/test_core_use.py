@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.host_waits import core_use, cpus_of, held_up
 from hpcpace.trace.schema import TABLES
@@ -29,7 +30,7 @@ def test_one_thread_waits_for_what_the_kernel_counted():
     assert found.waiting[0] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("running", "queued", "share"),
     [(1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.5, 0.5), (1.0, 3.0, 0.75), (2.0, 2.0, 0.5), (0.2, 0.1, 0.1)],
 )
@@ -72,7 +73,7 @@ def _unknown(table):
     table["run_wait_ns"] = 0
 
 
-@pytest.mark.parametrize("spoil", [_backwards, _standing, _short, _absurd, _unknown])
+@each_case("spoil", [_backwards, _standing, _short, _absurd, _unknown])
 def test_nothing_is_known_where_counters_say_nothing_sensible(spoil):
     table = rows()
     spoil(table)
@@ -81,7 +82,7 @@ def test_nothing_is_known_where_counters_say_nothing_sensible(spoil):
     assert found.waiting[1] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "cpus"),
     [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", set()), ("0-", set()), ("a-b", set()), ("0-999999999", set())],
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.score.generator import traces_of
 from experiments.score.scenario import Scenario
@@ -28,7 +29,7 @@ def examined(scenario):
     return measured, panels, diagnose(Case(panels=panels, rebuilt=rebuild(measured.close_up.graph)))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changed", "name", "mode"),
     [
         ({"fault": "slow_rank", "target": 5}, "work of rank 5", Mode.STRAGGLER),

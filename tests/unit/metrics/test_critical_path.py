@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_runs import MESSAGE_NS, MS, TRANSFER_NS, data_parallel, known_run, pipeline
 
 from hpcpace.metrics.critical_path import WORK, critical_path
@@ -26,7 +27,7 @@ def test_the_path_runs_through_the_slowest_rank_of_each_segment():
     assert found.num_hops.tolist() == [2] * 5  # from rank 0, the first of those that end last, to 2, and back
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_case("seed", range(5))
 def test_the_path_is_as_long_as_the_step(seed):
     random = np.random.default_rng(seed)
     run = data_parallel((random.exponential(10, (5, 9, 3)) * MS).astype(np.int64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.metrics.common_clock import CommonClock, reference_times
 
@@ -18,8 +18,8 @@ def clock_of(local_ns: list[int], offset_ns: list[int]) -> CommonClock:
     )
 
 
-@pytest.mark.parametrize("change_ns", [HOUR_NS, -HOUR_NS, MAX_NS, -MAX_NS])
-@pytest.mark.parametrize("times", [(CommonClock.to_reference, True), (reference_times, False)])
+@each_case("change_ns", [HOUR_NS, -HOUR_NS, MAX_NS, -MAX_NS])
+@each_case("times", [(CommonClock.to_reference, True), (reference_times, False)])
 def test_a_rate_beyond_all_sense_extends_to_the_bound_only(change_ns, times):
     call, is_tuple = times
     found = call(clock_of([0, 1], [0, change_ns]), np.array([0, 10 * HOUR_NS]))

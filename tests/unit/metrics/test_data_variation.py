@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.roles import data_variation
 
@@ -27,13 +28,13 @@ def test_what_comes_with_the_microbatch_is_shared_by_stages() -> None:
     assert found.spread == pytest.approx(0.2 * np.sqrt(3 / 4), rel=0.1)
 
 
-@pytest.mark.parametrize("kind", ["noise", "of_steps", "schedule"])
+@each_case("kind", ["noise", "of_steps", "schedule"])
 def test_noise_slow_steps_and_the_schedule_are_not_the_data(kind: str) -> None:
     found = data_variation(work(**{"noise": 0.01, kind: 0.3}), STAGES, REPLICAS)
     assert found is not None and abs(found.shared) < 0.15
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("own_ns", "stage", "replica"),
     [
         (work(data=0.2), np.zeros(12, np.int64), np.arange(12)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_traffic import GIGABIT, MB, S, flows, interface_use, ints
 
 from hpcpace.metrics.flows import interface_events, is_raised, retransmitted, usual_rate
@@ -21,7 +22,7 @@ def test_retransmissions_are_those_of_all_connections_of_a_node() -> None:
     assert (sent.tolist(), again.tolist()) == ([2 * MB, 0], [40_000, 0])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("counts", "raised"),
     [
         pytest.param([0, 0, 132, 0], [False, False, True, False], id="one host has some, the others none"),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from cases import each_case
 from known_runs import MS, known_run
 
 from hpcpace.metrics.phases import EXPOSED_WAIT, parts_of_steps
@@ -32,7 +32,7 @@ def exposed_ms(rows, waits_ms, held):
     return (exposed_waits_ns(run_of(rows), np.array(waits_ms) * MS, [held]) // MS).tolist()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("blocked", "wait", "exposed"),
     [(10, 4, 4), (10, 10, 10), (3, 4, 0), (3, 8, 1), (0, 8, 0)],
     ids=["blocking", "late to the end", "over before it blocks", "partly", "never blocks"],
@@ -59,7 +59,7 @@ def test_communication_of_an_evaluation_is_a_part_of_it():
     assert exposed_ms([(0, 0, 10, 10)], [8], held_up(away=[(2, 5)])) == [5]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_waits_add_up_to_the_exposed_wait_of_the_step(seed):
     random = np.random.default_rng(seed)
     enter = np.sort(random.integers(0, 50, 8))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.extrapolation import (
     Algorithm,
@@ -29,7 +30,7 @@ def loss_of(work):
     return float((work.max(axis=0) - work.mean(axis=0)).mean(axis=0).sum())
 
 
-@pytest.mark.parametrize("shape", [-0.4, 0.0, 0.3, 0.6])
+@each_case("shape", [-0.4, 0.0, 0.3, 0.6])
 def test_fits_the_shape_and_scale_of_a_generalised_pareto_distribution(shape):
     uniform = np.random.default_rng(0).random(20_000)
     excess = np.sort(-np.log(uniform) if shape == 0 else (uniform**-shape - 1) / shape) * 3.0
@@ -108,7 +109,7 @@ def test_latency_never_exceeds_the_measured_transfer():
     assert extrapolated_transfer(term, 4, np.array([4, 7])) == pytest.approx([3.0, 6.0])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("work", "num_nodes", "reason"),
     [
         (exponential(4, 100), [16], "20 values of a segment are in the tail, 30 are needed"),

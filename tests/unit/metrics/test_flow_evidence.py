@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.metrics.flows import Flows, flows_of, interface_use
@@ -93,7 +93,7 @@ def test_rows_out_of_order_and_of_several_connections_are_put_in_order():
     assert sent(of(trace(0, connections=ends, flows=table))) == [(-1, 10, 11, 50), (0, 10, 11, 60), (1, 11, 12, 5)]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("table", "kept"),
     [
         (flow_rows((0, 10, 100), (0, 11, 5), (0, 12, 9)), [(0, 11, 12, 4)]),

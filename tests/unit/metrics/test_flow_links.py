@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each_case
 from scipy.stats import hypergeom
 
 from hpcpace.core.text import NS_PER_S
@@ -34,8 +35,8 @@ def locate(job: SimulatedLinks, figures: FlowFigures, limits: FlowLimits | None 
     return locate_by_flows(figures, topology, foreign_bytes_per_s=nothing, limits=limits or FlowLimits())
 
 
-@pytest.mark.parametrize("job", [SimulatedLinks(), EIGHT, SimulatedLinks(num_leaves=1)])
-@pytest.mark.parametrize(
+@each_case("job", [SimulatedLinks(), EIGHT, SimulatedLinks(num_leaves=1)])
+@each_case(
     ("fault", "size", "cause"),
     [
         ("slow", 0.1, LinkCause.SLOW),
@@ -174,13 +175,13 @@ def test_connections_whose_acknowledgements_pass_foreign_traffic_accuse_nothing_
     assert named(locate(job, figures)) != [(LinkCause.FOREIGN, ("n2",))]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each_case("seed", range(40))
 def test_names_nothing_in_healthy_jobs_of_any_shape_and_noise(seed):
     job = random_job(seed, "none", is_uplink=False)
     assert located(replace(job, noise=(0.03, 0.1)[seed % 2])).faults == ()
 
 
-@pytest.mark.parametrize("fault", ["slow", "foreign", "flapping", "lossy", "small_mtu"])
+@each_case("fault", ["slow", "foreign", "flapping", "lossy", "small_mtu"])
 def test_never_names_a_wrong_link_alone(fault):
     for seed in range(12):
         job = random_job(seed, fault, is_uplink=seed % 3 == 0)
@@ -218,7 +219,7 @@ def test_foreign_traffic_that_leaves_room_for_the_job_is_no_fault():
     assert found.faults == ()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("count", "intervals", "all_stalls", "all_intervals"),
     [(0, 10, 5, 100), (3, 40, 5, 200), (4, 300, 17, 11_462), (226, 1023, 2005, 32_796), (5, 8, 7, 10), (6, 8, 5, 10)],
 )

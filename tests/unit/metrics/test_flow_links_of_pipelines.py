@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
@@ -96,8 +97,8 @@ def named(found: FlowFindings) -> list[tuple[LinkCause, tuple[str, ...]]]:
     return [(fault.cause, fault.ids) for fault in found.faults]
 
 
-@pytest.mark.parametrize("host", ["n1", "n2", "n3", "n4"])
-@pytest.mark.parametrize("seed", range(5))
+@each_case("host", ["n1", "n2", "n3", "n4"])
+@each_case("seed", range(5))
 def test_a_slow_link_is_named_by_long_messages(host: str, seed: int) -> None:
     flows = pipeline(message_bytes=1 << 20, seed=seed, rate_factor=np.where(through(host), 0.25, 1.0))
     found = located(flows, 1 << 20)
@@ -112,8 +113,8 @@ def test_short_messages_that_pass_a_slow_link_at_once_do_not_clear_it() -> None:
     assert [(fault.cause, "n4" in fault.ids) for fault in found.faults] == [(LinkCause.SLOW, True)]
 
 
-@pytest.mark.parametrize("message_bytes", [1 << 14, 1 << 18, 1 << 20, 1 << 23])
-@pytest.mark.parametrize("seed", range(10))
+@each_case("message_bytes", [1 << 14, 1 << 18, 1 << 20, 1 << 23])
+@each_case("seed", range(10))
 def test_delayed_acknowledgements_accuse_no_link(message_bytes: int, seed: int) -> None:
     found = located(pipeline(message_bytes=message_bytes, seed=seed), message_bytes)
     assert named(found) == []
@@ -133,7 +134,7 @@ def test_a_slow_uplink_is_named_with_the_other_one_that_the_same_connections_pas
     assert named(located(flows, 1 << 20)) == [(LinkCause.UPLINK, ("leaf1 uplink", "leaf2 uplink"))]
 
 
-@pytest.mark.parametrize("host", ["n1", "n2", "n3", "n4"])
+@each_case("host", ["n1", "n2", "n3", "n4"])
 def test_a_link_that_loses_packets_is_named_though_most_connections_pass_its_host(host: str) -> None:
     size = 1 << 20
     flows = pipeline(message_bytes=size, repeat_share=np.where(through(host), 0.01, 0.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.topology import stages_of_traffic
 
@@ -10,7 +11,7 @@ _WORLD = tuple(range(4))
 _NONE = [-1] * 4
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("groups", "messages", "stages"),
     [
         pytest.param([], [(0, 1), (1, 2), (2, 3)], [0, 1, 2, 3], id="four stages"),

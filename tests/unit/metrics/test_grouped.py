@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.metrics.kernels import grouped_medians, stable_order
 
 
-@pytest.mark.parametrize("num_groups", [1, 7, 1 << 17])
+@each_case("num_groups", [1, 7, 1 << 17])
 def test_each_group_has_the_median_of_its_values(num_groups):
     rng = np.random.default_rng(num_groups)
     number, value = rng.integers(0, num_groups, 1000), rng.normal(size=1000)
@@ -16,8 +16,8 @@ def test_each_group_has_the_median_of_its_values(num_groups):
     assert not found[np.setdiff1d(np.arange(num_groups), number)].any()
 
 
-@pytest.mark.parametrize("bits", [0, 1, 15, 16, 17, 32, 33, 48, 49, 62])
-@pytest.mark.parametrize("num_values", [0, 1, 500])
+@each_case("bits", [0, 1, 15, 16, 17, 32, 33, 48, 49, 62])
+@each_case("num_values", [0, 1, 500])
 def test_equal_numbers_keep_their_order(bits, num_values):
     rng = np.random.default_rng(bits)
     number = rng.integers(0, 1 << bits, num_values)

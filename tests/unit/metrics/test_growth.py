@@ -5,6 +5,7 @@ from math import comb
 
 import numpy as np
 import pytest
+from cases import each_case
 from scipy.special import beta
 
 from hpcpace.metrics.amplification import amplification, split_work
@@ -36,7 +37,7 @@ def test_is_the_mean_over_all_choices_of_k_units():
     assert expected_maxima(values, k)[0] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("num_units", [1, 2, 7, 40])
+@each_case("num_units", [1, 2, 7, 40])
 def test_weights_are_ratios_of_binomial_coefficients(num_units):
     k = np.arange(1, num_units + 1)
     exact = [[comb(j - 1, size - 1) / comb(num_units, size) for j in k] for size in k]
@@ -115,7 +116,7 @@ def test_nodes_that_share_noise_are_counted_as_one():
     assert found.amplification[0] > 1.0005
 
 
-@pytest.mark.parametrize("num_units", [1, 2, 5, 32, 33, 100, 4096])
+@each_case("num_units", [1, 2, 5, 32, 33, 100, 4096])
 def test_points_hold_1_2_and_all(num_units):
     k = default_points(num_units)
     assert len(k) <= 32
@@ -123,7 +124,7 @@ def test_points_hold_1_2_and_all(num_units):
     assert {1, min(2, num_units), num_units} <= set(k.tolist())
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (5, 5, 0)])
+@each_case("shape", [(0, 5), (5, 0), (5, 5, 0)])
 def test_nothing_does_not_grow(shape):
     assert curve(np.zeros(shape)) is None
     assert curve(np.zeros((4, 4)), 0.0) is None

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.host_waits import NO_PHASE, idle_ns, stretches_between_marks, usual_lengths
 from hpcpace.trace.schema import Phase
@@ -103,7 +104,7 @@ def test_idle_time_while_the_host_collects_garbage_is_that_of_the_collection():
     assert (waited.tolist(), collected.tolist()) == ([0], [12 * MS])
 
 
-@pytest.mark.parametrize("phase", [Phase.DATA, Phase.GRAD_SYNC, Phase.CHECKPOINT, Phase.EVAL])
+@each_case("phase", [Phase.DATA, Phase.GRAD_SYNC, Phase.CHECKPOINT, Phase.EVAL])
 def test_other_phases_are_never_idle_for_the_host(phase):
     found = of_steps([16.0] * 5, is_dry_before=True, is_dry_after=True, phase=phase)
     assert not idle_ns(found, {})[0].any()

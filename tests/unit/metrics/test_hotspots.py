@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.hotspots import delay_hotspots
 from hpcpace.metrics.topology import Topology, topology_of
@@ -32,7 +33,7 @@ def ids(found) -> list[tuple[str, str]]:
 SHAPES = [(1, 8, 1), (1, 8, 4), (1, 2, 4), (1, 1, 8), (2, 2, 1), (2, 4, 2), (2, 2, 2), (4, 4, 1), (4, 2, 4), (8, 1, 2)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@each_case("shape", SHAPES)
 def test_one_slow_rank_is_the_only_hotspot_with_its_effect_in_the_interval(shape):
     topology = tree(*shape)
     excess = noise(topology)
@@ -43,7 +44,7 @@ def test_one_slow_rank_is_the_only_hotspot_with_its_effect_in_the_interval(shape
     assert len([alias for alias in hotspot.aliases if alias.startswith("rank")]) == 1
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] * shape[1] > 1])
+@each_case("shape", [shape for shape in SHAPES if shape[0] * shape[1] > 1])
 def test_one_slow_node_is_the_only_hotspot(shape):
     topology = tree(*shape)
     excess = noise(topology)
@@ -53,7 +54,7 @@ def test_one_slow_node_is_the_only_hotspot(shape):
     assert hotspot.interval_ns[0] < 2 * MS < hotspot.interval_ns[1]
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] > 1 and shape[1] > 1])
+@each_case("shape", [shape for shape in SHAPES if shape[0] > 1 and shape[1] > 1])
 def test_a_slow_leaf_is_the_only_hotspot_and_cannot_be_told_from_its_uplink(shape):
     topology = tree(*shape)
     excess = noise(topology)
@@ -122,8 +123,8 @@ NOISES = {
 }
 
 
-@pytest.mark.parametrize("kind", NOISES)
-@pytest.mark.parametrize("shape", [(2, 2, 1), (4, 4, 2)])
+@each_case("kind", NOISES)
+@each_case("shape", [(2, 2, 1), (4, 4, 2)])
 def test_healthy_noise_gives_at_most_one_percent_false_alarms(kind, shape):
     topology = tree(*shape)
     runs = (NOISES[kind](np.random.default_rng(seed), (topology.num_ranks, 60)) for seed in range(100))
@@ -165,12 +166,12 @@ def test_the_same_seed_gives_the_same_list():
     assert delay_hotspots(excess, topology, seed=3) == delay_hotspots(excess, topology, seed=3)
 
 
-@pytest.mark.parametrize("shape", [(1, 0), (8, 0), (8, 9), (1, 100)])
+@each_case("shape", [(1, 0), (8, 0), (8, 9), (1, 100)])
 def test_too_little_data_names_nobody(shape):
     topology = tree(1, shape[0], 1)
     assert delay_hotspots(np.ones(shape), topology) == ()
 
 
-@pytest.mark.parametrize("value", [0.0, 7.3, -1e9])
+@each_case("value", [0.0, 7.3, -1e9])
 def test_constant_data_names_nobody(value):
     assert delay_hotspots(np.full((16, 40), value), tree(2, 4, 2)) == ()

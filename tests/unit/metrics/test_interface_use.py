@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_traffic import GIGABIT, MB, S, flows, interface_use, ints
 
 from hpcpace.metrics.flows import Flows, InterfaceUse
@@ -100,7 +101,7 @@ def test_what_another_interface_of_the_host_carries_is_foreign_altogether() -> N
     assert interface_totals(loads).foreign_bytes_per_s[SENT] == pytest.approx([0, 7 * MB])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("carried", "recorded"),
     [
         pytest.param({"eth0": 60, "eth1": 60}, True, id="two interfaces that both could be it"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.amplification import amplification, noise_amplification, noise_intensity, noise_shares
 
@@ -10,7 +11,7 @@ def noisy(num_ranks, num_steps, num_segments=1, *, mean=1e6, noise=1e4, seed=0):
     return np.random.default_rng(seed).normal(mean, noise, (num_ranks, num_steps, num_segments))
 
 
-@pytest.mark.parametrize(("num_ranks", "largest"), [(2, 0.56419), (4, 1.02938), (8, 1.42360), (100, 2.50759)])
+@each_case(("num_ranks", "largest"), [(2, 0.56419), (4, 1.02938), (8, 1.42360), (100, 2.50759)])
 def test_normal_noise_costs_the_normal_order_statistic(num_ranks, largest):
     found = amplification(noisy(num_ranks, 4000))
     assert found.loss_ns == pytest.approx(largest * 1e4, rel=0.03)
@@ -24,7 +25,7 @@ def test_exponential_noise_costs_the_harmonic_number():
     assert amplification(work).amplification == pytest.approx(harmonic, rel=0.02)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_case("seed", range(5))
 def test_the_parts_multiply_and_add_up_exactly(seed):
     rng = np.random.default_rng(seed)
     found = amplification(rng.gamma(2.0, 1e5, (rng.integers(1, 9), rng.integers(1, 50), rng.integers(1, 5))))
@@ -91,7 +92,7 @@ def test_serial_correlation_of_a_rank_is_not_taken_for_a_slow_rank():
     assert np.mean(np.array(p_values) <= 0.05) < 0.15
 
 
-@pytest.mark.parametrize("shape", [(0, 5, 1), (5, 0, 1), (5, 5, 0)])
+@each_case("shape", [(0, 5, 1), (5, 0, 1), (5, 5, 0)])
 def test_nothing_has_no_amplification(shape):
     assert amplification(np.ones(shape)) is None
     assert noise_intensity(np.ones(shape)) is None
@@ -143,7 +144,7 @@ def test_common_noise_is_common():
     assert noise_shares(np.repeat(noisy(1, 50), 4, axis=0)).common == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("work", [np.full((4, 9, 2), 0.3), np.ones((1, 9, 1)), np.ones((4, 1, 1))])
+@each_case("work", [np.full((4, 9, 2), 0.3), np.ones((1, 9, 1)), np.ones((4, 1, 1))])
 def test_constant_or_single_work_has_no_shares(work):
     assert noise_shares(work) is None
 

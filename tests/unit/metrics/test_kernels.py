@@ -6,7 +6,7 @@ from dataclasses import astuple, replace
 from functools import partial
 
 import numpy as np
-import pytest
+from cases import each_case
 from known_runs import MS, data_parallel, known_run, pipeline
 
 from hpcpace.metrics import kernels
@@ -83,7 +83,7 @@ def any_run(seed):
 SEEDS = range(60)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each_case("seed", SEEDS)
 def test_waits_partners_and_origins(monkeypatch, seed):
     run = any_run(seed)
     done, matching = run.operations, run.matching
@@ -102,7 +102,7 @@ def test_waits_partners_and_origins(monkeypatch, seed):
     assert_same(*both(monkeypatch, measured))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each_case("seed", SEEDS)
 def test_critical_paths(monkeypatch, seed):
     run, random = any_run(seed), np.random.default_rng(seed)
     done = run.operations
@@ -117,7 +117,7 @@ def test_critical_paths(monkeypatch, seed):
     assert_same(*both(monkeypatch, measured))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each_case("seed", SEEDS)
 def test_parts_of_steps(monkeypatch, seed):
     random = np.random.default_rng(seed)
     begin = np.cumsum(random.integers(5 * MS, 10 * MS, 8))
@@ -139,7 +139,7 @@ def test_parts_of_steps(monkeypatch, seed):
     assert_same(*both(monkeypatch, measured))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_medians_and_orders(monkeypatch, seed):
     random = np.random.default_rng(seed)
     values = random.integers(0, 20, (int(random.integers(2, 12)), int(random.integers(1, 40)))).astype(np.float64)
@@ -152,8 +152,8 @@ def test_medians_and_orders(monkeypatch, seed):
     assert_same(*both(monkeypatch, measured))
 
 
-@pytest.mark.parametrize("num_steps", [1, 15, 16, 45])
-@pytest.mark.parametrize("build", [data_parallel, pipeline], ids=["data_parallel", "pipeline"])
+@each_case("num_steps", [1, 15, 16, 45])
+@each_case("build", [data_parallel, pipeline], ids=["data_parallel", "pipeline"])
 def test_graphs_and_replays(monkeypatch, build, num_steps):
     random = np.random.default_rng(num_steps)
     shape = (4, num_steps, 3) if build is data_parallel else (4, num_steps)

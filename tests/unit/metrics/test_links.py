@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.links import GroupTransfers, leaf_matrix, locality, locate_links, node_matrix
 from hpcpace.metrics.topology import Topology, topology_of
@@ -57,8 +58,8 @@ LAB = tree(2, 2)
 FOUR = tree(4, 2)
 
 
-@pytest.mark.parametrize("link", FOUR.links)
-@pytest.mark.parametrize("factor", [1.35, 2.0, 10.0])
+@each_case("link", FOUR.links)
+@each_case("factor", [1.35, 2.0, 10.0])
 def test_messages_between_all_nodes_locate_any_link(link, factor):
     findings = locate_links(timed(FOUR, pairs(FOUR), {link: factor}), FOUR)
     assert named(findings) == [(link,)]
@@ -178,8 +179,8 @@ def test_bursts_in_a_third_of_the_steps_accuse_no_link():
     assert named(locate_links(groups, FOUR)) == []
 
 
-@pytest.mark.parametrize("kind", ["lognormal", "heavy"])
-@pytest.mark.parametrize("noise", [0.1, 0.5])
+@each_case("kind", ["lognormal", "heavy"])
+@each_case("noise", [0.1, 0.5])
 def test_healthy_links_give_at_most_one_percent_false_alarms(kind, noise):
     members = pairs(FOUR)
     runs = (timed(FOUR, members, num_steps=30, seed=seed, noise=noise, kind=kind) for seed in range(100))
@@ -196,7 +197,7 @@ def test_too_few_steps_locate_nothing(num_steps):
     assert findings.culprits == () and not findings.is_identifiable
 
 
-@pytest.mark.parametrize("members", [[], [(0,)], [(0, 1)]])
+@each_case("members", [[], [(0,)], [(0, 1)]])
 def test_without_operations_between_nodes_there_is_nothing_to_tell(members):
     topology = tree(1, 1, 2)
     findings = locate_links(timed(topology, members), topology)
@@ -223,7 +224,7 @@ def test_no_locality_where_crossing_costs_nothing():
     assert found.interval[0] < 1.0 < found.interval[1]
 
 
-@pytest.mark.parametrize("members", [[], [(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1, 2, 3)]])
+@each_case("members", [[], [(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1, 2, 3)]])
 def test_locality_needs_groups_inside_and_across(members):
     assert locality(timed(LAB, members), LAB) is None
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.lost_operations import LostOperations, lost_operations, records_of
 from hpcpace.metrics.matching import match
@@ -77,7 +78,7 @@ def test_only_members_of_a_group_lose_its_operations():
     assert lost(rows, groups=((0, 1), (2, 3))) == {3: LostOperations(num_operations=1, step=0)}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("op", "root", "completed_by", "losers"),
     [
         (Op.BROADCAST, 0, 0, []),

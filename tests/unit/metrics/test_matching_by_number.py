@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.metrics.matching import match
 from hpcpace.metrics.operations import Operations, ProcessGroup, rank_slices
@@ -125,7 +125,7 @@ def waits_by_sorting(operations, keys, matched):
     return found
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each_case("seed", range(60))
 def test_whatever_the_rows_matches_and_waits_are_those_of_sorting_them(seed):
     operations = random_operations(seed, damage=seed % 3 > 0)
     unknown = (1,) if seed % 4 == 0 else ()
@@ -141,14 +141,14 @@ def test_whatever_the_rows_matches_and_waits_are_those_of_sorting_them(seed):
     assert list(measured) == waits_by_sorting(operations, keys, matched)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_order_lays_the_rows_of_an_operation_side_by_side(seed):
     matching = match(random_operations(seed, damage=seed % 2 > 0))
     assert matching.order.tolist() == np.argsort(matching.instance, kind="stable").tolist()
     assert matching.starts.tolist() == np.unique(np.sort(matching.instance), return_index=True)[1].tolist()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_case("seed", range(5))
 def test_rows_that_are_not_ordered_by_rank_match_the_same(seed):
     operations = random_operations(seed)
     mixed = np.random.default_rng(seed).permutation(len(operations))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.growth import Comparison, null_model
 
@@ -14,7 +15,7 @@ def noise(num_ranks, num_steps=300, num_segments=1, *, seed=0):
     return 100 + np.random.default_rng(seed).normal(size=(num_ranks, num_steps, num_segments))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 16])
+@each_case("num_ranks", [2, 3, 4, 16])
 def test_independent_noise_is_within_its_null(num_ranks):
     found = [compared(noise(num_ranks, seed=seed), seed=seed) for seed in range(10)]
     assert sum(one.comparison is Comparison.WITHIN for one in found) >= 8
@@ -27,7 +28,7 @@ def test_p_values_of_independent_noise_are_uniform():
     assert p_values.mean() == pytest.approx(0.5, abs=0.12)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 16])
+@each_case("num_ranks", [2, 4, 16])
 def test_a_delay_that_rotates_is_above_the_null(num_ranks):
     work = noise(num_ranks)
     work[np.arange(300) % num_ranks, np.arange(300)] += 20.0
@@ -57,7 +58,7 @@ def test_what_all_share_costs_nothing_and_would_if_it_struck_each_by_itself():
     assert found.unshared_loss_ns == pytest.approx(17.66, rel=0.1)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@each_case("num_ranks", [2, 3, 4])
 def test_few_ranks_with_much_in_common_are_not_accused(num_ranks):
     rng = np.random.default_rng(2)
     work = 100 + rng.exponential(size=(num_ranks, 300, 1)) + rng.normal(0, 3.0, (1, 300, 1))
@@ -102,7 +103,7 @@ def test_ranks_are_units_where_their_noise_is_their_own():
     assert sum(found) <= 1
 
 
-@pytest.mark.parametrize("shape", [(0, 9, 1), (1, 20, 1), (4, 0, 1), (4, 1, 1), (4, 20, 0), (4, 5, 1)])
+@each_case("shape", [(0, 9, 1), (1, 20, 1), (4, 0, 1), (4, 1, 1), (4, 20, 0), (4, 5, 1)])
 def test_too_little_has_no_null(shape):
     assert compared(np.ones(shape)) is None
 

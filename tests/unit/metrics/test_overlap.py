@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.metrics.communication import overlap_share, under_way_ns
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("intervals", "length"),
     [
         ([], 0),
@@ -24,7 +24,7 @@ def test_operations_under_way_at_once_count_once(intervals, length):
     assert under_way_ns(enter, leave, np.array([-1]), np.array([100])).tolist() == [length]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_steps_have_the_time_under_way_in_them(seed):
     rng = np.random.default_rng(seed)
     enter = rng.integers(0, 300, 40)

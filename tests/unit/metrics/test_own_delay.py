@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_runs import MS, data_parallel, pipeline
 
 from hpcpace.metrics.arrivals import agreement, arrival_lateness, duration_excess, own_delay
@@ -92,8 +93,8 @@ def test_all_estimates_agree_on_a_slow_rank():
     assert found.duration_ns[2] == pytest.approx(found.own_delay_ns[2], rel=0.1)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize("error_ns", [3 * MS, -3 * MS])
+@each_case("num_ranks", [2, 3, 4, 8])
+@each_case("error_ns", [3 * MS, -3 * MS])
 def test_a_wrong_clock_is_suspected_and_nobody_is_blamed(num_ranks, error_ns):
     offsets = np.zeros(num_ranks, np.int64)
     offsets[1] = error_ns
@@ -118,7 +119,7 @@ def test_an_error_within_the_half_widths_is_not_suspected():
     assert not found.is_suspected.any()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_healthy_runs_are_not_suspected(seed):
     found = compared(data_parallel(works(seed=seed)))
     assert not found.is_suspected.any()
@@ -131,7 +132,7 @@ def test_arrival_is_relative_to_the_other_ranks():
     assert arrival_lateness(run.operations, run.matching).reshape(3, 2)[:, 0].tolist() == [0, 5 * MS, 0]
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 1), (3, 0, 1), (2, 1, 1)])
+@each_case("shape", [(1, 4, 1), (3, 0, 1), (2, 1, 1)])
 def test_small_runs_do_not_fail(shape):
     run = data_parallel(np.full(shape, MS))
     found = compared(run)

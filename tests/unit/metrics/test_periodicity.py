@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.recurrence import find_period
 
 
-@pytest.mark.parametrize("length", [7.0, 10.0, 13.5])
+@each_case("length", [7.0, 10.0, 13.5])
 def test_finds_the_period_of_events(length):
     times = np.rint(np.arange(3.0, 200.0, length))
     found = find_period([times], span=200.0, least=2.0)
@@ -25,7 +26,7 @@ def test_independent_events_have_no_period():
     assert np.mean(np.array(p_values) < 0.01) <= 0.02
 
 
-@pytest.mark.parametrize("times", [[], [1.0], [1.0, 2.0]])
+@each_case("times", [[], [1.0], [1.0, 2.0]])
 def test_two_events_are_no_period(times):
     assert find_period([np.array(times)], span=100.0, least=2.0) is None
 

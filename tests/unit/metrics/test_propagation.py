@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_runs import MS, data_parallel, known_run, pipeline
 
 from hpcpace.metrics.propagation import delay_origins, last_partner
@@ -55,7 +56,7 @@ def test_waits_before_the_last_common_synchronisation_do_not_count():
     assert found.caused_ns.tolist() == [60 * MS, 10 * MS, 0]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each_case("seed", range(8))
 def test_origins_sum_to_waits(seed):
     random = np.random.default_rng(seed)
     for run in (

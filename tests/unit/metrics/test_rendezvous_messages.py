@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.metrics.step_graph import _meets
 from hpcpace.trace.schema import ExitKind, Op
@@ -13,7 +13,7 @@ from hpcpace.trace.schema import ExitKind, Op
 SEND, RECV = int(Op.SEND), int(Op.RECV)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("exit_of_send", "exit_kind", "meets"),
     [
         ((130, 230), ExitKind.COMPLETION, True),

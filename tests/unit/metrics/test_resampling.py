@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from scipy.stats import trim_mean
 
 from hpcpace.metrics.resampling import block_length, lag_one, mean_above_zero, moving_block_bootstrap, trimmed_mean
@@ -17,7 +18,7 @@ def autoregression(correlation, *, num_series, num_steps, seed=0):
     return series
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.6])
+@each_case("correlation", [0.0, 0.3, 0.6])
 def test_covers_the_mean_of_correlated_steps_in_about_95_percent(correlation):
     series = autoregression(correlation, num_series=300, num_steps=500, seed=3)
     intervals = [moving_block_bootstrap(values, num_draws=300, seed=i) for i, values in enumerate(series)]
@@ -75,13 +76,13 @@ def test_constant_values_have_an_interval_of_no_width():
     assert (low, high) == (7.0, 7.0)
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 7])
+@each_case("num_steps", [0, 1, 7])
 def test_too_few_steps_have_no_interval(num_steps):
     assert moving_block_bootstrap(np.ones(num_steps)) is None
     assert mean_above_zero(np.arange(float(num_steps))) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("num_steps", "correlation", "length"),
     [(1000, 0.0, 10), (1000, -0.5, 10), (27, 0.0, 3), (1, 0.0, 1), (60, 0.999, 10)],
 )
@@ -99,7 +100,7 @@ def test_finds_the_correlation_of_neighbours():
     assert lag_one(series) == pytest.approx(0.6, abs=0.02)
 
 
-@pytest.mark.parametrize("values", [np.zeros(0), np.ones(1), np.ones(10), np.zeros((5, 0))])
+@each_case("values", [np.zeros(0), np.ones(1), np.ones(10), np.zeros((5, 0))])
 def test_constant_or_missing_values_have_no_correlation(values):
     assert lag_one(values) == 0.0
 
@@ -117,8 +118,8 @@ def test_finds_a_mean_above_0():
     assert found.p_value < 1e-6
 
 
-@pytest.mark.parametrize("num_values", [1, 2, 9, 10, 11, 64])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.25])
+@each_case("num_values", [1, 2, 9, 10, 11, 64])
+@each_case("share", [0.0, 0.1, 0.25])
 def test_a_trimmed_mean_is_that_of_scipy(num_values, share):
     values = np.random.default_rng(num_values).normal(size=(num_values, 7))
     assert trimmed_mean(values, share).tolist() == trim_mean(values, share, axis=0).tolist()

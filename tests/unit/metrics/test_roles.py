@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.resampling import trimmed_mean
 from hpcpace.metrics.roles import excess_over_role
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 8])
+@each_case("num_ranks", [2, 3, 4, 5, 8])
 def test_the_median_of_the_others_leaves_the_rank_out(num_ranks):
     values = np.random.default_rng(num_ranks).normal(size=(num_ranks, 30))
     expected = [np.median(np.delete(values, rank, axis=0), axis=0) for rank in range(num_ranks)]
@@ -54,7 +55,7 @@ def test_noise_in_runs_of_steps_counts_as_noise():
     assert not excess.is_marked
 
 
-@pytest.mark.parametrize("shape", [(1, 100), (4, 5), (4, 1), (4, 0)])
+@each_case("shape", [(1, 100), (4, 5), (4, 1), (4, 0)])
 def test_a_single_rank_or_few_steps_are_not_compared(shape):
     assert excess_of(np.ones(shape)) == [None] * shape[0]
 
@@ -63,7 +64,7 @@ def test_ranks_that_never_work_are_not_compared():
     assert excess_of(np.zeros((2, 50))) == [None, None]
 
 
-@pytest.mark.parametrize("num_ranks", [3, 12, 31])
+@each_case("num_ranks", [3, 12, 31])
 def test_usual_is_the_trimmed_mean_of_the_others(num_ranks):
     values = work(num_ranks, 60)
     blocks = values.reshape(num_ranks, 20, 3).mean(axis=2)

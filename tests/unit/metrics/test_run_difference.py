@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.run_difference import PRIOR_CV, log_difference, spread_of_places, spread_of_repeats
 
@@ -44,7 +45,7 @@ def test_more_comparisons_need_more_evidence() -> None:
     assert one.is_beyond_noise and not many.is_beyond_noise
 
 
-@pytest.mark.parametrize("num_runs", [1, 3, 5])
+@each_case("num_runs", [1, 3, 5])
 def test_equal_groups_are_called_different_at_the_nominal_rate(num_runs: int) -> None:
     random = np.random.default_rng(num_runs)
     called = 0
@@ -64,7 +65,7 @@ def test_the_scatter_of_many_places_weighs_against_the_prior() -> None:
     assert spread_of_places(quiet[:7], PRIOR_CV).value == PRIOR_CV
 
 
-@pytest.mark.parametrize("num_places", [8, 16, 64])
+@each_case("num_places", [8, 16, 64])
 def test_the_scatter_of_places_is_known_as_well_as_it_says_and_outliers_do_not_count(num_places: int) -> None:
     changes = np.random.default_rng(0).normal(0.0, 0.02 * 2**0.5, (2_000, num_places))
     found = np.array([spread_of_places(of_pair, 1e-6).value for of_pair in changes.tolist()])
@@ -83,8 +84,8 @@ def test_repeats_of_many_places_say_together_how_much_one_differs() -> None:
     assert apart.half_width == pytest.approx(1.98 * 0.02 * (2 / 3) ** 0.5, rel=0.15) and apart.from_repeats
 
 
-@pytest.mark.parametrize("sizes", [(6, 2), (2, 2), (2, 1), (8, 1)])
-@pytest.mark.parametrize("spread", [0.005, 0.01, 0.03, 0.08])
+@each_case("sizes", [(6, 2), (2, 2), (2, 1), (8, 1)])
+@each_case("spread", [0.005, 0.01, 0.03, 0.08])
 def test_few_repeats_that_differ_by_more_than_the_prior_are_believed(sizes: tuple[int, int], spread: float) -> None:
     random = np.random.default_rng(1)
     called = 0

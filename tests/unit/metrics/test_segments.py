@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_runs import MS, data_parallel, known_run, pipeline
 
 from hpcpace.metrics.segments import local_work, segment_panels, step_work
@@ -169,7 +170,7 @@ def test_messages_to_different_roles_have_different_positions():
     assert len(run_positions) == 3
 
 
-@pytest.mark.parametrize("shape", [(1, 5, 1), (3, 1, 2), (2, 0, 1)])
+@each_case("shape", [(1, 5, 1), (3, 1, 2), (2, 0, 1)])
 def test_small_runs_do_not_fail(shape):
     truth = works(shape=shape)
     work, panels = measured(data_parallel(truth))

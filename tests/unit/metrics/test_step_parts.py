@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.phases import Part, covered, innermost, parts_of_steps
 from hpcpace.trace.schema import Phase
@@ -22,7 +23,7 @@ def parts(steps=((0, 100),), phases=(), operations=()):
     return [{Part(i).name: int(value) for i, value in enumerate(row) if value} for row in total]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("phases", "expected"),
     [
         ([], {"OTHER": 100}),
@@ -42,7 +43,7 @@ def test_the_innermost_phase_gets_the_time(phases, expected):
     assert parts(phases=phases) == [expected]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("operation", "expected"),
     [
         # enter, exit, blocked, wait
@@ -92,7 +93,7 @@ def test_no_steps_have_no_parts():
     assert parts(steps=(), phases=[(Phase.FORWARD, 0, 1)]) == []
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_innermost_and_covered_agree_with_looking_at_each_segment(seed):
     random = np.random.default_rng(seed)
     begin = random.integers(0, 60, 40)

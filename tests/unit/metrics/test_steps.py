@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.steps import common_steps, step_times, throughput, used_steps
 from hpcpace.trace.schema import TABLES, StepFlag
@@ -50,7 +51,7 @@ def test_after_a_gap_the_latest_begin_stands_for_the_end_before():
     assert times.tolist() == [10, 7]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "expected"),
     [
         ({"include_warmup": False}, [1, 2, 3]),

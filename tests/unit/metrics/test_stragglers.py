@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.stragglers import SearchObstacle, find_stragglers
 
@@ -45,9 +46,7 @@ def only(work_ns, **options):
     return found
 
 
-@pytest.mark.parametrize(
-    "kind", ["normal", "log-normal", "heavy-tailed", "periodic", "shared by nodes", "autocorrelated"]
-)
+@each_case("kind", ["normal", "log-normal", "heavy-tailed", "periodic", "shared by nodes", "autocorrelated"])
 def test_healthy_noise_has_no_straggler(kind):
     alarms, num_searches = 0, 0
     for seed in range(8):
@@ -58,8 +57,8 @@ def test_healthy_noise_has_no_straggler(kind):
     assert alarms <= 0.01 * num_searches + 1
 
 
-@pytest.mark.parametrize("num_ranks", [2, 8, 64])
-@pytest.mark.parametrize("kind", ["normal", "heavy-tailed"])
+@each_case("num_ranks", [2, 8, 64])
+@each_case("kind", ["normal", "heavy-tailed"])
 def test_a_rank_ten_percent_slower_is_found(num_ranks, kind):
     for seed in range(8):
         work_ns = healthy(num_ranks, seed=seed, kind=kind)
@@ -128,7 +127,7 @@ def test_a_slow_interval_is_transient_and_dated():
     assert found.effect_share == pytest.approx(0.2, abs=0.05)
 
 
-@pytest.mark.parametrize("period", [2, 4, 20])
+@each_case("period", [2, 4, 20])
 def test_a_periodic_delay_has_its_period(period):
     work_ns = healthy()
     work_ns[2, 1::period] *= 1.5
@@ -147,7 +146,7 @@ def test_a_period_may_miss_by_one_step():
     assert abs(found.period_steps - 30) <= 1
 
 
-@pytest.mark.parametrize("num_ranks", [4, 8, 32])
+@each_case("num_ranks", [4, 8, 32])
 def test_ranks_that_take_turns_are_one_rotation(num_ranks):
     work_ns = healthy(num_ranks)
     step = np.arange(200)
@@ -208,7 +207,7 @@ def test_a_search_says_what_it_could_have_seen():
     assert search(healthy()).smallest_share == pytest.approx(0.04, abs=0.015)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("work_ns", "obstacle"),
     [
         (healthy(1), SearchObstacle.NOBODY_COMPARED),

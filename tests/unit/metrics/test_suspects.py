@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics import clock_suspects
 from hpcpace.metrics.clock_suspects import contradictions, judge, proven_leads
@@ -56,8 +57,8 @@ def verdict(rows, nodes, errors_ns, halfwidth_ns=HALFWIDTH_NS):
     return judge(proven_leads(operations, found, node=node, enter_error_ns=error_ns, exit_error_ns=error_ns))
 
 
-@pytest.mark.parametrize("error_ns", [MS, -MS])
-@pytest.mark.parametrize("node", [0, 2, 3])
+@each_case("error_ns", [MS, -MS])
+@each_case("node", [0, 2, 3])
 def test_one_wrong_clock_is_named_with_its_sign_and_a_bound_below_the_truth(node, error_ns):
     found = verdict(*all_reduces(4), {node: error_ns})
     (suspect,) = found.suspects
@@ -98,7 +99,7 @@ def test_many_wrong_clocks_leave_everybody_suspect():
     assert (found.num_wrong, len(found.suspects)) == (clock_suspects.MOST_WRONG + 1, 12)
 
 
-@pytest.mark.parametrize("halfwidth_ns", [0, HALFWIDTH_NS, 10 * TRANSFER_NS])
+@each_case("halfwidth_ns", [0, HALFWIDTH_NS, 10 * TRANSFER_NS])
 def test_errors_up_to_the_half_width_are_nobodys_fault(halfwidth_ns):
     random = np.random.default_rng(5)
     for _ in range(20):
@@ -106,7 +107,7 @@ def test_errors_up_to_the_half_width_are_nobodys_fault(halfwidth_ns):
         assert verdict(*all_reduces(4, late_ns=1), errors_ns, halfwidth_ns).num_wrong == 0
 
 
-@pytest.mark.parametrize("error_ns", range(-600, 601, 40))
+@each_case("error_ns", range(-600, 601, 40))
 def test_rounding_alone_accuses_nobody(error_ns):
     rows, nodes = all_reduces(3, late_ns=5)
     instant = [[(*row[:7], row[6], *row[8:]) for row in own] for own in rows]
@@ -152,7 +153,7 @@ def test_a_send_that_ends_before_its_receiver_came_proves_nothing():
     assert verdict([[message(Op.SEND, 1, 50, 60)], [message(Op.RECV, 0, 5 * MS, 6 * MS)]], [0, 1], {}).num_wrong == 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("op", "root", "wrong", "num_wrong"),
     [
         (Op.BROADCAST, 0, {0: MS}, 1),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.hostlist import compress, exclude_line
@@ -22,7 +23,7 @@ def test_the_leaf_is_the_component_before_the_node():
     assert topology.links == ("n0", "n1", "n2", "n3", "leaf1 uplink", "leaf2 uplink")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("addresses", "hosts", "leaves"),
     [
         (["leaf1.n0", "leaf2.n1"], None, ("leaf1", "leaf2")),
@@ -40,7 +41,7 @@ def test_addresses_that_name_a_leaf(addresses, hosts, leaves):
     assert of_addresses(addresses, hosts).leaf_names == leaves
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("addresses", "hosts"),
     [
         (["", ""], None),
@@ -119,7 +120,7 @@ def test_members_without_a_trace_are_on_no_unit():
     assert topology.members_by([(0, 1, 2, 3)], topology.node, 2).tolist() == [[1, 1]]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("hosts", "expected"),
     [
         ([], ""),
@@ -151,7 +152,7 @@ def expanded(expression: str) -> set[str]:
     return names or {prefix}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_expansion_gives_the_same_names_again(seed):
     random = np.random.default_rng(seed)
     width = int(random.integers(1, 5))
@@ -164,7 +165,7 @@ def test_the_line_excludes_the_nodes():
     assert exclude_line([]) == ""
 
 
-@pytest.mark.parametrize("name", ["", "n 1", "n1;reboot", "n[1-2]", "n1\n#SBATCH --wrap=x", "n$HOME", "-x", "nö", "n٣"])
+@each_case("name", ["", "n 1", "n1;reboot", "n[1-2]", "n1\n#SBATCH --wrap=x", "n$HOME", "-x", "nö", "n٣"])
 def test_names_that_no_node_has_are_refused(name):
     with pytest.raises(TraceError, match="is no name of a node"):
         exclude_line(["n1", name])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.amplification import deal, dealt, shared_noise, split_work, unit_maxima, unit_means
 
@@ -42,7 +43,7 @@ def test_nothing_in_common_leaves_the_work_alone():
     assert split_work(noise(4, 2000), np.arange(4)).weight.max() < 0.1
 
 
-@pytest.mark.parametrize("length", [1, 3, 7, 50, 80])
+@each_case("length", [1, 3, 7, 50, 80])
 def test_each_unit_is_dealt_every_step_once(length):
     order = deal(5, 50, length, np.random.default_rng(0))
     assert (np.sort(order, axis=1) == np.arange(50)).all()
@@ -61,7 +62,7 @@ def test_dealing_keeps_each_rank_and_its_segments_together():
     assert (mixed[1] == values[1, [0, 1, 3, 2]]).all()
 
 
-@pytest.mark.parametrize("unit", [[0, 1, 2, 3], [1, 0, 1, 0], [0, 0, 0, 1], [2, 0, 1, 3]])
+@each_case("unit", [[0, 1, 2, 3], [1, 0, 1, 0], [0, 0, 0, 1], [2, 0, 1, 3]])
 def test_maxima_and_means_are_those_of_each_unit(unit):
     unit, values = np.array(unit), np.random.default_rng(0).normal(size=(4, 3, 2))
     number = unit.max() + 1

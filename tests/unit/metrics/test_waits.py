@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.communication import join_kinds, rank_totals, totals_by_kind
 from hpcpace.metrics.lost_operations import open_operations
@@ -36,7 +37,7 @@ def measured(rows, **options):
     return operations, matching, waits(operations, matching)
 
 
-@pytest.mark.parametrize("op", [Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.BARRIER])
+@each_case("op", [Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.BARRIER])
 def test_all_wait_for_the_last_to_enter(op):
     _, _, found = measured([[row(op, 0, 52)], [row(op, 50, 55)], [row(op, 20, 53)]])
     assert found.wait_ns.tolist() == [50, 0, 30]
@@ -83,7 +84,7 @@ def test_groups_match_by_members_and_name_whatever_number_a_file_gives_them():
     assert not match(operations).is_matched.any()
 
 
-@pytest.mark.parametrize(
+@each_case(
     "rows",
     [
         [[row(Op.BARRIER, 0, 9)], []],

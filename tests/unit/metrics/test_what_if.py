@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_runs import MS, data_parallel, known_run, pipeline
 
 from hpcpace.metrics.segments import local_work
@@ -28,7 +29,7 @@ def test_a_rebuilt_pipeline_takes_as_long_as_measured(num_microbatches):
     assert rebuilt_ns(graph, replay(graph)) == pytest.approx(graph.measured_ns, abs=2000)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@each_case("seed", range(4))
 def test_a_rebuilt_run_takes_as_long_as_measured(seed):
     run = data_parallel(works(seed))
     graph = graph_of(run)

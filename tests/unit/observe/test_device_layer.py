@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 from simulated_device import SimulatedRank
 
 from hpcpace.observe.device.clock import DeviceClock
@@ -31,7 +32,7 @@ def _anchored_steps(tmp_path, monkeypatch, *, step_ns, num_steps, is_shared, mov
     return found
 
 
-@pytest.mark.parametrize("step_ns", [900 * MS, 1_000 * MS, 1_100 * MS])
+@each_case("step_ns", [900 * MS, 1_000 * MS, 1_100 * MS])
 def test_ranks_that_compare_clocks_do_it_in_the_same_steps(tmp_path, monkeypatch, step_ns):
     found = _anchored_steps(tmp_path, monkeypatch, step_ns=step_ns, num_steps=100, is_shared=True)
     assert found == [1, 2, 4, 8, 16, 32, 64][: len(found)] and len(found) >= 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import simulated_device
+from cases import each_case
 from simulated_device import HostCosts, SimulatedGroup, SimulatedRank, SimulatedWork
 
 from hpcpace.observe.device.clock import DeviceClock, DeviceMarks
@@ -82,9 +83,7 @@ def test_an_operation_that_the_device_has_not_passed_stays_open():
     assert [row[9] for row in one.times.open_rows()] == [ExitKind.NEVER]
 
 
-@pytest.mark.parametrize(
-    ("work_ns", "blocked_ns"), [(1 * MS, 7 * MS), (8 * MS, 0), (20 * MS, 0)], ids=["early", "just", "late"]
-)
+@each_case(("work_ns", "blocked_ns"), [(1 * MS, 7 * MS), (8 * MS, 0), (20 * MS, 0)], ids=["early", "just", "late"])
 def test_a_stream_is_held_from_its_wait_until_the_end_of_the_operation(work_ns, blocked_ns):
     one = Observed()
     work = one.all_reduce(8 * MS)
@@ -227,7 +226,7 @@ def test_marks_without_an_event_are_unknown_and_counted_and_events_are_used_agai
     assert one.marks.num_unknown == 5
 
 
-@pytest.mark.parametrize("rate_ppm", [-200.0, 0.0, 40.0])
+@each_case("rate_ppm", [-200.0, 0.0, 40.0])
 def test_marks_are_mapped_by_the_anchors_on_both_sides(rate_ppm):
     one = Observed(device_clock=simulated_device.DeviceClock(rate_ppm=rate_ppm, drift_ppm_per_s=0.001))
     marks = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 import hpcpace
 from hpcpace.observe.ends import end_by, end_by_signal
@@ -23,7 +24,7 @@ class DataError(Exception):
         raise ValueError
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("error", "expected"),
     [
         (KeyError("secret"), (EventKind.EXCEPTION, ErrorCode.OTHER, b"KeyError")),
@@ -72,7 +73,7 @@ def _leave_in_order() -> None:
         pass
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("end", "expected"),
     [
         (lambda: _raise(KeyError("secret")), [(1, EventKind.EXCEPTION, 0, b"KeyError")]),

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import each_case
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from hpcpace.core.config import MetricsConfig
@@ -25,7 +26,7 @@ def metrics(text: str) -> dict[str, float]:
     return {sample.name: sample.value for family in parse(text) for sample in family.samples}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "shown"),
     [
         ("17-gpt2", "/runs/17-gpt2"),
@@ -110,7 +111,7 @@ def test_the_pattern_of_a_path() -> None:
     assert metrics_path("/a/{jobid}-{step}-{node}-{rank}.prom", labels, 3) == Path("/a/17-none-.._n1-3.prom")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("shown", "comment"),
     [
         ("JobId=17 JobName=a\n   UserId=x\n", LINE),
@@ -137,7 +138,7 @@ def test_a_line_that_is_there_or_finds_no_room_is_not_added(shown: str) -> None:
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     "error",
     [
         FileNotFoundError("no scontrol"),

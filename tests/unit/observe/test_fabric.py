@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.observe.host.network import Details, find_fabric_ports
 from hpcpace.trace.schema import LinkState
@@ -75,7 +76,7 @@ def test_ports_are_in_order_and_those_without_bytes_are_left_out(tmp_path):
     assert [port.name for port in find_fabric_ports(tmp_path)] == ["mlx5_0/1", "mlx5_0/2", "mlx5_1/1", "cxi0"]
 
 
-@pytest.mark.parametrize("content", ["", "N/A\n", "-3\n", "0x10\n", "\0\0", "9" * 40])
+@each_case("content", ["", "N/A\n", "-3\n", "0x10\n", "\0\0", "9" * 40])
 def test_a_file_that_holds_no_number_counts_as_zero(tmp_path, content):
     folder = tmp_path / "class" / "infiniband/mlx5_0/ports/1"
     lay_out(folder, MLX5)

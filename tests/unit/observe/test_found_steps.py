@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from cases import each_case
 from torch import nn
 from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.utils.data import DataLoader
@@ -275,7 +275,7 @@ PROGRAMS: dict[Callable[[], None], str] = {
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@each_case("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_has_as_many_steps_as_iterations(program: Callable[[], None], tmp_path: Path) -> None:
     session, trace = _traced(program, tmp_path)
     assert trace.tables["steps"]["step"].tolist() == list(range(NUM_ITERATIONS))
@@ -288,7 +288,7 @@ def test_has_as_many_steps_as_iterations(program: Callable[[], None], tmp_path: 
     assert events["code"][last] == 0  # updates out of order
 
 
-@pytest.mark.parametrize(
+@each_case(
     "program", [one_optimizer, gan, accumulated_gradients, resumed, closure], ids=lambda program: program.__name__
 )
 def test_each_step_has_the_rows_of_its_iteration(program: Callable[[], None], tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_each_step_has_the_rows_of_its_iteration(program: Callable[[], None], tm
         assert len(set(counts.values())) == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     "program",
     [one_optimizer, gan, accumulated_gradients, resumed, closure, gradients_that_overflow],
     ids=lambda program: program.__name__,
@@ -323,7 +323,7 @@ def test_steps_with_evaluation_and_checkpoint_are_marked(tmp_path: Path) -> None
     assert steps["samples"].tolist() == [_BATCH] * NUM_ITERATIONS
 
 
-@pytest.mark.parametrize(("step_from", "num_steps"), [("optimizer", 120), ("backward:2", 60), ("optimizer:3", 40)])
+@each_case(("step_from", "num_steps"), [("optimizer", 120), ("backward:2", 60), ("optimizer:3", 40)])
 def test_counts_what_it_is_asked_to(step_from: str, num_steps: int, tmp_path: Path) -> None:
     session, _ = _traced(gan, tmp_path, step_from)
     assert session.recorded is not None and session.recorded["steps"] == num_steps

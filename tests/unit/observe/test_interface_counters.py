@@ -6,6 +6,7 @@ import socket
 import struct
 
 import pytest
+from cases import each_case
 
 from hpcpace.core import netlink
 from hpcpace.observe.host import network
@@ -13,7 +14,7 @@ from hpcpace.observe.host.network import Details, LinkDetails, pauses_in, speed_
 from hpcpace.trace.schema import LinkState
 
 
-@pytest.mark.parametrize("name", ["no-such-device", "a-name-that-is-longer-than-any", ""])
+@each_case("name", ["no-such-device", "a-name-that-is-longer-than-any", ""])
 def test_nothing_is_known_of_a_device_that_is_not_there(name):
     assert LinkDetails().read(name) == Details()
 
@@ -29,7 +30,7 @@ def answer(*stats: tuple[int, int]) -> bytes:
     return bytes(4) + netlink.attribute(2, b"\1") + netlink.attribute(5 | 0x8000, counted)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("body", "expected"),
     [
         (answer((2, 7), (3, 9)), {2: 7, 3: 9}),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from cases import each_case
 from simulated_device import SimulatedRank
 
 from hpcpace.observe.device.clock import DeviceClock
@@ -27,7 +28,7 @@ class _Group:
         return SimpleNamespace(name=lambda: self._backend)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("backend", "is_host"),
     [("gloo", True), ("mpi", True), ("nccl", False), ("other", False), (RuntimeError("no backend for cuda"), False)],
     ids=str,
@@ -41,7 +42,7 @@ def test_a_real_group_is_asked_for_its_backend_on_devices():
     assert runs_on_host(dist.group.WORLD)
 
 
-@pytest.mark.parametrize("result", [None, ([], None), (None,)])
+@each_case("result", [None, ([], None), (None,)])
 def test_a_blocking_call_may_have_no_work(result):
     assert device_work(result) is None
 

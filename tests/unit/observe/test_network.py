@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.observe.host.network import Details, NetworkCounters, find_fabric_ports, find_network_counters
 from hpcpace.trace.schema import LinkState
@@ -52,7 +53,7 @@ def test_an_interface_that_went_away_reads_as_zero(host: tuple[Path, Path]) -> N
     assert bytes_of(counters) == [(0, 0, 0), (1, 100, 100), (2, 0, 4000)]
 
 
-@pytest.mark.parametrize("content", ["", "nonsense", "a\nb\nlo: 1 2\n"])
+@each_case("content", ["", "nonsense", "a\nb\nlo: 1 2\n"])
 def test_a_strange_table_gives_no_interfaces(tmp_path: Path, content: str) -> None:
     (tmp_path / "self" / "net").mkdir(parents=True)
     (tmp_path / "self" / "net" / "dev").write_text(content)

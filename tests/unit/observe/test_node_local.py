@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import each_case
 
 START = """
 import faulthandler, multiprocessing, os, signal, sys, threading
@@ -29,7 +30,7 @@ def run(program: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.split()
 
 
-@pytest.mark.parametrize(
+@each_case(
     "blocked",
     [
         "signal.pause()",

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 import torch.distributed as dist
+from cases import each_case
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -40,7 +41,7 @@ def _steps(work: Iterable[Iterable[tuple[str, int]]], loaders: dict[str, _Loader
 _FETCH, _FORWARD = ("train", 8), ("forward", 8)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("work", "counts"),
     [
         pytest.param([[_FETCH, _FORWARD]] * 3, [8, 8, 8], id="one batch a step"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from cases import each_case
 
 import hpcpace
 from hpcpace.observe import recording
@@ -30,7 +31,7 @@ class _Bytes:
         return str(self._path)
 
 
-@pytest.mark.parametrize("kind", [Path, str, _Bytes])
+@each_case("kind", [Path, str, _Bytes])
 def test_any_kind_of_path_names_the_run_and_the_settings(
     tmp_path: Path, kind: Callable[[Path], str | os.PathLike[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,7 +51,7 @@ def test_what_is_no_path_is_a_warning(capsys: pytest.CaptureFixture[str]) -> Non
     assert "nothing is recorded" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("owner", "name"),
     [
         (PhaseObserver, "uninstall"),
@@ -86,7 +87,7 @@ def test_every_part_ends_whatever_another_one_raises(
     assert trace.closed_cleanly and len(trace.tables["steps"]) == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     "make",
     [
         lambda path: path.touch(),

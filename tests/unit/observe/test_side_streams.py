@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 from test_device_times import ERROR_NS, MS, Observed
 
 from hpcpace.observe.device.times import SideStreams
@@ -36,8 +37,8 @@ class Framework(Observed):
         self.streams.wait(stream, event, type(stream).wait_event)
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["on the current stream", "with a work"])
-@pytest.mark.parametrize(("work_ns", "blocked_ns"), [(3 * MS, 5 * MS), (20 * MS, 0)], ids=["exposed", "hidden"])
+@each_case("is_async", [False, True], ids=["on the current stream", "with a work"])
+@each_case(("work_ns", "blocked_ns"), [(3 * MS, 5 * MS), (20 * MS, 0)], ids=["exposed", "hidden"])
 def test_the_wait_of_the_computing_stream_counts(work_ns, blocked_ns, is_async):
     one = Framework()
     event = one.gather(8 * MS, is_async=is_async)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import pytest
+from cases import each_case
 
 from hpcpace.core.rundir import Attempt
 from hpcpace.hang.notices import read_notices
@@ -53,7 +53,7 @@ def test_a_run_that_cannot_be_written_costs_only_who_is_missing(tmp_path: Path) 
     assert "which ranks wait is unknown" in told.lines[0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("come", "world_size", "words"),
     [
         ([0, 1, 3], 4, "ranks 0-1, 3 of 4 wait for it, but not rank 2"),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import HangConfig
 from hpcpace.core.text import NS_PER_S
@@ -79,7 +80,7 @@ def healthy(seed: int) -> Iterator[Part]:
             yield Part(checkpoint_s * draw.uniform(0.5, 2), Phase.CHECKPOINT)
 
 
-@pytest.mark.parametrize("first_seed", range(0, 200, 50))
+@each_case("first_seed", range(0, 200, 50))
 def test_nobody_is_late_in_200_healthy_trainings(first_seed: int) -> None:
     late = {seed for seed in range(first_seed, first_seed + 50) if alarms(healthy(seed))}
     assert late == set()
@@ -95,7 +96,7 @@ def test_a_step_that_never_ends_is_noticed_once_its_time_is_over() -> None:
     assert not first.is_first_step
 
 
-@pytest.mark.parametrize(("usual_s", "limit_s"), [(0.01, 60), (1.0, 60), (10.0, 300), (60.0, 1800)])
+@each_case(("usual_s", "limit_s"), [(0.01, 60), (1.0, 60), (10.0, 300), (60.0, 1800)])
 def test_the_limit_is_thirty_usual_steps_and_at_least_a_minute(usual_s: float, limit_s: float) -> None:
     age = new_age()
     assert list(ages([*(step(usual_s) for _ in range(40)), Part(1)], age)) == []
@@ -108,7 +109,7 @@ def test_one_slow_step_does_not_change_what_is_usual() -> None:
     assert age.usual_step_ns == pytest.approx(NS_PER_S, rel=0.1)
 
 
-@pytest.mark.parametrize("num_ended", [0, 1, 4])
+@each_case("num_ended", [0, 1, 4])
 def test_the_first_steps_may_take_two_minutes(num_ended: int) -> None:
     first = alarms([*(step(1.0) for _ in range(num_ended)), Part(200)])[0]
     assert first.is_first_step

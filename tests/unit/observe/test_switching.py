@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from cases import each_case
 
 import hpcpace
 from hpcpace.core.config import Config, PaceSettings, TraceConfig
@@ -373,7 +374,7 @@ def test_a_run_directory_of_somebody_else_is_one_warning_and_the_job_goes_on(
     assert len(read_trace(RunDirectory(run).attempt(0).trace_file(0)).tables["steps"]) == 3
 
 
-@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777], ids=oct)
+@each_case("mode", [0o775, 0o757, 0o1777], ids=oct)
 def test_a_run_directory_that_others_had_made_writable_is_one_warning(
     tmp_path: Path, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import DataError
 from hpcpace.core.rundir import RunDirectory
@@ -37,7 +38,7 @@ BEGAN = {"kind": "began", "run": "/work/runs/a", "attempt": 0, "rank": 0, "world
 ENDED = {"kind": "ended", "attempt": 0, "rank": 0, "steps": 3, "steps_from": "one per x", "phases": ["data", "forward"]}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "expected"),
     [
         (["-m", "hpcpace"], []),
@@ -73,7 +74,7 @@ def test_what_is_neither_script_nor_program_is_refused() -> None:
         program_of(["nothing.py"], ["python", "hpcpace"], ["hpcpace"])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("command", "name"),
     [
         (["train.py", "--data", "x"], "train"),
@@ -89,7 +90,7 @@ def test_a_run_has_the_name_of_what_trains(command: list[str], name: str) -> Non
     assert run_name(command) == name
 
 
-@pytest.mark.parametrize("before", [{}, {"PYTHONPATH": ""}, {"PYTHONPATH": "/a:/b"}])
+@each_case("before", [{}, {"PYTHONPATH": ""}, {"PYTHONPATH": "/a:/b"}])
 def test_an_environment_is_left_as_it_was(before: dict[str, str]) -> None:
     launch = Launch(**{**vars(LAUNCH), "had_python_path": "PYTHONPATH" in before})
     traced = _changed(before, launch.changes(before))
@@ -103,18 +104,18 @@ def _changed(environ: dict[str, str], changes: dict[str, str | None]) -> dict[st
     return {name: value for name, value in {**environ, **changes}.items() if value is not None}
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", "no json", '{"run_dir": 1}'])
+@each_case("text", ["", "{}", "[]", "null", "no json", '{"run_dir": 1}'])
 def test_no_launch_is_found_where_none_is(text: str) -> None:
     assert find_launch({"HPCPACE_LAUNCH": text}) is None
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"run_dir":' * 50_000, "9" * 100_000, '"' + "x" * 1_000_000])
+@each_case("text", ["[" * 100_000, '{"run_dir":' * 50_000, "9" * 100_000, '"' + "x" * 1_000_000])
 def test_no_launch_is_found_in_what_is_made_to_do_harm(text: str) -> None:
     assert find_launch({"HPCPACE_LAUNCH": text}) is None
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Launch)])
-@pytest.mark.parametrize(
+@each_case("name", [field.name for field in fields(Launch)])
+@each_case(
     "value", [[], {}, 1.5, "x" * 10_000, "/a\0b", "\ud800", -1, 1 << 40, 1e999], ids=lambda value: repr(value)[:12]
 )
 def test_a_launch_with_a_value_that_cannot_be_is_none(name: str, value: object) -> None:
@@ -126,7 +127,7 @@ def test_a_launch_may_name_folders_that_are_no_text() -> None:
     assert find_launch(_changed({}, launch.changes({}))) == launch
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("notes", "line"),
     [
         ([BEGAN, ENDED], "recorded 4 ranks, 3 steps (one per x), phases data and forward: hpcpace report runs/a"),
@@ -179,7 +180,7 @@ def _record(run: Path, launch: str, command: list[str]) -> None:
     attempt.write_json(attempt.run_json, {"launch": launch, "command": command})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("launch", "command", "is_new_run", "expected"),
     [
         ("host/7/1", ["train.py"], True, "run"),
@@ -208,9 +209,7 @@ def test_the_verdict_that_ended_a_job_is_its_last_line() -> None:
     assert last_line([BEGAN, stopped], "", "/work") == f"hpcpace: {stopped['verdict']}"
 
 
-@pytest.mark.parametrize(
-    "content", ["[" * 100_000, '{"launch": {"launch": ' * 50_000, "[]", "5", '{"launch": "host/7/1"}']
-)
+@each_case("content", ["[" * 100_000, '{"launch": {"launch": ' * 50_000, "[]", "5", '{"launch": "host/7/1"}'])
 def test_a_run_with_a_record_that_is_none_is_not_that_of_the_launch(tmp_path: Path, content: str) -> None:
     run = RunDirectory(tmp_path / "run")
     run.new_attempt().run_json.write_text(content)

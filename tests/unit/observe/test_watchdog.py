@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import HangConfig
 from hpcpace.core.environment import HostIdentity
@@ -494,7 +495,7 @@ def test_stacks_name_files_lines_and_functions_of_all_threads_but_ours() -> None
     assert value_of_a_variable not in repr(stacks)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("frame", "excuse"),
     [
         ("/usr/lib/python3.11/bdb.py:90 in trace_dispatch", "it is in a debugger"),

@@ -9,6 +9,7 @@ from typing import Any
 import lockstep
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import PaceSettings
 from hpcpace.pace.controller import Controller, Measurement
@@ -60,8 +61,8 @@ def test_takes_less_than_the_slack() -> None:
     assert controller.delay_ns == round(0.5 * 4e6 - 200e3)
 
 
-@pytest.mark.parametrize("settings", [PaceSettings(policy="slack"), MOST_AGGRESSIVE])
-@pytest.mark.parametrize("own_ms", [3.0, 20.0, 95.0])
+@each_case("settings", [PaceSettings(policy="slack"), MOST_AGGRESSIVE])
+@each_case("own_ms", [3.0, 20.0, 95.0])
 def test_is_never_above_its_bound(settings: PaceSettings, own_ms: float) -> None:
     controller = Controller(settings)
     delays = [controller.update(_window(own_ms, arm=PaceArm.ON if i > 5 else PaceArm.OFF)) for i in range(50)]
@@ -207,7 +208,7 @@ def test_follows_a_slow_rank_that_moves() -> None:
     assert found.delays_ns[-50, 2] > 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     "bad",
     [
         {"own_ns": (math.nan,) * 10},
@@ -273,7 +274,7 @@ def test_starts_anew_after_a_reset() -> None:
     assert controller.update(_window(5.0)) == 0
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
+@each_case("noise", [0.02, 0.1, 0.3])
 def test_balanced_ranks_cannot_ratchet(noise: float) -> None:
     work_ns = lockstep.balanced(4000, 4, seed=7, noise=noise)
     off = work_ns.max(axis=1).mean() + lockstep.TRANSFER_NS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from cases import each_case
 
 from hpcpace.pace.choice import PacingPoint, RankProfile, core_names, crowding, find_mechanisms, policy_for
 
@@ -42,7 +42,7 @@ def test_hardware_threads_of_a_core_are_one_core(tmp_path: Path) -> None:
     assert core_names([7], root=tmp_path) == {"7"}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "num_ranks", "found"),
     [("gather 0", 8, ["many to one"]), ("gather 0", 4, []), ("all_gather 0", 8, []), ("all_reduce 0", 8, [])],
 )
@@ -58,7 +58,7 @@ def test_garbage_collection_is_one_with_several_ranks() -> None:
     assert find_mechanisms([rank, rank.measured(polling_share=0.0, gc_share=0.0)], []) == ["garbage collection"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("mechanisms", "has_turns", "policy"),
     [
         (["polling on shared cores"], False, "slack"),

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-import pytest
+from cases import each_case
 
 from hpcpace.core.config import POLICIES, PaceSettings
 from hpcpace.pace.record import PacingRecord
@@ -25,7 +25,7 @@ def test_each_setting_is_documented_and_no_other() -> None:
     assert set(_rows("setting")) == {field.name for field in dataclasses.fields(PaceSettings)}
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(PaceSettings), ids=lambda field: field.name)
+@each_case("field", dataclasses.fields(PaceSettings), ids=lambda field: field.name)
 def test_a_setting_is_documented_with_its_present_default(field: dataclasses.Field[object]) -> None:
     default = _rows("setting")[field.name][2]
     shown = (

@@ -8,6 +8,7 @@ from typing import Any
 import lockstep
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import POLICIES, PaceSettings
 from hpcpace.core.errors import ConfigError
@@ -34,8 +35,8 @@ def _settings(policy: str, **values: Any) -> PaceSettings:
     return PaceSettings(policy=policy, **values)
 
 
-@pytest.mark.parametrize("name", DELAYING)
-@pytest.mark.parametrize("seed", range(5))
+@each_case("name", DELAYING)
+@each_case("seed", range(5))
 def test_no_policy_exceeds_its_bound(name: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     settings = _settings(name, max_delay_share=0.03, published_delay=2.0)
@@ -47,7 +48,7 @@ def test_no_policy_exceeds_its_bound(name: str, seed: int) -> None:
         assert policy.delay_at(random.integers(0, 10**18), random.uniform(0, 2e8)) <= 0.03 * 100e6
 
 
-@pytest.mark.parametrize("name", DELAYING)
+@each_case("name", DELAYING)
 def test_every_policy_fails_open(name: str) -> None:
     policy = make_policy(name, _settings(name), index=1, num_members=2)
     for _ in range(4):
@@ -95,7 +96,7 @@ def test_ranks_take_turns_within_the_time_of_the_operation() -> None:
     assert [policy.update(_window(5e6)) for policy in policies] == [0, 250_000, 500_000, 750_000]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("unix_ms", "delay_ms"),
     [(0, 5), (49, 1), (50, 0), (99, 0), (100, 5), (145, 5), (147, 3), (1_700_000_000_060, 0), (1_700_000_000_048, 2)],
 )
@@ -118,7 +119,7 @@ def test_jobs_find_their_turn_though_each_delay_is_bounded() -> None:
     assert delays_ns[-10:] == [1_000_000] * 10
 
 
-@pytest.mark.parametrize(
+@each_case(
     "values",
     [
         {"policy": "fastest"},

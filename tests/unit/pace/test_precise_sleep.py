@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 from paced_ranks import Clock
 
 from hpcpace.pace.rounds import PreciseSleep
 
 
-@pytest.mark.parametrize("delay_ns", [1, 50_000, 80_001, 5_000_000])
+@each_case("delay_ns", [1, 50_000, 80_001, 5_000_000])
 def test_a_delay_is_as_long_as_asked_for(delay_ns: int) -> None:
     clock = Clock()
     end_ns = PreciseSleep(clock=clock, sleep=clock.spend).delay(clock.now_ns, delay_ns)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.pace.rounds import Status, WindowMessage, pack, unpack
 
@@ -44,7 +45,7 @@ def test_the_lowest_wish_and_the_most_collections_win() -> None:
     assert (found.status, found.num_full, found.full_ns) == (Status.END, 5, 50)
 
 
-@pytest.mark.parametrize("missing", [NAN, -1.0, math.inf])
+@each_case("missing", [NAN, -1.0, math.inf])
 def test_a_value_that_one_rank_misses_is_missing(missing: float) -> None:
     found = _exchange(
         pack(_message(((1.0, missing), (0.0, 0.0)), step_ns=(NAN, 8.0)), group=0, is_first=True),

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.pacing.experiment import Ran, Scene, Series, at_most, never_kept_in_vain, spelled
 from experiments.pacing.on_cores import COLLECTING, collecting_scenes, expected, late_change
@@ -31,7 +32,7 @@ def _series(*ran, num_ranks=4):
     return Series(scene=Scene(name="a", spec=JobSpec(), num_ranks=num_ranks, policies={}), policy="slack", ran=ran)
 
 
-@pytest.mark.parametrize(("low", "high", "holds"), [(-0.01, 0.004, True), (-0.01, 0.02, None), (0.006, 0.02, False)])
+@each_case(("low", "high", "holds"), [(-0.01, 0.004, True), (-0.01, 0.02, None), (0.006, 0.02, False)])
 def test_a_limit_is_held_to_by_the_whole_interval(low, high, holds):
     assert at_most(Estimate(value=(low + high) / 2, low=low, high=high), 0.005) is holds
 

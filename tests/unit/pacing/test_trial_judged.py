@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
+from cases import each_case
 
 from experiments.pacing.trial_judged import USUAL, Truth, outcomes_of, simulated
 from hpcpace.core.config import PaceSettings
@@ -14,7 +14,7 @@ QUIET = replace(USUAL, variation=0.02, drift=0.0)
 NUM_RUNS = 20
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("gain", "right"),
     [
         (0.0, {TrialOutcome.NO_EFFECT}),

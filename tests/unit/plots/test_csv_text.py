@@ -6,7 +6,7 @@ import csv
 import io
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.plots.csv_text import csv_bytes
 
@@ -16,7 +16,7 @@ def _cells(*values: object) -> list[str]:
     return row
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "=1+1",
@@ -38,7 +38,7 @@ def test_what_would_be_a_formula_is_text(text: str) -> None:
     assert _cells(text) == [f"'{text}"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "shown"),
     [
         ("\t=1", "'\\t=1"),
@@ -53,7 +53,7 @@ def test_what_is_not_printable_is_escaped_and_begins_no_row(text: str, shown: st
     assert _cells(text) == [shown]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "text"),
     [
         (-1.5, "-1.5"),

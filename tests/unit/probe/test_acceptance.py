@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 from probe_sample import made_probe
 
 from hpcpace.core.errors import ProbeError
 from hpcpace.probe.changes import changes, check_comparable, outcome_words
 
 
-@pytest.mark.parametrize("slowdown", [1.1, 1.5, 3.0])
+@each_case("slowdown", [1.1, 1.5, 3.0])
 def test_a_slower_operation_is_named_and_no_other(slowdown: float) -> None:
     found = changes(made_probe(), made_probe(slowdown=slowdown, seed=1))
     slower = [one for one in found if one.is_slower]
@@ -44,7 +45,7 @@ def test_one_round_each_cannot_tell() -> None:
     assert outcome_words(found).startswith("cannot tell: the probes have no operation and size in common")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("values", "reason"),
     [
         ({"cluster": "other"}, "cluster lab then, other now"),

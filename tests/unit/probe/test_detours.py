@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from numpy.typing import NDArray
 
 from hpcpace.probe.quanta import find_detours, find_period
@@ -49,9 +50,9 @@ def _marks(
     return np.cumsum(np.append(0, quanta)).astype(np.int64)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.05])
-@pytest.mark.parametrize("period_ns", [10 * _MS, 100 * _MS, 333 * _MS])
-@pytest.mark.parametrize("num_random", [0, 60])
+@each_case("share", [0.01, 0.05])
+@each_case("period_ns", [10 * _MS, 100 * _MS, 333 * _MS])
+@each_case("num_random", [0, 60])
 def test_a_periodic_thief_is_found_with_its_period_and_share(share: float, period_ns: int, num_random: int) -> None:
     for seed in range(3):
         thief_ns = int(share * period_ns)
@@ -62,8 +63,8 @@ def test_a_periodic_thief_is_found_with_its_period_and_share(share: float, perio
         assert found.share == pytest.approx(share, rel=0.2)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.05])
-@pytest.mark.parametrize("period_ns", [10 * _MS, 100 * _MS, 333 * _MS])
+@each_case("share", [0.01, 0.05])
+@each_case("period_ns", [10 * _MS, 100 * _MS, 333 * _MS])
 def test_a_thief_that_comes_seldom_is_found_among_the_ticks_of_a_clock(share: float, period_ns: int) -> None:
     for seed in range(3):
         marks = _marks(thief_ns=int(share * period_ns), period_ns=period_ns, tick_ns=16_000, seed=seed)
@@ -73,7 +74,7 @@ def test_a_thief_that_comes_seldom_is_found_among_the_ticks_of_a_clock(share: fl
         assert found.share == pytest.approx(share, rel=0.2)
 
 
-@pytest.mark.parametrize("num_random", [0, 3, 30, 1000])
+@each_case("num_random", [0, 3, 30, 1000])
 def test_random_interruptions_have_no_period(num_random: int) -> None:
     found = [find_period(find_detours(_marks(random_ns=400_000, num_random=num_random, seed=n))) for n in range(10)]
     assert found == [None] * 10

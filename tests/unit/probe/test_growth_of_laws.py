@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.extrapolation import Algorithm, extrapolated_transfer
 from hpcpace.probe.laws import transfer_term
@@ -51,6 +52,6 @@ def test_laws_of_a_tree_extrapolate_as_a_tree() -> None:
     assert term is not None and term.algorithm == Algorithm.TREE
 
 
-@pytest.mark.parametrize(("op", "num_nodes"), [("broadcast", 8), ("all_reduce", 3), ("all_reduce", 1)])
+@each_case(("op", "num_nodes"), [("broadcast", 8), ("all_reduce", 3), ("all_reduce", 1)])
 def test_what_was_not_probed_is_not_extrapolated(op: str, num_nodes: int) -> None:
     assert transfer_term([law_on(8, 1e4, 1.0)], [(op, 1e6, 1.0)], num_nodes=num_nodes, transfer_ns=1e7) is None

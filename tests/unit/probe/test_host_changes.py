@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
+from cases import each_case
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
 from rich.console import Console
 
@@ -75,7 +75,7 @@ def test_slow_uplinks_are_named() -> None:
     assert _slower(_whole(), _whole(1, pairs=replace(pairs, bisections=slow))) == [("all of leaf2 to leaf1", "uplinks")]
 
 
-@pytest.mark.parametrize(("more", "is_worse"), [(0.005, False), (0.05, True), (1.0, True)])
+@each_case(("more", "is_worse"), [(0.005, False), (0.05, True), (1.0, True)])
 def test_a_core_that_loses_more_time_is_named(more: float, is_worse: bool) -> None:
     after = _whole(1, noise=made_noise(robbed={("n2", 3): more}, seed=1))
     assert _slower(_whole(), after) == ([("n2 core 3", "noise")] if is_worse else [])
@@ -90,7 +90,7 @@ def test_slower_copies_are_named_by_node_and_device() -> None:
     ]
 
 
-@pytest.mark.parametrize("part", ["sweep", "pairs", "noise", "copies"])
+@each_case("part", ["sweep", "pairs", "noise", "copies"])
 def test_a_part_that_one_probe_lacks_is_said_and_not_compared(part: str) -> None:
     lacking = _whole(1, **{part: () if part == "sweep" else None})
     for before, after, who in ((_whole(), lacking, "the other probe"), (lacking, _whole(), "this probe")):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
 from rich.console import Console
 
@@ -60,7 +61,7 @@ def numbers(content: Any, name: str = "") -> Iterator[str]:
 FIELDS = sorted(set(numbers(WHOLE.to_json())))
 
 
-@pytest.mark.parametrize("value", EXTREMES)
+@each_case("value", EXTREMES)
 def test_any_number_of_a_record_is_refused_or_compared(value: float) -> None:
     for places in ([name] for name in FIELDS):
         _check_extreme(places, value)
@@ -125,7 +126,7 @@ def test_names_of_other_hosts_are_shown_short_and_printable() -> None:
     assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize("part", ["{}", "[]", '{"a":1}', '""', "0", '[{"a":[]}]'])
+@each_case("part", ["{}", "[]", '{"a":1}', '""', "0", '[{"a":[]}]'])
 def test_so_many_values_that_they_would_fill_the_memory_are_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcpace.probe.record.MOST_BYTES", 1 << 16)
     text = json.dumps({**RECORD.to_json(), "unknown": 0}).replace(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from cases import each_case
 from rich.console import Console
 
 from hpcpace.core.rundir import write_json
@@ -46,7 +47,7 @@ def _record() -> ProbeRecord:
     return empty_record()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("cpus", "shares"),
     [
         ({0: [0, 1], 1: [2, 3]}, {0: [0, 1], 1: [2, 3]}),

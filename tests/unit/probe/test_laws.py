@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each_case
 from numpy.typing import NDArray
 
 from hpcpace.probe.laws import choose_pieces, fit_law, fit_pieces
@@ -88,7 +89,7 @@ def test_no_latency_and_no_rate_is_negative() -> None:
     assert fit.latency_ns[0, 0] >= 0 and fit.ns_per_byte[0, 0] > 0
 
 
-@pytest.mark.parametrize("num_sizes", [1, 2, 3])
+@each_case("num_sizes", [1, 2, 3])
 def test_too_few_sizes_have_no_law(num_sizes: int) -> None:
     rounds_ns = repeated(one_piece(np.array(SIZES[:num_sizes], float)), noise=0.01)
     assert fit_law(SIZES[:num_sizes], rounds_ns, op="broadcast", num_nodes=2, num_ranks=2) is None

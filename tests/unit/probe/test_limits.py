@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from cases import each_case
 
 from hpcpace.audit.facts import Counters, Cpus, Hardware, Kernel, NetDevice, PciDevice, RdmaDevice, RdmaPort, Snapshot
 from hpcpace.probe.start import bus_limit, network_rate
@@ -13,7 +14,7 @@ from hpcpace.probe.start import bus_limit, network_rate
 RATE = 100.0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("op", "backend", "node_of_rank", "limit"),
     [
         ("all_reduce", "gloo", (0, 1, 2, 3), RATE),
@@ -147,7 +148,7 @@ def test_gloo_sends_over_its_interface_though_rdma_is_active() -> None:
     assert network_rate(snapshot, ["eth0"], with_rdma=False).rate_words == "25 Gb/s"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("devices", "interfaces", "words"),
     [
         ((net("eth0", None),), ["eth0"], "eth0 reports no speed"),

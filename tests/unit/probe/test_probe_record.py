@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.cli.probe import _Call, _shown
 from hpcpace.core.errors import EXIT_USAGE, ProbeError
@@ -110,7 +111,7 @@ def row(**values: Any) -> list[dict[str, Any]]:
     return [{**RECORD.to_json()["sweep"][0], **values}]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "reason"),
     [
         ("", "cut off or not JSON"),
@@ -148,7 +149,7 @@ def test_a_folder_is_no_probe(tmp_path: Path) -> None:
         read_probe(tmp_path)
 
 
-@pytest.mark.parametrize(("size_bytes", "time_ns"), [(0, 1000.0), (1000, 1500.0), (8192, 5096.0)])
+@each_case(("size_bytes", "time_ns"), [(0, 1000.0), (1000, 1500.0), (8192, 5096.0)])
 def test_a_law_tells_the_time_of_any_size(size_bytes: int, time_ns: float) -> None:
     assert LAW.time_ns(size_bytes) == time_ns
 

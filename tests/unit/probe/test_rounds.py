@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
+from cases import each_case
 
 from hpcpace.probe.pair_network import Round, circle, loaded_rounds, rounds_across_leaves, rounds_within_leaves
 from hpcpace.probe.pair_search import first_rounds
 from tests.unit.probe.simulated_pairs import network_of
 
 
-@pytest.mark.parametrize("num_hosts", [2, 3, 4, 5, 8, 33])
+@each_case("num_hosts", [2, 3, 4, 5, 8, 33])
 def test_each_host_meets_each_other_host_once(num_hosts: int) -> None:
     met = Counter(frozenset(pair) for pairs in circle(range(num_hosts)) for pair in pairs)
     assert set(met.values()) == {1}
     assert len(met) == num_hosts * (num_hosts - 1) // 2
 
 
-@pytest.mark.parametrize("sizes", [[2, 2], [4, 4, 4], [1, 3, 5], [6], [1, 1, 1]])
+@each_case("sizes", [[2, 2], [4, 4, 4], [1, 3, 5], [6], [1, 1, 1]])
 def test_rounds_apart_share_no_link(sizes: list[int]) -> None:
     network = network_of(sizes)
     for round_ in [*rounds_within_leaves(network, 99), *rounds_across_leaves(network, 99)]:
@@ -30,7 +30,7 @@ def test_rounds_apart_share_no_link(sizes: list[int]) -> None:
         assert len(leaves) == len(set(leaves))
 
 
-@pytest.mark.parametrize("sizes", [[2, 2], [4, 4, 4], [1, 3, 5], [6], [1, 1, 1]])
+@each_case("sizes", [[2, 2], [4, 4, 4], [1, 3, 5], [6], [1, 1, 1]])
 def test_all_pairs_meet_where_time_allows(sizes: list[int]) -> None:
     network = network_of(sizes)
     rounds = [*rounds_within_leaves(network, 99), *rounds_across_leaves(network, 999)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each_case
 from torch.distributed import HashStore
 
 from hpcpace.probe.operations import OPERATIONS
@@ -99,7 +100,7 @@ def test_one_rank_alone_says_that_it_has_nobody_to_send_to(record: ProbeRecord) 
     assert found.sweep == () and "one rank has nobody to send to" in found.problems[0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("node_of_rank", "counts"),
     [
         ((0, 1), [2]),

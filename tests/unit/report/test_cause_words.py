@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
+from cases import each_case
 
 from hpcpace.diagnosis.summary import Causes, GainRow, OriginRow, PathRow
 from hpcpace.report.sections.causes import (
@@ -49,7 +49,7 @@ def test_a_gain_within_chance_or_the_error_of_rebuilding_is_none():
     assert [row.name for row in significant_gains(summary_of())] == ["work of rank 2", "work of stage 1"]
 
 
-@pytest.mark.parametrize("mode", ["communication-bound", "fabric contention", "locality"])
+@each_case("mode", ["communication-bound", "fabric contention", "locality"])
 def test_where_the_usual_is_slow_nothing_is_put_back_to_it(mode):
     assert significant_gains(summary_of(mode)) == ()
 
@@ -63,7 +63,7 @@ def test_gains_from_some_of_the_steps_say_from_how_many():
     assert "from their operations (8 of 40) are wrong" in gains_remark(summary_of(num_apart=8))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("mode", "changes", "remark"),
     [
         ("healthy", {"gains": ()}, "no single change would shorten the step"),

@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 import pytest
+from cases import each_case
 from known_study import write_study
 from rich.console import Console
 
@@ -88,7 +89,7 @@ def report_of(folder, **truth) -> tuple[Summary, str]:
     return summary, " ".join(stream.getvalue().split())
 
 
-@pytest.mark.parametrize("truth", RUNS.values(), ids=RUNS)
+@each_case("truth", RUNS.values(), ids=RUNS)
 def test_no_table_contradicts_the_headline(truth, tmp_path):
     summary, text = report_of(tmp_path, **truth)
     verdict, named = summary.verdict, named_ranks_of(summary)
@@ -155,7 +156,7 @@ SHARED = (
 SCRIPTS = (jitter_amplification, topology_hotspots, bottleneck_timeline, pacing_table)
 
 
-@pytest.mark.parametrize("name", SHARED)
+@each_case("name", SHARED)
 def test_shared_quantities_are_the_same_on_terminal_page_summary_and_in_scripts(name, tmp_path, monkeypatch):
     monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed(""))
     summary, terminal, shown, found = everywhere_of(tmp_path, RUNS[name])
@@ -204,7 +205,7 @@ def printed_by(script, run, capsys, **examined) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("name", SHARED)
+@each_case("name", SHARED)
 def test_scripts_print_what_the_report_prints(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("hpcpace.report.html.plot_library", lambda: compressed(""))
     summary, terminal, _, _ = everywhere_of(tmp_path, RUNS[name])
@@ -265,7 +266,7 @@ def test_the_tables_of_a_study_print_what_the_reports_of_its_runs_print(tmp_path
     assert figures.communication_share == pytest.approx(summary.shares.exposed_wait + summary.shares.transfer)
 
 
-@pytest.mark.parametrize("name", ["alternating, with a straggler", "slow forward and backward", "slow node", "stages"])
+@each_case("name", ["alternating, with a straggler", "slow forward and backward", "slow node", "stages"])
 def test_the_excess_of_a_culprit_is_one_figure_everywhere(name, tmp_path):
     summary, text = report_of(tmp_path, **RUNS[name])
     run = RunDirectory(tmp_path / "run")
@@ -288,7 +289,7 @@ def test_the_excess_of_a_culprit_is_one_figure_everywhere(name, tmp_path):
             assert f"{100 * excess.share:+.1f}%<" in text
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("truth", "changed", "reason"),
     [
         ({}, {}, "it is last in some steps but not longer again and again, on average "),
@@ -322,7 +323,7 @@ def test_one_rank_is_compared_with_nobody(tmp_path):
     assert "a single rank waits for no other, and is compared with none" in text and "stages" not in text
 
 
-@pytest.mark.parametrize("name", ["slow forward and backward", "slow node", "stages"])
+@each_case("name", ["slow forward and backward", "slow node", "stages"])
 def test_waiting_for_a_straggler_is_no_communication(name, tmp_path):
     run = SyntheticRun(**{"num_ranks": 8, "num_steps": 72, "noise": 0.02, **RUNS[name]}).write(tmp_path / "run")
     analysis = analyze_traces(run, run.attempts()[0], read_attempt(run.attempts()[0]), Selection())
@@ -340,7 +341,7 @@ def test_the_matrix_of_the_page_is_the_one_that_the_script_draws(tmp_path):
     np.testing.assert_array_equal(drawn.ratio, matrix.relative)
 
 
-@pytest.mark.parametrize("name", ["noise", "slow node", "stages", "evaluation and a straggler"])
+@each_case("name", ["noise", "slow node", "stages", "evaluation and a straggler"])
 def test_parts_add_up_to_their_whole(name, tmp_path):
     summary, _ = report_of(tmp_path, **RUNS[name])
     shares = summary.shares

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 from probe_sample import made_copies, made_finding, made_noise, made_pairs, made_probe
 from rich.console import Console
 
@@ -67,7 +68,7 @@ def test_problems_are_shown_and_names_cannot_control_the_terminal() -> None:
     assert "\x1b" not in text and "problem    <script>" in text
 
 
-@pytest.mark.parametrize("values", [{}, {"sweep": (), "laws": (), "skews": ()}, {"laws": ()}, {"lost_hosts": ("n3",)}])
+@each_case("values", [{}, {"sweep": (), "laws": (), "skews": ()}, {"laws": ()}, {"lost_hosts": ("n3",)}])
 def test_the_page_holds_the_whole_probe_and_nothing_that_a_name_says(values: dict[str, object]) -> None:
     record = made_probe(hosts=("n1", NASTY, "n3"), problems=(NASTY,), **values)
     page = probe_page(record)
@@ -90,7 +91,7 @@ def test_the_page_of_a_host_without_a_speed_has_no_limit() -> None:
     assert "Dashed" not in probe_page(record) and "86 %" not in "\n".join(probe_lines(record))
 
 
-@pytest.mark.parametrize(("size", "words"), [(64, "64 B"), (4096, "4 KiB"), (1048572, "1 MiB"), (1 << 32, "4 GiB")])
+@each_case(("size", "words"), [(64, "64 B"), (4096, "4 KiB"), (1048572, "1 MiB"), (1 << 32, "4 GiB")])
 def test_sizes_are_powers_of_two(size: int, words: str) -> None:
     assert size_words(size) == words
 

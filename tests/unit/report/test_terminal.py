@@ -4,7 +4,7 @@ import dataclasses
 import io
 from pathlib import Path
 
-import pytest
+from cases import each_case
 from rich.console import Console
 
 from experiments.synthetic_run import SyntheticRun
@@ -63,7 +63,7 @@ def test_nothing_is_cut_at_80_columns(tmp_path):
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("ranks", "text"),
     [
         ((3,), "rank 3"),
@@ -77,7 +77,7 @@ def test_ranks_are_listed_as_runs(ranks, text):
     assert rank_list(ranks) == text
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("ranks", "text"),
     [
         ((2,), "rank 2 on n2"),
@@ -112,7 +112,7 @@ def accused(names, num_wrong, **options):
     return Clocks(**{**nothing, "num_wrong": num_wrong, "num_suspects": num_suspects, "suspects": tuple(suspects)})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("clocks", "sentence"),
     [
         (
@@ -137,7 +137,7 @@ def test_right_clocks_are_not_mentioned():
     assert suspect_line(accused([], 0)) == ""
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "safe"),
     [("node-1", "node-1"), ("\x1b[2J", "\\x1b[2J"), ("a\nb", "a\\nb"), ("\u202e", "\\u202e"), ("é", "é")],
 )
@@ -145,7 +145,7 @@ def test_what_could_steer_a_terminal_is_escaped(text, safe):
     assert printable(text) == safe
 
 
-@pytest.mark.parametrize(("time_ns", "text"), [(0, "0"), (12_345, "0.01"), (9_990_000, "9.99"), (123_456_789, "123")])
+@each_case(("time_ns", "text"), [(0, "0"), (12_345, "0.01"), (9_990_000, "9.99"), (123_456_789, "123")])
 def test_milliseconds_are_short(time_ns, text):
     assert milliseconds(time_ns) == text
 
@@ -156,8 +156,8 @@ def shown(print_, width=100):
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("width", [80, 100])
-@pytest.mark.parametrize("num_hosts", [1, 4, 40])
+@each_case("width", [80, 100])
+@each_case("num_hosts", [1, 4, 40])
 def test_a_line_for_the_job_script_stays_one_line(width, num_hosts):
     directive = f"#SBATCH --exclude=gpu[{','.join(f'{3 * number:04d}' for number in range(num_hosts))}]"
     text = shown(lambda console: line(console, "Next", f"look at clocks, or leave it out: {directive}"), width)
@@ -175,7 +175,7 @@ def test_a_number_is_not_parted_from_its_unit():
     assert text.splitlines() == ["- " + "x" * 24, "  3.2 % of 17 ms"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("alias", "name"),
     [
         ("rank 5", "rank 5"),

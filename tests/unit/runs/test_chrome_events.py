@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports import chrome_events, input_files
@@ -28,9 +29,9 @@ def read(path: Path) -> tuple[list[Any], ChromeEvents]:
     return [event for batch in events for event in batch], events
 
 
-@pytest.mark.parametrize("piece", [1, 64, 300, 1 << 20])
-@pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("is_list", [False, True])
+@each_case("piece", [1, 64, 300, 1 << 20])
+@each_case("indent", [None, 2])
+@each_case("is_list", [False, True])
 def test_events_are_the_same_however_the_file_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, indent: int | None, is_list: bool
 ) -> None:
@@ -47,7 +48,7 @@ def test_events_are_the_same_however_the_file_is_cut(
         assert events.facts["distributedInfo"] == {"rank": 3} and events.facts["more"] == [{"a": 1}, {"b": 2}]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "message"),
     [
         (b"", "is empty"),
@@ -113,8 +114,8 @@ def test_a_folder_and_a_pipe_are_no_files(tmp_path: Path) -> None:
             read(path)
 
 
-@pytest.mark.parametrize("piece", [64, 1 << 20])
-@pytest.mark.parametrize("value", ["inf", "-nan", "NaN", "-Infinity"])
+@each_case("piece", [64, 1 << 20])
+@each_case("value", ["inf", "-nan", "NaN", "-Infinity"])
 def test_a_quotient_by_zero_is_no_reason_to_lose_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, piece: int
 ) -> None:
@@ -166,9 +167,9 @@ def test_endless_text_without_events_is_refused(tmp_path: Path, monkeypatch: pyt
         read(path)
 
 
-@pytest.mark.parametrize("odd", ['{"ph": "X", "args": []}', '{"ph": 7}', "3", '{"ph": "X", "ts": "soon"}'])
-@pytest.mark.parametrize("where", [0, 7, 20])
-@pytest.mark.parametrize("piece", [64, 1 << 20])
+@each_case("odd", ['{"ph": "X", "args": []}', '{"ph": 7}', "3", '{"ph": "X", "ts": "soon"}'])
+@each_case("where", [0, 7, 20])
+@each_case("piece", [64, 1 << 20])
 def test_events_of_another_form_are_left_out_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str, where: int, piece: int
 ) -> None:

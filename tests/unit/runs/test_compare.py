@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from sample_runs import MS, sample_run
 
 from hpcpace.core.errors import CannotTell, UsageError
@@ -53,7 +54,7 @@ def test_the_parts_of_groups_add_up_too() -> None:
     assert found.difference.from_repeats and found.outcome is Outcome.SLOWER
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "outcome", "judged_by"),
     [
         pytest.param({"mean_ns": 116 * MS}, Outcome.SLOWER, Judged.MEAN, id="long steps"),
@@ -130,7 +131,7 @@ def test_roles_are_compared_with_themselves() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "words"),
     [
         ({"samples_per_step": 128.0}, "a step has 64 and 128 tokens"),
@@ -239,7 +240,7 @@ def test_what_does_not_differ_has_no_reason() -> None:
     assert main_parts(same) == [] and main_parts(slower)
 
 
-@pytest.mark.parametrize("words", [["--run-dir", "{}"], ["--run-dir={}"], ["--trace-dir", "{}", "--run-dir", "{}"]])
+@each_case("words", [["--run-dir", "{}"], ["--run-dir={}"], ["--trace-dir", "{}", "--run-dir", "{}"]])
 def test_where_a_run_is_written_is_no_change(tmp_path: Path, words: Sequence[str]) -> None:
     commands = []
     for name in ("a", "b"):

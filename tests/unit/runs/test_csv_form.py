@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import UsageError
 from hpcpace.runs.load import read_csv
@@ -38,7 +39,7 @@ def test_a_mean_step_may_be_longer_than_its_median(tmp_path: Path) -> None:
     assert (run.throughput, run.batch) == (45.7, 64.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "words"),
     [
         ("", "no column 'run'"),

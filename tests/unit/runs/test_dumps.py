@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from known_dumps import dump, entry, hung_job, unfinished, write
 
 from hpcpace.core.errors import CannotTell, TraceError
@@ -24,7 +25,7 @@ def verdict(folder: Path) -> Hang:
     return hang
 
 
-@pytest.mark.parametrize(
+@each_case(
     "name",
     ["nccl_trace_rank_2", "rank2.pickle", "job77_rank-2", "2024-01-05_rank_2.bin", "_dump_2", "trace2.pkl", "x_2.json"],
 )
@@ -37,7 +38,7 @@ def test_the_groups_of_a_process_say_its_rank_where_only_one_is_in_all_of_them(t
     assert list(read_dumps([write(tmp_path, {"whatever": dump([], groups=groups)})]).by_rank) == [3]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "groups", "reason"),
     [
         ("dump", {}, "neither its name nor its groups say"),
@@ -82,7 +83,7 @@ def test_a_folder_without_dumps_is_refused(tmp_path: Path) -> None:
         read_dumps([tmp_path / "nothing"])
 
 
-@pytest.mark.parametrize(
+@each_case(
     "other",
     [
         {"b_rank_5": dump([entry(0)], world=8)},

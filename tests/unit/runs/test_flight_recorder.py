@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from known_dumps import BEGIN_NS, MS, dump, entry, unfinished, write
 
 from hpcpace.runs.imports import flight_recorder, input_files
@@ -51,7 +52,7 @@ def test_one_that_ran_out_of_time_on_a_device_is_not_over(tmp_path: Path) -> Non
     assert read(tmp_path, dump([unfinished(0, retired=True)])).entries[0].is_open
 
 
-@pytest.mark.parametrize("version", ["2.0", "2.4", "2.9", "2.10"])
+@each_case("version", ["2.0", "2.4", "2.9", "2.10"])
 def test_versions_of_the_format(tmp_path: Path, version: str) -> None:
     content = dump([entry(0)], version=version)
     content["nccl_version"] = content.pop("comm_lib_version")
@@ -67,7 +68,7 @@ def test_a_dump_without_entries_is_one(tmp_path: Path) -> None:
     assert read(tmp_path, content, "rank_0.json").entries == ()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("called", "op"),
     [
         ("_all_gather_base", "all_gather"),
@@ -87,7 +88,7 @@ def test_names_of_one_operation_are_one(called: str, op: str) -> None:
     assert operation_name(called) == op
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "reason"),
     [
         ([], "no dump"),
@@ -117,7 +118,7 @@ def test_names_of_one_operation_are_one(called: str, op: str) -> None:
         (dump([{**entry(0), "state": 1}]), "state is 1"),
     ],
 )
-@pytest.mark.parametrize("name", ["rank_0", "rank_0.json"])
+@each_case("name", ["rank_0", "rank_0.json"])
 def test_what_is_no_dump_is_refused_in_one_line(tmp_path: Path, content: Any, reason: str, name: str) -> None:
     with pytest.raises(ValueError, match=reason) as refused:
         read(tmp_path, content, name)
@@ -125,7 +126,7 @@ def test_what_is_no_dump_is_refused_in_one_line(tmp_path: Path, content: Any, re
     assert len(str(refused.value)) < 200
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("data", "reason"),
     [
         (b"", "it is empty"),

@@ -14,6 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from cases import each_case
 from sample_runs import sample_run
 
 from experiments.synthetic_run import SyntheticRun
@@ -364,7 +365,7 @@ def test_runs_of_which_only_some_have_a_date_are_refused(tmp_path: Path) -> None
         rows_of_csv(tmp_path / "runs.csv")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("days", "off", "duration"),
     [
         pytest.param((20, 26), (0.2, 0.2), "recent", id="two runs of one week may be one incident"),

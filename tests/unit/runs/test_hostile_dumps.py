@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from known_dumps import dump, entry, hung_job, unfinished, write
 
 from hpcpace.core.errors import TraceError
@@ -48,14 +49,14 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("make", FIELDS.values(), ids=FIELDS)
+@each_case("make", FIELDS.values(), ids=FIELDS)
 def test_values_that_hold_each_other_are_refused_wherever_they_are(tmp_path: Path, make: Callable[[Any], Any]) -> None:
     (tmp_path / "rank_0").write_bytes(with_instructions(make("HERE"), shared(60)))
     with pytest.raises(ValueError, match="its values hold each other more than"):
         read_dump(tmp_path / "rank_0")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "content",
     [
         dump([entry(0, state=LONG)]),
@@ -73,14 +74,14 @@ def test_values_that_hold_each_other_are_refused_wherever_they_are(tmp_path: Pat
     ],
     ids=lambda _: "",
 )
-@pytest.mark.parametrize("name", ["rank_0", "rank_0.json"])
+@each_case("name", ["rank_0", "rank_0.json"])
 def test_what_is_too_long_is_refused_in_a_short_line(tmp_path: Path, content: Any, name: str) -> None:
     with pytest.raises(ValueError) as refused:
         read_dump(write(tmp_path, {name: content}) / name)
     assert len(str(refused.value)) < 220
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("frame", "where"),
     [
         ({"name": "f", "filename": "a.py", "line": [[1]]}, "a.py:? in f"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports import nsys
@@ -79,7 +80,7 @@ def test_a_default_that_many_rows_have_is_no_text_of_each(tmp_path: Path) -> Non
         import_nsys(path)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "row",
     [
         ("soon", 2, 0, 1, PID, 1),
@@ -151,7 +152,7 @@ def test_files_beside_an_export_are_not_opened(tmp_path: Path) -> None:
     assert len(import_nsys(path).ranks) == 1
 
 
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+@each_case("kind", ["link", "fifo", "folder"])
 def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "given.sqlite"
     if kind == "link":

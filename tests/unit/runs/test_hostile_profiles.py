@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 from kineto_files import event, facts, gloo_events, nccl_events, write
 
 from hpcpace.core.errors import TraceError
@@ -49,7 +50,7 @@ def _used_s(work: Callable[[], object]) -> float:
     return time.process_time() - begin_s
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each_case("name", HOSTILE)
 def test_reading_takes_time_in_proportion_to_the_file(tmp_path: Path, name: str) -> None:
     path = tmp_path / "rank-0.json"
     path.write_bytes(HOSTILE[name])
@@ -127,7 +128,7 @@ def test_more_groups_than_a_trace_can_number_are_refused(tmp_path: Path, monkeyp
         import_kineto([write(tmp_path / "rank-1.json", _of_groups(5), {})])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("column", "value"),
     [
         ("step", 1 << 31),
@@ -144,7 +145,7 @@ def test_a_number_that_a_column_cannot_hold_is_refused(column: str, value: objec
 ODD_VALUES = [True, None, -1, 0.5, 1e300, -(1 << 64), "9" * 20, "\ud800\x1b[1m", [[1]]]
 
 
-@pytest.mark.parametrize("value", ODD_VALUES, ids=lambda value: str(value)[:12])
+@each_case("value", ODD_VALUES, ids=lambda value: str(value)[:12])
 def test_values_of_any_kind_in_any_field_make_a_run_or_an_error(tmp_path: Path, value: object) -> None:
     sound = nccl_events(0)[:50]
     kernel = next(one for one in sound if one["cat"] == "kernel" and "Seq" in one["args"])
@@ -196,7 +197,7 @@ def test_profiles_that_would_take_more_memory_than_their_size_allows_are_left_ou
     assert "rank-1.json.gz would take more than the " in found.problems[0]
 
 
-@pytest.mark.parametrize("value", ['"\xff\xfe"', '"\\ud800"', "[" * 3000 + "]" * 3000])
+@each_case("value", ['"\xff\xfe"', '"\\ud800"', "[" * 3000 + "]" * 3000])
 def test_an_event_that_cannot_be_decoded_does_not_lose_those_before_it(tmp_path: Path, value: str) -> None:
     path = tmp_path / "rank-0.json"
     path.write_bytes(f'{{"traceEvents": [{STEP}, {{"name": {value}}}]}}'.encode("latin-1"))
@@ -220,7 +221,7 @@ def _socket(path: Path, _: Path) -> None:
         one.bind(str(path))
 
 
-@pytest.mark.parametrize("make", [_link, _fifo, _socket])
+@each_case("make", [_link, _fifo, _socket])
 def test_what_is_no_file_of_its_own_in_a_folder_is_left_out_and_named(
     tmp_path: Path, make: Callable[[Path, Path], None]
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from cases import each_case
 from pyarrow import parquet
 
 from hpcpace.core.errors import TraceError
@@ -102,7 +103,7 @@ def _without_texts(num_rows: int) -> dict[str, Any]:
     return {name: values for name, values in _columns(num_rows).items() if name != "optype"}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("make", "message"),
     [
         (_without_texts, "lacks the columns optype"),
@@ -150,10 +151,8 @@ def _timeline(**changed: Any) -> list[dict[str, Any]]:
     return [names, {**work, **{name: value for name, value in changed.items() if name in work}, "args": args}]
 
 
-@pytest.mark.parametrize(
-    "value", [True, None, -1, 0.5, 1e300, 1 << 62, 10**300, "9" * 20, "\ud800\x1b[1m", [], {"a": [1]}]
-)
-@pytest.mark.parametrize("field", ["step", "mb_id", "seq_id", "model_chunk", "pid", "tid", "ts", "dur", "name"])
+@each_case("value", [True, None, -1, 0.5, 1e300, 1 << 62, 10**300, "9" * 20, "\ud800\x1b[1m", [], {"a": [1]}])
+@each_case("field", ["step", "mb_id", "seq_id", "model_chunk", "pid", "tid", "ts", "dur", "name"])
 def test_values_of_any_kind_in_an_event_make_a_run_or_an_error(tmp_path: Path, field: str, value: object) -> None:
     path = tmp_path / "timeline.json"
     path.write_text(json.dumps([*_timeline(), *_timeline(**{field: value})]))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
+from cases import each_case
 
 from hpcpace.runs.imports.chrome_events import JsonStructure
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "ends", "stop"),
     [
         ("", [], -1),
@@ -30,9 +30,7 @@ def test_values_end_with_their_last_bracket_outside_of_texts(text: str, ends: li
     assert (found.ends.tolist(), found.stop) == (ends, stop)
 
 
-@pytest.mark.parametrize(
-    "text", ['{"a": 1}', '{"b": {"a": 1}}', '{"b": "\\"a\\": 1"}', '{"b": "x\\\\", "a": 1}', '["a"]']
-)
+@each_case("text", ['{"a": 1}', '{"b": {"a": 1}}', '{"b": "\\"a\\": 1"}', '{"b": "x\\\\", "a": 1}', '["a"]'])
 def test_a_member_is_of_the_outermost_object_alone(text: str) -> None:
     at = text.index('"a')
     is_member = "a" in content if isinstance(content := json.loads(text), dict) else True

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 from kineto_files import (
     NUM_STEPS,
     REDUCED_US,
@@ -96,9 +97,7 @@ def _group_events(rank: int, members: dict[int, str]) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize(
-    ("members", "size"), [("[0, 1, 2, 3]", 4), ("[0, 1, 2, 3, 4, 5]", 6), ("[0, 1, ..., 3]", 4), ("[0, -1]", 4)]
-)
+@each_case(("members", "size"), [("[0, 1, 2, 3]", 4), ("[0, 1, 2, 3, 4, 5]", 6), ("[0, 1, ..., 3]", 4), ("[0, -1]", 4)])
 def test_members_of_groups_are_those_that_kernels_say_where_nothing_else_does(
     tmp_path: Path, members: str, size: int
 ) -> None:
@@ -210,8 +209,8 @@ def test_steps_whose_numbers_begin_again_are_numbered_in_order_of_time(tmp_path:
     assert source in found.source.notes
 
 
-@pytest.mark.parametrize("with_steps", [False, True])
-@pytest.mark.parametrize("later", [0, 1])
+@each_case("with_steps", [False, True])
+@each_case("later", [0, 1])
 def test_a_profile_that_begins_a_step_later_has_the_steps_of_the_others(
     tmp_path: Path, later: int, with_steps: bool
 ) -> None:
@@ -352,11 +351,11 @@ def test_a_rank_without_rows_does_not_shift_the_others(tmp_path: Path) -> None:
     assert import_kineto([tmp_path]).ranks[0].tables["steps"]["begin_ns"][0] == 1_000 * MS
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("table", "prefix"), [("collectives", "gloo"), ("steps", "ProfilerStep"), ("phases", "DistributedDataParallel")]
 )
-@pytest.mark.parametrize("field", ["ts", "dur"])
-@pytest.mark.parametrize("value", [None, -3.0])
+@each_case("field", ["ts", "dur"])
+@each_case("value", [None, -3.0])
 def test_events_without_a_duration_are_left_out_and_counted(
     tmp_path: Path, table: str, prefix: str, field: str, value: float | None
 ) -> None:
@@ -405,8 +404,8 @@ def test_collectives_that_contradict_each_other_by_drift_still_align_clocks(tmp_
     assert "collectives contradict each other by up to 50.0 us: clocks drift" in found.source.notes
 
 
-@pytest.mark.parametrize("host", ["n0", "n1"])
-@pytest.mark.parametrize("offset_us", [-3_600e6, 3_600e6])
+@each_case("host", ["n0", "n1"])
+@each_case("offset_us", [-3_600e6, 3_600e6])
 def test_profiles_that_were_recorded_hours_apart_are_of_different_jobs(
     tmp_path: Path, host: str, offset_us: float
 ) -> None:
@@ -536,7 +535,7 @@ def test_a_late_device_is_the_straggler_of_the_report(tmp_path: Path) -> None:
     assert summary.verdict.mode == "persistent straggler" and summary.verdict.culprits[0].id == "0"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kernel", "called", "op"),
     [
         ("ncclDevKernel_SendRecv(x)", "all_to_allv", Op.ALL_TO_ALL),
@@ -611,7 +610,7 @@ def _infinite(folder: Path) -> None:
     write(folder / "a.json", [event("Optimizer.step#x", "user_annotation", 1e300, 2e300)], facts(0))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("make", "message"),
     [
         (lambda folder: None, "holds no .json"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import MS, SyntheticRun
 from hpcpace.core.config import Config
@@ -86,7 +87,7 @@ def test_waits_that_are_not_known_are_none_in_a_summary_and_in_its_traces(tmp_pa
         assert sum(rank.parts_ns.values()) == pytest.approx(analysed.mean_ns, rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "change",
     [
         lambda content: content.update(schema="hpcpace-summary/1"),

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports import nsys
@@ -53,7 +54,7 @@ def test_kernels_of_nccl_that_do_not_say_what_they_do_are_no_work(tmp_path: Path
     assert any(note.startswith("62 kernels of NCCL left out") for note in found.source.notes)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("statement", "note"),
     [
         ("DROP TABLE StringIds", "kernels without a name: any of them may be a collective"),
@@ -100,7 +101,7 @@ def test_ranges_of_nvtx_become_steps_and_phases(tmp_path: Path) -> None:
     assert first.tables["phases"]["step"][:2].tolist() == [8, 8]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("ranges", "numbers", "num_left_out"),
     [
         ([("iteration", 0, 100), ("step", 1, 99)], [3, 4, 5], 3),
@@ -109,7 +110,7 @@ def test_ranges_of_nvtx_become_steps_and_phases(tmp_path: Path) -> None:
         ([("step", 0, 90)], [3, 4, 5], 0),
     ],
 )
-@pytest.mark.parametrize("is_around", [False, True])
+@each_case("is_around", [False, True])
 def test_of_ranges_inside_each_other_the_outermost_that_repeat_are_steps(
     tmp_path: Path, ranges: list[tuple[str, int, int]], numbers: list[int], num_left_out: int, is_around: bool
 ) -> None:
@@ -183,7 +184,7 @@ def _statements(*statements: str) -> Callable[[Path], None]:
     return run
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("damage", "message"),
     [
         (_text, "no sqlite database"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from cases import each_case
 from sample_runs import MS, sample_run
 
 from hpcpace.report.sections.comparison import reason_sentence
@@ -18,7 +19,7 @@ def _run(path: str, sizes: Sequence[int], world_size: int) -> MeasuredRun:
     return sample_run(path, transfers=transfers, world_size=world_size)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("before", "after", "names"),
     [
         pytest.param((4, [4]), (4, [4]), ["4 ranks"], id="the same"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
+from cases import each_case
 from sample_runs import sample_run
 
 from hpcpace.report.sections.comparison import place_sentences
@@ -43,7 +43,7 @@ def _changes(
     return found
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("shape", "repeats", "rank_cv"),
     [((4, 4), 3, 0.005), ((4, 8), 5, 0.01), ((8, 8), 3, 0.01), ((8, 8), 2, 0.02), ((8, 8), 1, 0.02), ((4, 8), 1, 0.01)],
 )
@@ -55,15 +55,15 @@ def test_ranks_that_vary_are_named_in_few_pairs_of_equal_runs(
     assert num_named <= 11  # 5 % and 2.7 standard errors
 
 
-@pytest.mark.parametrize("num_hosts", [4, 8])
-@pytest.mark.parametrize("repeats", [1, 3])
+@each_case("num_hosts", [4, 8])
+@each_case("repeats", [1, 3])
 def test_hosts_are_named_in_few_pairs_of_runs_that_differ_as_a_whole(num_hosts: int, repeats: int) -> None:
     random = np.random.default_rng(1)
     found = [_changes(random, (num_hosts, 1), repeats, run_cv=0.02, rank_cv=0.003) for _ in range(PAIRS)]
     assert sum(bool(places.named) for places in found) <= 11
 
 
-@pytest.mark.parametrize("shape", [(4, 1), (8, 1), (8, 8)])
+@each_case("shape", [(4, 1), (8, 1), (8, 8)])
 def test_intervals_of_hosts_have_what_whole_runs_differ_by(shape: tuple[int, int]) -> None:
     random = np.random.default_rng(2)
     found = [_changes(random, shape, 3, run_cv=0.02, rank_cv=0.003) for _ in range(PAIRS)]
@@ -75,14 +75,14 @@ def test_intervals_of_hosts_have_what_whole_runs_differ_by(shape: tuple[int, int
     assert sum(held) >= 89
 
 
-@pytest.mark.parametrize(("shape", "repeats"), [((4, 4), 3), ((8, 8), 3), ((2, 4), 3), ((8, 8), 2)])
+@each_case(("shape", "repeats"), [((4, 4), 3), ((8, 8), 3), ((2, 4), 3), ((8, 8), 2)])
 def test_a_slower_rank_is_found_and_not_its_host(shape: tuple[int, int], repeats: int) -> None:
     random = np.random.default_rng(3)
     found = [_changes(random, shape, repeats, slower=range(1, 2)).named for _ in range(PAIRS)]
     assert sum([row.name for row in named] == ["1 on n0"] for named in found) >= 75
 
 
-@pytest.mark.parametrize("shape", [(4, 1), (8, 1), (4, 4), (8, 8)])
+@each_case("shape", [(4, 1), (8, 1), (4, 4), (8, 8)])
 def test_a_slower_host_is_found_and_not_its_ranks(shape: tuple[int, int]) -> None:
     random = np.random.default_rng(4)
     slower = range(shape[1], 2 * shape[1])
@@ -109,7 +109,7 @@ def test_more_work_of_all_hosts_that_the_step_does_not_show_is_said_to_be_so() -
     assert sentence == "own work takes 5.0 % more time on most hosts, though steps do not differ beyond noise"
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+@each_case("num_ranks", [2, 3, 4, 8])
 def test_of_one_host_the_rank_that_changed_is_named_and_the_others_are_not(num_ranks: int) -> None:
     before, after = np.zeros(num_ranks), np.zeros(num_ranks)
     after[1] = np.log(2)
@@ -120,7 +120,7 @@ def test_of_one_host_the_rank_that_changed_is_named_and_the_others_are_not(num_r
     assert everywhere is not None and everywhere.is_common and everywhere.named == ()
 
 
-@pytest.mark.parametrize(("num_hosts", "per_host"), [(6, 1), (8, 1), (6, 2)])
+@each_case(("num_hosts", "per_host"), [(6, 1), (8, 1), (6, 2)])
 def test_where_half_of_the_hosts_got_slower_these_are_named(num_hosts: int, per_host: int) -> None:
     random = np.random.default_rng(5)
     before, after = random.normal(0, 0.002, (2, num_hosts * per_host))
@@ -132,8 +132,8 @@ def test_where_half_of_the_hosts_got_slower_these_are_named(num_hosts: int, per_
     assert sorted(row.name for row in found.named) == [f"n{host}" for host in range(num_hosts // 2)]
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("num_hosts", [3, 6])
+@each_case("sign", [1, -1])
+@each_case("num_hosts", [3, 6])
 def test_a_host_that_stayed_as_it_was_is_not_told_to_be_faster_or_slower(num_hosts: int, sign: int) -> None:
     before, after = np.zeros(num_hosts), np.zeros(num_hosts)
     after[1:] = sign * 0.07

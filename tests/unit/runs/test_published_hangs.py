@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from cases import each_case
 
 from experiments.published_hangs import ANSWERS, DOCUMENT, Scenario, published, table
 
@@ -18,14 +19,14 @@ def scenarios() -> Iterator[dict[str, Scenario]]:
         yield {scenario.name: scenario for scenario in found}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_case("name", NAMES)
 def test_the_injected_ranks_are_named_and_nobody_else(scenarios: dict[str, Scenario], name: str) -> None:
     hang = scenarios[name].verdict()
     assert hang is not None
     assert set(hang.culprits) == scenarios[name].injected
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_case("name", NAMES)
 def test_no_innocent_rank_is_named_with_half_of_the_dumps(scenarios: dict[str, Scenario], name: str) -> None:
     found = scenarios[name].half_verdicts(50)
     assert set(found) <= SAFE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from cases import each_case
 
 from experiments.published_speeds import judged_repeats, repeats
 
@@ -18,7 +19,7 @@ def test_the_published_repeats_are_those_of_many_systems(lines: list[str]) -> No
     assert lines[0].startswith("130 systems and benchmarks with 1001 runs")
 
 
-@pytest.mark.parametrize("what", ["single runs", "  of systems with a CV up to 1 %", "3 repeats", "5 repeats"])
+@each_case("what", ["single runs", "  of systems with a CV up to 1 %", "3 repeats", "5 repeats"])
 def test_runs_of_the_same_thing_are_called_different_at_the_nominal_rate(lines: list[str], what: str) -> None:
     (line,) = (line for line in lines if line.startswith(what))
     called, total = map(int, re.findall(r"(\d+) of (\d+),", line)[0])

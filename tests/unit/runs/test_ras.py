@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from known_dumps import hung_job, write
 
 from hpcpace.core.errors import TraceError
@@ -110,7 +111,7 @@ def _changed(**changes: Any) -> str:
     return json.dumps(json.loads(report({0: 1})) | changes)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("old", "new", "reason"),
     [
         ('"pid": 100', f'"pid": {"9" * 3000}', "pid is <an integer of 9966 bits>, not a number"),
@@ -161,7 +162,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
         read_ras(path)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 from probe_sample import made_probe
 from sample_runs import sample_run
 
@@ -82,7 +83,7 @@ def test_nothing_is_predicted_beyond_four_times_the_largest_size() -> None:
     assert max(size.num_units for size in found.predictions) == 32
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("part", "strong", "of_size"),
     [
         ("transfer", False, lambda nodes: {"transfer": _ring_ms(nodes)}),
@@ -142,7 +143,7 @@ def test_repeats_narrow_what_is_known_of_a_size() -> None:
     assert series_of([_sample(1), _sample(2)]).sizes[0].run_cv == pytest.approx(PRIOR_CV)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("way", "batch", "said"),
     [
         ({"hosts": "n9"}, 128.0, "hosts is n9, not n1"),
@@ -349,7 +350,7 @@ def test_a_law_that_was_wrong_at_the_largest_size_has_wider_intervals() -> None:
     assert width[1] > 1.5 * width[0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("factor", "ratio", "expected"),
     [
         (1.0, 1, Band.IDEAL),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases import each_case
 from probe_sample import made_probe
 from sample_runs import MS, sample_run
 
@@ -46,8 +47,8 @@ def _assert_inside(found: Scaling, truth_ms: Callable[[int], float]) -> None:
         assert low <= truth_ms(size.num_units) * MS <= high
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16)])
-@pytest.mark.parametrize(
+@each_case("sizes", [(1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16)])
+@each_case(
     ("ranks", "parts"),
     [
         (1, lambda n: {"work": 100, "transfer": 2 * (n - 1) / n, "other": 4 * (n - 1)}),
@@ -68,7 +69,7 @@ def test_the_next_sizes_are_inside_whatever_grows(sizes: tuple[int, ...], ranks:
     assert high < 1.6 * low
 
 
-@pytest.mark.parametrize("growing", [lambda n: n - 1, lambda n: 3 * (n**0.5 - 1), lambda n: 2 * np.log2(n)])
+@each_case("growing", [lambda n: n - 1, lambda n: 3 * (n**0.5 - 1), lambda n: 2 * np.log2(n)])
 def test_three_sizes_of_shared_work_leave_open_what_grows(growing: Callable[[int], float]) -> None:
     def step_ms(nodes: int) -> float:
         return float(3 + 97 / nodes + growing(nodes))
@@ -178,7 +179,7 @@ def test_the_interval_of_a_knee_has_the_error_of_the_law() -> None:
     assert ends[1] >= 1.5 * ends[0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("knee", "said"),
     [
         (
@@ -198,7 +199,7 @@ def test_a_knee_is_said_with_its_doubt(knee: tuple[int | None, int | None, int |
     assert said in dict(headline(replace(found, knee=of)))["Knee"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("op", "nodes", "said"),
     [
         ("all_reduce", 8, "not by the probe: its laws of all_reduce are of 2 and 4 nodes, and none of 8"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import CannotTell
 from hpcpace.metrics.run_difference import LEAST_CV
@@ -95,8 +96,8 @@ def _factor_interval(samples: list[Sample]) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-@pytest.mark.parametrize("repeats", [(2, 2), (1, 3), (5, 1), (3, 2)])
-@pytest.mark.parametrize("spread", [0.01, 0.03])
+@each_case("repeats", [(2, 2), (1, 3), (5, 1), (3, 2)])
+@each_case("spread", [0.01, 0.03])
 def test_the_interval_of_the_scaling_factor_has_the_truth_where_only_some_sizes_have_repeats(
     repeats: tuple[int, int], spread: float
 ) -> None:
@@ -126,7 +127,7 @@ def _of_table(content: str) -> tuple[str, dict[int, list[str]], tuple[str, ...]]
     return found.unit, {size.num_units: [one.name for one in size.samples] for size in found.sizes}, found.left_out
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "unit", "sizes"),
     [
         ("a,1, b,,2 c,,4 d,8,", "node", {1: ["a"], 8: ["d"]}),

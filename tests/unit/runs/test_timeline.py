@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import BACKWARD_NS, FORWARD_NS, MS, TRANSFER_NS, Extra, SyntheticRun
 from hpcpace.core.errors import HpcpaceError
@@ -260,7 +261,7 @@ def test_of_a_job_that_hangs_what_never_completed_has_no_end(tmp_path: Path) -> 
     assert "never completed" not in seen.tracks(0)
 
 
-@pytest.mark.parametrize("host", ["<script>alert(1)</script>", "a\x1b[31mb\n", "n" * 500, "\u202enode"])
+@each_case("host", ["<script>alert(1)</script>", "a\x1b[31mb\n", "n" * 500, "\u202enode"])
 def test_names_from_files_are_shown_as_text(tmp_path: Path, host: str) -> None:
     run = SyntheticRun(num_ranks=2, hosts=(host,)).write(tmp_path / "run")
     _, seen = _write(run, tmp_path, **_range(3, 5))
@@ -298,7 +299,7 @@ def test_of_too_many_ranks_the_late_one_is_among_those_shown(tmp_path: Path) -> 
     assert any("of 40 ranks are shown" in problem for problem in made.shown.problems)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("wanted", "said"),
     [
         (_range(100, 110), "no step of this run, which has 40 steps, 0 to 39"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from cases import each_case
 from interleaved import NUM_MICROBATCHES, NUM_PLACES, NUM_REPLICAS, NUM_STEPS, interleaved
 from varying_data import gpipe
 
@@ -250,7 +251,7 @@ def _no_rows(path: Path) -> None:
     pd.read_parquet(path).iloc[:0].to_parquet(path)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("damage", "message"),
     [
         (_cut, "cannot read"),

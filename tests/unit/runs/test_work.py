@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 from sample_runs import sample_run
 
 from hpcpace.core.errors import UsageError
@@ -10,7 +11,7 @@ from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.work import is_same_batch, usual_batches
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given", "usual"),
     [
         pytest.param([64.0, 64.0, 128.0], [64.0, 64.0, 128.0], id="batches that were set"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.score.generator import HALFWIDTH_NS, START_NS, clocks_of, traces_of, write_run
 from experiments.score.scenario import NUM_WARMUP, Scenario
@@ -67,9 +68,7 @@ def test_computation_has_the_length_it_is_meant_to_have(layout: str) -> None:
     assert (forward["end_ns"] - forward["begin_ns"]).sum() == pytest.approx(1.5 * 33e6, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("layout", "fault"), [("dp", "slow_rank"), ("dp", "hang"), ("dp x pp", "hang"), ("pp", "slow_rank")]
-)
+@each_case(("layout", "fault"), [("dp", "slow_rank"), ("dp", "hang"), ("dp x pp", "hang"), ("pp", "slow_rank")])
 def test_traces_are_the_same_through_files(layout: str, fault: str, tmp_path: Path) -> None:
     num_stages = {"dp": 1, "dp x pp": 2, "pp": 4}[layout]
     scenario = _scenario(layout, num_ranks=4, num_stages=num_stages, fault=fault, size=0.2)
@@ -136,14 +135,14 @@ def test_a_hang_leaves_all_but_the_target_inside(layout: str) -> None:
     assert len(common_steps([trace.tables["steps"] for trace in traces])) == SMALL["num_steps"] + NUM_WARMUP
 
 
-@pytest.mark.parametrize("noise", ["normal", "lognormal", "heavy", "periodic", "common_mode", "per_node"])
+@each_case("noise", ["normal", "lognormal", "heavy", "periodic", "common_mode", "per_node"])
 def test_noise_has_the_level_it_is_asked_for(noise: str) -> None:
     factors = noise_factors(_scenario("dp", num_steps=2000, num_ranks=64, noise=noise, level=0.05))
     assert factors.mean() == pytest.approx(1.0, abs=0.005)
     assert factors.std() == pytest.approx(0.05, rel=0.15)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "values",
     [
         {"num_ranks": 9, "ranks_per_node": 2},

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from experiments.score.lab_cases import CASES, NUM_RANKS, Case, truth_of_case
 from experiments.score.lab_runs import Outcome, change, judged, keep, kept, line, missing, table
@@ -43,7 +44,7 @@ def _outcome(name: str, summary: dict[str, Any], events: list[dict[str, Any]] | 
     return judged(case, truth_of_case(case, events or []), summary, RUN)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+@each_case("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_training_of_a_case_is_accepted(case: Case) -> None:
     words = case.training
     options = list(zip(words[::2], words[1::2], strict=True))

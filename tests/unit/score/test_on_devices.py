@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from experiments.score.generator import traces_of, write_run
 from experiments.score.scenario import Scenario
@@ -17,8 +17,8 @@ SMALL = {"num_ranks": 8, "num_steps": 12, "ranks_per_node": 2, "seed": 4}
 KINDS = ("synchronised", "ahead", "host_bound")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layout", [{}, {"num_stages": 4}])
+@each_case("kind", KINDS)
+@each_case("layout", [{}, {"num_stages": 4}])
 def test_on_their_devices_ranks_do_what_they_would_do_without(kind: str, layout: dict[str, int]) -> None:
     plain = traces_of(Scenario(**SMALL, **layout))
     views = on_devices(traces_of(Scenario(**SMALL, **layout, device=kind)))
@@ -31,7 +31,7 @@ def test_on_their_devices_ranks_do_what_they_would_do_without(kind: str, layout:
         assert (view.tables["collectives"]["enter_ns"] == own.tables["collectives"]["enter_ns"]).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_a_host_is_never_behind_its_device_and_its_times_ascend(kind: str) -> None:
     for trace in traces_of(Scenario(**SMALL, device=kind)):
         steps, phases, done = (trace.tables[name] for name in ("steps", "phases", "collectives"))
@@ -48,7 +48,7 @@ def test_host_times_alone_have_no_times_of_phases_on_the_device(tmp_path: Path) 
         assert not trace.tables["collectives"]["blocked_ns"].any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_runs_on_devices_are_the_same_through_files(tmp_path: Path, kind: str) -> None:
     scenario = Scenario(**SMALL, device=kind)
     read = read_attempt(write_run(scenario, tmp_path / "run").last_attempt()).traces

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from experiments.score.scenario import EVERYWHERE, Scenario
 from experiments.score.truth import Truth, truth_of
@@ -14,7 +15,7 @@ def _truth(**values: object) -> Truth:
     return truth_of(Scenario(**{"seed": 1, **SMALL, **values}))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("values", "names"),
     [
         ({"fault": "slow_rank", "target": 5}, {"rank 5"}),
@@ -65,7 +66,7 @@ def test_jitter_that_all_ranks_share_is_healthy() -> None:
     assert _truth(level=0.05, noise="common_mode").modes[-1] == "healthy"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fault", "mode"),
     [
         ("slow_rank", "persistent straggler"),

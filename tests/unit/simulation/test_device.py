@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 from simulated_device import DeviceClock, HostCosts, SimulatedGroup, SimulatedRank, run
 
 from hpcpace.core.errors import UsageError
@@ -77,7 +78,7 @@ def test_synchronising_brings_the_host_to_the_mark():
     assert one.now_ns == START_NS + 5_000
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("clock", "expected_ms"),
     [
         (DeviceClock(resolution_ns=1), 2_000.0),
@@ -104,7 +105,7 @@ def test_asking_for_times_that_are_not_there_yet_is_an_error_as_in_cuda():
         begin.elapsed_time(end)
 
 
-@pytest.mark.parametrize("call", ["record", "query", "synchronize"])
+@each_case("call", ["record", "query", "synchronize"])
 def test_an_event_breaks_the_capture_of_a_graph(call):
     one = rank()
     event = one.new_event()

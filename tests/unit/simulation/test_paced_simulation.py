@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import PaceSettings
 from hpcpace.simulation import KINDS, Incast, ParametricNoise, PollStealing, SimulatedJob, TracedNoise, simulate
@@ -59,14 +60,14 @@ def outcomes():
     return found
 
 
-@pytest.mark.parametrize("policy", DELAYING)
+@each_case("policy", DELAYING)
 def test_no_policy_gains_where_ranks_only_wait_for_each_other(outcomes, policy):
     assert len(outcomes[policy][0]) == NUM_SET_UPS
     # In nanoseconds, of steps of 100 ms: rounding.
     assert max(outcomes[policy][0]) <= 1e-3
 
 
-@pytest.mark.parametrize("policy", DELAYING)
+@each_case("policy", DELAYING)
 def test_each_policy_was_on_in_many_of_these_jobs(outcomes, policy):
     assert sum(delay > 0 for delay in outcomes[policy][1]) >= NUM_SET_UPS / 5
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import UsageError
 from hpcpace.simulation import (
@@ -52,7 +53,7 @@ def test_independent_exponential_noise_costs_its_expected_maximum():
     assert found.mean_step_ns == pytest.approx(expected, abs=4 * found.step_ns.std() / 20_000**0.5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_coscheduled_noise_costs_what_one_rank_has_of_it(kind):
     noise = ParametricNoise(kind=kind, size_ns=10.0, is_coscheduled=True)
     many = simulate(SimulatedJob(num_ranks=64, num_steps=200, work_ns=100.0, noise=noise))
@@ -105,7 +106,7 @@ def test_a_trace_of_noise_costs_less_where_all_ranks_have_it_together():
     assert mean(False) > 1.1e6
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("weight", "delay", "expected"),
     [(1.0, 0.0, 200.0), (0.0, 0.0, 140.0), (1.0, 1e9, 140.0), (1.0, 30.0, 170.0), (0.5, 0.0, 80 + 60 * 1.5)],
 )
@@ -123,7 +124,7 @@ def test_polling_takes_nothing_where_each_rank_has_a_core():
     assert ready == pytest.approx(work)
 
 
-@pytest.mark.parametrize(("delay", "expected"), [(0.0, 100.0), (1e9, 40 + 60 / 1.25), (25.0, 93.75)])
+@each_case(("delay", "expected"), [(0.0, 100.0), (1e9, 40 + 60 / 1.25), (25.0, 93.75)])
 def test_a_sleeping_rank_leaves_power(delay, expected):
     power = PowerShare(ranks_per_node=2, boost=0.25)
     ready = shared_ready_ns(np.array([[40.0, 100.0]]), lambda ready: np.array([[delay, 0.0]]), poll=None, power=power)
@@ -150,7 +151,7 @@ def test_messages_that_collide_lose_goodput_and_slots_win_it_back():
     assert link.end_ns(np.arange(8) * 10.0) == pytest.approx(80.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "off",
     [
         {"poll": PollStealing(ranks_per_node=4, cores_per_node=2.0, weight=0.0)},
@@ -204,7 +205,7 @@ def test_a_sleep_ends_late_and_no_delay_does_not():
     assert found.delay_ns[0].mean() == pytest.approx(15.0, abs=1.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "wrong",
     [
         lambda: SimulatedJob(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.config import PaceSettings
@@ -52,7 +53,7 @@ def test_the_published_table_is_read_by_number_of_nodes():
     assert (rows[-1].variation, rows[-1].paced_variation) == (0.22, 0.09)
 
 
-@pytest.mark.parametrize("content", ["", "nodes,metric\n4,x\n", "nodes,metric,baseline,coordination\nx,y,1,2\n"])
+@each_case("content", ["", "nodes,metric\n4,x\n", "nodes,metric,baseline,coordination\nx,y,1,2\n"])
 def test_another_table_is_refused(content, tmp_path):
     path = tmp_path / "table.csv"
     path.write_text(content + "4,cv_iteration_time,1,1\n" if content else "nodes,metric\n4,1\n")
@@ -81,7 +82,7 @@ def test_the_interval_of_a_ratio_covers_the_truth_as_often_as_it_says():
     assert hits / 400 >= 0.94
 
 
-@pytest.mark.parametrize(("count", "low", "high"), [(0, 0.0, 0.04), (100, 0.96, 1.0), (50, 0.40, 0.60)])
+@each_case(("count", "low", "high"), [(0, 0.0, 0.04), (100, 0.96, 1.0), (50, 0.40, 0.60)])
 def test_the_interval_of_a_share(count, low, high):
     found = share_of(count, 100)
     assert (found.low, found.high) == (pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01))

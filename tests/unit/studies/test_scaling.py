@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import UsageError
@@ -53,8 +54,8 @@ def test_each_fault_is_run_on_the_most_nodes() -> None:
     assert [run.name for run in runs[3:]] == [f"n4x2-o1-block-{fault}" for fault in FAULTS]
 
 
-@pytest.mark.parametrize("fault", ["none", *FAULTS])
-@pytest.mark.parametrize("is_emulated", [False, True])
+@each_case("fault", ["none", *FAULTS])
+@each_case("is_emulated", [False, True])
 def test_every_run_has_a_plan(fault: str, is_emulated: bool) -> None:
     run = ScalingRun(nodes=4, ranks_per_node=2, fault=fault, is_emulated=is_emulated)
     words = run.training()
@@ -103,9 +104,7 @@ def test_a_plan_grows_and_keeps_what_it_has(tmp_path: Path) -> None:
     assert study.runs() == [RUN, other]
 
 
-@pytest.mark.parametrize(
-    "text", [None, "{", '{"schema": "other"}', '{"schema": "hpcpace-scaling-study/1", "runs": [{}]}']
-)
+@each_case("text", [None, "{", '{"schema": "other"}', '{"schema": "hpcpace-scaling-study/1", "runs": [{}]}'])
 def test_refuses_what_is_no_scaling_study(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "plan.json").write_text(text)
@@ -113,7 +112,7 @@ def test_refuses_what_is_no_scaling_study(tmp_path: Path, text: str | None) -> N
         ScalingFolder(tmp_path).runs()
 
 
-@pytest.mark.parametrize("values", [{"placement": "random"}, {"fault": "fire"}, {"oversubscription": 0.5}])
+@each_case("values", [{"placement": "random"}, {"fault": "fire"}, {"oversubscription": 0.5}])
 def test_refuses_a_run_that_cannot_be(values: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ScalingRun(nodes=2, ranks_per_node=2, **values)

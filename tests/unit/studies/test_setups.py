@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, UsageError
@@ -60,7 +61,7 @@ def test_the_batch_is_that_of_a_replica() -> None:
     assert planned(PIPELINE).settings.batch_size == 8
 
 
-@pytest.mark.parametrize(("batch", "microbatches"), [(16, 4), (4, 4), (6, 3), (2, 2), (5, 1)])
+@each_case(("batch", "microbatches"), [(16, 4), (4, 4), (6, 3), (2, 2), (5, 1)])
 def test_a_pipeline_cuts_a_batch_into_up_to_four_even_pieces(batch: int, microbatches: int) -> None:
     assert dataclasses.replace(PIPELINE, batch=batch).microbatches == microbatches
 
@@ -70,7 +71,7 @@ def test_what_a_set_up_does_not_say_is_the_users() -> None:
     assert (settings.dtype, settings.seed, settings.preset, settings.mesh) == ("bfloat16", 7, "small", "dp=4")
 
 
-@pytest.mark.parametrize("preset", MODEL_SIZES)
+@each_case("preset", MODEL_SIZES)
 def test_a_shrunk_model_keeps_layers_and_heads_and_the_ratios_of_its_volumes(preset: str) -> None:
     shape = GPT2_PRESETS[preset]
     small = shrunk(shape, 16)
@@ -98,13 +99,13 @@ def test_refuses_to_divide_a_width_that_does_not_divide() -> None:
         shrunk(RESNET18, 3)
 
 
-@pytest.mark.parametrize("text", ["", "2", "2x", "x2", "0x2", "2x2x2", "axb", "-1x2"])
+@each_case("text", ["", "2", "2x", "x2", "0x2", "2x2x2", "axb", "-1x2"])
 def test_refuses_what_is_no_layout(text: str) -> None:
     with pytest.raises(UsageError, match="like 2x1"):
         parse_layout(text)
 
 
-@pytest.mark.parametrize(("layout", "parallelism"), [("1x1", "data"), ("2x1", "none"), ("2x1", "zero")])
+@each_case(("layout", "parallelism"), [("1x1", "data"), ("2x1", "none"), ("2x1", "zero")])
 def test_refuses_a_parallelism_that_does_not_fit(layout: str, parallelism: str) -> None:
     with pytest.raises(UsageError, match="parallelism"):
         Setup(model="gpt2", preset="small", layout=parse_layout(layout), parallelism=parallelism, batch=4)

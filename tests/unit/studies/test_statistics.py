@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.studies.figures import Spread, counted_between, scaling_factor, spread, straight_line
 
@@ -29,7 +30,7 @@ def test_a_time_beyond_the_readings_is_cut() -> None:
     assert counted_between(READINGS_NS, COUNT, -(10**9), 4 * 10**9) == (pytest.approx(600), pytest.approx(4.0))
 
 
-@pytest.mark.parametrize(("begin_s", "end_s"), [(3, 9), (5, 9), (-9, 0), (2, 2), (3, 2)])
+@each_case(("begin_s", "end_s"), [(3, 9), (5, 9), (-9, 0), (2, 2), (3, 2)])
 def test_readings_of_less_than_half_a_time_do_not_tell(begin_s: int, end_s: int) -> None:
     assert counted_between(READINGS_NS, COUNT, begin_s * 10**9, end_s * 10**9) is None
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import UsageError
 from hpcpace.studies.setups import NanoCluster, StudyFolder, StudyRun, parse_layout, repeated
@@ -73,9 +74,7 @@ def test_a_layout_has_its_own_open_runs(study: StudyFolder) -> None:
     assert study.open_runs(parse_layout("2x2")) == []
 
 
-@pytest.mark.parametrize(
-    "text", [None, "{", "[]", '{"schema": "other"}', '{"schema": "hpcpace-study/1", "runs": [{}]}']
-)
+@each_case("text", [None, "{", "[]", '{"schema": "other"}', '{"schema": "hpcpace-study/1", "runs": [{}]}'])
 def test_refuses_what_is_no_study(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "plan.json").write_text(text)

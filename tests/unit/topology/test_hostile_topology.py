@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import TopologyError
 from hpcpace.core.hostlist import expand
@@ -31,7 +32,7 @@ def _lines(number: int, line: Callable[[int], str]) -> str:
     return "\n".join(map(line, range(number)))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "words"),
     [
         pytest.param("SwitchName=s1 Nodes=" + "[" * 100_000, "line 1, nodes: '[[[", id="brackets"),
@@ -100,7 +101,7 @@ def test_a_network_with_too_many_ways_is_refused(tmp_path: Path) -> None:
         _read(tmp_path, many)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "content",
     [
         _lines(12_000, lambda i: f"n{i} s{i} s{(i + 1) % 12_000}"),
@@ -125,7 +126,7 @@ def test_yaml_with_very_many_networks_is_read_in_linear_time(tmp_path: Path) -> 
     assert "1 switch without hosts" in str(found.value) and len(str(found.value)) < len(str(tmp_path)) + 400
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "n[" * 100_000, "n[1" * 100_000, "]" * 100_000, "," * 100_000])
+@each_case("text", ["[" * 100_000, "n[" * 100_000, "n[1" * 100_000, "]" * 100_000, "," * 100_000])
 def test_a_list_that_is_none_is_refused_in_linear_time(text: str) -> None:
     begin = time.process_time()
     with pytest.raises(ValueError, match="is no list of hosts") as found:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.metrics.topology import topology_of
 from hpcpace.topology.read import parse_host_table
@@ -65,7 +66,7 @@ def test_other_names_of_the_same_switches_are_no_contradiction() -> None:
     assert (leaves(found), found.problems) == (["ib-a", "ib-a", "ib-b", "ib-b"], ())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("hosts", "content"),
     [
         pytest.param(("n1.example.org", "n2.example.org", "n3", "n4"), SAME, id="hosts with a domain"),
@@ -88,7 +89,7 @@ def test_hosts_are_found_by_their_name_in_slurm() -> None:
     assert (leaves(found), found.problems) == (["leaf1", "leaf1", "leaf2", "leaf2"], ())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "addresses", "words", "source"),
     [
         pytest.param(

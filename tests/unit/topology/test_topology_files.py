@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import TopologyError
 from hpcpace.core.hostlist import expand
@@ -73,7 +74,7 @@ def leaves(tree: SwitchTree) -> dict[str, str]:
     return {host: above[-1] for host, above in tree.above.items()}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "above"),
     [
         pytest.param(CONF, ("spine",), id="topology.conf"),
@@ -116,7 +117,7 @@ def test_several_spines_are_one_level(tmp_path: Path) -> None:
     assert tree.problems == ()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "words", "known"),
     [
         pytest.param(
@@ -141,7 +142,7 @@ def test_says_what_is_contradictory_and_keeps_the_rest(tmp_path: Path, content: 
     assert len(tree.above) == known
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "words"),
     [
         pytest.param("", "has no host at a switch", id="empty"),
@@ -168,7 +169,7 @@ def test_refuses_what_is_no_topology(tmp_path: Path, content: str | bytes, words
     assert "topology.conf" in str(found.value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "words"),
     [
         pytest.param("- [1, 2\n", "it is no YAML", id="no YAML"),
@@ -227,7 +228,7 @@ def test_says_what_to_do_without_pyyaml(tmp_path: Path, monkeypatch: pytest.Monk
         read(tmp_path, YAML, "topology.yaml")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "names"),
     [
         ("rack[1-2]n[1-2]", ["rack1n1", "rack1n2", "rack2n1", "rack2n2"]),
@@ -239,7 +240,7 @@ def test_lists_of_hosts_may_have_several_brackets(text: str, names: list[str]) -
     assert expand(text) == names
 
 
-@pytest.mark.parametrize("text", ["n[1-4]]", "n[[1]]", "n]", "n[]", "n[1-]", "n[-1]", "n[1,]", "n[a]", "n[\u0661]"])
+@each_case("text", ["n[1-4]]", "n[[1]]", "n]", "n[]", "n[1-]", "n[-1]", "n[1,]", "n[a]", "n[\u0661]"])
 def test_refuses_other_lists_of_hosts(text: str) -> None:
     with pytest.raises(ValueError, match="is no list of hosts"):
         expand(text)

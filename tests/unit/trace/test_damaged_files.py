@@ -13,6 +13,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from cases import each_case
 from rows import ADDERS, header, random_rows, record
 
 from hpcpace.core.errors import TraceError
@@ -66,7 +67,7 @@ def test_damage_of_any_kind_gives_a_trace_or_an_error_that_names_the_file(killed
             assert outcome["problems"], asked
 
 
-@pytest.mark.parametrize(
+@each_case(
     "content",
     [b"", b"\0", b"not HDF5", b"\x89HDF\r\n\x1a\n", b"\x89HDF\r\n\x1a\n" + bytes(4096), b"HCPJNL1" * 100],
     ids=["empty", "a zero", "text", "magic", "magic and zeros", "a journal's magic"],
@@ -86,7 +87,7 @@ def test_an_hdf5_file_of_another_program_is_refused(tmp_path):
         read_trace(path)
 
 
-@pytest.mark.parametrize("name", ["/", ".", "..", "missing/rank-00000.h5", "x" * 300, "file/rank-00000.h5", "folder"])
+@each_case("name", ["/", ".", "..", "missing/rank-00000.h5", "x" * 300, "file/rank-00000.h5", "folder"])
 def test_a_path_without_a_file_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("in the folder's place")

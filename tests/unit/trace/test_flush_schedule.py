@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.trace.recorder import FlushSchedule
 
@@ -18,7 +19,7 @@ def _times(rank: int, *, first_s: float = 100.0, num_flushes: int = 5, took_s: f
     return found
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8, 100, 1000, 10_000])
+@each_case("num_ranks", [2, 4, 8, 100, 1000, 10_000])
 def test_any_number_of_ranks_is_spread_evenly(num_ranks: int) -> None:
     places = np.sort([_times(rank)[-1] % 1 for rank in range(num_ranks)])
     gaps = np.diff([*places, places[0] + 1])
@@ -34,12 +35,12 @@ def test_a_flush_of_all_ranks_at_the_start_does_not_bring_them_together() -> Non
         assert _times(rank, first_s=100.02)[-1] % 1 == pytest.approx(_times(rank)[-1] % 1)
 
 
-@pytest.mark.parametrize("took_s", [0.4, 1.7, 5.2])
+@each_case("took_s", [0.4, 1.7, 5.2])
 def test_flushes_that_take_long_keep_their_place(took_s: float) -> None:
     assert np.array(_times(1, took_s=took_s)) % 1 == pytest.approx(np.full(5, 0.618034), abs=1e-6)
 
 
-@pytest.mark.parametrize("error_s", [-1e-4, 0.0, 1e-4])
+@each_case("error_s", [-1e-4, 0.0, 1e-4])
 def test_a_wait_that_ends_a_little_early_or_late_is_followed_by_a_whole_one(error_s: float) -> None:
     schedule = FlushSchedule(1, 1.0, 0.0)
     assert schedule.wait_s(0.6180339887 + error_s) == pytest.approx(1 - error_s)

@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from cases import each_case
 from rows import ADDERS, assert_table, header
 
 from hpcpace.trace.encoding import round_times, row_dtypes
@@ -60,7 +61,7 @@ def test_the_golden_file_reads_as_the_rows_that_its_script_recorded(script, monk
     assert account["dropped"].sum() == 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("version", "lacks", "zeros"),
     [
         ("1.0", {"events", "connections", "flows"}, {"host", "network"}),
@@ -94,7 +95,7 @@ def test_the_root_attributes_are_the_header():
     assert found == header_values(header())
 
 
-@pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
+@each_case("table", TABLES.values(), ids=list(TABLES))
 def test_a_table_is_a_group_of_chunked_columns(table):
     with h5py.File(_GOLDEN, "r") as file:
         group = file[table.name]

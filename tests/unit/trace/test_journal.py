@@ -47,7 +47,7 @@ def test_a_last_record_cut_at_any_byte_is_left_out_and_said_so(num_left_bytes):
     assert content.num_left_bytes == num_left_bytes
 
 
-@pytest.mark.parametrize("garbage", [b"\0", bytes(5000), b"\xff" * 5000, np.random.default_rng(1).bytes(5000)])
+@each_case("garbage", [b"\0", bytes(5000), b"\xff" * 5000, np.random.default_rng(1).bytes(5000)])
 def test_garbage_behind_the_last_record_is_left_out(garbage):
     content = journal.decode(_HEADER + _RECORDS + garbage, "here")
     assert np.array_equal(content.rows["phases"][1], _ROWS)

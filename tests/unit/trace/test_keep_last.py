@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from cases import each_case
 from rows import header
 
 from hpcpace.core.errors import TraceError
@@ -95,7 +96,7 @@ def test_without_the_setting_all_steps_are_kept(tmp_path: Path) -> None:
     assert _assert_whole(read_trace(tmp_path / "rank-00003.h5"), 3000) == 0
 
 
-@pytest.mark.parametrize("at", ["before", "copying", "renamed"])
+@each_case("at", ["before", "copying", "renamed"])
 def test_a_rank_that_dies_while_it_drops_steps_loses_none_that_it_keeps(
     tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +165,7 @@ def test_operations_in_flight_stay_open_across_the_change(tmp_path: Path) -> Non
     writer.abandon()
 
 
-@pytest.mark.parametrize(("place", "value"), [("first_row", -1), ("first_row", "x"), ("first_step", 1 << 62)])
+@each_case(("place", "value"), [("first_row", -1), ("first_row", "x"), ("first_step", 1 << 62)])
 def test_a_damaged_number_of_dropped_rows_is_refused(tmp_path: Path, place: str, value: object) -> None:
     path = tmp_path / "rank-00003.h5"
     writer = _new_writer(path)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.trace.reader import read_trace
 
@@ -53,7 +54,7 @@ def recording() -> Iterator[Recording]:
         asked.close()
 
 
-@pytest.mark.parametrize("seed", range(_NUM_KILLS // _PER_TEST))
+@each_case("seed", range(_NUM_KILLS // _PER_TEST))
 def test_every_row_of_completed_flushes_survives_sigkill(recording: Recording, tmp_path: Path, seed: int) -> None:
     choose = random.Random(seed)
     for kill in range(_PER_TEST):

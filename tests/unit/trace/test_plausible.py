@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import DEVICE_TABLES, TABLES, ExitKind, TraceHeader
@@ -32,7 +32,7 @@ def test_a_sound_trace_stays_as_it_is():
     assert without_implausible(sound) is sound
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("column", "value"),
     [
         ("steps__step", -1),
@@ -77,7 +77,7 @@ def test_the_end_of_an_operation_that_never_completed_may_be_anything():
     assert without_implausible(never) is never
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_what_is_left_is_within_bounds_whatever_was_there(seed):
     random = np.random.default_rng(seed)
     columns = {

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import DataError
 from hpcpace.train.data import BytePairEncoder, byte_characters, load_encoder, word_pattern
@@ -20,7 +21,7 @@ def _tokens(encoder: BytePairEncoder, text: str) -> list[str]:
     return [names[number] for number in encoder.encode(text).tolist()]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("byte", "character"),
     # As in GPT-2's own files: a space is written as G with a dot above, a new line as C with one.
     [(ord("a"), "a"), (ord("!"), "!"), (ord(" "), "Ġ"), (ord("\n"), "Ċ"), (0, "Ā"), (0x7F, "ġ"), (0xAD, "Ń")],
@@ -33,7 +34,7 @@ def test_each_byte_has_a_character_of_its_own() -> None:
     assert len(set(byte_characters())) == 256
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "words"),
     [
         ("Hello world", ["Hello", " world"]),
@@ -97,7 +98,7 @@ def test_reads_the_two_files_of_gpt2(tmp_path: Path) -> None:
     assert encoder.num_tokens == 301
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("vocabulary", "merges", "seen"),
     [
         ([], "", "does not map tokens to numbers"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import DataError
@@ -65,7 +66,7 @@ def test_the_digest_tells_texts_apart() -> None:
     assert len({_text(100).digest(), _text(101).digest(), open_text(None, 1).digest()}) == 3
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "seen"), [(None, "no file at"), (b"", "is empty"), (b"0123456789", "fewer than one sequence of 10")]
 )
 def test_refuses_a_file_that_cannot_be_trained_on(tmp_path: Path, content: bytes | None, seen: str) -> None:
@@ -146,7 +147,7 @@ def test_refuses_a_vocabulary_that_is_larger_than_the_models(tmp_path: Path) -> 
         check_data(_plan(vocabulary=_vocabulary(tmp_path, ("a", "b"))))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("settings", "seen"),
     [
         ({"data": "folder"}, "without wiki.train.tokens or wiki.train.raw"),

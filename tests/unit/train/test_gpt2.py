@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from cases import each_case
 
 torch = pytest.importorskip("torch")
 
@@ -16,7 +17,7 @@ def _tokens(num_sequences: int = 2, seed: int = 0):
     return torch.randint(256, (num_sequences, 33), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("preset", GPT2_PRESETS)
+@each_case("preset", GPT2_PRESETS)
 def test_the_model_has_the_parameters_of_its_shape(preset):
     shape = GPT2_PRESETS[preset]
     with torch.device("meta"):

@@ -4,6 +4,7 @@ from time import thread_time_ns
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
@@ -37,7 +38,7 @@ def _work(injector: Injector, time: FakeTime, phase: str, duration_ns: int) -> N
         time.now_ns += duration_ns
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("spec", "fault"),
     [
         ("rank=2,phase=forward,size=30%", InjectedFault(rank=2, phases=("forward",), share=0.3)),
@@ -56,7 +57,7 @@ def test_reads_a_fault(spec: str, fault: InjectedFault) -> None:
     assert parse_fault(spec) == fault
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("spec", "seen"),
     [
         ("", "cannot read ''"),
@@ -141,7 +142,7 @@ def test_other_ranks_are_not_slowed() -> None:
     assert time.slept_ns == 0
 
 
-@pytest.mark.parametrize(("host", "is_slowed"), [("n3", True), ("n3.cluster", True), ("n33", False), ("n", False)])
+@each_case(("host", "is_slowed"), [("n3", True), ("n3.cluster", True), ("n33", False), ("n", False)])
 def test_a_host_is_slowed_by_its_name(host: str, is_slowed: bool) -> None:
     assert parse_fault(f"host={host},size=30%").concerns(0, "n3.cluster") is is_slowed
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import ConfigError, WorldError
 from hpcpace.train import plan
@@ -35,13 +36,13 @@ def test_ranks_without_mpi_run_under_torchrun(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(("coordination", "lacks"), [("torch", True), ("mpi", False), ("auto", True)])
+@each_case(("coordination", "lacks"), [("torch", True), ("mpi", False), ("auto", True)])
 def test_mpi_is_lacking_by_the_setting_or_without_mpi4py(monkeypatch, coordination, lacks):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     assert plan.lacks_mpi(coordination) is lacks
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("num_cores", "num_allowed", "local_size", "num_threads"),
     [
         (8, 8, 1, 8),

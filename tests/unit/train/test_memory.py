@@ -4,6 +4,7 @@ import mmap
 
 import psutil
 import pytest
+from cases import each_case
 
 torch = pytest.importorskip("torch")
 
@@ -21,7 +22,7 @@ def test_the_peak_covers_what_was_taken_and_stays() -> None:
     assert peak_memory(torch.device("cpu"))["rss_bytes"] > during["rss_bytes"] - slack_bytes
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("error", "expected"),
     [
         (MemoryError(), True),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import MeshError
 from hpcpace.train.presets import Mesh, parse_mesh
@@ -31,7 +32,7 @@ def test_rank_is_the_inverse_of_coordinates() -> None:
     assert [mesh.rank(mesh.coordinates(rank)) for rank in range(24)] == list(range(24))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "seen"),
     [
         ("dp=0", "'dp=0'"),

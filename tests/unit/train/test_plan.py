@@ -3,13 +3,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.train.plan import plan_training
 
 
-@pytest.mark.parametrize("mesh", ["dp=4", "dp=2,pp=2", "pp=4", "pp=3,tp=4", "dp=2,pp=3,tp=2"])
+@each_case("mesh", ["dp=4", "dp=2,pp=2", "pp=4", "pp=3,tp=4", "dp=2,pp=3,tp=2"])
 def test_credited_samples_add_up_to_the_global_batch(mesh: str) -> None:
     num_ranks = {"dp=4": 4, "dp=2,pp=2": 4, "pp=4": 4}.get(mesh, 12)
     plan = plan_training(TrainConfig(mesh=mesh, seq_len=127), num_ranks)
@@ -36,7 +37,7 @@ def test_images_are_credited_to_the_replica_that_trains_them() -> None:
     assert [plan.credited_samples(plan.mesh.coordinates(rank)) for rank in range(4)] == [16] * 4
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("settings", "num_ranks", "seen"),
     [
         ({"mesh": "dp=3"}, 4, "needs 3 ranks, but the job has 4"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 torch = pytest.importorskip("torch")
 
@@ -87,13 +88,13 @@ def test_a_batch_norm_is_that_of_torch_also_with_weights_in_bfloat16():
     assert ours.running_mean.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("short", "dtype"), SHORT_DTYPES.items())
+@each_case(("short", "dtype"), SHORT_DTYPES.items())
 def test_a_short_name_is_the_same_setting(short, dtype):
     assert TrainConfig(dtype=short) == TrainConfig(dtype=dtype)
     assert dtype in DTYPES
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "half", "BF16", ""])
+@each_case("dtype", ["fp16", "half", "BF16", ""])
 def test_refuses_other_types(dtype):
     with pytest.raises(ConfigError, match=r"train\.dtype is .*: choose one of float32, bfloat16, float64"):
         TrainConfig(dtype=dtype)

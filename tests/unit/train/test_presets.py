@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import PRESETS
 from hpcpace.core.errors import MeshError
@@ -18,7 +19,7 @@ def test_small_is_gpt2_with_124_million_parameters() -> None:
     assert small.num_parameters == 124_439_808
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("preset", "num_layers", "width", "num_heads", "num_parameters"),
     [
         # Layers and width are of Radford et al. 2019, table 2; heads and counts those of the published weights.
@@ -39,13 +40,13 @@ def test_resnet18_has_the_parameters_that_are_usual_for_cifar10() -> None:
     assert RESNET18.num_parameters == 11_173_962
 
 
-@pytest.mark.parametrize("mesh", [Mesh(pp=2), Mesh(tp=2), Mesh(dp=2, pp=2)])
+@each_case("mesh", [Mesh(pp=2), Mesh(tp=2), Mesh(dp=2, pp=2)])
 def test_resnet18_is_not_cut(mesh: Mesh) -> None:
     with pytest.raises(MeshError, match=f"use dp={mesh.size}"):
         RESNET18.check_mesh(mesh)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 5, 12])
+@each_case("num_stages", [1, 2, 3, 5, 12])
 def test_stages_have_each_layer_once_and_in_order(num_stages: int) -> None:
     small = GPT2_PRESETS["small"]
     stages = [small.stage_layers(stage, num_stages) for stage in range(num_stages)]
@@ -53,9 +54,7 @@ def test_stages_have_each_layer_once_and_in_order(num_stages: int) -> None:
     assert max(map(len, stages)) - min(map(len, stages)) <= 1
 
 
-@pytest.mark.parametrize(
-    ("mesh", "seen"), [(Mesh(pp=5), "layers (4)"), (Mesh(tp=3), "tp of 1, 2, 4"), (Mesh(tp=8), "4 heads")]
-)
+@each_case(("mesh", "seen"), [(Mesh(pp=5), "layers (4)"), (Mesh(tp=3), "tp of 1, 2, 4"), (Mesh(tp=8), "4 heads")])
 def test_refuses_a_mesh_over_which_the_model_cannot_be_cut(mesh: Mesh, seen: str) -> None:
     with pytest.raises(MeshError) as caught:
         GPT2_PRESETS["tiny"].check_mesh(mesh)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from hpcpace.train.result import Bar, Lines, Silence, progress_view
 
@@ -23,7 +24,7 @@ def test_a_bar_shows_step_loss_and_rate(capsys):
     assert "loss 5.0000  1.23k tokens/s" in last
 
 
-@pytest.mark.parametrize(("style", "kind"), [("auto", Lines), ("lines", Lines), ("bar", Bar), ("off", Silence)])
+@each_case(("style", "kind"), [("auto", Lines), ("lines", Lines), ("bar", Bar), ("off", Silence)])
 def test_the_style_chooses_the_view(style, kind):
     assert isinstance(progress_view(style, num_steps=1), kind)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 torch = pytest.importorskip("torch")
 
@@ -12,7 +13,7 @@ def _values(rows: int, blocks: int, dtype=torch.float32):
     return torch.randn(rows, blocks * INT8_BLOCK, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_value_is_off_by_half_a_step_of_its_block_at_most(dtype):
     values = _values(3, 5, dtype).float()
     # Blocks of very different sizes keep their own precision.
@@ -33,7 +34,7 @@ def test_zeros_stay_zeros():
     assert (dequantize(quantize(torch.zeros(2, INT8_BLOCK))) == 0).all()
 
 
-@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (2, 3), (4, 7)])
+@each_case(("rows", "blocks"), [(1, 1), (2, 3), (4, 7)])
 def test_the_message_has_the_planned_size(rows, blocks):
     message = quantize(_values(rows, blocks))
     assert message.dtype == torch.int8

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from cases import each_case
 
 torch = pytest.importorskip("torch")
 
@@ -79,7 +80,7 @@ def test_nobody_stops_where_nobody_wants_to() -> None:
     assert not any(vote.stops(False) for _ in range(10))
 
 
-@pytest.mark.parametrize(("step_s", "num_votes"), [(5.0, 100), (1.0, 100), (0.001, 2)])
+@each_case(("step_s", "num_votes"), [(5.0, 100), (1.0, 100), (0.001, 2)])
 def test_votes_are_about_a_second_apart(step_s: float, num_votes: int) -> None:
     now_ns = 0
     others = Others()

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, MeshError
@@ -32,7 +33,7 @@ def test_rules_are_about_features_that_exist() -> None:
     assert len({frozenset((c.first, c.second)) for c in CONFLICTS}) == len(CONFLICTS)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("settings", "expected"),
     [
         ({}, set()),
@@ -64,7 +65,7 @@ def test_a_refusal_names_both_ends_and_the_reason() -> None:
             assert "drop one" in reason
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("settings", "num_ranks", "seen"),
     [
         (
@@ -86,7 +87,7 @@ def test_refuses_what_does_not_go_together(settings: dict[str, object], num_rank
     assert seen in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("settings", "num_ranks", "seen"),
     [
         ({"mesh": "pp=4"}, 4, "8 stages with --schedule interleaved, more than the model has layers (4)"),
@@ -100,7 +101,7 @@ def test_refuses_stages_that_cannot_be_interleaved(settings: dict[str, object], 
     assert seen in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("settings", "seen"),
     [
         ({"zero": 2}, "train.zero is 2: choose one of 0, 1, 3"),

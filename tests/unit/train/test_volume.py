@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError
@@ -39,8 +40,8 @@ def all_reduce(size_bytes: int, num_ranks: int, itemsize: int = 4) -> Operation:
     return Operation(kind="all_reduce", cause="test", ranks=ranks, size_bytes=size_bytes, itemsize=itemsize)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7])
-@pytest.mark.parametrize("num_items", [1, 5, 10, 1000, 262_144, 3_000_001])
+@each_case("num_ranks", [2, 3, 4, 7])
+@each_case("num_items", [1, 5, 10, 1000, 262_144, 3_000_001])
 def test_an_all_reduce_moves_all_but_one_share_twice(num_ranks: int, num_items: int) -> None:
     size_bytes = 4 * num_items
     matrix = sent([all_reduce(size_bytes, num_ranks)], num_ranks)
@@ -68,8 +69,8 @@ def test_a_single_rank_sends_nothing() -> None:
     assert run_operations(planned("", 1)) == []
 
 
-@pytest.mark.parametrize("mesh", [Mesh(), Mesh(pp=3), Mesh(tp=4), Mesh(pp=2, tp=2), Mesh(dp=2, pp=4)])
-@pytest.mark.parametrize("preset", ["tiny", "small"])
+@each_case("mesh", [Mesh(), Mesh(pp=3), Mesh(tp=4), Mesh(pp=2, tp=2), Mesh(dp=2, pp=4)])
+@each_case("preset", ["tiny", "small"])
 def test_all_ranks_together_hold_the_model(mesh: Mesh, preset: str) -> None:
     plan = planned(str(mesh), mesh.size, preset=preset)
     shape = plan.shape
@@ -80,7 +81,7 @@ def test_all_ranks_together_hold_the_model(mesh: Mesh, preset: str) -> None:
     assert sum(slices) == expected
 
 
-@pytest.mark.parametrize(("stage", "num_stages"), [(0, 1), (0, 3), (1, 3), (2, 3)])
+@each_case(("stage", "num_stages"), [(0, 1), (0, 3), (1, 3), (2, 3)])
 def test_parameters_are_those_of_the_model(stage: int, num_stages: int) -> None:
     torch = pytest.importorskip("torch")
     from hpcpace.train.models import GPT2
@@ -91,7 +92,7 @@ def test_parameters_are_those_of_the_model(stage: int, num_stages: int) -> None:
     assert parameter_sizes(plan, Mesh(dp=0, pp=stage, tp=0)) == [p.numel() for p in model.parameters()]
 
 
-@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 4), ("float64", 8)])
+@each_case(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 4), ("float64", 8)])
 def test_data_parallelism_adds_up_all_gradients_in_two_buckets(dtype: str, itemsize: int) -> None:
     operations = step_operations(planned("dp=4", 4, dtype=dtype))
     assert {(o.kind, o.cause, o.ranks) for o in operations} == {("all_reduce", "gradients", (0, 1, 2, 3))}
@@ -171,9 +172,7 @@ def test_replicas_start_from_the_parameters_of_the_first() -> None:
     assert matrix[0].sum() == 2 * 4 * TINY_PARAMETERS
 
 
-@pytest.mark.parametrize(
-    ("steps", "log_every", "counts"), [(40, 10, {80: 4}), (25, 10, {80: 2, 40: 1}), (5, 10, {40: 1})]
-)
+@each_case(("steps", "log_every", "counts"), [(40, 10, {80: 4}), (25, 10, {80: 2, 40: 1}), (5, 10, {40: 1})])
 def test_losses_travel_together(steps: int, log_every: int, counts: dict[int, int]) -> None:
     operations = loss_operations(planned("dp=2", 2, steps=steps, log_every=log_every))
     assert {o.size_bytes: o.count for o in operations} == counts
@@ -186,8 +185,8 @@ def test_a_run_is_its_start_its_steps_and_its_losses() -> None:
     assert (whole == parts).all()
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 7])
-@pytest.mark.parametrize(("kind", "factor"), [("all_gather", 1), ("all_to_all", 1), ("reduce_scatter", 2)])
+@each_case("num_ranks", [2, 3, 7])
+@each_case(("kind", "factor"), [("all_gather", 1), ("all_to_all", 1), ("reduce_scatter", 2)])
 def test_collectives_move_all_but_one_share(kind: str, factor: int, num_ranks: int) -> None:
     size = num_ranks * 4004
     operation = Operation(kind=kind, cause="test", ranks=tuple(range(num_ranks)), size_bytes=size, itemsize=4)
@@ -244,9 +243,7 @@ def test_shares_of_parameters_that_do_not_divide_are_filled_up() -> None:
     assert first.size_bytes == 4 * (258 * 128 + 129 * 128 + 2 * 129)
 
 
-@pytest.mark.parametrize(
-    ("compress", "share"), [("fp16", 1 / 2), ("bf16", 1 / 2), ("int8", 1 / 4), ("powersgd", 1 / 10)]
-)
+@each_case(("compress", "share"), [("fp16", 1 / 2), ("bf16", 1 / 2), ("int8", 1 / 4), ("powersgd", 1 / 10)])
 def test_compression_makes_what_replicas_send_smaller(compress: str, share: float) -> None:
     plain, packed = (sent(step_operations(planned("dp=4", 4, compress=c)), 4).sum() for c in ("none", compress))
     assert share <= packed / plain + 0.06
@@ -317,7 +314,7 @@ def test_an_uplink_bears_what_leaves_its_leaf() -> None:
     assert volumes["a"] == LinkVolume(tx_bytes=7, rx_bytes=8 + 64 + 512)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("hosts", "leaves", "seen"),
     [
         (["a", "b"], None, "2 hosts for 4 ranks"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cases import each_case
 from live_run import LiveRun
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -160,7 +161,7 @@ def test_metrics_over_http_are_on_this_host_alone(run: LiveRun) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/")
 
 
-@pytest.mark.parametrize("address", ["", "9464", ":99999", "a b:1", "host:", ":x", "256.1.1.1:1"])
+@each_case("address", ["", "9464", ":99999", "a b:1", "host:", ":x", "256.1.1.1:1"])
 def test_addresses_that_cannot_be(address: str) -> None:
     with pytest.raises(UsageError):
         Exporter(file=None, address=address)

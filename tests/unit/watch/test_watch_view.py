@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from cases import each_case
 from live_run import LiveRun
 from rich.console import Console
 
@@ -102,7 +103,7 @@ def test_keys_sort_mark_open_and_quit() -> None:
     assert after_key(choice, "q", 4) is None
 
 
-@pytest.mark.parametrize(("keys", "cursor"), [(b"\x1b[A", 0), (b"\x1b[6~", 3), (b"jjjjjj", 3), (b"j\x1b[5~", 0)])
+@each_case(("keys", "cursor"), [(b"\x1b[A", 0), (b"\x1b[6~", 3), (b"jjjjjj", 3), (b"j\x1b[5~", 0)])
 def test_the_mark_stays_among_the_ranks(keys: bytes, cursor: int) -> None:
     choice: Choice | None = Choice()
     for key in key_names(keys):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import ClockSyncError
 from hpcpace.core.text import NS_PER_S
@@ -134,7 +135,7 @@ def synchronise(network: Network, num_syncs: int, keys: list[str] | None = None)
     return list(zip(*network.run(program), strict=True))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5, 8])
+@each_case("num_ranks", [1, 2, 3, 4, 5, 8])
 def test_the_true_offset_lies_within_the_halfwidth(num_ranks):
     samples, truths = synchronise(Network(set_clocks(num_ranks)), num_syncs=30)
     errors = np.array(
@@ -179,7 +180,7 @@ def test_ranks_of_one_host_share_the_sample_of_their_leader():
     assert abs(samples[2][1].offset_ns - truths[2][1]) <= samples[2][1].halfwidth_ns
 
 
-@pytest.mark.parametrize("dead", [0, 1, 2, 3, 7])
+@each_case("dead", [0, 1, 2, 3, 7])
 def test_a_rank_that_dies_in_a_synchronisation_leaves_no_one_hanging(dead):
     network = Network(set_clocks(8))
 
@@ -217,7 +218,7 @@ def test_all_ranks_agree_on_the_steps_of_the_synchronisations():
     assert set(np.diff(results[0][7:])) == {60}
 
 
-@pytest.mark.parametrize("num_hosts", [1, 2, 3, 4, 5, 8, 100])
+@each_case("num_hosts", [1, 2, 3, 4, 5, 8, 100])
 def test_the_tree_reaches_every_host_in_logarithmic_rounds(num_hosts):
     trees = [SyncTree.of(rank, host_names(num_hosts)) for rank in range(num_hosts)]
     told = sorted(child for tree in trees for child in tree.children)

@@ -4,6 +4,7 @@ import types
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.environment import rank_info
 from hpcpace.core.errors import WorldError
@@ -33,7 +34,7 @@ def have(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     monkeypatch.setattr(connection, "load_mpi", lambda _: types.SimpleNamespace(library=library))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("library", "environ", "reason"),
     [
         (MPICH, PMI2, ""),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.environment import (
     expand_tasks_per_node,
@@ -54,7 +55,7 @@ OPEN_MPI = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "launcher", "rank", "world_size", "local_rank", "local_size", "node", "num_nodes"),
     [
         ({}, "single", 0, 1, 0, 1, 0, 1),
@@ -88,7 +89,7 @@ def test_keeps_what_slurm_says_about_job_and_network():
     assert (info.host, info.job_id, info.step_id, info.topology_addr) == ("n3", "42", "3", "spine.leaf1.n3")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "job_id"),
     [
         ({}, ""),
@@ -101,7 +102,7 @@ def test_names_the_job_by_slurm_or_torchrun(environ, job_id):
     assert rank_info(environ, host="here").job_id == job_id
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "names"),
     [
         ({"RANK": "1"}, ["RANK is 1", "WORLD_SIZE"]),
@@ -135,7 +136,7 @@ def test_refuses_variables_that_contradict_each_other_and_names_them(environ, na
         assert name in str(raised.value)
 
 
-@pytest.mark.parametrize(("text", "counts"), [("", []), ("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2(x2)", [1, 2, 2])])
+@each_case(("text", "counts"), [("", []), ("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2(x2)", [1, 2, 2])])
 def test_expands_the_tasks_per_node_of_slurm(text, counts):
     assert expand_tasks_per_node(text) == counts
 

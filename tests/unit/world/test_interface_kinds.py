@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from hpcpace.world.interfaces import HostAddresses, Link, Route, choose_route, has_active_rdma, read_link
 
@@ -85,7 +86,7 @@ def routes(links: dict[str, Link], addresses: str = "10.{net}.0.{host}/24", **op
     return list(choose_route(hosts).values())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("links", "interfaces"),
     [
         ({"eth0": CABLE_25G, "eth1": CABLE_25G, "eth2": CABLE_25G}, ("eth0", "eth1", "eth2")),
@@ -102,7 +103,7 @@ def routes(links: dict[str, Link], addresses: str = "10.{net}.0.{host}/24", **op
         ),
     ],
 )
-@pytest.mark.parametrize("addresses", ["10.{net}.0.{host}/24", "10.{net}.0.{host}/32", "fd00:{net}::{host}/64"])
+@each_case("addresses", ["10.{net}.0.{host}/24", "10.{net}.0.{host}/32", "fd00:{net}::{host}/64"])
 def test_all_equal_cables_are_used_and_nothing_less(
     links: dict[str, Link], interfaces: tuple[str, ...], addresses: str
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.errors import WorldError
 from hpcpace.world.interfaces import HostAddresses, choose_route, host_addresses, interface_of_user
@@ -16,7 +17,7 @@ def hosts(wanted="", speeds=None, **addresses):
 LO = {"lo": "127.0.0.1/8"}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("addresses", "interfaces"),
     [
         ({"a": LO | {"eth0": "10.0.0.1/24"}}, ["lo"]),
@@ -60,7 +61,7 @@ def test_takes_the_interface_that_the_user_named():
     assert routes["a"].address == "10.0.0.1"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("found", "message"),
     [
         (hosts(wanted="ib0", a=LO), r"'ib0' is not up.*on a, which has lo 127\.0\.0\.1/8"),
@@ -74,7 +75,7 @@ def test_refuses_networks_without_a_way(found, message):
         choose_route(found)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "interface", "named"),
     [
         ({}, None, ""),

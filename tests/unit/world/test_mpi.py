@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.environment import rank_info
 from hpcpace.core.errors import CannotTell, HpcpaceError, MeshError, UsageError, WorldError
@@ -31,7 +32,7 @@ def test_says_how_to_get_a_missing_mpi4py(monkeypatch):
         mpi_world(SLURM)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("info", "rank", "size", "message"),
     [
         (SLURM, 0, 1, r"4 ranks each see an MPI world of 1.*srun --mpi=pmi2.*srun --mpi=list"),
@@ -45,7 +46,7 @@ def test_rejects_an_mpi_world_that_the_launcher_did_not_start(info, rank, size, 
         check_world(info, rank, size)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("error", "code", "last_line"),
     [
         (MeshError("dp=3 does not fit"), 2, "error: dp=3 does not fit"),
@@ -88,7 +89,7 @@ def test_only_rank_0_speaks_of_an_error_that_all_ranks_have():
     assert stream.getvalue() == ""
 
 
-@pytest.mark.parametrize(("launcher", "rank", "waits"), [("slurm", 1, True), ("slurm", 0, False), ("pmi", 1, False)])
+@each_case(("launcher", "rank", "waits"), [("slurm", 1, True), ("slurm", 0, False), ("pmi", 1, False)])
 def test_under_srun_rank_0_gets_the_time_to_speak(monkeypatch, launcher, rank, waits):
     slept: list[float] = []
     monkeypatch.setattr("hpcpace.world.mpi.time.sleep", slept.append)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from cases import each_case
 
 from hpcpace.core.environment import rank_info
 from hpcpace.core.errors import WorldError
@@ -40,7 +41,7 @@ def test_refuses_ranks_that_cannot_find_each_other(monkeypatch, environ, message
         pass
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "local_rank", "num_gpus", "device"),
     [
         ("cpu", 0, 4, "cpu"),

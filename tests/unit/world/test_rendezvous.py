@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+from cases import each_case
 
 from hpcpace.core.environment import rank_info
 from hpcpace.core.errors import WorldError
@@ -32,7 +33,7 @@ def place(setting: str | None = None, **variables: str) -> Rendezvous:
     return rendezvous_of(rank_info(environ, host="here"), environ, setting, "mpi4py is not installed")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "host", "port"),
     [
         ("n1:29500", "n1", 29500),
@@ -50,7 +51,7 @@ def test_reads_a_place(text: str, host: str, port: int | None) -> None:
     assert parse_place(text) == (host, port)
 
 
-@pytest.mark.parametrize("text", ["n1:", "n1:x", "n1:0", "n1:65536", "n1:1:2", "[fd00::1", "a b", "[]:1", ":"])
+@each_case("text", ["n1:", "n1:x", "n1:0", "n1:65536", "n1:1:2", "[fd00::1", "a b", "[]:1", ":"])
 def test_refuses_what_is_no_place(text: str) -> None:
     with pytest.raises(WorldError, match="expected HOST:PORT, HOST or :PORT"):
         parse_place(text)
@@ -70,7 +71,7 @@ def test_steps_and_jobs_with_near_numbers_get_different_ports() -> None:
     assert min(ports) >= 20_000 and max(ports) < 32_000
 
 
-@pytest.mark.parametrize(("node", "local_rank", "is_here"), [("0", "0", True), ("0", "1", False), ("1", "0", False)])
+@each_case(("node", "local_rank", "is_here"), [("0", "0", True), ("0", "1", False), ("1", "0", False)])
 def test_the_first_rank_of_the_first_host_opens_the_store(node: str, local_rank: str, is_here: bool) -> None:
     variables = {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": node, "SLURM_LOCALID": local_rank}
     assert place(**variables).is_here is is_here
@@ -96,7 +97,7 @@ def test_refuses_a_step_without_hosts(nodes: str, message: str) -> None:
         place(SLURM_STEP_NODELIST=nodes)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("variables", "message"),
     [
         ({"MASTER_PORT": "29500"}, "MASTER_ADDR not"),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
+from cases import each_case
 
 from hpcpace.core.text import NS_PER_S
 from hpcpace.world.clock import SyncSchedule
@@ -26,7 +26,7 @@ def gaps(times_s, after_s=0.0):
     return [b - a for a, b in itertools.pairwise(times_s) if a >= after_s]
 
 
-@pytest.mark.parametrize("step_s", [0.01, 0.1, 0.7, 4.0])
+@each_case("step_s", [0.01, 0.1, 0.7, 4.0])
 def test_settles_at_the_interval(step_s):
     settled = gaps(run(lambda _: step_s, int(600 / step_s)), after_s=100)
     assert settled

@@ -3,12 +3,12 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-import pytest
+from cases import each_case
 
 from hpcpace.world import team
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("environ", "is_terminal", "is_launched"),
     [
         ({}, False, False),
