@@ -27,7 +27,7 @@ from hpcpace.lab.lab import Lab
 from hpcpace.lab.namespaces import NAME_VARIABLE
 from hpcpace.trace.reader import read_trace
 
-SCRIPT = Path(__file__).parents[2] / "sbatch" / "gpt2_pp.sh"
+SCRIPT = Path(__file__).parents[1] / "sbatch" / "gpt2_pp.sh"
 START_TIMEOUT_S = 150.0
 """Seconds until every rank has steps on disk; importing torch on every rank of a busy machine takes most of it."""
 _SMALL_MODEL = ("--seq-len", "32", "--batch-size", "8")

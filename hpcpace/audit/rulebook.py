@@ -153,6 +153,19 @@ RULES: tuple[Rule, ...] = (
         check=devices.a09_ipc,
     ),
     Rule(
+        id="A10",
+        scope="rank",
+        title="OpenMP variables that narrow the mask",
+        severities="WI",
+        reads="OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY; the rank's CPU mask; "
+        "cpuset.cpus.effective of its cgroup; sockets and NUMA nodes",
+        why="When torch is imported, they make OpenMP bind the main thread to one place, often one CPU, and data "
+        "loader workers and other threads that it starts inherit that mask. A rank that has one CPU already is "
+        "information only: OpenMP may have narrowed its mask, or its launcher.",
+        fix="unset them, or export OMP_PROC_BIND=false",
+        check=affinity.a10_openmp_binding,
+    ),
+    Rule(
         id="N01",
         scope="gpu",
         title="GPU far from every adapter",

@@ -243,7 +243,8 @@ class FileRows:
 
     def size_bytes(self, first: int, stop: int, names: Sequence[str]) -> int:
         """Return the memory that the rows of the blocks `first <= number < stop` take."""
-        return self._selected(first, stop, names).size_bytes
+        num_rows = min(self.num_rows, stop * self.chunk_rows) - first * self.chunk_rows
+        return max(num_rows, 0) * sum(self.chunks.columns[name].dtype.itemsize for name in names)
 
     def blocks_of_rows(self, first: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the block of each of some rows, counted from the first row of the block `first`."""

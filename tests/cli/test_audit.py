@@ -54,7 +54,7 @@ def test_a_tree_has_its_findings_and_the_exit_code_of_the_worst(tree: Path) -> N
     done = _audit("--sysfs-root", str(tree))
     assert done.returncode == 4
     assert done.stdout == (
-        "hpcpace audit: 1 fail, 1 warning (1 node, 4 ranks, 28 of 36 rules applied)\n"
+        "hpcpace audit: 1 fail, 1 warning (1 node, 4 ranks, 29 of 37 rules applied)\n"
         "F A04 local ranks 0,1: share the cores of CPUs 0-3,8-11 [read]\n"
         "      costs  each waits while the other computes, at moments that differ from step to step\n"
         "      fix    the binding below\n"

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hpcpace
+
 FIRST, LAST, CUT = "n1", "n4", "n5"
 """Hosts that die, with the first rank or with the last one, and the host whose network is cut."""
 START_TIMEOUT_S, CLOCK_TIMEOUT_S = 10.0, 6.0
@@ -98,7 +100,7 @@ def run_rank(place: Path, case: Case, rank: int, comm: Any) -> None:
     if is_victim:
         faulty_job.go_wrong = lambda fault: _fall_silent(place, case)
         faulty_job.arm("host", case.moment)
-    session = faulty_job.session_module.session(run_dir=place / f"run-{case.name}", comm=comm)
+    session = hpcpace.session(run_dir=place / f"run-{case.name}", comm=comm)
     took_s = {"start": 0.0, "clock": 0.0, "end": 0.0}
 
     def enter() -> None:

@@ -304,8 +304,9 @@ def hybrid_cpu() -> Machine:
     cores = [*[f"{2 * core},{2 * core + 1}" for core in range(6)], *map(str, range(12, 20))]
     machine = Machine("hybrid1").processors({0: cores}, governor="powersave").hybrid("0-11", "12-19")
     machine.net("enp0s1", speed=1_000)
-    for rank, cpus in enumerate(("0-11", "12-19")):
-        machine.rank(rank, cpus, world=2, mems="0", environ={"OMP_NUM_THREADS": "8"})
+    for rank, (cpus, policy) in enumerate((("0-11", "close"), ("12-19", "false"))):
+        environ = {"OMP_NUM_THREADS": "8", "OMP_PROC_BIND": policy, "OMP_PLACES": "cores"}
+        machine.rank(rank, cpus, world=2, mems="0", environ=environ)
     return machine
 
 

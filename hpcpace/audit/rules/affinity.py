@@ -1,8 +1,8 @@
-"""Rules A01 to A07 and S05: MPI worlds of one, and the CPUs and memory of each rank."""
+"""Rules A01 to A07, A10 and S05: MPI worlds of one, and the CPUs and memory of each rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 
 from hpcpace.audit import cpusets
@@ -22,6 +22,12 @@ from hpcpace.audit.hardware import parsed, sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable
+
+_BINDING_POLICIES = frozenset({"true", "close", "spread", "master", "primary"})
+"""Values of OMP_PROC_BIND that bind threads (OpenMP 5.1, section 6.4)."""
+
+_BINDING_TYPES = frozenset({"balanced", "compact", "explicit", "logical", "physical", "scatter"})
+"""Types in KMP_AFFINITY that bind threads; `none` and `disabled` do not."""
 
 
 def a01_mpi_singletons(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
@@ -212,6 +218,33 @@ def a07_memory(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[
     )
 
 
+def a10_openmp_binding(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
+    """Find a rank whose main thread OpenMP binds when torch is imported, which narrows its mask."""
+    names = _binding_variables(rank.variables)
+    if not names:
+        return
+    mask = host.mask(rank)
+    if "KMP_AFFINITY" not in names and _is_within_place(host, mask, rank.variables.get("OMP_PLACES", "")):
+        return
+    count = mask.bit_count()
+    if count < 2 and rank.cgroup_cpus is not None and parsed(rank.cgroup_cpus, "the CPUs of its cgroup") == mask:
+        return
+    settings = ", ".join(f"{name}={printable(rank.variables[name])}" for name in names)
+    yield AuditFinding(
+        rule="A10",
+        severity=Severity.INFORMATION if count < 2 else Severity.WARNING,
+        host=host.name,
+        place=rank_place(rank),
+        seen=f"has 1 CPU, and importing torch may be what narrowed its mask: {settings}"
+        if count < 2
+        else f"importing torch narrows its mask of {count} CPUs to one place: {settings}",
+        cost="data loader workers and other threads that it starts inherit the narrow mask",
+        fix=_unbound_fix(names),
+        certainty=Certainty.INFERRED,
+        ranks=(rank.rank,),
+    )
+
+
 def s05_siblings(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find ranks that run on different hardware threads of one core."""
     if len(host.ranks) < 2:
@@ -243,6 +276,30 @@ def _sharing(host: AuditedHost) -> Iterator[tuple[RankFacts, RankFacts, int]]:
             yield first, second, one & other
 
 
+def _binding_variables(variables: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that make OpenMP bind threads."""
+    # OMP_PROC_BIND may be a list with one policy per nesting level; false switches the other two off.
+    policy = variables.get("OMP_PROC_BIND", "").split(",")[0].strip().lower()
+    names = ["OMP_PROC_BIND"] if policy in _BINDING_POLICIES else []
+    if policy != "false":
+        names += [name for name in ("OMP_PLACES", "GOMP_CPU_AFFINITY") if variables.get(name, "").strip()]
+    types = {word.strip() for word in variables.get("KMP_AFFINITY", "").lower().split(",")}
+    return [*names, "KMP_AFFINITY"] if types & _BINDING_TYPES else names
+
+
+def _is_within_place(host: AuditedHost, mask: int, places: str) -> bool:
+    """Return whether a mask lies within one place; places smaller than sockets and NUMA nodes are not looked at."""
+    name = places.strip().lower()
+    if name.startswith("numa_domains"):
+        return len(host.hardware.nodes_of(mask)) < 2
+    if not name.startswith("sockets"):
+        return False
+    packages = host.snapshot.hardware.cpus.packages
+    if packages is None:
+        raise host.unreadable("the sockets of the CPUs", "cpus/packages")
+    return any(not mask & ~parsed(cpus, "the sockets of the CPUs") for cpus in packages.values())
+
+
 def gpu_certainty(rank: RankFacts) -> Certainty:
     """Return how the audit knows which GPU a rank uses."""
     return Certainty.INFERRED if rank.gpu_source == "environment" else Certainty.READ
@@ -256,6 +313,14 @@ def _spanning_fix(host: AuditedHost, rank: RankFacts) -> str:
 def _overlap_fix(host: AuditedHost, rank: RankFacts, cpus: int) -> str:
     fix = binding_fix(host, rank, "--cpu-bind=cores", apart=True)
     return f"{fix}  # or -c {cpus} on the srun line itself" if rank.launcher == "slurm" else fix
+
+
+def _unbound_fix(names: list[str]) -> str:
+    if names == ["KMP_AFFINITY"]:
+        return "unset KMP_AFFINITY  # or export KMP_AFFINITY=none"
+    # Intel's and LLVM's OpenMP follow KMP_AFFINITY whatever OMP_PROC_BIND says.
+    otherwise = "" if "KMP_AFFINITY" in names else "  # or export OMP_PROC_BIND=false"
+    return f"unset {' '.join(names)}{otherwise}"
 
 
 def _siblings_fix(host: AuditedHost, rank: RankFacts) -> str:

@@ -79,6 +79,10 @@ def _half_a_topology() -> list[Machine]:
     return [_variable(small_node("n1"), "SLURM_TOPOLOGY_ADDR", "top.leaf.n1"), small_node("n2")]
 
 
+def _bound_without_mask() -> list[Machine]:
+    return [_variable(_small(), "OMP_PROC_BIND", "close").without("proc/1000/status")]
+
+
 def _no_iommu_groups() -> list[Machine]:
     machine = dgx_h100()
     machine.links = {path: to for path, to in machine.links.items() if not path.endswith("iommu_group")}
@@ -115,6 +119,7 @@ UNREADABLE: dict[str, Case] = {
     "A07": Case(hosts=_damaged(cgroup_cut, "proc/1000/status")),
     "A08": Case(hosts=_damaged(_small, *_NO_GPUS)),
     "A09": Case(hosts=_damaged(_small, *_NO_GPUS)),
+    "A10": Case(hosts=_bound_without_mask),
     "N01": Case(hosts=_damaged(_small, "sys/bus/pci")),
     "N02": Case(hosts=_damaged(_small, "sys/bus/pci")),
     "N03": Case(hosts=_without_net_named),
@@ -191,6 +196,96 @@ def test_two_ranks_on_one_gpu_over_mps_are_no_fault(tree_path: Path) -> None:
         machine.rank(rank, f"{rank}-{rank}", world=2, mems="0", environ=environ)
     shared = [finding for finding in _found(machine, "A08", tree_path) if finding.place.startswith("GPU")]
     assert [finding.severity for finding in shared] == ["I"]
+
+
+def _bound(cpus: str, environ: dict[str, str], folder: Path, *, cgroup: str = "") -> list[AuditFinding]:
+    machine = Machine("n1").processors({0: threaded(0, 8), 1: threaded(8, 8)}, packages={0: [0], 1: [1]})
+    return _found(machine.rank(0, cpus, world=1, environ=environ, cgroup=cgroup), "A10", folder)
+
+
+@pytest.mark.parametrize(
+    ("environ", "fix"),
+    [
+        *(
+            ({"OMP_PROC_BIND": policy}, "unset OMP_PROC_BIND  # or export OMP_PROC_BIND=false")
+            for policy in ("true", "close", "spread", "master", "primary", "TRUE", "spread,close")
+        ),
+        ({"OMP_PLACES": "cores"}, "unset OMP_PLACES  # or export OMP_PROC_BIND=false"),
+        ({"GOMP_CPU_AFFINITY": "0-15"}, "unset GOMP_CPU_AFFINITY  # or export OMP_PROC_BIND=false"),
+        *(
+            ({"KMP_AFFINITY": value}, "unset KMP_AFFINITY  # or export KMP_AFFINITY=none")
+            for value in ("granularity=fine,compact,1,0", "verbose,Scatter", "explicit,proclist=[0,2]")
+        ),
+        (
+            {"OMP_PROC_BIND": "close", "OMP_PLACES": "{0},{1}"},
+            "unset OMP_PROC_BIND OMP_PLACES  # or export OMP_PROC_BIND=false",
+        ),
+        ({"OMP_PROC_BIND": "true", "KMP_AFFINITY": "compact"}, "unset OMP_PROC_BIND KMP_AFFINITY"),
+        ({"OMP_PROC_BIND": "false", "KMP_AFFINITY": "compact"}, "unset KMP_AFFINITY  # or export KMP_AFFINITY=none"),
+        ({"OMP_PROC_BIND": "true", "KMP_AFFINITY": "none"}, "unset OMP_PROC_BIND  # or export OMP_PROC_BIND=false"),
+    ],
+)
+def test_a_variable_that_makes_openmp_bind_the_main_thread_is_named_and_unset(
+    environ: dict[str, str], fix: str, tree_path: Path
+) -> None:
+    (finding,) = _bound("0-7", environ, tree_path)
+    named = ", ".join(f"{name}={environ[name]}" for name in fix.partition("  #")[0].split()[1:])
+    assert (finding.severity, finding.place, finding.fix) == ("W", "local rank 0", fix)
+    assert finding.seen == f"importing torch narrows its mask of 8 CPUs to one place: {named}"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"OMP_PROC_BIND": "false", "OMP_PLACES": "cores", "GOMP_CPU_AFFINITY": "0-15"},
+        {"OMP_PROC_BIND": "False"},
+        {"OMP_PROC_BIND": ""},
+        {"OMP_PLACES": "", "GOMP_CPU_AFFINITY": " "},
+        {"KMP_AFFINITY": "none"},
+        {"KMP_AFFINITY": "disabled"},
+        {"KMP_AFFINITY": "verbose,granularity=core"},
+        {"OMP_NUM_THREADS": "8"},
+    ],
+)
+def test_variables_that_bind_no_thread_leave_the_mask_alone(environ: dict[str, str], tree_path: Path) -> None:
+    assert _bound("0-7", environ, tree_path) == []
+
+
+@pytest.mark.parametrize(
+    ("cpus", "places", "severities"),
+    [
+        ("0-7", "sockets", []),
+        ("8-15", "numa_domains(1)", []),
+        ("0-7", "cores", ["W"]),
+        ("0-15", "sockets", ["W"]),
+        ("0-15", "numa_domains", ["W"]),
+    ],
+)
+def test_a_place_narrows_only_a_mask_that_is_wider(
+    cpus: str, places: str, severities: list[str], tree_path: Path
+) -> None:
+    environ = {"OMP_PROC_BIND": "close", "OMP_PLACES": places}
+    assert [finding.severity for finding in _bound(cpus, environ, tree_path)] == severities
+
+
+def test_a_socket_narrows_a_mask_of_two_also_where_the_kernel_has_one_numa_node(tree_path: Path) -> None:
+    machine = Machine("n1").processors({0: threaded(0, 16)})
+    for cpu in range(8, 16):
+        machine.files[f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id"] = "1"
+    for rank, cpus in enumerate(("0-15", "8-15")):
+        machine.rank(rank, cpus, world=2, mems="0", environ={"OMP_PLACES": "sockets"})
+    assert [finding.ranks for finding in _found(machine, "A10", tree_path)] == [(0,)]
+
+
+def test_a_mask_of_one_cpu_is_information_unless_the_cgroup_has_no_other(tree_path: Path) -> None:
+    environ = {"OMP_PROC_BIND": "close"}
+    (finding,) = _bound("3", environ, tree_path / "bound", cgroup="0-7")
+    assert (finding.severity, finding.seen) == (
+        "I",
+        "has 1 CPU, and importing torch may be what narrowed its mask: OMP_PROC_BIND=close",
+    )
+    assert _bound("3", environ, tree_path / "alone", cgroup="3") == []
 
 
 def test_powersave_is_fine_where_the_processor_chooses(tree_path: Path) -> None:
