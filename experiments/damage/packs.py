@@ -62,7 +62,10 @@ def pack_run(attempt: Attempt, random: Random, *, most_ranks: int, keep: bool = 
     """Pack an attempt into packs of some ranks, with small chunks in half of the cases."""
     chunk_rows = (PACK_CHUNK_ROWS, _SMALL_CHUNK)[int(random.integers(2))]
     plan = PackPlan(has_ended=True, most_ranks=most_ranks, keep=keep)
-    with mock.patch("hpcpace.trace.pack_writer.PACK_CHUNK_ROWS", chunk_rows):
+    with (
+        mock.patch("hpcpace.trace.pack_index.PACK_CHUNK_ROWS", chunk_rows),
+        mock.patch("hpcpace.trace.pack_writer.PACK_CHUNK_ROWS", chunk_rows),
+    ):
         return pack_attempt(attempt, plan, begin_stage=lambda _: lambda done, total: None)
 
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -22,6 +21,9 @@ from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import format_bytes, format_count, format_duration, nanoseconds
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
+
+if TYPE_CHECKING:
+    import torch
 
 STYLES = ("auto", "bar", "lines", "off")
 
@@ -152,6 +154,8 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     Linux counts the first (VmHWM of /proc/self/status), torch's caching allocator the second; what CUDA, NCCL and
     libraries take besides torch's tensors is not in it.
     """
+    import torch
+
     device_bytes = int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else 0
     return {"rss_bytes": _peak_rss_bytes(), "device_bytes": device_bytes}
 
@@ -162,6 +166,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     On CPUs torch raises a plain RuntimeError, which only its text tells from others ("DefaultCPUAllocator: can't
     allocate memory" in c10/core/impl/alloc_cpu.cpp; NCCL and gloo pass on the words of the system).
     """
+    import torch
+
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     texts = r"can't allocate memory|not enough memory|CUDA out of memory|Cannot allocate memory|std::bad_alloc"

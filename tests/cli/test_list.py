@@ -83,7 +83,7 @@ def test_a_running_workload_says_how_many_of_its_steps_are_done(hpcpace, tmp_pat
     run = _write(tmp_path / "run", endings=(Ending(rank=1, after_ns=MS),))
     _record(run, 5, parallelism={}, resumed=None, config={"train": {"steps": 150}})
     assert "step 40 of 150" in " ".join(hpcpace("list", tmp_path)[1].split())
-    assert "State      running, step 40 of 150: verdict and figures may change" in hpcpace("report", run)[1]
+    assert "state      running, step 40 of 150: verdict and figures may change" in hpcpace("report", run)[1]
     assert "running, step 40 of 150" in (run / "report.html").read_text()
 
 

@@ -17,7 +17,7 @@ def test_one_host_has_noise_and_copies_and_says_that_there_are_no_pairs(tmp_path
     assert result.exit_code == 0, result.output
     assert "pairs of hosts: not measured" in result.output
     assert "pairs take at least two hosts" in result.output
-    assert "noise of" in result.output
+    assert "Noise of cores" in result.output
     content = json.loads(file.read_text())
     assert content["pairs"]["rows"] == []
     assert len(content["noise"]["cores"]) > 0
