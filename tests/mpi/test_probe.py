@@ -19,7 +19,7 @@ def test_probes_saves_and_compares_on_two_ranks(mpiexec, tmp_path):
     assert {row.op for row in record.sweep} == set(OPERATION_NAMES)
     assert {(row.num_nodes, row.num_ranks) for row in record.sweep} == {(1, 2)}
     assert {skew.rank for skew in record.skews} == {0, 1}
-    assert result.stdout.startswith("probe of 1 host, 2 ranks: gloo on CPUs")
+    assert result.stdout.startswith("\nhpcpace probe of 1 host, 2 ranks: gloo on CPUs")
     assert "wrong data" not in result.stdout
     assert "default-src 'none'" in page.read_text()
     saved.write_text(json.dumps({**json.loads(saved.read_text()), "cluster": "elsewhere"}))

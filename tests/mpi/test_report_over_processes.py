@@ -42,7 +42,12 @@ def test_any_number_of_processes_writes_the_same_summary(run, expected, mpiexec,
 
 
 @pytest.mark.parametrize(
-    "start", ["", "from hpcpace.world import mpi, environment as e; mpi.mpi_world(e.rank_info(e.process_environ()))"]
+    "start",
+    [
+        "",
+        "from hpcpace.core import environment as e; from hpcpace.world.mpi import mpi_world; "
+        "mpi_world(e.rank_info(e.process_environ()))",
+    ],
 )
 def test_a_rank_that_asks_for_a_report_gets_one(run, expected, mpiexec, start):
     run.summary_json.unlink()
