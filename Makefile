@@ -46,6 +46,7 @@ test-lab: $(STAMP)
 # All cases of each table that the tests above take a choice of: about an hour and a half, for every night.
 test-nightly: $(STAMP)
 	@$(BIN)/python -m pytest --all-seeds -n auto --dist loadfile -m 'not root and not slurm and not gpu'
+	@test $$(id -u) -ne 0 || $(BIN)/python -m pytest --all-seeds -m 'root or slurm' tests
 
 # The tests of the kernels, built with sanitizers of addresses and of undefined behaviour. Needs g++.
 sanitize: $(STAMP)

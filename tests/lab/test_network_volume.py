@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import only_nightly
 from lab_status import status_of
 from numpy.typing import NDArray
 
@@ -40,7 +41,8 @@ Collectives = Counter[tuple[Op, int]]
 
 # Sizes keep Slurm's own traffic, some hundred kB a host, below a hundredth, and the slower uplinks busy for seconds.
 @pytest.mark.parametrize(
-    ("mesh", "steps", "seq_len"), [("dp=4", 40, 128), ("pp=4", 60, 128), ("tp=4", 20, 64), ("dp=2,pp=2", 40, 128)]
+    ("mesh", "steps", "seq_len"),
+    only_nightly([("tp=4", 20, 64), ("dp=2,pp=2", 40, 128)], [("dp=4", 40, 128), ("pp=4", 60, 128)]),
 )
 def test_links_carry_the_bytes_of_the_formula(
     lab: Lab, queue: JobQueue, tmp_path: Path, mesh: str, steps: int, seq_len: int
@@ -65,7 +67,7 @@ def test_links_carry_the_bytes_of_the_formula(
     assert np.abs(recorded - payload).max() <= TOLERANCE * payload.max()
 
 
-@pytest.mark.parametrize("mesh", ["dp=2,pp=2", "pp=2,tp=2", "dp=2,tp=2"])
+@pytest.mark.parametrize("mesh", only_nightly(["pp=2,tp=2"], ["dp=2,pp=2", "dp=2,tp=2"]))
 def test_ranks_do_the_operations_of_the_formula(queue: JobQueue, tmp_path: Path, mesh: str) -> None:
     plan = planned(mesh, steps=8, seq_len=32)
     expected = operations_of_ranks(plan)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import only_nightly
 
 from experiments.lab_jobs import JobQueue, SlurmJob
 from hpcpace.core.errors import TraceError
@@ -32,8 +33,13 @@ def log_of(job: SlurmJob) -> str:
     return job.output.read_text()
 
 
-@pytest.mark.parametrize("mpi", [{}, OPEN_MPI], ids=["MPICH under pmi2", "Open MPI under pmix"])
-@pytest.mark.parametrize(("name", "mesh"), [("gpt2_pp", "dp=2,pp=2,tp=1"), ("gpt2_dp", "dp=4,pp=1,tp=1")])
+@pytest.mark.parametrize(
+    ("name", "mesh", "mpi"),  # MPICH under pmi2, and Open MPI under pmix
+    only_nightly(
+        [("gpt2_pp", "dp=2,pp=2,tp=1", {}), ("gpt2_dp", "dp=4,pp=1,tp=1", OPEN_MPI)],
+        [("gpt2_pp", "dp=2,pp=2,tp=1", OPEN_MPI), ("gpt2_dp", "dp=4,pp=1,tp=1", {})],
+    ),
+)
 def test_job_over_four_hosts_completes_with_four_traces_and_the_report_in_its_log(
     queue: JobQueue, tmp_path: Path, name: str, mesh: str, mpi: dict[str, str]
 ) -> None:
