@@ -42,8 +42,6 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 """How many, how large, or when."""
 Number = Annotated[float, Meta(ge=-1e19, le=1e19)]
 """A finite number."""
-Positive = Annotated[float, Meta(gt=0, le=1e19)]
-"""A finite number above 0."""
 if TYPE_CHECKING:
     Text = str
 else:
@@ -207,7 +205,7 @@ def _number(text: str) -> float:
 
 def _custom(kind: type, value: Any) -> Any:
     if kind is not Text:
-        raise NotImplementedError(f"formats have no {kind.__name__}")
+        raise TypeError(f"formats have no {kind.__name__}: msgspec knows the types that they may have, and Text")
     if not isinstance(value, str):
         raise ValueError(f"Expected `str`, got `{_TYPES.get(type(value), 'object')}`")
     return Text(value[:MAX_LETTERS])

@@ -52,6 +52,7 @@ class Section:
         ConfigError: values are wrong; the message has all of them.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # every subclass is a dataclass
     section: ClassVar[str]
 
     def __init_subclass__(cls, *, section: str) -> None:
@@ -63,7 +64,7 @@ class Section:
 
     def checks(self) -> Iterator[Callable[[], None]]:
         """Yield what refuses one wrong value each: first choices, then numbers."""
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
+        fields = dataclasses.fields(self)
         yield from (partial(self._check_choice, item) for item in fields if "choices" in item.metadata)
         yield from (partial(self._check_number, item) for item in fields if "bounds" in item.metadata)
 

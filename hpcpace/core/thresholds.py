@@ -70,6 +70,7 @@ class Thresholds:
         ConfigError: a value is negative, not finite, or too large for its unit.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # every subclass is a dataclass
     topic: ClassVar[str]
 
     def __init_subclass__(cls, *, topic: str) -> None:
@@ -77,7 +78,7 @@ class Thresholds:
         cls.topic = topic
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+        for field in dataclasses.fields(self):
             value, at_most = getattr(self, field.name), field.metadata["at_most"]
             if not 0 <= value <= at_most or not math.isfinite(value):
                 bounds = "at least 0" if at_most == math.inf else f"from 0 to {at_most:g}"
@@ -97,7 +98,7 @@ def declared() -> dict[str, list[type[Thresholds]]]:
 def threshold_fields() -> dict[str, dict[str, dataclasses.Field[Any]]]:
     """Return the field of each threshold, by topic and name."""
     return {
-        topic: {field.name: field for kind in kinds for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        topic: {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
         for topic, kinds in declared().items()
     }
 
@@ -123,12 +124,12 @@ class ThresholdValues:
     def of(self, kind: type[_Kind]) -> _Kind:
         """Return the thresholds of one class with what was set of them."""
         changed: Mapping[str, float] = vars(self)["_changed"]
-        names = (field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+        names = (field.name for field in dataclasses.fields(kind))
         return kind(**{name: changed[key] for name in names if (key := f"{kind.topic}.{name}") in changed})
 
     def table(self) -> dict[str, dict[str, float]]:
         """Return all thresholds by topic and name."""
         return {
-            topic: {name: value for kind in kinds for name, value in dataclasses.asdict(self.of(kind)).items()}  # type: ignore[call-overload]
+            topic: {name: value for kind in kinds for name, value in dataclasses.asdict(self.of(kind)).items()}
             for topic, kinds in declared().items()
         }

@@ -6,6 +6,7 @@ who is late is judged by it; transfers need one, and are not judged where a cloc
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -70,7 +71,7 @@ differ before jitter, and cores last, because they may explain any other finding
 """
 
 
-class Obstacle:
+class Obstacle(ABC):
     """Base of the reasons why the data of a run decide nothing.
 
     Attributes:
@@ -82,9 +83,9 @@ class Obstacle:
     why: ClassVar[tuple[str, ...]] = ()
 
     @property
+    @abstractmethod
     def words(self) -> str:
         """The reason, as the headline has it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ is a dataclass with the figures behind it, which also says the finding in words.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Protocol
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,7 +206,7 @@ class CoreWaiting(Protocol):
         """Return whether an excess of own work, of the ranks of a mask, may be waiting for cores."""
 
 
-class Evidence:
+class Evidence(ABC):
     """Base of the evidence of all topics: frozen dataclasses of figures.
 
     Their numeric fields are the `numbers` of a finding in summary.json, under the same names (docs/summary.md).
@@ -222,17 +223,35 @@ class Evidence:
         makes_steps_differ: whether it explains why steps differ, so that its loss is not counted as jitter again.
     """
 
-    mode: ClassVar[str]
-    variety: ClassVar[str] = ""
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every subclass is a dataclass
     precedence: ClassVar[int] = 2
-    needs_no_others: ClassVar[bool] = False
     has_own_cause: ClassVar[bool] = False
     wins_ties: ClassVar[bool] = False
-    makes_steps_differ: ClassVar[bool] = False
 
+    # What follows from the figures of some topics is a property here, and a constant in most topics.
+    @property
+    @abstractmethod
+    def mode(self) -> str:
+        """The mode that it speaks for."""
+
+    @property
+    def variety(self) -> str:
+        """How it recurs, or which variety it is."""
+        return ""
+
+    @property
+    def needs_no_others(self) -> bool:
+        """Whether it holds while ranks are missing."""
+        return False
+
+    @property
+    def makes_steps_differ(self) -> bool:
+        """Whether it explains why steps differ."""
+        return False
+
+    @abstractmethod
     def words(self, said: Said) -> FindingWords:
         """Return the finding in words."""
-        raise NotImplementedError
 
     def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
         """Return whether the finding may be nothing but ranks that wait for cores."""
@@ -240,7 +259,7 @@ class Evidence:
 
     def numbers(self) -> dict[str, float]:
         """Return the figures by name, without those that it does not have."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {
             name: float(value)
             for name, value in values.items()
@@ -376,11 +395,6 @@ def first_ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
     """Return the first ranks with their hosts, and how many more there are."""
     more = f" and {len(ranks) - MAX_RANKS} more" if ranks[MAX_RANKS:] else ""
     return named_ranks(ranks[:MAX_RANKS], hosts) + more
-
-
-def host_by_rank(panels: Panels) -> dict[int, str]:
-    """Return the host of each rank."""
-    return dict(zip(panels.rank.tolist(), panels.host, strict=True))
 
 
 def rank_culprit(rank: int, effect: float, interval: tuple[float, float], panels: Panels) -> Culprit:

@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -114,8 +115,8 @@ class _JobExchange(Exchange):
         own[: len(text)] = text
         return [pickle.loads(part.tobytes()) for part in self._gathered(own)]
 
-    def _gathered(self, own: NDArray[np.uint8]) -> Sequence[NDArray[np.uint8]]:
-        raise NotImplementedError
+    @abstractmethod
+    def _gathered(self, own: NDArray[np.uint8]) -> Sequence[NDArray[np.uint8]]: ...
 
 
 class TorchExchange(_JobExchange):

@@ -119,14 +119,6 @@ def messages(operations: Iterable[Operation]) -> Counter[Message]:
     return counts
 
 
-def payload_matrix(counts: Counter[Message], num_ranks: int) -> NDArray[np.int64]:
-    """Return the bytes of tensors that each rank (row) sends to each other one: int64, (num_ranks, num_ranks)."""
-    matrix = np.zeros((num_ranks, num_ranks), dtype=np.int64)
-    for (source, destination, size), count in counts.items():
-        matrix[source, destination] += size * count
-    return matrix
-
-
 def _ring(operation: Operation) -> Iterator[Message]:
     """Yield the messages of an all-reduce: reduce-scatter, then all-gather, each rank sending to the one before it.
 

@@ -15,7 +15,6 @@ from hpcpace.core.codec import (
     MAX_LETTERS,
     Count,
     Number,
-    Positive,
     Text,
     WrongValue,
     convert,
@@ -41,7 +40,7 @@ class Entry:
 class Format:
     rank: Count
     share: Number | None = None
-    time_ns: Positive = 1.0
+    time_ns: Annotated[float, Meta(gt=0, le=1e19)] = 1.0
     is_on: bool = False
     colour: Colour = Colour.RED
     entries: Annotated[tuple[Entry, ...], Meta(max_length=2)] = ()

@@ -90,7 +90,7 @@ class Hostile:
 def kinds_of(prefix: str, format_: str, makers: Mapping[str, Make] | Sequence[Make], **bounds: Any) -> list[Hostile]:
     """Return the kinds of one format, by their names, or by the names of the functions that make them."""
     if not isinstance(makers, Mapping):
-        makers = {make.__name__.strip("_").replace("_", "-"): make for make in makers}  # type: ignore[attr-defined]
+        makers = {make.__name__.strip("_").replace("_", "-"): make for make in makers}
     return [Hostile(name=f"{prefix}-{name}", format=format_, make=make, **bounds) for name, make in makers.items()]
 
 

@@ -96,7 +96,7 @@ class TransferEvidence(Evidence):
     is_line_full: bool = False
 
     @property
-    def variety(self) -> str:  # type: ignore[override]
+    def variety(self) -> str:
         """Whether links were compared."""
         return "even" if self.are_links_compared else "links not told"
 

@@ -115,7 +115,7 @@ class CoreEvidence(Evidence):
     least: float
 
     @property
-    def variety(self) -> str:  # type: ignore[override]
+    def variety(self) -> str:
         """The holder of the cores."""
         return str(self.cause)
 

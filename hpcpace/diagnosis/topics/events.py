@@ -101,7 +101,7 @@ class EventEvidence(StagedEvidence):
     period_steps: int | None = None
 
     @property
-    def variety(self) -> str:  # type: ignore[override]
+    def variety(self) -> str:
         """Whether the events have a period."""
         return "recurring" if self.period_ns is None else "periodic"
 
@@ -171,7 +171,7 @@ class InterruptionEvidence(Evidence):
     period_steps: int | None = None
 
     @property
-    def variety(self) -> str:  # type: ignore[override]
+    def variety(self) -> str:
         """The activity of these ranks."""
         return "evaluation" if self.phase == "eval" else "checkpoint"
 

@@ -47,7 +47,7 @@ class HangEvidence(Evidence):
     late_ranks: tuple[int, ...] = ()
 
     @property
-    def variety(self) -> str:  # type: ignore[override]
+    def variety(self) -> str:
         """The operation."""
         return self.op
 

@@ -105,7 +105,7 @@ class FlowEvidence(Evidence):
     flows: int
 
     @property
-    def variety(self) -> str:  # type: ignore[override]
+    def variety(self) -> str:
         """The fault of the link."""
         return str(self.cause)
 

@@ -74,7 +74,7 @@ class EndEvidence(Evidence):
     waiting: int
 
     @property
-    def variety(self) -> str:  # type: ignore[override]
+    def variety(self) -> str:
         """How it ended."""
         return str(self.end.kind)
 

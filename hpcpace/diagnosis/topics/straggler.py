@@ -128,22 +128,22 @@ class LatenessEvidence(StagedEvidence):
     ranks: tuple[int, ...] = ()
 
     @property
-    def mode(self) -> str:  # type: ignore[override]
+    def mode(self) -> str:
         """The mode that this lateness is counted to."""
         return self.pattern.mode
 
     @property
-    def variety(self) -> str:  # type: ignore[override]
+    def variety(self) -> str:
         """How it recurs."""
         return str(self.pattern)
 
     @property
-    def needs_no_others(self) -> bool:  # type: ignore[override]
+    def needs_no_others(self) -> bool:
         """Whether ranks are named, by their own work."""
         return self.mode == Mode.STRAGGLER
 
     @property
-    def makes_steps_differ(self) -> bool:  # type: ignore[override]
+    def makes_steps_differ(self) -> bool:
         """Whether it passes."""
         return self.pattern is not LatePattern.FIXED
 

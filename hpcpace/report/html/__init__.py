@@ -118,23 +118,20 @@ def _verdict(document: Document, titles: Container[str]) -> Markup:
     verdict = document.verdict
     assert verdict is not None
     headline = verdict.headline.removeprefix(f"{verdict.tag}: ")
-    made: Markup = (
-        _environment()
-        .get_template("blocks.html")
-        .module.verdict(  # type: ignore[attr-defined]
-            verdict,
-            lines=[
-                (
-                    name,
-                    [(line, [title for title in verdict.evidence.get(line, ()) if title in titles]) for line in lines],
-                )
-                for name, lines in verdict.lines
-                if lines
-            ],
-            headline=headline,
-            is_long=len(headline) > _LONG_HEADLINE,
-            inside=[_block(block, "", document.rest) for block in shown_on(PAGE, verdict.content)],
-        )
+    blocks: Any = _environment().get_template("blocks.html").module
+    made: Markup = blocks.verdict(
+        verdict,
+        lines=[
+            (
+                name,
+                [(line, [title for title in verdict.evidence.get(line, ()) if title in titles]) for line in lines],
+            )
+            for name, lines in verdict.lines
+            if lines
+        ],
+        headline=headline,
+        is_long=len(headline) > _LONG_HEADLINE,
+        inside=[_block(block, "", document.rest) for block in shown_on(PAGE, verdict.content)],
     )
     return _first_terms(made, keeps=document.has_glossary)
 

@@ -38,7 +38,7 @@ def communication_section(summary: Summary, plots: PlotData, shown: Sequence[Ran
         for kind in kinds
     ]
     has_partners = any(kind.num_unmatched < kind.num_rows for kind in kinds)
-    over_steps = plots.step is not None and plots.communication_share is not None and len(plots.step)
+    steps, shares = plots.step, plots.communication_share
     head = ("operation", "group size", "calls per step", "bytes per step", "median", "p95")
     return Section(
         "Communication by kind",
@@ -46,7 +46,7 @@ def communication_section(summary: Summary, plots: PlotData, shown: Sequence[Ran
             wait_and_transfer(kinds) if has_partners else None,
             Table((*head, "mean wait", "mean transfer", "unmatched"), rows, "all ranks together"),
             _sensitivity_table(summary.sensitivity),
-            regime(plots.step, plots.communication_share) if over_steps else None,  # type: ignore[arg-type]
+            regime(steps, shares) if steps is not None and shares is not None and len(steps) else None,
             _rank_table(shown, kinds) if kinds else None,
         ),
     )

@@ -16,11 +16,29 @@ from hpcpace.train.plan import (
     parallelism_facts,
     plan_training,
     refusal,
-    support_matrix,
 )
-from hpcpace.train.presets import Mesh
+from hpcpace.train.presets import DIMENSIONS, Mesh
 
 CLI_DOC = Path(__file__).parents[3] / "docs" / "cli.md"
+
+
+def support_matrix() -> str:
+    """Return all pairs of features as a Markdown table, with the reason of each that is refused below it."""
+    reasons = list(dict.fromkeys([*(n.reason for n in NEEDS), *(c.reason for c in CONFLICTS)]))
+    cells = {frozenset((c.first, c.second)): str(reasons.index(c.reason) + 1) for c in CONFLICTS}
+    needs = {n.feature: f"{n.dimension} ({reasons.index(n.reason) + 1})" for n in NEEDS}
+    rows = [f for f in FEATURES if f not in DIMENSIONS]
+    columns = [f for f in rows if f in {c.second for c in CONFLICTS} | {c.first for c in CONFLICTS}]
+    lines = [f"| | needs | {' | '.join(f'`{c}`' for c in columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for row in rows:
+        pairs = [_cell(row, column, cells) for column in columns]
+        lines.append(f"| `{row}` | {needs.get(row, '')} | {' | '.join(pairs)} |")
+    return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, start=1))])
+
+
+def _cell(row: str, column: str, cells: dict[frozenset[str], str]) -> str:
+    same_option = row.split()[0] == column.split()[0]
+    return "-" if same_option else cells.get(frozenset((row, column)), "yes")
 
 
 def test_the_table_in_the_documents_is_made_of_the_rules() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import each_case
+from numpy.typing import NDArray
 
 from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError
-from hpcpace.train.operations import LinkVolume, PacketOverhead, link_volumes, messages, payload_matrix, wire_matrix
+from hpcpace.train.operations import LinkVolume, Message, PacketOverhead, link_volumes, messages, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.presets import Mesh
 from hpcpace.train.volume import (
@@ -29,6 +30,14 @@ HIDDEN_BYTES = 8 * 128 * 128 * 4
 
 def planned(mesh: str, num_ranks: int, **settings: Any) -> TrainPlan:
     return plan_training(TrainConfig(mesh=mesh, **settings), num_ranks)
+
+
+def payload_matrix(counts: Counter[Message], num_ranks: int) -> NDArray[np.int64]:
+    """Return the bytes of tensors that each rank (row) sends to each other one: int64, (num_ranks, num_ranks)."""
+    matrix = np.zeros((num_ranks, num_ranks), dtype=np.int64)
+    for (source, destination, size), count in counts.items():
+        matrix[source, destination] += size * count
+    return matrix
 
 
 def sent(operations: list[Operation], num_ranks: int) -> np.ndarray:
