@@ -68,6 +68,7 @@ class AuditResult:
     Attributes:
         hosts: names of all hosts.
         num_ranks: ranks of all hosts.
+        num_rules: rules that were to run.
         findings: the most severe first.
         skipped: by rule id, why it did not apply.
         missing: one sentence for each host or rank that did not answer.
@@ -76,6 +77,7 @@ class AuditResult:
 
     hosts: tuple[str, ...]
     num_ranks: int
+    num_rules: int
     findings: tuple[AuditFinding, ...]
     skipped: dict[str, str]
     bindings: tuple[Binding, ...]
@@ -103,6 +105,7 @@ class AuditResult:
             "exit_code": self.exit_code,
             "hosts": list(self.hosts),
             "num_ranks": self.num_ranks,
+            "num_rules": self.num_rules,
             "missing": list(self.missing),
             "problems": list(self.problems),
             "findings": plain(grouped(self.findings)),
@@ -136,6 +139,7 @@ def audit(
     return AuditResult(
         hosts=tuple(host.name for host in job.hosts),
         num_ranks=sum(len(host.ranks) for host in job.hosts),
+        num_rules=run.num_rules,
         findings=run.findings,
         skipped=run.skipped,
         bindings=_bindings(job, num_tasks),

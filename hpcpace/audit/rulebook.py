@@ -457,10 +457,12 @@ class RuleRun:
     """The outcome of running rules.
 
     Attributes:
+        num_rules: rules that were to run.
         findings: the most severe first.
         skipped: by rule id, why the rule applies to no host of the job.
     """
 
+    num_rules: int
     findings: tuple[AuditFinding, ...]
     skipped: dict[str, str]
 
@@ -489,7 +491,7 @@ def run_rules(job: AuditedJob, ids: Collection[str] | None = None) -> RuleRun:
                 findings += outcome
         if applied:
             skipped.pop(rule.id, None)
-    return RuleRun(findings=tuple(sorted(findings, key=_rank_of)), skipped=skipped)
+    return RuleRun(num_rules=len(chosen), findings=tuple(sorted(findings, key=_rank_of)), skipped=skipped)
 
 
 def check_ids(ids: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from hpcpace.audit.findings import CANNOT_DETERMINE, FindingGroup, Severity, blo
 from hpcpace.audit.hardware import parsed
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.result import AuditResult, Binding, PathMatrix
-from hpcpace.audit.rulebook import BY_ID, Rule
+from hpcpace.audit.rulebook import Rule
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.codec import plain
 from hpcpace.core.text import folded, printable
@@ -190,7 +190,7 @@ def _summary(result: AuditResult, found: Sequence[Sequence[FindingGroup]]) -> st
     return (
         f"hpcpace audit: {', '.join(parts) or 'no findings'}"
         f" ({_plural(len(result.hosts), 'node')}, {_plural(result.num_ranks, 'rank')},"
-        f" {len(BY_ID) - len(result.skipped)} of {len(BY_ID)} rules applied)"
+        f" {result.num_rules - len(result.skipped)} of {_plural(result.num_rules, 'rule')} applied)"
     )
 
 

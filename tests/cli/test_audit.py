@@ -50,6 +50,13 @@ def test_this_machine_is_looked_at_without_options() -> None:
     assert done.stdout.startswith("hpcpace audit: ") and len(done.stdout.splitlines()) <= 30
 
 
+def test_rules_that_were_not_asked_for_do_not_count_as_applied(tree: Path) -> None:
+    asked = _audit("--sysfs-root", str(tree), "--rules", "A04")
+    ignored = _audit("--sysfs-root", str(tree), "--ignore", "A04")
+    assert "1 of 1 rule applied)" in asked.stdout
+    assert "28 of 36 rules applied)" in ignored.stdout
+
+
 def test_a_tree_has_its_findings_and_the_exit_code_of_the_worst(tree: Path) -> None:
     done = _audit("--sysfs-root", str(tree))
     assert done.returncode == 4

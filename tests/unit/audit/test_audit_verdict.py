@@ -37,6 +37,7 @@ def _result(
     return AuditResult(
         hosts=hosts,
         num_ranks=0,
+        num_rules=37,
         findings=tuple(findings),
         skipped={},
         bindings=(),
