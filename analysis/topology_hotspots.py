@@ -39,7 +39,7 @@ COLUMNS = (
 )
 COLORS = {"rank": plots.BLUE, "node": plots.VERMILION, "leaf": plots.GREEN, "link": plots.PURPLE}
 MAX_NODES = 512
-MOST_BARS, MOST_ALIASES = 12, 4
+MAX_BARS, MAX_ALIASES = 12, 4
 ENDS = ("", "_low", "_high")
 Row = dict[str, Any]
 
@@ -149,13 +149,13 @@ def print_table(results: Sequence[Found], rows: Sequence[Row]) -> None:
     for row in rows:
         named = {f"{row['kind']} {one}" for one in row["id"].split(" or ")}
         others = [alias_name(alias) for alias in row["aliases"].split("; ") if alias not in named]
-        many = [f"{len(others) - MOST_ALIASES} more"] * (len(others) > MOST_ALIASES)
+        many = [f"{len(others) - MAX_ALIASES} more"] * (len(others) > MAX_ALIASES)
         shown.add_row(
             *(printable(row["run"]), place_of(row)),
             "" if row["effect_ms"] is None else format_duration(row["effect_ms"] * NS_PER_MS),
             "{}\n{} to {}".format(*(percent(row[f"effect{end}_share"]) for end in ENDS)),
             "" if row["loss_share"] is None else percent(row["loss_share"]),
-            ", ".join([*others[:MOST_ALIASES], *many]),
+            ", ".join([*others[:MAX_ALIASES], *many]),
         )
     if rows:
         console.print(shown)
@@ -189,7 +189,7 @@ def draw(results: Sequence[Found]) -> Figure:
         below = grid[0, len(matrices) :].subgridspec(len(bars), 1)
         for index, (label, rows) in enumerate(bars):
             empty = "none beyond noise" if found.figures.is_compared else "nothing to compare"
-            draw_bars(part.add_subplot(below[index, 0]), rows[:MOST_BARS], label, empty)
+            draw_bars(part.add_subplot(below[index, 0]), rows[:MAX_BARS], label, empty)
     return figure
 
 

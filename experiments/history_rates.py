@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics.run_difference import Duration, level_changes
-from hpcpace.runs.history import LEAST_CHANGE, history
+from hpcpace.runs.history import MIN_CHANGE, history
 from hpcpace.runs.history_index import IndexedRuns
 from hpcpace.runs.history_row import HistoryRow
 
@@ -80,7 +80,7 @@ def _of_series(make: Callable[[Random], Series], num_series: int) -> Counter[str
     said: Counter[str] = Counter()
     for seed in range(num_series):
         changes = level_changes(make(np.random.default_rng(_FIRST_SEED + seed)))
-        said.update({str(change.duration) for change in changes if abs(expm1(change.size)) >= LEAST_CHANGE})
+        said.update({str(change.duration) for change in changes if abs(expm1(change.size)) >= MIN_CHANGE})
     return said
 
 

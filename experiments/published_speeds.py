@@ -28,7 +28,7 @@ DATA = Path(__file__).parents[1] / "tests" / "data" / "history"
 _TESTS = "tests/functional_tests/test_cases"
 _CASES = ("moe/gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer", "bert/bert_mcore_tp1_pp2")
 _RESULT = re.compile(r"(\w[^/]*)/results/([^/]+)/([^/]+)/result_(\d+)\.txt")
-_MOST_REPEATS = 10
+_MAX_REPEATS = 10
 _NUM_SPLITS = 20
 
 
@@ -117,7 +117,7 @@ def mlperf_rows(repository: str) -> Iterator[Sequence[str]]:
     """Yield one line for each of the first repeats of a system and benchmark that logs its throughput."""
     for name in _git(repository, "ls-tree", "-r", "--name-only", "HEAD").splitlines():
         found = _RESULT.fullmatch(name)
-        if found is None or int(found[4]) >= _MOST_REPEATS:
+        if found is None or int(found[4]) >= _MAX_REPEATS:
             continue
         # A stored snapshot may lack the largest files.
         text = _git(repository, "show", f"HEAD:{name}", is_needed=False)

@@ -23,7 +23,7 @@ IntArray = NDArray[np.int64]
 
 SEGMENT_BYTES = 1448
 HEADERS = 66 / SEGMENT_BYTES
-LEAST_ROUND_TRIP_S, QUEUE_S = 50e-6, 2e-3
+MIN_ROUND_TRIP_S, QUEUE_S = 50e-6, 2e-3
 FULL_QUEUE_S = 0.03
 TIMEOUT_S = 0.2
 
@@ -180,7 +180,7 @@ def _flows(
         share = job.size if job.fault == "lossy" and is_hit[row] else 1e-5
         again = random.binomial((acked / SEGMENT_BYTES).astype(np.int64), share) * SEGMENT_BYTES
         queue_s = FULL_QUEUE_S if is_queued[row] else QUEUE_S
-        rtt_s = LEAST_ROUND_TRIP_S + queue_s * (0.3 + 0.7 * float(is_limiting[row].mean()))
+        rtt_s = MIN_ROUND_TRIP_S + queue_s * (0.3 + 0.7 * float(is_limiting[row].mean()))
         rtt = rtt_s * np.exp(0.2 * random.standard_normal(job.num_seconds))
         columns.append(np.stack([acked, busy * NS_PER_S, again, rtt * NS_PER_S]))
     num_rows = job.num_hosts * job.num_seconds
@@ -210,7 +210,7 @@ def _flows(
         receiver_limited_ns=zero,
         sender_limited_ns=zero,
         rtt_ns=np.concatenate([rtt, nothing]),
-        least_rtt_ns=zero + round(LEAST_ROUND_TRIP_S * NS_PER_S),
+        least_rtt_ns=zero + round(MIN_ROUND_TRIP_S * NS_PER_S),
         delivery_bytes_per_s=zero.astype(np.float64),
         is_application_limited=zero.astype(np.bool_),
         unsent_bytes=zero,

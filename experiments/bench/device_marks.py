@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from experiments.bench.pairs import interval, take_turns
-from hpcpace.observe.device.clock import MOST_EVENTS, DeviceClock, DeviceMarks, Event
+from hpcpace.observe.device.clock import MAX_EVENTS, DeviceClock, DeviceMarks, Event
 from hpcpace.observe.device.layer import find_device
 
 
@@ -45,7 +45,7 @@ class EventUse:
         return (
             f"events per step: {self.num_marks / num_steps:.1f} of phases and steps, "
             f"{self.num_of_operations / num_steps:.1f} of operations; "
-            f"at most {self.most_in_use} of {MOST_EVENTS} in use, {self.num_refused} refused"
+            f"at most {self.most_in_use} of {MAX_EVENTS} in use, {self.num_refused} refused"
         )
 
 
@@ -62,7 +62,7 @@ def counted() -> Iterator[EventUse]:
             use.num_of_operations += 1
         else:
             use.num_marks += 1
-        use.most_in_use = max(use.most_in_use, MOST_EVENTS - clock._num_unmade - len(clock._free))
+        use.most_in_use = max(use.most_in_use, MAX_EVENTS - clock._num_unmade - len(clock._free))
         return event
 
     def timed_anchor(clock: DeviceClock, resolve: Callable[[], None] = lambda: None) -> None:

@@ -36,7 +36,7 @@ from hpcpace.trace.schema import header_values
 MEMORY = "256MiB"
 _READ = ("steps", "phases", "collectives", "groups", "clock", "account")
 _SPECIMENS = ("plain", "hosts", "single")
-_MOST_CHUNK_ROWS = 1 << 20
+_MAX_CHUNK_ROWS = 1 << 20
 _JOURNAL_BYTES = 120 << 20
 _JSON_BYTES = 15 << 20
 _RESULT_BYTES = 60 << 20
@@ -85,7 +85,7 @@ def rows_of_zeros(num_rows: int, tables: tuple[str, ...] = _READ) -> Attack:
 def _replace_by_zeros(table: h5py.Group, column: str, num_rows: int) -> None:
     dtype = table[column].dtype
     # Several chunks: of one that ranks have alike, all would have the same memory.
-    chunk_rows = min(num_rows // 4 + 1, _MOST_CHUNK_ROWS)
+    chunk_rows = min(num_rows // 4 + 1, _MAX_CHUNK_ROWS)
     chunk = zlib.compress(bytes(chunk_rows * dtype.itemsize), 9)
     del table[column]
     made = {"shape": (num_rows,), "maxshape": (None,), "chunks": (chunk_rows,), "dtype": dtype}

@@ -71,8 +71,8 @@ _CODES = (0, 1, 2, 3)
 _NO_REPORT = (2, 3)
 _WITH_MEMORY, _DEFAULT_MEMORY = ("report", "dump", "compare", "history", "timeline", "pack"), "2GiB"
 _VIEW_CODES = (0, 1, 2, 3, 4)
-_MOST_PRINTED_BYTES = 200_000
-_MOST_LINES, _SCREENFUL = 120, ("list", "history", "compare", "scale", "watch", "hang", "timeline", "import", "collect",
+_MAX_PRINTED_BYTES = 200_000
+_MAX_LINES, _SCREENFUL = 120, ("list", "history", "compare", "scale", "watch", "hang", "timeline", "import", "collect",
                                 "switch", "pack")  # fmt: skip
 """Commands that print a screen or two, however large the run is, and how many lines that is."""
 _WARNING = re.compile(r"^.*\b\w*Warning: .*$|^HDF5-DIAG.*$|^.*Exception ignored.*$", re.MULTILINE)
@@ -93,7 +93,7 @@ def problems_of(result: Result, damaged: Damaged, run: RunCopy, folder: Path, *,
     problems += [] if as_json else _steering("stdout", stdout)
     if problems and (result.is_late or result.signal):
         return problems
-    if not as_json and len(stdout) + len(stderr) > _MOST_PRINTED_BYTES:
+    if not as_json and len(stdout) + len(stderr) > _MAX_PRINTED_BYTES:
         problems.append(f"prints {len(stdout) + len(stderr)} bytes")
     printed = stdout if as_json else _read(folder / "summary.json")
     is_reported = bool(stdout.strip())
@@ -130,9 +130,9 @@ def problems_of_view(
     memory = damaged.memory if arguments[0] in _WITH_MEMORY else _DEFAULT_MEMORY
     problems = [*_end(result, stdout + stderr, memory, _VIEW_CODES), *_steering("stderr", stderr)]
     problems += [] if as_json else _steering("stdout", stdout)
-    if not as_json and len(stdout) + len(stderr) > _MOST_PRINTED_BYTES:
+    if not as_json and len(stdout) + len(stderr) > _MAX_PRINTED_BYTES:
         problems.append(f"prints {len(stdout) + len(stderr)} bytes")
-    if not as_json and arguments[0] in _SCREENFUL and (lines := len((stdout + stderr).splitlines())) > _MOST_LINES:
+    if not as_json and arguments[0] in _SCREENFUL and (lines := len((stdout + stderr).splitlines())) > _MAX_LINES:
         problems.append(f"prints {lines} lines")
     if result.code and not (stdout + stderr).strip() and not problems:
         problems.append(f"ends with {result.code} and prints nothing")

@@ -35,7 +35,7 @@ from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TraceHeader
 
 _NUM_FILES, _NUM_LOOKS, _NUM_CHECKPOINTS = 20, 1000, 3
-_NAIVE_BYTES, _MOST_PRINTED = 1 << 22, 100
+_NAIVE_BYTES, _MAX_PRINTED = 1 << 22, 100
 
 
 def save(folder: Path) -> int:
@@ -118,7 +118,7 @@ def read_naively(path: Path) -> int:
         try:
             if path.is_file() and not path.is_symlink():
                 descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                print(os.read(descriptor, _MOST_PRINTED))
+                print(os.read(descriptor, _MAX_PRINTED))
                 os.close(descriptor)
         except OSError as error:
             print(error)

@@ -27,7 +27,7 @@ _IN_CREATE, _IN_ISDIR = 0x100, 0x40000000
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _EVENT = struct.Struct("iIII")
-_MOST_PAUSE_S = 0.0005
+_MAX_PAUSE_S = 0.0005
 _COUNTER = struct.Struct("Q")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -158,16 +158,16 @@ def swap_names(field: Field, choice: random.Random, signals: Signals) -> None:
         bait = _bait(field, choice)
         if taken := _exchange(bait, path):
             signals.exchanged()
-            time.sleep(choice.random() * _MOST_PAUSE_S)
+            time.sleep(choice.random() * _MAX_PAUSE_S)
             _exchange(taken, path)
             _remove(taken)
         else:
             with contextlib.suppress(OSError):
                 os.rename(bait, path)
-                time.sleep(choice.random() * _MOST_PAUSE_S)
+                time.sleep(choice.random() * _MAX_PAUSE_S)
                 os.rename(path, bait)
         _remove(bait)
-        time.sleep(choice.random() * _MOST_PAUSE_S)
+        time.sleep(choice.random() * _MAX_PAUSE_S)
 
 
 TEMPORARY, NAMES = "temporary names", "names"

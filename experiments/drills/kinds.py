@@ -45,7 +45,7 @@ TIME_LIMIT_S = 60
 TIME_LIMIT_CHECK_S = 30
 """Slurm compares running jobs with their time limits every 30 s (PERIODIC_TIMEOUT in slurmctld)."""
 _PAST_LIMIT_S = 30.0
-MOST_MISREAD = 3
+MAX_MISREAD = 3
 """Starts that may go wrong before a drill fails."""
 # A step sleeps this long, such that a fault of some seconds ends before the training does on a fast machine, too.
 _PACED = ("--inject", "rank=0,phase=data,size=100ms")
@@ -114,7 +114,7 @@ def repetition(site: DrillSite, drill: Drill) -> Outcome:
             try:
                 return dataclasses.replace(drill.run(site, drill), num_misread=num_misread)
             except MisreadStart:
-                if (num_misread := num_misread + 1) == MOST_MISREAD:
+                if (num_misread := num_misread + 1) == MAX_MISREAD:
                     raise
     except (HpcpaceError, OSError) as error:  # the boundary: the other repetitions go on
         site.end_jobs()
@@ -343,7 +343,7 @@ def _in_a_lab(drill: Drill, *, repetitions: int, tell: Callable[[str], None]) ->
 
 def healthy_job(site: DrillSite) -> tuple[str, int]:
     """Run a short job on all hosts; return what is wrong with it, else nothing, and how many did not start before."""
-    for num_misread in range(MOST_MISREAD):
+    for num_misread in range(MAX_MISREAD):
         try:
             job = site.submit(steps=6, environ=ENVIRON)
             job.wait_for_start()
@@ -356,4 +356,4 @@ def healthy_job(site: DrillSite) -> tuple[str, int]:
         if ended.state == "COMPLETED" and job.report_status() in (0, 1, 3) and REPORT_TITLE not in job.log():
             return "", num_misread
         return f"the job after the drill is {ended.state}; its log:\n{job.log()}", num_misread
-    return f"{MOST_MISREAD} jobs after the drill did not start", MOST_MISREAD
+    return f"{MAX_MISREAD} jobs after the drill did not start", MAX_MISREAD

@@ -101,7 +101,7 @@ def outcomes_of(found: list[SimulatedTrial]) -> dict[TrialOutcome, int]:
 USUAL = StepTimes()
 SPIKY = StepTimes(spike_probability=0.005)
 NUM_RUNS = {Effort.FULL: 1_000, Effort.TRY: 20}
-MOST_BLOCKS_OF_HARM = 10
+MAX_BLOCKS_OF_HARM = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +197,9 @@ def judge(effort: Effort, tell: Tell) -> Finding:
             holds=min(seen.high, seen_hard.high) >= POWER,
         ),
         Claim(
-            text=f"a harm of 3 % is ended, {shown(ended)}, within a median of {MOST_BLOCKS_OF_HARM} paced blocks: "
+            text=f"a harm of 3 % is ended, {shown(ended)}, within a median of {MAX_BLOCKS_OF_HARM} paced blocks: "
             f"{blocks:g}",
-            holds=ended.high >= 0.95 and blocks <= MOST_BLOCKS_OF_HARM,
+            holds=ended.high >= 0.95 and blocks <= MAX_BLOCKS_OF_HARM,
         ),
         Claim(
             text=f"a harm of 10 % is ended at once, {shown(at_once)}, after a median of {blocks_of_much:g} paced "

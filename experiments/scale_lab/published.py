@@ -29,7 +29,7 @@ _RESULT = re.compile(r"([^/]+)/results/([^/]+)/([^/]+)/result_(\d+)\.txt")
 # What of a system's name says how many nodes it has, or which container.
 _SIZE = re.compile(r"(_n\d+|^\d+x|-N\d+|(?<=v5p-)\d+-|(?<=v5e-)\d+-|-\d+$|_?ngc[\d.]+)")
 _MARK = ":::MLLOG"
-_MOST_RUNS = 10
+_MAX_RUNS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ def _extracted(of_round: str, folder: str) -> Iterator[Sequence[Any]]:
     with subprocess.Popen([*git, "cat-file", "--batch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         for name in sorted(names):
             found = _RESULT.fullmatch(name)
-            if not found or int(found[4]) >= _MOST_RUNS:
+            if not found or int(found[4]) >= _MAX_RUNS:
                 continue
             organisation, system, benchmark, run = found.groups()
             shape_file = f"{organisation}/systems/{system}.json"

@@ -19,7 +19,7 @@ MS = 1e6
 DATA_NS, FORWARD_NS, BACKWARD_NS, OPTIMIZER_NS = 1 * MS, 33 * MS, 67 * MS, 3 * MS
 COMPUTE_NS = FORWARD_NS + BACKWARD_NS
 WARMUP_FACTOR = 1.5
-LEAST_FACTOR = 0.5
+MIN_FACTOR = 0.5
 WAIT_SPREAD = 0.3
 NOISE_PERIOD_STEPS = 10
 SERVICE_PERIOD_NS = 1500 * MS
@@ -105,7 +105,7 @@ def noise_factors(scenario: Scenario) -> FloatArray:
         of_node = random.standard_normal((shape[0], scenario.num_nodes))
         deviation = level * of_node[:, scenario.node_of_rank] + _OWN_SHARE * level * own
     speed = 1.0 + scenario.spread * scenario.random("spread").standard_normal(shape[1])
-    return np.maximum(1.0 + deviation, LEAST_FACTOR) * speed
+    return np.maximum(1.0 + deviation, MIN_FACTOR) * speed
 
 
 def fault_factors(scenario: Scenario) -> FloatArray:

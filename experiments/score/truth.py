@@ -231,7 +231,7 @@ def _link_effect(scenario: Scenario, link: str, faulty: Timeline, healthy: Timel
 
 
 # Of the links that nobody can tell apart, a verdict must hold this share for possible, or it claims too much.
-_LEAST_HELD_POSSIBLE = 0.5
+_MIN_HELD_POSSIBLE = 0.5
 
 
 class Culprit(Protocol):
@@ -344,7 +344,7 @@ def _is_right(scenario: Scenario, truth: Truth, culprit: Culprit) -> bool:
     names = set(_names(culprit))
     if names & set(truth.culprits):
         num_held = len(names & set(truth.culprits))
-        return truth.is_identifiable or num_held >= _LEAST_HELD_POSSIBLE * len(truth.culprits)
+        return truth.is_identifiable or num_held >= _MIN_HELD_POSSIBLE * len(truth.culprits)
     ranks = _ranks(scenario, culprit)
     return bool(ranks) and ranks <= set(truth.ranks)
 

@@ -33,7 +33,7 @@ LIMIT_RANK = Path(__file__).with_name("limit_rank.sh")
 HOSTS, RANKS_PER_HOST = ("n1", "n2"), 2
 REFERENCE = ("2x1", "data")
 """The published set-up whose ratio the lab's link gives."""
-_LEAST_STEPS, _MOST_STEPS, _LONG_STEP_S = 2, 20, 3.5
+_MIN_STEPS, _MAX_STEPS, _LONG_STEP_S = 2, 20, 3.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +106,8 @@ def set_up(
 def steps_for(setup: Setup, facts: Mapping[str, object], duration_s: float) -> int:
     """Return the steps that take about a time, by the formula: 2 to 20, and a single one of more than 3.5 s."""
     step_s = expected_step_s(setup, facts)
-    least = 1 if step_s > _LONG_STEP_S else _LEAST_STEPS
-    return max(least, min(_MOST_STEPS, round(duration_s / step_s)))
+    least = 1 if step_s > _LONG_STEP_S else _MIN_STEPS
+    return max(least, min(_MAX_STEPS, round(duration_s / step_s)))
 
 
 def expected_step_s(setup: Setup, facts: Mapping[str, object]) -> float:

@@ -15,14 +15,14 @@ from hpcpace.audit.tree import Tree, Unreadable
 from hpcpace.core.text import printable
 
 _CPU = "sys/devices/system/cpu"
-_MOST_CPUS = 8_192
+_MAX_CPUS = 8_192
 _SMALL_SHARE = 0.8
 
 
 def collect_cpus(tree: Tree) -> Cpus:
     """Return the processors; facts that cannot be read are None, with the reason in `tree.unreadable`."""
     online = tree.fact("cpus/online", _online, tree)
-    cpus = [cpu for cpu in cpusets.members(cpusets.parse_list(online or "")) if cpu < _MOST_CPUS]
+    cpus = [cpu for cpu in cpusets.members(cpusets.parse_list(online or "")) if cpu < _MAX_CPUS]
     siblings = tree.fact("cpus/cores", _siblings, tree, cpus) if cpus else None
     driver = f"{_CPU}/cpu{cpus[0]}/cpufreq/scaling_driver" if cpus else ""
     return Cpus(
@@ -192,7 +192,7 @@ ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NODE = "sys/devices/system/node"
 _PCI = "sys/bus/pci/devices"
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_MOST_DEVICES = 256
+_MAX_DEVICES = 256
 _NIC_CLASSES = ("0x02", "0x0c06")
 # Some InfiniBand adapters, like the QLE7340, have the class of serial buses (0x0c06).
 _CLASSES = (*_NIC_CLASSES, "0x03", "0x12")
@@ -261,13 +261,13 @@ def _pci_devices(tree: Tree, classes: dict[str, str]) -> tuple[PciDevice, ...]:
     """Return GPUs, network adapters and the bridges above them, sorted by address."""
     chosen: dict[str, PciDevice] = {}
     for address, code in classes.items():
-        if code.startswith(_CLASSES) and len(chosen) < _MOST_DEVICES:
+        if code.startswith(_CLASSES) and len(chosen) < _MAX_DEVICES:
             device = _pci_device(tree, address, code)
             hidden = device.is_virtual_function and _has_physical_function(tree, address, classes)
             if device.kind and not hidden:
                 chosen[address] = device
     above = {parent for device in chosen.values() for parent in (device.parents or ())[1:]}
-    for address in sorted(above - set(chosen))[:_MOST_DEVICES]:
+    for address in sorted(above - set(chosen))[:_MAX_DEVICES]:
         chosen[address] = _pci_device(tree, address, "0x0604")
     return tuple(device for _, device in sorted(chosen.items()))
 

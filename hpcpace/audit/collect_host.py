@@ -17,7 +17,7 @@ from hpcpace.core.text import printable
 
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "gdrdrv", "amdgpu", "mlx5_ib", "ib_uverbs", "efa", "cxi_core")
 _NVIDIA_GPUS = "proc/driver/nvidia/gpus"
-_MOST_GPUS = 64
+_MAX_GPUS = 64
 
 
 def collect_kernel(tree: Tree) -> Kernel:
@@ -58,7 +58,7 @@ def collect_gpus(tree: Tree, pci: Sequence[PciDevice] | None, nvml: Mapping[str,
         return None
     vendors = {device.address: device.vendor for device in pci or ()}
     return tuple(
-        _gpu(tree, address, vendors.get(address), nvml.get(address)) for address in sorted(addresses)[:_MOST_GPUS]
+        _gpu(tree, address, vendors.get(address), nvml.get(address)) for address in sorted(addresses)[:_MAX_GPUS]
     )
 
 
@@ -204,7 +204,7 @@ KEPT_VARIABLES = frozenset(
 )
 """Further environment variables that a snapshot keeps."""
 
-_MOST_VARIABLES, _MOST_VALUE = 80, 300
+_MAX_VARIABLES, _MAX_VALUE = 80, 300
 # cgroup v1 writes "no limit" as the largest multiple of the page size.
 _UNLIMITED_BYTES = 1 << 60
 
@@ -270,8 +270,8 @@ def chosen_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return only the variables that rules use, with secrets redacted."""
     names = [name for name in sorted(environ) if name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)]
     # Redact before cutting: half a token is not recognised as one.
-    chosen = Redaction.of(environ).variables({name: environ[name] for name in names[:_MOST_VARIABLES]})
-    return {printable(name)[:60]: printable(value)[:_MOST_VALUE] for name, value in chosen.items()}
+    chosen = Redaction.of(environ).variables({name: environ[name] for name in names[:_MAX_VARIABLES]})
+    return {printable(name)[:60]: printable(value)[:_MAX_VALUE] for name, value in chosen.items()}
 
 
 def visible_gpus(

@@ -23,7 +23,7 @@ _AT_ROOT = 0xFFFFFFFF
 _KIND, _OPTIONS, _TBF_PARMS, _TBF_RATE64 = 1, 2, 1, 4
 _TRAFFIC = struct.Struct("=BxxxiIII")
 _RATE_AT = 8  # of the 32-bit rate in tc_ratespec
-_MOST_BYTES, _TIMEOUT_S = 1 << 16, 1.0
+_MAX_BYTES, _TIMEOUT_S = 1 << 16, 1.0
 _BITS_PER_BYTE, _PER_MEGA = 8, 1e6
 
 
@@ -69,7 +69,7 @@ def _root_buckets() -> Iterator[tuple[int, float]]:
         channel.send(netlink.message(_GET_QDISC, request, flags=_DUMP))
         while True:
             try:
-                yield from buckets_in(channel.recv(_MOST_BYTES))
+                yield from buckets_in(channel.recv(_MAX_BYTES))
             except EOFError:
                 return
 
@@ -82,8 +82,8 @@ def _rate_bytes(options: Mapping[int, bytes]) -> int:
 
 _RDMA = "sys/class/infiniband"
 _NET = "sys/class/net"
-_MOST_RDMA, _MOST_NET, _MOST_GIDS, _MOST_GIDS_KEPT = 64, 96, 256, 24
-_PROC_NET, _MOST_ROUTES = "proc/net", 1 << 18
+_MAX_RDMA, _MAX_NET, _MAX_GIDS, _MAX_GIDS_KEPT = 64, 96, 256, 24
+_PROC_NET, _MAX_ROUTES = "proc/net", 1 << 18
 _LINK_LOCAL = "FEA9"  # 169.254 as /proc/net/route writes addresses, in the order of a little-endian machine
 _NET_KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
 
@@ -99,7 +99,7 @@ def collect_rdma(tree: Tree) -> tuple[RdmaDevice, ...] | None:
     if not tree.exists(_RDMA):
         return () if tree.exists("sys/class") else tree.fact("rdma", lambda: _fail("no /sys/class"))
     names = tree.fact("rdma", tree.names, _RDMA)
-    return None if names is None else tuple(_rdma_device(tree, name) for name in names[:_MOST_RDMA])
+    return None if names is None else tuple(_rdma_device(tree, name) for name in names[:_MAX_RDMA])
 
 
 def collect_net(tree: Tree) -> tuple[NetDevice, ...] | None:
@@ -109,7 +109,7 @@ def collect_net(tree: Tree) -> tuple[NetDevice, ...] | None:
         return None
     # bonding_masters is a file in the same folder, not an interface.
     names = [name for name in names if name != "bonding_masters"]
-    chosen = sorted(names, key=lambda name: (not tree.exists(f"{_NET}/{name}/device"), name))[:_MOST_NET]
+    chosen = sorted(names, key=lambda name: (not tree.exists(f"{_NET}/{name}/device"), name))[:_MAX_NET]
     # A copied tree does not contain it, and netlink would answer for this machine.
     shapers = tree.fact("net/shaping", read_shapers) if tree.is_live else {}
     routed = tree.fact("net/routes", _routed, tree)
@@ -119,14 +119,14 @@ def collect_net(tree: Tree) -> tuple[NetDevice, ...] | None:
 def read_counters(tree: Tree) -> dict[str, int]:
     """Return the error and drop counters that are not 0; `tree.unreadable` names devices without counters."""
     found: dict[str, int] = {}
-    for device in _names(tree, _RDMA)[:_MOST_RDMA]:
+    for device in _names(tree, _RDMA)[:_MAX_RDMA]:
         for port in _names(tree, f"{_RDMA}/{device}/ports")[:8]:
             place, name = f"{_RDMA}/{device}/ports/{port}", f"rdma/{printable(device)}/{port}"
             names = tree.fact(f"{name}/counters", tree.names, f"{place}/counters") or []
             for folder, listed in (("counters", names), ("hw_counters", _names(tree, f"{place}/hw_counters"))):
                 for counter in sorted({*LINK_ERRORS, *_CONGESTION_ERRORS} & set(listed)):
                     _count(tree, found, f"{place}/{folder}/{counter}", f"{name}/{counter}")
-    for device in _names(tree, _NET)[:_MOST_NET]:
+    for device in _names(tree, _NET)[:_MAX_NET]:
         if tree.exists(f"{_NET}/{device}/device") or device.startswith(("eth", "en", "ib", "hsn")):
             name = f"net/{printable(device)}"
             if tree.fact(f"{name}/counters", tree.names, f"{_NET}/{device}/statistics") is not None:
@@ -202,9 +202,9 @@ def _port(tree: Tree, device_place: str, device: str, number: int) -> RdmaPort:
 def _gids(tree: Tree, place: str) -> tuple[Gid, ...]:
     """Return the GID entries in use; reading the type of an unused one fails with EINVAL."""
     found: list[Gid] = []
-    for name in sorted(_names(tree, f"{place}/gid_attrs/types"), key=lambda text: (len(text), text))[:_MOST_GIDS]:
+    for name in sorted(_names(tree, f"{place}/gid_attrs/types"), key=lambda text: (len(text), text))[:_MAX_GIDS]:
         kind = tree.word_or_empty(f"{place}/gid_attrs/types/{name}")
-        if kind and re.fullmatch(r"\d{1,4}", name) and len(found) < _MOST_GIDS_KEPT:
+        if kind and re.fullmatch(r"\d{1,4}", name) and len(found) < _MAX_GIDS_KEPT:
             found.append(Gid(index=int(name), kind=kind, net=tree.word_or_empty(f"{place}/gid_attrs/ndevs/{name}")))
     return tuple(found)
 
@@ -230,12 +230,12 @@ def _routed(tree: Tree) -> Set[str]:
     """Return the interfaces that any IPv4 or IPv6 route uses; link-local routes do not count."""
     found = set()
     # `text` refuses a table that is too long: a truncated one may lack interfaces.
-    for line in tree.text(f"{_PROC_NET}/route", most_bytes=_MOST_ROUTES).split("\n")[1:]:
+    for line in tree.text(f"{_PROC_NET}/route", most_bytes=_MAX_ROUTES).split("\n")[1:]:
         words = line.split()
         if len(words) > 7 and not words[1].endswith(_LINK_LOCAL):
             found.add(printable(words[0]))
     if tree.exists(f"{_PROC_NET}/ipv6_route"):
-        for line in tree.text(f"{_PROC_NET}/ipv6_route", most_bytes=_MOST_ROUTES).split("\n"):
+        for line in tree.text(f"{_PROC_NET}/ipv6_route", most_bytes=_MAX_ROUTES).split("\n"):
             words = line.split()
             if len(words) > 9 and not words[0].startswith(("fe8", "ff")) and words[9] != "lo":
                 found.add(printable(words[9]))

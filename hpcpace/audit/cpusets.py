@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-_MOST_CPUS = 65_536
+_MAX_CPUS = 65_536
 """CPU numbers must be below this; the kernel's own limit is 8,192."""
 
 _ITEM = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6})/(\d{1,6}))?)?")
@@ -26,8 +26,8 @@ def parse_list(text: str) -> int:
             raise ValueError(f"{text[:80]!r} is not a list of CPUs like 0-3,8")
         first = int(found[1])
         last = int(found[2]) if found[2] else first
-        if last < first or last >= _MOST_CPUS:
-            raise ValueError(f"{text[:80]!r} is not a list of CPUs: {item!r} is not a range below {_MOST_CPUS}")
+        if last < first or last >= _MAX_CPUS:
+            raise ValueError(f"{text[:80]!r} is not a list of CPUs: {item!r} is not a range below {_MAX_CPUS}")
         if found[3]:
             used, group = int(found[3]), int(found[4])
             if not 0 < used <= group:
@@ -44,7 +44,7 @@ def parse_mask(text: str) -> int:
     Raises:
         ValueError: the text has another form, or is too long.
     """
-    if len(text) > _MOST_CPUS // 2 or not re.fullmatch(r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*", text):
+    if len(text) > _MAX_CPUS // 2 or not re.fullmatch(r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*", text):
         raise ValueError(f"{text[:80]!r} is not a mask of CPUs like 1,0000ffff")
     cpus = 0
     for part in text.split(","):
@@ -89,6 +89,6 @@ def members(cpus: int) -> Iterator[int]:
 def format_numbers(numbers: Iterable[int]) -> str:
     """Return numbers of ranks as the kernel writes sets, `0-3,8`; separated by commas if some cannot be a set's."""
     chosen = sorted(set(numbers))
-    if all(0 <= number < _MOST_CPUS for number in chosen):
+    if all(0 <= number < _MAX_CPUS for number in chosen):
         return format_list(of(chosen))
     return ",".join(map(str, chosen))

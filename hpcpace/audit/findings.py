@@ -283,9 +283,9 @@ class Skip(Exception):
     """A rule does not apply to this host or job; the message is the reason."""
 
 
-_MOST_PLACES = 8
+_MAX_PLACES = 8
 _WITH_DIGITS = re.compile(r"\S*\d\S*")
-_MOST_ODD = 4
+_MAX_ODD = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +357,7 @@ def hosts_text(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:
     if len(hosts) == len(all_hosts):
         return f"all {len(all_hosts)} nodes"
     others = sorted(set(all_hosts) - set(hosts))
-    if len(hosts) > len(all_hosts) / 2 and len(others) <= _MOST_ODD:
+    if len(hosts) > len(all_hosts) / 2 and len(others) <= _MAX_ODD:
         return f"{len(hosts)} of {len(all_hosts)} nodes; odd ones out: {short_list(others)}"
     if len(hosts) == 1:
         return short_list(hosts)
@@ -370,8 +370,8 @@ def place_text(block: Sequence[FindingGroup]) -> str:
     if len(places) <= 1:
         return "".join(places)
     prefix = _common_words(places)
-    shown = [places[0], *(place[len(prefix) :] for place in places[1:_MOST_PLACES])]
-    more = f" and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
+    shown = [places[0], *(place[len(prefix) :] for place in places[1:_MAX_PLACES])]
+    more = f" and {len(places) - _MAX_PLACES} more" if len(places) > _MAX_PLACES else ""
     return ", ".join(shown) + more
 
 

@@ -37,10 +37,10 @@ NUM_OURS_OF_STEP = 3
 
 _PART = re.compile(r"rank-(\d{5,7})\.json")
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
-_MOST_NAMED = 6
-_MOST_PART_BYTES = 1 << 20
-_MOST_BYTES = 1 << 28  # of all parts; those of 16,384 ranks on 2,048 hosts take half of it
-_MOST_REASON = 200
+_MAX_NAMED = 6
+_MAX_PART_BYTES = 1 << 20
+_MAX_BYTES = 1 << 28  # of all parts; those of 16,384 ranks on 2,048 hosts take half of it
+_MAX_REASON = 200
 # A part much older than rank 0's own, by the file server's clock, was left behind by a job that died.
 _OLD_S = 300.0
 
@@ -196,7 +196,7 @@ def join_parts(parts: Sequence[Any], world_size: int, environ: Mapping[str, str]
             if received.parts.setdefault(made[0].rank.rank, made) is not made:
                 raise SnapshotError(f"rank {made[0].rank.rank} has sent others already")
         except (WrongValue, SnapshotError) as error:
-            damaged.append(f"a rank's facts are damaged: {printable(str(error))[:_MOST_REASON]}")
+            damaged.append(f"a rank's facts are damaged: {printable(str(error))[:_MAX_REASON]}")
     return _join(received, damaged, world_size, environ, timeout_s)
 
 
@@ -208,7 +208,7 @@ def _join(
     unreadable: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}
     for _, (part, snapshot) in sorted(received.parts.items()):
-        names[part.host_key] = printable(part.host)[:_MOST_REASON]
+        names[part.host_key] = printable(part.host)[:_MAX_REASON]
         ranks.setdefault(part.host_key, []).append(part.rank)
         unreadable.setdefault(part.host_key, {}).update(part.unreadable)
         if snapshot is not None:
@@ -248,7 +248,7 @@ def _wait_for(parts: Folder, world_size: int, own: os.stat_result, timeout_s: fl
 def _read_part(parts: Folder, name: str, rank: int, own: os.stat_result, received: _ReceivedParts) -> None:
     """Add a part, or note why it cannot be used; the rank may still replace a file that another user put there."""
     try:
-        content = _content(parts, name, own, min(_MOST_PART_BYTES, _MOST_BYTES - received.num_bytes))
+        content = _content(parts, name, own, min(_MAX_PART_BYTES, _MAX_BYTES - received.num_bytes))
         if content is None:
             return
         made = _part_from(parse_json(content))
@@ -257,7 +257,7 @@ def _read_part(parts: Folder, name: str, rank: int, own: os.stat_result, receive
     except (OSError, ValueError, SnapshotError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         place = printable(str(parts.path / name))
-        received.left_out[rank] = f"rank {rank}'s facts cannot be used: {printable(reason)[:_MOST_REASON]} ({place})"
+        received.left_out[rank] = f"rank {rank}'s facts cannot be used: {printable(reason)[:_MAX_REASON]} ({place})"
     else:
         received.left_out.pop(rank, None)
         received.parts[rank] = made
@@ -308,7 +308,7 @@ def _missing(
         listed = []
     seen = {name.partition(".")[0] for name in hosts}
     silent = [name for name in listed if name.partition(".")[0] not in seen]
-    ranks = ",".join(map(str, absent[:_MOST_NAMED])) + (" ..." if len(absent) > _MOST_NAMED else "")
+    ranks = ",".join(map(str, absent[:_MAX_NAMED])) + (" ..." if len(absent) > _MAX_NAMED else "")
     texts = [f"{short_list(silent)} did not answer{within}"] if silent else []
     return [*texts, f"{len(absent)} of {world_size} ranks did not answer{within}: {ranks}"]
 

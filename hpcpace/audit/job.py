@@ -18,7 +18,7 @@ _EDGE = re.compile(
     rb"Channel \d+(?:/\d+)? : (\d{1,7})\[[0-9a-fx]+\] -> (\d{1,7})\[[0-9a-fx]+\] "
     rb"(?:\[(?:send|receive)\] )?via ([A-Za-z0-9/_]+)"
 )
-_MOST_LINE_BYTES = 4096
+_MAX_LINE_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def read_nccl_log(path: Path) -> NcclLog:
     edges = set()
     try:
         with path.open("rb") as stream:
-            while line := stream.readline(_MOST_LINE_BYTES):
+            while line := stream.readline(_MAX_LINE_BYTES):
                 found = _EDGE.search(line)
                 if found:
                     edges.add((int(found[1]), int(found[2]), found[3].decode("ascii")))

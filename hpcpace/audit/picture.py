@@ -133,15 +133,15 @@ def links_of(picture: Picture) -> Iterator[tuple[str, tuple[str, ...], tuple[str
 
 T = TypeVar("T")
 
-MOST_PICTURES = 8
+MAX_PICTURES = 8
 """Kinds of hosts that are drawn."""
 
-_MOST_DEVICES = 64
-_MOST_CORES = 4_096
-_MOST_RANKS = 512
-_MOST_PACKAGES = 256
-_MOST_NAME = 24
-_MOST_NVLINKS = 99
+_MAX_DEVICES = 64
+_MAX_CORES = 4_096
+_MAX_RANKS = 512
+_MAX_PACKAGES = 256
+_MAX_NAME = 24
+_MAX_NVLINKS = 99
 _NO_NODE = -1
 _NO_NODES: Mapping[int, int] = {}
 _NO_PACKAGES: Mapping[str, int] = {}
@@ -158,7 +158,7 @@ def pictures(job: AuditedJob) -> tuple[list[Picture], int]:
         kinds.setdefault((id(host.snapshot.hardware), nets, host.snapshot.rdma, ranks), []).append(host)
     chosen = sorted(kinds.values(), key=len, reverse=True)
     drawn = []
-    for hosts in chosen[:MOST_PICTURES]:
+    for hosts in chosen[:MAX_PICTURES]:
         title = _short(short_list([host.name for host in hosts]), 60)
         several = len(hosts) > 1
         drawn.append(_Drawing(hosts[0], several).picture(f"{title}, ranks by local rank" if several else title))
@@ -172,11 +172,11 @@ class _Drawing:
         self.host = host
         self.view: HardwareView = host.hardware
         self.notes: list[str] = []
-        if len(host.ranks) > _MOST_RANKS:
-            self.notes.append(f"{len(host.ranks) - _MOST_RANKS} ranks are not drawn")
+        if len(host.ranks) > _MAX_RANKS:
+            self.notes.append(f"{len(host.ranks) - _MAX_RANKS} ranks are not drawn")
         self.ranks = [
             (rank.local_rank if by_local_rank and rank.local_rank >= 0 else rank.rank, rank)
-            for rank in host.ranks[:_MOST_RANKS]
+            for rank in host.ranks[:_MAX_RANKS]
         ]
         self.nvml = {gpu.address: gpu.nvml for gpu in host.snapshot.gpus or () if gpu.nvml}
         fabrics = {nvml.fabric for nvml in self.nvml.values()}
@@ -188,15 +188,15 @@ class _Drawing:
         """Return the host as it is drawn."""
         each = tuple(1 << cpu for cpu in cpusets.members(self.online))
         cores = sorted(self._known(lambda: self.view.cores, each), key=lambda core: core & -core)
-        if len(cores) > _MOST_CORES:
-            self.notes.append(f"{len(cores) - _MOST_CORES} cores are not drawn")
+        if len(cores) > _MAX_CORES:
+            self.notes.append(f"{len(cores) - _MAX_CORES} cores are not drawn")
         found = self._devices()
         homes = [(drawn, self._home(device)) for device, drawn in found]
         devices = [drawn for _, drawn in found]
         return Picture(
             title=title,
             subtitle=self._subtitle(len(cores)),
-            packages=tuple(self._packages(cores[:_MOST_CORES], homes)),
+            packages=tuple(self._packages(cores[:_MAX_CORES], homes)),
             elsewhere=tuple(self._memory_only()),
             unplaced=tuple(device for device, home in homes if home is None),
             gpus=tuple(device.name for device in devices if device.is_gpu),
@@ -240,7 +240,7 @@ class _Drawing:
         packages = self.host.snapshot.hardware.cpus.packages
         if packages is None:
             raise self.host.unreadable("the packages", "cpus/packages", "cpus/online")
-        return {name: parsed(text, "the CPUs of a package") for name, text in list(packages.items())[:_MOST_PACKAGES]}
+        return {name: parsed(text, "the CPUs of a package") for name, text in list(packages.items())[:_MAX_PACKAGES]}
 
     def _node(self, number: int, cores: Sequence[int], devices: tuple[DrawnDevice, ...]) -> DrawnNode:
         memory = next((n.memory_kb for n in self.host.snapshot.hardware.numa or () if n.number == number), None)
@@ -264,7 +264,7 @@ class _Drawing:
     def _caches(self, cpus: int) -> str:
         """Return the kinds of data caches of some CPUs, the largest first: `L3 105 MiB, L2 56 x 2 MiB`."""
         caches = [cache for cache in self.host.snapshot.hardware.cpus.caches or () if cache.kind != "Instruction"]
-        near = [cache for cache in caches[:_MOST_CORES] if _cpus_of(cache) & cpus]
+        near = [cache for cache in caches[:_MAX_CORES] if _cpus_of(cache) & cpus]
         counts = Counter((cache.level, cache.size) for cache in near)
         parts = (
             f"L{level} {f'{count} x ' if count > 1 else ''}{_size(size)}"
@@ -273,7 +273,7 @@ class _Drawing:
         return ", ".join(list(parts)[:4])
 
     def _memory_only(self) -> Iterator[str]:
-        for node in (self.host.snapshot.hardware.numa or ())[:_MOST_DEVICES]:
+        for node in (self.host.snapshot.hardware.numa or ())[:_MAX_DEVICES]:
             if node.cpus == "":
                 yield f"NUMA {node.number}, {format_bytes(1024 * node.memory_kb) if node.memory_kb else 'no memory'}"
 
@@ -283,10 +283,10 @@ class _Drawing:
         order = [gpu.address for gpu in self.host.snapshot.gpus or ()]
         gpus = tuple(sorted(gpus, key=lambda gpu: order.index(gpu.address) if gpu.address in order else len(order)))
         for kind, found in (("GPUs", gpus), ("adapters", nics)):
-            if len(found) > _MOST_DEVICES:
-                self.notes.append(f"{len(found) - _MOST_DEVICES} {kind} are not drawn")
-        drawn = [(gpu, self._gpu(number, gpu)) for number, gpu in enumerate(gpus[:_MOST_DEVICES])]
-        return drawn + [(nic, self._nic(number, nic)) for number, nic in enumerate(nics[:_MOST_DEVICES])]
+            if len(found) > _MAX_DEVICES:
+                self.notes.append(f"{len(found) - _MAX_DEVICES} {kind} are not drawn")
+        drawn = [(gpu, self._gpu(number, gpu)) for number, gpu in enumerate(gpus[:_MAX_DEVICES])]
+        return drawn + [(nic, self._nic(number, nic)) for number, nic in enumerate(nics[:_MAX_DEVICES])]
 
     def _gpu(self, number: int, device: PciDevice) -> DrawnDevice:
         known = next((gpu for gpu in self.host.snapshot.gpus or () if gpu.address == device.address), None)
@@ -332,7 +332,7 @@ class _Drawing:
         """Return the class of the path between every two devices, NV# between GPUs behind NVLink switches."""
         links: dict[tuple[str, str], str] = {}
         for (one, first), (other, second) in combinations(devices, 2):
-            count = min(self._nvlinks(one.address, other.address), _MOST_NVLINKS)
+            count = min(self._nvlinks(one.address, other.address), _MAX_NVLINKS)
             name = f"NV{count}" if count > 0 else self.view.class_of(one.address, other.address)
             links[first.name, second.name] = links[second.name, first.name] = "?" if name == "UNKNOWN" else name
         return links
@@ -371,6 +371,6 @@ def _link(device: PciDevice) -> str:
     return " ".join(filter(None, (f"x{device.width}" if device.width else "", speed)))
 
 
-def _short(text: str, most: int = _MOST_NAME) -> str:
+def _short(text: str, most: int = _MAX_NAME) -> str:
     shown = printable(text)
     return shown if len(shown) <= most else f"{shown[: most - 3]}..."

@@ -15,9 +15,9 @@ from hpcpace.core.text import printable
 WIDTH = 80
 _INSIDE = WIDTH - 4
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_MOST_STRIP = 64
-_MOST_GROUPS = 24
-_MOST_NOTES = 6
+_MAX_STRIP = 64
+_MAX_GROUPS = 24
+_MAX_NOTES = 6
 _LEGEND = (
     "[...] has a letter for each core: its rank (modulo 36), * for several ranks, . for none.",
     "In part: on some hardware threads of these cores only. Links as `nvidia-smi topo -m` has them.",
@@ -41,10 +41,10 @@ def picture_lines(picture: Picture) -> Iterator[str]:
         for device in picture.unplaced:
             yield _cut(f"  {_device_line(device)}", WIDTH)
     yield from _link_lines(picture)
-    for note in picture.notes[:_MOST_NOTES]:
+    for note in picture.notes[:_MAX_NOTES]:
         yield from _wrapped(note)
-    if len(picture.notes) > _MOST_NOTES:
-        yield f"  {len(picture.notes) - _MOST_NOTES} more facts are not known"
+    if len(picture.notes) > _MAX_NOTES:
+        yield f"  {len(picture.notes) - _MAX_NOTES} more facts are not known"
 
 
 def legend_lines() -> Iterator[str]:
@@ -68,10 +68,10 @@ def _package_lines(package: DrawnPackage) -> Iterator[str]:
     for node in package.nodes:
         yield f"{node.title}{f'  {node.caches}' if node.caches else ''}"
         yield from _strip_lines(node)
-        for group in node.groups[:_MOST_GROUPS]:
+        for group in node.groups[:_MAX_GROUPS]:
             yield _group_line(group)
-        if len(node.groups) > _MOST_GROUPS:
-            yield f"  {len(node.groups) - _MOST_GROUPS} more groups of cores"
+        if len(node.groups) > _MAX_GROUPS:
+            yield f"  {len(node.groups) - _MAX_GROUPS} more groups of cores"
         for device in node.devices:
             yield _device_line(device)
 
@@ -80,7 +80,7 @@ def _strip_lines(node: DrawnNode) -> Iterator[str]:
     """Yield a letter per core; nothing where no rank may run."""
     strip = "".join(_mark(group) * len(group.cores) for group in node.groups)
     if strip.strip("."):
-        for line in textwrap.wrap(strip, _MOST_STRIP):
+        for line in textwrap.wrap(strip, _MAX_STRIP):
             yield f"  [{line}]"
 
 
@@ -137,8 +137,8 @@ _WIDTH = 1120
 _GAP = 16
 _LINE = 18
 _CELL = 16
-_MOST_CELLS = 1_024
-_MOST_LINES = 16
+_MAX_CELLS = 1_024
+_MAX_LINES = 16
 _NUM_COLORS = 8
 _LETTER = 6.6
 """Width of a letter in pixels, at the size of most texts."""
@@ -230,7 +230,7 @@ def _draw(sheet: _Sheet, picture: Picture, y: float) -> float:
     sheet.text(_GAP, y + 36, picture.subtitle, "muted")
     y += 48
     num_cores = sum(len(group.cores) for package in picture.packages for node in package.nodes for group in node.groups)
-    each = max(1, -(-num_cores // _MOST_CELLS))
+    each = max(1, -(-num_cores // _MAX_CELLS))
     columns = 2 if len(picture.packages) > 1 else 1
     width = (_WIDTH - (columns + 1) * _GAP) / columns
     for start in range(0, len(picture.packages), columns):
@@ -240,7 +240,7 @@ def _draw(sheet: _Sheet, picture: Picture, y: float) -> float:
     if picture.unplaced:
         sheet.text(_GAP, y + 12, "Where these are is not known", "name")
         y = _devices(sheet, picture.unplaced, _GAP, y + _LINE, _WIDTH - 2 * _GAP) + _GAP
-    for text in (*(f"{title}, no CPUs" for title in picture.elsewhere), *picture.notes)[:_MOST_LINES]:
+    for text in (*(f"{title}, no CPUs" for title in picture.elsewhere), *picture.notes)[:_MAX_LINES]:
         sheet.text(_GAP, y + 12, text, "muted", _WIDTH - 2 * _GAP)
         y += _LINE
     for title, rows, names in links_of(picture):
@@ -264,13 +264,13 @@ def _node(sheet: _Sheet, node: DrawnNode, x: float, y: float, width: float, each
     inside.text(x + 10, y + 17, node.title, "name", width / 2)
     inside.text(x + 20 + _LETTER * len(node.title) * 1.1, y + 17, node.caches, "muted", width / 2)
     bottom = _cells(inside, node, x + 10, y + 26, width - 20, each) + 6
-    for group in node.groups[:_MOST_LINES]:
+    for group in node.groups[:_MAX_LINES]:
         inside.rect(x + 10, bottom + 3, 10, 10, _color(group))
         who = group.ranks_text or "no rank"
         inside.text(x + 26, bottom + 12, f"{who}: {len(group.cores)} cores, CPUs {group.cpus}", "", width - 40)
         bottom += _LINE
-    if len(node.groups) > _MOST_LINES:
-        inside.text(x + 26, bottom + 12, f"{len(node.groups) - _MOST_LINES} more groups of cores", "muted")
+    if len(node.groups) > _MAX_LINES:
+        inside.text(x + 26, bottom + 12, f"{len(node.groups) - _MAX_LINES} more groups of cores", "muted")
         bottom += _LINE
     bottom = _devices(inside, node.devices, x + 10, bottom + 4, width - 20) + 6
     sheet.rect(x, y, width, bottom - y, "inner")

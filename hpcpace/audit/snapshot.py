@@ -25,7 +25,7 @@ from hpcpace.core.errors import UsageError, WorldError
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.text import printable
 
-_MOST_LINKS = 18
+_MAX_LINKS = 18
 _FABRIC_STATES = {0: "none", 1: "not started", 2: "in progress", 3: "completed"}
 
 
@@ -109,7 +109,7 @@ def _facts(pynvml: Any, handle: Any) -> Nvml:
 
 
 def _links(ask: Callable[..., Any]) -> tuple[int | None, int | None]:
-    states = [ask("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_LINKS)]
+    states = [ask("nvmlDeviceGetNvLinkState", link) for link in range(_MAX_LINKS)]
     known = [bool(state) for state in states if state is not None]
     return (sum(known), len(known) - sum(known)) if known else (None, None)
 
@@ -117,7 +117,7 @@ def _links(ask: Callable[..., Any]) -> tuple[int | None, int | None]:
 def _links_to(ask: Callable[..., Any]) -> dict[str, int] | None:
     """Return the number of active NVLinks by the address at their other end; None if NVML does not name one of them."""
     found: dict[str, int] = {}
-    for link in range(_MOST_LINKS):
+    for link in range(_MAX_LINKS):
         if ask("nvmlDeviceGetNvLinkState", link):
             remote = ask("nvmlDeviceGetNvLinkRemotePciInfo", link)
             address = (
@@ -154,7 +154,7 @@ def _text(value: Any) -> str:
     return printable(value.decode("ascii", "replace") if isinstance(value, bytes) else str(value))[:60]
 
 
-_MOST_PROCESSES = 512
+_MAX_PROCESSES = 512
 
 
 def take_host(tree: Tree, *, host: str, window_s: float = 0.0) -> Snapshot:
@@ -254,7 +254,7 @@ def _rank_folders(tree: Tree) -> list[str]:
         names = [name for name in tree.names("proc") if re.fullmatch(r"[1-9]\d{0,9}", name)]
     except Unreadable:
         names = []
-    folders = [f"proc/{name}" for name in names[:_MOST_PROCESSES]]
+    folders = [f"proc/{name}" for name in names[:_MAX_PROCESSES]]
     ranks = [proc for proc in folders if {"SLURM_PROCID", "RANK", "PMI_RANK"} & set(_environ(tree, proc))]
     return ranks or (["proc/self"] if tree.exists("proc/self/status") else [])
 

@@ -22,7 +22,7 @@ from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import printable, shown
 
-MOST_BYTES = 65_536
+MAX_BYTES = 65_536
 """Every snapshot is smaller than this."""
 
 _MAX_RANKS = 4_096
@@ -35,7 +35,7 @@ _RECENT: dict[str, list[tuple[Any, Any]]] = {name: [] for name in _SHARED}
 
 
 def snapshot_text(snapshot: Snapshot) -> str:
-    """Return a snapshot as JSON text of less than MOST_BYTES.
+    """Return a snapshot as JSON text of less than MAX_BYTES.
 
     If the facts of a host do not fit, reasons, counters and address tables are dropped first. `unreadable` names what
     was dropped, so that no rule takes it for clean.
@@ -46,9 +46,9 @@ def snapshot_text(snapshot: Snapshot) -> str:
     for shorten in (_whole, _few_reasons, _few_gids, _without_pci):
         snapshot = shorten(snapshot)
         text = _dumps(snapshot)
-        if len(text) < MOST_BYTES:
+        if len(text) < MAX_BYTES:
             return text
-    raise SnapshotError(f"the facts of {printable(snapshot.host)} take {len(text)} bytes, the limit is {MOST_BYTES}")
+    raise SnapshotError(f"the facts of {printable(snapshot.host)} take {len(text)} bytes, the limit is {MAX_BYTES}")
 
 
 def snapshot_from(content: str | bytes) -> Snapshot:
@@ -180,10 +180,10 @@ def _wrong(value: Any, where: str, expected: str) -> SnapshotError:
 NUM_OURS_OF_RUN = 2
 """How many names at the end of an attempt's snapshot folder hpcpace has chosen, for `Folder.open`."""
 
-_MOST_READ_BYTES = 1 << 20
-_MOST_REASON = 200
+_MAX_READ_BYTES = 1 << 20
+_MAX_REASON = 200
 # Limits for all snapshots of a folder: 16,384 files, and 256 MiB including what their ranks take in memory.
-_MOST_WEIGHT, _LEAST_WEIGHT, _WEIGHT_OF_VALUE = 1 << 28, 1 << 14, 32
+_MAX_WEIGHT, _MIN_WEIGHT, _WEIGHT_OF_VALUE = 1 << 28, 1 << 14, 32
 
 
 def save_snapshots(folder: Path, snapshots: Sequence[Snapshot], *, num_ours: int = 0) -> list[Path]:
@@ -212,7 +212,7 @@ def save_snapshots(folder: Path, snapshots: Sequence[Snapshot], *, num_ours: int
             except OSError as error:
                 problems.append(f"{printable(snapshot.host)}: {error.strerror}")
     if problems:
-        raise SnapshotError(f"cannot save snapshots in {folder}: {'; '.join(problems)[:_MOST_REASON]}")
+        raise SnapshotError(f"cannot save snapshots in {folder}: {'; '.join(problems)[:_MAX_REASON]}")
     return paths
 
 
@@ -278,14 +278,14 @@ def _read(folder: Folder, names: Sequence[str]) -> tuple[list[Snapshot], list[st
     snapshots, problems = [], []
     weight = 0
     for number, name in enumerate(names):
-        if weight >= _MOST_WEIGHT:
+        if weight >= _MAX_WEIGHT:
             problems.append(
                 f"{len(names) - number} more files of {printable(str(folder.path))} are left out: too much data"
             )
             break
-        weight += _LEAST_WEIGHT
+        weight += _MIN_WEIGHT
         try:
-            content = folder.read(name, most_bytes=_MOST_READ_BYTES)
+            content = folder.read(name, most_bytes=_MAX_READ_BYTES)
             weight += len(content)
             snapshots.append(snapshot_from(content))
         except OSError as error:

@@ -16,9 +16,9 @@ from typing import ParamSpec, TypeVar
 
 from hpcpace.core.text import printable
 
-_MOST_BYTES = 16_384
-_MOST_ENTRIES = 4_096
-_MOST_LINKS = 16
+_MAX_BYTES = 16_384
+_MAX_ENTRIES = 4_096
+_MAX_LINKS = 16
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Tree:
             self.unreadable[name] = printable(str(error))[:120]
         return None
 
-    def text(self, path: str, *, most_bytes: int = _MOST_BYTES) -> str:
+    def text(self, path: str, *, most_bytes: int = _MAX_BYTES) -> str:
         """Return the content of a file without surrounding whitespace.
 
         Raises:
@@ -73,7 +73,7 @@ class Tree:
         except UnicodeDecodeError:
             raise Unreadable("not UTF-8") from None
 
-    def beginning(self, path: str, *, most_bytes: int = _MOST_BYTES) -> str:
+    def beginning(self, path: str, *, most_bytes: int = _MAX_BYTES) -> str:
         """Return the complete lines at the beginning of a file that may be long.
 
         Raises:
@@ -135,7 +135,7 @@ class Tree:
             found = os.listdir(self._place(path))
         except (OSError, ValueError) as error:
             raise Unreadable(_reason(error)) from None
-        return sorted(found)[:_MOST_ENTRIES]
+        return sorted(found)[:_MAX_ENTRIES]
 
     def exists(self, path: str) -> bool:
         """Return whether a path exists."""
@@ -167,7 +167,7 @@ class Tree:
                 done.append(part)
                 continue
             links += 1
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 raise Unreadable("too many links: they may form a cycle")
             if target.startswith("/"):
                 done = []

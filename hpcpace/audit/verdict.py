@@ -99,7 +99,7 @@ def _text(value: Any) -> str:
     return printable("unreadable" if value is None else str(value))[:120]
 
 
-MOST_LINES = 30
+MAX_LINES = 30
 WIDTH = 100
 SEVERITY_WORDS = {
     Severity.FAIL: "fail",
@@ -109,7 +109,7 @@ SEVERITY_WORDS = {
 }
 _INDENT = " " * 6
 _FOLDERS = re.compile(r"(?<!\S)/(?:[^\s/]+/)+")
-_MOST_MAP_COLUMNS = 64
+_MAX_MAP_COLUMNS = 64
 
 
 def verdict_lines(result: AuditResult) -> list[str]:
@@ -120,7 +120,7 @@ def verdict_lines(result: AuditResult) -> list[str]:
     unknown = [block for block in found if block[0].severity == Severity.UNKNOWN]
     head = [_summary(result, found), *_left_out_lines(result)]
     tail = [*_unknown_lines(unknown, result), *_note_lines(notes, result), *_binding_lines(result.bindings)]
-    room = MOST_LINES - len(head) - len(tail)
+    room = MAX_LINES - len(head) - len(tail)
     return [printable(line) for line in [*head, *_fitting_lines(worst, result, room), *tail]]
 
 
@@ -323,7 +323,7 @@ def _map_of(host: AuditedHost) -> Iterator[str]:
     view = host.hardware
     cores = sorted(view.cores, key=lambda core: core & -core)
     by_node = [[core for core in cores if core & cpus] for _, cpus in sorted(view.numa_cpus.items())]
-    each = max(1, -(-len(cores) // _MOST_MAP_COLUMNS))
+    each = max(1, -(-len(cores) // _MAX_MAP_COLUMNS))
     if each > 1:
         yield f"  each column is {each} cores"
     for rank in host.ranks:

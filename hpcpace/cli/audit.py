@@ -99,7 +99,7 @@ def write_picture(path: Path, job: AuditedJob, result: AuditResult) -> None:
     click.echo(f"hpcpace: the picture is in {printable(str(path))}", err=True)
 
 
-MOST_TASKS = 4096
+MAX_TASKS = 4096
 """Ranks of one node for which a binding is printed: more than any node has threads."""
 
 
@@ -190,7 +190,7 @@ def _ids(_: click.Context, __: click.Parameter, value: Sequence[str]) -> tuple[s
     ),
     option(
         "--tasks-per-node",
-        type=Whole(1, MOST_TASKS),
+        type=Whole(1, MAX_TASKS),
         help="Print the binding for this many ranks per node.",
         show_default="the job's, or one per GPU",
     ),

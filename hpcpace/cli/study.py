@@ -37,9 +37,9 @@ from hpcpace.studies.setups import (
     repeated,
 )
 
-MOST_REPETITIONS = 1000
-MOST_SHRINK = 1024
-MOST_RANKS = 4096
+MAX_REPETITIONS = 1000
+MAX_SHRINK = 1024
+MAX_RANKS = 4096
 """Ranks of one node: more than any has cores."""
 
 
@@ -65,7 +65,7 @@ _STUDY = click.argument("study", type=PATH)
 _DEFAULT = NanoCluster()
 _REPETITIONS = option(
     "--repetitions",
-    type=Whole(1, MOST_REPETITIONS),
+    type=Whole(1, MAX_REPETITIONS),
     default=_DEFAULT.repetitions,
     show_default=True,
     help="Run each set-up this often.",
@@ -81,7 +81,7 @@ _WARMUP_STEPS = option(
     help="Run this many steps before the measured ones.",
 )
 _SHRINK = option(
-    "--shrink", type=Whole(1, MOST_SHRINK), default=1, show_default=True, help="Divide the widths of gpt2 by this."
+    "--shrink", type=Whole(1, MAX_SHRINK), default=1, show_default=True, help="Divide the widths of gpt2 by this."
 )
 _NODES = option(
     "--nodes",
@@ -131,7 +131,7 @@ def command() -> None:
     ),
     option(
         "--image-shrink",
-        type=Whole(1, MOST_SHRINK),
+        type=Whole(1, MAX_SHRINK),
         default=1,
         show_default=True,
         help="Divide the widths of resnet18 by this.",
@@ -237,7 +237,7 @@ def series(study: Path, layout: str) -> None:
     _NODES,
     option(
         "--ranks-per-node",
-        type=Whole(1, MOST_RANKS),
+        type=Whole(1, MAX_RANKS),
         default=2,
         show_default=True,
         help="Start this many ranks on each node.",
@@ -352,7 +352,7 @@ def verdicts(study: Path) -> None:
     _NODES,
     option(
         "--ranks-per-node",
-        type=Whole(1, MOST_RANKS),
+        type=Whole(1, MAX_RANKS),
         default=4,
         show_default=True,
         help="Start this many ranks on each node.",
@@ -369,7 +369,7 @@ def verdicts(study: Path) -> None:
     ),
     option(
         "--repetitions",
-        type=Whole(1, MOST_REPETITIONS),
+        type=Whole(1, MAX_REPETITIONS),
         default=3,
         show_default=True,
         help="Run each policy this often on each number of nodes.",

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from hpcpace.core.text import shown
 
-MOST_STEPS = (1 << 31) - 1
+MAX_STEPS = (1 << 31) - 1
 """Behind the last step that a trace can number."""
 
 
@@ -34,7 +34,7 @@ DETAILS = tuple(detail.name.lower() for detail in Detail)
 Steps = tuple[int, int]
 """The first step, and the one behind the last."""
 
-ALL_STEPS: Steps = (0, MOST_STEPS)
+ALL_STEPS: Steps = (0, MAX_STEPS)
 
 _RANGE = re.compile(r"([0-9]{1,10}):([0-9]{0,10})")
 
@@ -63,7 +63,7 @@ def parse_steps(text: str) -> tuple[Steps, ...]:
         found = _RANGE.fullmatch(part.strip())
         if found is None:
             raise ValueError(f"{shown(part.strip())} is not a range of steps: write A:B, like 100:200")
-        first, stop = int(found[1]), min(int(found[2] or MOST_STEPS), MOST_STEPS)
+        first, stop = int(found[1]), min(int(found[2] or MAX_STEPS), MAX_STEPS)
         if stop <= first:
             raise ValueError(f"{shown(part.strip())} is an empty range: B must be larger than A")
         if ranges and first < ranges[-1][1]:
@@ -88,7 +88,7 @@ class Order:
             return "off"
         level = "" if self.detail == Detail.FULL else f" {self.detail.name.lower()}"
         first, stop = self.steps
-        return f"on{level}" if self.steps == ALL_STEPS else f"steps {first}:{'' if stop == MOST_STEPS else stop}{level}"
+        return f"on{level}" if self.steps == ALL_STEPS else f"steps {first}:{'' if stop == MAX_STEPS else stop}{level}"
 
 
 def parse_order(text: str) -> Order:
@@ -152,6 +152,6 @@ class DetailPlan:
         """Return the plan with a level from a step on, whatever came after it."""
         num_kept = bisect_right(self.starts, step - 1)
         starts, details = self.starts[:num_kept], self.details[:num_kept]
-        if step >= MOST_STEPS or (details and details[-1] == detail):
+        if step >= MAX_STEPS or (details and details[-1] == detail):
             return DetailPlan(starts, details)
         return DetailPlan((*starts, step), (*details, detail))

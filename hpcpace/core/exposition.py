@@ -16,7 +16,7 @@ from hpcpace.core.text import printable
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-_MOST_LABEL = 200
+_MAX_LABEL = 200
 
 
 class Kind(StrEnum):
@@ -76,4 +76,4 @@ def _number(value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    return printable(text)[:_MOST_LABEL].replace("\\", "\\\\").replace('"', '\\"')
+    return printable(text)[:_MAX_LABEL].replace("\\", "\\\\").replace('"', '\\"')

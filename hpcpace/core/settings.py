@@ -221,7 +221,7 @@ _OF_JOBS = (
 _OF_TESTS = ("ALL_REQUEUES", "REQUIRE_LAB")
 # Environment modules say by such names where a piece of software is.
 _OF_MODULES = ("BASE", "BIN", "DIR", "HOME", "LIB", "PREFIX", "ROOT", "VERSION")
-_LEAST_LIKENESS = 0.7
+_MIN_LIKENESS = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +264,6 @@ def _unknown(name: str, known: frozenset[str]) -> UnknownVariable:
     tails = {one.removeprefix(_PREFIX): one for one in sorted(known)}
     import difflib
 
-    like = difflib.get_close_matches(name.removeprefix(_PREFIX), tails, n=1, cutoff=_LEAST_LIKENESS)
+    like = difflib.get_close_matches(name.removeprefix(_PREFIX), tails, n=1, cutoff=_MIN_LIKENESS)
     nearest = begun[0] if begun else tails[like[0]] if like else ""
     return UnknownVariable(name=name, nearest=nearest, is_mistaken=bool(nearest or section))

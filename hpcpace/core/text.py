@@ -182,7 +182,7 @@ def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape", "backslashreplace").decode("ascii", "backslashreplace")
 
 
-_MOST_HOSTS = 4
+_MAX_HOSTS = 4
 # Every second one of a thousand ranks takes a screen, and nobody reads it.
 _MAX_RANGES = 16
 
@@ -241,7 +241,7 @@ def named_ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
     by_host: dict[str, list[int]] = {}
     for rank in ranks:
         by_host.setdefault(hosts.get(rank, ""), []).append(rank)
-    if len(by_host) > _MOST_HOSTS:
+    if len(by_host) > _MAX_HOSTS:
         return f"{rank_list(ranks)} on {len(by_host)} hosts"
     names = [rank_list(some) + (f" on {printable(host)}" if host else "") for host, some in by_host.items()]
     return ", ".join(names)

@@ -27,7 +27,7 @@ from hpcpace.diagnosis.topics import (
     run_end,
     straggler,
 )
-from hpcpace.metrics.stragglers import LEAST_STEPS, SearchObstacle
+from hpcpace.metrics.stragglers import MIN_STEPS, SearchObstacle
 
 _MAX_LIST_CHARS = 30  # display: a longer list of ranks is cut
 
@@ -281,7 +281,7 @@ def _obstacle_of_search(case: Case, *, is_noise_explained: bool) -> Obstacle | N
         return None
     match search.obstacle:
         case SearchObstacle.TOO_FEW_STEPS:
-            return TooFewSteps(num_steps=len(panels.times_ns), least=LEAST_STEPS)
+            return TooFewSteps(num_steps=len(panels.times_ns), least=MIN_STEPS)
         case SearchObstacle.TOO_MUCH_NOISE:
             return None if is_noise_explained else TooMuchNoise(smallest_share=search.smallest_share or 0.0)
         case SearchObstacle.NOBODY_COMPARED | None:  # stages and transfers are judged without comparing ranks

@@ -18,7 +18,7 @@ from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import model_dtype
 from hpcpace.diagnosis.summary import PacingFigures, RankMemory
-from hpcpace.probe.record import MOST_BYTES, ProbeRecord, probe_from, read_probe
+from hpcpace.probe.record import MAX_BYTES, ProbeRecord, probe_from, read_probe
 
 _MAX_TEXT, _MAX_REASON, _MAX_UNKNOWN, _MAX_NAMES = 500, 200, 16, 64  # display: letters, and names of records
 _MAX_BYTES = 1 << 26  # memory: a loss a step, of two million
@@ -206,7 +206,7 @@ def read_probe_record(attempt: Attempt, problems: list[str]) -> ReadProbe | None
     name = attempt.probe_json.name
     try:
         with attempt.open() as folder:
-            content = folder.read(name, most_bytes=MOST_BYTES)
+            content = folder.read(name, most_bytes=MAX_BYTES)
         return ReadProbe(source=name, record=probe_from(content, name))
     except FileNotFoundError:
         return None

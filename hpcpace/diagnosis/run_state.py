@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcpace.core.codec import MAX_BYTES, read_json
 from hpcpace.core.config import DiagnosisConfig
-from hpcpace.core.detail import MOST_STEPS
+from hpcpace.core.detail import MAX_STEPS
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, printable, shown
@@ -94,7 +94,7 @@ def _start(content: Any) -> StartRecord:
         created_unix_ns=min(max(int(content.get("created_unix_ns", 0)), 0), _MAX_NS),
         num_ranks=len(list(content.get("ranks", []))),
         is_workload=is_workload,
-        planned_steps=int(_within(config["train"]["steps"], MOST_STEPS)) if is_workload else None,
+        planned_steps=int(_within(config["train"]["steps"], MAX_STEPS)) if is_workload else None,
         flush_interval_s=float(_within(config.get("trace", {}).get("flush_interval_s", 1.0), _MAX_INTERVAL_S)),
         dtype=model_dtype(content),
     )

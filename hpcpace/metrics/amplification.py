@@ -129,8 +129,8 @@ def _long_run_variance(score: Floats) -> float:
     return max(variance, 0.0)
 
 
-_MOST_BLOCKS = 64  # for the null of the persistent part: more blocks make it slower, not better
-_LEAST_NOISE = 1e-4
+_MAX_BLOCKS = 64  # for the null of the persistent part: more blocks make it slower, not better
+_MIN_NOISE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +290,7 @@ def noise_amplification(step_ns: Floats, work_ns: Floats, transfer_ns: Floats) -
         above the number of ranks as well: all noise of all ranks in a row is less, so that T_ideal lacks something.
     """
     noise = noise_intensity(work_ns)
-    if noise is None or noise <= _LEAST_NOISE or not len(step_ns):
+    if noise is None or noise <= _MIN_NOISE or not len(step_ns):
         return None
     transfer = float(np.median(transfer_ns)) if len(transfer_ns) else 0.0
     ideal_ns = float(np.quantile(work_ns.sum(axis=2), 0.05, axis=1).max()) + transfer
@@ -313,7 +313,7 @@ def _persistent_null(deviation_ns: Floats, num_draws: int, generator: np.random.
         return None
     rest = deviation_ns - deviation_ns.mean(axis=1, keepdims=True)
     length = block_length(num_steps, lag_one(rest.sum(axis=2).T), shortest=1)
-    num_blocks = min(num_steps // length, _MOST_BLOCKS)
+    num_blocks = min(num_steps // length, _MAX_BLOCKS)
     edges = np.arange(num_blocks) * num_steps // num_blocks
     # Subtracting their mean leaves the blocks of a rank (B - 1) / B of the variance.
     part = np.add.reduceat(rest, edges, axis=1) * (num_blocks / (num_blocks - 1)) ** 0.5 / num_steps

@@ -19,9 +19,9 @@ from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import MESSAGES, Operations, is_one_of, synchronises
 from hpcpace.metrics.segments import LocalWork
 
-_LEAST_RANKS = 3
-_LEAST_BLOCKS = 4
-_MOST_BLOCKS = 20
+_MIN_RANKS = 3
+_MIN_BLOCKS = 4
+_MAX_BLOCKS = 20
 LATE_LEVEL = 0.005
 """How many standard errors a difference must exceed, beyond the half-widths, to count."""
 
@@ -41,7 +41,7 @@ def own_delay(operations: Operations, work: LocalWork) -> Floats:
     cell = _numbered(work.role[rows], work.position[rows])
     in_step = _numbered(cell, operations.step[rows])
     reference = _median_of_others(in_step, value)
-    few = np.bincount(in_step)[in_step] < _LEAST_RANKS
+    few = np.bincount(in_step)[in_step] < _MIN_RANKS
     if few.any():
         reference[few] = _over_steps(cell[few], operations.rank[rows][few], value[few])
     delay[rows] = value - reference
@@ -217,9 +217,9 @@ def agreement(
         spread = float(np.median(shortest))
     disagreement = arrival[0] - duration[0]
     known = disagreement[np.isfinite(disagreement)]
-    if len(known) >= _LEAST_RANKS:
+    if len(known) >= _MIN_RANKS:
         disagreement = disagreement - np.median(known)  # the two medians are of different ranks
-    if len(known) > _LEAST_RANKS:
+    if len(known) > _MIN_RANKS:
         spread = min(spread, 3 * 1.4826 * float(np.median(np.abs(known - np.median(known)))))
     critical = float(stdtrit(_num_blocks(len(rows), len(names)) - 1, 1 - LATE_LEVEL / max(len(names), 1)))
     other = float(np.median(halfwidth)) if len(halfwidth) else 0.0
@@ -236,7 +236,7 @@ def agreement(
 
 
 def _num_blocks(num_rows: int, num_ranks: int) -> int:
-    return int(np.clip(num_rows // max(num_ranks, 1) // 4, _LEAST_BLOCKS, _MOST_BLOCKS))
+    return int(np.clip(num_rows // max(num_ranks, 1) // 4, _MIN_BLOCKS, _MAX_BLOCKS))
 
 
 def _means_and_errors(values: Floats, slot: Ints, num_ranks: int) -> Floats:
@@ -258,10 +258,10 @@ def _means_and_errors(values: Floats, slot: Ints, num_ranks: int) -> Floats:
     return found
 
 
-_LEAST_STEPS = 20
+_MIN_STEPS = 20
 _BLOCKS = (4, 20)
-_LEAST_LATE = 0.5
-_LEAST_TOLD = 8
+_MIN_LATE = 0.5
+_MIN_TOLD = 8
 _NUM_ERRORS = 2.0
 _ARRIVAL, _DURATION = 0, 1
 
@@ -371,7 +371,7 @@ def _panel(operations: Operations, rows: Ints, instance: Ints, values: Floats, m
 
 def _late(members: tuple[int, ...], panel: Floats, widths: Floats, level: float) -> Iterator[LateArrival]:
     num_steps = panel.shape[2]
-    if num_steps < _LEAST_STEPS:
+    if num_steps < _MIN_STEPS:
         return
     in_step = np.nanmean(panel, axis=3)
     mean, error, freedom = _means(in_step)
@@ -382,7 +382,7 @@ def _late(members: tuple[int, ...], panel: Floats, widths: Floats, level: float)
     differs = mean[_ARRIVAL] - mean[_DURATION]
     agrees = np.abs(differs - np.median(differs)) <= width + _NUM_ERRORS * np.hypot(*error)
     late_share = (in_step > mean[:, :, None] / 2).mean(axis=2).min(axis=0)
-    is_late = (chance < level) & agrees & (late_share >= _LEAST_LATE)
+    is_late = (chance < level) & agrees & (late_share >= _MIN_LATE)
     of_position = np.nanmean(panel, axis=2)
     for row in np.flatnonzero(is_late).tolist():
         latest = int(of_position[:, row].min(axis=0).argmax())
@@ -411,6 +411,6 @@ def _means(series: Floats) -> tuple[Floats, Floats, int]:
 
 def _usual_spread(others: Floats, level: float) -> float:
     """Return what the latest of ranks that are not late exceeds their mean by anyhow; 0 where too few tell it."""
-    if len(others) < _LEAST_TOLD:
+    if len(others) < _MIN_TOLD:
         return 0.0
     return float(others.std(ddof=1) * stdtrit(len(others) - 1, 1 - level / len(others)))

@@ -84,8 +84,8 @@ def _pair(exit_node: int, enter_node: int, sizes_ns: Ints, allowed_ns: Floats) -
     )
 
 
-_MOST_STRETCHES = 64
-_LEAST_OPERATIONS = 16
+_MAX_STRETCHES = 64
+_MIN_OPERATIONS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def collective_bounds(
     shortest = np.minimum(exit_ns - enter_ns, reference_exit_ns - reference_enter_ns)
     transfer = np.maximum(shortest if transfer_ns is None else np.minimum(shortest, transfer_ns), 0)[order]
     local = enter_ns[order]
-    num_stretches = int(np.clip(len(local) // _LEAST_OPERATIONS, 1, _MOST_STRETCHES))
+    num_stretches = int(np.clip(len(local) // _MIN_OPERATIONS, 1, _MAX_STRETCHES))
     starts = np.linspace(0, len(local), num_stretches, endpoint=False).astype(np.int64)
     lowest, highest = np.maximum.reduceat(low, starts), np.minimum.reduceat(high, starts)
     usual = np.empty((2, num_stretches), np.int64)
@@ -150,9 +150,9 @@ def collective_bounds(
     )
 
 
-MOST_WRONG = 3
+MAX_WRONG = 3
 """If more clocks than this are wrong, the search stops: everybody in a contradiction is a suspect."""
-_MOST_PAIRS = 2_000_000  # of rows that are compared with each other: bounds memory and time
+_MAX_PAIRS = 2_000_000  # of rows that are compared with each other: bounds memory and time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ class ClockVerdict:
     """Which clocks may be wrong.
 
     Attributes:
-        num_wrong: the fewest wrong clocks that explain everything: 0 for none, `MOST_WRONG` + 1 for too many to find.
+        num_wrong: the fewest wrong clocks that explain everything: 0 for none, `MAX_WRONG` + 1 for too many to find.
         suspects: all clocks of all smallest sets; with only one such set they are as many as `num_wrong`.
     """
 
@@ -293,12 +293,12 @@ def judge(leads_ns: Mapping[tuple[int, int], int]) -> ClockVerdict:
     edges = {(min(pair), max(pair)) for pair in leads_ns}
     if not edges:
         return ClockVerdict(num_wrong=0, suspects=())
-    for num_wrong in range(1, MOST_WRONG + 1):
+    for num_wrong in range(1, MAX_WRONG + 1):
         nodes = {node for cover in _covers(edges, num_wrong) for node in cover}
         if nodes:
             break
     else:
-        num_wrong, nodes = MOST_WRONG + 1, {node for edge in edges for node in edge}
+        num_wrong, nodes = MAX_WRONG + 1, {node for edge in edges for node in edge}
     # Two wrong clocks contradict each other by more than either is wrong, so a wrong one is compared with sound ones.
     sound = {pair: lead for pair, lead in leads_ns.items() if not nodes.issuperset(pair)}
     suspects = (_suspect(node, sound if len(nodes) == num_wrong else leads_ns) for node in sorted(nodes))
@@ -351,8 +351,8 @@ def _whole(error_ns: Floats) -> Ints:
 
 
 def _largest_of_each(group: Ints, last_ns: Ints, first_ns: Ints, num_pairs: Ints) -> Bools:
-    """Return which operations to use: the largest of each group, then the second of each, up to `_MOST_PAIRS`."""
-    if num_pairs.sum() <= _MOST_PAIRS:
+    """Return which operations to use: the largest of each group, then the second of each, up to `_MAX_PAIRS`."""
+    if num_pairs.sum() <= _MAX_PAIRS:
         return num_pairs > 0
     size_ns = np.where(num_pairs > 0, last_ns - first_ns, 0)
     order = np.lexsort((-size_ns, group))
@@ -362,7 +362,7 @@ def _largest_of_each(group: Ints, last_ns: Ints, first_ns: Ints, num_pairs: Ints
     order = np.lexsort((-size_ns, place))
     is_used = np.zeros(len(order), np.bool_)
     total = np.cumsum(num_pairs[order])
-    is_used[order] = (total <= _MOST_PAIRS) | (total == num_pairs[order])
+    is_used[order] = (total <= _MAX_PAIRS) | (total == num_pairs[order])
     return is_used & (num_pairs > 0)
 
 

@@ -22,7 +22,7 @@ DRIFT_PPM = 200.0
 """How far two clocks may drift apart if there is no second synchronisation: crystal plus NTP slewing, in practice."""
 WANDER_PPM = 1.0
 """The least that a clock's rate may change between two synchronisations: the temperature of its crystal."""
-_MOST_NS = 1 << 60
+_MAX_NS = 1 << 60
 
 
 class ReferenceTimes(NamedTuple):
@@ -170,11 +170,11 @@ class CommonClock:
 
 def whole_ns(values_ns: NDArray[Any]) -> Ints:
     """Round to nanoseconds, clipped to 36 years: differences of what damaged samples may give would overflow."""
-    return np.asarray(np.rint(np.clip(values_ns, -_MOST_NS, _MOST_NS)), np.int64)
+    return np.asarray(np.rint(np.clip(values_ns, -_MAX_NS, _MAX_NS)), np.int64)
 
 
 # To compare with so many bounds is faster than to search among them.
-_MOST_COMPARED = 16
+_MAX_COMPARED = 16
 _BLOCK_ROWS = 1 << 13
 
 
@@ -235,7 +235,7 @@ def _segments(bounds_ns: Ints, times_ns: Ints) -> Ints | int:
     first, last = np.searchsorted(bounds_ns, (times_ns.min(), times_ns.max()), side="right").tolist()
     if first == last:
         return int(first)
-    if last - first > _MOST_COMPARED:
+    if last - first > _MAX_COMPARED:
         return np.searchsorted(bounds_ns, times_ns, side="right").astype(np.int64)
     segment = np.full(len(times_ns), first)
     for bound_ns in bounds_ns[first:last]:

@@ -23,7 +23,7 @@ from hpcpace.trace.schema import Op
 
 _BLOCK_ROWS = 1 << 18
 
-_MOST_TOTAL = 1 << 60
+_MAX_TOTAL = 1 << 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def rank_totals(operations: Operations, waits: Waits, mask: Bools, ranks: Sequen
 
     run_threads(of_rank, operations.slices or [])
     # Sums of damaged times may not fit into int64; they are clipped.
-    whole = np.clip(totals, -_MOST_TOTAL, _MOST_TOTAL).astype(np.int64)
+    whole = np.clip(totals, -_MAX_TOTAL, _MAX_TOTAL).astype(np.int64)
     return RankTotals(num_operations=whole[:, 0], size_bytes=whole[:, 1], wait_ns=whole[:, 2], transfer_ns=whole[:, 3])
 
 

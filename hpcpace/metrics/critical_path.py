@@ -114,9 +114,9 @@ def microbatches(operations: Operations, work: LocalWork) -> int | None:
 
 
 WORK = -1
-MOST_ROUNDS = 10_000
+MAX_ROUNDS = 10_000
 _NO_ROW = -1
-_MOST_SCATTERED = 4  # rows that a search goes through, of each row
+_MAX_SCATTERED = 4  # rows that a search goes through, of each row
 _NEVER_NS = np.iinfo(np.int64).min
 
 
@@ -188,7 +188,7 @@ def critical_path(
             is_wait = work.is_known & (work.is_blocking | _ends_in_block(operations, blocks, names))
             waits = _SortedWaitEnds(operations, steps, names, np.flatnonzero(is_wait))
         partner = _among(operations, last_partner(operations, matching) if partner is None else partner, names)
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             row = walk.to_last_wait(operations, waits)
             if not len(row):
                 break
@@ -269,7 +269,7 @@ def _compiled_wait_ends(
         *(len(bounds) - 1, bounds, np.where(names[index] == rank, index, -1), operations.step),
         *(*steps.begin_ns.shape, steps.step, first, stop),
     )
-    if num_rows > _MOST_SCATTERED * len(operations):
+    if num_rows > _MAX_SCATTERED * len(operations):
         return None
     return _CompiledWaitEnds(kernels, operations, work, steps, (first, stop), blocks_of(blocks, names.tolist()))
 

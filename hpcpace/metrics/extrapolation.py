@@ -20,10 +20,10 @@ FEWEST_EXCEEDANCES = 30
 SPECULATIVE_BEYOND = 16
 """Predictions for more than this many times the measured nodes are marked."""
 _TAIL_SHARE = 0.05
-_MOST_EXCEEDANCES = 2000  # per segment; more would reach into the body of the distribution
+_MAX_EXCEEDANCES = 2000  # per segment; more would reach into the body of the distribution
 _NUM_BODY_POINTS = 256
 _NUM_TAIL_POINTS = 128
-_LEAST_TAIL = 1e-12  # tail probability up to which the integral is numeric; analytic beyond
+_MIN_TAIL = 1e-12  # tail probability up to which the integral is numeric; analytic beyond
 
 
 class Algorithm(StrEnum):
@@ -227,7 +227,7 @@ def _tail(pooled_ns: Floats) -> _Tail:
     """Return the tail and the thinned body of all units' values in one segment, (num_units, num_steps)."""
     num_steps = pooled_ns.shape[1]
     flat = pooled_ns.ravel()
-    num_tail = max(min(int(_TAIL_SHARE * flat.size), _MOST_EXCEEDANCES), 1)
+    num_tail = max(min(int(_TAIL_SHARE * flat.size), _MAX_EXCEEDANCES), 1)
     threshold = float(np.partition(flat, flat.size - num_tail - 1)[flat.size - num_tail - 1])
     # A value that differs from the threshold only by rounding does not exceed it.
     above = np.flatnonzero(flat > threshold + 1e-9 * max(abs(threshold), float(np.abs(flat).max())))
@@ -326,7 +326,7 @@ def _mean_beyond(
 def _survival(tail: _Tail, pareto: tuple[float, float], share: float) -> tuple[Floats, Floats]:
     """Return ascending values, and the probability of exceeding each: empirical body, generalised Pareto tail."""
     shape, scale = pareto
-    relative = np.geomspace(1.0, _LEAST_TAIL, _NUM_TAIL_POINTS)[1:]
+    relative = np.geomspace(1.0, _MIN_TAIL, _NUM_TAIL_POINTS)[1:]
     is_exponential = abs(shape) < 1e-6
     excess = -scale * np.log(relative) if is_exponential else scale / shape * np.expm1(-shape * np.log(relative))
     body_survival = share + (tail.body_survival - tail.body_survival[-1]) * (1 - share) / (1 - tail.body_survival[-1])

@@ -129,7 +129,7 @@ class InterfaceUse:
 KINDS = ("errors", "drops", "pauses", "marks")
 """The counters of interfaces, in the order of `interface_events`."""
 
-_LEAST_EVENTS, _LEAST_RATIO, _DEVIATIONS = 10, 3.0, 5.0
+_MIN_EVENTS, _MIN_RATIO, _DEVIATIONS = 10, 3.0, 5.0
 
 
 def interface_events(use: InterfaceUse, *, begin_ns: int, end_ns: int) -> Ints:
@@ -175,7 +175,7 @@ def is_raised(counts: NDArray[np.number], exposures: NDArray[np.number]) -> Bool
     """
     expected = usual_rate(counts, exposures) * exposures
     beyond = expected + _DEVIATIONS * np.sqrt(np.maximum(expected, 0.0))
-    least = np.maximum(np.maximum(beyond, _LEAST_RATIO * expected), _LEAST_EVENTS)
+    least = np.maximum(np.maximum(beyond, _MIN_RATIO * expected), _MIN_EVENTS)
     return np.asarray(np.isfinite(expected) & (counts >= least))
 
 
@@ -420,7 +420,7 @@ _CUMULATIVE = (
 )
 _FLOW_BYTES = ("sent_bytes", "acked_bytes", "received_bytes")
 _AT_THE_END = ("rtt_ns", "least_rtt_ns", "delivery_bytes_per_s", "unsent_bytes", "segment_bytes")
-_MOST_BYTES_PER_NS = 1250
+_MAX_BYTES_PER_NS = 1250
 """10 Tb/s, more than any host sends: larger differences are damage."""
 _BUSY_SLACK_NS = NS_PER_S
 """The kernel counts busy time in jiffies and up to the moment of reading, which is a little later than `time_ns`."""
@@ -537,7 +537,7 @@ def _flow_columns() -> dict[str, Ints]:
 def _is_possible(steps: CounterSteps, connection: Ints) -> Bools:
     """Return which differences a connection can have made, bool, (num_steps,)."""
     length_ns = steps.end_ns - steps.begin_ns
-    most_bytes = np.minimum(length_ns, np.iinfo(np.int64).max // _MOST_BYTES_PER_NS) * _MOST_BYTES_PER_NS
+    most_bytes = np.minimum(length_ns, np.iinfo(np.int64).max // _MAX_BYTES_PER_NS) * _MAX_BYTES_PER_NS
     possible: Bools = np.logical_and.reduce([steps.grown[name] <= most_bytes for name in _FLOW_BYTES])
     # Connections that are summed up are busy at the same time.
     possible &= (steps.grown["busy_ns"] <= length_ns + _BUSY_SLACK_NS) | (connection == OTHER_CONNECTIONS)

@@ -20,7 +20,7 @@ from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.amplification import SharedNoise, WorkParts, deal, dealt, split_work, unit_maxima
 from hpcpace.metrics.resampling import block_length, lag_one, moving_block_bootstrap
 
-MOST_ELEMENTS = 160_000_000
+MAX_ELEMENTS = 160_000_000
 """The most values that all draws of a null model may shuffle together; beyond it, fewer draws are made."""
 FEWEST_DRAWS = 39
 """Draws that are always made: the two outermost of them bound 95 %."""
@@ -95,7 +95,7 @@ def null_model(
     mean_ns = float(work_ns.mean(axis=(0, 1)).sum()) if work_ns.size else 0.0
     if parts is None or parts.num_units < 2 or work_ns.shape[1] < 8 or mean_ns <= 0.0:
         return None
-    num_draws = min(num_draws, max(FEWEST_DRAWS, MOST_ELEMENTS // work_ns.size))
+    num_draws = min(num_draws, max(FEWEST_DRAWS, MAX_ELEMENTS // work_ns.size))
     generator = np.random.default_rng([seed, 1])
     length = serial_length(parts.residual_ns)
 
@@ -160,9 +160,9 @@ def _compared(
     )
 
 
-MOST_POINTS = 32
+MAX_POINTS = 32
 """The most points of a growth curve that `default_points` chooses."""
-_MOST_DEALT = 4_000_000  # values in all draws of the null together, except the first: bounds the time
+_MAX_DEALT = 4_000_000  # values in all draws of the null together, except the first: bounds the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,9 +195,9 @@ class GrowthCurve:
 
 def default_points(num_units: int) -> Ints:
     """Return at most 32 numbers of units, evenly spaced in the logarithm, with 1, 2 and all; int64, ascending."""
-    if num_units <= MOST_POINTS:
+    if num_units <= MAX_POINTS:
         return np.arange(1, num_units + 1)
-    between = np.rint(np.geomspace(2, num_units, MOST_POINTS - 1)).astype(np.int64)
+    between = np.rint(np.geomspace(2, num_units, MAX_POINTS - 1)).astype(np.int64)
     return np.unique(np.concatenate([[1], between]))
 
 
@@ -294,7 +294,7 @@ def independent_maxima(parts: WorkParts, k: Ints, *, seed: int = 0, num_draws: i
     generator = np.random.default_rng([seed, 2])
     residual_ns = unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
     length = serial_length(parts.residual_ns)
-    num_draws = max(min(num_draws, _MOST_DEALT // max(residual_ns.size, 1)), 1)
+    num_draws = max(min(num_draws, _MAX_DEALT // max(residual_ns.size, 1)), 1)
     total = np.zeros(len(k))
     for _ in range(num_draws):
         order = deal(parts.num_units, residual_ns.shape[1], length, generator)

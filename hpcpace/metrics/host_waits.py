@@ -24,9 +24,9 @@ from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.schema import Phase
 
-_LEAST_ROWS = 3
-_MOST_DIGITS = 5
-_MOST_THREADS = 1 << 16
+_MIN_ROWS = 3
+_MAX_DIGITS = 5
+_MAX_THREADS = 1 << 16
 _COUNTERS = ("cpu_time_ns", "run_wait_ns", "cpu_pressure_ns", "cpu_throttled_ns", "involuntary_switches")
 
 
@@ -95,12 +95,12 @@ def _rates(table: Mapping[str, NDArray[Any]], begin_ns: int, end_ns: int) -> Flo
     none = np.zeros((0, len(_COUNTERS)))
     time_ns = np.asarray(table["time_ns"], np.float64)
     inside = (time_ns >= begin_ns) & (time_ns <= end_ns)
-    if inside.sum() < _LEAST_ROWS or not np.any(table["run_wait_ns"][inside]):
+    if inside.sum() < _MIN_ROWS or not np.any(table["run_wait_ns"][inside]):
         return none
     rows = np.array([np.asarray(table[name][inside], np.float64) for name in _COUNTERS]).T
     passed_ns = np.diff(time_ns[inside])
     grown = np.diff(rows, axis=0)
-    if (passed_ns <= 0).any() or (grown < 0).any() or (grown[:, :2] > _MOST_THREADS * passed_ns[:, None]).any():
+    if (passed_ns <= 0).any() or (grown < 0).any() or (grown[:, :2] > _MAX_THREADS * passed_ns[:, None]).any():
         return none
     return np.asarray(grown / passed_ns[:, None])
 
@@ -110,7 +110,7 @@ def cpus_of(text: str) -> frozenset[int]:
     found: set[int] = set()
     for part in text.split(","):
         ends = part.split("-")
-        if len(ends) > 2 or not all(end.isdigit() and len(end) <= _MOST_DIGITS for end in ends):
+        if len(ends) > 2 or not all(end.isdigit() and len(end) <= _MAX_DIGITS for end in ends):
             return frozenset()
         found.update(range(int(ends[0]), int(ends[-1]) + 1))
     return frozenset(found)
@@ -121,7 +121,7 @@ LEAD_NS = 50_000
 _LEAD_SHARE = 0.01  # of a stretch: a device that ends it so soon after its host had followed it
 NO_PHASE = len(Phase)
 _PACED = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER, NO_PHASE)
-_LEAST_SAMPLES = 5
+_MIN_SAMPLES = 5
 _FARTHEST = 0.95
 
 
@@ -208,7 +208,7 @@ def usual_lengths(of_role: Iterable[Stretches]) -> dict[int, UsualLength]:
     usual = {}
     for number in _PACED:
         lengths = length[is_own & (phase == number)]
-        if len(lengths) >= _LEAST_SAMPLES:
+        if len(lengths) >= _MIN_SAMPLES:
             median, most = np.quantile(lengths, (0.5, _FARTHEST))
             usual[int(number)] = UsualLength(median_ns=float(median), most_ns=float(most))
     return usual

@@ -16,8 +16,8 @@ from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.topology import Topology, UnitKind, unit_name
 
-LEAST_STEPS = 10
-LEAST_UNITS = 3
+MIN_STEPS = 10
+MIN_UNITS = 3
 """With fewer units than this a level has no variance component: its effects are fixed."""
 _NUM_BLOCKS = 20
 _TINY = 1e-12
@@ -109,7 +109,7 @@ def delay_hotspots(
     in 60 of 60 simulated runs of 8 x 4 ranks.) Effects are random with one variance per level, by the method of moments
     (Searle, Casella, McCulloch, Variance Components, 1992, ch. 3), and are shrunk by variance / (variance + error^2),
     at most by one standard error (limited translation, Efron and Morris 1972, JASA 67:130). A level of fewer than
-    `LEAST_UNITS` units has no variance: its effects are fixed. Steps are resampled in moving blocks (Kuensch 1989),
+    `MIN_UNITS` units has no variance: its effects are fixed. Steps are resampled in moving blocks (Kuensch 1989),
     all ranks together.
 
     Args:
@@ -122,7 +122,7 @@ def delay_hotspots(
         most: largest number of hotspots.
     """
     num_ranks, num_steps = excess_ns.shape
-    if num_ranks < 2 or num_steps < LEAST_STEPS:
+    if num_ranks < 2 or num_steps < MIN_STEPS:
         return ()
     levels, order = _levels(topology)
     rows_ns = np.asarray(excess_ns, np.float64)[order]
@@ -239,7 +239,7 @@ def _nested_effects(means_ns: Floats, levels: list[_Level], tiny_ns: float) -> l
 
 def _shrunk(estimate: Floats, error: Floats) -> Floats:
     """Return random effects, shrunk towards 0 by what noise adds to their spread, at most by one standard error."""
-    if len(estimate) < LEAST_UNITS:
+    if len(estimate) < MIN_UNITS:
         return estimate
     variance = max(float(estimate.var(ddof=1) - (error**2).mean()), 0.0)
     limit = np.maximum(variance / (variance + error**2) * np.abs(estimate), np.abs(estimate) - error)

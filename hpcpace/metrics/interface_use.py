@@ -19,14 +19,14 @@ from hpcpace.metrics.flows import Flows, InterfaceUse
 SENT, RECEIVED = 0, 1
 """Rows of the first dimension of loads."""
 
-_MOST_CELLS = 4_000_000
+_MAX_CELLS = 4_000_000
 _BITS = 8
-_LEAST_COVERED = 0.5  # of a cell, for its bytes to be known
+_MIN_COVERED = 0.5  # of a cell, for its bytes to be known
 _USUAL_MTU = 1500
 _HEADER_BYTES = 14 + 20 + 32  # Ethernet, IPv4, TCP with timestamps: docs/network-volume.md
 _MORE_OF_IPV6 = 20
 _ACKNOWLEDGED_BYTES = 65536  # by one acknowledgement, where Linux joins segments before TCP sees them
-_LEAST_ACKNOWLEDGED = 2  # segments, by RFC 5681, section 4.2
+_MIN_ACKNOWLEDGED = 2  # segments, by RFC 5681, section 4.2
 _PART_CARRIED = 0.9  # of the job's bytes of a host, for an interface to be the one that carries them
 
 
@@ -203,7 +203,7 @@ def select_interfaces(use: InterfaceUse, is_meant: Bools) -> InterfaceUse:
 def cell_edges(begin_ns: int, end_ns: int, num_interfaces: int) -> Ints:
     """Return the ends of cells of whole seconds that cover a time: as short as memory for all interfaces allows."""
     num_seconds = max(-(-(end_ns - begin_ns) // NS_PER_S), 1)
-    cell_ns = -(-num_seconds * max(num_interfaces, 1) // _MOST_CELLS) * NS_PER_S
+    cell_ns = -(-num_seconds * max(num_interfaces, 1) // _MAX_CELLS) * NS_PER_S
     num_cells = max((end_ns - begin_ns) // cell_ns, 1)
     return begin_ns + cell_ns * np.arange(num_cells + 1, dtype=np.int64)
 
@@ -224,7 +224,7 @@ def wire_bytes(payload: Floats, mtu: int, *, has_ipv6: bool = False) -> tuple[Fl
     back = payload[::-1]
     headers = payload * (header_bytes / segment_bytes)
     few_acks = back * (header_bytes / _ACKNOWLEDGED_BYTES)
-    most_acks = back * (header_bytes / (_LEAST_ACKNOWLEDGED * segment_bytes))
+    most_acks = back * (header_bytes / (_MIN_ACKNOWLEDGED * segment_bytes))
     return payload + headers + few_acks, np.maximum(headers, most_acks)
 
 
@@ -260,7 +260,7 @@ def _interface_cells(use: InterfaceUse, edges_ns: Ints, values: Ints) -> Floats:
         begin_ns, end_ns = use.begin_ns[rows], use.end_ns[rows]
         covered = spread(begin_ns, end_ns, end_ns - begin_ns, edges_ns) / length_ns
         found = spread(begin_ns, end_ns, values[rows], edges_ns)
-        is_known = covered >= _LEAST_COVERED
+        is_known = covered >= _MIN_COVERED
         cells[number, is_known] = found[is_known] / covered[is_known]
     return cells
 

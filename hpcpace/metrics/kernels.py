@@ -123,7 +123,7 @@ def has_order(values: Floats) -> bool:
     return not np.isnan(values.min(initial=np.inf))
 
 
-_MOST_NUMBERS_PER_VALUE = 2
+_MAX_NUMBERS_PER_VALUE = 2
 
 
 def stable_order(number: Ints) -> Ints:
@@ -131,7 +131,7 @@ def stable_order(number: Ints) -> Ints:
     kernels = library()
     if kernels is not None and len(number):
         lowest, highest = int(number.min()), int(number.max())
-        if lowest >= 0 and highest <= _MOST_NUMBERS_PER_VALUE * len(number):
+        if lowest >= 0 and highest <= _MAX_NUMBERS_PER_VALUE * len(number):
             order = np.empty(len(number), np.int64)
             checked(kernels.count_order(len(number), number, highest, order))
             return order

@@ -19,8 +19,8 @@ from scipy.special import stdtr, stdtrit
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.topology import Topology, unit_name
 
-LEAST_STEPS = 10
-_MOST_BLOCKS = 20
+MIN_STEPS = 10
+_MAX_BLOCKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Stratum:
     @property
     def compared_links(self) -> Bools:
         """Which links some groups pass and others do not, over enough steps, bool, (num_links,)."""
-        has_steps = self.log_transfer.shape[1] >= LEAST_STEPS
+        has_steps = self.log_transfer.shape[1] >= MIN_STEPS
         return np.asarray(has_steps & self.touches.any(axis=0) & ~self.touches.all(axis=0))
 
 
@@ -114,10 +114,10 @@ def mean_difference(difference: Floats) -> MeanDifference:
     """Return means over steps that are robust against single steps and allow for correlated neighbours.
 
     Args:
-        difference: (num_groups, num_steps), at least `LEAST_STEPS` steps.
+        difference: (num_groups, num_steps), at least `MIN_STEPS` steps.
     """
     num_groups, num_steps = difference.shape
-    num_blocks = min(_MOST_BLOCKS, num_steps // 2)
+    num_blocks = min(_MAX_BLOCKS, num_steps // 2)
     length = num_steps // num_blocks
     blocks = np.median(difference[:, : num_blocks * length].reshape(num_groups, num_blocks, length), axis=2)
     error = blocks.std(axis=1, ddof=1) / np.sqrt(num_blocks)
@@ -182,7 +182,7 @@ def explanations(suspected: Bools, *, is_joined: bool = False) -> list[tuple[Boo
     return found
 
 
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,8 +405,8 @@ def _names(links: Sequence[str], is_meant: Bools) -> tuple[str, ...]:
 
 def _listed(ids: Sequence[str], topology: Topology) -> str:
     ends = topology.link_ends
-    more = [f"and {len(ids) - _MOST_NAMES} more"] if len(ids) > _MOST_NAMES else []
-    return ", ".join([*(ends[link] for link in ids[:_MOST_NAMES]), *more])
+    more = [f"and {len(ids) - _MAX_NAMES} more"] if len(ids) > _MAX_NAMES else []
+    return ", ".join([*(ends[link] for link in ids[:_MAX_NAMES]), *more])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from hpcpace.metrics.operations import UNKNOWN_GROUP, Operations, shares
 from hpcpace.trace.schema import ExitKind, Op
 
 _NO_MEMBERS = -1
-_MOST_SLOTS_PER_ROW = 4
+_MAX_SLOTS_PER_ROW = 4
 _MOST = np.iinfo(np.int64).max
 _PEER_MASK = 0xFFFFFFFF
 
@@ -171,7 +171,7 @@ def _slots(operations: Operations, slices: Sequence[slice]) -> _Slots:
     found = [np.array(values) for values in zip(*map_threads(extremes, shares(slices)), strict=True)]
     lowest, highest, num_rows = found[0].min(axis=0), found[1].max(axis=0), found[2].sum(axis=0)
     # In floating point, because the difference of damaged numbers may overflow int64.
-    is_dense = highest.astype(np.float64) - lowest < _MOST_SLOTS_PER_ROW * num_rows + 1
+    is_dense = highest.astype(np.float64) - lowest < _MAX_SLOTS_PER_ROW * num_rows + 1
     length = np.where(is_dense & (num_rows > 0), highest - lowest + 1, 0)
     base = np.cumsum(length) - length - lowest
     num_slots = int(length.sum())

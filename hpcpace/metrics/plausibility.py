@@ -25,7 +25,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 # Steps do not overlap; a writer rounds by less than this share of a step.
 _OVERLAP_SHARE = 0.01
-_MOST_SHARE, _MOST_ROWS = 0.05, 4
+_MAX_SHARE, _MAX_ROWS = 0.05, 4
 
 
 class Contradiction(NamedTuple):
@@ -46,7 +46,7 @@ class Contradiction(NamedTuple):
     @property
     def is_grave(self) -> bool:
         """Whether there are too many to believe anything of the rank."""
-        return self.num_bad > max(_MOST_ROWS, _MOST_SHARE * self.num_rows)
+        return self.num_bad > max(_MAX_ROWS, _MAX_SHARE * self.num_rows)
 
     def __str__(self) -> str:
         return f"{self.num_bad} of {self.num_rows} rows of {self.table} {self.what}"
@@ -132,25 +132,25 @@ _CHECKS: Mapping[str, tuple[tuple[str, Callable[[Columns], Bools]], ...]] = {
 }
 
 
-_MOST_PERIOD = 8
+_MAX_PERIOD = 8
 
 
-_LEAST_CYCLES = 6
+_MIN_CYCLES = 6
 
 
-_LEAST_RATIO = 1.5
+_MIN_RATIO = 1.5
 
 
-_LEAST_AGREEMENT = 0.95
+_MIN_AGREEMENT = 0.95
 
 
-_LEAST_BUSY = 0.2
+_MIN_BUSY = 0.2
 
 
 _SHORT = 0.2  # of the upper quartile
 
 
-_LEAST_SHORT, _LEAST_SHORT_SHARE = 3, 0.02
+_MIN_SHORT, _MIN_SHORT_SHARE = 3, 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,17 +180,17 @@ def alternation(parts_ns: Floats, length_ns: Floats) -> Alternation | None:
         length_ns: length of the steps, (num_ranks, num_steps).
     """
     num_steps = length_ns.shape[1]
-    if num_steps < 2 * _LEAST_CYCLES:
+    if num_steps < 2 * _MIN_CYCLES:
         return None
     work_ns = np.median(parts_ns[:, :, list(OWN_WORK)].sum(axis=2), axis=0)
     busy_ns = np.median(parts_ns[:, :, list(BUSY)].sum(axis=2), axis=0)
-    core_ns = busy_ns if busy_ns.sum() >= _LEAST_BUSY * work_ns.sum() else work_ns
+    core_ns = busy_ns if busy_ns.sum() >= _MIN_BUSY * work_ns.sum() else work_ns
     low_ns, high_ns = np.quantile(core_ns, (0.1, 0.9))
-    if high_ns < _LEAST_RATIO * max(low_ns, 1.0):
+    if high_ns < _MIN_RATIO * max(low_ns, 1.0):
         return None
     is_long = core_ns > np.sqrt(max(low_ns, 1.0) * high_ns)
-    for period in range(2, min(_MOST_PERIOD, num_steps // _LEAST_CYCLES) + 1):
-        if (is_long[period:] == is_long[:-period]).mean() >= _LEAST_AGREEMENT:
+    for period in range(2, min(_MAX_PERIOD, num_steps // _MIN_CYCLES) + 1):
+        if (is_long[period:] == is_long[:-period]).mean() >= _MIN_AGREEMENT:
             typical_ns = np.median(length_ns, axis=0)
             short_ns, long_ns = float(np.median(typical_ns[~is_long])), float(np.median(typical_ns[is_long]))
             num_short = round(period * float((~is_long).mean()))
@@ -206,4 +206,4 @@ def num_far_shorter(length_ns: Floats) -> int:
     """
     usual_ns = np.quantile(length_ns, 0.75, axis=1, keepdims=True)
     num_short = int((length_ns < _SHORT * usual_ns).all(axis=0).sum())
-    return num_short if num_short >= max(_LEAST_SHORT, _LEAST_SHORT_SHARE * length_ns.shape[1]) else 0
+    return num_short if num_short >= max(_MIN_SHORT, _MIN_SHORT_SHARE * length_ns.shape[1]) else 0

@@ -29,15 +29,15 @@ from hpcpace.metrics.operations import (
     synchronises,
 )
 
-MOST_ROUNDS = 64
+MAX_ROUNDS = 64
 _NONE = -1
 _NEVER_NS = np.iinfo(np.int64).min
-_LEAST_PASSED_NS = 1000  # less counts for the rank that it has reached
+_MIN_PASSED_NS = 1000  # less counts for the rank that it has reached
 # Rates are counted in parts of 2^-30, because sums of whole numbers do not depend on their order.
 _RATE_BITS = 30
-_MOST_RATE = 1 << 56
-_MOST_COMPILED = 1 << 31
-_MOST_GROUPS = 32  # of a rank: a damaged trace may name thousands
+_MAX_RATE = 1 << 56
+_MAX_COMPILED = 1 << 31
+_MAX_GROUPS = 32  # of a rank: a damaged trace may name thousands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def delay_origins(
     A wait is attributed to the last partner to arrive. If that partner has itself waited longer than the waiting rank
     since both last met in a synchronising operation, or since their step began, the difference is passed on: to the
     partner's own waits in that time, in proportion to their length, and so to the ranks it waited for. The rest was
-    caused by the partner. What is still being passed on after `MOST_ROUNDS`, and less
+    caused by the partner. What is still being passed on after `MAX_ROUNDS`, and less
     than a microsecond, counts for the rank that it has reached.
 
     Args:
@@ -142,7 +142,7 @@ def delay_origins(
     names, wait_ns = np.asarray(ranks, np.int64), np.asarray(wait_ns, np.int64)
     partner = last_partner(operations, matching) if partner is None else partner
     kernels = library()
-    if kernels is not None and operations.slices and len(operations) < _MOST_COMPILED:
+    if kernels is not None and operations.slices and len(operations) < _MAX_COMPILED:
         return _delay_origins_compiled(kernels, operations, matching, wait_ns, names, mask, partner)
     length = np.where(partner >= 0, wait_ns, 0)
     timeline = _Timeline(operations)
@@ -161,14 +161,14 @@ def delay_origins(
     waited = _by_slot(_slots(operations.rank[rows], names), mass, len(names))
     found = np.zeros((2, len(names)))
     count, active = 0, np.flatnonzero(mass)
-    while len(active) and count < MOST_ROUNDS:
+    while len(active) and count < MAX_ROUNDS:
         passed = np.rint(mass[active] * share[active]).astype(np.int64)
-        passed[passed < _LEAST_PASSED_NS] = 0
+        passed[passed < _MIN_PASSED_NS] = 0
         found[min(count, 1)] += _by_slot(cause[active], mass[active] - passed, len(names))
         passing = np.flatnonzero(passed)
         giver, passed = active[passing], passed[passing]
         rate = passed / np.maximum(other[giver], 1) * (1 << _RATE_BITS)
-        rate = np.minimum(np.rint(rate), _MOST_RATE).astype(np.int64)
+        rate = np.minimum(np.rint(rate), _MAX_RATE).astype(np.int64)
         covered = _covering(rate, first_other[giver], partner_place[giver], len(timeline.order))
         mass = np.rint(covered[place] * (wait / (1 << _RATE_BITS))).astype(np.int64)
         active, count = np.flatnonzero(mass), count + 1
@@ -196,7 +196,7 @@ def _delay_origins_compiled(
         *(num_rows, len(of_slices), bounds, _order(operations), operations.step, _slots(of_slices, names)),
         *(len(of_each), of_each, groups.of_row, partner, wait_ns),
         bytes_of(np.ones(num_rows, np.bool_) if mask is None else mask),
-        *(len(names), MOST_ROUNDS, _LEAST_PASSED_NS, float(1 << _RATE_BITS), float(_MOST_RATE), found, waited),
+        *(len(names), MAX_ROUNDS, _MIN_PASSED_NS, float(1 << _RATE_BITS), float(_MAX_RATE), found, waited),
     )
     checked(num_rounds < 0)
     return Origins(
@@ -314,7 +314,7 @@ def _groups_of_ranks(operations: Operations, groups: Ints) -> list[NDArray[np.in
     group, rank = group[order], rank[order]
     count = np.bincount(rank, minlength=size)
     number = np.arange(len(rank)) - (np.cumsum(count) - count)[rank]
-    found = np.full((min(int(count.max()), _MOST_GROUPS), size), _NONE, np.int32)
+    found = np.full((min(int(count.max()), _MAX_GROUPS), size), _NONE, np.int32)
     kept = number < len(found)
     found[number[kept], rank[kept]] = group[kept]
     return list(found)

@@ -121,14 +121,14 @@ def inflation(effects: Floats) -> float:
 
 
 _NUM_DRAWS = 999
-_MOST_FIXED_BLOCKS, _LEAST_FIXED_BLOCKS = 20, 12
+_MAX_FIXED_BLOCKS, _MIN_FIXED_BLOCKS = 20, 12
 _LATE_RATE = 0.5  # of the steps of an interval in which a rank is slow: not all of them exceed the noise
-_LEAST_EVENTS = 4
+_MIN_EVENTS = 4
 _REGULAR_SHARE = 0.6
-_MOST_RATE = 0.55  # no period can be found of a unit that is late more often
+_MAX_RATE = 0.55  # no period can be found of a unit that is late more often
 _ROTATION_UNITS = 3
 _ROTATION_SHARE, _ROTATION_GAIN = 0.2, 0.1
-_MOST_PER_STEP = 4
+_MAX_PER_STEP = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ def mean_interval(values: Floats, widened: float = 1.0) -> tuple[float, float, f
 def fixed_shifts(late: Lateness, *, level: float, random: np.random.Generator) -> FixedShift:
     """Return the lasting shift of each rank against the others of its role, from at least 20 steps."""
     num_steps = late.deviation.shape[1]
-    length = num_steps // int(np.clip(num_steps // 5, _LEAST_FIXED_BLOCKS, _MOST_FIXED_BLOCKS))
+    length = num_steps // int(np.clip(num_steps // 5, _MIN_FIXED_BLOCKS, _MAX_FIXED_BLOCKS))
     effects = block_effects(late, length, trim=0.2)
     num_blocks, num_compared = effects.shape[1], max(int(late.is_compared.sum()), 1)
     widened = inflation(effects[late.is_compared])
@@ -270,7 +270,7 @@ def periods(events: Bools, *, num_compared: int) -> tuple[Ints, Floats]:
     starts[:, 1:] &= ~events[:, :-1]
     num_lags = num_steps // 3
     count = starts.sum(axis=1)
-    tested = np.flatnonzero((count >= _LEAST_EVENTS) & (events.mean(axis=1) <= _MOST_RATE))
+    tested = np.flatnonzero((count >= _MIN_EVENTS) & (events.mean(axis=1) <= _MAX_RATE))
     period, p_value = np.zeros(num_units, np.int64), np.ones(num_units)
     if not len(tested) or num_lags < 3:
         return period, p_value
@@ -284,7 +284,7 @@ def periods(events: Bools, *, num_compared: int) -> tuple[Ints, Floats]:
         near = np.minimum(near, room)
         share = near / np.maximum(room, 1)
         chance = np.ones(near.shape)
-        good = (share >= _REGULAR_SHARE) & (near >= _LEAST_EVENTS - 1)
+        good = (share >= _REGULAR_SHARE) & (near >= _MIN_EVENTS - 1)
         good[:, :least] = False
         usual = np.broadcast_to(np.minimum(rate * width, 1.0), near.shape)
         chance[good] = betainc(near[good], room[good] - near[good] + 1, usual[good])  # P(at least so many)
@@ -325,10 +325,10 @@ def rotation(events: Bools, *, random: np.random.Generator) -> tuple[Ints, float
         random: for the shifts.
     """
     none = np.zeros(0, np.int64)
-    units = np.flatnonzero(events.any(axis=1) & (events.mean(axis=1) <= _MOST_RATE))
+    units = np.flatnonzero(events.any(axis=1) & (events.mean(axis=1) <= _MAX_RATE))
     num_steps = events.shape[1]
     unit, step = np.nonzero(events[units])
-    if len(units) < _ROTATION_UNITS or len(step) > _MOST_PER_STEP * num_steps:
+    if len(units) < _ROTATION_UNITS or len(step) > _MAX_PER_STEP * num_steps:
         return none, 1.0
     covered = int(np.count_nonzero(events[units].any(axis=0)))
     if covered < _ROTATION_SHARE * num_steps:
@@ -346,11 +346,11 @@ def rotation(events: Bools, *, random: np.random.Generator) -> tuple[Ints, float
     return (taking_part, p_value) if len(taking_part) >= _ROTATION_UNITS else (none, p_value)
 
 
-LEAST_EVENTS = 3
-_LEAST_CYCLES = 3
+MIN_EVENTS = 3
+_MIN_CYCLES = 3
 _EQUAL_SHARE = 0.9
-_MOST_TRIED = 4096
-_MOST_EVENLY = 64  # this many events are judged by their phases alone
+_MAX_TRIED = 4096
+_MAX_EVENLY = 64  # this many events are judged by their phases alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,7 +380,7 @@ def steps_between(events: Ints) -> int | None:
     Args:
         events: indices of the steps in which events begin, ascending.
     """
-    if len(events) < LEAST_EVENTS:
+    if len(events) < MIN_EVENTS:
         return None
     distances = np.diff(events)
     shortest = int(np.median(distances))
@@ -406,10 +406,10 @@ def find_period(events: Sequence[Floats], *, span: float, least: float) -> Perio
         None for fewer than three events.
     """
     units = [times for times in events if len(times) >= 2]
-    if sum(map(len, units)) < LEAST_EVENTS or span / _LEAST_CYCLES <= least:
+    if sum(map(len, units)) < MIN_EVENTS or span / _MIN_CYCLES <= least:
         return None
     found = [_by_phases(units, span=span, least=least)]
-    if len(units) == 1 and LEAST_EVENTS <= len(units[0]) <= _MOST_EVENLY:
+    if len(units) == 1 and MIN_EVENTS <= len(units[0]) <= _MAX_EVENLY:
         found.append(_by_distances(units[0], span=span))
     best = min(found, key=lambda period: period.p_value)
     return Period(length=best.length, p_value=min(1.0, len(found) * best.p_value))
@@ -417,8 +417,8 @@ def find_period(events: Sequence[Floats], *, span: float, least: float) -> Perio
 
 def _by_phases(units: Sequence[Floats], *, span: float, least: float) -> Period:
     # Between two frequencies tried, phases must not slip by more than an eighth of a turn over the whole span.
-    num_tried = int(min(max(8 * (span / least - _LEAST_CYCLES), 16), _MOST_TRIED))
-    frequency = np.linspace(_LEAST_CYCLES / span, 1 / least, num_tried)
+    num_tried = int(min(max(8 * (span / least - _MIN_CYCLES), 16), _MAX_TRIED))
+    frequency = np.linspace(_MIN_CYCLES / span, 1 / least, num_tried)
     power = np.zeros(num_tried)
     for times in units:
         power += np.abs(np.exp(2j * np.pi * frequency[:, None] * times[None, :]).sum(axis=1)) ** 2 / len(times)

@@ -15,8 +15,8 @@ from scipy.special import ndtri, stdtr, stdtrit
 
 from hpcpace.metrics import Floats, Ints
 
-_MOST_ELEMENTS = 4_000_000  # of block sums at once: bounds memory
-_MOST_BLOCKS = 20
+_MAX_ELEMENTS = 4_000_000  # of block sums at once: bounds memory
+_MAX_BLOCKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ def _log_error(values: Floats, statistic: Callable[..., Floats], num_draws: int,
     num_blocks = -(-num_steps // length)
     generator = np.random.default_rng(seed)
     starts = generator.integers(num_steps - length + 1, size=(num_draws, num_blocks))
-    at_once = max(_MOST_ELEMENTS // (num_blocks * length), 1)
+    at_once = max(_MAX_ELEMENTS // (num_blocks * length), 1)
     drawn = np.concatenate(
         [
             statistic(
@@ -188,7 +188,7 @@ def _block_means(table: Floats, length: int) -> Floats:
 
 def _draw_means(block_means: Floats, num_blocks: int, num_draws: int, generator: np.random.Generator) -> Floats:
     start = generator.integers(len(block_means), size=(num_draws, num_blocks))
-    at_once = max(_MOST_ELEMENTS // max(num_blocks * block_means.shape[1], 1), 1)
+    at_once = max(_MAX_ELEMENTS // max(num_blocks * block_means.shape[1], 1), 1)
     parts = [block_means[start[i : i + at_once]].mean(axis=1) for i in range(0, num_draws, at_once)]
     return np.asarray(np.concatenate([np.empty((0, block_means.shape[1])), *parts]))
 
@@ -226,7 +226,7 @@ def block_means(values: Floats) -> Floats:
     Two steps or more make two blocks or more.
     """
     num_steps = values.shape[1]
-    num_blocks = min(_MOST_BLOCKS, max(num_steps // 2, 2), num_steps)
+    num_blocks = min(_MAX_BLOCKS, max(num_steps // 2, 2), num_steps)
     length = max(num_steps // num_blocks, 1)
     return np.asarray(values[:, : num_blocks * length].reshape(len(values), num_blocks, length).mean(axis=2))
 

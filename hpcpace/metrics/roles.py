@@ -20,9 +20,9 @@ from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import OWN_WORK, Part
 from hpcpace.metrics.resampling import block_means, half_width, trimmed_mean
 
-_MOST_BLOCKS = 20
+_MAX_BLOCKS = 20
 _LEVEL = 0.05
-_LEAST_SHARE = 0.2  # of the excess, below which a stage is not worth a word
+_MIN_SHARE = 0.2  # of the excess, below which a stage is not worth a word
 _MOST = 0.5
 _TRIMMED = 0.1
 
@@ -110,7 +110,7 @@ def compare_with_others(parts_ns: Floats, late: Ints, others: Ints, steps: slice
     """
     rows = np.concatenate([late, others])
     num_steps = len(range(*steps.indices(parts_ns.shape[1])))
-    num_blocks = min(_MOST_BLOCKS, num_steps // 2)
+    num_blocks = min(_MAX_BLOCKS, num_steps // 2)
     if not len(others) or num_blocks < 2:
         return None
     length = num_steps // num_blocks
@@ -145,7 +145,7 @@ def compare_events(parts_ns: Floats, work_ns: Floats, rows: Ints, is_event: Bool
     for row in np.unique(latest).tolist():
         usual_ns[row] = parts_ns[row][~is_event][:, list(OWN_WORK)].mean(axis=0)
     own_ns = parts_ns[latest, columns][:, list(OWN_WORK)]
-    num_blocks = min(_MOST_BLOCKS, len(columns))
+    num_blocks = min(_MAX_BLOCKS, len(columns))
     block = np.arange(len(columns)) * num_blocks // len(columns)
     first = np.flatnonzero(np.diff(block, prepend=-1))
     size = np.diff(np.append(first, len(columns)))[:, None]
@@ -184,7 +184,7 @@ def _stages(difference: Floats) -> tuple[Stage, ...]:
     of_stage = np.array([difference[:, [_STAGE_OF[part] is stage for part in parts]].sum(axis=1) for stage in stages]).T
     excess = of_stage.sum(axis=1)
     mean, half = _intervals(of_stage, len(stages))
-    named = np.flatnonzero((mean > half) & (mean >= _LEAST_SHARE * excess.mean()))
+    named = np.flatnonzero((mean > half) & (mean >= _MIN_SHARE * excess.mean()))
     # What the named stages hold beyond half of the excess must itself be beyond chance.
     beyond, beyond_half = _intervals((of_stage[:, named].sum(axis=1) - _MOST * excess)[:, None], 1)
     if not len(named) or beyond[0] <= beyond_half[0]:
@@ -201,7 +201,7 @@ def _intervals(values: Floats, num_compared: int) -> tuple[Floats, Floats]:
     return mean, half
 
 
-_LEAST_PASSES = 100
+_MIN_PASSES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +235,7 @@ def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation 
         for first in range(len(stage))
         for second in np.flatnonzero((replica == replica[first]) & (stage == stage[first] + 1))[:1].tolist()
     ]
-    if not pairs or num_microbatches < 2 or num_passes < _LEAST_PASSES or not (own_ns > 0).all():
+    if not pairs or num_microbatches < 2 or num_passes < _MIN_PASSES or not (own_ns > 0).all():
         return None
     logs = np.log(own_ns)
     logs = logs - logs.mean(axis=2, keepdims=True)  # the place in the schedule
@@ -252,7 +252,7 @@ def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation 
 
 EXCESS_FLOOR = 0.05
 NOISE_LEVEL = 0.001
-_LEAST_STEPS = 10
+_MIN_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +319,7 @@ def excess_over_role(work_ns: Floats, role: Ints, is_slow: Bools | None = None) 
             are usual.
     """
     num_ranks, num_steps = work_ns.shape
-    if num_steps < _LEAST_STEPS:
+    if num_steps < _MIN_STEPS:
         return WorkExcess(of_block=np.full((num_ranks, 1), np.nan), num_compared=0)
     is_slow = np.zeros(num_ranks, np.bool_) if is_slow is None else is_slow
     blocks = block_means(work_ns)

@@ -22,13 +22,13 @@ from scipy.special import bdtrc, ndtri, stdtr, stdtrit
 
 from hpcpace.metrics import Floats, Ints
 
-LEAST_REPEATS = 3
-LEAST_PLACES = 8
+MIN_REPEATS = 3
+MIN_PLACES = 8
 PRIOR_CV = 0.01
-LEAST_CV = 0.001
+MIN_CV = 0.001
 """Repeats that agree better than this agree by chance, or because their figures are rounded."""
 _PRIOR_WEIGHT = 3
-_MOST_DEVIATIONS = 3
+_MAX_DEVIATIONS = 3
 # Degrees of freedom of the standard deviation without outliers, per place: 0.56 of 8, 0.66 of 16, 0.79 of 64.
 _OF_KEPT = 0.6
 
@@ -81,15 +81,15 @@ def spread_of_places(changes: Sequence[float], prior_cv: float) -> RunSpread:
         changes: ln(B / A) of each place, single runs.
         prior_cv: standard deviation of one run, taken in advance.
     """
-    if len(changes) < LEAST_PLACES:
+    if len(changes) < MIN_PLACES:
         return RunSpread(value=prior_cv, freedom=inf)
     deviations = np.abs(np.asarray(changes, np.float64) - np.median(changes))
-    kept = np.asarray(changes, np.float64)[deviations <= _MOST_DEVIATIONS * _OF_NORMAL * np.median(deviations)]
+    kept = np.asarray(changes, np.float64)[deviations <= _MAX_DEVIATIONS * _OF_NORMAL * np.median(deviations)]
     of_run = float(kept.std(ddof=1)) / sqrt(2)  # a change is that of two runs
     if of_run > prior_cv:
         return spread_beyond_prior(RunSpread(value=of_run, freedom=_OF_KEPT * (len(changes) - 1)), prior_cv)
-    variance = (LEAST_PLACES * prior_cv**2 + len(changes) * of_run**2) / (LEAST_PLACES + len(changes))
-    return RunSpread(value=sqrt(variance), freedom=LEAST_PLACES + len(changes))
+    variance = (MIN_PLACES * prior_cv**2 + len(changes) * of_run**2) / (MIN_PLACES + len(changes))
+    return RunSpread(value=sqrt(variance), freedom=MIN_PLACES + len(changes))
 
 
 def spread_of_repeats(groups: Sequence[Sequence[Sequence[float]]]) -> RunSpread:
@@ -147,8 +147,8 @@ def log_difference(
 ) -> LogDifference:
     """Return by how much a group of runs differs from another one.
 
-    With `LEAST_REPEATS` runs or more a side, Welch's interval (Welch 1947) of the runs' values; the variance of a side
-    is at least that of its runs' own errors, which the spread of few runs may miss by chance, and `LEAST_CV`. With
+    With `MIN_REPEATS` runs or more a side, Welch's interval (Welch 1947) of the runs' values; the variance of a side
+    is at least that of its runs' own errors, which the spread of few runs may miss by chance, and `MIN_CV`. With
     fewer, both sides have the variance of the prior and of their own errors, and the interval is normal; if the repeats
     that there are differ by more than the prior, it is that of `spread_beyond_prior`, and the interval is Student's.
 
@@ -167,7 +167,7 @@ def log_difference(
     upper = 1 - (1 - confidence) / (2 * num_compared)
     value = float(sides[1][0].mean() - sides[0][0].mean())
     own = [float((errors**2).mean()) for _, errors in sides]
-    has_repeats = min(len(before), len(after)) >= LEAST_REPEATS
+    has_repeats = min(len(before), len(after)) >= MIN_REPEATS
     if spread is None and not has_repeats:
         spread = spread_beyond_prior(spread_of_repeats([[before], [after]]), prior_cv)
     if spread is not None:
@@ -180,7 +180,7 @@ def log_difference(
             value=value, low=value - half, high=value + half, from_repeats=has_repeats, spread=spread.value
         )
     spreads = [
-        max(float(values.var(ddof=1)), of_steps, LEAST_CV**2) for (values, _), of_steps in zip(sides, own, strict=True)
+        max(float(values.var(ddof=1)), of_steps, MIN_CV**2) for (values, _), of_steps in zip(sides, own, strict=True)
     ]
     variances = [spread / len(values) for spread, (values, _) in zip(spreads, sides, strict=True)]
     freedoms = [len(values) - 1 for values, _ in sides]
@@ -189,23 +189,23 @@ def log_difference(
     return LogDifference(value=value, low=value - half, high=value + half, from_repeats=True, spread=pooled)
 
 
-LEAST_RUNS = 3
-LEAST_DEVIATIONS = 3.0
-LEAST_SPREAD = 0.005
+MIN_RUNS = 3
+MIN_DEVIATIONS = 3.0
+MIN_SPREAD = 0.005
 """Runs of the same thing differ by half a percent at least, however alike a few of them are."""
 NO_SPREAD = RunSpread(value=0.0, freedom=0.0)
 """Nothing is known of the spread but what a series says itself."""
 _OF_NORMAL = 1.4826
-_MOST_APART = 5  # places between runs whose difference counts for the spread
+_MAX_APART = 5  # places between runs whose difference counts for the spread
 _RUNS_PER_PLACE = 8  # so that a change of level is between few pairs of them
 _LEVELS_PER_SPREAD = 2
-_MOST_BY_CHANCE = 0.02
-_MOST_STEPS_BY_CHANCE = 0.01
-_MOST_OFF_BY_CHANCE = 0.05
-_LEAST_OF_DRIFT = 12
-_MOST_DRIFTS_BY_CHANCE = 0.01
+_MAX_BY_CHANCE = 0.02
+_MAX_STEPS_BY_CHANCE = 0.01
+_MAX_OFF_BY_CHANCE = 0.05
+_MIN_OF_DRIFT = 12
+_MAX_DRIFTS_BY_CHANCE = 0.01
 _LINE_TURNS = 5
-_MOST_LEVELS = 400
+_MAX_LEVELS = 400
 
 
 class Duration(StrEnum):
@@ -224,7 +224,7 @@ class LevelChange:
     Attributes:
         first, last: positions of the first and the last run at the new level.
         before, after: medians of the logarithms at the level before and at the new one.
-        duration: lasting with `LEAST_RUNS` on both sides; recent with fewer at the end of the series, which may turn
+        duration: lasting with `MIN_RUNS` on both sides; recent with fewer at the end of the series, which may turn
             out to be either; one-off if the series went back. Where runs were at the new level for once before, more
             of them are needed. A drift goes from `before` at the first run to `after` at the last one.
         deviations: size of the change in standard deviations of a run.
@@ -253,7 +253,7 @@ class LevelChange:
 def level_changes(values: Floats, num_series: int = 1, common: RunSpread = NO_SPREAD) -> list[LevelChange]:
     """Return the changes of a series, in order; none of fewer than 4 runs.
 
-    Nothing is said of fewer than `LEAST_RUNS` runs at the begin that differ from all later ones: there is no level
+    Nothing is said of fewer than `MIN_RUNS` runs at the begin that differ from all later ones: there is no level
     before them to which they could be compared.
 
     Args:
@@ -261,7 +261,7 @@ def level_changes(values: Floats, num_series: int = 1, common: RunSpread = NO_SP
         num_series: how many are looked at together, each of which may differ by chance.
         common: spread of a run in these, which few runs of one of them know badly.
     """
-    if len(values) <= LEAST_RUNS:
+    if len(values) <= MIN_RUNS:
         return []
     spread = run_spread(values)
     stretches = _stretches(values, spread)
@@ -289,7 +289,7 @@ def _steps(
     values: Floats, stretches: list[tuple[int, int]], spread: float, num_series: int, common: RunSpread
 ) -> list[LevelChange]:
     """Return the changes between levels, and the runs that are off from theirs, in order."""
-    whole = [stretch for stretch in stretches if stretch[1] - stretch[0] >= LEAST_RUNS]
+    whole = [stretch for stretch in stretches if stretch[1] - stretch[0] >= MIN_RUNS]
     if not whole:
         return []
     levels = {stretch: float(np.median(values[slice(*stretch)])) for stretch in stretches}
@@ -300,7 +300,7 @@ def _steps(
         level = levels[first, stop]
         if (
             before is not None
-            and abs(level - levels[before]) >= LEAST_DEVIATIONS * spread
+            and abs(level - levels[before]) >= MIN_DEVIATIONS * spread
             and _levels_differ(values, before, (first, stop), spread, num_series, common)
         ):
             found.append(_change(first, stop - 1, levels[before], level, Duration.LASTING, spread))
@@ -317,15 +317,15 @@ def _levels_differ(
     """Return whether two stretches differ by more than their own runs, few as they may be, explain (Student's t)."""
     stretches = [values[slice(*stretch)] for stretch in (before, after)]
     levels = [float(np.median(stretch)) for stretch in stretches]
-    most = LEAST_DEVIATIONS * spread
+    most = MIN_DEVIATIONS * spread
     apart = np.concatenate([stretch - level for stretch, level in zip(stretches, levels, strict=True)]).clip(
         -most, most
     )
     freedom = len(apart) - 2
-    own_spread = max(float(np.sqrt(np.sum(apart**2) / freedom)), LEAST_SPREAD, common.value)
+    own_spread = max(float(np.sqrt(np.sum(apart**2) / freedom)), MIN_SPREAD, common.value)
     error = own_spread * sum(1 / len(stretch) for stretch in stretches) ** 0.5
     chance = 2 * float(stdtr(freedom + common.freedom, -abs(levels[1] - levels[0]) / error))
-    return chance * len(values) * num_series <= _MOST_STEPS_BY_CHANCE
+    return chance * len(values) * num_series <= _MAX_STEPS_BY_CHANCE
 
 
 def _line(values: Floats, spread: float) -> Floats | None:
@@ -334,13 +334,13 @@ def _line(values: Floats, spread: float) -> Floats | None:
     It starts from the median slope between runs half a series apart (Theil's incomplete method).
     """
     num_runs = len(values)
-    if num_runs < _LEAST_OF_DRIFT:
+    if num_runs < _MIN_OF_DRIFT:
         return None
     at, half = np.arange(num_runs, dtype=np.float64), num_runs // 2
     line = at * float(np.median(values[half:] - values[: num_runs - half])) / half
     line += float(np.median(values - line))
     for _ in range(_LINE_TURNS):
-        near = np.abs(values - line) <= LEAST_DEVIATIONS * spread
+        near = np.abs(values - line) <= MIN_DEVIATIONS * spread
         if np.count_nonzero(near) <= half:
             return None
         slope, at_0 = np.polyfit(at[near], values[near], 1)
@@ -351,17 +351,17 @@ def _line(values: Floats, spread: float) -> Floats | None:
 def _is_drift(values: Floats, line: Floats, stretches: list[tuple[int, int]], spread: float, num_series: int) -> bool:
     """Return whether a line explains a series better than levels do, and each half of the series goes along it."""
     total = float(line[-1] - line[0])
-    if abs(total) < LEAST_DEVIATIONS * spread:
+    if abs(total) < MIN_DEVIATIONS * spread:
         return False
     off, penalty = _costs(len(values), spread)
     levels = np.concatenate([np.full(stop - first, np.median(values[first:stop])) for first, stop in stretches])
     of_levels = float(np.minimum((values - levels) ** 2, off).sum()) + penalty * (len(stretches) - 1)
     if float(np.minimum((values - line) ** 2, off).sum()) + penalty > of_levels:
         return False
-    at = np.flatnonzero(np.abs(values - line) <= LEAST_DEVIATIONS * spread)
+    at = np.flatnonzero(np.abs(values - line) <= MIN_DEVIATIONS * spread)
     halves = (at[at < len(values) // 2], at[at >= len(values) // 2])
     return all(
-        _slope_chance(half, values[half] * np.sign(total)) * num_series <= _MOST_DRIFTS_BY_CHANCE for half in halves
+        _slope_chance(half, values[half] * np.sign(total)) * num_series <= _MAX_DRIFTS_BY_CHANCE for half in halves
     )
 
 
@@ -373,7 +373,7 @@ def _slope_chance(at: Ints, values: Floats) -> float:
     x = at - at.mean()
     slope = float(x @ values / (x @ x))
     apart = values - values.mean() - slope * x
-    own_spread = max(float(np.sqrt(apart @ apart / freedom)), LEAST_SPREAD)
+    own_spread = max(float(np.sqrt(apart @ apart / freedom)), MIN_SPREAD)
     return float(stdtr(freedom, -slope * float(x @ x) ** 0.5 / own_spread))
 
 
@@ -390,12 +390,12 @@ def _without_chance(
         own[slice(*stretch)] = levels[stretch]
     kept = list(whole)
     for first, stop in sorted(whole, key=lambda stretch: stretch[1] - stretch[0])[:-1]:
-        is_there = np.abs(values - levels[first, stop]) <= LEAST_DEVIATIONS * spread
+        is_there = np.abs(values - levels[first, stop]) <= MIN_DEVIATIONS * spread
         inside, num_inside = np.count_nonzero(is_there[first:stop]), stop - first
-        elsewhere = is_there & ~(np.abs(values - own) <= LEAST_DEVIATIONS * spread)
+        elsewhere = is_there & ~(np.abs(values - own) <= MIN_DEVIATIONS * spread)
         elsewhere[first:stop] = False
         share = np.count_nonzero(elsewhere) / (len(values) - num_inside)
-        if len(values) * float(bdtrc(inside - 1, num_inside, share)) > _MOST_BY_CHANCE:
+        if len(values) * float(bdtrc(inside - 1, num_inside, share)) > _MAX_BY_CHANCE:
             kept.remove((first, stop))
             own[first:stop] = np.nan
     return kept
@@ -403,8 +403,8 @@ def _without_chance(
 
 def _num_alike(values: Floats, before: float, after: float, spread: float) -> int:
     """Return how many runs of a level are off it and at another one."""
-    is_off = np.abs(values - before) > LEAST_DEVIATIONS * spread
-    return int(np.count_nonzero(is_off & (np.abs(values - after) <= LEAST_DEVIATIONS * spread)))
+    is_off = np.abs(values - before) > MIN_DEVIATIONS * spread
+    return int(np.count_nonzero(is_off & (np.abs(values - after) <= MIN_DEVIATIONS * spread)))
 
 
 def run_spread(values: Floats) -> float:
@@ -415,13 +415,13 @@ def run_spread(values: Floats) -> float:
     runs are, and each swing would be taken for a change.
     """
     if len(values) < 2:
-        return LEAST_SPREAD
+        return MIN_SPREAD
     median = float(np.median(np.abs(np.diff(values))))
-    places = range(2, min(_MOST_APART, len(values) // _RUNS_PER_PLACE) + 1)
+    places = range(2, min(_MAX_APART, len(values) // _RUNS_PER_PLACE) + 1)
     if places:
         apart = np.concatenate([np.abs(values[place:] - values[:-place]) for place in places])
         median = max(median, float(np.median(apart)))
-    return max(_OF_NORMAL * median / 2**0.5, LEAST_SPREAD)
+    return max(_OF_NORMAL * median / 2**0.5, MIN_SPREAD)
 
 
 def _change(first: int, last: int, before: float, after: float, duration: Duration, spread: float) -> LevelChange:
@@ -458,7 +458,7 @@ def _stretches(values: Floats, spread: float) -> list[tuple[int, int]]:
 
 def _costs(num_runs: int, spread: float) -> tuple[float, float]:
     """Return what a run costs that is off, and what a change does."""
-    off = (LEAST_DEVIATIONS * spread) ** 2
+    off = (MIN_DEVIATIONS * spread) ** 2
     return off, max(1.05 * off, 3 * spread**2 * float(np.log(num_runs)))
 
 
@@ -466,7 +466,7 @@ def _levels(values: Floats, spread: float) -> Floats:
     """Return the levels that are tried: those of a grid that values are near."""
     step = spread / _LEVELS_PER_SPREAD
     levels = np.unique(np.round(values / step)) * step
-    return levels if len(levels) <= _MOST_LEVELS else np.quantile(values, np.linspace(0, 1, _MOST_LEVELS))
+    return levels if len(levels) <= _MAX_LEVELS else np.quantile(values, np.linspace(0, 1, _MAX_LEVELS))
 
 
 def _off_sides(away: Floats, spread: float, num_series: int) -> Floats:
@@ -481,13 +481,13 @@ def _off_sides(away: Floats, spread: float, num_series: int) -> Floats:
         num_series: looked at together.
     """
     num_runs, size = len(away), np.abs(away)
-    deviations = max(LEAST_DEVIATIONS, float(ndtri(1 - _MOST_OFF_BY_CHANCE / 2 / num_runs)))
+    deviations = max(MIN_DEVIATIONS, float(ndtri(1 - _MAX_OFF_BY_CHANCE / 2 / num_runs)))
     is_off = size > deviations * spread
     while is_off.any():
         others = away[~is_off & ~np.isnan(away)]
-        freedom = max(len(others) - int(is_off.sum()), LEAST_RUNS) - 1  # what is left out may be no more than the tails
-        own_spread = max(float(np.sqrt(np.sum(others**2) / freedom)), LEAST_SPREAD)
-        deviations = -float(stdtrit(freedom, _MOST_OFF_BY_CHANCE / 2 / num_runs / num_series))
+        freedom = max(len(others) - int(is_off.sum()), MIN_RUNS) - 1  # what is left out may be no more than the tails
+        own_spread = max(float(np.sqrt(np.sum(others**2) / freedom)), MIN_SPREAD)
+        deviations = -float(stdtrit(freedom, _MAX_OFF_BY_CHANCE / 2 / num_runs / num_series))
         still = is_off & (size > deviations * own_spread)
         if still.sum() == is_off.sum():
             break

@@ -157,7 +157,7 @@ def _first_slots(matching: Matching, table: Ints) -> Ints:
 
 
 _NONE = -1
-_LEAST_BLOCK = 0.001  # of a step; in a shorter one, what counts as work instead of waiting is nothing
+_MIN_BLOCK = 0.001  # of a step; in a shorter one, what counts as work instead of waiting is nothing
 
 
 def step_graph(
@@ -433,7 +433,7 @@ def _has_several_blocks(blocks: Blocks, steps: StepPanel, ranks: Sequence[int]) 
         return False
     num_several = 0
     for index, (begin, end) in enumerate(blocks_of(blocks.select(pauses=False), ranks)):
-        begin = begin[end - begin > _LEAST_BLOCK * (steps.end_ns[index] - steps.begin_ns[index]).mean()]
+        begin = begin[end - begin > _MIN_BLOCK * (steps.end_ns[index] - steps.begin_ns[index]).mean()]
         at = np.searchsorted(steps.begin_ns[index], begin, side="right") - 1
         inside = (at >= 0) & (begin < steps.end_ns[index][np.maximum(at, 0)])
         num_several += int((np.bincount(at[inside], minlength=1) > 1).sum())

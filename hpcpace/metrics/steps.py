@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hpcpace.metrics import Bools, Bytes, Ints
 from hpcpace.trace.schema import StepFlag
 
-_MOST_LENGTH_PER_STEP = 64
+_MAX_LENGTH_PER_STEP = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def columns_of(step: Ints, values: Ints) -> Ints:
     if not len(step):
         return np.full(values.shape, -1)
     first, length = int(step[0]), int(step[-1] - step[0]) + 1
-    if length > _MOST_LENGTH_PER_STEP * len(step):
+    if length > _MAX_LENGTH_PER_STEP * len(step):
         column = np.searchsorted(step, values).clip(max=len(step) - 1)
         return np.where(step[column] == values, column, -1)
     # A lookup table is several times faster than np.isin or np.searchsorted; values outside are clipped to its ends.

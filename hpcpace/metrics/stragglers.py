@@ -25,8 +25,8 @@ from hpcpace.metrics.recurrence import (
 
 FLOOR_SHARE = 0.03
 LEVEL = 0.005
-LEAST_STEPS = 20
-_MOST_SMALLEST = 0.2  # if only a rank that is a fifth slower would be found, finding none means nothing
+MIN_STEPS = 20
+_MAX_SMALLEST = 0.2  # if only a rank that is a fifth slower would be found, finding none means nothing
 _ALIKE = 0.5
 _WHOLE = 0.8
 
@@ -66,7 +66,7 @@ class SearchObstacle(Enum):
     """Why a search could not find any straggler."""
 
     NOBODY_COMPARED = "no rank has another one of its role with work to compare with"
-    TOO_FEW_STEPS = "fewer than `LEAST_STEPS` steps"
+    TOO_FEW_STEPS = "fewer than `MIN_STEPS` steps"
     TOO_MUCH_NOISE = "only a rank that is slower by very much would stand out from noise"
 
 
@@ -113,7 +113,7 @@ def find_stragglers(
     nothing = StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=num_compared)
     if not num_compared:
         return replace(nothing, obstacle=SearchObstacle.NOBODY_COMPARED)
-    if late.excess.shape[1] < LEAST_STEPS:
+    if late.excess.shape[1] < MIN_STEPS:
         return replace(nothing, obstacle=SearchObstacle.TOO_FEW_STEPS)
     node, level = _numbered(np.asarray(node)), level / 3
     random = np.random.default_rng(seed)
@@ -127,7 +127,7 @@ def find_stragglers(
     of_rank = _steady(late, shifts, free, rhythmic, floor_share=floor_share, level=level)
     found += _taking_turns(late, _merged(late, of_rank, shifts, node))
     smallest = _smallest(shifts, late, floor_share)
-    is_blind = not found and _smallest(shifts, late, 0.0) > _MOST_SMALLEST
+    is_blind = not found and _smallest(shifts, late, 0.0) > _MAX_SMALLEST
     return StragglerSearch(
         found=tuple(sorted(found, key=lambda each: -_size(each, late))),
         obstacle=SearchObstacle.TOO_MUCH_NOISE if is_blind else None,

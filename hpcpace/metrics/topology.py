@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-_MOST_NEIGHBOURS = 2
+_MAX_NEIGHBOURS = 2
 
 
 def stages_of_traffic(
@@ -59,7 +59,7 @@ def stages_of_traffic(
     for a, b in links:
         neighbours[a, b] = neighbours[b, a] = True
     is_whole = connected_components(neighbours, directed=False)[0] == 1
-    if not is_whole or neighbours.sum(axis=0).max() > _MOST_NEIGHBOURS:
+    if not is_whole or neighbours.sum(axis=0).max() > _MAX_NEIGHBOURS:
         return none
     lowest = np.array([min(np.asarray(ranks)[part == one]) for one in range(num_parts)])
     return np.asarray(np.argsort(np.argsort(lowest))[part].astype(np.int64))

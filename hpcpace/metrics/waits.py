@@ -120,7 +120,7 @@ def blocked_before(
     return at_enter, at_begin, at_end
 
 
-_MOST_NS = 1 << 62
+_MAX_NS = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +196,12 @@ def _latest_before(times_ns: Ints, step: Ints) -> Ints:
     is_first = np.append(True, step[1:] != step[:-1])
     number = np.cumsum(is_first)
     span_ns = int(times_ns.max()) - int(times_ns.min()) + 1
-    if span_ns * (int(number[-1]) + 1) > _MOST_NS:  # damaged times
+    if span_ns * (int(number[-1]) + 1) > _MAX_NS:  # damaged times
         number[:] = 0
     # Each step's times are moved behind those of the step before, so that one pass over all keeps steps apart.
     shift_ns = number * span_ns - int(times_ns.min())
     latest_ns = np.maximum.accumulate(times_ns + shift_ns) - shift_ns
-    return np.where(is_first, -_MOST_NS, np.append(0, latest_ns[:-1]))
+    return np.where(is_first, -_MAX_NS, np.append(0, latest_ns[:-1]))
 
 
 @dataclass(frozen=True, kw_only=True)

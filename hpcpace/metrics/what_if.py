@@ -179,7 +179,7 @@ def _by_count(source: Ints, target: Ints) -> list[tuple[Ints, Ints]]:
     ]
 
 
-_MOST_BLOCKS = 20
+_MAX_BLOCKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +283,7 @@ class Rebuilt:
     def gain_of(self, change: Change, replaced: Replaced) -> Gain:
         """Return what a change would bring that makes some nodes take something else."""
         gain_ns = self.base_ns - replayed_ns(self.graph, replaced)
-        num_blocks = min(_MOST_BLOCKS, len(gain_ns))
+        num_blocks = min(_MAX_BLOCKS, len(gain_ns))
         mean_ns = float(gain_ns.mean())
         _, low, high = mean_interval(np.array([block.mean() for block in np.array_split(gain_ns, num_blocks)]))
         return Gain(

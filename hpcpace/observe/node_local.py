@@ -34,7 +34,7 @@ _FOLDERS = ("/tmp", "/var/tmp")
 # Any other may be over the network, whatever it is called.
 _LOCAL = frozenset(["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "bcachefs", "overlay"])
 _IN_MEMORY = frozenset(("tmpfs", "ramfs"))
-_LEAST_BYTES_OF_RANK = 256 << 20
+_MIN_BYTES_OF_RANK = 256 << 20
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -83,7 +83,7 @@ def _objection(folder: Path, num_ranks: int, mounts: Path) -> str:
         room = os.statvfs(folder)
     except OSError as error:
         return f"cannot be used ({error.strerror})"
-    free, least = room.f_bavail * room.f_frsize, num_ranks * _LEAST_BYTES_OF_RANK
+    free, least = room.f_bavail * room.f_frsize, num_ranks * _MIN_BYTES_OF_RANK
     if free < least or (room.f_files and not room.f_favail):
         return f"has {free >> 20} MiB free, which is less than the {least >> 20} MiB for {num_ranks} ranks"
     return "is read-only" if room.f_flag & os.ST_RDONLY else ""
@@ -115,7 +115,7 @@ _TIDYING_SHARE = 0.1
 
 
 _CLAIM = "home.json"
-_MOST_CLAIM_BYTES = 1 << 16
+_MAX_CLAIM_BYTES = 1 << 16
 # Whoever else could write to the folder could put a link to any file of the user's in the place of the trace.
 _MODE = 0o755
 
@@ -281,7 +281,7 @@ def _check_owner(status: os.stat_result) -> None:
 
 def _read_claim(descriptor: int) -> Path:
     try:
-        destination = json.loads(read_most(descriptor, _MOST_CLAIM_BYTES))["destination"]
+        destination = json.loads(read_most(descriptor, _MAX_CLAIM_BYTES))["destination"]
         if "\0" not in destination:
             return Path(destination)
     except FOREIGN_ERRORS:

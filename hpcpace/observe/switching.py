@@ -32,7 +32,7 @@ _LOOK_EVERY_S = 2.0
 _MAX_BYTES = 4096
 # Of a job that runs for weeks, in a folder where files without an order come and go.
 _MAX_WARNINGS = 4
-_LEAST_DETAIL = {"collectives": Detail.COLLECTIVES, "phases": Detail.FULL}
+_MIN_DETAIL = {"collectives": Detail.COLLECTIVES, "phases": Detail.FULL}
 
 Notice = tuple[int, int, int, int]
 """An order between ranks: its number, the level, and the steps."""
@@ -79,7 +79,7 @@ class Switching:
 
     def keeps(self, table: str, step: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Return which rows of a table belong to steps that are recorded in such detail, bool, (num_rows,)."""
-        plan, least = self.plan, _LEAST_DETAIL.get(table, Detail.STEPS)
+        plan, least = self.plan, _MIN_DETAIL.get(table, Detail.STEPS)
         has_detail = np.array([detail >= least for detail in plan.details])
         kept: NDArray[np.bool_] = has_detail[np.searchsorted(plan.starts, np.maximum(step, 0), side="right") - 1]
         return kept

@@ -26,7 +26,7 @@ _CURVES = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 _MARKERS = "osD^vPX*"
 _DASHED = (0, (4, 2))
 _NOWHERE = "#B8B8B8"
-_MOST_LABEL, _MOST_TICKS, _LEAST_BARS = 28, 16, 4
+_MAX_LABEL, _MAX_TICKS, _MIN_BARS = 28, 16, 4
 _EQUAL = 0.02  # of the logarithm to base 2
 
 Stretch = tuple[str, float, float]
@@ -36,7 +36,7 @@ Stretch = tuple[str, float, float]
 def plot_label(text: str) -> str:
     """Return a name as a plot can show it: short, and without what matplotlib takes for a formula or leaves out."""
     shown = printable(text).lstrip("_") or "?"
-    return (shown if len(shown) <= _MOST_LABEL else shown[: _MOST_LABEL - 1] + "…").replace("$", r"\$")
+    return (shown if len(shown) <= _MAX_LABEL else shown[: _MAX_LABEL - 1] + "…").replace("$", r"\$")
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
@@ -82,7 +82,7 @@ def draw_bars(
         axes.set_xticks([])
         axes.text(0.5, 0.5, empty, transform=axes.transAxes, ha="center", color=GREY)
     axes.set_yticks(heights.tolist(), [plot_label(name) for name in names], fontsize=9)
-    axes.set_ylim(max(len(names), _LEAST_BARS) - 0.5, -0.5)
+    axes.set_ylim(max(len(names), _MIN_BARS) - 0.5, -0.5)
     axes.set_xlabel(label, fontsize=9)
     plain(axes)
 
@@ -101,7 +101,7 @@ def draw_matrix(figure: Figure | SubFigure, axes: Axes, names: Sequence[str], ra
     limit = max(largest, 1.0)
     image = axes.imshow(factor, cmap="PuOr_r", vmin=-limit, vmax=limit, interpolation="nearest")
     axes.set_facecolor(_NOWHERE)
-    ticks = list(range(0, len(names), -(-len(names) // _MOST_TICKS)))
+    ticks = list(range(0, len(names), -(-len(names) // _MAX_TICKS)))
     shown = [plot_label(names[tick]) for tick in ticks]
     axes.set_xticks(ticks, shown, rotation=90 if len("".join(shown)) > 24 else 0, fontsize=8)
     axes.set_yticks(ticks, shown, fontsize=8)

@@ -22,12 +22,12 @@ import numpy as np
 
 from hpcpace.core.errors import ProbeError
 from hpcpace.core.text import plural, printable
-from hpcpace.probe.pair_network import LEAST_LATENCY_NS, Way, best_rates, least_latencies
+from hpcpace.probe.pair_network import MIN_LATENCY_NS, Way, best_rates, least_latencies
 from hpcpace.probe.record import CopiesRecord, NoiseRecord, PairRow, PairsRecord, ProbeRecord, SweepRow
 
-LEAST_CHANGE = 0.05
+MIN_CHANGE = 0.05
 """A smaller change is none, whatever the noise."""
-_MOST_HALFWIDTH = 0.3
+_MAX_HALFWIDTH = 0.3
 """A comparison that could not have seen 30 % more time says nothing."""
 _MAX_LN = 20.0
 """Times that differ by more than a factor of 500 million were not measured, but a file may say so."""
@@ -55,8 +55,8 @@ class Change:
     ratio: float
     low: float
     high: float
-    least: float = LEAST_CHANGE
-    widest: float = _MOST_HALFWIDTH
+    least: float = MIN_CHANGE
+    widest: float = _MAX_HALFWIDTH
 
     @property
     def subject(self) -> str:
@@ -78,7 +78,7 @@ class Change:
         """Whether something changed, or the interval is narrow enough and near enough to 1 to say that nothing did."""
         if self.is_slower or self.is_faster:
             return True
-        small = 1 + min(self.least, LEAST_CHANGE)
+        small = 1 + min(self.least, MIN_CHANGE)
         stands_out = (self.low > 1 and self.ratio > small) or (self.high < 1 and self.ratio < 1 / small)
         return self.high / self.ratio - 1 < self.widest and not stands_out
 
@@ -128,7 +128,7 @@ def outcome_words(found: Sequence[Change]) -> str:
         return f"cannot tell: the times of {unclear} vary too much; probe idle hosts, and for longer (--time)"
     if faster:
         return f"not slower: {len(faster)} of {len(found)} comparisons are faster{noisy}"
-    widest = max(max(one.high / one.ratio for one in decided) - 1, LEAST_CHANGE)
+    widest = max(max(one.high / one.ratio for one in decided) - 1, MIN_CHANGE)
     return f"not slower: nothing changed; it could have seen {100 * widest:.0f} %{noisy}"
 
 
@@ -136,9 +136,9 @@ ASSUMED = {"rate": 0.03, "latency": 0.05, "uplinks": 0.03, "noise": 0.003, "memo
 """Standard deviation of ln time between two probes of the same hosts, where nothing changed; assumed, not measured."""
 OF_NOISE = 0.25
 """What noise itself differs by from time to time, as a share of what the core lost before; assumed."""
-LEAST_NOISE = 0.01
+MIN_NOISE = 0.01
 """A core that loses less than 1 % of its time more is not noisier."""
-LEAST_ONCE = 0.5
+MIN_ONCE = 0.5
 """A pair that was measured once may have been disturbed, which costs a third of the rate, so half more time."""
 _WIDEST_LATENCY = 1.0
 _PARTS = ("pairs", "noise", "copies")
@@ -200,7 +200,7 @@ def _pairs(before: PairsRecord, after: PairsRecord) -> Iterator[Change]:
         best_rates(then),
         best_rates(now),
         lambda way: f"{way[0]} to {way[1]}",
-        least=lambda way, _: LEAST_CHANGE if times[way] > 1 else LEAST_ONCE,
+        least=lambda way, _: MIN_CHANGE if times[way] > 1 else MIN_ONCE,
     )
     yield from _compared(
         "pairs",
@@ -208,7 +208,7 @@ def _pairs(before: PairsRecord, after: PairsRecord) -> Iterator[Change]:
         _latencies(then),
         _latencies(now),
         lambda way: f"{way[0]} and {way[1]}",
-        least=lambda _, before_ns: max(LEAST_CHANGE, LEAST_LATENCY_NS / before_ns),
+        least=lambda _, before_ns: max(MIN_CHANGE, MIN_LATENCY_NS / before_ns),
         is_time=True,
         widest=_WIDEST_LATENCY,
     )
@@ -236,7 +236,7 @@ def _noise(before: NoiseRecord, after: NoiseRecord) -> Iterator[Change]:
         mean = math.log(max(1 - then[key], 0.01) / max(1 - now[key], 0.01))
         ratio, low, high = interval(mean, 2 * deviation**2, _num_errors(len(common)))
         name = printable(f"{key[0]} core {key[1]}")
-        yield Change(part="noise", name=name, kind="noise", least=LEAST_NOISE, ratio=ratio, low=low, high=high)
+        yield Change(part="noise", name=name, kind="noise", least=MIN_NOISE, ratio=ratio, low=low, high=high)
 
 
 def _copies(before: CopiesRecord, after: CopiesRecord) -> Iterator[Change]:
@@ -271,7 +271,7 @@ def _compared(
     after: Mapping[Any, float],
     name: Callable[[Any], str],
     *,
-    least: Callable[[Any, float], float] = lambda _key, _before: LEAST_CHANGE,
+    least: Callable[[Any, float], float] = lambda _key, _before: MIN_CHANGE,
     is_time: bool = False,
     widest: float = 0.3,
 ) -> Iterator[Change]:
@@ -302,7 +302,7 @@ BETWEEN_PROBES = {"latency": 0.05, "rate": 0.015}
 """Standard deviation of ln time between two probes of the same hosts, where nothing changed."""
 _CONFIDENCE = 3.0
 _ROBUST = 1.2533  # standard error of a median over that of a mean, for normal noise
-_LEAST_ROUNDS = 2
+_MIN_ROUNDS = 2
 _MAX_LETTERS = 60
 
 
@@ -343,7 +343,7 @@ def _sweep_changes(before: ProbeRecord, after: ProbeRecord) -> list[Change]:
     pairs: dict[tuple[str, int], list[tuple[SweepRow, SweepRow]]] = {}
     for row in after.sweep:
         key = (row.op, row.num_nodes, row.size_bytes)
-        if key in then and min(len(row.rounds_ns), len(then[key].rounds_ns)) >= _LEAST_ROUNDS:
+        if key in then and min(len(row.rounds_ns), len(then[key].rounds_ns)) >= _MIN_ROUNDS:
             pairs.setdefault((row.op, row.num_nodes), []).append((then[key], row))
     found = []
     for (op, num_nodes), rows in pairs.items():

@@ -130,9 +130,9 @@ def _turns(world: ProbeWorld, name: str) -> dict[str, int]:
 _START_S = 1.5
 _END_S = 10.0
 _USED_SHARE = 0.9
-_LEAST_LENGTH_S = 0.2
-_MOST_LENGTH_S = 10.0
-_MOST_REASON = 200
+_MIN_LENGTH_S = 0.2
+_MAX_LENGTH_S = 10.0
+_MAX_REASON = 200
 
 
 class Noise:
@@ -146,7 +146,7 @@ class Noise:
     name = "noise"
     weight = 2.0
 
-    def __init__(self, *, one_at_a_time: bool = False, most_length_s: float = _MOST_LENGTH_S) -> None:
+    def __init__(self, *, one_at_a_time: bool = False, most_length_s: float = _MAX_LENGTH_S) -> None:
         self._one_at_a_time = one_at_a_time
         self._most_length_s = most_length_s
 
@@ -179,7 +179,7 @@ class Noise:
         answers = world.board.gather(f"{name}/batches", world.alive, world.timeout_s)
         num_slots = num_turns * max(answers.values(), default=1)
         length_s = min(_USED_SHARE * deadline.left_s / num_slots - _START_S, self._most_length_s)
-        slot_s = max(length_s, _LEAST_LENGTH_S) + _START_S
+        slot_s = max(length_s, _MIN_LENGTH_S) + _START_S
         return [slot_s, num_slots * slot_s + _END_S]
 
 
@@ -197,7 +197,7 @@ def _measure_cores(cpus: Sequence[int], length_s: float) -> list[dict[str, Any]]
             found.append({"cpu": cpu, "problem": "no result in time"})
             continue
         if program.returncode:
-            found.append({"cpu": cpu, "problem": complaint.strip().rpartition("\n")[-1][:_MOST_REASON]})
+            found.append({"cpu": cpu, "problem": complaint.strip().rpartition("\n")[-1][:_MAX_REASON]})
         else:
             found.append({"cpu": cpu, "figures": json.loads(output)})
     return found
@@ -409,7 +409,7 @@ _LENGTH_S = 0.5
 _SET_UP_S = 1.0
 _DEVICE_SLOT_S = 3.0
 _ARRAY_BYTES = 32 << 20
-_LEAST_ARRAY_BYTES = 4 << 20
+_MIN_ARRAY_BYTES = 4 << 20
 
 
 class Copies:
@@ -450,7 +450,7 @@ class Copies:
 
     def _memory(self, share: CoreShare, host: str) -> tuple[list[MemoryRate], str]:
         array_bytes = min(self._array_bytes, affordable_bytes(len(share.of_host)))
-        if array_bytes < min(_LEAST_ARRAY_BYTES, self._array_bytes):
+        if array_bytes < min(_MIN_ARRAY_BYTES, self._array_bytes):
             return [], "too little memory is free to measure its rate"
         rates = memory_rates(share.own, numa_of_cpus(), length_s=self._length_s, array_bytes=array_bytes, host=host)
         return rates, ""

@@ -75,14 +75,14 @@ def _misfit(terms: Sequence[Floats], times_ns: Floats) -> float:
     return float(residual**2 / (len(times_ns) - len(terms)))
 
 
-LEAST_SIZES = 4
+MIN_SIZES = 4
 """Of a law; fewer say nothing about its form."""
-_LEAST_IN_PIECE = 3
+_MIN_IN_PIECE = 3
 _NUM_PARAMETERS = 3  # of a piece: latency, rate and where it begins
-_LEAST_DEVIATION = 0.02
+_MIN_DEVIATION = 0.02
 """Relative errors below this do not count: they are within what repetitions differ by."""
 _NUM_DRAWS = 200
-_MOST_SAMPLES = 400
+_MAX_SAMPLES = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def fit_pieces(size_bytes: Floats, time_ns: Floats, num_pieces: int) -> Piecewis
     """
     lines = _Lines(size_bytes, time_ns)
     num_curves, num_sizes = time_ns.shape
-    least = _LEAST_IN_PIECE if num_pieces > 1 else 1
+    least = _MIN_IN_PIECE if num_pieces > 1 else 1
     best = np.full((num_pieces + 1, num_curves, num_sizes + 1), np.inf)
     begin = np.zeros((num_pieces + 1, num_curves, num_sizes + 1), np.int64)
     best[0, :, 0] = 0.0
@@ -157,9 +157,9 @@ def choose_pieces(size_bytes: Floats, time_ns: Floats) -> PiecewiseFit:
     num_sizes = len(size_bytes)
     fits = [
         fit_pieces(size_bytes, time_ns[np.newaxis], number)
-        for number in range(1, max(min(MAX_PIECES, num_sizes // _LEAST_IN_PIECE), 1) + 1)
+        for number in range(1, max(min(MAX_PIECES, num_sizes // _MIN_IN_PIECE), 1) + 1)
     ]
-    variances = [max(float(fit.error[0]) / num_sizes, _LEAST_DEVIATION**2) for fit in fits]
+    variances = [max(float(fit.error[0]) / num_sizes, _MIN_DEVIATION**2) for fit in fits]
     criteria = [
         num_sizes * np.log(variance) + _NUM_PARAMETERS * fit.num_pieces * np.log(num_sizes)
         for fit, variance in zip(fits, variances, strict=True)
@@ -189,7 +189,7 @@ def fit_law(
         seed: of the bootstrap.
         num_draws: of the bootstrap.
     """
-    if len(size_bytes) < LEAST_SIZES:
+    if len(size_bytes) < MIN_SIZES:
         return None
     sizes = np.asarray(size_bytes, np.float64)
     time_ns = np.array([np.median(np.concatenate(list(rounds))) for rounds in rounds_ns])
@@ -286,7 +286,7 @@ def _switch_bytes(sizes: Floats, fit: PiecewiseFit, number: int) -> Floats:
 
 def _drawn_medians(rounds: Sequence[Floats], num_draws: int, rng: np.random.Generator) -> Floats:
     """Return medians of resamples of rounds and of the repetitions in them, (num_draws,)."""
-    most = max(_MOST_SAMPLES // len(rounds), 2)
+    most = max(_MAX_SAMPLES // len(rounds), 2)
     kept = [one[np.linspace(0, len(one) - 1, min(len(one), most)).astype(np.int64)] for one in rounds]
     drawn = np.empty((num_draws, len(kept), max(len(one) for one in kept)))
     which = rng.integers(len(kept), size=(num_draws, len(kept)))

@@ -179,7 +179,7 @@ def _backend(name: str, store: Any, rank: int, num_ranks: int, timeout_s: float)
 
 
 ITEM_BYTES = 4  # float32
-_MOST_VALUE = 64
+_MAX_VALUE = 64
 """Ranks put values of up to this into their buffers, so that sums over thousands of ranks are exact in float32."""
 
 
@@ -237,7 +237,7 @@ class Operation:
 
 
 def _value(rank: int) -> float:
-    return float(rank % _MOST_VALUE + 1)
+    return float(rank % _MAX_VALUE + 1)
 
 
 def _sum_of_values(num_ranks: int) -> float:

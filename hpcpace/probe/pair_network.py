@@ -213,12 +213,12 @@ def loaded_rounds(network: PairNetwork, most: int) -> list[Round]:
     return made
 
 
-LEAST_LATENCY_NS = 5_000.0
+MIN_LATENCY_NS = 5_000.0
 """By less than this, latencies differ because of schedulers and interrupts, not because of links."""
 AS_SLOW = 0.9
 """Above this share of another rate, a rate counts as equal to it."""
 # A pair that is slow so often, and never fast, is slow for another reason than a disturbance.
-_LEAST_TIMES = 3
+_MIN_TIMES = 3
 # Two flows on one route get half of it; less than a quarter off is what hosts differ by from time to time.
 _BETWEEN_SHARE = 0.75
 # Below this share of what the hosts' links allow, uplinks limit what many hosts send together.
@@ -313,7 +313,7 @@ class PairResults:
         inverse = [1 / each.latency_ns[0] for each in self.results]
         slow = find_slow_links(self._tests([(value, value) for value in inverse]))
         usual = slow.usual[self.network.is_uplink.astype(np.int64)]
-        certain = [link for link in slow.certain if 1 / slow.capability[link] - 1 / usual[link] >= LEAST_LATENCY_NS]
+        certain = [link for link in slow.certain if 1 / slow.capability[link] - 1 / usual[link] >= MIN_LATENCY_NS]
         return replace(slow, certain=tuple(certain), unclear=())
 
     def slow_pairs(self) -> list[Pair]:
@@ -378,7 +378,7 @@ class PairResults:
         """Return the tests that slow links do not explain, of transfers that were slow each time, and often enough."""
         ways, is_apart = self._ways(), [each.is_apart for each in self.results] * 2
         times = Counter(way for way, counts in zip(ways, is_apart, strict=True) if counts)
-        return [test for test in slow.unexplained if times[ways[test]] >= _LEAST_TIMES]
+        return [test for test in slow.unexplained if times[ways[test]] >= _MIN_TIMES]
 
     def _rate_tests(self) -> LinkTests:
         """Return the rates; of a transfer measured alone several times the best one, as the others were disturbed."""
@@ -458,6 +458,6 @@ def late_pairs(rows: Iterable[PairRow]) -> list[PairRow]:
     inverse = np.array([1 / (row.least_ns or np.nan) for row in best])
     usual, lowest = outlier_limit(inverse)
     late = [
-        row for row, one in zip(best, inverse, strict=True) if one < lowest and 1 / one - 1 / usual >= LEAST_LATENCY_NS
+        row for row, one in zip(best, inverse, strict=True) if one < lowest and 1 / one - 1 / usual >= MIN_LATENCY_NS
     ]
     return sorted(late, key=lambda row: -(row.least_ns or 0.0))

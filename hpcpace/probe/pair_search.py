@@ -28,19 +28,19 @@ from hpcpace.probe.pair_network import (
 )
 from hpcpace.probe.pair_solver import SlowLinks
 
-LEAST_TESTS = 2
+MIN_TESTS = 2
 """So many transfers must accuse one link alone: a single one may have been disturbed."""
-LEAST_LATENCY_TESTS = 3
+MIN_LATENCY_TESTS = 3
 """Likewise of latencies, which a busy host disturbs more."""
 # A question that is open after so many partners stays so.
-_MOST_PARTNERS = 5
-_MOST_LATENCY_PARTNERS = 8
+_MAX_PARTNERS = 5
+_MAX_LATENCY_PARTNERS = 8
 # A pair that fast hosts find slow is measured so often before it counts as slow.
-_MOST_TIMES = 3
+_MAX_TIMES = 3
 # So many pairs of hosts that are fast with others show whether an unknown network slows down pairs.
-_LEAST_CONTROLS = 6
+_MIN_CONTROLS = 6
 # Hosts in question in one turn of an unknown network, each of which takes a round of one pair.
-_MOST_AT_ONCE = 8
+_MAX_AT_ONCE = 8
 
 
 def follow_up(results: PairResults) -> list[Round]:
@@ -58,11 +58,11 @@ def follow_up(results: PairResults) -> list[Round]:
         low = slow.capability < AS_SLOW * slow.usual[0]
         uncleared += [link for link in np.argsort(slow.capability).tolist() if low[link]]
     for link in dict.fromkeys([*unclear, *slow.certain, *uncleared]):
-        if slow.num_alone[link] >= LEAST_TESTS:
+        if slow.num_alone[link] >= MIN_TESTS:
             continue
-        if not network.is_known and len(planner.pairs) >= _MOST_AT_ONCE:
+        if not network.is_known and len(planner.pairs) >= _MAX_AT_ONCE:
             break
-        planner.ask(link, _MOST_PARTNERS if link in slow.suspects else LEAST_TESTS)
+        planner.ask(link, _MAX_PARTNERS if link in slow.suspects else MIN_TESTS)
     for pair in planner.only_once_unexplained():
         planner.take(pair)
     if not network.is_known:
@@ -109,7 +109,7 @@ class _FollowUp:
         """Yield pairs that were slow once though both hosts are fast with others."""
         for test in self._slow.unexplained:
             pair = self._results[test % len(self._results)].pair
-            if self._partners[pair[0]][pair[1]] < _MOST_TIMES:
+            if self._partners[pair[0]][pair[1]] < _MAX_TIMES:
                 yield pair
 
     def add_controls(self) -> None:
@@ -120,7 +120,7 @@ class _FollowUp:
         for shift, index in product(range(half), range(half)):
             # Neighbours by number often share a switch, so the other half comes first.
             pair = clear[index], clear[half + (index + shift) % half]
-            if known >= _LEAST_CONTROLS:
+            if known >= _MIN_CONTROLS:
                 return
             if pair[1] not in self._partners[pair[0]]:
                 known += self.take(pair)
@@ -187,11 +187,11 @@ def loaded_again(results: PairResults) -> list[Round]:
         return []
     tried = [(each.source_leaf, each.target_leaf) for each in sums]
     leaves = range(len(network.leaf_names))
-    most_tried = 2 * (some_rounds(network) + _MOST_PARTNERS)
+    most_tried = 2 * (some_rounds(network) + _MAX_PARTNERS)
     is_clear = [bool(slow.is_cleared[2 * leaf] and slow.is_cleared[2 * leaf + 1]) for leaf in leaves]
     pairs: list[Pair] = []
     free = set(leaves)
-    unconfirmed = [link for link in sorted(slow.suspects) if slow.num_alone[link] < LEAST_TESTS]
+    unconfirmed = [link for link in sorted(slow.suspects) if slow.num_alone[link] < MIN_TESTS]
     for leaf in dict.fromkeys(link // 2 for link in unconfirmed):
         partners = sorted((not is_clear[other], tried.count((leaf, other)), other) for other in free - {leaf})
         is_open = leaf in free and sum(leaf in each for each in tried) < most_tried
@@ -207,8 +207,8 @@ def latency_again(results: PairResults) -> list[Round]:
     slow, network = results.slow_latencies(), results.network
     planner = _FollowUp(network, results.results, slow)
     for link in slow.certain:
-        if slow.num_alone[link] < LEAST_LATENCY_TESTS:
-            planner.ask(link, _MOST_LATENCY_PARTNERS)
+        if slow.num_alone[link] < MIN_LATENCY_TESTS:
+            planner.ask(link, _MAX_LATENCY_PARTNERS)
     return [Round((pair,), True) for pair in planner.pairs]
 
 

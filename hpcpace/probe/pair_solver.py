@@ -18,7 +18,7 @@ from hpcpace.metrics.links import explanations
 NO_LINK = -1
 """Fills the columns of a path that has fewer links."""
 _DEVIATIONS = 3.0
-_LEAST_SHARE = 0.10
+_MIN_SHARE = 0.10
 # The standard deviation of a normal distribution is 1.4826 times its median absolute deviation.
 _MAD_TO_DEVIATION = 1.4826
 
@@ -147,7 +147,7 @@ def outlier_limit(values: Floats) -> tuple[float, float]:
     usual = float(np.sort(values)[len(values) // 2])
     away = np.sort(np.abs(values - usual))
     deviation = _MAD_TO_DEVIATION * float(away[(len(away) - 1) // 2])
-    return usual, usual - max(_DEVIATIONS * deviation, _LEAST_SHARE * usual)
+    return usual, usual - max(_DEVIATIONS * deviation, _MIN_SHARE * usual)
 
 
 def _unclear(suspected: Bools, is_certain: Bools, capability: Floats, value: Floats) -> tuple[tuple[int, ...], ...]:
@@ -155,6 +155,6 @@ def _unclear(suspected: Bools, is_certain: Bools, capability: Floats, value: Flo
     # A transfer much slower than the certain links on its path has passed another slow link.
     certain_limit = np.where(suspected & is_certain, capability, np.inf).min(axis=1, initial=np.inf)
     with np.errstate(invalid="ignore"):
-        is_explained = value >= (1 - _LEAST_SHARE) * certain_limit
+        is_explained = value >= (1 - _MIN_SHARE) * certain_limit
     left = suspected & ~is_certain & ~is_explained[:, None]
     return tuple(sorted(tuple(np.flatnonzero(links).tolist()) for links, _ in explanations(left, is_joined=True)))

@@ -23,14 +23,14 @@ from hpcpace.core.errors import WorldError
 from hpcpace.core.text import format_duration, format_rate, listed, printable
 from hpcpace.probe.pair_network import PairResult, PairResults, Round, pair_network
 from hpcpace.probe.pair_player import Listener, Meeting, PairPlayer, RoundPlan, RoundTimes, Seat, reachable
-from hpcpace.probe.pair_search import LEAST_LATENCY_TESTS, LEAST_TESTS, search_slow_links
+from hpcpace.probe.pair_search import MIN_LATENCY_TESTS, MIN_TESTS, search_slow_links
 from hpcpace.probe.pair_solver import SlowLinks
 from hpcpace.probe.record import BisectionRow, LinkFinding, PairRow, PairsRecord, ProbedHost, ProbeRecord
 from hpcpace.probe.world import ProbeWorld
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.interfaces import HostAddresses, choose_route, host_addresses
 
-_MOST_WITNESSES = 3
+_MAX_WITNESSES = 3
 _ORDER = ("link", "unclear", "between")
 
 
@@ -49,8 +49,8 @@ class _RateSentences:
     slow: SlowLinks
 
     def findings(self) -> list[LinkFinding]:
-        confirmed = [link for link in self.slow.certain if self.slow.num_alone[link] >= LEAST_TESTS]
-        once = [link for link in self.slow.certain if self.slow.num_alone[link] < LEAST_TESTS]
+        confirmed = [link for link in self.slow.certain if self.slow.num_alone[link] >= MIN_TESTS]
+        once = [link for link in self.slow.certain if self.slow.num_alone[link] < MIN_TESTS]
         found = [self._certain(links) for links in _by_owner(confirmed)]
         found += [self._unclear(links) for links in _joined_ways(self.slow.unclear)]
         found += [self._single(links, "in one measurement, which may have been disturbed") for links in _by_owner(once)]
@@ -64,7 +64,7 @@ class _RateSentences:
         if network.is_uplink[links[0]]:
             inside = [network.hosts[host] for host in network.leaf_hosts[links[0] // 2 - network.num_hosts]]
             cleared = [host for host in inside if self._fast_partners(host)]
-            reason = f", {listed(cleared[:_MOST_WITNESSES])} {_are(cleared)} fast with others" if cleared else ""
+            reason = f", {listed(cleared[:_MAX_WITNESSES])} {_are(cleared)} fast with others" if cleared else ""
             head = f"{_possessive(name)}, not its hosts' links"
         else:
             other, partners = self._witness(links)
@@ -137,7 +137,7 @@ class _RateSentences:
             for each in self.search.results
             if host in each.pair and min(each.forward, each.backward) >= threshold
         ]
-        return sorted(dict.fromkeys(fast), key=hosts.index)[:_MOST_WITNESSES]
+        return sorted(dict.fromkeys(fast), key=hosts.index)[:_MAX_WITNESSES]
 
     def _fast_words(self, name: str) -> str:
         return listed(self._fast_partners(name)) or "none both ways"
@@ -149,7 +149,7 @@ def _uplink_findings(search: PairResults) -> Iterator[LinkFinding]:
     if slow is None:
         return
     usual = float(slow.usual[0])
-    confirmed = [link for link in slow.certain if slow.num_alone[link] >= LEAST_TESTS]
+    confirmed = [link for link in slow.certain if slow.num_alone[link] >= MIN_TESTS]
     names = search.network.leaf_names
     for kind, sets in (("link", _by_owner(confirmed)), ("unclear", _joined_ways(slow.unclear))):
         for links in sets:
@@ -173,7 +173,7 @@ def _latency_findings(search: PairResults) -> Iterator[LinkFinding]:
     """Yield hosts to which each message takes longer; both ways of a round trip count together."""
     slow = search.slow_latencies()
     network = search.network
-    for links in _by_owner(link for link in slow.certain if slow.num_alone[link] >= LEAST_LATENCY_TESTS):
+    for links in _by_owner(link for link in slow.certain if slow.num_alone[link] >= MIN_LATENCY_TESTS):
         value, usual = 1 / slow.capability[links[0]], 1 / slow.usual[int(network.is_uplink[links[0]])]
         name = network.owner(links[0])
         what = "" if network.is_uplink[links[0]] else " link"
@@ -227,7 +227,7 @@ def _rate(bytes_per_s: float) -> str:
 
 # What rank 0 needs between two rounds, of which the messages to all ranks are most.
 _BETWEEN_S = 0.05
-_MOST_PATIENCE_S = 5.0
+_MAX_PATIENCE_S = 5.0
 _GATHER_S = 0.5
 _NUM_QUANTILES = 3
 
@@ -340,7 +340,7 @@ def _table(world: ProbeWorld, found: Mapping[int, Mapping[str, Any]]) -> _Table:
         addresses=tuple(addresses),
         interfaces=tuple(interfaces),
         token=secrets.token_hex(16),
-        patience_s=min(_MOST_PATIENCE_S, world.timeout_s / 4),
+        patience_s=min(_MAX_PATIENCE_S, world.timeout_s / 4),
         at_once=max((os.cpu_count() or 1) // 2, 1) if share_machine else len(found),
         carrier=f"TCP over {' or '.join(names)}",
     )

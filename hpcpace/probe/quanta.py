@@ -25,21 +25,21 @@ from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.probe.record import CoreFigures
 
-_LEAST_EXCESS = 0.10
-_LEAST_CYCLES = 4
+_MIN_EXCESS = 0.10
+_MIN_CYCLES = 4
 # Cycles for each event, at most: some cycles may have passed without one.
-_MOST_CYCLES = 1.5
+_MAX_CYCLES = 1.5
 _QUANTILES = (0.0, 0.5, 0.75, 0.8, 0.9, 0.95, 0.98, 0.99)
 # Lines of the spectrum between two independent frequencies.
 _PADDING = 4
-_MOST_BINS = 1 << 18
+_MAX_BINS = 1 << 18
 _SIGNIFICANCE = 1e-3
 # Pulses have harmonics of almost their own power, but nothing below their frequency.
 _HARMONIC_SHARE = 0.5
 # Detours of a periodic cause are within this part of a period around its phase.
 _PHASE_WIDTH = 0.15
 _NUM_REFINEMENTS = 3
-_MOST_OF_USUAL = 3.0
+_MAX_OF_USUAL = 3.0
 _ALIKE = 0.9  # of the largest share, from which on sets cost about the same
 
 
@@ -69,7 +69,7 @@ class Detours:
     @property
     def resolution_ns(self) -> float:
         """Shortest detour that shows."""
-        return _LEAST_EXCESS * self.least_ns
+        return _MIN_EXCESS * self.least_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def find_detours(marks_ns: Ints) -> Detours:
     """
     quanta_ns = np.diff(marks_ns)
     least_ns, usual_ns = float(quanta_ns.min()), float(np.median(quanta_ns))
-    is_long = quanta_ns > (1 + _LEAST_EXCESS) * least_ns
+    is_long = quanta_ns > (1 + _MIN_EXCESS) * least_ns
     begins = np.flatnonzero(is_long & ~np.append(False, is_long[:-1]))
     number = np.cumsum(is_long & ~np.append(False, is_long[:-1])) - 1
     lost_ns = np.zeros(len(begins))
@@ -129,7 +129,7 @@ def find_period(detours: Detours) -> PeriodicNoise | None:
 
 def _period_of(detours: Detours, chosen: Bools, num_sets: int) -> PeriodicNoise | None:
     begin_ns = detours.begin_ns[chosen].astype(np.float64)
-    if len(begin_ns) < _LEAST_CYCLES:
+    if len(begin_ns) < _MIN_CYCLES:
         return None
     frequencies, power = _spectrum(begin_ns, detours.span_ns, detours.usual_ns)
     if not len(power):
@@ -141,7 +141,7 @@ def _period_of(detours: Detours, chosen: Bools, num_sets: int) -> PeriodicNoise 
     period_ns, is_in_phase = _refined(begin_ns, 1 / _peak(frequencies, power, at))
     # What recurs takes about as long each time; a long interruption in its phase is another one.
     lost_ns = detours.lost_ns[chosen]
-    lost_ns = np.minimum(lost_ns, _MOST_OF_USUAL * np.median(lost_ns[is_in_phase]))
+    lost_ns = np.minimum(lost_ns, _MAX_OF_USUAL * np.median(lost_ns[is_in_phase]))
     expected_ns = 2 * _PHASE_WIDTH / (1 - 2 * _PHASE_WIDTH) * float(lost_ns[~is_in_phase].sum())
     share = max(float(lost_ns[is_in_phase].sum()) - expected_ns, 0.0) / detours.span_ns
     return PeriodicNoise(period_ns=period_ns, share=share, num_detours=int(is_in_phase.sum()), p_value=p_value)
@@ -149,14 +149,14 @@ def _period_of(detours: Detours, chosen: Bools, num_sets: int) -> PeriodicNoise 
 
 def _spectrum(begin_ns: Floats, span_ns: int, usual_ns: float) -> tuple[Floats, Floats]:
     """Return frequencies, 1/ns, and the power of events there: n R^2, exponentially distributed for random events."""
-    num_bins = int(min(max(span_ns / (2 * usual_ns), 16), _MOST_BINS))
+    num_bins = int(min(max(span_ns / (2 * usual_ns), 16), _MAX_BINS))
     counts = np.bincount((begin_ns / span_ns * num_bins).astype(np.int64).clip(0, num_bins - 1), minlength=num_bins)
     length = _PADDING * num_bins
     power = np.abs(np.fft.rfft(counts.astype(np.float64), n=length)) ** 2 / len(begin_ns)
     frequencies = np.arange(len(power)) / (_PADDING * span_ns)
     # At least so many cycles, no period shorter than a few bins, and about one event in each cycle.
-    highest = min(num_bins / 4, _MOST_CYCLES * len(begin_ns)) / span_ns
-    kept = (frequencies >= _LEAST_CYCLES / span_ns) & (frequencies <= highest)
+    highest = min(num_bins / 4, _MAX_CYCLES * len(begin_ns)) / span_ns
+    kept = (frequencies >= _MIN_CYCLES / span_ns) & (frequencies <= highest)
     return frequencies[kept], power[kept]
 
 
@@ -175,7 +175,7 @@ def _refined(begin_ns: Floats, period_ns: float) -> tuple[float, Bools]:
         phase = float(np.angle(np.exp(2j * np.pi * turns[is_in_phase]).sum()) / (2 * np.pi))
         cycle = np.round(turns - phase)
         is_in_phase = np.abs(turns - phase - cycle) <= _PHASE_WIDTH
-        if len(np.unique(cycle[is_in_phase])) < _LEAST_CYCLES:
+        if len(np.unique(cycle[is_in_phase])) < _MIN_CYCLES:
             break
         slope, _ = np.polyfit(cycle[is_in_phase], begin_ns[is_in_phase], 1)
         period_ns = float(slope)
@@ -185,7 +185,7 @@ def _refined(begin_ns: Floats, period_ns: float) -> tuple[float, Bools]:
 QUANTUM_NS = 50_000
 _ARRAY_LENGTH = 512
 _CALIBRATION_CALLS = 2_000
-_LEAST_MARKS = 3
+_MIN_MARKS = 3
 
 
 def measure_core(length_s: float) -> CoreFigures:
@@ -214,12 +214,12 @@ def _work(length_s: float) -> Ints:
     values, roots = np.linspace(1.0, 2.0, _ARRAY_LENGTH), np.empty(_ARRAY_LENGTH)
     root, now_ns = np.sqrt, time.perf_counter_ns
     calls = range(max(int(QUANTUM_NS / _call_ns(lambda: root(values, roots))), 1))
-    marks_ns = np.empty(int(2 * length_s * NS_PER_S / QUANTUM_NS) + _LEAST_MARKS, np.int64)
+    marks_ns = np.empty(int(2 * length_s * NS_PER_S / QUANTUM_NS) + _MIN_MARKS, np.int64)
     end_ns = now_ns() + int(length_s * NS_PER_S)
     for number in range(len(marks_ns)):
         mark_ns = now_ns()
         marks_ns[number] = mark_ns
-        if mark_ns >= end_ns and number >= _LEAST_MARKS:
+        if mark_ns >= end_ns and number >= _MIN_MARKS:
             return marks_ns[: number + 1]
         for _ in calls:
             root(values, roots)

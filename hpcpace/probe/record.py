@@ -219,7 +219,7 @@ class PairsRecord:
 
 
 SCHEMA = "hpcpace-probe/1"
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 MAX_PIECES = 6
 """Of a law."""
 MIN_TIME_NS = 1.0
@@ -430,7 +430,7 @@ def probe_from(content: str | bytes, name: str = "the file") -> ProbeRecord:
     """
     try:
         encoded = content.encode() if isinstance(content, str) else content
-        check_values(encoded, MOST_BYTES // MIN_VALUE_BYTES)
+        check_values(encoded, MAX_BYTES // MIN_VALUE_BYTES)
         document = parse_json(encoded)
     except ValueError as error:
         reason = printable(str(error))[:100]
@@ -458,7 +458,7 @@ def read_probe(path: Path) -> ProbeRecord:
         ProbeError: it cannot be read, or see `probe_from`.
     """
     try:
-        content = read_file(path, most_bytes=MOST_BYTES)
+        content = read_file(path, most_bytes=MAX_BYTES)
     except OSError as error:
         hint = "save one with `hpcpace probe --json FILE`" if error.errno == errno.ENOENT else "name another file"
         raise ProbeError(f"cannot read the probe {path} ({error.strerror or error}): {hint}") from error

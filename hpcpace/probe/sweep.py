@@ -131,10 +131,10 @@ def _row(cell: Cell, point: Point, limit: float | None) -> SweepRow:
 SIZES_BYTES = tuple(4**power for power in range(3, 14))
 """64 B to 64 MiB."""
 _NUM_ROUNDS = 5
-_LEAST_CALLS, _MOST_CALLS = 2, 200
+_MIN_CALLS, _MAX_CALLS = 2, 200
 _FIRST_CALLS = 3  # a guess of the smallest size; its time is not known yet
 _UNAVAILABLE = re.compile(r"Backend \S+ does not (support|implement)")
-_MOST_REASON = 160
+_MAX_REASON = 160
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,7 +238,7 @@ class _Survey:
                     self._groups[cell.nodes] = ProbeGroup(world, name, cell.ranks)
                 self._pass(cell, self._groups[cell.nodes], share, deadline)
             except RuntimeError as error:
-                problem = str(error).partition("\n")[0][:_MOST_REASON]
+                problem = str(error).partition("\n")[0][:_MAX_REASON]
         failures = world.meet("the sweep", problem, wait_s=share.timeout_s)
         if failures:
             group = self._groups.pop(cell.nodes, None)
@@ -277,10 +277,10 @@ class _Survey:
                 return
             expected_s = point.call_s or (before.call_s * point.size_bytes / before.size_bytes if before else 0.0)
             num_calls = _num_calls(min(left.share_s / (len(points) - number), left.all_s), expected_s)
-            if num_calls < _LEAST_CALLS:
-                if (1 + _LEAST_CALLS) * expected_s > min(left.share_s, left.all_s):
+            if num_calls < _MIN_CALLS:
+                if (1 + _MIN_CALLS) * expected_s > min(left.share_s, left.all_s):
                     return  # a later round may have more time left
-                num_calls = _LEAST_CALLS
+                num_calls = _MIN_CALLS
             if left.all_s <= 0 or not self._measure(group, point, num_calls):
                 return
             before, left = point, self._left(group, share, deadline, point)
@@ -321,7 +321,7 @@ class _Survey:
 
     def _leave_out(self, point: Point, reason: str) -> None:
         point.is_available = False
-        reason = reason.partition("\n")[0][:_MOST_REASON]
+        reason = reason.partition("\n")[0][:_MAX_REASON]
         self.world.problems.append(f"{self.world.backend} has no {point.operation.name} here: {reason}")
 
     def _check(self, group: ProbeGroup, point: Point, *, is_right: bool) -> None:
@@ -343,7 +343,7 @@ def _num_calls(allowed_s: float, expected_s: float) -> int:
     """Return how many timed calls fit, one more for warming up; above the least only where the time is known."""
     if not expected_s:
         return _FIRST_CALLS
-    return min(int(allowed_s / expected_s) - 1, _MOST_CALLS)
+    return min(int(allowed_s / expected_s) - 1, _MAX_CALLS)
 
 
 def _words_on_sizes(cells: Iterable[Cell]) -> list[str]:

@@ -23,8 +23,8 @@ from hpcpace.core.hostlist import node_name, node_names
 from hpcpace.core.rundir import PassedOver
 from hpcpace.core.text import NS_PER_S, plural, printable
 from hpcpace.metrics.run_difference import (
-    LEAST_DEVIATIONS,
-    LEAST_RUNS,
+    MIN_DEVIATIONS,
+    MIN_RUNS,
     NO_SPREAD,
     Duration,
     LevelChange,
@@ -80,11 +80,11 @@ def row_of_csv(run: CsvRun) -> HistoryRow:
 
 
 SCHEMA = "hpcpace-history/1"
-LEAST_CHANGE = 0.02
+MIN_CHANGE = 0.02
 """Change of speed or own work below which nothing is told, however certain it is."""
 _MIN_ERRORS = 4.0
 LASTS_NS = 7 * 86_400 * NS_PER_S
-"""Two runs at a new level, this far apart, show that it stays; of fewer than `LEAST_RUNS` runs nothing else does."""
+"""Two runs at a new level, this far apart, show that it stays; of fewer than `MIN_RUNS` runs nothing else does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class Event:
     @property
     def has_enough_runs(self) -> bool:
         """Whether as many runs show it as a lasting change needs, whenever they began."""
-        return self.num_runs >= LEAST_RUNS
+        return self.num_runs >= MIN_RUNS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +305,7 @@ def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarr
     """
     error = sum((float(level.std(ddof=1)) if len(level) > 1 else 0.0) ** 2 / len(level) for level in (before, after))
     apart = abs(float(after.mean() - before.mean()))
-    return bool(apart >= max(log1p(LEAST_CHANGE), _MIN_ERRORS * error**0.5))
+    return bool(apart >= max(log1p(MIN_CHANGE), _MIN_ERRORS * error**0.5))
 
 
 def _changes(
@@ -315,7 +315,7 @@ def _changes(
     common: RunSpread = NO_SPREAD,
 ) -> list[LevelChange]:
     """Return the changes of a series that are large enough, with what the dates of its runs say of them."""
-    found = [change for change in level_changes(values, num_series, common) if abs(expm1(change.size)) >= LEAST_CHANGE]
+    found = [change for change in level_changes(values, num_series, common) if abs(expm1(change.size)) >= MIN_CHANGE]
     return [
         replace(change, duration=Duration.LASTING) if _has_stayed(change, values, rows) else change for change in found
     ]
@@ -323,12 +323,12 @@ def _changes(
 
 def _has_stayed(change: LevelChange, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> bool:
     """Return whether the runs at the end of a series are too far apart in time for something that was off for once."""
-    if change.duration is not Duration.RECENT or change.num_runs < 2 or change.first < LEAST_RUNS:
+    if change.duration is not Duration.RECENT or change.num_runs < 2 or change.first < MIN_RUNS:
         return False
     if change.num_alike:  # it has been there before, and went back
         return False
     there, begun_ns = values[change.first : change.last + 1], rows[change.first].begun_unix_ns
-    agree = float(np.ptp(there)) <= LEAST_DEVIATIONS * run_spread(values)
+    agree = float(np.ptp(there)) <= MIN_DEVIATIONS * run_spread(values)
     return agree and begun_ns > 0 and rows[change.last].begun_unix_ns - begun_ns >= LASTS_NS
 
 
@@ -356,9 +356,9 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
 
 
 def _common_spread(series: Sequence[np.ndarray[Any, np.dtype[np.float64]]]) -> RunSpread:
-    """Return the spread of a run on most hosts; not known from fewer than `LEAST_RUNS` of them."""
-    long = [values for values in series if len(values) > LEAST_RUNS]
-    if len(long) < LEAST_RUNS:
+    """Return the spread of a run on most hosts; not known from fewer than `MIN_RUNS` of them."""
+    long = [values for values in series if len(values) > MIN_RUNS]
+    if len(long) < MIN_RUNS:
         return NO_SPREAD
     # A median of spreads, each from a median, uses about half of what the runs say.
     freedom = sum(len(values) - 2 for values in long) / 2
@@ -387,11 +387,11 @@ def _is_of_host(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> b
 
 def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[Event]:
     """Return the event of a host that was slow from its first runs on, and in more than half of them, if it was."""
-    if len(values) < LEAST_RUNS:
+    if len(values) < MIN_RUNS:
         return []
     least = float(np.quantile(values, 0.5, method="lower"))  # more than half of the runs are as slow at least
     spread = run_spread(values)
-    if expm1(least) < LEAST_CHANGE or least < LEAST_DEVIATIONS * spread:
+    if expm1(least) < MIN_CHANGE or least < MIN_DEVIATIONS * spread:
         return []
     is_slow = values > least / 2
     num_slow, level = int(np.count_nonzero(is_slow)), float(np.median(values[is_slow]))

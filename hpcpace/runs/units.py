@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import TypeVar
 
 from hpcpace.metrics.run_difference import (
-    LEAST_REPEATS,
+    MIN_REPEATS,
     LogDifference,
     RunSpread,
     log_difference,
@@ -167,7 +167,7 @@ def _caused(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> di
 _MIN_FOR_MEDIAN = 5
 _Levels = tuple[Sequence[float], Sequence[float]]
 _Place = TypeVar("_Place")
-LEAST_NAMED = 0.01
+MIN_NAMED = 0.01
 """Change of own work below which a place is not named, however certain it is."""
 
 
@@ -376,7 +376,7 @@ def _rows(kind: str, works: Sequence[UnitWork], whole: _Whole, prior_cv: float, 
                 caused_after_ns=work.caused_ns[1],
                 change=change,
                 beyond=beyond,
-                is_named=beyond is not None and beyond.is_beyond_noise and abs(beyond.value) > LEAST_NAMED,
+                is_named=beyond is not None and beyond.is_beyond_noise and abs(beyond.value) > MIN_NAMED,
                 against="itself" if work.is_itself else "others",
             )
         )
@@ -429,7 +429,7 @@ def _spread(works: Sequence[UnitWork], values: Sequence[_Levels | None], whole: 
         share = 1 - 1 / max(whole.num_places, len(pairs), 2)
         seen = RunSpread(value=seen.value / share**0.5, freedom=seen.freedom * share)
     num_runs = [len(levels) for levels in whole.levels]
-    if min(num_runs) >= LEAST_REPEATS and seen.freedom:
+    if min(num_runs) >= MIN_REPEATS and seen.freedom:
         return seen
     if max(num_runs) > 1:
         return spread_beyond_prior(seen, prior_cv)

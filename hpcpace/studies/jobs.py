@@ -20,7 +20,7 @@ from hpcpace.core.errors import UsageError
 from hpcpace.core.files import Folder, read_file
 from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.diagnosis.summary import Mode
-from hpcpace.studies.setups import MOST_PLAN_BYTES
+from hpcpace.studies.setups import MAX_PLAN_BYTES
 
 SCHEMA = "hpcpace-scaling-study/1"
 _MAX_SUMMARY_BYTES = 1 << 26
@@ -249,7 +249,7 @@ class ScalingFolder:
 
     def _plan(self) -> dict[str, Any]:
         try:
-            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MOST_PLAN_BYTES))
+            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MAX_PLAN_BYTES))
         except FileNotFoundError:
             raise UsageError(f"no study at {self.path}: plan one with sbatch/scaling_study.sh") from None
         except (OSError, ValueError, RecursionError) as error:

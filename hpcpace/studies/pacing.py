@@ -25,7 +25,7 @@ from hpcpace.simulation.published import CAUSES, STRENGTHS, PacedOutcome, Scene,
 from hpcpace.trace.attempt_reader import read_attempt
 
 POLICIES = ("published-window", "published-spread", "slack", "stagger")
-MOST_DELAY_SHARE = 0.3
+MAX_DELAY_SHARE = 0.3
 NEAR = 0.03
 """Largest difference between two gains that count as equal."""
 
@@ -67,7 +67,7 @@ def simulations(published: Sequence[Target]) -> list[Simulation]:
     ):
         fitted = [fit(target, published[0], scene) for target in published]
         for policy in POLICIES:
-            settings = PaceSettings(policy=policy, max_delay_share=MOST_DELAY_SHARE)
+            settings = PaceSettings(policy=policy, max_delay_share=MAX_DELAY_SHARE)
             outcomes = tuple(paced(one, settings, nodes=of.nodes) for one, of in zip(fitted, published, strict=True))
             fits = tuple(one.is_fit for one in fitted)
             found.append(Simulation(scene=scene, policy=policy, outcomes=outcomes, fits=fits))

@@ -243,7 +243,7 @@ def repeated(
 
 
 SCHEMA = "hpcpace-study/1"
-MOST_PLAN_BYTES = 1 << 24
+MAX_PLAN_BYTES = 1 << 24
 """Limit for plan.json, which has a few hundred bytes per run."""
 
 DONE, OUT_OF_MEMORY, FAILED, OPEN = "finished", "out of memory", "failed", "open"
@@ -325,7 +325,7 @@ class StudyFolder:
 
     def _plan(self) -> dict[str, Any]:
         try:
-            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MOST_PLAN_BYTES))
+            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MAX_PLAN_BYTES))
         except FileNotFoundError:
             raise UsageError(
                 f"no study at {self.path}, which has no plan.json: plan one with sbatch/nano_cluster.sh"

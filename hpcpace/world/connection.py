@@ -27,7 +27,7 @@ from hpcpace.world.mpi import LoadedMpi, ended_after, load_mpi, mpi_world
 _FIRST_PORT, _NUM_PORTS = 20_000, 12_000
 # Steps of one job, and then jobs with near numbers, which may share a host, get different ports.
 _STEPS_APART = 16
-_LEAST_PORT, _MOST_PORT = 1, 65_535
+_MIN_PORT, _MAX_PORT = 1, 65_535
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _PROBE_S = 5.0
 _PLACES = (r"\[([^\[\]]+)\](?::(\d+))?", r"([^:\[\]\s]*):(\d+)", r"([^:\[\]\s]+)()")
@@ -108,8 +108,8 @@ def rendezvous_of_torchrun(info: RankInfo, environ: Mapping[str, str]) -> Rendez
             "by torchrun, or set all four"
         )
     port = environ["MASTER_PORT"]
-    if not port.isdecimal() or not _LEAST_PORT <= int(port) <= _MOST_PORT:
-        raise WorldError(f"MASTER_PORT is {port!r}: expected a port from {_LEAST_PORT} to {_MOST_PORT}")
+    if not port.isdecimal() or not _MIN_PORT <= int(port) <= _MAX_PORT:
+        raise WorldError(f"MASTER_PORT is {port!r}: expected a port from {_MIN_PORT} to {_MAX_PORT}")
     is_here = info.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return Rendezvous(
         host=environ["MASTER_ADDR"], port=int(port), is_here=is_here, named_by="MASTER_ADDR with MASTER_PORT"
@@ -126,7 +126,7 @@ def parse_place(text: str) -> tuple[str, int | None]:
         return text, None
     found = next(filter(None, (re.fullmatch(form, text) for form in _PLACES)), None)
     port = int(found[2]) if found and found[2] else None
-    if found is None or (port is not None and not _LEAST_PORT <= port <= _MOST_PORT):
+    if found is None or (port is not None and not _MIN_PORT <= port <= _MAX_PORT):
         raise WorldError(f"world.rendezvous is {text!r}: expected HOST:PORT, HOST or :PORT, like n1:29500 or [fd00::1]")
     return found[1], port
 

@@ -19,7 +19,7 @@ SYS = Path("/sys")
 _INFINIBAND_TYPE = "32"  # ARPHRD_INFINIBAND of linux/if_arp.h
 _USUAL_MBPS = {"infiniband": 100_000, "ethernet": 10_000, "virtual": 10_000, "bridge": 10_000}
 _PREFERENCE = {"infiniband": 2, "ethernet": 2, "virtual": 1, "bridge": 0}
-_MOST_STACKED = 8
+_MAX_STACKED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def _kind_of_cable(folder: Path) -> str:
 
 def _cables(folder: Path, depth: int = 0) -> Iterator[str]:
     below = sorted(folder.glob("lower_*"))
-    if not below or depth == _MOST_STACKED:
+    if not below or depth == _MAX_STACKED:
         yield folder.name
     for link in below:
         yield from _cables(folder.with_name(link.name.removeprefix("lower_")), depth + 1)

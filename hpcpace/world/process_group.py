@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # How much longer the other ranks wait for the decision than rank 0, which decides, waits for them.
 _GRACE_S = 2.0
 _POLL_S = 0.01
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,8 +246,8 @@ def _who(attendees: Sequence[Attendee]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    named = ", ".join(map(str, ranks[:_MAX_NAMED]))
+    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {named}{more}"
 
 

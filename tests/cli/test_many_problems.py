@@ -17,7 +17,7 @@ from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.rundir import RunDirectory
 
 NUM, NUM_SOUND = 1000, 4
-MOST_ROWS, COLUMNS = 20, 120
+MAX_ROWS, COLUMNS = 20, 120
 _PROGRESS = re.compile(r"^hpcpace: [a-z ]+: \d+ of \d+\n", re.MULTILINE)
 
 Make = Callable[[Path, int], None]
@@ -129,8 +129,8 @@ def check(outcome: tuple[int, str, str]) -> str:
     _, out, err = outcome
     assert "Traceback" not in err
     err, said = _PROGRESS.sub("", err), problems_in(out)
-    assert rows(err) <= MOST_ROWS, err[:3000]
-    assert rows(said) <= MOST_ROWS, said[:3000]
+    assert rows(err) <= MAX_ROWS, err[:3000]
+    assert rows(said) <= MAX_ROWS, said[:3000]
     assert max(map(len, err.splitlines()), default=0) <= 500
     return said + err
 

@@ -13,7 +13,7 @@ from hpcpace.cli import cli
 from hpcpace.cli.options import Option
 from hpcpace.core.errors import HpcpaceError
 
-MOST_WITHOUT_HEADINGS = 4
+MAX_WITHOUT_HEADINGS = 4
 VERBS = """
 Add Audit Average Begin Boot Call Check Compare Compile Compress Compute Connect Count Cut Divide Draw Drop End Evaluate
 Fail Gather Give Hold Keep Lay Leave Let Look Lower Make Measure Name Open Order Oversubscribe Pack Place Print Put Read
@@ -67,7 +67,7 @@ def test_help_is_at_most_80_columns_wide(path: tuple[str, ...]) -> None:
 def test_a_command_of_many_options_has_all_of_them_below_headings(path: tuple[str, ...]) -> None:
     options = [param for param in COMMANDS[path].params if isinstance(param, Option)]
     headings = [option.heading for option in options]
-    assert all(headings) or (len(options) <= MOST_WITHOUT_HEADINGS and not any(headings))
+    assert all(headings) or (len(options) <= MAX_WITHOUT_HEADINGS and not any(headings))
     shown = CliRunner().invoke(cli, [*path, "--help"]).output
     for heading in headings:
         assert f"\n{heading or 'Options'}:\n" in shown

@@ -13,7 +13,7 @@ from experiments.damage import races
 from experiments.damage.child import preload
 from experiments.damage.swappers import NOBODY
 
-ROUNDS, MOST_ROUNDS_UNTIL_CAUGHT = 3, 100
+ROUNDS, MAX_ROUNDS_UNTIL_CAUGHT = 3, 100
 BY_OWNER = pytest.mark.parametrize(
     "uid", [pytest.param(None, id="same-user"), pytest.param(NOBODY, id="nobody", marks=pytest.mark.root)]
 )
@@ -40,7 +40,7 @@ def ground(uid):
 @BY_OWNER
 @pytest.mark.parametrize(("program", "swapper"), races.races_of(races.NAIVE), ids=_name)
 def test_a_naive_program_is_caught(ground, uid, program, swapper):
-    found = races.race(program, swapper, ground, num_rounds=MOST_ROUNDS_UNTIL_CAUGHT, uid=uid, stop_at_first=True)
+    found = races.race(program, swapper, ground, num_rounds=MAX_ROUNDS_UNTIL_CAUGHT, uid=uid, stop_at_first=True)
     assert found.problems
     assert "elsewhere is changed" in found.problems[0] or "the secret as" in found.problems[0]
 

@@ -19,8 +19,8 @@ from hpcpace.audit.picture import pictures
 from hpcpace.audit.picture_text import WIDTH, picture_lines, svg
 from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.snapshot import take_tree
-from hpcpace.audit.snapshot_files import MOST_BYTES, snapshot_from, snapshot_text
-from hpcpace.audit.verdict import MOST_LINES, map_lines, matrix_lines, verdict_lines
+from hpcpace.audit.snapshot_files import MAX_BYTES, snapshot_from, snapshot_text
+from hpcpace.audit.verdict import MAX_LINES, map_lines, matrix_lines, verdict_lines
 from hpcpace.core.errors import UsageError
 from tests.machines.cases import far_adapter, gb200, one_gpu_for_two, siblings_shared, small_node, virtual_machine
 
@@ -116,11 +116,11 @@ def examined(seed: int, folder: Path) -> AuditResult | None:
         assert str(error).isprintable()
         return None
     text = snapshot_text(snapshot)
-    assert len(text) < MOST_BYTES
+    assert len(text) < MAX_BYTES
     job = AuditedJob([snapshot_from(text)])
     result = audit(job)
     lines = [*verdict_lines(result)]
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     lines += [*matrix_lines(result.matrices, result.hosts), *map_lines(job)]
     assert all(line.isprintable() for line in lines)
     json.dumps(result.to_json())

@@ -19,7 +19,7 @@ from hpcpace.observe import switching
 from hpcpace.world.process_group import init_process_group
 
 NUM_STEPS = 20
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 
 
 class Job:
@@ -71,7 +71,7 @@ def by_orders(run_dir: Path) -> list[str]:
         assert session._active is not None
         live = session._active.recording._switching
         before = None
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             job.step()
             session.step(samples=4)
             levels = set(comm.allgather(live.live))

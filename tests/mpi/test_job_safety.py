@@ -27,7 +27,7 @@ PROGRAM = Path(__file__).with_name("faulty_job.py")
 START_TIMEOUT_S, CLOCK_TIMEOUT_S = 6.0, 1.5
 # Beside the timeouts: two seconds in which ranks learn what one of them has decided, and a machine with other work.
 SLACK_S = 2.0 + 5.0
-MOST_S = {
+MAX_S = {
     "start": 2 * START_TIMEOUT_S + CLOCK_TIMEOUT_S + SLACK_S,
     "clock": CLOCK_TIMEOUT_S + SLACK_S,
     "end": 2 * CLOCK_TIMEOUT_S + SLACK_S,
@@ -59,7 +59,7 @@ _ALL_JOBS = [
 ]
 JOBS = only_nightly([job for job in _ALL_JOBS if is_chosen(*job)], [job for job in _ALL_JOBS if not is_chosen(*job)])
 _AT_ONCE = 4
-_MOST_S = 100.0
+_MAX_S = 100.0
 _SETTINGS = {
     "OMP_NUM_THREADS": "1",
     # For each connection torch's store looks up a name, and a DNS that is asked by many ranks at once loses requests.
@@ -96,7 +96,7 @@ def run_job(folder: Path, way: str, num_ranks: int, fault: str, moment: str) -> 
         child = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=stderr, env=_environ(variables), start_new_session=True
         )
-    end_s = time.monotonic() + _MOST_S
+    end_s = time.monotonic() + _MAX_S
     survivors, is_ended = set(range(num_ranks if fault == "pause" else num_ranks - 1)), False
     while not survivors <= _told(folder).keys() and not is_ended and time.monotonic() < end_s:
         time.sleep(0.1)
@@ -142,7 +142,7 @@ def test_no_rank_is_held_up_for_longer_than_promised(jobs, way, num_ranks, fault
         return  # by mpiexec, as without hpcpace
     assert set(survivors) <= set(job.told), job.stderr
     for rank in survivors:
-        for what, most_s in MOST_S.items():
+        for what, most_s in MAX_S.items():
             assert job.told[rank][what] <= most_s, (rank, what, job.told[rank])
 
 

@@ -8,7 +8,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.config import TraceConfig
-from hpcpace.core.detail import ALL_STEPS, MOST_STEPS, Detail, DetailPlan, Order, parse_order, parse_steps
+from hpcpace.core.detail import ALL_STEPS, MAX_STEPS, Detail, DetailPlan, Order, parse_order, parse_steps
 from hpcpace.core.errors import ConfigError
 
 FULL, COLLECTIVES, STEPS = Detail.FULL, Detail.COLLECTIVES, Detail.STEPS
@@ -19,7 +19,7 @@ FULL, COLLECTIVES, STEPS = Detail.FULL, Detail.COLLECTIVES, Detail.STEPS
     [
         ("", (ALL_STEPS,)),
         ("100:200", ((100, 200),)),
-        ("5:10,10:12, 20:", ((5, 10), (10, 12), (20, MOST_STEPS))),
+        ("5:10,10:12, 20:", ((5, 10), (10, 12), (20, MAX_STEPS))),
         ("0:9999999999", (ALL_STEPS,)),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_level_or_signal_that_is_none_is_refused(settings: dict[str, Any]) -> 
         (" on\n", Order(FULL)),
         ("on collectives", Order(COLLECTIVES)),
         ("steps 1000:1100", Order(FULL, (1000, 1100))),
-        ("steps 7: collectives", Order(COLLECTIVES, (7, MOST_STEPS))),
+        ("steps 7: collectives", Order(COLLECTIVES, (7, MAX_STEPS))),
     ],
 )
 def test_an_order_is_a_line_and_reads_as_itself(text: str, order: Order) -> None:

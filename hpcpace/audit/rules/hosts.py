@@ -234,7 +234,7 @@ def _threads(variables: Mapping[str, str]) -> int | None:
     return max(numbers) if numbers else None
 
 
-_MOST_SHOWN = 60
+_MAX_SHOWN = 60
 
 
 def h01_differing(job: AuditedJob) -> Iterator[AuditFinding]:
@@ -339,7 +339,7 @@ def _finding(severity: Severity, host: str, key: str, seen: str, fix: str) -> Au
 
 def _short(text: str) -> str:
     shown = printable(text) or "none"
-    return shown if len(shown) <= _MOST_SHOWN else f"{shown[: _MOST_SHOWN - 3]}..."
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[: _MAX_SHOWN - 3]}..."
 
 
 def _needed(host: AuditedHost, value: str | None, what: str, *facts: str) -> str:

@@ -37,12 +37,12 @@ from hpcpace.diagnosis.topics.stages import (
     subject_of_events,
 )
 from hpcpace.metrics.phases import Part
-from hpcpace.metrics.recurrence import LEAST_EVENTS, Period, find_period, run_begins, steps_between
+from hpcpace.metrics.recurrence import MIN_EVENTS, Period, find_period, run_begins, steps_between
 from hpcpace.metrics.roles import Stage, StageComparison, compare_events
 
 _Z_95 = 1.96  # statistics: half of a 95 % interval in standard errors
 _NORMAL_MAD = 1.4826  # statistics: standard deviation of a normal distribution over its median absolute deviation
-_LEAST_P = 1e-300  # numerics: the logarithm of less is not finite
+_MIN_P = 1e-300  # numerics: the logarithm of less is not finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,12 +365,12 @@ def _on_one(panels: Panels, is_event: Booleans, limits: EventThresholds) -> list
     num_events = begins.sum(axis=1)
     unit, total = int(num_events.argmax()), int(num_events.sum())
     # Where all nodes are struck by chance, one has the most events: less than twice as many are no reason to name it.
-    if len(begins) < 2 or num_events[unit] < max(LEAST_EVENTS, limits.least_ratio * np.sort(num_events)[-2]):
+    if len(begins) < 2 or num_events[unit] < max(MIN_EVENTS, limits.least_ratio * np.sort(num_events)[-2]):
         return []
     same = min(1.0, len(begins) * float(bdtrc(int(num_events[unit]) - 1, total, 1 / len(begins))))
     period = _period(panels, [begins[unit]])
     regular = period.p_value if period is not None else 1.0
-    product = max(same * regular, _LEAST_P)
+    product = max(same * regular, _MIN_P)
     own = np.zeros_like(is_event)
     own[unit] = is_event[unit]
     return [
@@ -406,9 +406,9 @@ def _large(rows_ns: Floats, is_event: Booleans) -> Booleans:
     """Return the events of more than half of the third largest: small ones everywhere hide large ones of one node."""
     above = rows_ns - np.median(rows_ns, axis=1, keepdims=True)
     sizes_ns = np.sort(above[is_event])
-    if len(sizes_ns) < LEAST_EVENTS:
+    if len(sizes_ns) < MIN_EVENTS:
         return is_event
-    large: Booleans = is_event & (above > sizes_ns[-LEAST_EVENTS] / 2)
+    large: Booleans = is_event & (above > sizes_ns[-MIN_EVENTS] / 2)
     return large
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hpcpace.core.text import NS_PER_S
 
-MOST_EVENTS = 8192
+MAX_EVENTS = 8192
 """Events in use at a time. A host can be ahead of its device by some thousand pieces of work."""
 RESERVED_EVENTS = 4096
 """Events that only operations get, because a missing operation is worse than a missing mark of a phase."""
@@ -83,7 +83,7 @@ class DeviceClock:
         current_stream: Callable[[int], int] = lambda device: 0,
         clock: Callable[[], int] = time.monotonic_ns,
         warn: Callable[[str], None] = lambda _: None,
-        most_events: int = MOST_EVENTS,
+        most_events: int = MAX_EVENTS,
     ) -> None:
         self.num_refused = self.num_captures = 0
         self.has_failed = False

@@ -20,7 +20,7 @@ from hpcpace.trace.schema import ExitKind
 Row = tuple[int, ...]
 _STEP, _ENTER, _BLOCKED = 0, 6, 8
 # Operations of several communicators end in another order than they were issued. Asking for a few is enough.
-_MOST_ASKED = 8
+_MAX_ASKED = 8
 # Steps after which operations that were issued as one and never waited for are recorded as never completed.
 _FORGET_AFTER_STEPS = 10
 _RESOLVE_EVERY_NS = 100_000_000
@@ -234,7 +234,7 @@ class DeviceTimes:
                 self._drop(operation)
             else:
                 num_asked += 1
-                if num_asked == _MOST_ASKED:
+                if num_asked == _MAX_ASKED:
                     break
                 continue
             over.add(id(operation))

@@ -13,7 +13,7 @@ from hpcpace.hang.verdict import HangWords
 from hpcpace.report.terminal import line, note, title
 from hpcpace.runs.imports.dump_view import LastOfRank
 
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 _MAX_LETTERS = 240
 """Of a sentence: only those with names that somebody chose to fill the screen are longer."""
 
@@ -36,11 +36,11 @@ def print_last(console: Console, rows: Sequence[LastOfRank], span_ns: int, *, na
     table.add_column("oldest open operation", overflow="ellipsis", no_wrap=True)
     table.add_column("called", justify="right", no_wrap=True)
     order = sorted(rows, key=lambda row: (row.rank not in named, row.rank))
-    for row in order[:_MOST_ROWS]:
+    for row in order[:_MAX_ROWS]:
         since = "" if row.since_ns is None else f"-{format_duration(row.since_ns)}" if row.since_ns else "last"
         style = "bold" if row.rank in named else ""
         cells = (str(row.rank), str(row.num_finished), str(row.num_open), shortened(row.stands_in) or "none", since)
         table.add_row(*(Text(cell, style=style) for cell in cells))
     console.print(table)
-    if len(rows) > _MOST_ROWS:
-        note(console, f"{plural(len(rows) - _MOST_ROWS, 'more rank')}; --json lists all")
+    if len(rows) > _MAX_ROWS:
+        note(console, f"{plural(len(rows) - _MAX_ROWS, 'more rank')}; --json lists all")

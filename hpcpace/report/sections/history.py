@@ -27,7 +27,7 @@ from hpcpace.core.text import (
 )
 from hpcpace.report.document import NONE, PAGE, TERMINAL, Cell, Document, Notes, Plot, Row, Section, Table, Verdict
 from hpcpace.report.drawing import COLOURS, axis, line, plot_text
-from hpcpace.runs.history import LASTS_NS, LEAST_CHANGE, Event, History, Series
+from hpcpace.runs.history import LASTS_NS, MIN_CHANGE, Event, History, Series
 from hpcpace.runs.history_row import HistoryRow
 
 _MAX_EVENTS, _MAX_JOBS, _MAX_PLOTS, _MAX_RUNS = 20, 20, 8, 500
@@ -263,7 +263,7 @@ def _change_sentence(event: Event) -> str:
 
 def _of_mean(event: Event) -> str:
     """Return what the mean step did, where that is something else than the median did."""
-    if event.mean_share is None or abs(event.mean_share - event.share) <= max(LEAST_CHANGE, abs(event.share) / 2):
+    if event.mean_share is None or abs(event.mean_share - event.share) <= max(MIN_CHANGE, abs(event.share) / 2):
         return ""
     return f"; its mean step, which throughput follows, changed by {100 * event.mean_share:+z.1f} %"
 

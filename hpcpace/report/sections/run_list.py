@@ -16,7 +16,7 @@ from hpcpace.diagnosis.run_state import RunRow, State, progress_line
 from hpcpace.report.terminal import notes
 
 _STYLES = {State.RUNNING: "cyan", State.HUNG: "red", State.FAILED: "red", State.CANNOT_TELL: "yellow"}
-_MOST_WORD, _MOST_SPEED = 20, 14
+_MAX_WORD, _MAX_SPEED = 20, 14
 
 
 def print_runs(console: Console, rows: Sequence[RunRow], folder: Path, *, is_verbose: bool = False) -> None:
@@ -25,14 +25,14 @@ def print_runs(console: Console, rows: Sequence[RunRow], folder: Path, *, is_ver
     widths = {
         "state": _longest_word(["state", *map(_state, rows)]),
         "verdict": _longest_word(["verdict", *(row.verdict for row in rows)]),
-        "speed": max(len("speed"), *(min(len(_speed(row)), _MOST_SPEED) for row in rows)),
+        "speed": max(len("speed"), *(min(len(_speed(row)), _MAX_SPEED) for row in rows)),
         "ranks": 5,
         "begun": 11,
     }
     longest = max(len("run"), *(len(printable(_name(row, folder))) for row in rows))
     room = console.width - sum(widths.values()) - len(widths) - 1
     table.add_column("run", overflow="fold", width=min(longest, room))
-    widths["verdict"] += max(0, min(room - longest, _MOST_WORD // 2))
+    widths["verdict"] += max(0, min(room - longest, _MAX_WORD // 2))
     for name, width in widths.items():
         table.add_column(name, justify="right" if name in ("speed", "ranks") else "left", width=width)
     for row in rows:
@@ -51,7 +51,7 @@ def print_runs(console: Console, rows: Sequence[RunRow], folder: Path, *, is_ver
 
 def _longest_word(texts: Iterable[str]) -> int:
     """Return the width below which a column would break a word, but no more than 20."""
-    return min(max((len(word) for text in texts for word in text.split()), default=0), _MOST_WORD)
+    return min(max((len(word) for text in texts for word in text.split()), default=0), _MAX_WORD)
 
 
 def _name(row: RunRow, folder: Path) -> str:

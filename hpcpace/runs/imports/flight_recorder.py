@@ -31,7 +31,7 @@ from hpcpace.runs.imports.input_files import (
 
 MAX_RANKS = 1 << 17
 """Of a job, eight times the largest ones: a dump of a few bytes can name one, and all below it are looked at."""
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """Of one file: some 100,000 operations; PyTorch keeps 2,000 unless told otherwise."""
 # A table of a pickle may be in many places; an operation that is written down takes three times these.
 _MIN_ENTRY_BYTES = 32
@@ -138,7 +138,7 @@ def read_dump(path: Path) -> Dump:
         ValueError: it is no dump, or damaged; the message says what is wrong.
         OSError: it cannot be read.
     """
-    data = read_file(path, most_bytes=MOST_BYTES)
+    data = read_file(path, most_bytes=MAX_BYTES)
     if not data:
         raise ValueError("it is empty: the job ended before PyTorch wrote it")
     if data.startswith(_PICKLE):

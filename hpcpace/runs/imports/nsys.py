@@ -35,7 +35,7 @@ KERNELS, RUNTIME, NVTX, STRINGS = (
     "StringIds",
 )
 COPIES = ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
-MOST_ROWS = 50_000_000
+MAX_ROWS = 50_000_000
 _MAGIC = b"SQLite format 3\x00"
 _STEP = re.compile(r"(?:^|[^a-z])(?:step|iteration|iter)[ _#:=]*([0-9]{1,9})$", re.IGNORECASE)
 _MAX_NAME = 200
@@ -112,11 +112,11 @@ class Export:
         """Yield some columns of the rows of a table.
 
         Raises:
-            TraceError: the table has more rows than `MOST_ROWS`, or than the file has bytes for.
+            TraceError: the table has more rows than `MAX_ROWS`, or than the file has bytes for.
         """
         for number, row in enumerate(self._connection.execute(f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED")):
-            if number >= MOST_ROWS:
-                raise TraceError(f"{self._path}: {table} has more rows than {MOST_ROWS}: export a shorter range")
+            if number >= MAX_ROWS:
+                raise TraceError(f"{self._path}: {table} has more rows than {MAX_ROWS}: export a shorter range")
             if number >= self._max_rows:
                 raise TraceError(f"{self._path}: {table} has more rows than its bytes can hold; is it damaged?")
             yield row

@@ -35,11 +35,11 @@ from hpcpace.runs.scaling.forms import (
 )
 from hpcpace.runs.scaling.sizes import Kind, Series
 
-MOST_MISFIT = 0.25
+MAX_MISFIT = 0.25
 """Relative error at the largest measured size beyond which a law describes nothing."""
-MOST_FACTOR = 4
+MAX_FACTOR = 4
 """Beyond this many times the largest size nothing is predicted."""
-LEAST_SIZES = 2
+MIN_SIZES = 2
 PRIOR_ERROR, PRIOR_ERROR_OF_TOTAL = 0.03, 0.1
 """Relative error of a law for each doubling beyond the largest size, where too few sizes were measured to see it.
 
@@ -105,8 +105,8 @@ class Predicted:
 
 def obstacle(series: Series) -> str:
     """Return why a series has no law; empty where it has one."""
-    if len(series.sizes) < LEAST_SIZES:
-        return f"{len(series.sizes)} sizes were measured, a law needs {LEAST_SIZES}"
+    if len(series.sizes) < MIN_SIZES:
+        return f"{len(series.sizes)} sizes were measured, a law needs {MIN_SIZES}"
     if series.kind is Kind.UNKNOWN:
         return f"neither weak nor strong scaling: {series.why}"
     if any(size.mean("step_ns") is None for size in series.sizes):

@@ -15,7 +15,7 @@ from hpcpace.core.errors import CannotTell, with_reasons
 from hpcpace.core.text import NS_PER_MS
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.forms import parts_of_all
-from hpcpace.runs.scaling.law import MOST_FACTOR, MOST_MISFIT, Knee, Predicted, knee_of, obstacle, predict
+from hpcpace.runs.scaling.law import MAX_FACTOR, MAX_MISFIT, Knee, Predicted, knee_of, obstacle, predict
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
 
@@ -157,10 +157,10 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
         raise CannotTell(with_reasons(f"all runs are of one size, {of}: add runs of other sizes", series.left_out))
     speeds = _speeds(series)
     no_law = obstacle(series) or series.doubt
-    factors = (2, MOST_FACTOR)
+    factors = (2, MAX_FACTOR)
     largest = series.sizes[-1].num_units
     predicted = None if no_law else predict(series, [factor * largest for factor in factors], probe=probe)
-    if predicted is not None and abs(predicted.misfit) > MOST_MISFIT:
+    if predicted is not None and abs(predicted.misfit) > MAX_MISFIT:
         no_law = (
             f"no law fits these sizes: the closest one is {100 * predicted.misfit:+.0f} % off at {largest} "
             f"{series.unit}s, which it was fitted to"

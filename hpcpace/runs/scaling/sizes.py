@@ -15,8 +15,8 @@ import numpy as np
 from hpcpace.core.errors import CannotTell, UsageError, with_reasons
 from hpcpace.core.text import NS_PER_S, listed, plural
 from hpcpace.metrics.run_difference import (
-    LEAST_CV,
-    LEAST_REPEATS,
+    MIN_CV,
+    MIN_REPEATS,
     PRIOR_CV,
     RunSpread,
     log_difference,
@@ -84,7 +84,7 @@ class Size:
     @property
     def has_repeats(self) -> bool:
         """Whether they say by themselves how much they differ."""
-        return len(self.samples) >= LEAST_REPEATS
+        return len(self.samples) >= MIN_REPEATS
 
     @property
     def log_times(self) -> list[float]:
@@ -99,7 +99,7 @@ class Size:
         within = float(np.mean([sample.error for sample in self.samples]))
         if not self.has_repeats:
             return math.hypot(self.spread.value, within)
-        return max(float(np.std(self.log_times, ddof=1)), within, LEAST_CV)
+        return max(float(np.std(self.log_times, ddof=1)), within, MIN_CV)
 
     @property
     def error(self) -> float:
@@ -339,7 +339,7 @@ def _spread(sizes: Sequence[Size]) -> RunSpread:
     A single degree of freedom says too little to stand without the prior.
     """
     seen = spread_of_repeats([[size.log_times for size in sizes]])
-    if seen.freedom < LEAST_REPEATS - 1 or seen.value <= PRIOR_CV:
+    if seen.freedom < MIN_REPEATS - 1 or seen.value <= PRIOR_CV:
         return spread_beyond_prior(seen, PRIOR_CV)
     return seen
 

@@ -11,7 +11,7 @@ import pytest
 from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.picture import MOST_PICTURES, Picture, pictures
+from hpcpace.audit.picture import MAX_PICTURES, Picture, pictures
 from hpcpace.audit.picture_text import WIDTH, html_page, legend_lines, picture_lines, svg
 from hpcpace.audit.snapshot import take_tree
 from tests.machines.cases import CASES, HEALTHY, cgroup_cut, small_node
@@ -98,7 +98,7 @@ def test_few_kinds_of_hosts_are_drawn_and_the_others_counted(tree_path: Path) ->
         dataclasses.replace(snapshot, host=f"n{n}", hardware=dataclasses.replace(snapshot.hardware)) for n in range(20)
     ]
     drawn, num_left = pictures(AuditedJob(hosts))
-    assert (len(drawn), num_left) == (MOST_PICTURES, 20 - MOST_PICTURES)
+    assert (len(drawn), num_left) == (MAX_PICTURES, 20 - MAX_PICTURES)
 
 
 def test_devices_whose_place_is_hidden_are_drawn_apart(tree_path: Path) -> None:

@@ -14,7 +14,7 @@ from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import (
-    MOST_BYTES,
+    MAX_BYTES,
     load_snapshots,
     read_attempt,
     save_snapshots,
@@ -36,7 +36,7 @@ def snapshot(tree_path: Path) -> Snapshot:
 def test_a_snapshot_survives_json(name: str, tree_path: Path) -> None:
     for snapshot in CASES[name].snapshots(tree_path):
         text = snapshot_text(snapshot)
-        assert len(text) < MOST_BYTES
+        assert len(text) < MAX_BYTES
         read = snapshot_from(text)
         assert snapshot_text(read) == text
         assert (read.ranks, read.rdma, read.net, read.kernel) == (
@@ -54,7 +54,7 @@ def test_192_ranks_of_256_cpus_and_the_devices_of_a_dgx_fit(tree_path: Path) -> 
         machine.rank(rank, str(rank), world=192, environ=environ)
     snapshot = take_tree(machine.write(tree_path))
     text = snapshot_text(snapshot)
-    assert len(text) < MOST_BYTES
+    assert len(text) < MAX_BYTES
     assert snapshot_from(text).ranks == snapshot.ranks
 
 
@@ -66,7 +66,7 @@ def test_a_host_with_too_much_says_what_it_left_out(snapshot: Snapshot) -> None:
     )
     large = dataclasses.replace(snapshot, hardware=dataclasses.replace(snapshot.hardware, pci=pci))
     text = snapshot_text(large)
-    assert len(text) < MOST_BYTES
+    assert len(text) < MAX_BYTES
     assert snapshot_from(text).unreadable["pci"] == "too many devices for a snapshot"
 
 
@@ -179,7 +179,7 @@ def test_a_hostile_snapshot_is_left_out_and_named(
 def test_snapshots_together_take_so_much_memory_and_no_more(
     snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcpace.audit.snapshot_files._MOST_WEIGHT", 50_000)
+    monkeypatch.setattr("hpcpace.audit.snapshot_files._MAX_WEIGHT", 50_000)
     save_snapshots(tmp_path, [dataclasses.replace(snapshot, host=f"n{number}") for number in range(9)])
     snapshots, problems = load_snapshots(tmp_path)
     assert 1 < len(snapshots) < 9
@@ -203,7 +203,7 @@ def test_the_snapshots_of_a_run_are_not_read_through_a_link(name: str, snapshot:
 
 def test_a_snapshot_that_cannot_be_saved_keeps_no_other_from_it(snapshot: Snapshot, tmp_path: Path) -> None:
     (tmp_path / "n1.json").mkdir()
-    large = dataclasses.replace(snapshot, host="n2", boot_id="x" * MOST_BYTES)
+    large = dataclasses.replace(snapshot, host="n2", boot_id="x" * MAX_BYTES)
     with pytest.raises(SnapshotError, match=r"n1: Is a directory; the facts of n2 take"):
         save_snapshots(tmp_path, [snapshot, large, dataclasses.replace(snapshot, host="n3")])
     assert [one.host for one in load_snapshots(tmp_path)[0]] == ["n3"]

@@ -20,7 +20,7 @@ from hpcpace.audit.findings import (
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import AuditResult, audit
 from hpcpace.audit.snapshot import take_tree
-from hpcpace.audit.verdict import MOST_LINES, WIDTH, verdict_lines
+from hpcpace.audit.verdict import MAX_LINES, WIDTH, verdict_lines
 from tests.machines.cases import CASES, mtu_differs
 
 
@@ -84,7 +84,7 @@ def test_a_verdict_is_never_longer_than_30_lines(num_rules: int) -> None:
     findings += [_finding(severity=Severity.UNKNOWN, seen=f"{CANNOT_DETERMINE}{'z' * number}") for number in range(20)]
     findings += [_finding(severity=Severity.INFORMATION, seen="i" * number) for number in range(1, 20)]
     lines = verdict_lines(_result(findings, missing=("n7 did not answer",) * 9))
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     assert all(len(line) <= WIDTH for line in lines)
 
 
@@ -129,7 +129,7 @@ def test_ranks_of_the_job_are_named_where_there_are_several_hosts(tree_path: Pat
 def test_lines_fit_but_for_what_is_to_be_pasted(name: str, tree_path: Path) -> None:
     case = CASES[name]
     lines = verdict_lines(audit(AuditedJob(case.snapshots(tree_path), case.settings, case.log)))
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     assert [line for line in lines if len(line) > WIDTH and "fix    " not in line and "srun --cpu" not in line] == []
 
 

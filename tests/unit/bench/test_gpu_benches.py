@@ -27,7 +27,7 @@ from hpcpace.core.config import Config, TraceConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
 from hpcpace.observe.collectives.observer import CollectiveObserver
-from hpcpace.observe.device.clock import MOST_EVENTS, DeviceClock
+from hpcpace.observe.device.clock import MAX_EVENTS, DeviceClock
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, ExitKind
@@ -122,7 +122,7 @@ def test_the_events_of_a_session_are_counted(
     assert use.num_marks == 5 * 6
     assert (use.num_of_operations, use.num_refused) == (0, 0)
     assert use.words(5).startswith("events per step: 6.0 of phases and steps, 0.0 of operations; at most ")
-    assert 0 < use.most_in_use <= MOST_EVENTS
+    assert 0 < use.most_in_use <= MAX_EVENTS
     assert use.anchors_s
     assert DeviceClock.mark is mark
 

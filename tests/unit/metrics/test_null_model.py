@@ -120,6 +120,6 @@ def test_constant_work_is_within_a_null_of_nothing():
 
 
 def test_large_data_get_fewer_draws(monkeypatch):
-    monkeypatch.setattr("hpcpace.metrics.growth.MOST_ELEMENTS", 50 * 4 * 100)
+    monkeypatch.setattr("hpcpace.metrics.growth.MAX_ELEMENTS", 50 * 4 * 100)
     assert compared(noise(4, 100)).num_draws == 50
     assert compared(noise(8, 100)).num_draws == 39

@@ -96,7 +96,7 @@ def test_two_halves_that_contradict_each_other_are_all_suspect():
 
 def test_many_wrong_clocks_leave_everybody_suspect():
     found = verdict(*all_reduces(12), {node: (node + 1) * MS for node in range(6)})
-    assert (found.num_wrong, len(found.suspects)) == (clock_suspects.MOST_WRONG + 1, 12)
+    assert (found.num_wrong, len(found.suspects)) == (clock_suspects.MAX_WRONG + 1, 12)
 
 
 @each_case("halfwidth_ns", [0, HALFWIDTH_NS, 10 * TRANSFER_NS])
@@ -169,7 +169,7 @@ def test_a_root_is_known_in_one_direction_only(op, root, wrong, num_wrong):
 
 def test_the_budget_of_pairs_leaves_the_largest_contradiction(monkeypatch):
     whole = verdict(*all_reduces(4), {2: MS})
-    monkeypatch.setattr(clock_suspects, "_MOST_PAIRS", 1)
+    monkeypatch.setattr(clock_suspects, "_MAX_PAIRS", 1)
     (part,) = verdict(*all_reduces(4), {2: MS}).suspects
     assert part.ahead_ns == whole.suspects[0].ahead_ns
 

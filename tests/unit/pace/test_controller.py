@@ -15,7 +15,7 @@ from hpcpace.core.config import PaceSettings
 from hpcpace.pace.controller import Controller, Measurement
 from hpcpace.trace.schema import PaceArm
 
-MOST_AGGRESSIVE = PaceSettings(
+MAX_AGGRESSIVE = PaceSettings(
     policy="slack",
     share_low=0.95,
     share_high=0.95,
@@ -61,7 +61,7 @@ def test_takes_less_than_the_slack() -> None:
     assert controller.delay_ns == round(0.5 * 4e6 - 200e3)
 
 
-@each_case("settings", [PaceSettings(policy="slack"), MOST_AGGRESSIVE])
+@each_case("settings", [PaceSettings(policy="slack"), MAX_AGGRESSIVE])
 @each_case("own_ms", [3.0, 20.0, 95.0])
 def test_is_never_above_its_bound(settings: PaceSettings, own_ms: float) -> None:
     controller = Controller(settings)
@@ -151,13 +151,13 @@ def test_harm_is_reported_with_its_size() -> None:
 
 
 def test_harm_halves_the_delay_and_then_ends_it() -> None:
-    controller = _engaged(replace(MOST_AGGRESSIVE, share_low=0.8, share_high=0.8))
+    controller = _engaged(replace(MAX_AGGRESSIVE, share_low=0.8, share_high=0.8))
     delays = [controller.update(_window(7.0, least_ms=3.0, arm=PaceArm.ON)) for _ in range(4)]
     assert delays[0] > delays[1] > delays[2] == 0
 
 
 def test_delay_of_the_critical_rank_is_no_harm_where_the_whole_step_gets_shorter() -> None:
-    settings = replace(MOST_AGGRESSIVE, share_low=0.8, share_high=0.8)
+    settings = replace(MAX_AGGRESSIVE, share_low=0.8, share_high=0.8)
     times = {"shorter": 80e6, "as before": 99e6}
     delays = {}
     for name, step_ns in times.items():
@@ -171,7 +171,7 @@ def test_delay_of_the_critical_rank_is_no_harm_where_the_whole_step_gets_shorter
 
 
 def test_takes_more_of_the_slack_where_the_whole_step_gets_shorter() -> None:
-    settings = replace(MOST_AGGRESSIVE, share_low=0.8, share_high=0.8)
+    settings = replace(MAX_AGGRESSIVE, share_low=0.8, share_high=0.8)
     slacks_ms = np.linspace(2.0, 20.0, 10)
     works_ns = (99e6,) * 10  # without an own share: the slack varies for reasons of others
     delays = {}
@@ -278,7 +278,7 @@ def test_starts_anew_after_a_reset() -> None:
 def test_balanced_ranks_cannot_ratchet(noise: float) -> None:
     work_ns = lockstep.balanced(4000, 4, seed=7, noise=noise)
     off = work_ns.max(axis=1).mean() + lockstep.TRANSFER_NS
-    found = lockstep.run(_ranks(4, MOST_AGGRESSIVE), work_ns)
+    found = lockstep.run(_ranks(4, MAX_AGGRESSIVE), work_ns)
     assert found.steps_ns.mean() <= 1.05 * off
     assert found.steps_ns[-400:].mean() <= 1.05 * (work_ns[-400:].max(axis=1).mean() + lockstep.TRANSFER_NS)
 

@@ -11,7 +11,7 @@ from hpcpace.probe.pair_search import search_slow_links
 
 HOST_RATE = 1.2e8
 LATENCY_NS = 20_000.0
-_MOST_ROUNDS = 300
+_MAX_ROUNDS = 300
 
 
 def network_of(sizes: list[int], *, is_known: bool = True) -> PairNetwork:
@@ -88,7 +88,7 @@ def searched(simulated: SimulatedNetwork, *, is_known: bool = True, num_affordab
     """Return a search that has come to its end."""
     hosts = simulated.network.num_hosts
     network = simulated.network if is_known else PairNetwork(simulated.network.hosts, np.full(hosts, -1))
-    turns = iter(range(_MOST_ROUNDS))
+    turns = iter(range(_MAX_ROUNDS))
     return search_slow_links(
         network, simulated.measure, num_affordable=num_affordable, is_over=lambda: next(turns, None) is None
     )

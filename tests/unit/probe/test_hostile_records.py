@@ -128,7 +128,7 @@ def test_names_of_other_hosts_are_shown_short_and_printable() -> None:
 
 @each_case("part", ["{}", "[]", '{"a":1}', '""', "0", '[{"a":[]}]'])
 def test_so_many_values_that_they_would_fill_the_memory_are_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.probe.record.MOST_BYTES", 1 << 16)
+    monkeypatch.setattr("hpcpace.probe.record.MAX_BYTES", 1 << 16)
     text = json.dumps({**RECORD.to_json(), "unknown": 0}).replace(
         '"unknown": 0', f'"unknown": [{part}{f",{part}" * 2000}]'
     )

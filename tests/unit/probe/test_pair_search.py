@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hpcpace.probe.pair_network import PairNetwork, PairResult, PairResults, Round, pair_network
-from hpcpace.probe.pair_search import LEAST_TESTS, search_slow_links
+from hpcpace.probe.pair_search import MIN_TESTS, search_slow_links
 from hpcpace.probe.pairs import link_findings
 from tests.unit.probe.simulated_pairs import HOST_RATE, SimulatedNetwork, healthy, network_of, searched
 
@@ -189,10 +189,10 @@ def test_slow_links_of_random_networks_are_found_and_no_other_is_accused() -> No
 def _accused(search: PairResults) -> tuple[set[int], list[tuple[int, ...]]]:
     """Return the certain links and the sets of links of which one is slow; uplinks by rate and by their sums."""
     links, uplinks = search.slow_links(), search.slow_uplinks()
-    certain = {link for link in links.certain if links.num_alone[link] >= LEAST_TESTS}
+    certain = {link for link in links.certain if links.num_alone[link] >= MIN_TESTS}
     unclear = [*links.unclear, *((link,) for link in {*links.certain, *links.doubtful} - certain)]
     if uplinks is not None:
         first = 2 * search.network.num_hosts
-        certain |= {first + link for link in uplinks.certain if uplinks.num_alone[link] >= LEAST_TESTS}
+        certain |= {first + link for link in uplinks.certain if uplinks.num_alone[link] >= MIN_TESTS}
         unclear += [tuple(first + link for link in links) for links in uplinks.unclear]
     return certain, unclear

@@ -147,7 +147,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, data: bytes, reason: str) -> 
 
 
 def test_a_huge_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorder, "MOST_BYTES", 1000)
+    monkeypatch.setattr(flight_recorder, "MAX_BYTES", 1000)
     with pytest.raises(OSError, match="more than 1000 bytes"):
         read(tmp_path, dump([entry(number) for number in range(20)]))
 

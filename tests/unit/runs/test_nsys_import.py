@@ -213,6 +213,6 @@ def test_a_damaged_or_hostile_export_is_refused(tmp_path: Path, damage: Callable
 
 
 def test_more_rows_than_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nsys, "MOST_ROWS", 50)
+    monkeypatch.setattr(nsys, "MAX_ROWS", 50)
     with pytest.raises(TraceError, match="more rows than 50: export a shorter range"):
         import_nsys(DATA / "mfu_2gpu_after.sqlite")

@@ -11,7 +11,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.errors import CannotTell
-from hpcpace.metrics.run_difference import LEAST_CV
+from hpcpace.metrics.run_difference import MIN_CV
 from hpcpace.runs.load import read_csv
 from hpcpace.runs.scaling import result
 from hpcpace.runs.scaling.law import Predicted, predict
@@ -113,7 +113,7 @@ def test_the_interval_of_the_scaling_factor_has_the_truth_where_only_some_sizes_
 def test_repeats_that_agree_by_chance_leave_some_doubt() -> None:
     found = scaling_of(_of_speeds(a=[1.0] * 3, b=[1.1] * 3, c=[1.2] * 3))
     low, high = found.sizes[1].scaling_interval
-    assert np.log(high / low) / 2 == pytest.approx(2.776 * LEAST_CV * (2 / 3) ** 0.5, rel=0.01)
+    assert np.log(high / low) / 2 == pytest.approx(2.776 * MIN_CV * (2 / 3) ** 0.5, rel=0.01)
 
 
 def _of_table(content: str) -> tuple[str, dict[int, list[str]], tuple[str, ...]]:
