@@ -39,7 +39,7 @@ class Straggler:
         kind: "rank", "node" or "slot" (the same place on every node).
         ids: its number; several for rotating ranks or nodes.
         ranks: indices of all ranks concerned, ascending.
-        klass: "fixed", "transient", "periodic" or "rotating".
+        pattern: "fixed", "transient", "periodic" or "rotating".
         effect_share: local work above the others of the role in the steps concerned, relative to the role's median.
         interval: its 95 % confidence interval.
         p_value: probability of as much by chance, over all ranks together.
@@ -52,7 +52,7 @@ class Straggler:
     kind: str
     ids: tuple[int, ...]
     ranks: tuple[int, ...]
-    klass: str
+    pattern: str
     effect_share: float
     interval: tuple[float, float]
     p_value: float
@@ -146,7 +146,7 @@ def _share_of_steps(straggler: Straggler, late: Lateness) -> float:
     num_steps = late.excess.shape[1]
     if straggler.step_range is not None:
         return float((straggler.step_range[1] - straggler.step_range[0]) / num_steps)
-    if straggler.klass == "periodic":
+    if straggler.pattern == "periodic":
         return 1 / max(straggler.period_steps or 1, 1)
     return 1.0
 
@@ -177,7 +177,7 @@ def _rotating(late: Lateness, node: Ints, *, level: float, random: np.random.Gen
                 kind=kind,
                 ids=tuple(units.tolist()),
                 ranks=tuple(ranks.tolist()),
-                klass="rotating",
+                pattern="rotating",
                 effect_share=effect,
                 interval=(low, high),
                 p_value=p_value,
@@ -201,7 +201,7 @@ def _periodic(late: Lateness, free: Bools, *, level: float) -> dict[int, Straggl
             kind="rank",
             ids=(rank,),
             ranks=(rank,),
-            klass="periodic",
+            pattern="periodic",
             effect_share=effect,
             interval=(low, high),
             p_value=float(p_value[index]),
@@ -234,7 +234,7 @@ def _steady(
             kind="rank",
             ids=(rank,),
             ranks=(rank,),
-            klass="transient" if passing else "fixed",
+            pattern="transient" if passing else "fixed",
             effect_share=effect,
             interval=(low, high),
             p_value=float(scan.p_value[rank] if passing else shifts.p_value[rank]),
@@ -281,8 +281,8 @@ def _taking_turns(late: Lateness, found: list[Straggler]) -> list[Straggler]:
 
     The test of rotations may miss these, because shifts by whole periods do not change them.
     """
-    result = [straggler for straggler in found if straggler.klass != "periodic"]
-    rest = [straggler for straggler in found if straggler.klass == "periodic"]
+    result = [straggler for straggler in found if straggler.pattern != "periodic"]
+    rest = [straggler for straggler in found if straggler.pattern == "periodic"]
     for kind, period in dict.fromkeys((straggler.kind, straggler.period_steps) for straggler in rest):
         same = [straggler for straggler in rest if (straggler.kind, straggler.period_steps) == (kind, period)]
         events = np.array([late.is_outlier[list(straggler.ranks)].any(axis=0) for straggler in same])
@@ -295,7 +295,7 @@ def _taking_turns(late: Lateness, found: list[Straggler]) -> list[Straggler]:
             kind=kind,
             ids=tuple(sorted(number for straggler in same for number in straggler.ids)),
             ranks=tuple(ranks),
-            klass="rotating",
+            pattern="rotating",
             effect_share=effect,
             interval=(low, high),
             p_value=max(straggler.p_value for straggler in same),
@@ -311,12 +311,12 @@ def _alike(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, ra
     own = [of_rank[rank] for rank in ranks.tolist() if rank in of_rank]
     largest = max((straggler.effect_share for straggler in own), default=0.0)
     first = max(own, key=lambda straggler: straggler.effect_share, default=None)
-    if first is None or any(straggler.klass != first.klass for straggler in own):
+    if first is None or any(straggler.pattern != first.pattern for straggler in own):
         return None
     late_share = float(late.is_latest[ranks].any(axis=0).mean())
     ids = tuple(ranks.tolist())
     p_value = min(straggler.p_value for straggler in own)
-    if first.klass == "fixed":
+    if first.pattern == "fixed":
         if (shifts.effect[ranks] < _ALIKE * largest).any():
             return None
         effect, low, high = shifts.interval(ranks)
@@ -326,7 +326,7 @@ def _alike(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, ra
     if len(own) < len(ranks) or min(straggler.effect_share for straggler in own) < _ALIKE * largest:
         return None
     if (
-        first.klass == "periodic"
+        first.pattern == "periodic"
         and late.is_outlier[ranks].all(axis=0).sum() < _ALIKE * late.is_outlier[ranks[0]].sum()
     ):
         return None

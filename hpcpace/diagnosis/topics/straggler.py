@@ -237,7 +237,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     case.search = search = search_stragglers(panels, case.settings, limits)
     findings = []
     for mode in (Mode.STRAGGLER, Mode.RUNTIME, Mode.AMPLIFICATION):
-        found = [straggler for straggler in search.found if LatePattern(straggler.klass).mode is mode]
+        found = [straggler for straggler in search.found if LatePattern(straggler.pattern).mode is mode]
         if not found:
             continue
         replaced = _put_back(case.work_ns, panels.role, found)
@@ -305,7 +305,7 @@ def search_stragglers(panels: Panels, settings: DiagnosisConfig, limits: Straggl
         panels.work_ns, panels.role, panels.node, floor_share=settings.straggler_share, level=settings.level
     )
     slow = np.zeros(len(panels.rank), np.bool_)
-    slow[[rank for each in search.found if LatePattern(each.klass).mode is Mode.STRAGGLER for rank in each.ranks]] = (
+    slow[[rank for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER for rank in each.ranks]] = (
         True
     )
     usual_excess, excess = (
@@ -336,12 +336,14 @@ def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings
 
     A periodic one costs its size over its period, a passing one its share of the steps.
     """
-    if straggler.klass == LatePattern.PERIODIC:
+    if straggler.pattern == LatePattern.PERIODIC:
         return straggler.effect_share / max(straggler.period_steps or 1, 1) >= settings.runtime_share
     if straggler.step_range is not None:
         first, stop = straggler.step_range
         return straggler.effect_share * (stop - first) / num_steps >= settings.runtime_share
-    return straggler.klass != LatePattern.FIXED or straggler.effect_share >= max(usual_excess, settings.straggler_share)
+    return straggler.pattern != LatePattern.FIXED or straggler.effect_share >= max(
+        usual_excess, settings.straggler_share
+    )
 
 
 def _usual_excess(panels: Panels, slow: Booleans, level: float, limits: StragglerThresholds) -> float:
@@ -393,9 +395,9 @@ def _without_stages(panels: Panels, found: Sequence[Straggler], evidence: Latene
 def _evidence(found: Sequence[Straggler], loss_share: float, panels: Panels) -> LatenessEvidence:
     straggler = found[0]
     period, (first, stop) = straggler.period_steps, straggler.step_range or (None, None)
-    is_periodic = straggler.klass == LatePattern.PERIODIC
+    is_periodic = straggler.pattern == LatePattern.PERIODIC
     return LatenessEvidence(
-        pattern=LatePattern(straggler.klass),
+        pattern=LatePattern(straggler.pattern),
         effect=straggler.effect_share,
         p_value=straggler.p_value,
         late_share=straggler.late_share,
@@ -415,9 +417,9 @@ def _stages(straggler: Straggler, found: Sequence[Straggler], panels: Panels) ->
     All ranks of the other stragglers are left out of those that it is compared with.
     """
     late = np.array(straggler.ranks)
-    if panels.parts_ns is None or straggler.klass == LatePattern.ROTATING:
+    if panels.parts_ns is None or straggler.pattern == LatePattern.ROTATING:
         return None
-    if straggler.klass == LatePattern.PERIODIC:
+    if straggler.pattern == LatePattern.PERIODIC:
         is_late = _late_steps(straggler, panels)
         return panels.qualified(compare_events(panels.parts_ns, panels.work_ns, late, is_late))
     is_other = np.isin(panels.role, panels.role[late])
@@ -443,7 +445,7 @@ def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
 
     What finds a straggler is more robust, and a little too small where many of a role are slow.
     """
-    found = excess.of(straggler.ranks) if straggler.klass == LatePattern.FIXED else None
+    found = excess.of(straggler.ranks) if straggler.pattern == LatePattern.FIXED else None
     if found is None:
         return straggler
     share, interval = found
@@ -452,8 +454,8 @@ def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
 
 def _is_everywhere(found: Sequence[Straggler], panels: Panels, least_share: float) -> bool:
     """Return whether nobody in particular is to blame: lateness rotates, or a period affects many nodes."""
-    if found[0].klass != LatePattern.PERIODIC:
-        return found[0].klass == LatePattern.ROTATING
+    if found[0].pattern != LatePattern.PERIODIC:
+        return found[0].pattern == LatePattern.ROTATING
     ranks = [rank for each in found for rank in each.ranks]
     num_struck, num_nodes = len(np.unique(panels.node[ranks])), len(np.unique(panels.node))
     if num_nodes == 1:

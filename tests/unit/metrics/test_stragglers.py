@@ -64,7 +64,7 @@ def test_a_rank_ten_percent_slower_is_found(num_ranks, kind):
         work_ns = healthy(num_ranks, seed=seed, kind=kind)
         work_ns[1] *= 1.1
         found = only(work_ns)
-        assert (found.kind, found.ids, found.klass) == ("rank", (1,), "fixed")
+        assert (found.kind, found.ids, found.pattern) == ("rank", (1,), "fixed")
         assert found.effect_share == pytest.approx(0.1, abs=0.03)
         assert found.p_value <= 0.005
 
@@ -100,7 +100,7 @@ def test_a_node_is_named_where_all_its_ranks_are_slow():
     work_ns = healthy()
     work_ns[4:6] *= 1.1
     found = only(work_ns, per_node=2)
-    assert (found.kind, found.ids, found.ranks, found.klass) == ("node", (2,), (4, 5), "fixed")
+    assert (found.kind, found.ids, found.ranks, found.pattern) == ("node", (2,), (4, 5), "fixed")
 
 
 def test_a_slot_is_named_where_the_same_place_of_every_node_is_slow():
@@ -121,7 +121,7 @@ def test_a_slow_interval_is_transient_and_dated():
     work_ns = healthy()
     work_ns[1, 60:110] *= 1.2
     found = only(work_ns)
-    assert (found.klass, found.ids) == ("transient", (1,))
+    assert (found.pattern, found.ids) == ("transient", (1,))
     assert abs(found.step_range[0] - 60) <= 5
     assert abs(found.step_range[1] - 110) <= 5
     assert found.effect_share == pytest.approx(0.2, abs=0.05)
@@ -132,7 +132,7 @@ def test_a_periodic_delay_has_its_period(period):
     work_ns = healthy()
     work_ns[2, 1::period] *= 1.5
     found = only(work_ns)
-    assert (found.klass, found.ids, found.period_steps) == ("periodic", (2,), period)
+    assert (found.pattern, found.ids, found.period_steps) == ("periodic", (2,), period)
     assert found.effect_share == pytest.approx(0.5, abs=0.06)
     assert found.late_share == pytest.approx(1 / period, abs=0.02)
 
@@ -142,7 +142,7 @@ def test_a_period_may_miss_by_one_step():
     at = np.arange(10, 600, 30) + np.random.default_rng(0).integers(0, 2, 20)
     work_ns[2, at] *= 1.5
     found = only(work_ns)
-    assert found.klass == "periodic"
+    assert found.pattern == "periodic"
     assert abs(found.period_steps - 30) <= 1
 
 
@@ -152,7 +152,7 @@ def test_ranks_that_take_turns_are_one_rotation(num_ranks):
     step = np.arange(200)
     work_ns[step % num_ranks, step] *= 1.5
     found = only(work_ns, per_node=2)
-    assert (found.kind, found.klass, found.ids) == ("rank", "rotating", tuple(range(num_ranks)))
+    assert (found.kind, found.pattern, found.ids) == ("rank", "rotating", tuple(range(num_ranks)))
     assert found.late_share > 0.95
 
 
@@ -161,7 +161,7 @@ def test_ranks_that_take_turns_in_no_order_are_a_rotation():
     step = np.arange(200)
     work_ns[np.random.default_rng(7).integers(0, 8, 200), step] *= 1.5
     found = only(work_ns)
-    assert (found.klass, found.period_steps) == ("rotating", None)
+    assert (found.pattern, found.period_steps) == ("rotating", None)
 
 
 def test_nodes_that_take_turns_are_a_rotation_of_nodes():
@@ -170,14 +170,14 @@ def test_nodes_that_take_turns_are_a_rotation_of_nodes():
         first = 2 * (step % 4)
         work_ns[first : first + 2, step] *= 1.5
     found = only(work_ns, per_node=2)
-    assert (found.kind, found.klass, found.ids, found.period_steps) == ("node", "rotating", (0, 1, 2, 3), 4)
+    assert (found.kind, found.pattern, found.ids, found.period_steps) == ("node", "rotating", (0, 1, 2, 3), 4)
 
 
 def test_independent_late_steps_are_no_rotation():
     for seed in range(10):
         work_ns = healthy(seed=seed)
         work_ns[np.random.default_rng(seed + 100).random(work_ns.shape) < 0.1] *= 1.5
-        assert not [found for found in search(work_ns).found if found.klass == "rotating"]
+        assert not [found for found in search(work_ns).found if found.pattern == "rotating"]
 
 
 def test_two_stragglers_are_both_named_worst_first():
