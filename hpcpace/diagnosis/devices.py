@@ -17,14 +17,13 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import IdlePhase
 from hpcpace.diagnosis.incomplete import sound_stream
 from hpcpace.metrics.host_waits import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
+from hpcpace.metrics.operations import is_of_devices
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
 from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import join_tables
 
-# NCCL and its kin of other vendors (RCCL, HCCL, XCCL) know devices alone. oneCCL, `ccl`, knows hosts, too.
-_OF_DEVICES = b"ccl"
 _OF_HOST = (Phase.GC, Phase.PACE, Phase.OTHER)
 """Phases that may be the host's alone: the device goes on meanwhile, as far as it has work."""
 
@@ -47,11 +46,7 @@ _HOST_COLUMNS = {HOST_BEGIN_COLUMN: "begin_ns", HOST_END_COLUMN: "end_ns"}
 def has_device(trace: RankTrace) -> bool:
     """Return whether a rank used a device, as its columns or the backends of its process groups say."""
     has_columns = ENQUEUE_COLUMN in trace.tables["collectives"] or DEVICE_BEGIN_COLUMN in trace.tables["phases"]
-    return has_columns or any(_is_of_devices(name) for name in np.unique(trace.tables["groups"]["backend"]).tolist())
-
-
-def _is_of_devices(backend: bytes) -> bool:
-    return backend.endswith(_OF_DEVICES) and backend != _OF_DEVICES
+    return has_columns or any(is_of_devices(name) for name in np.unique(trace.tables["groups"]["backend"]).tolist())
 
 
 def is_on_device(trace: RankTrace) -> bool:

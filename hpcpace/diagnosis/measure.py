@@ -332,9 +332,12 @@ def node_by_rank(ranks: Sequence[int], node: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _transient_share(measured: Measured) -> float | None:
-    """Return what changing work costs the steps of a pipeline; None without one, or where work is not known."""
-    stages = {trace.header.pp for trace in measured.timed.traces}
-    if len(stages) < 2 or measured.host_timed or measured.close_up is None or measured.close_up.graph is None:
+    """Return what changing work costs the rebuilt steps; None where they are not rebuilt, or work is not known.
+
+    Ranks that meet many times in a step, as in tensor and expert parallelism and in pipelines, lose at each meeting what
+    the sum over the step hides.
+    """
+    if measured.host_timed or measured.close_up is None or measured.close_up.graph is None:
         return None
     return transient_loss_ns(measured.close_up.graph) / max(float(measured.times_ns.mean()), 1.0)
 
@@ -378,8 +381,12 @@ def _transfer_ns(measured: Measured) -> NDArray[np.float64]:
 
 
 def _reach_ns(measured: Measured) -> NDArray[np.float64]:
-    """Return the time of each step outside of synchronising collectives, float64, (num_ranks, num_steps)."""
+    """Return the time of each step outside of synchronising collectives, float64, (num_ranks, num_steps).
+
+    An operation that blocks inside phase grad_sync is in its parts already.
+    """
     parts = measured.parts
     away = parts[:, :, list(_AWAY)].sum(axis=2)
-    reach: NDArray[np.float64] = np.maximum(parts.sum(axis=2) - away - measured.operations.panels.blocked_ns, 0.0)
+    blocked = np.minimum(measured.operations.panels.blocked_ns, parts[:, :, [Part.WAIT, Part.TRANSFER]].sum(axis=2))
+    reach: NDArray[np.float64] = np.maximum(parts.sum(axis=2) - away - blocked, 0.0)
     return reach

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
@@ -86,10 +86,11 @@ _OWN_NAMES = {name: name for name in ("step", "seq", "op", "peer", "blocked_ns",
 
 @dataclass(frozen=True, order=True)
 class ProcessGroup:
-    """A process group: its name and its members' ranks, ascending."""
+    """A process group: its name, its members' ranks, ascending, and whether its operations are those of devices."""
 
     name: str
     ranks: tuple[int, ...]
+    is_on_device: bool = field(default=False, compare=False)
 
     def __hash__(self) -> int:
         # Hashing thousands of members each time would be slow.
@@ -222,14 +223,24 @@ def groups_of(table: Mapping[str, NDArray[Any]]) -> dict[int, ProcessGroup]:
     found = {}
     for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []:
         ranks = np.asarray(table["rank"][rows], np.int64)
-        found[int(numbers[rows[0]])] = _group(bytes(table["name"][rows[-1]]), ranks.tobytes())
+        name, backend = (bytes(table[column][rows[-1]]) for column in ("name", "backend"))
+        found[int(numbers[rows[0]])] = _group(name, ranks.tobytes(), is_of_devices(backend))
     return found
 
 
 @lru_cache(maxsize=1024)
-def _group(name: bytes, ranks: bytes) -> ProcessGroup:
+def _group(name: bytes, ranks: bytes, is_on_device: bool) -> ProcessGroup:
     """Return a group, cached because thousands of ranks name the same one with thousands of members."""
-    return ProcessGroup(name.decode(errors="replace"), tuple(np.unique(np.frombuffer(ranks, np.int64)).tolist()))
+    members = tuple(np.unique(np.frombuffer(ranks, np.int64)).tolist())
+    return ProcessGroup(name.decode(errors="replace"), members, is_on_device=is_on_device)
+
+
+def is_of_devices(backend: bytes) -> bool:
+    """Return whether a backend knows devices alone: NCCL and its kin of other vendors (RCCL, HCCL, XCCL).
+
+    oneCCL, `ccl`, knows hosts, too.
+    """
+    return backend.endswith(b"ccl") and backend != b"ccl"
 
 
 def gather_operations(parts: Sequence[RankOperations]) -> Operations:

@@ -21,6 +21,7 @@ from hpcpace.trace.schema import Op
 LAUNCH_NS = 100_000
 """Launching an operation on gloo blocks its caller for about this long, longer on busy cores; that is not a wait."""
 _WAITED_SHARE = 0.1
+_DEVICE_ERROR_NS = 10_000  # precision: marks in the stream of a device may be wrong by that
 ROUNDING_NS = 512
 """Enter and exit are stored to 256 ns, so a call that follows at once may seem to overlap the previous one."""
 _NEVER_NS = np.iinfo(np.int64).min
@@ -166,12 +167,16 @@ def _dense(key: Ints) -> Ints:
 def blocks_caller(operations: Operations) -> Bools:
     """Return which operations blocked their callers for half of their duration or a long time, bool, (num_operations,).
 
-    A long time is more than `LAUNCH_NS` and a tenth of the duration.
+    A long time is more than `LAUNCH_NS` and a tenth of the duration. On a device, where launching blocks nobody, every
+    wait counts: an operation that was issued long before, as FSDP does, is waited for at its end.
     """
     duration = operations.exit_ns - operations.enter_ns
     blocked = operations.blocked_ns
     waits = (blocked > LAUNCH_NS) & (blocked >= _WAITED_SHARE * duration)
     waits |= (blocked > 0) & (2 * blocked >= duration)
+    is_on_device = np.array([*(group.is_on_device for group in operations.groups), False])
+    if is_on_device.any():
+        waits |= is_on_device[operations.group] & (blocked > _DEVICE_ERROR_NS)
     return waits
 
 

@@ -157,6 +157,7 @@ def _first_slots(matching: Matching, table: Ints) -> Ints:
 
 
 _NONE = -1
+_SEEN_NS = 2_048  # precision: a shorter wait may be rounding alone
 _MIN_BLOCK = 0.001  # of a step; in a shorter one, what counts as work instead of waiting is nothing
 
 
@@ -190,7 +191,7 @@ def step_graph(
     slots = recurring_slots(operations, matching, work, steps, ranks)
     if slots is None or not len(slots.column):
         return None
-    events = _events(operations, work, slots, _block_begins(blocks, steps, ranks, slots.column))
+    events = _events(operations, work, slots, role, _block_begins(blocks, steps, ranks, slots.column))
     builder = _Builder(operations, waits, slots, events, _starts(steps, slots.column, events.released_ns[events.last]))
     builder.connect_work()
     builder.connect_gates()
@@ -226,13 +227,17 @@ class _Events:
     under_way: Ints
 
 
-def _events(operations: Operations, work: LocalWork, slots: Slots, block_begin_ns: Ints | None) -> _Events:
+def _events(
+    operations: Operations, work: LocalWork, slots: Slots, role: Ints, block_begin_ns: Ints | None
+) -> _Events:
     """Return the events of all ranks in all steps, `block_begin_ns` as from `_block_begins`."""
     table, num_slots, num_ranks = slots.table, len(slots.table), int(slots.rank.max()) + 1
     enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
     blocking = np.flatnonzero(work.is_blocking[table[:, 0]])
     block_ns = _wait_for_all_begins(slots, np.maximum(enter, exit_), block_begin_ns)
-    time_ns = np.concatenate([enter, _wait_begins(operations, table, slots.rank, blocking), block_ns])
+    wait_ns = _wait_begins(operations, table, slots.rank, blocking)
+    _place_unseen_waits(wait_ns, operations, slots, role, blocking)
+    time_ns = np.concatenate([enter, wait_ns, block_ns])
     usual_ns = np.median(time_ns - enter.min(axis=0), axis=1)
     under_way, all_done_ns = np.zeros(0, np.int64), np.full(block_ns.shape, _NONE)
     if len(block_ns):
@@ -490,6 +495,78 @@ def _wait_begins(operations: Operations, table: Ints, rank: Ints, blocking: Ints
         own = enter[edges[rank[slot]] : edges[rank[slot] + 1]]
         begin[index] = np.maximum(begin[index], np.where(own < exit_[index], own, begin[index]).max(axis=0))
     return np.asarray(begin, np.int64)
+
+
+def _place_unseen_waits(begin_ns: Ints, operations: Operations, slots: Slots, role: Ints, blocking: Ints) -> None:
+    """Move the waits that blocked nobody, in place, to where the ranks of the role that were blocked have them.
+
+    A rank that comes to its wait after the operation is complete is not blocked, so its trace does not say when it came
+    there. Ranks of a role run the same program: the wait comes as many enters after that of its operation, and after
+    the same part of the work up to the next enter. Of a position where nobody was blocked, this is as at the others of
+    the same kind of operation. Without this, the wait of a slow rank seems to come when the operation is complete, and
+    a rank that got faster would be held up there.
+
+    Args:
+        begin_ns: from `_wait_begins`, int64, (num_blocking, num_steps).
+        operations: rows of all ranks.
+        slots: the operations that recur.
+        role: role of each rank, int64, (num_ranks,).
+        blocking: slots that are waited for one by one, int64, (num_blocking,).
+    """
+    rows = slots.table[blocking]
+    is_seen = operations.blocked_ns[rows] > _SEEN_NS
+    if is_seen.all() or not is_seen.any():
+        return
+    enter, ordinal = _in_program_order(operations.enter_ns[slots.table], slots.rank, len(role))
+    of_rank, own = slots.rank[blocking], ordinal[blocking]
+    kind = role[of_rank] * (int(operations.op.max()) + 1) + operations.op[rows[:, 0]]
+    seen: dict[tuple[int, int], list[Floats]] = {}
+    for index in np.flatnonzero(is_seen.any(axis=1)).tolist():
+        times = enter[of_rank[index]][:, is_seen[index]]
+        place = _place_of(begin_ns[index, is_seen[index]], times, int(own[index]))
+        for key in ((int(kind[index]), int(slots.position[blocking[index]])), (int(kind[index]), _NONE)):
+            seen.setdefault(key, []).append(place)
+    usual = {key: np.median(np.concatenate(places, axis=1), axis=1) for key, places in seen.items()}
+    for index in np.flatnonzero(~is_seen.all(axis=1)).tolist():
+        key = (int(kind[index]), int(slots.position[blocking[index]]))
+        found = usual.get(key, usual.get((key[0], _NONE)))
+        if found is None:
+            continue
+        times = enter[of_rank[index]]
+        before = min(int(own[index]) + round(found[0]), len(times) - 1)
+        after = times[min(before + 1, len(times) - 1)]
+        placed = times[before] + (found[1] * (after - times[before])).astype(np.int64)
+        placed = np.maximum(placed, operations.exit_ns[rows[index]])
+        begin_ns[index] = np.where(is_seen[index], begin_ns[index], placed)
+
+
+def _in_program_order(enter_ns: Ints, rank: Ints, num_ranks: int) -> tuple[list[Ints], Ints]:
+    """Return the enters of each rank in the order of its program, (num_slots, num_steps), and each slot's place in it."""
+    ordinal, times = np.zeros(len(enter_ns), np.int64), []
+    for number in range(num_ranks):
+        own = np.flatnonzero(rank == number)
+        order = own[np.median(enter_ns[own] - enter_ns[own].min(axis=0), axis=1).argsort(kind="stable")]
+        ordinal[order] = np.arange(len(order))
+        times.append(enter_ns[order])
+    return times, ordinal
+
+
+def _place_of(begin_ns: Ints, times_ns: Ints, own: int) -> Floats:
+    """Return how many enters after that of its operation waits come, and the part of the way to the next enter.
+
+    Args:
+        begin_ns: of the waits, int64, (num_seen,).
+        times_ns: all enters of the rank, in the order of its program, int64, (num_slots, num_seen).
+        own: place of the operation's own enter in it.
+
+    Returns:
+        float64, (2, num_seen).
+    """
+    columns, last = np.arange(len(begin_ns)), len(times_ns) - 1
+    before = np.maximum((times_ns <= begin_ns).sum(axis=0) - 1, 0)
+    passed_ns = times_ns[before, columns]
+    way_ns = np.maximum(times_ns[np.minimum(before + 1, last), columns] - passed_ns, 1)
+    return np.stack([before - own, np.clip((begin_ns - passed_ns) / way_ns, 0.0, 1.0)]).astype(np.float64)
 
 
 def _starts(steps: StepPanel, column: Ints, released: Ints) -> Ints:
