@@ -31,7 +31,7 @@ from hpcpace.metrics.plausibility import Alternation
 from hpcpace.metrics.resampling import block_means, half_width
 from hpcpace.metrics.roles import DataVariation, StageComparison
 from hpcpace.metrics.stragglers import StragglerSearch
-from hpcpace.metrics.what_if import Rebuilt
+from hpcpace.metrics.what_if import Change, Rebuilt
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -162,6 +162,7 @@ class Case:
         thresholds: all others.
         findings: what topics have found so far.
         search: who is late again and again; None until stragglers were searched for.
+        late: the change that puts lasting stragglers back in the rebuilt steps; None where there are none.
         work_ns: own work, after that with the stragglers' put back, float64, (num_ranks, num_steps).
         rest: the panels, after that without the phases that make stragglers late.
     """
@@ -179,6 +180,7 @@ class Case:
     thresholds: ThresholdValues = field(default_factory=ThresholdValues)
     findings: list[DiagnosisFinding] = field(default_factory=list)
     search: StragglerSearch | None = None
+    late: Change | None = None
     work_ns: Floats = field(init=False)
     rest: Panels = field(init=False)
 

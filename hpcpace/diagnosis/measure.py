@@ -334,8 +334,8 @@ def node_by_rank(ranks: Sequence[int], node: NDArray[np.int64]) -> NDArray[np.in
 def _transient_share(measured: Measured) -> float | None:
     """Return what changing work costs the rebuilt steps; None where they are not rebuilt, or work is not known.
 
-    Ranks that meet many times in a step, as in tensor and expert parallelism and in pipelines, lose at each meeting what
-    the sum over the step hides.
+    Ranks that meet many times in a step, as in tensor and expert parallelism and in pipelines, lose at each meeting
+    what the sum over the step hides.
     """
     if measured.host_timed or measured.close_up is None or measured.close_up.graph is None:
         return None

@@ -227,9 +227,7 @@ class _Events:
     under_way: Ints
 
 
-def _events(
-    operations: Operations, work: LocalWork, slots: Slots, role: Ints, block_begin_ns: Ints | None
-) -> _Events:
+def _events(operations: Operations, work: LocalWork, slots: Slots, role: Ints, block_begin_ns: Ints | None) -> _Events:
     """Return the events of all ranks in all steps, `block_begin_ns` as from `_block_begins`."""
     table, num_slots, num_ranks = slots.table, len(slots.table), int(slots.rank.max()) + 1
     enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
@@ -541,7 +539,7 @@ def _place_unseen_waits(begin_ns: Ints, operations: Operations, slots: Slots, ro
 
 
 def _in_program_order(enter_ns: Ints, rank: Ints, num_ranks: int) -> tuple[list[Ints], Ints]:
-    """Return the enters of each rank in the order of its program, (num_slots, num_steps), and each slot's place in it."""
+    """Return the enters of each rank in the order of its program, (num_slots, num_steps), and each slot's place."""
     ordinal, times = np.zeros(len(enter_ns), np.int64), []
     for number in range(num_ranks):
         own = np.flatnonzero(rank == number)

@@ -281,6 +281,14 @@ class Rebuilt:
         """Return what a change would bring; this replays all steps once."""
         return self.gain_of(change, _replaced(self, change))
 
+    def transfer_ns(self, change: Change) -> float:
+        """Return what transfers would cost the mean step once a change is made, nanoseconds; two replays."""
+        weight_ns, replaced = self.graph.weight_ns.copy(), _replaced(self, change)
+        weight_ns[replaced.nodes] = replaced.weight_ns
+        with_ns = rebuilt_ns(self.graph, replay(self.graph, weight_ns))
+        weight_ns[self.graph.kind == TRANSFER] = 0.0
+        return float((with_ns - rebuilt_ns(self.graph, replay(self.graph, weight_ns))).mean())
+
     def gain_of(self, change: Change, replaced: Replaced) -> Gain:
         """Return what a change would bring that makes some nodes take something else."""
         gain_ns = self.base_ns - replayed_ns(self.graph, replaced)

@@ -141,7 +141,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     """Return bursts of slow transfers, and whether the job is bound by communication, unless links explain transfers.
 
     Contention is what transfers beyond one and a half of their lower quartile take. Without bursts and slow links, a
-    large share of transfer is the work that there is.
+    large share of transfer is the work that there is; of a job with stragglers, what would be left of it without them.
     """
     panels, settings, limits = case.panels, case.settings, case.thresholds.of(CommunicationThresholds)
     if case.is_clock_wrong or explains_transfers(case):
@@ -157,9 +157,12 @@ def find(case: Case) -> list[DiagnosisFinding]:
         bursts = BurstEvidence(share=burst_share, bursts=num_bursts / len(transfer), limits=limits)
         found.append(DiagnosisFinding(evidence=bursts, loss_share=burst_share, confidence=0.95))
     moved = float(transfer.mean()) - float(burst_ns.mean())
+    if case.late is not None and case.steps is not None:
+        # Whoever waits for a straggler sees a transfer that would be hidden without it.
+        moved = min(moved, case.steps.transfer_ns(case.late))
     of_work = moved / max(moved + float(panels.work_ns.mean()), 1.0)
     if of_work >= settings.communication_share:
-        share = float(transfer.mean()) / panels.mean_length_ns - burst_share
+        share = moved / panels.mean_length_ns
         flows, links = panels.flows, case.links
         line_share = flows.line_share if flows is not None else None
         are_compared = (links is not None and links.is_identifiable) or (flows is not None and flows.is_compared)

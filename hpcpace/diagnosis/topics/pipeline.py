@@ -1,8 +1,9 @@
-"""Pipeline imbalance: a stage with more work than the others."""
+"""Pipeline imbalance: stages with more work than the others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.recurrence import mean_interval
 from hpcpace.metrics.resampling import block_means
 from hpcpace.metrics.roles import StageComparison, compare_with_others
-from hpcpace.metrics.what_if import stage_change
+from hpcpace.metrics.what_if import Change, stage_change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class PipelineThresholds(Thresholds, topic="pipeline"):
 
 @dataclass(frozen=True, kw_only=True)
 class ImbalanceEvidence(StagedEvidence):
-    """A pipeline stage with more work than the others; `effect` is the excess as a share of their work."""
+    """Pipeline stages with more work than the others; `effect` is the excess of the first as a share of their work."""
 
     mode: ClassVar[str] = Mode.IMBALANCE
     effect: float
@@ -58,27 +59,30 @@ class ImbalanceEvidence(StagedEvidence):
     def words(self, said: Said) -> FindingWords:
         """Return the finding in words."""
         culprits = said.finding.culprits
-        costs = f"costs {said.lost}{by_stage(self.stages)}"
+        has, costs = ("have", "cost") if culprits[1:] else ("has", "costs")
+        costs = f"{costs} {said.lost}{by_stage(self.stages)}"
         excess = f"{percent(culprits[0].effect)} above that of the other stages {said.interval}"
         return FindingWords(
-            headline=f"pipeline imbalance: {said.who} has more work than the other stages and {costs}",
+            headline=f"pipeline imbalance: {said.who} {has} more work than the other stages and {costs}",
             why=f"own work {excess}; the others wait for it",
             next=advice_of_imbalance(self.stages),
             more=stage_sentences(self.stages, [place_name(culprit.kind, culprit.id) for culprit in culprits]),
         )
 
     def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
-        """Return whether waiting for cores explains the excess of the stage."""
-        return waiting.is_all_of(self.effect, panels.stage == int(finding.culprits[0].id.removeprefix("pp")))
+        """Return whether waiting for cores explains the excess of the stages."""
+        stages = [int(culprit.id.removeprefix("pp")) for culprit in finding.culprits]
+        return waiting.is_all_of(self.effect, np.isin(panels.stage, stages))
 
 
 def find(case: Case) -> list[DiagnosisFinding]:
-    """Return the pipeline imbalance: a stage whose work exceeds that of the other stages.
+    """Return the pipeline imbalance: the stages whose work exceeds that of the other stages.
 
     In each block of steps, a stage's work is the lower median over its ranks' means, so that one slow rank is not taken
     for a slow stage; its excess is over the median of the other stages. With one rank a stage, stage and rank cannot be
-    distinguished. The loss is what the rebuilt steps gain where the stage has no more work than the others; where steps
-    are not rebuilt, the slowest stage less the mean one.
+    distinguished. The loss is what the rebuilt steps gain where these stages have no more work than the others, all at
+    once, because half of the stages may be on slower nodes; where steps are not rebuilt, the slowest stage less the
+    mean one.
     """
     panels, steps, limits = case.panels, case.steps, case.thresholds.of(PipelineThresholds)
     stages = np.unique(panels.stage[panels.stage >= 0])
@@ -89,31 +93,45 @@ def find(case: Case) -> list[DiagnosisFinding]:
     reference = others_median(work)
     share = (work - reference) / np.maximum(reference.mean(axis=1), 1.0)[:, None]
     mean, error, factor = block_error(share, case.settings.level / len(stages))
-    slowest = int(mean.argmax())
-    if mean[slowest] <= max(case.settings.imbalance_share, factor * error[slowest]):
+    slow = np.flatnonzero(mean > np.maximum(case.settings.imbalance_share, factor * error))
+    if not len(slow):
         return []
-    stage = int(stages[slowest])
-    effect, interval = stage_excess(case.work_ns, panels.stage, stage, limits.alike_level)
-    members = np.flatnonzero(panels.stage == stage)
+    slow = slow[mean[slow].argsort()[::-1]]
+    found = {
+        int(stages[at]): stage_excess(case.work_ns, panels.stage, int(stages[at]), limits.alike_level) for at in slow
+    }
     loss_ns = float((work.max(axis=0) - work.mean(axis=0)).mean())
     if steps is not None:
-        gain = steps.gain(stage_change(stage, members, panels.work_ns, effect))
-        loss_ns = gain.gain_share * steps.measured_ns
-    num_blocks = block_means(share).shape[1]
-    p_value = float(stdtr(num_blocks - 1, -mean[slowest] / error[slowest])) if error[slowest] > 0 else 0.0
-    aliases = _aliases(panels, stage, members)
+        loss_ns = steps.gain(_change(panels, {stage: effect for stage, (effect, _) in found.items()})).gain_share
+        loss_ns *= steps.measured_ns
+    first, num_blocks = int(slow[0]), block_means(share).shape[1]
+    p_value = float(stdtr(num_blocks - 1, -mean[first] / error[first])) if error[first] > 0 else 0.0
     return [
         DiagnosisFinding(
-            evidence=ImbalanceEvidence(effect=effect, stages=_stages(panels, members)),
+            evidence=ImbalanceEvidence(effect=found[int(stages[first])][0], stages=_stages(panels, list(found))),
             loss_share=loss_ns / panels.mean_time_ns,
             confidence=confidence_of(p_value * len(stages)),
-            culprits=(Culprit(kind="slot", id=f"pp{stage}", aliases=aliases, effect=effect, interval=interval),),
+            culprits=tuple(
+                Culprit(kind="slot", id=f"pp{stage}", aliases=_aliases(panels, stage), effect=effect, interval=interval)
+                for stage, (effect, interval) in found.items()
+            ),
         )
     ]
 
 
-def _aliases(panels: Panels, stage: int, members: Int64s) -> tuple[str, ...]:
+def _change(panels: Panels, excess: Mapping[int, float]) -> Change:
+    """Return the change that removes the excess of several stages."""
+    changes = [
+        stage_change(stage, np.flatnonzero(panels.stage == stage), panels.work_ns, effect)
+        for stage, effect in excess.items()
+    ]
+    removed_ns = [change.removed_ns for change in changes if change.removed_ns is not None]
+    return replace(changes[0], removed_ns=np.sum(removed_ns, axis=0))
+
+
+def _aliases(panels: Panels, stage: int) -> tuple[str, ...]:
     """Return the names of a stage: its slot, and its rank and its node where it has one that is not shared."""
+    members = np.flatnonzero(panels.stage == stage)
     aliases = [f"slot pp{stage}"]
     if len(members) == 1:
         aliases.append(f"rank {panels.rank[members[0]]}")
@@ -122,13 +140,18 @@ def _aliases(panels: Panels, stage: int, members: Int64s) -> tuple[str, ...]:
     return tuple(aliases)
 
 
-def _stages(panels: Panels, members: Int64s) -> tuple[StageComparison | None, ...]:
-    """Return what the ranks of a pipeline stage take longer for than those of the others."""
+def _stages(panels: Panels, slow: Sequence[int]) -> tuple[StageComparison | None, ...]:
+    """Return what the ranks of each slow pipeline stage take longer for than those of the stages that are not slow."""
     if panels.parts_ns is None:
         return ()
-    others = np.flatnonzero((panels.stage >= 0) & (panels.stage != panels.stage[members[0]]))
+    others = np.flatnonzero((panels.stage >= 0) & ~np.isin(panels.stage, slow))
     every_step = slice(0, panels.work_ns.shape[1])
-    return (panels.qualified(compare_with_others(panels.parts_ns, members, others, every_step)),)
+    return tuple(
+        panels.qualified(
+            compare_with_others(panels.parts_ns, np.flatnonzero(panels.stage == stage), others, every_step)
+        )
+        for stage in slow
+    )
 
 
 def stage_excess(work_ns: Floats, stage: Int64s, slow: int, alike_level: float) -> tuple[float, tuple[float, float]]:

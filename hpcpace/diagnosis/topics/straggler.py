@@ -244,7 +244,8 @@ def find(case: Case) -> list[DiagnosisFinding]:
         loss_ns = slowest_ns(case.work_ns, panels.role) - slowest_ns(replaced, panels.role)
         if case.steps is not None and mode is Mode.STRAGGLER:
             ranks = sorted({rank for each in found for rank in each.ranks})
-            gain = case.steps.gain(Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks)))
+            case.late = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
+            gain = case.steps.gain(case.late)
             loss_ns = gain.gain_share * case.steps.measured_ns
         loss_share = max(loss_ns, 0.0) / panels.mean_time_ns
         # What nobody waits for is no loss, but a slow rank will hold others up at a larger scale.
