@@ -7,7 +7,7 @@ from so many steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from hpcpace.core.pool import map_threads
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
 from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics.operations import MESSAGES, is_one_of
 from hpcpace.metrics.roles import DataVariation, data_variation
 from hpcpace.metrics.segments import LocalWork, local_work
 from hpcpace.metrics.step_graph import step_graph
 from hpcpace.metrics.steps import StepPanel, columns_of
+from hpcpace.metrics.topology import Topology
 from hpcpace.metrics.waits import Blocks
 from hpcpace.metrics.what_if import Passes, StepGraph, own_work
 from hpcpace.trace.schema import Phase
@@ -148,6 +150,31 @@ def passes_of(close_up: CloseUp) -> list[Passes]:
     """Return the forward and backward passes and optimizer steps of each rank."""
     found = _phases(close_up.evidence, close_up.steps.step, _PASSES)
     return [Passes(kind=kind.astype(np.int64), begin_ns=begin_ns, end_ns=end_ns) for kind, begin_ns, end_ns in found]
+
+
+def touching(
+    close_up: CloseUp, places: Topology, links: Collection[str]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which operations of a step pass some links, and which are alike: the same operation, size and members.
+
+    Both by rank and position, (num_ranks, num_positions), bool and int64.
+    """
+    done, work = close_up.evidence.operations, close_up.work
+    rows = np.flatnonzero(work.is_known & (done.group >= 0))
+    rank = np.searchsorted(np.asarray(close_up.ranks), done.rank[rows])
+    cells, first = np.unique(rank * work.num_positions + work.position[rows], return_index=True)
+    is_message, rows = is_one_of(done.op, MESSAGES), rows[first]
+    members = [
+        (int(done.rank[row]), int(done.peer[row])) if is_message[row] else done.groups[done.group[row]].ranks
+        for row in rows.tolist()
+    ]
+    keys = np.stack([done.op[rows].astype(np.int64), done.size_bytes[rows], [len(group) for group in members]])
+    passes = np.zeros((len(close_up.ranks), work.num_positions), np.bool_)
+    kind = np.full(passes.shape, -1, np.int64)
+    chosen = [index for index, link in enumerate(places.links) if link in links]
+    passes.ravel()[cells] = places.touches(members)[:, chosen].any(axis=1)
+    kind.ravel()[cells] = np.unique(keys, axis=1, return_inverse=True)[1].ravel()
+    return passes, kind
 
 
 def data_variation_of(close_up: CloseUp) -> DataVariation | None:

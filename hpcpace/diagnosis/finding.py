@@ -7,7 +7,7 @@ is a dataclass with the figures behind it, which also says the finding in words.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
@@ -153,6 +153,7 @@ class Case:
         hang: what held the job up; None where nothing did.
         opened: operations that some members entered and that never completed, or that failed.
         links: what comparing the transfers of groups found; None where they were not compared.
+        touches: which operations of the rebuilt steps pass some links, and which are alike; as `touching` returns them.
         crossing: groups that cross switches against those inside; None unless there are both.
         is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
         rebuilt: steps of the panels, which show what stragglers and slow stages cost; None if they were not rebuilt.
@@ -171,6 +172,7 @@ class Case:
     hang: FoundHang | None = None
     opened: Sequence[OpenOperation] = ()
     links: LinkFindings | None = None
+    touches: Callable[[Collection[str]], tuple[Booleans, Int64s]] | None = None
     crossing: Locality | None = None
     is_clock_wrong: bool = False
     rebuilt: Rebuilt | None = None

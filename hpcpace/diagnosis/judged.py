@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from hpcpace.audit.facts import Snapshot
 from hpcpace.core.config import Config, DiagnosisConfig
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.thresholds import Thresholds
+from hpcpace.diagnosis.close_up import touching
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
 from hpcpace.diagnosis.diagnose import Diagnosis, diagnose
@@ -38,9 +39,12 @@ from hpcpace.metrics.communication import Kind
 from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.links import GroupTransfers, LinkFindings, locality, locate_links
+from hpcpace.metrics.operations import MESSAGES, op_name
 from hpcpace.metrics.roles import WorkExcess
+from hpcpace.metrics.topology import Topology
 from hpcpace.topology.switch_tree import PlacedTraces
 
+_MESSAGES = tuple(op_name(op) for op in MESSAGES)
 _LOWER_QUARTILE = 0.25  # statistics: of the transfers of the fast groups
 Limits = TypeVar("Limits", bound=Thresholds)
 
@@ -113,9 +117,7 @@ class JudgedRun:
         """What is wrong with the run."""
         measured, settings, panels = self.measured, self.thresholds, self.panels
         groups, places, clocks = measured.groups, measured.places, measured.clocks
-        # How long a message takes depends on its receiver, too; that of a collective depends on the link alone.
-        collectives = [group for group in groups if group.op != "send"] or groups
-        links = locate_links(collectives, places, floor_share=settings.link_share, level=settings.level)
+        links = _slow_links(groups, places, settings)
         if any(is_host_timed(trace) for trace in measured.timed.traces):
             panels = replace(panels, arrivals=_late_arrivals(measured, panels.node, settings.level))
         return diagnose(
@@ -123,7 +125,8 @@ class JudgedRun:
                 panels=panels,
                 hang=self.hang,
                 opened=self.credible.incomplete.open,
-                links=_widened(links, collectives, clocks.median_halfwidth_ns or 0.0),
+                links=_widened(links, groups, clocks.median_halfwidth_ns or 0.0),
+                touches=partial(touching, measured.close_up, places) if measured.close_up is not None else None,
                 crossing=locality(groups, places),
                 is_clock_wrong=clocks.num_wrong > 0,
                 rebuilt=measured.rebuilt,
@@ -171,6 +174,32 @@ def hotspots_of(measured: Measured, panels: Panels) -> tuple[Hotspot, ...]:
     """Return the places whose ranks do their own work more slowly than others of their role; none where not known."""
     excess_ns = own_excess_ns(panels)
     return delay_hotspots(excess_ns, measured.places) if excess_ns is not None else ()
+
+
+def _slow_links(groups: Sequence[GroupTransfers], places: Topology, settings: DiagnosisConfig) -> LinkFindings:
+    """Return the slow links by collectives, and where these cannot single one out by messages as well.
+
+    How long a message takes depends on its receiver, too; that of a collective depends on the links alone.
+    """
+    collectives = [group for group in groups if group.op not in _MESSAGES]
+    find = partial(locate_links, topology=places, floor_share=settings.link_share, level=settings.level)
+    by_collectives = find(collectives)
+    if len(collectives) == len(groups) or by_collectives.is_identifiable:
+        return by_collectives
+    by_all = find(groups)
+    if not by_collectives.culprits:
+        return by_all
+    single = [culprit for culprit in by_all.culprits if len(culprit.ids) == 1]
+    culprits = tuple(
+        next((one for one in single if set(one.ids) < set(culprit.ids)), culprit) for culprit in by_collectives.culprits
+    )
+    is_settled = all(len(culprit.ids) == 1 for culprit in culprits)
+    return replace(
+        by_collectives,
+        culprits=culprits,
+        is_identifiable=is_settled or by_collectives.is_identifiable,
+        reason="" if is_settled else by_collectives.reason,
+    )
 
 
 def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns: float) -> LinkFindings:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hpcpace.core.pool import map_threads
-from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import checked, library, others_median
 from hpcpace.metrics.phases import innermost
 from hpcpace.metrics.recurrence import mean_interval
@@ -192,6 +192,8 @@ class Change:
         ranks: indices of the ranks whose local work or transfers are as usual; all if empty.
         positions: the only positions (`LocalWork.position`) concerned; all if empty.
         is_transfer: whether transfers are as usual, not local work.
+        factor: the part of transfers that is left, by rank and position, (num_ranks, num_positions), in place of their
+            usual time. Those over a slow link, for instance, are usual for their position.
         share: share of the excess that is removed, e.g. the share that one phase contributes.
         removed_ns: local work to remove from each rank, whether it is beyond usual or not, float64, (num_ranks,
             num_steps) or (num_ranks, 1). A slow stage, for instance, is usual for its role. It is removed in proportion
@@ -204,9 +206,31 @@ class Change:
     ranks: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
     is_transfer: bool = False
+    factor: Floats | None = None
     share: float = 1.0
     removed_ns: Floats | None = None
     is_at_begin: bool = False
+
+
+def links_change(graph: StepGraph, passes: Bools, kind: Ints, factor: float) -> Change:
+    """Return the change that makes transfers over slow links as fast as other transfers that are alike.
+
+    Args:
+        graph: the steps.
+        passes: which transfers pass the links, bool, (num_ranks, num_positions).
+        kind: transfers of one kind are alike, int64, likewise.
+        factor: the part that is left where no others are alike.
+    """
+    nodes = np.flatnonzero((graph.kind == TRANSFER) & (graph.rank >= 0))
+    at = graph.rank[nodes], graph.position[nodes]
+    weight_ns = np.median(graph.weight_ns[nodes], axis=1)
+    left = np.ones(passes.shape)
+    for value in np.unique(kind[passes]).tolist():
+        own, others = (weight_ns[(kind[at] == value) & (passes[at] == is_slow)] for is_slow in (True, False))
+        own, others = own[own > 0], others[others > 0]
+        part = float(np.median(others) / np.median(own)) if len(own) and len(others) else factor
+        left[passes & (kind == value)] = min(part, 1.0)
+    return Change(kind="links", id=0, is_transfer=True, factor=left)
 
 
 def stage_change(stage: int, ranks: Ints, work_ns: Floats, share: float) -> Change:
@@ -351,6 +375,11 @@ def _replaced(rebuilt: Rebuilt, change: Change) -> Replaced:
             own = weight_ns[bounds[rank] : bounds[rank + 1]]
             own[:] = _without(own, change.removed_ns[rank], is_at_begin=change.is_at_begin)
         return Replaced(nodes=nodes, weight_ns=weight_ns)
+    if change.factor is not None:
+        transfers = np.flatnonzero((graph.kind == TRANSFER) & (graph.rank >= 0))
+        factor = change.factor[graph.rank[transfers], graph.position[transfers]]
+        nodes = transfers[factor != 1.0]
+        return Replaced(nodes=nodes, weight_ns=graph.weight_ns[nodes] * factor[factor != 1.0][:, None])
     chosen = graph.kind == (TRANSFER if change.is_transfer else WORK)
     if change.ranks:
         chosen &= np.isin(graph.rank, change.ranks)

@@ -39,8 +39,9 @@ from hpcpace.metrics.flow_figures import (
     foreign_on_links,
 )
 from hpcpace.metrics.flow_links import FlowLimits, FlowThresholds, locate_by_flows
-from hpcpace.metrics.links import LinkFindings
+from hpcpace.metrics.links import LinkCulprit, LinkFindings
 from hpcpace.metrics.topology import Topology, unit_name
+from hpcpace.metrics.what_if import links_change
 
 _BITS = 8  # format: bits of a byte
 _MESSAGES = ("send", "recv")
@@ -289,7 +290,7 @@ def find_by_transfers(case: Case) -> list[DiagnosisFinding]:
     return [
         DiagnosisFinding(
             evidence=SlowLinkEvidence(effect=first.effect_share, share=share),
-            loss_share=share * first.effect_share / (1 + first.effect_share),
+            loss_share=_cost(case, links.culprits, share),
             confidence=confidence_of(first.p_value),
             culprits=tuple(
                 Culprit(kind="link", id=one.ids[0], aliases=one.aliases, effect=one.effect_share, interval=one.interval)
@@ -297,6 +298,20 @@ def find_by_transfers(case: Case) -> list[DiagnosisFinding]:
             ),
         )
     ]
+
+
+def _cost(case: Case, culprits: Sequence[LinkCulprit], share: float) -> float:
+    """Return what slow links cost as a share of the step time.
+
+    What rebuilt steps gain where transfers over them are as fast as others: in a pipeline a slow message delays all
+    stages. Where steps are not rebuilt, the excess of exposed transfer.
+    """
+    effect = culprits[0].effect_share
+    if case.steps is None or case.touches is None:
+        return share * effect / (1 + effect)
+    passes, kind = case.touches({name for one in culprits for name in one.ids})
+    gain = case.steps.gain(links_change(case.steps.graph, passes, kind, 1 / (1 + effect)))
+    return gain.gain_share * case.steps.measured_ns / case.panels.mean_time_ns
 
 
 def explains_transfers(case: Case) -> bool:
