@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell, with_reasons
 from hpcpace.core.pool import Team
-from hpcpace.core.text import NS_PER_S, format_duration
+from hpcpace.core.text import NS_PER_S, format_duration, rank_list
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.evidence import timed_traces
 from hpcpace.diagnosis.incomplete import contradictions_of, find_incomplete, problems_of, sound_stream
@@ -43,6 +44,9 @@ class CredibleThresholds(Thresholds, topic="credible"):
     max_apart_ns: int = number(NS_PER_S, "ns", "Time by which it may be behind however short steps are.")
     least_operations_share: float = number(
         0.5, "share", "Share of the operations of others of its role that a rank must have recorded."
+    )
+    max_steps_short_share: float = number(
+        0.1, "share", "Share of the steps that the trace of a rank may lack at its end before the verdict says so."
     )
 
 
@@ -207,6 +211,30 @@ class CredibleRun:
     end: RunEnd | None
 
     @property
+    def judged_steps(self) -> str:
+        """Which steps are judged, where traces of some ranks end long before the others'; else empty."""
+        used, ends = self.measured.chosen.step, self.early_ends
+        if not ends or not len(used):
+            return ""
+        last = max(int(trace.tables["steps"]["step"].max(initial=-1)) for trace in self.traces)
+        whose = "the trace of" if len(ends) == 1 else "the traces of"
+        return (
+            f"judged are steps {used[0]} to {used[-1]} of {last + 1}: {whose} {rank_list(ends)} "
+            f"{'ends' if len(ends) == 1 else 'end'} there"
+        )
+
+    @cached_property
+    def early_ends(self) -> tuple[int, ...]:
+        """Ranks whose traces lack many of the last steps of the others: what those did then is not judged."""
+        limit = self.measured.thresholds.of(CredibleThresholds).max_steps_short_share
+        last = {
+            trace.header.rank: int(trace.tables["steps"]["step"].max(initial=-1))
+            for trace in self.measured.timed.traces
+        }
+        num_steps = max(last.values()) - int(self.measured.panel.step[0]) + 1
+        return tuple(rank for rank, step in last.items() if max(last.values()) - step > limit * num_steps)
+
+    @property
     def absent(self) -> tuple[int, ...]:
         """Ranks that were not measured, and with which measured ones communicate."""
         return absent_ranks(self.measured.timed.traces, self.world_size)
@@ -282,7 +310,7 @@ def _measure_traces(
         timed, done = replace(measured.timed, traces=traces), measured.operations.completed
         incomplete = find_incomplete(timed, problems, missing=missing, hosts=hosts, done=done)
         end = find_end(timed, incomplete, done.opened, limits.of(RunEndThresholds))
-    return CredibleRun(
+    run = CredibleRun(
         world_size=world_size,
         traces=traces,
         missing=missing,
@@ -291,6 +319,9 @@ def _measure_traces(
         incomplete=incomplete,
         end=end,
     )
+    if not run.judged_steps:
+        return run
+    return replace(run, incomplete=replace(incomplete, problems=(*incomplete.problems, run.judged_steps)))
 
 
 def _problems_of(figures: OperationFigures) -> list[str]:

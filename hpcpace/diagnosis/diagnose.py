@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import ClassVar, NamedTuple, assert_never
 
 from hpcpace.core.text import percent, plural, rank_list
-from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding
+from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding, Evidence
 from hpcpace.diagnosis.topics import (
     communication,
     cores,
@@ -30,6 +30,7 @@ from hpcpace.diagnosis.topics import (
 from hpcpace.metrics.stragglers import MIN_STEPS, SearchObstacle
 
 _MAX_LIST_CHARS = 30  # display: a longer list of ranks is cut
+_MIN_COST = 0.0005  # display: less is said as 0.0 %
 
 
 class Needs(Enum):
@@ -232,7 +233,7 @@ def diagnose(case: Case) -> Diagnosis:
         if topic.needs.value <= known.value:
             found = topic.find(case)  # may drop earlier findings
             case.findings = [*case.findings, *found]
-    findings = sorted(_joined(case.findings), key=_place)
+    findings = sorted((each for each in _joined(case.findings) if _costs(each)), key=_place)
     if case.absent:
         findings = [finding for finding in findings if finding.evidence.needs_no_others]
     search = case.search
@@ -252,6 +253,12 @@ def _known(case: Case) -> Needs:
     if len(case.panels.times_ns) < case.settings.least_steps:
         return Needs.NOTHING
     return Needs.STEPS if case.panels.host_timed else Needs.OWN_WORK
+
+
+def _costs(finding: DiagnosisFinding) -> bool:
+    """Return whether a finding costs anything, or is a fault by itself: an end, a hang, a broken link."""
+    evidence = finding.evidence
+    return finding.loss_share >= _MIN_COST or evidence.precedence < Evidence.precedence or evidence.has_own_cause
 
 
 def _place(finding: DiagnosisFinding) -> tuple[float, float, bool]:

@@ -158,7 +158,9 @@ class JudgedRun:
         differences = gpu_differences(states, panels.role.tolist(), panels.rank.tolist(), limits)
         verdict = verdict_of(self.diagnosis, hosts=hosts, remarks=remarks)
         verdict = with_gpus(verdict, differences, self.diagnosis.late_ranks, hosts)
-        return with_end(verdict, self.credible.end, hosts)
+        verdict = with_end(verdict, self.credible.end, hosts)
+        judged = self.credible.judged_steps
+        return replace(verdict, headline=f"{verdict.headline}; {judged}") if judged else verdict
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from hpcpace.core.text import percent, place_name
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle, shortened_ranks
 from hpcpace.diagnosis.finding import DiagnosisFinding, Panels, Said, first_ranks
-from hpcpace.diagnosis.summary import AuditFigures, Causes, EndKind, Finding, Mode, RunEnd, Verdict
+from hpcpace.diagnosis.summary import AuditFigures, Causes, Culprit, EndKind, Finding, Mode, RunEnd, Verdict
 from hpcpace.diagnosis.topics.cores import CoreEvidence
 from hpcpace.diagnosis.topics.input import InputThresholds
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, bubble_remarks
@@ -44,7 +44,11 @@ def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Seque
     return Verdict(
         mode=str(first.mode),
         variety=first.variety,
-        culprits=tuple(culprit for finding in diagnosis.findings for culprit in finding.culprits),
+        culprits=tuple(
+            {
+                (each.kind, each.id): each for finding in diagnosis.findings[::-1] for each in finding.culprits[::-1]
+            }.values()
+        )[::-1],
         confidence=first.confidence,
         loss_share=first.loss_share,
         headline="; ".join([words.headline, *_absent(diagnosis)]),
@@ -53,6 +57,14 @@ def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Seque
         also=(*(other.headline for other in others), *remarks),
         findings=tuple(_summarized(finding) for finding in diagnosis.findings),
     )
+
+
+def _each_once(culprits: Sequence[Culprit]) -> tuple[Culprit, ...]:
+    """Return culprits without those that an earlier finding has named."""
+    first: dict[tuple[str, str], Culprit] = {}
+    for culprit in culprits:
+        first.setdefault((culprit.kind, culprit.id), culprit)
+    return tuple(first.values())
 
 
 def with_end(verdict: Verdict, end: RunEnd | None, hosts: Mapping[int, str]) -> Verdict:

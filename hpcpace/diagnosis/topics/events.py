@@ -196,7 +196,7 @@ def find_collection(case: Case) -> list[DiagnosisFinding]:
     share = float(panels.gc_ns.max(axis=0).mean()) / panels.mean_time_ns
     if share < case.settings.runtime_share:
         return []
-    interval = mean_share_interval(panels, panels.gc_ns)
+    interval = mean_share_interval(panels, panels.gc_ns.max(axis=0, keepdims=True))
     culprit = Culprit(kind="phase", id="gc", aliases=("phase gc",), effect=share, interval=interval)
     evidence = CollectionEvidence(share=share)
     return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=(culprit,))]

@@ -84,7 +84,7 @@ def skew_reading(row: SensitivityRow) -> str:
         return "longer when together: contention"
     if low > _MIN_SLOPE:
         return "longer when apart"
-    return "no dependence seen"
+    return "small" if high < 0 or low > 0 else "no dependence seen"
 
 
 def _rank_table(shown: Sequence[RankRow], kinds: Sequence[Kind]) -> Table:
