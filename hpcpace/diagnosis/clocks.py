@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
 from hpcpace.metrics.clock_suspects import (
@@ -29,6 +30,25 @@ _PARTS_PER_MILLION = 1e6  # format: units
 _ROUNDING_NS = RESOLUTION_NS["collectives"]["enter_ns"]
 DEVICE_ERROR_NS = 100_000
 """Format: error of device times. A thread that sees the device idle ties them to the host's; lengths are float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockThresholds(Thresholds, topic="clocks"):
+    """When clocks are doubted that no operation proves wrong."""
+
+    max_early_share: float = number(
+        0.01,
+        "share",
+        "Exits before the last enter beyond the half-widths, for each synchronising operation, up to which transfers "
+        "are judged. In an all_to_all a rank may leave early because it hears from no other, so they prove no clock "
+        "wrong; but whatever the reason, transfers that end before they begin are none.",
+    )
+
+
+def are_exits_early(clocks: Clocks, limits: ClockThresholds) -> bool:
+    """Return whether so many exits come before the last enter that transfers cannot be judged."""
+    num_early = sum(pair.num_unexplained for pair in clocks.pairs)
+    return num_early > limits.max_early_share * max(clocks.num_checked, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,6 +112,17 @@ class WrongClock(Obstacle):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlyExits(Obstacle):
+    """Ranks leave operations before others enter, so that transfers cannot be judged, and own work shows no fault."""
+
+    advice: ClassVar[str] = "see the clock error below"
+    words: ClassVar[str] = (
+        "ranks leave operations before others enter them: a clock is wrong, or they exchange nothing there, so "
+        "transfers cannot be judged; the ranks' own work shows no fault"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AbsentRanks(Obstacle):
     """Ranks without a trace may cause the waits of the others, and nothing that is certain explains the loss."""
 
@@ -278,6 +289,8 @@ def _obstacle(case: Case, known: Needs, *, is_noise_explained: bool) -> Obstacle
         return AbsentRanks()
     if case.is_clock_wrong:
         return WrongClock()
+    if case.are_exits_early:
+        return EarlyExits()
     return _obstacle_of_search(case, is_noise_explained=is_noise_explained) or _unmatched(case)
 
 

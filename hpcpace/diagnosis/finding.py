@@ -156,6 +156,7 @@ class Case:
         touches: which operations of the rebuilt steps pass some links, and which are alike; as `touching` returns them.
         crossing: groups that cross switches against those inside; None unless there are both.
         is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
+        are_exits_early: whether many ranks leave operations before others enter, likewise: a clock may be wrong.
         rebuilt: steps of the panels, which show what stragglers and slow stages cost; None if they were not rebuilt.
         absent: ranks with which those of the panels communicate, and of which nothing is known.
         end: what ended the run before its time; None where nothing did.
@@ -175,6 +176,7 @@ class Case:
     touches: Callable[[Collection[str]], tuple[Booleans, Int64s]] | None = None
     crossing: Locality | None = None
     is_clock_wrong: bool = False
+    are_exits_early: bool = False
     rebuilt: Rebuilt | None = None
     absent: Sequence[int] = ()
     end: RunEnd | None = None
@@ -188,6 +190,11 @@ class Case:
 
     def __post_init__(self) -> None:
         self.work_ns, self.rest = self.panels.work_ns, self.panels
+
+    @property
+    def are_transfers_known(self) -> bool:
+        """Whether transfers can be judged."""
+        return not (self.is_clock_wrong or self.are_exits_early)
 
     @property
     def steps(self) -> Rebuilt | None:

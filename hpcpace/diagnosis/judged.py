@@ -17,6 +17,7 @@ from hpcpace.audit.facts import Snapshot
 from hpcpace.core.config import Config, DiagnosisConfig
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.thresholds import Thresholds
+from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
 from hpcpace.diagnosis.close_up import touching
 from hpcpace.diagnosis.credible import CredibleRun
 from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
@@ -129,6 +130,7 @@ class JudgedRun:
                 touches=partial(touching, measured.close_up, places) if measured.close_up is not None else None,
                 crossing=locality(groups, places),
                 is_clock_wrong=clocks.num_wrong > 0,
+                are_exits_early=are_exits_early(clocks, self.limits(ClockThresholds)),
                 rebuilt=measured.rebuilt,
                 absent=self.credible.absent,
                 end=self.credible.end,

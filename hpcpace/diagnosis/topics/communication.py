@@ -144,7 +144,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     large share of transfer is the work that there is; of a job with stragglers, what would be left of it without them.
     """
     panels, settings, limits = case.panels, case.settings, case.thresholds.of(CommunicationThresholds)
-    if case.is_clock_wrong or explains_transfers(case):
+    if not case.are_transfers_known or explains_transfers(case):
         return []
     transfer = panels.transfer_ns.mean(axis=0)
     usual = float(np.quantile(transfer, _LOWER_QUARTILE))

@@ -276,7 +276,7 @@ def _culprit(fault: LinkFault, links: LinkFindings | None) -> Culprit:
 def find_by_transfers(case: Case) -> list[DiagnosisFinding]:
     """Return that groups across switches are slower, or a slow link, unless connections explain the transfers."""
     panels, links, crossing, settings = case.panels, case.links, case.crossing, case.settings
-    if case.is_clock_wrong or explains_transfers(case):
+    if not case.are_transfers_known or explains_transfers(case):
         return []
     share = float(panels.transfer_ns.mean(axis=0).mean()) / panels.mean_length_ns
     is_one_link = links is not None and any(len(culprit.ids) == 1 for culprit in links.culprits)
