@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import IdlePhase
 from hpcpace.diagnosis.incomplete import sound_stream
-from hpcpace.metrics.host_waits import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
+from hpcpace.metrics.host_waits import (
+    NO_PHASE,
+    Stretches,
+    UsualLength,
+    following_hosts,
+    idle_ns,
+    stretches_between_marks,
+    usual_lengths,
+)
 from hpcpace.metrics.operations import is_of_devices
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
@@ -88,7 +96,8 @@ def on_devices(traces: Sequence[RankTrace], limits: DeviceThresholds | None = No
     """
     views = [_on_device(trace, (limits or DeviceThresholds()).least_known_share) for trace in traces]
     changed = [index for index, view in enumerate(views) if is_on_device(view) and view is not traces[index]]
-    found = {index: _stretches(views[index], traces[index]) for index in changed}
+    stretches = [_stretches(views[index], traces[index]) for index in changed]
+    found = dict(zip(changed, following_hosts(stretches), strict=True)) if stretches else {}
     roles = {index: (traces[index].header.pp, traces[index].header.tp) for index in changed}
     usual = {
         role: usual_lengths(found[index] for index in changed if roles[index] == role) for role in set(roles.values())
@@ -230,7 +239,7 @@ def _with_idle(view: RankTrace, stretches: Stretches, usual: Mapping[int, UsualL
             HOST_BEGIN_COLUMN: begin_ns,
             HOST_END_COLUMN: end_ns,
             DURING_COLUMN: stretches.phase[chosen],
-            BOUNDED_COLUMN: ~np.isin(stretches.phase[chosen], list(usual)),
+            BOUNDED_COLUMN: ~np.isin(stretches.kind[chosen], list(usual)),
         }
         found.append(columns)
     return _with_rows(view, found)

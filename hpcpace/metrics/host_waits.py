@@ -13,7 +13,7 @@ only bounded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -119,8 +119,13 @@ def cpus_of(text: str) -> frozenset[int]:
 LEAD_NS = 50_000
 """Lead below which the device had run dry."""
 _LEAD_SHARE = 0.01  # of a stretch: a device that ends it so soon after its host had followed it
+_LAST_SHARE = 0.25  # of a stretch: the most that the last operation issued may take of it
+_STEADY_PART = 0.5  # of the spread of the host's time: a lead that changes by less does not depend on it
+_MIN_SPREAD = 0.002  # of a stretch: hosts that vary by less do not show what follows them
+_MIN_GROWTH = 0.03  # of a stretch: the growth of the lead from which the device sets the pace
 NO_PHASE = len(Phase)
 _PACED = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER, NO_PHASE)
+_MAX_PIECES = 8  # of a phase: more are alike
 _MIN_SAMPLES = 5
 _FARTHEST = 0.95
 
@@ -132,9 +137,12 @@ class Stretches:
     Attributes:
         step: its number.
         phase: innermost phase of the host there, `hpcpace.trace.schema.Phase`, NO_PHASE without one.
+        piece: number of the stretch within its phase, which nested phases cut into several.
         begin_ns, end_ns: on the device.
         is_dry_before, is_dry_after: whether the device had run dry at its begin and its end.
         collected_ns: how long the host collected garbage meanwhile.
+        host_ns: time between the marks on the host; empty where it is not known, as are the next two.
+        lead_before_ns, lead_after_ns: how far the host was ahead of the device at both marks.
     """
 
     step: Ints
@@ -144,6 +152,15 @@ class Stretches:
     is_dry_before: Bools
     is_dry_after: Bools
     collected_ns: Ints
+    host_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    lead_before_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    lead_after_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    piece: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def kind(self) -> Ints:
+        """Which stretches are alike: those of one piece of one phase, (num_stretches,)."""
+        return self.phase + (NO_PHASE + 1) * np.minimum(self.piece, _MAX_PIECES) if len(self.piece) else self.phase
 
     @property
     def length_ns(self) -> Ints:
@@ -168,6 +185,7 @@ def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], colle
     arrived, left = passed[first], passed[np.append(first[1:], len(order)) - 1]
     inside = innermost(phases[1], phases[2], edges)
     phase = np.append(phases[0].astype(np.int64), NO_PHASE)[inside]
+    piece = _pieces(inside)
     row = np.searchsorted(steps[1], edges[:-1], side="right") - 1
     is_used = (row >= 0) & (edges[:-1] < steps[2][row])
     least = np.maximum(LEAD_NS, _LEAD_SHARE * (arrived[1:] - left[:-1]))
@@ -180,7 +198,67 @@ def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], colle
         is_dry_before=((left - edges)[:-1] < least)[is_used],
         is_dry_after=((arrived - edges)[1:] < least)[is_used],
         collected_ns=collected[is_used],
+        host_ns=np.diff(edges)[is_used],
+        lead_before_ns=np.maximum((left - edges)[:-1], 0)[is_used],
+        lead_after_ns=np.maximum((arrived - edges)[1:], 0)[is_used],
+        piece=piece[is_used],
     )
+
+
+def _pieces(inside: Ints) -> Ints:
+    """Number the stretches of each phase from 0; `inside` is the phase of each stretch, (num_stretches,)."""
+    order = np.argsort(inside, kind="stable")
+    begins = np.flatnonzero(np.diff(inside[order], prepend=-2))
+    found = np.empty(len(inside), np.int64)
+    found[order] = np.arange(len(inside)) - np.repeat(begins, np.diff(np.append(begins, len(inside))))
+    return np.where(inside >= 0, found, 0)
+
+
+def following_hosts(of_ranks: Sequence[Stretches]) -> list[Stretches]:
+    """Return stretches that are also dry where devices follow their hosts operation by operation.
+
+    Where hosts issue more slowly than devices work, a device is idle before each operation, and when its host has
+    issued the last one, that is all that is left to do: the lead at the end is short, and does not depend on how long
+    the host took. Where devices set the pace, the lead is what the host took less, and varies with it. Ranks wait for
+    each other, so one slow host at a time suffices, and the shortest lead of all ranks counts.
+
+    Args:
+        of_ranks: all ranks of a job.
+    """
+    step, kind, length, host, before, after = (
+        np.concatenate([getattr(each, name) for each in of_ranks])
+        for name in ("step", "kind", "length_ns", "host_ns", "lead_before_ns", "lead_after_ns")
+    )
+    phase = np.concatenate([each.phase for each in of_ranks])
+    is_following = np.zeros(len(step), np.bool_)
+    for number in np.unique(kind[np.isin(phase, _PACED)]).tolist():
+        rows = np.flatnonzero(kind == number)
+        numbers, at = np.unique(step[rows], return_inverse=True)
+        if len(numbers) < _MIN_SAMPLES:
+            continue
+        shortest = np.full((2, len(numbers)), np.iinfo(np.int64).max)
+        for values, lead in zip(shortest, (before, after), strict=True):
+            np.minimum.at(values, at, lead[rows])
+        usual_ns = max(float(np.median(length[rows])), 1.0)
+        host_spread, lead_spread = _spread(host[rows]), _spread(shortest[1])
+        is_steady = (
+            lead_spread <= _STEADY_PART * host_spread
+            if host_spread > _MIN_SPREAD * usual_ns
+            else np.median(shortest[1] - shortest[0]) <= _MIN_GROWTH * usual_ns
+        )
+        if np.median(shortest[1]) <= _LAST_SHARE * usual_ns and is_steady:
+            is_following[rows] = after[rows] <= 2 * _LAST_SHARE * length[rows]
+    ends = np.cumsum([len(each.step) for each in of_ranks])
+    return [
+        replace(each, is_dry_before=each.is_dry_before | own, is_dry_after=each.is_dry_after | own)
+        for each, own in zip(of_ranks, np.split(is_following, ends[:-1]), strict=True)
+    ]
+
+
+def _spread(values: Ints) -> float:
+    """Return by how much the median exceeds the least tenth: a device that waits for others has longer leads, too."""
+    low, median = np.quantile(values, (0.1, 0.5))
+    return float(median - low)
 
 
 def _covered_until(begin_ns: Ints, end_ns: Ints, times_ns: Ints) -> Ints:
@@ -200,14 +278,14 @@ class UsualLength:
 
 
 def usual_lengths(of_role: Iterable[Stretches]) -> dict[int, UsualLength]:
-    """Return the usual length by phase, of the phases of which enough stretches are known; `of_role` is by rank."""
+    """Return the usual length by kind, of the kinds of which enough stretches are known; `of_role` is by rank."""
     found = list(of_role)
-    phase = np.concatenate([each.phase for each in found])
+    kind, phase = (np.concatenate([getattr(each, name) for each in found]) for name in ("kind", "phase"))
     length = np.concatenate([each.length_ns for each in found])
     is_own = np.concatenate([~each.is_dry_after & (each.collected_ns == 0) for each in found])
     usual = {}
-    for number in _PACED:
-        lengths = length[is_own & (phase == number)]
+    for number in np.unique(kind[np.isin(phase, _PACED)]).tolist():
+        lengths = length[is_own & (kind == number)]
         if len(lengths) >= _MIN_SAMPLES:
             median, most = np.quantile(lengths, (0.5, _FARTHEST))
             usual[int(number)] = UsualLength(median_ns=float(median), most_ns=float(most))
@@ -224,17 +302,20 @@ def idle_ns(stretches: Stretches, usual: Mapping[int, UsualLength]) -> tuple[Int
 
     Args:
         stretches: of a rank.
-        usual: by phase, from `usual_lengths`.
+        usual: by kind, from `usual_lengths`.
 
     Returns:
         Both int64, (num_stretches,).
     """
-    median, most = np.full((2, NO_PHASE + 1), np.nan)
-    for phase, each in usual.items():
-        median[phase], most[phase] = each.median_ns, each.most_ns
+    kinds, index = np.unique(stretches.kind, return_inverse=True)
+    none = UsualLength(median_ns=np.nan, most_ns=np.nan)
+    median = np.array([usual.get(kind, none).median_ns for kind in kinds.tolist()])[index]
+    most = np.array([usual.get(kind, none).most_ns for kind in kinds.tolist()])[index]
     length = stretches.length_ns.astype(np.float64)
-    beyond = np.maximum(length - np.nan_to_num(median[stretches.phase]), 0.0)
-    is_far = length > most[stretches.phase]
+    beyond = np.maximum(length - np.nan_to_num(median), 0.0)
+    if len(stretches.host_ns):  # what was issued before and left after is work
+        beyond = np.clip(length - stretches.lead_before_ns - stretches.lead_after_ns, 0.0, beyond)
+    is_far = length > most
     is_paced = np.isin(stretches.phase, _PACED)
     if not np.isin((Phase.FORWARD, Phase.BACKWARD), stretches.phase).all():
         is_paced &= ~np.isin(stretches.phase, (Phase.OTHER, NO_PHASE))

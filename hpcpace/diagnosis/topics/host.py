@@ -30,6 +30,11 @@ class HostThresholds(Thresholds, topic="host"):
     least_phase_share: float = number(
         0.2, "share", "Share of all idle time that a phase must hold to be named: less helps nobody to find the cause."
     )
+    bounded_part: float = number(
+        0.5,
+        "share",
+        "Part of an upper bound on idle time that counts when findings are ranked: a certain cost comes first.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +106,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
             evidence=evidence,
             loss_share=gain_ns / panels.mean_time_ns,
             confidence=_BOUNDED_CONFIDENCE if is_bound else _CONFIDENCE,
+            counted_part=case.thresholds.of(HostThresholds).bounded_part if is_bound else 1.0,
             culprits=tuple(
                 Culprit(kind="phase", id=each.phase, aliases=(f"phase {each.phase}",), effect=share, interval=interval)
                 for each in idle[:1]
