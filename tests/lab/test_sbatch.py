@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cases import only_nightly
+from cases import ALL_SEEDS, only_nightly
 
 from experiments.lab_jobs import JobQueue, SlurmJob
 from hpcpace.core.errors import TraceError
@@ -83,14 +83,16 @@ def test_job_whose_rank_is_killed_fails_soon_and_still_reports(lab: Lab, queue: 
 
 @pytest.mark.parametrize(
     ("command", "state"),
-    [
-        (("scancel", "{job}"), "CANCELLED"),
-        # A limit that is over now, for Slurm counts limits in minutes.
-        (("scontrol", "update", "JobId={job}", "EndTime=now"), "TIMEOUT"),
-        # What `sbatch --signal=B:TERM@60` does a minute before the limit.
-        (("scancel", "--batch", "--signal=TERM", "{job}"), "FAILED"),
-    ],
-    ids=["scancel", "time limit", "signal to the script"],
+    only_nightly(
+        [
+            # A limit that is over now, for Slurm counts limits in minutes.
+            (("scontrol", "update", "JobId={job}", "EndTime=now"), "TIMEOUT"),
+            # What `sbatch --signal=B:TERM@60` does a minute before the limit.
+            (("scancel", "--batch", "--signal=TERM", "{job}"), "FAILED"),
+        ],
+        [(("scancel", "{job}"), "CANCELLED")],
+    ),
+    ids=["time limit", "signal to the script", "scancel"][: 3 if ALL_SEEDS.get() else 2],
 )
 def test_job_that_is_told_to_end_reports_first(
     queue: JobQueue, tmp_path: Path, command: tuple[str, ...], state: str

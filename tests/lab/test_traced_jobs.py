@@ -9,6 +9,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import only_nightly
 
 from experiments.lab_jobs import JobQueue
 from hpcpace.core.rundir import open_run
@@ -81,7 +82,9 @@ def test_a_job_says_behind_its_own_comment_how_fast_it_was(queue: JobQueue, tmp_
     assert re.search(r"Comment=of the user; hpcpace: 6 steps of .*, see hpcpace report", shown), shown
 
 
-@pytest.mark.parametrize("is_below", [True, False], ids=["trace torchrun", "torchrun trace"])
+@pytest.mark.parametrize(
+    "is_below", only_nightly([True], [False]), ids=lambda is_below: "trace torchrun" if is_below else "torchrun trace"
+)
 def test_torchrun_under_srun_is_one_run(queue: JobQueue, tmp_path: Path, is_below: bool) -> None:
     torchrun = (*TORCHRUN, "--rdzv-endpoint", f"n1:{29522 + is_below}")
     program = (*TRACE, *torchrun, SCRIPT, "0") if is_below else (*torchrun, *TRACE, SCRIPT, "0")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import only_nightly
 
 from experiments.lab_jobs import JobQueue
 from hpcpace.core.rundir import open_run
@@ -48,14 +49,18 @@ def first_line(queue: JobQueue, run: Path, *options: str, environ: Mapping[str, 
 
 @pytest.mark.parametrize(
     ("mpi", "environ", "said"),
-    [
-        ("pmi2", {}, "ranks from Slurm (srun --mpi=pmi2), clocks over MPI (MPICH "),
-        ("pmix", OPEN_MPI, "ranks from Slurm (srun --mpi=pmix), clocks over MPI (Open MPI "),
-        ("none", {}, f"ranks from Slurm (srun --mpi=none){NOT_USED}MPICH "),
-        ("none", OPEN_MPI, f"ranks from Slurm (srun --mpi=none){NOT_USED}Open MPI "),
-        ("pmix", {}, f"ranks from Slurm (srun --mpi=pmix){NOT_USED}MPICH "),
-        ("pmi2", OPEN_MPI, f"ranks from Slurm (srun --mpi=pmi2){NOT_USED}Open MPI "),
-    ],
+    only_nightly(
+        [
+            ("pmi2", {}, "ranks from Slurm (srun --mpi=pmi2), clocks over MPI (MPICH "),
+            ("pmix", OPEN_MPI, "ranks from Slurm (srun --mpi=pmix), clocks over MPI (Open MPI "),
+            ("pmix", {}, f"ranks from Slurm (srun --mpi=pmix){NOT_USED}MPICH "),
+        ],
+        [
+            ("none", {}, f"ranks from Slurm (srun --mpi=none){NOT_USED}MPICH "),
+            ("none", OPEN_MPI, f"ranks from Slurm (srun --mpi=none){NOT_USED}Open MPI "),
+            ("pmi2", OPEN_MPI, f"ranks from Slurm (srun --mpi=pmi2){NOT_USED}Open MPI "),
+        ],
+    ),
 )
 def test_training_runs_with_each_mpi_and_each_srun(
     queue: JobQueue, tmp_path: Path, mpi: str, environ: dict[str, str], said: str
@@ -63,7 +68,7 @@ def test_training_runs_with_each_mpi_and_each_srun(
     assert first_line(queue, tmp_path / "run", f"--mpi={mpi}", environ=environ).startswith(said)
 
 
-@pytest.mark.parametrize("mpi", ["pmi2", "none"])
+@pytest.mark.parametrize("mpi", only_nightly(["pmi2"], ["none"]))
 def test_training_needs_no_mpi4py(
     lab: Lab, queue: JobQueue, tmp_path: Path, no_mpi4py: Mapping[str, str], mpi: str
 ) -> None:
