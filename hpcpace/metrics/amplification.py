@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.resampling import MeanTest, block_length, lag_one, mean_above_zero, moving_block_bootstrap
+from hpcpace.metrics.resampling import block_length, chance_above_zero, lag_one, moving_block_bootstrap
 
 _FEWEST_OPERATIONS = 10
 
@@ -23,13 +23,12 @@ class BoundSwitches:
     """What the steps are bound by.
 
     Attributes:
-        compute_share: share of steps in the compute-bound regime.
-        communication_share: share in the communication-bound regime; both 0 if no step is decided.
+        compute_share: share of steps in the compute-bound regime, the others being communication-bound; 0 if no step is
+            decided.
         num_switches: how often one regime follows the other.
     """
 
     compute_share: float
-    communication_share: float
     num_switches: int
 
 
@@ -65,13 +64,11 @@ def bound_switches(compute_ns: Floats, communication_ns: Floats, *, hysteresis: 
     is_communication = communication_ns > (1 + hysteresis) * compute_ns
     decided = np.flatnonzero(is_compute | is_communication)
     if not len(decided):
-        return BoundSwitches(compute_share=0.0, communication_share=0.0, num_switches=0)
+        return BoundSwitches(compute_share=0.0, num_switches=0)
     last = np.maximum(np.searchsorted(decided, np.arange(num_steps), side="right") - 1, 0)
     compute = is_compute[decided[last]]
-    share = float(compute.mean())
-    return BoundSwitches(
-        compute_share=share, communication_share=1.0 - share, num_switches=int((compute[1:] != compute[:-1]).sum())
-    )
+    num_switches = int((compute[1:] != compute[:-1]).sum())
+    return BoundSwitches(compute_share=float(compute.mean()), num_switches=num_switches)
 
 
 def collective_sensitivity(
@@ -139,30 +136,19 @@ class Amplification:
 
     Attributes:
         amplification: A = E[max] / E[mean]; 1 means none.
-        low, high: its 95 % interval, moving-block bootstrap over steps; None for fewer than 8 steps.
+        interval: its 95 % interval, moving-block bootstrap over steps; None for fewer than 8 steps.
         persistent: A_p = max E[c] / mean E[c], a slow rank.
         transient: A_t = E[max] / max E[c] >= 1, jitter proper; amplification = persistent * transient.
-        mean_ns: E[mean].
-        loss_ns: E[max] - E[mean], the sum of the two below.
-        persistent_ns: max E[c] - mean E[c].
-        transient_ns: E[max] - max E[c].
+        loss_ns: E[max] - E[mean].
         persistent_null: A_p expected from noise alone, without any slow rank; None for fewer than 8 steps.
-        persistent_p_value: probability that noise alone gives as large an A_p; None if the null is.
-        slowest: the rank with the largest mean in each segment, int64, (num_segments,).
     """
 
     amplification: float
-    low: float | None
-    high: float | None
+    interval: tuple[float, float] | None
     persistent: float
     transient: float
-    mean_ns: float
     loss_ns: float
-    persistent_ns: float
-    transient_ns: float
     persistent_null: float | None
-    persistent_p_value: float | None
-    slowest: Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,22 +193,13 @@ def amplification(work_ns: Floats, *, seed: int = 0, num_draws: int = 99) -> Amp
     largest = max(float(largest_ns.mean(axis=0).sum()), worst)
     interval = moving_block_bootstrap(np.column_stack([largest_ns.sum(axis=1), mean_ns.sum(axis=1)]), _ratio, seed=seed)
     null_ns = _persistent_null(work_ns - mean_ns, num_draws, np.random.default_rng(seed))
-    p_value = None
-    if null_ns is not None:
-        p_value = float((1 + (null_ns >= worst - mean - 1e-12 * mean).sum()) / (1 + len(null_ns)))
     return Amplification(
         amplification=largest / mean,
-        low=None if interval is None else max(float(interval[0]), 1.0),
-        high=None if interval is None else float(interval[1]),
+        interval=None if interval is None else (max(float(interval[0]), 1.0), float(interval[1])),
         persistent=worst / mean,
         transient=largest / worst,
-        mean_ns=mean,
         loss_ns=largest - mean,
-        persistent_ns=worst - mean,
-        transient_ns=largest - worst,
         persistent_null=None if null_ns is None else 1 + float(null_ns.mean()) / mean,
-        persistent_p_value=p_value,
-        slowest=of_rank_ns.argmax(axis=0),
     )
 
 
@@ -332,22 +309,6 @@ _NUM_FIRST_STEPS = 250
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedNoise:
-    """Whether the ranks of a node share their noise.
-
-    Attributes:
-        is_shared: the p-value is below 0.01 and the correlation above 0.05.
-        correlation: intraclass correlation of the residuals within nodes; None if no node has two ranks, or with only
-            one node.
-        p_value: one-sided, that the correlation is above 0 by chance; None if it is, or for fewer than 8 steps.
-    """
-
-    is_shared: bool
-    correlation: float | None
-    p_value: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorkParts:
     """The parts of work: work = location + rank effect + residual, up to the small-number correction of the residual.
 
@@ -359,7 +320,7 @@ class WorkParts:
         unit: the unit that each rank belongs to, 0, 1, ...: its node if ranks of a node share noise, else the rank
             itself, int64, (num_ranks,).
         num_units: number of units.
-        shared: how the units were chosen.
+        is_node_unit: whether nodes are the units.
     """
 
     location_ns: Floats
@@ -368,11 +329,11 @@ class WorkParts:
     residual_ns: Floats
     unit: Ints
     num_units: int
-    shared: SharedNoise
+    is_node_unit: bool
 
 
-def shared_noise(deviation_ns: Floats, node: Ints) -> SharedNoise:
-    """Return whether the ranks of a node share their noise.
+def shared_noise(deviation_ns: Floats, node: Ints) -> tuple[float, float] | None:
+    """Return how the noise of ranks within nodes correlates, and the probability of such a correlation by chance.
 
     Each step gives mean squares between nodes and within them (one-way analysis of variance). The correlation is
     (MSB - MSW) / (MSB + (k0 - 1) MSW), ICC(1) of Shrout & Fleiss 1979 with k0 of Donner 1986 for unequal nodes. The
@@ -381,11 +342,14 @@ def shared_noise(deviation_ns: Floats, node: Ints) -> SharedNoise:
     Args:
         deviation_ns: work per step less the rank's mean, float64, (num_ranks, num_steps).
         node: index of the host, int64, (num_ranks,).
+
+    Returns:
+        None if no node has two ranks, with only one node, and for fewer than 8 steps or constant work.
     """
     _, unit, size = np.unique(node, return_inverse=True, return_counts=True)
     num_ranks, num_nodes = len(node), len(size)
     if num_nodes < 2 or num_nodes == num_ranks or deviation_ns.shape[1] == 0:
-        return SharedNoise(is_shared=False, correlation=None, p_value=None)
+        return None
     node_mean = unit_means(deviation_ns, unit, num_nodes)
     grand = deviation_ns.mean(axis=0)
     within = np.einsum("ri,ri->i", deviation_ns, deviation_ns) - size @ node_mean**2
@@ -393,12 +357,8 @@ def shared_noise(deviation_ns: Floats, node: Ints) -> SharedNoise:
     within = np.maximum(within, 0.0) / (num_ranks - num_nodes)
     typical = (num_ranks - (size**2).sum() / num_ranks) / (num_nodes - 1)
     total = float(between.mean() + (typical - 1) * within.mean())
-    tested: MeanTest | None = mean_above_zero(between - within)
-    if total <= 0.0 or tested is None:
-        return SharedNoise(is_shared=False, correlation=None, p_value=None)
-    correlation = float(between.mean() - within.mean()) / total
-    is_shared = tested.p_value < _SHARED_P_VALUE and correlation > _SHARED_CORRELATION
-    return SharedNoise(is_shared=is_shared, correlation=correlation, p_value=tested.p_value)
+    chance = chance_above_zero(between - within)
+    return None if total <= 0.0 or chance is None else (float(between.mean() - within.mean()) / total, chance)
 
 
 def split_work(work_ns: Floats, node: Ints, *, seed: int = 0) -> WorkParts | None:
@@ -425,7 +385,8 @@ def split_work(work_ns: Floats, node: Ints, *, seed: int = 0) -> WorkParts | Non
         return None
     per_step = work_ns.sum(axis=2)
     shared = shared_noise(per_step - per_step.mean(axis=1, keepdims=True), node)
-    unit = np.unique(node, return_inverse=True)[1] if shared.is_shared else np.arange(num_ranks)
+    is_node_unit = shared is not None and shared[0] > _SHARED_CORRELATION and shared[1] < _SHARED_P_VALUE
+    unit = np.unique(node, return_inverse=True)[1] if is_node_unit else np.arange(num_ranks)
     num_units = int(unit.max()) + 1
     median_ns = np.median(work_ns, axis=0)
     shared_ns = median_ns - median_ns.mean(axis=0)
@@ -447,7 +408,7 @@ def split_work(work_ns: Floats, node: Ints, *, seed: int = 0) -> WorkParts | Non
         residual_ns=residual,
         unit=unit,
         num_units=num_units,
-        shared=shared,
+        is_node_unit=is_node_unit,
     )
 
 
@@ -478,19 +439,19 @@ def unit_means(values: Floats, unit: Ints, num_units: int) -> Floats:
     """Return the mean over the ranks of each unit, (num_units, ...), of values with ranks first."""
     if num_units == len(unit):
         return values[np.argsort(unit)]
-    by_unit = np.argsort(unit, kind="stable")
-    starts = np.searchsorted(unit[by_unit], np.arange(num_units))
-    size = np.diff(np.append(starts, len(unit))).reshape(-1, *[1] * (values.ndim - 1))
-    return np.asarray(np.add.reduceat(values[by_unit], starts, axis=0) / size)
+    size = np.bincount(unit, minlength=num_units).reshape(-1, *[1] * (values.ndim - 1))
+    return np.asarray(_over_units(np.add, values, unit, num_units) / size)
 
 
 def unit_maxima(values: Floats, unit: Ints, num_units: int) -> Floats:
     """Return the maximum over the ranks of each unit, (num_units, ...), of values with ranks first."""
-    if num_units == len(unit):
-        return values[np.argsort(unit)]
+    return values[np.argsort(unit)] if num_units == len(unit) else _over_units(np.maximum, values, unit, num_units)
+
+
+def _over_units(function: np.ufunc, values: Floats, unit: Ints, num_units: int) -> Floats:
     by_unit = np.argsort(unit, kind="stable")
     starts = np.searchsorted(unit[by_unit], np.arange(num_units))
-    return np.asarray(np.maximum.reduceat(values[by_unit], starts, axis=0))
+    return np.asarray(function.reduceat(values[by_unit], starts, axis=0))
 
 
 def _weight(work_ns: Floats, shared_ns: Floats, unit: Ints, weight: Floats, generator: np.random.Generator) -> Floats:

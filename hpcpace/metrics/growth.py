@@ -17,14 +17,13 @@ import numpy as np
 from scipy.special import gammaln
 
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.amplification import SharedNoise, WorkParts, deal, dealt, split_work, unit_maxima
-from hpcpace.metrics.resampling import block_length, lag_one, moving_block_bootstrap
+from hpcpace.metrics.amplification import WorkParts, deal, dealt, split_work, unit_maxima
+from hpcpace.metrics.resampling import Estimate, block_length, lag_one, moving_block_bootstrap
 
 MAX_ELEMENTS = 160_000_000
 """The most values that all draws of a null model may shuffle together; beyond it, fewer draws are made."""
 FEWEST_DRAWS = 39
 """Draws that are always made: the two outermost of them bound 95 %."""
-_NUM_UNSHARED_DRAWS = 3
 
 
 class Comparison(StrEnum):
@@ -40,37 +39,16 @@ class NullModel:
     """The measured loss against that of independent units.
 
     Attributes:
-        observed_loss_ns: E[max] - E[mean] per step, summed over segments.
-        expected_loss_ns: the same for independent units, mean over draws.
-        low_ns, high_ns: interval of 95 % of the draws.
-        unshared_loss_ns: the loss if what all ranks share also hit each unit independently; far above the measured loss
-            if the noise is common mode.
-        observed, expected, low, high: the same losses as amplification, 1 + loss / mean work.
+        amplification: that of independent units: the mean over draws with 95 % of them.
         comparison: where the measured loss is: outside the interval by more than the tolerance, or within it. The
             tolerance is weight / num_units of the expected loss, because few units cannot separate what they share
             from their own noise.
-        p_value: two-sided, allowing for the tolerance; at least 1 / (num_draws + 1).
-        num_draws: draws made, fewer than asked for if the data are large.
         is_node_unit: whether nodes, not ranks, were taken as independent units.
-        num_units: number of units.
-        shared: how the units were chosen.
     """
 
-    observed_loss_ns: float
-    expected_loss_ns: float
-    low_ns: float
-    high_ns: float
-    unshared_loss_ns: float
-    observed: float
-    expected: float
-    low: float
-    high: float
+    amplification: Estimate
     comparison: Comparison
-    p_value: float
-    num_draws: int
     is_node_unit: bool
-    num_units: int
-    shared: SharedNoise
 
 
 def null_model(
@@ -98,22 +76,24 @@ def null_model(
     num_draws = min(num_draws, max(FEWEST_DRAWS, MAX_ELEMENTS // work_ns.size))
     generator = np.random.default_rng([seed, 1])
     length = serial_length(parts.residual_ns)
-
-    def losses_ns(values: Floats, num_draws: int) -> Floats:
-        losses = np.empty(num_draws)
-        for draw in range(num_draws):
-            order = deal(parts.num_units, work_ns.shape[1], length, generator)[parts.unit]
-            losses[draw] = dealt(values, order).max(axis=0).mean(axis=0).sum() - mean_ns
-        return losses
-
-    base_ns = float(parts.location_ns.mean(axis=0).sum())
-    return _compared(
-        parts,
-        observed_ns=float(work_ns.max(axis=0).mean(axis=0).sum()) - mean_ns,
-        losses_ns=losses_ns(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], num_draws) + base_ns,
-        unshared_ns=float(losses_ns(work_ns, _NUM_UNSHARED_DRAWS).mean()),
-        mean_ns=mean_ns,
-    )
+    values = parts.residual_ns + parts.rank_effect_ns[:, np.newaxis]
+    losses_ns = np.empty(num_draws)
+    for draw in range(num_draws):
+        order = deal(parts.num_units, work_ns.shape[1], length, generator)[parts.unit]
+        losses_ns[draw] = dealt(values, order).max(axis=0).mean(axis=0).sum() - mean_ns
+    losses_ns += float(parts.location_ns.mean(axis=0).sum())
+    observed_ns = float(work_ns.max(axis=0).mean(axis=0).sum()) - mean_ns
+    low_ns, high_ns = np.quantile(losses_ns, (0.025, 0.975))
+    expected = Estimate(value=float(losses_ns.mean()), low=float(low_ns), high=float(high_ns))
+    # Allow for rounding: with constant work all losses are equal.
+    allowed_ns = float(parts.weight.max()) / parts.num_units * abs(expected.value) + 1e-9 * mean_ns
+    comparison = Comparison.WITHIN
+    if observed_ns > expected.high + allowed_ns:
+        comparison = Comparison.ABOVE
+    elif observed_ns < expected.low - allowed_ns:
+        comparison = Comparison.BELOW
+    amplification = expected.through(lambda loss_ns: 1 + loss_ns / mean_ns)
+    return NullModel(amplification=amplification, comparison=comparison, is_node_unit=parts.is_node_unit)
 
 
 def serial_length(residual_ns: Floats) -> int:
@@ -124,40 +104,6 @@ def serial_length(residual_ns: Floats) -> int:
     """
     correlation = lag_one(residual_ns.sum(axis=2).T)
     return block_length(residual_ns.shape[1], correlation, shortest=1) if correlation > 0.1 else 1
-
-
-def _compared(
-    parts: WorkParts, *, observed_ns: float, losses_ns: Floats, unshared_ns: float, mean_ns: float
-) -> NullModel:
-    expected = float(losses_ns.mean())
-    low, high = (float(value) for value in np.quantile(losses_ns, (0.025, 0.975)))
-    tolerance = float(parts.weight.max()) / parts.num_units * abs(expected)
-    # Allow for rounding: with constant work all losses are equal.
-    allowed = tolerance + 1e-9 * mean_ns
-    if observed_ns > high + allowed:
-        comparison = Comparison.ABOVE
-    elif observed_ns < low - allowed:
-        comparison = Comparison.BELOW
-    else:
-        comparison = Comparison.WITHIN
-    as_far = int((np.abs(losses_ns - expected) >= abs(observed_ns - expected) - allowed).sum())
-    return NullModel(
-        observed_loss_ns=observed_ns,
-        expected_loss_ns=expected,
-        low_ns=low,
-        high_ns=high,
-        unshared_loss_ns=unshared_ns,
-        observed=1 + observed_ns / mean_ns,
-        expected=1 + expected / mean_ns,
-        low=1 + low / mean_ns,
-        high=1 + high / mean_ns,
-        comparison=comparison,
-        p_value=(1 + as_far) / (1 + len(losses_ns)),
-        num_draws=len(losses_ns),
-        is_node_unit=parts.shared.is_shared,
-        num_units=parts.num_units,
-        shared=parts.shared,
-    )
 
 
 MAX_POINTS = 32
@@ -178,8 +124,7 @@ class GrowthCurve:
         exponent: gamma, slope of ln(A(k) - 1) of residuals over ln k in the upper half; None if A(k) - 1 is not above
             0 there, or for fewer than 2 points. Near 0 for bounded noise, about 1 / index for heavy tails, 1 for rare
             events; light tails of few units are still above their limit (normal 0.12 up to 1,024 units).
-        exponent_low, exponent_high: its 95 % interval; None if the exponent is.
-        null_exponent: the slope of the null.
+        exponent_interval: its 95 % interval; None if the exponent is.
     """
 
     k: Ints
@@ -188,9 +133,7 @@ class GrowthCurve:
     high: Floats | None
     null: Floats | None
     exponent: float | None
-    exponent_low: float | None
-    exponent_high: float | None
-    null_exponent: float | None
+    exponent_interval: tuple[float, float] | None
 
 
 def default_points(num_units: int) -> Ints:
@@ -261,21 +204,21 @@ def growth_curve(
     maxima = expected_maxima(residual_ns, k) / mean_ns
     excess = maxima.mean(axis=0)
     interval = moving_block_bootstrap(maxima, seed=seed, num_draws=num_draws)
-    exponent = _number(_slopes(k, excess[np.newaxis])[0])
-    exponents = None
+    slope = float(_slopes(k, excess[np.newaxis])[0])
+    exponent = None if np.isnan(slope) else slope
+    interval_of_exponent = None
     if exponent is not None:
         exponents = moving_block_bootstrap(maxima, lambda means: _slopes(k, means), seed=seed, num_draws=num_draws)
-    null = None if null_ns is None else null_ns / mean_ns
+        if exponents is not None and not np.isnan(exponents).any():
+            interval_of_exponent = (float(exponents[0]), float(exponents[1]))
     return GrowthCurve(
         k=k,
         amplification=1 + excess,
         low=None if interval is None else 1 + interval[0],
         high=None if interval is None else 1 + interval[1],
-        null=None if null is None else 1 + null,
+        null=None if null_ns is None else 1 + null_ns / mean_ns,
         exponent=exponent,
-        exponent_low=None if exponents is None else _number(exponents[0]),
-        exponent_high=None if exponents is None else _number(exponents[1]),
-        null_exponent=None if null is None else _number(_slopes(k, null[np.newaxis])[0]),
+        exponent_interval=interval_of_exponent,
     )
 
 
@@ -364,7 +307,3 @@ def _slopes(k: Ints, excess: Floats) -> Floats:
     is_growing = (values > 1e-12).all(axis=1)
     logarithm = np.log(np.where(values > 1e-12, values, 1.0))
     return np.where(is_growing, logarithm @ upper / (upper @ upper), np.nan)
-
-
-def _number(value: Floats | np.float64) -> float | None:
-    return None if np.isnan(value) else float(value)

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import OWN_WORK, Part
-from hpcpace.metrics.resampling import block_means, half_width, trimmed_mean
+from hpcpace.metrics.resampling import Estimate, block_means, half_width, trimmed_mean
 
 _MAX_BLOCKS = 20
 _LEVEL = 0.05
@@ -288,25 +288,24 @@ class WorkExcess:
     of_block: Floats
     num_compared: int
 
-    def of(self, ranks: Sequence[int]) -> tuple[float, tuple[float, float]] | None:
-        """Return the mean excess of some ranks, by index, and its 95 % interval; None if none of them is compared."""
+    def of(self, ranks: Sequence[int]) -> Estimate | None:
+        """Return the mean excess of some ranks, by index; None if none of them is compared."""
         found = self.of_block[list(ranks)]
         found = found[np.isfinite(found).all(axis=1)]
         if not len(found):
             return None
         blocks = found.mean(axis=0)
-        share, half = float(blocks.mean()), half_width(_error(blocks), len(blocks))
-        return share, (share - half, share + half)
+        return Estimate.around(float(blocks.mean()), half_width(_error(blocks), len(blocks)))
 
     def of_rank(self, rank: int) -> Excess | None:
         """Return the excess of one rank, by index; None if it is not compared."""
         found = self.of([rank])
         if found is None:
             return None
-        share, interval = found
         blocks = self.of_block[rank]
         noise = float(stdtrit(len(blocks) - 1, 1 - NOISE_LEVEL / max(self.num_compared, 1))) * _error(blocks)
-        return Excess(share=share, interval=interval, noise=noise, is_marked=share > max(EXCESS_FLOOR, noise))
+        is_marked = found.value > max(EXCESS_FLOOR, noise)
+        return Excess(share=found.value, interval=found.interval, noise=noise, is_marked=is_marked)
 
 
 def excess_over_role(work_ns: Floats, role: Ints, is_slow: Bools | None = None) -> WorkExcess:

@@ -12,7 +12,7 @@ pass that of all backward passes, and so on; a transfer takes its usual time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,7 @@ from hpcpace.core.pool import map_threads
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.kernels import checked, library, others_median
 from hpcpace.metrics.phases import innermost
-from hpcpace.metrics.recurrence import mean_interval
+from hpcpace.metrics.resampling import Estimate
 
 START, WORK, GATE, TRANSFER, WAIT = range(5)
 
@@ -228,15 +228,12 @@ class Gain:
 
     Attributes:
         change: the change.
-        step_ns: predicted mean time of a step: the measured mean less the predicted gain.
-        gain_share: gain relative to the measured mean.
-        interval: its 95 % confidence interval, from blocks of steps; does not include the error of rebuilding.
+        share: gain relative to the measured mean; its interval, from blocks of steps, does not include the error of
+            rebuilding.
     """
 
     change: Change
-    step_ns: float
-    gain_share: float
-    interval: tuple[float, float]
+    share: Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,15 +280,9 @@ class Rebuilt:
     def gain_of(self, change: Change, replaced: Replaced) -> Gain:
         """Return what a change would bring that makes some nodes take something else."""
         gain_ns = self.base_ns - replayed_ns(self.graph, replaced)
-        num_blocks = min(_MAX_BLOCKS, len(gain_ns))
-        mean_ns = float(gain_ns.mean())
-        _, low, high = mean_interval(np.array([block.mean() for block in np.array_split(gain_ns, num_blocks)]))
-        return Gain(
-            change=change,
-            step_ns=self.measured_ns - mean_ns,
-            gain_share=mean_ns / self.measured_ns,
-            interval=(low / self.measured_ns, high / self.measured_ns),
-        )
+        blocks = np.array([block.mean() for block in np.array_split(gain_ns, min(_MAX_BLOCKS, len(gain_ns)))])
+        mean = replace(Estimate.of_mean(blocks), value=float(gain_ns.mean()))
+        return Gain(change=change, share=mean.through(lambda ns: ns / self.measured_ns))
 
 
 def rebuild(graph: StepGraph) -> Rebuilt | None:
@@ -324,7 +315,7 @@ def what_if(rebuilt: Rebuilt, changes: Sequence[Change]) -> GainPrediction:
         error_share=float(np.median(np.abs(rebuilt.base_ns - graph.measured_ns)[valid] / graph.measured_ns[valid])),
         num_steps=len(graph.step),
         num_left_out=graph.num_left_out,
-        gains=tuple(sorted(gains, key=lambda gain: -gain.gain_share)),
+        gains=tuple(sorted(gains, key=lambda gain: -gain.share.value)),
     )
 
 

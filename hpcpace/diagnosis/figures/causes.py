@@ -106,8 +106,8 @@ def _gains(
     rows = [
         GainRow(
             name=names.get((gain.change.kind, gain.change.id), _EVEN),
-            gain_share=gain.gain_share,
-            interval=gain.interval,
+            gain_share=gain.share.value,
+            interval=gain.share.interval,
         )
         for gain in (*found.gains, *([even] if even is not None else []))
     ]
@@ -282,13 +282,13 @@ def jitter_figures(
         num_steps=work_ns.shape[1],
         num_segments=work_ns.shape[2],
         amplification=found.amplification,
-        interval=(found.low, found.high) if found.low is not None and found.high is not None else None,
+        interval=found.interval,
         persistent=found.persistent,
         persistent_null=found.persistent_null,
         transient=found.transient,
         loss_share=found.loss_ns / panels.mean_time_ns,
-        null=null.expected if null else None,
-        null_interval=(null.low, null.high) if null else None,
+        null=null.amplification.value if null else None,
+        null_interval=null.amplification.interval if null else None,
         comparison=str(null.comparison) if null else "",
         is_node_unit=bool(null and null.is_node_unit),
         common_share=shares.common if shares else None,
@@ -315,7 +315,7 @@ def _curve(work_ns: NDArray[np.float64], parts: WorkParts | None, null: NullMode
     if curve is None or curve.null is None or null is None:
         return curve
     # With all units it is what the null model has from many more draws.
-    return replace(curve, null=np.append(curve.null[:-1], null.expected))
+    return replace(curve, null=np.append(curve.null[:-1], null.amplification.value))
 
 
 def _largest_loss(measured: Measured, panels: Panels) -> SegmentPanel | None:
@@ -352,9 +352,6 @@ def _growth(curve: GrowthCurve | None) -> Growth | None:
     def values(array: NDArray[np.float64] | None) -> tuple[float, ...]:
         return tuple(array.tolist()) if array is not None else ()
 
-    interval = None
-    if curve.exponent_low is not None and curve.exponent_high is not None:
-        interval = (curve.exponent_low, curve.exponent_high)
     return Growth(
         k=tuple(curve.k.tolist()),
         amplification=values(curve.amplification),
@@ -362,7 +359,7 @@ def _growth(curve: GrowthCurve | None) -> Growth | None:
         high=values(curve.high),
         null=values(curve.null),
         exponent=curve.exponent,
-        exponent_interval=interval,
+        exponent_interval=curve.exponent_interval,
     )
 
 
@@ -385,7 +382,7 @@ def _predictions(
             is_speculative=bool(speculative),
         )
         for count, loss, low, high, speculative in zip(
-            found.num_nodes, found.loss_ns, found.low_ns, found.high_ns, found.is_speculative, strict=True
+            num_nodes, found.loss_ns, found.low_ns, found.high_ns, found.is_speculative, strict=True
         )
     )
     return Predictions(refused="", label=found.label, points=points)

@@ -245,7 +245,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
         if case.steps is not None and mode is Mode.STRAGGLER:
             ranks = sorted({rank for each in found for rank in each.ranks})
             gain = case.steps.gain(Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks)))
-            loss_ns = gain.gain_share * case.steps.measured_ns
+            loss_ns = gain.share.value * case.steps.measured_ns
         loss_share = max(loss_ns, 0.0) / panels.mean_time_ns
         # What nobody waits for is no loss, but a slow rank will hold others up at a larger scale.
         if loss_share < case.settings.runtime_share and mode is not Mode.STRAGGLER:
@@ -337,11 +337,11 @@ def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings
     A periodic one costs its size over its period, a passing one its share of the steps.
     """
     if straggler.pattern == LatePattern.PERIODIC:
-        return straggler.effect_share / max(straggler.period_steps or 1, 1) >= settings.runtime_share
+        return straggler.effect.value / max(straggler.period_steps or 1, 1) >= settings.runtime_share
     if straggler.step_range is not None:
         first, stop = straggler.step_range
-        return straggler.effect_share * (stop - first) / num_steps >= settings.runtime_share
-    return straggler.pattern != LatePattern.FIXED or straggler.effect_share >= max(
+        return straggler.effect.value * (stop - first) / num_steps >= settings.runtime_share
+    return straggler.pattern != LatePattern.FIXED or straggler.effect.value >= max(
         usual_excess, settings.straggler_share
     )
 
@@ -398,7 +398,7 @@ def _evidence(found: Sequence[Straggler], loss_share: float, panels: Panels) -> 
     is_periodic = straggler.pattern == LatePattern.PERIODIC
     return LatenessEvidence(
         pattern=LatePattern(straggler.pattern),
-        effect=straggler.effect_share,
+        effect=straggler.effect.value,
         p_value=straggler.p_value,
         late_share=straggler.late_share,
         share=loss_share,
@@ -436,7 +436,7 @@ def _late_steps(straggler: Straggler, panels: Panels) -> Booleans:
         others = np.flatnonzero((panels.role == panels.role[rank]) & (np.arange(len(panels.role)) != rank))
         excess_ns += (panels.work_ns[rank] - np.median(panels.work_ns[others], axis=0)) / len(late)
     usual_ns = float(np.median(panels.work_ns[late]))
-    is_late: Booleans = excess_ns > straggler.effect_share * usual_ns / 2
+    is_late: Booleans = excess_ns > straggler.effect.value * usual_ns / 2
     return is_late
 
 
@@ -446,10 +446,7 @@ def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
     What finds a straggler is more robust, and a little too small where many of a role are slow.
     """
     found = excess.of(straggler.ranks) if straggler.pattern == LatePattern.FIXED else None
-    if found is None:
-        return straggler
-    share, interval = found
-    return replace(straggler, effect_share=share, interval=interval)
+    return straggler if found is None else replace(straggler, effect=found)
 
 
 def _is_everywhere(found: Sequence[Straggler], panels: Panels, least_share: float) -> bool:
@@ -476,7 +473,7 @@ def _put_back(work_ns: Floats, role: Int64s, found: Sequence[Straggler]) -> Floa
 
 
 def _straggler_culprit(straggler: Straggler, panels: Panels) -> Culprit:
-    first, effect, interval = straggler.ranks[0], straggler.effect_share, straggler.interval
+    first, effect, interval = straggler.ranks[0], straggler.effect.value, straggler.effect.interval
     if straggler.kind == "rank":
         return rank_culprit(int(panels.rank[first]), effect, interval, panels)
     name = panels.host[first] if straggler.kind == "node" else f"local{straggler.ids[0]}"
