@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.phases import innermost
+from hpcpace.metrics.phases import CoveredTime, innermost
 from hpcpace.trace.schema import Phase
 
 _MIN_ROWS = 3
@@ -171,7 +171,7 @@ def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], colle
     row = np.searchsorted(steps[1], edges[:-1], side="right") - 1
     is_used = (row >= 0) & (edges[:-1] < steps[2][row])
     least = np.maximum(LEAD_NS, _LEAD_SHARE * (arrived[1:] - left[:-1]))
-    collected = np.diff(_covered_until(*collections, edges))
+    collected = np.diff(CoveredTime(begin_ns=collections[0], end_ns=collections[1]).until_ns(edges))
     return Stretches(
         step=steps[0].astype(np.int64)[row[is_used]],
         phase=phase[is_used],
@@ -181,14 +181,6 @@ def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], colle
         is_dry_after=((arrived - edges)[1:] < least)[is_used],
         collected_ns=collected[is_used],
     )
-
-
-def _covered_until(begin_ns: Ints, end_ns: Ints, times_ns: Ints) -> Ints:
-    """Return how much of disjoint ascending intervals lies before some times, (num_times,)."""
-    total = np.append(0, np.cumsum(end_ns - begin_ns))
-    begun = np.searchsorted(begin_ns, times_ns, side="right")
-    last = np.append(end_ns, 0)[begun - 1]
-    return np.asarray(total[begun] - np.where(begun > 0, np.maximum(last - times_ns, 0), 0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,19 +209,6 @@ def _paused(enter: Ints, start: Ints, pauses: Blocks, ranks: Sequence[int], slot
     return total
 
 
-def step_work(
-    operations: Operations, steps: StepPanel, work: LocalWork, *, ranks: Sequence[int], blocks: Blocks = NO_BLOCKS
-) -> Floats:
-    """Return the local work of each rank in each step, nanoseconds, float64, (num_ranks, num_steps).
-
-    That is the step without the stretches in which the rank was blocked, which is comparable between ranks of different
-    groups. Arguments as for `segment_panels`.
-    """
-    slot, _, _ = _places(operations, steps, ranks)
-    _, at_begin, at_end = blocked_before(operations, steps, work.is_blocking, blocks, ranks, slot)
-    return np.asarray(np.maximum(steps.end_ns - steps.begin_ns - (at_end - at_begin), 0), np.float64)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SegmentPanel:
     """Local work between synchronisations of one set of ranks, c_irj.

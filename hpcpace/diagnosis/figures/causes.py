@@ -35,8 +35,8 @@ from hpcpace.metrics.amplification import (
     noise_shares,
     split_work,
 )
-from hpcpace.metrics.arrivals import agreement
-from hpcpace.metrics.critical_path import microbatches, pipeline_bubble
+from hpcpace.metrics.arrivals import suspected_clocks
+from hpcpace.metrics.critical_path import ideal_bubble, microbatches, pipeline_bubble
 from hpcpace.metrics.extrapolation import Refusal, TransferTerm, extrapolate
 from hpcpace.metrics.growth import GrowthCurve, NullModel, null_model, work_growth
 from hpcpace.metrics.kernels import grouped_medians, others_median
@@ -231,7 +231,7 @@ def _path(measured: Measured) -> tuple[PathRow, ...]:
 def _suspected(measured: Measured, close_up: CloseUp, panels: Panels) -> tuple[int, ...]:
     """Return the ranks whose arrival on the common clock contradicts how long their operations last."""
     evidence = close_up.evidence
-    found = agreement(
+    is_suspected = suspected_clocks(
         evidence.operations,
         evidence.matching,
         close_up.work,
@@ -239,18 +239,19 @@ def _suspected(measured: Measured, close_up: CloseUp, panels: Panels) -> tuple[i
         halfwidth_ns=measured.halfwidth_ns,
         node=node_by_rank(evidence.ranks, panels.node),
     )
-    return tuple(found.rank[found.is_suspected].tolist())
+    return tuple(np.asarray(evidence.ranks)[is_suspected].tolist())
 
 
 def _bubble(measured: Measured, close_up: CloseUp, panels: Panels) -> PipelineBubble | None:
     if len(np.unique(panels.stage)) < 2 or not panels.is_role_known:
         return None
     waited_ns = measured.operations.panels.message_wait_ns
-    num_microbatches = microbatches(close_up.evidence.operations, close_up.work)
-    found = pipeline_bubble(waited_ns, panels.times_ns, panels.stage, num_microbatches=num_microbatches)
-    if found is None:
+    by_stage = pipeline_bubble(waited_ns, panels.times_ns, panels.stage)
+    if by_stage is None:
         return None
-    return PipelineBubble(share=found.share, ideal_share=found.ideal_share, by_stage=tuple(found.by_stage.tolist()))
+    number = microbatches(close_up.evidence.operations, close_up.work)
+    ideal_share = ideal_bubble(len(by_stage), number) if number else None
+    return PipelineBubble(share=float(by_stage.mean()), ideal_share=ideal_share, by_stage=tuple(by_stage.tolist()))
 
 
 def jitter_figures(
