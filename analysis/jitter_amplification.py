@@ -95,8 +95,7 @@ def draw(results: Sequence[Found]) -> Figure:
             continue
         curve, unit = found.curve, "nodes" if found.jitter.is_node_unit else "ranks"
         label = f"{plots.plot_label(found.run)} ({unit})"
-        ends = None if curve.low is None or curve.high is None else (curve.low, curve.high)
-        plots.draw_curve(axes, curve.k, curve.amplification, ends, curve.null, label, index)
+        plots.draw_curve(axes, curve.k, curve.amplification, curve.interval, curve.null, label, index)
         while ticks[-1] < curve.k[-1]:
             ticks.append(2 * ticks[-1])
     plots.explain_curves(axes, "the same, if units were independent")

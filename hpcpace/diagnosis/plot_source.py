@@ -300,14 +300,14 @@ def _delay_remark(panels: Panels) -> str:
 
 
 def _growth(curve: GrowthCurve | None, *, is_node_unit: bool) -> Growth | None:
-    if curve is None or curve.low is None or curve.high is None or curve.null is None:
+    if curve is None or curve.interval is None:
         return None
     return Growth(
         k=curve.k,
         unit="node" if is_node_unit else "rank",
         measured=curve.amplification,
-        low=curve.low,
-        high=curve.high,
+        low=curve.interval[0],
+        high=curve.interval[1],
         null=curve.null,
         null_low=curve.null,
         null_high=curve.null,

@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.amplification import WorkParts, split_work, unit_maxima
+from hpcpace.metrics.amplification import WorkParts, unit_maxima
 from hpcpace.metrics.resampling import block_length, lag_one
 
 FEWEST_EXCEEDANCES = 30
@@ -21,6 +21,7 @@ SPECULATIVE_BEYOND = 16
 """Predictions for more than this many times the measured nodes are marked."""
 _TAIL_SHARE = 0.05
 _MAX_EXCEEDANCES = 2000  # per segment; more would reach into the body of the distribution
+_NUM_DRAWS = 100
 _NUM_BODY_POINTS = 256
 _NUM_TAIL_POINTS = 128
 _MIN_TAIL = 1e-12  # tail probability up to which the integral is numeric; analytic beyond
@@ -128,10 +129,9 @@ def extrapolate(
     node: Ints,
     num_nodes: Ints,
     *,
-    parts: WorkParts | None = None,
+    parts: WorkParts | None,
     transfer: TransferTerm | None = None,
     seed: int = 0,
-    num_draws: int = 100,
 ) -> Extrapolation | Refusal:
     """Return the loss to waiting on more nodes, or the reason why it cannot be predicted.
 
@@ -146,17 +146,14 @@ def extrapolate(
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
         node: index of the host, int64, (num_ranks,).
         num_nodes: numbers of nodes, none below the measured number, int64, (num_points,).
-        parts: the parts of the work; computed if None.
+        parts: the parts of the work; None for fewer than 2 ranks or 2 steps.
         transfer: how the transfer grows; waiting only if None.
         seed: of the bootstrap over blocks of steps.
-        num_draws: of the bootstrap.
     """
     unit = np.unique(node, return_inverse=True)[1]
     num_units = int(unit.max(initial=-1)) + 1
     num_nodes = np.asarray(num_nodes, np.int64)
     reason = _obstacle(work_ns, num_units, num_nodes)
-    if reason is None and parts is None:
-        parts = split_work(work_ns, node, seed=seed)
     if reason is not None or parts is None:
         return Refusal(reason=reason or "there is nothing to separate")
     highest_ns = unit_maxima(work_ns - parts.location_ns, unit, num_units).max(axis=0)
@@ -167,7 +164,7 @@ def extrapolate(
     if fewest < FEWEST_EXCEEDANCES:
         return Refusal(reason=f"{fewest} values of a segment are in the tail, {FEWEST_EXCEEDANCES} are needed")
     base_ns = (parts.location_ns + highest_ns - work_ns.mean(axis=0)).sum(axis=1)
-    counts = _resampled_counts(base_ns, num_draws, seed)
+    counts = _resampled_counts(base_ns, _NUM_DRAWS, seed)
     loss_ns = np.repeat((counts @ base_ns / len(base_ns))[:, np.newaxis], len(num_nodes), axis=1)
     for tail, own_ns in zip(tails, highest_ns.T, strict=True):
         loss_ns += _added(tail, own_ns, counts, num_units, num_nodes - num_units)

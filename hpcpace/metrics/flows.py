@@ -321,7 +321,6 @@ def interface_use(
     traces: Sequence[RankTrace],
     clocks: Sequence[CommonClock],
     topology: Topology,
-    line_rates_bps: Mapping[tuple[str, str], int] | None = None,
 ) -> InterfaceUse:
     """Return what each interface carried between two samples, interface after interface by time.
 
@@ -332,8 +331,6 @@ def interface_use(
         traces: of the ranks; `network` was read.
         clocks: of these ranks.
         topology: places of these ranks, and maybe of more.
-        line_rates_bps: line rate in bit/s by (host, interface), of what was found when the job began. Where the trace
-            has another one, the lower one counts: a shaped interface, or one that agreed on less than it can.
     """
     names: list[tuple[str, str]] = []
     nodes: list[int] = []
@@ -349,9 +346,7 @@ def interface_use(
         host = topology.node_names[node]
         names += [(host, name) for name in known]
         nodes += [node] * len(known)
-        rates += [
-            _line_rate(table, keys == number[name], (line_rates_bps or {}).get((host, name), 0)) for name in known
-        ]
+        rates += [_line_rate_bps(table, keys == number[name]) for name in known]
         parts.append(_use(table, keys, clock))
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else _no_use()
     return InterfaceUse(
@@ -389,11 +384,10 @@ def _no_use() -> dict[str, Ints]:
     return {name: np.zeros(0, np.int64) for name in ("interface", "begin_ns", "end_ns", *_BYTES, *KINDS)}
 
 
-def _line_rate(table: Table, is_own: Bools, at_start_bps: int) -> int:
+def _line_rate_bps(table: Table, is_own: Bools) -> int:
     """Return the usual line rate of an interface in bit/s, 0 if it is not known."""
     seen_bps = table["rate_bps"][is_own & (table["rate_bps"] > 0)]
-    rates = [rate for rate in (int(np.median(seen_bps)) if len(seen_bps) else 0, at_start_bps) if rate > 0]
-    return min(rates, default=0)
+    return int(np.median(seen_bps)) if len(seen_bps) else 0
 
 
 _FLOW_BYTES = ("sent_bytes", "acked_bytes", "received_bytes")

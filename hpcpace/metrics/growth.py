@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import gammaln
 
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.amplification import WorkParts, deal, dealt, split_work, unit_maxima
+from hpcpace.metrics.amplification import WorkParts, deal, dealt, unit_maxima
 from hpcpace.metrics.resampling import Estimate, block_length, lag_one, moving_block_bootstrap
 
 MAX_ELEMENTS = 160_000_000
@@ -51,9 +51,7 @@ class NullModel:
     is_node_unit: bool
 
 
-def null_model(
-    work_ns: Floats, node: Ints, *, parts: WorkParts | None = None, seed: int = 0, num_draws: int = 199
-) -> NullModel | None:
+def null_model(work_ns: Floats, parts: WorkParts, *, seed: int = 0, num_draws: int = 199) -> NullModel | None:
     """Return the loss that independent units would have, and how the measured loss compares.
 
     Each unit's residuals are shuffled over the steps independently, in the same way for all its segments and ranks, and
@@ -61,17 +59,15 @@ def null_model(
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
-        node: index of the host, int64, (num_ranks,).
-        parts: the parts of the work; computed if None.
+        parts: the parts of the work.
         seed: of the generator.
         num_draws: draws asked for; at least 39 are made, and no more than fit into 160 million values.
 
     Returns:
         None for fewer than 2 units, fewer than 8 steps, or no work.
     """
-    parts = parts or split_work(work_ns, node, seed=seed)
     mean_ns = float(work_ns.mean(axis=(0, 1)).sum()) if work_ns.size else 0.0
-    if parts is None or parts.num_units < 2 or work_ns.shape[1] < 8 or mean_ns <= 0.0:
+    if parts.num_units < 2 or work_ns.shape[1] < 8 or mean_ns <= 0.0:
         return None
     num_draws = min(num_draws, max(FEWEST_DRAWS, MAX_ELEMENTS // work_ns.size))
     generator = np.random.default_rng([seed, 1])
@@ -108,6 +104,7 @@ def serial_length(residual_ns: Floats) -> int:
 
 MAX_POINTS = 32
 """The most points of a growth curve that `default_points` chooses."""
+_NUM_NULL_DRAWS = 4
 _MAX_DEALT = 4_000_000  # values in all draws of the null together, except the first: bounds the time
 
 
@@ -117,10 +114,9 @@ class GrowthCurve:
 
     Attributes:
         k: numbers of units, ascending, int64, (num_points,).
-        amplification: A(k) of residuals, 1 + E[max of k] / E[mean work], or of the work itself, E[max of k] / E[mean],
-            float64, (num_points,).
-        low, high: its 95 % interval, float64, (num_points,); None for fewer than 8 steps.
-        null: the same of independent units, float64, (num_points,); None if not asked for.
+        amplification: A(k) = E[max of k] / E[mean] of the work, float64, (num_points,).
+        interval: both ends of its 95 % interval, each float64, (num_points,); None for fewer than 8 steps.
+        null: the same of independent units, float64, (num_points,).
         exponent: gamma, slope of ln(A(k) - 1) of residuals over ln k in the upper half; None if A(k) - 1 is not above
             0 there, or for fewer than 2 points. Near 0 for bounded noise, about 1 / index for heavy tails, 1 for rare
             events; light tails of few units are still above their limit (normal 0.12 up to 1,024 units).
@@ -129,9 +125,8 @@ class GrowthCurve:
 
     k: Ints
     amplification: Floats
-    low: Floats | None
-    high: Floats | None
-    null: Floats | None
+    interval: tuple[Floats, Floats] | None
+    null: Floats
     exponent: float | None
     exponent_interval: tuple[float, float] | None
 
@@ -176,68 +171,37 @@ def expected_maxima(residual_ns: Floats, k: Ints) -> Floats:
     return np.asarray(maxima.reshape(num_steps, -1, len(k)).sum(axis=1))
 
 
-def growth_curve(
-    residual_ns: Floats,
-    mean_ns: float,
-    k: Ints | None = None,
-    *,
-    null_ns: Floats | None = None,
-    seed: int = 0,
-    num_draws: int = 500,
-) -> GrowthCurve | None:
-    """Return how amplification grows with the number of units, or None without units, steps, or work.
-
-    E[max of k of P] = sum over j >= k of x_(j) C(j-1, k-1) / C(P, k), x ascending, per step and segment.
+def growth_exponent(excess: Floats, k: Ints, *, seed: int = 0) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the exponent by which the excess of the largest of k units grows, and its 95 % interval.
 
     Args:
-        residual_ns: of each unit, float64, (num_units, num_steps, num_segments), or without the last axis.
-        mean_ns: E[mean] of the work per step, summed over segments.
-        k: numbers of units; `default_points` if None.
-        null_ns: expected maxima of independent units, from `independent_maxima` with the same `k`, (num_points,).
+        excess: in each step, relative to E[mean] of the work, float64, (num_steps, num_points).
+        k: numbers of units, int64, (num_points,).
         seed: of the bootstrap over steps.
-        num_draws: of the bootstrap.
     """
-    if residual_ns.size == 0 or mean_ns <= 0.0:
-        return None
-    residual_ns = residual_ns.reshape(*residual_ns.shape[:2], -1)
-    k = default_points(len(residual_ns)) if k is None else k
-    maxima = expected_maxima(residual_ns, k) / mean_ns
-    excess = maxima.mean(axis=0)
-    interval = moving_block_bootstrap(maxima, seed=seed, num_draws=num_draws)
-    slope = float(_slopes(k, excess[np.newaxis])[0])
-    exponent = None if np.isnan(slope) else slope
-    interval_of_exponent = None
-    if exponent is not None:
-        exponents = moving_block_bootstrap(maxima, lambda means: _slopes(k, means), seed=seed, num_draws=num_draws)
-        if exponents is not None and not np.isnan(exponents).any():
-            interval_of_exponent = (float(exponents[0]), float(exponents[1]))
-    return GrowthCurve(
-        k=k,
-        amplification=1 + excess,
-        low=None if interval is None else 1 + interval[0],
-        high=None if interval is None else 1 + interval[1],
-        null=None if null_ns is None else 1 + null_ns / mean_ns,
-        exponent=exponent,
-        exponent_interval=interval_of_exponent,
-    )
+    exponent = float(_slopes(k, excess.mean(axis=0)[np.newaxis])[0])
+    if np.isnan(exponent):
+        return None, None
+    found = moving_block_bootstrap(excess, lambda means: _slopes(k, means), seed=seed)
+    interval = None if found is None or np.isnan(found).any() else (float(found[0]), float(found[1]))
+    return exponent, interval
 
 
-def independent_maxima(parts: WorkParts, k: Ints, *, seed: int = 0, num_draws: int = 4) -> Floats:
+def independent_maxima(parts: WorkParts, k: Ints, *, seed: int = 0) -> Floats:
     """Return the expected maximum of k independent units in nanoseconds, summed over segments, (num_points,).
 
     Each unit's residuals are shuffled over the steps independently, as in the null model. Few draws suffice, because
-    each is a mean over all steps.
+    each is a mean over all steps: four, or as many, at least one, as hold 4 million values together.
 
     Args:
         parts: the parts of the work.
         k: numbers of units, int64, (num_points,).
         seed: of the generator.
-        num_draws: draws asked for; fewer, but at least one, if they would hold more than 4 million values.
     """
     generator = np.random.default_rng([seed, 2])
     residual_ns = unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
     length = serial_length(parts.residual_ns)
-    num_draws = max(min(num_draws, _MAX_DEALT // max(residual_ns.size, 1)), 1)
+    num_draws = max(min(_NUM_NULL_DRAWS, _MAX_DEALT // max(residual_ns.size, 1)), 1)
     total = np.zeros(len(k))
     for _ in range(num_draws):
         order = deal(parts.num_units, residual_ns.shape[1], length, generator)
@@ -245,27 +209,15 @@ def independent_maxima(parts: WorkParts, k: Ints, *, seed: int = 0, num_draws: i
     return total / num_draws
 
 
-def growth_of(parts: WorkParts, mean_ns: float, *, seed: int = 0) -> GrowthCurve | None:
-    """Return the growth curve of some work with its null; the units are nodes if ranks of a node share noise.
-
-    For nodes, A(1) - 1 is above 0: it is what the ranks of one node cost each other.
-
-    Args:
-        parts: the parts of the work.
-        mean_ns: E[mean] of the work per step, summed over segments.
-        seed: of the bootstrap and the null.
-    """
-    k = default_points(parts.num_units)
-    residual_ns = unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
-    return growth_curve(residual_ns, mean_ns, k, null_ns=independent_maxima(parts, k, seed=seed), seed=seed)
-
-
 def work_growth(work_ns: Floats, parts: WorkParts, *, seed: int = 0) -> GrowthCurve | None:
-    """Return how amplification grows, lasting differences included: with all units it is that of `amplification`.
+    """Return how amplification grows with the number of units, or None without units, steps, or work.
+
+    Lasting differences are included: with all units it is that of `amplification`.
 
     A(k) = E[max of k of P] / E[mean] of the work itself, per step and segment. The null deals the residuals out anew
-    and adds the rank effects back, as the null model does. The exponent is that of `growth_of`, without lasting
-    differences, which grow by their own law.
+    and adds the rank effects back, as the null model does. The exponent is that of the residuals, without lasting
+    differences, which grow by their own law. Units are nodes if ranks of a node share noise: then A(1) - 1 is above 0,
+    which is what the ranks of one node cost each other.
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
@@ -273,20 +225,22 @@ def work_growth(work_ns: Floats, parts: WorkParts, *, seed: int = 0) -> GrowthCu
         seed: of the bootstrap and the null.
     """
     of_step_ns = work_ns.mean(axis=0).sum(axis=1)
-    mean_ns, alone = float(of_step_ns.mean()), growth_of(parts, float(of_step_ns.mean()), seed=seed)
-    if alone is None:
+    mean_ns, residual_ns = float(of_step_ns.mean()), unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
+    if residual_ns.size == 0 or mean_ns <= 0.0:
         return None
-    k = alone.k
+    k = default_points(parts.num_units)
+    exponent, exponent_interval = growth_exponent(expected_maxima(residual_ns, k) / mean_ns, k, seed=seed)
     maxima_ns = expected_maxima(unit_maxima(work_ns, parts.unit, parts.num_units), k)
     interval = moving_block_bootstrap(np.column_stack([maxima_ns, of_step_ns]), _over_last, seed=seed)
     lasting = replace(parts, residual_ns=parts.residual_ns + parts.rank_effect_ns[:, np.newaxis])
     null_ns = independent_maxima(lasting, k, seed=seed) + float(parts.location_ns.mean(axis=0).sum())
-    return replace(
-        alone,
+    return GrowthCurve(
+        k=k,
         amplification=maxima_ns.mean(axis=0) / mean_ns,
-        low=None if interval is None else np.maximum(interval[0], 1.0),
-        high=None if interval is None else interval[1],
+        interval=None if interval is None else (np.maximum(interval[0], 1.0), interval[1]),
         null=null_ns / mean_ns,
+        exponent=exponent,
+        exponent_interval=exponent_interval,
     )
 
 

@@ -94,12 +94,10 @@ def moving_block_bootstrap(
     values: Floats,
     statistic: Callable[[Floats], Floats] | None = None,
     *,
-    length: int | None = None,
     num_draws: int = 500,
     seed: int = 0,
-    confidence: float = 0.95,
 ) -> tuple[Floats, Floats] | None:
-    """Return the interval of a statistic of means over steps, or None for fewer than 8 steps.
+    """Return the 95 % interval of a statistic of means over steps, or None for fewer than 8 steps.
 
     Moving-block bootstrap (Künsch 1989; Liu & Singh 1992), centred on the mean of the data (Lahiri 1992). The interval
     holds the quantiles of the draws, moved away from the estimate by t / z with as many degrees of freedom as there
@@ -109,10 +107,8 @@ def moving_block_bootstrap(
         values: what is averaged, float64, (num_steps,) or (num_steps, num_columns).
         statistic: function of means, (num_draws, num_columns), along its last axis: (num_draws,) or (num_draws,
             num_statistics); the means themselves if None. May return NaN for a draw, which then does not count.
-        length: steps of a block; by `block_length` if None.
         num_draws: resamples.
         seed: of the generator.
-        confidence: of the interval.
 
     Returns:
         `low, high`, float64, each of the shape of one statistic: () or (num_statistics,). A statistic that is NaN in
@@ -122,9 +118,10 @@ def moving_block_bootstrap(
     if num_steps < 8:
         return None
     table = values.reshape(num_steps, -1 if values.size else 0).astype(np.float64)
-    if length is None:
-        length = block_length(num_steps, lag_one(_scaled(table)))
-    length = min(max(length, 1), num_steps)
+    # Columns of equal variance, so that the block length does not depend on units of measurement.
+    spread = table.std(axis=0)
+    scaled = np.divide(table, spread, out=np.zeros_like(table), where=spread > 0.0)
+    length = block_length(num_steps, lag_one(scaled))
     num_blocks = -(-num_steps // length)
     mean = table.mean(axis=0)
     block_means = _block_means(table - mean, length)
@@ -132,7 +129,7 @@ def moving_block_bootstrap(
     freedom = max(num_blocks - 1, 1)
     # The draws average num_blocks * length values instead of num_steps.
     variance_factor = num_blocks * length / num_steps * num_blocks / freedom
-    upper = 0.5 + confidence / 2
+    upper = 0.5 + 0.95 / 2
     factor = float(np.sqrt(variance_factor) * stdtrit(freedom, upper) / ndtri(upper))
     take = statistic or (lambda means: means[..., 0] if values.ndim == 1 else means)
     estimate, drawn = take(mean[np.newaxis])[0], take(mean + draws)
@@ -182,12 +179,6 @@ def chance_above_zero(values: Floats) -> float | None:
     means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
     error, mean = float(means.std(ddof=1)) / num_batches**0.5, float(values.mean())
     return None if error <= 1e-12 * abs(mean) else float(stdtr(num_batches - 1, -mean / error))
-
-
-def _scaled(table: Floats) -> Floats:
-    """Return columns of equal variance, so that the block length does not depend on units of measurement."""
-    spread = table.std(axis=0)
-    return np.asarray(np.divide(table, spread, out=np.zeros_like(table), where=spread > 0.0))
 
 
 def _block_means(table: Floats, length: int) -> Floats:

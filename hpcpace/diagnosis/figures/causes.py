@@ -273,7 +273,7 @@ def jitter_figures(
     if found is None:
         return None, None
     parts = split_work(work_ns, node)
-    null = null_model(work_ns, node, parts=parts)
+    null = null_model(work_ns, parts) if parts is not None else None
     shares, bound = noise_shares(work_ns), bound_switches(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
     curve = _curve(work_ns, parts, null)
     columns = np.isin(measured.chosen.step, panel.step)
@@ -313,7 +313,7 @@ def jitter_figures(
 
 def _curve(work_ns: NDArray[np.float64], parts: WorkParts | None, null: NullModel | None) -> GrowthCurve | None:
     curve = work_growth(work_ns, parts) if parts is not None else None
-    if curve is None or curve.null is None or null is None:
+    if curve is None or null is None:
         return curve
     # With all units it is what the null model has from many more draws.
     return replace(curve, null=np.append(curve.null[:-1], null.amplification.value))
@@ -350,15 +350,13 @@ def _growth(curve: GrowthCurve | None) -> Growth | None:
     if curve is None:
         return None
 
-    def values(array: NDArray[np.float64] | None) -> tuple[float, ...]:
-        return tuple(array.tolist()) if array is not None else ()
-
+    low, high = (tuple(end.tolist()) for end in curve.interval or np.zeros((2, 0)))
     return Growth(
         k=tuple(curve.k.tolist()),
-        amplification=values(curve.amplification),
-        low=values(curve.low),
-        high=values(curve.high),
-        null=values(curve.null),
+        amplification=tuple(curve.amplification.tolist()),
+        low=low,
+        high=high,
+        null=tuple(curve.null.tolist()),
         exponent=curve.exponent,
         exponent_interval=curve.exponent_interval,
     )

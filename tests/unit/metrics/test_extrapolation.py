@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cases import each_case
 
+from hpcpace.metrics.amplification import split_work
 from hpcpace.metrics.extrapolation import (
     Algorithm,
     Extrapolation,
@@ -19,7 +20,7 @@ HARMONIC = np.cumsum(1 / np.arange(1, 2000))
 
 def predicted(work, num_nodes, **options):
     node = options.pop("node", np.arange(len(work)))
-    return extrapolate(work, node, np.array(num_nodes), **options)
+    return extrapolate(work, node, np.array(num_nodes), parts=split_work(work, node), **options)
 
 
 def exponential(num_ranks, num_steps=1000, num_segments=1, *, seed=0):

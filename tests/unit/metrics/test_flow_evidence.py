@@ -209,10 +209,9 @@ def test_interfaces_grow_by_name_and_lo_is_left_out():
         ],
         [clock()],
         TOPOLOGY,
-        {("n1", "eth0"): 60_000_000},
     )
     assert use.names == (("n1", "eth0"), ("n1", "ib0")) and use.node.tolist() == [0, 0]
-    assert use.line_rate_bps.tolist() == [60_000_000, 0]
+    assert use.line_rate_bps.tolist() == [10**9, 0]
     assert (use.interface.tolist(), use.sent_bytes.tolist(), use.received_bytes.tolist()) == ([0, 1], [70, 1], [8, 0])
     assert (use.begin_ns.tolist(), use.end_ns.tolist(), use.drops.tolist()) == ([S, S], [3 * S, 3 * S], [4, 0])
 

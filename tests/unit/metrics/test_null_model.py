@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.metrics.amplification import deal
+from hpcpace.metrics.amplification import deal, split_work
 from hpcpace.metrics.growth import Comparison, null_model
 
 
 def compared(work, *, node=None, seed=0):
-    return null_model(work, np.arange(len(work)) if node is None else node, seed=seed, num_draws=99)
+    parts = split_work(work, np.arange(len(work)) if node is None else node, seed=seed)
+    return null_model(work, parts, seed=seed, num_draws=99) if parts is not None else None
 
 
 def loss_of(work):
