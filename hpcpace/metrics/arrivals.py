@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.kernels import grouped_medians, stable_order
+from hpcpace.metrics.kernels import grouped_medians, numbered, stable_order
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import MESSAGES, Operations, is_one_of, synchronises
 from hpcpace.metrics.segments import LocalWork
@@ -27,10 +27,7 @@ _MAX_BLOCKS = 20
 def _numbered(first: Ints, second: Ints) -> Ints:
     """Return one number per pair, without large gaps."""
     first, second = first - first.min(), second - second.min()
-    key = first * (int(second.max()) + 1) + second
-    if int(key.max()) > 4 * len(key) + 4096:
-        key = np.unique(key, return_inverse=True)[1].astype(np.int64)
-    return np.asarray((np.cumsum(np.bincount(key) > 0) - 1)[key], np.int64)
+    return numbered(first * (int(second.max()) + 1) + second)[1]
 
 
 def beyond_median(cell: Ints, value: Floats) -> Floats:
@@ -58,7 +55,7 @@ def arrival_lateness(operations: Operations, matching: Matching) -> Floats:
     if len(rows):
         instance = matching.instance[rows]
         enter = (operations.enter_ns[rows] - operations.enter_ns[rows].min()).astype(np.float64)
-        late[rows] = beyond_median(_numbered(instance, np.zeros_like(instance)), enter)
+        late[rows] = beyond_median(numbered(instance)[1], enter)
     return late
 
 
@@ -129,7 +126,7 @@ def suspected_clocks(
     rows = rows[work.is_known[rows] & np.isin(operations.rank[rows], names)]
     if not len(rows):
         return np.zeros(len(names), np.bool_)
-    instance = _numbered(matching.instance[rows], np.zeros(len(rows), np.int64))
+    _, instance = numbered(matching.instance[rows])
     late = beyond_median(instance, -duration_excess(operations, matching, node=node)[rows])
     slot = np.searchsorted(names, operations.rank[rows])
     values = np.stack([arrival_lateness(operations, matching)[rows], late])

@@ -212,12 +212,10 @@ class DataVariation:
         shared: correlation between neighbouring stages of a replica, median over these pairs: 1 if all of the variation
             comes with the microbatch, 0 if none does.
         spread: standard deviation of the work of a pass within a step, relative to it, median over ranks.
-        num_passes: passes compared in each pair.
     """
 
     shared: float
     spread: float
-    num_passes: int
 
 
 def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation | None:
@@ -228,14 +226,13 @@ def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation 
         stage: pipeline stage of each rank, int64, (num_ranks,).
         replica: of each rank, ranks of a replica share their data, int64, (num_ranks,).
     """
-    num_kinds, num_steps, num_microbatches = own_ns.shape[1:]
-    num_passes = num_kinds * num_steps * num_microbatches
+    num_kinds, _, num_microbatches = own_ns.shape[1:]
     pairs = [
         (first, second)
         for first in range(len(stage))
         for second in np.flatnonzero((replica == replica[first]) & (stage == stage[first] + 1))[:1].tolist()
     ]
-    if not pairs or num_microbatches < 2 or num_passes < _MIN_PASSES or not (own_ns > 0).all():
+    if not pairs or num_microbatches < 2 or own_ns[0].size < _MIN_PASSES or not (own_ns > 0).all():
         return None
     logs = np.log(own_ns)
     logs = logs - logs.mean(axis=2, keepdims=True)  # the place in the schedule
@@ -245,9 +242,7 @@ def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation 
     standard = varying / np.maximum(spread[:, :, None], 1e-12)
     first, second = (np.array(side) for side in zip(*pairs, strict=True))
     shared = (standard[first] * standard[second]).mean(axis=(1, 2))
-    return DataVariation(
-        shared=float(np.median(shared)), spread=float(np.median(spread.mean(axis=1))), num_passes=num_passes
-    )
+    return DataVariation(shared=float(np.median(shared)), spread=float(np.median(spread.mean(axis=1))))
 
 
 EXCESS_FLOOR = 0.05

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
-from hpcpace.metrics.kernels import library
+from hpcpace.metrics.kernels import library, numbered
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import Operations, depends_on_others, releases_others
 from hpcpace.metrics.segments import LocalWork
@@ -119,7 +119,7 @@ def recurring_slots(
         return None
     column = np.searchsorted(steps.step, operations.step[rows])
     key = np.searchsorted(np.asarray(ranks), operations.rank[rows]) * work.num_positions + work.position[rows]
-    names, slot = _named(key)
+    names, slot = numbered(key)
     present = np.full((len(names), len(steps)), -1, np.int64)
     present[slot, column] = rows
     usual = 2 * (present >= 0).sum(axis=1) > len(steps)
@@ -137,15 +137,6 @@ def recurring_slots(
         names[usual] % work.num_positions,
         partner[:, 0],
     )
-
-
-def _named(key: Ints) -> tuple[Ints, Ints]:
-    """Return what `np.unique` does with the inverse, of keys from 0 that mostly are not much more than there are."""
-    if int(key.max()) > 4 * len(key) + 4096:
-        names, slot = np.unique(key, return_inverse=True)
-        return names, slot.astype(np.int64)
-    occurs = np.bincount(key) > 0
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[key]
 
 
 def _first_slots(matching: Matching, table: Ints) -> Ints:

@@ -21,7 +21,7 @@ import numpy as np
 
 from hpcpace.core.pool import map_threads
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.kernels import checked, library, others_median
+from hpcpace.metrics.kernels import checked, library, ordinals, others_median
 from hpcpace.metrics.phases import innermost
 from hpcpace.metrics.resampling import Estimate
 
@@ -352,9 +352,8 @@ def _ordinals(graph: StepGraph, nodes: Ints) -> Ints:
     order = np.lexsort((nodes, graph.position[nodes], graph.kind[nodes], graph.rank[nodes]))
     chosen = nodes[order]
     differs = np.any([np.diff(of[chosen], prepend=-2) != 0 for of in (graph.rank, graph.kind, graph.position)], axis=0)
-    index = np.arange(len(order))
     ordinal = np.empty(len(order), np.int64)
-    ordinal[order] = index - np.maximum.accumulate(np.where(differs, index, 0))
+    ordinal[order] = ordinals(differs)
     return ordinal
 
 
