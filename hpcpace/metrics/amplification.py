@@ -12,10 +12,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.resampling import block_length, chance_above_zero, lag_one, moving_block_bootstrap
 
-_FEWEST_OPERATIONS = 10
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseThresholds(Thresholds, topic="jitter"):
+    """When noise is shared, amplified, or large enough to say anything of."""
+
+    bound_margin: float = number(
+        0.05,
+        "share",
+        "Part by which computation must exceed communication, or the reverse, for a step to change sides.",
+    )
+    min_operations: int = number(10, "operations", "Collectives with a known skew; fewer give no slope of transfers.")
+    min_skew_errors: float = number(
+        3.0, "times", "Skew over the clocks' error; the error of smaller ones alone gives a negative slope."
+    )
+    shared_level: float = number(0.01, "probability", "Chance below which ranks of a node count as sharing noise.")
+    min_shared_correlation: float = number(
+        0.05, "correlation", "Correlation within nodes up to which shared noise is too little to matter."
+    )
+    min_noise: float = number(1e-4, "share", "Noise relative to the work, up to which its amplification is not known.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +66,23 @@ class Sensitivity:
     num_operations: int
 
 
-def bound_switches(compute_ns: Floats, communication_ns: Floats, *, hysteresis: float = 0.05) -> BoundSwitches | None:
+def bound_switches(
+    compute_ns: Floats, communication_ns: Floats, *, margin: float = NoiseThresholds.bound_margin
+) -> BoundSwitches | None:
     """Return how many steps are compute-bound or communication-bound, and how often that changes; None without steps.
 
-    A step is decided if one of the two exceeds the other by more than `hysteresis`. Other steps keep the regime of the
+    A step is decided if one of the two exceeds the other by more than `margin`. Other steps keep the regime of the
     previous step, the first ones that of the first decided step, so that noise around a balance causes no switches.
 
     Args:
         compute_ns, communication_ns: of each step, float64, (num_steps,).
-        hysteresis: share by which the larger must exceed the smaller.
+        margin: share by which the larger must exceed the smaller.
     """
     num_steps = len(compute_ns)
     if not num_steps:
         return None
-    is_compute = compute_ns > (1 + hysteresis) * communication_ns
-    is_communication = communication_ns > (1 + hysteresis) * compute_ns
+    is_compute = compute_ns > (1 + margin) * communication_ns
+    is_communication = communication_ns > (1 + margin) * compute_ns
     decided = np.flatnonzero(is_compute | is_communication)
     if not len(decided):
         return BoundSwitches(compute_share=0.0, num_switches=0)
@@ -72,7 +93,11 @@ def bound_switches(compute_ns: Floats, communication_ns: Floats, *, hysteresis: 
 
 
 def collective_sensitivity(
-    transfer_ns: Floats, skew_ns: Floats, clock_error_ns: float | Floats, place: Ints | None = None
+    transfer_ns: Floats,
+    skew_ns: Floats,
+    clock_error_ns: float | Floats,
+    place: Ints | None = None,
+    limits: NoiseThresholds = NoiseThresholds(),
 ) -> Sensitivity | None:
     """Return how the transfer of collectives of one kind and size depends on the skew of their ranks.
 
@@ -87,19 +112,20 @@ def collective_sensitivity(
         clock_error_ns: half-width of the common clock, one or float64, (num_operations,).
         place: number of its process group and place in the step, between which transfers differ, int64,
             (num_operations,); one for all by default.
+        limits: which skews count, and how many of them are enough.
 
     Returns:
         None for fewer than 10 such operations, 9 more than places, or if the standard deviation of their skew does not
         exceed the clock error.
     """
     error_ns = np.broadcast_to(np.asarray(clock_error_ns, np.float64), skew_ns.shape)
-    is_used = (skew_ns >= 3 * error_ns) & np.isfinite(error_ns)
+    is_used = (skew_ns >= limits.min_skew_errors * error_ns) & np.isfinite(error_ns)
     num_used = int(is_used.sum())
     of_place = np.zeros(num_used, np.int64)
     if place is not None:
         _, of_place = np.unique(place[is_used], return_inverse=True)
     num_places = int(of_place.max(initial=0)) + 1
-    if num_used - num_places < _FEWEST_OPERATIONS - 1:
+    if num_used - num_places < limits.min_operations - 1:
         return None
     most = float(np.abs(skew_ns[is_used]).max())
     skew, transfer = (_less_means(values[is_used], of_place) for values in (skew_ns, transfer_ns))
@@ -126,8 +152,7 @@ def _long_run_variance(score: Floats) -> float:
     return max(variance, 0.0)
 
 
-_MAX_BLOCKS = 64  # for the null of the persistent part: more blocks make it slower, not better
-_MIN_NOISE = 1e-4
+_MAX_BLOCKS = 64  # statistics: for the null of the persistent part: more blocks make it slower, not better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +277,9 @@ def noise_intensity(work_ns: Floats) -> float | None:
     return float(np.mean(work[is_usable].mean(axis=1) / quiet[is_usable] - 1.0))
 
 
-def noise_amplification(step_ns: Floats, work_ns: Floats, transfer_ns: Floats) -> float | None:
+def noise_amplification(
+    step_ns: Floats, work_ns: Floats, transfer_ns: Floats, min_noise: float = NoiseThresholds.min_noise
+) -> float | None:
     """Return how much of local noise reaches the step time: alpha > 1 means amplified, < 1 absorbed.
 
     alpha = (E[T] / T_ideal - 1) / nu, T_ideal = max_r q05(c_r) + median exposed transfer, c_r the rank's step sums.
@@ -261,13 +288,14 @@ def noise_amplification(step_ns: Floats, work_ns: Floats, transfer_ns: Floats) -
         step_ns: step times T, float64, (num_steps,).
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
         transfer_ns: exposed transfer of each step, float64, (num_steps,).
+        min_noise: nu, up to which nothing is known.
 
     Returns:
-        None without steps, if nu is 0.01 % or less, of which no part can be told, or if T_ideal is not above 0. None
-        above the number of ranks as well: all noise of all ranks in a row is less, so that T_ideal lacks something.
+        None without steps, if nu is `min_noise` or less, or if T_ideal is not above 0. None above the number of ranks
+        as well: all noise of all ranks in a row is less, so that T_ideal lacks something.
     """
     noise = noise_intensity(work_ns)
-    if noise is None or noise <= _MIN_NOISE or not len(step_ns):
+    if noise is None or noise <= min_noise or not len(step_ns):
         return None
     transfer = float(np.median(transfer_ns)) if len(transfer_ns) else 0.0
     ideal_ns = float(np.quantile(work_ns.sum(axis=2), 0.05, axis=1).max()) + transfer
@@ -303,9 +331,7 @@ def _persistent_null(deviation_ns: Floats, num_draws: int, generator: np.random.
     return draws
 
 
-_SHARED_P_VALUE = 0.01
-_SHARED_CORRELATION = 0.05
-_NUM_FIRST_STEPS = 250
+_NUM_FIRST_STEPS = 250  # speed: of the first pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,7 +387,9 @@ def shared_noise(deviation_ns: Floats, node: Ints) -> tuple[float, float] | None
     return None if total <= 0.0 or chance is None else (float(between.mean() - within.mean()) / total, chance)
 
 
-def split_work(work_ns: Floats, node: Ints, *, seed: int = 0) -> WorkParts | None:
+def split_work(
+    work_ns: Floats, node: Ints, *, seed: int = 0, limits: NoiseThresholds = NoiseThresholds()
+) -> WorkParts | None:
     """Split work into location, rank effects and residuals, or return None for fewer than 2 ranks or 2 steps.
 
     The location is the step median m_i, shrunk towards its mean with weight w = 1 - V0 / V1: V1 is its variance, V0 the
@@ -379,13 +407,15 @@ def split_work(work_ns: Floats, node: Ints, *, seed: int = 0) -> WorkParts | Non
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
         node: index of the host, int64, (num_ranks,).
         seed: of the draws that V0 is taken from.
+        limits: when ranks of a node share noise.
     """
     num_ranks, num_steps = work_ns.shape[:2]
     if num_ranks < 2 or num_steps < 2 or work_ns.shape[2] == 0:
         return None
     per_step = work_ns.sum(axis=2)
     shared = shared_noise(per_step - per_step.mean(axis=1, keepdims=True), node)
-    is_node_unit = shared is not None and shared[0] > _SHARED_CORRELATION and shared[1] < _SHARED_P_VALUE
+    correlation, chance = shared or (0.0, 1.0)
+    is_node_unit = correlation > limits.min_shared_correlation and chance < limits.shared_level
     unit = np.unique(node, return_inverse=True)[1] if is_node_unit else np.arange(num_ranks)
     num_units = int(unit.max()) + 1
     median_ns = np.median(work_ns, axis=0)

@@ -89,9 +89,10 @@ def microbatches(operations: Operations, work: LocalWork) -> int | None:
 
 
 WORK = -1
-MAX_ROUNDS = 10_000
+MAX_ROUNDS = 10_000  # speed: more waits than a sound step has
 _NO_ROW = -1
-_MAX_SCATTERED = 4  # rows that a search goes through, of each row
+_MAX_SCATTERED = 4  # speed: rows that a search goes through, of each row
+_KEY_BITS = 62  # format: of rank, step and time in one number
 _PIECE = ("step", "rank", "kind", "begin_ns", "end_ns")
 
 
@@ -226,7 +227,7 @@ def _sorted_last_waits(operations: Operations, steps: StepPanel, names: Ints, ro
 
 
 def _time_bits(steps: StepPanel) -> int:
-    return 62 - int(steps.begin_ns.size).bit_length()
+    return _KEY_BITS - int(steps.begin_ns.size).bit_length()
 
 
 def _compiled_last_waits(

@@ -25,8 +25,8 @@ from hpcpace.metrics.topology import Topology
 UP, DOWN = 0, 1
 """The directions of a link: towards the top of the network, and back."""
 
-_USUAL_SEGMENT = 1448
-_DELAYED_ACK_S = 0.04  # TCP_DELACK_MIN of Linux, for the last segment of what is sent at once
+_USUAL_SEGMENT = 1448  # format: payload of Ethernet, IPv4, TCP with timestamps
+_DELAYED_ACK_S = 0.04  # timing: TCP_DELACK_MIN of Linux, for the last segment of what is sent at once
 
 
 @dataclass(frozen=True, kw_only=True)

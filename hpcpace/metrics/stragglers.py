@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.recurrence import (
     FixedShift,
@@ -25,12 +26,28 @@ from hpcpace.metrics.recurrence import (
 )
 from hpcpace.metrics.resampling import Estimate
 
-FLOOR_SHARE = 0.03
-LEVEL = 0.005
-MIN_STEPS = 20
-_MAX_SMALLEST = 0.2  # if only a rank that is a fifth slower would be found, finding none means nothing
-_ALIKE = 0.5
-_WHOLE = 0.8
+MIN_STEPS = 20  # statistics: fewer have too few blocks for the tests
+_POWER, _PERCENTILE = 1.28, 90  # statistics: normal deviate of 90 % power, for nine ranks of ten
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatenessThresholds(Thresholds, topic="straggler"):
+    """When lateness has a pattern, and when a search would have found it."""
+
+    max_smallest_share: float = number(
+        0.2, "share", "Excess over the usual work; if only larger ones would be found, finding none means nothing."
+    )
+    alike_part: float = number(
+        0.5, "share", "Part of the largest excess that all ranks of a node or slot must have to be one straggler."
+    )
+    passing_part: float = number(0.8, "share", "Part of the steps from which on a slow stretch is no longer passing.")
+    passing_ratio: float = number(
+        3.0, "times", "Excess in a slow stretch over that outside of it; below it, the rank is slow all the time."
+    )
+    apart_part: float = number(
+        0.8, "share", "Part of the late steps of several ranks that must not coincide for these to take turns."
+    )
+    min_turns: int = number(3, "ranks", "Ranks with the same period that may take turns; fewer are late by themselves.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +107,14 @@ class StragglerSearch:
 
 
 def find_stragglers(
-    work_ns: Floats, role: Ints, node: Ints, *, floor_share: float = FLOOR_SHARE, level: float = LEVEL, seed: int = 0
+    work_ns: Floats,
+    role: Ints,
+    node: Ints,
+    *,
+    floor_share: float,
+    level: float,
+    seed: int = 0,
+    limits: LatenessThresholds = LatenessThresholds(),
 ) -> StragglerSearch:
     """Return the ranks, nodes and slots that are late again and again.
 
@@ -107,6 +131,7 @@ def find_stragglers(
         floor_share: the smallest effect that is named, relative to the role's median work.
         level: probability of a false accusation over all ranks.
         seed: of the permutations.
+        limits: the other thresholds.
     """
     late = lateness(np.asarray(work_ns, np.float64), np.asarray(role), floor_share=floor_share)
     num_compared = int(late.is_compared.sum())
@@ -123,11 +148,11 @@ def find_stragglers(
     for straggler in found:
         free[list(straggler.ranks)] = False
     shifts = fixed_shifts(late, level=level, random=random)
-    rhythmic = _periodic(late, free, level=level)
-    of_rank = _steady(late, shifts, free, rhythmic, floor_share=floor_share, level=level)
-    found += _taking_turns(late, _merged(late, of_rank, shifts, node))
+    rhythmic = _periodic(late, free, level=level, limits=limits)
+    of_rank = _steady(late, shifts, free, rhythmic, floor_share=floor_share, level=level, limits=limits)
+    found += _taking_turns(late, _merged(late, of_rank, shifts, node, limits.alike_part), limits)
     smallest = _smallest(shifts, late, floor_share)
-    is_blind = not found and _smallest(shifts, late, 0.0) > _MAX_SMALLEST
+    is_blind = not found and _smallest(shifts, late, 0.0) > limits.max_smallest_share
     return StragglerSearch(
         found=tuple(sorted(found, key=lambda each: -_size(each, late))),
         obstacle=SearchObstacle.TOO_MUCH_NOISE if is_blind else None,
@@ -138,8 +163,8 @@ def find_stragglers(
 
 def _smallest(shifts: FixedShift, late: Lateness, floor_share: float) -> float:
     """Return the lasting shift that is found with 90 % power on nine of ten ranks."""
-    error = float(np.percentile(shifts.error[late.is_compared], 90))
-    return max(shifts.critical_error * error, floor_share) + 1.28 * error
+    error = float(np.percentile(shifts.error[late.is_compared], _PERCENTILE))
+    return max(shifts.critical_error * error, floor_share) + _POWER * error
 
 
 def _straggler(
@@ -182,21 +207,28 @@ def _rotating(late: Lateness, node: Ints, *, level: float, random: np.random.Gen
     return []
 
 
-def _periodic(late: Lateness, free: Bools, *, level: float) -> dict[int, Straggler]:
+def _periodic(late: Lateness, free: Bools, *, level: float, limits: LatenessThresholds) -> dict[int, Straggler]:
     ranks = np.flatnonzero(free)
     period, p_value = periods(late.is_outlier[ranks], num_compared=max(len(ranks), 1))
     found = {}
     for index in np.flatnonzero((period > 0) & (p_value <= level)).tolist():
         rank, at = int(ranks[index]), late.is_outlier[ranks[index]]
         effect = Estimate.of_mean(late.excess[rank][at])
-        if float(np.median(late.excess[rank][~at])) > _ALIKE * effect.value:
+        if float(np.median(late.excess[rank][~at])) > limits.alike_part * effect.value:
             continue  # late all the time: the period is in its noise
         found[rank] = _straggler(late, [rank], "periodic", effect, p_value[index], period_steps=int(period[index]))
     return found
 
 
 def _steady(
-    late: Lateness, shifts: FixedShift, free: Bools, rhythmic: dict[int, Straggler], *, floor_share: float, level: float
+    late: Lateness,
+    shifts: FixedShift,
+    free: Bools,
+    rhythmic: dict[int, Straggler],
+    *,
+    floor_share: float,
+    level: float,
+    limits: LatenessThresholds,
 ) -> dict[int, Straggler]:
     """Return the ranks that are always slow, or slow in one interval of steps and hardly outside it, and `rhythmic`.
 
@@ -206,7 +238,8 @@ def _steady(
     num_steps = late.excess.shape[1]
     is_fixed = free & (shifts.p_value <= level) & (shifts.effect >= floor_share)
     is_passing = free & (scan.p_value <= level) & (scan.inside >= floor_share)
-    is_passing &= (scan.stop - scan.first < _WHOLE * num_steps) & (scan.outside < scan.inside / 3)
+    is_passing &= scan.stop - scan.first < limits.passing_part * num_steps
+    is_passing &= scan.outside < scan.inside / limits.passing_ratio
     found = dict(rhythmic)
     for rank in np.flatnonzero(is_fixed | is_passing).tolist():
         first, stop = int(scan.first[rank]), int(scan.stop[rank])
@@ -230,7 +263,9 @@ def _size(straggler: Straggler, late: Lateness) -> float:
     return straggler.effect.value * _share_of_steps(straggler, late)
 
 
-def _merged(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, node: Ints) -> list[Straggler]:
+def _merged(
+    late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, node: Ints, alike_part: float
+) -> list[Straggler]:
     """Return stragglers with those of a node or slot merged into one if all its ranks are equally slow."""
     size = np.bincount(node)
     place = np.zeros(len(node), np.int64)
@@ -243,7 +278,7 @@ def _merged(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, n
     for kind, unit_of in candidates:
         for unit in sorted({int(unit_of[rank]) for rank in left}):
             ranks = np.flatnonzero((unit_of == unit) & late.is_compared)
-            if len(ranks) > 1 and (whole := _alike(late, left, shifts, ranks)) is not None:
+            if len(ranks) > 1 and (whole := _alike(late, left, shifts, ranks, alike_part)) is not None:
                 found.append(replace(whole, kind=kind, ids=(unit,)))
                 left = {rank: straggler for rank, straggler in left.items() if rank not in ranks}
     for rank, straggler in left.items():
@@ -252,7 +287,7 @@ def _merged(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, n
     return found
 
 
-def _taking_turns(late: Lateness, found: list[Straggler]) -> list[Straggler]:
+def _taking_turns(late: Lateness, found: list[Straggler], limits: LatenessThresholds) -> list[Straggler]:
     """Return stragglers with those that have the same period but are late at different steps merged into a rotation.
 
     The test of rotations may miss these, because shifts by whole periods do not change them.
@@ -262,7 +297,8 @@ def _taking_turns(late: Lateness, found: list[Straggler]) -> list[Straggler]:
     for kind, period in dict.fromkeys((straggler.kind, straggler.period_steps) for straggler in rest):
         same = [straggler for straggler in rest if (straggler.kind, straggler.period_steps) == (kind, period)]
         events = np.array([late.is_outlier[list(straggler.ranks)].any(axis=0) for straggler in same])
-        if len(same) < min(3, int(late.is_compared.sum())) or events.any(axis=0).sum() < _WHOLE * events.sum():
+        least = min(limits.min_turns, int(late.is_compared.sum()))
+        if len(same) < least or events.any(axis=0).sum() < limits.apart_part * events.sum():
             result += same
             continue
         ranks = sorted(rank for straggler in same for rank in straggler.ranks)
@@ -273,7 +309,9 @@ def _taking_turns(late: Lateness, found: list[Straggler]) -> list[Straggler]:
     return result
 
 
-def _alike(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, ranks: Ints) -> Straggler | None:
+def _alike(
+    late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, ranks: Ints, alike_part: float
+) -> Straggler | None:
     """Return the ranks as one straggler if all of them are late in the same way and by about as much, else None."""
     own = [of_rank[rank] for rank in ranks.tolist() if rank in of_rank]
     largest = max((straggler.effect.value for straggler in own), default=0.0)
@@ -282,12 +320,12 @@ def _alike(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, ra
         return None
     p_value = min(straggler.p_value for straggler in own)
     if first.pattern == "fixed":
-        is_one = (shifts.effect[ranks] >= _ALIKE * largest).all()
+        is_one = (shifts.effect[ranks] >= alike_part * largest).all()
         return _straggler(late, ranks.tolist(), "fixed", shifts.effect_of(ranks), p_value) if is_one else None
-    if len(own) < len(ranks) or min(straggler.effect.value for straggler in own) < _ALIKE * largest:
+    if len(own) < len(ranks) or min(straggler.effect.value for straggler in own) < alike_part * largest:
         return None
     is_outlier = late.is_outlier[ranks]
-    if first.pattern == "periodic" and is_outlier.all(axis=0).sum() < _ALIKE * is_outlier[0].sum():
+    if first.pattern == "periodic" and is_outlier.all(axis=0).sum() < alike_part * is_outlier[0].sum():
         return None
     ranges = [straggler.step_range for straggler in own if straggler.step_range is not None]
     step_range = (max(low for low, _ in ranges), min(high for _, high in ranges)) if ranges else None

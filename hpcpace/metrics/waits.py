@@ -109,7 +109,7 @@ def blocked_before(
     return at_enter, at_begin, at_end
 
 
-_MAX_NS = 1 << 62
+_MAX_NS = 1 << 62  # format: beyond all times, and twice it fits into int64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,8 @@ def waits(operations: Operations, matching: Matching) -> Waits:
 
 def _waits_compiled(kernels: Any, operations: Operations, matching: Matching) -> Waits:
     bounds = operations.bounds
-    wait_ns, transfer_ns, negative_ns = (np.empty(len(operations), np.int64) for _ in range(3))
+    wait_ns, transfer_ns = (np.empty(len(operations), np.int64) for _ in range(2))
+    negative_ns = np.empty_like(wait_ns)
     may_contradict = np.zeros(len(matching.num_rows), np.uint8)
     checked(
         kernels.waits(

@@ -25,7 +25,7 @@ from hpcpace.metrics.kernels import checked, library, ordinals, others_median
 from hpcpace.metrics.phases import innermost
 from hpcpace.metrics.resampling import Estimate
 
-START, WORK, GATE, TRANSFER, WAIT = range(5)
+START, WORK, GATE, TRANSFER, WAIT = range(5)  # format: kinds of nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ def _replay_compiled(
     )
 
 
-_MAX_BLOCKS = 20
+_MAX_BLOCKS = 20  # statistics: blocks of steps, from which intervals come
 
 
 @dataclass(frozen=True, kw_only=True)

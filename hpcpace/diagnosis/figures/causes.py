@@ -26,6 +26,7 @@ from hpcpace.diagnosis.summary import (
 )
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, stage_excess
 from hpcpace.metrics.amplification import (
+    NoiseThresholds,
     WorkParts,
     amplification,
     bound_switches,
@@ -272,9 +273,11 @@ def jitter_figures(
     found = amplification(work_ns)
     if found is None:
         return None, None
-    parts = split_work(work_ns, node)
+    limits = measured.thresholds.of(NoiseThresholds)
+    parts = split_work(work_ns, node, limits=limits)
     null = null_model(work_ns, parts) if parts is not None else None
-    shares, bound = noise_shares(work_ns), bound_switches(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
+    shares, transfer_ns = noise_shares(work_ns), panels.transfer_ns.mean(axis=0)
+    bound = bound_switches(panels.work_ns.mean(axis=0), transfer_ns, margin=limits.bound_margin)
     curve = _curve(work_ns, parts, null)
     columns = np.isin(measured.chosen.step, panel.step)
     is_everywhere = len(np.unique(node)) == len(np.unique(panels.node))
@@ -299,7 +302,7 @@ def jitter_figures(
         # A pipeline's step is longer than any rank's work by its bubble, which is no noise. Nor are waits that look
         # like transfers.
         noise_amplification=noise_amplification(
-            panels.times_ns[columns], work_ns, panels.transfer_ns.mean(axis=0)[columns]
+            panels.times_ns[columns], work_ns, transfer_ns[columns], limits.min_noise
         )
         if len(np.unique(panels.stage)) == 1 and measured.are_waits_known
         else None,
@@ -401,7 +404,7 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     close_up = measured.close_up
     if close_up is None or measured.host_timed:
         return ()
-    evidence = close_up.evidence
+    evidence, limits = close_up.evidence, measured.thresholds.of(NoiseThresholds)
     done, matching = evidence.operations, evidence.matching
     mask = synchronises(done.op) & matching.is_matched & close_up.work.is_known & (done.group_size > 1)
     rows = matching.order[mask[matching.order]]
@@ -421,7 +424,7 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     for number in total_ns.argsort()[::-1].tolist():
         of_kind = np.flatnonzero(kind == number)
         of_kind = of_kind[np.argsort(done.enter_ns[first[of_kind]], kind="stable")]
-        slope = collective_sensitivity(transfer_ns[of_kind], skew_ns[of_kind], error_ns, place[of_kind])
+        slope = collective_sensitivity(transfer_ns[of_kind], skew_ns[of_kind], error_ns, place[of_kind], limits)
         if slope is None:
             continue
         row = first[example[number]]

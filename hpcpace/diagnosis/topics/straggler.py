@@ -52,7 +52,7 @@ from hpcpace.metrics.roles import (
     compare_with_others,
     excess_over_role,
 )
-from hpcpace.metrics.stragglers import Straggler, StragglerSearch, find_stragglers
+from hpcpace.metrics.stragglers import LatenessThresholds, Straggler, StragglerSearch, find_stragglers
 from hpcpace.metrics.what_if import Change
 
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
@@ -234,7 +234,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     plane's, and lateness that goes round is amplification, for which no rank is to blame.
     """
     panels, limits = case.panels, case.thresholds.of(StragglerThresholds)
-    case.search = search = search_stragglers(panels, case.settings, limits)
+    case.search = search = search_stragglers(panels, case.settings, limits, case.thresholds.of(LatenessThresholds))
     findings = []
     for mode in (Mode.STRAGGLER, Mode.RUNTIME, Mode.AMPLIFICATION):
         found = [straggler for straggler in search.found if LatePattern(straggler.pattern).mode is mode]
@@ -297,12 +297,22 @@ def find_by_arrival(case: Case) -> list[DiagnosisFinding]:
     return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=confidence, culprits=tuple(culprits))]
 
 
-def search_stragglers(panels: Panels, settings: DiagnosisConfig, limits: StragglerThresholds) -> StragglerSearch:
+def search_stragglers(
+    panels: Panels,
+    settings: DiagnosisConfig,
+    limits: StragglerThresholds,
+    lateness: LatenessThresholds | None = None,
+) -> StragglerSearch:
     """Return who is late again and again; ranks are not compared if their roles are not known."""
     if not panels.is_role_known:
         return StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=0)
     search = find_stragglers(
-        panels.work_ns, panels.role, panels.node, floor_share=settings.straggler_share, level=settings.level
+        panels.work_ns,
+        panels.role,
+        panels.node,
+        floor_share=settings.straggler_share,
+        level=settings.level,
+        limits=lateness or LatenessThresholds(),
     )
     slow = np.zeros(len(panels.rank), np.bool_)
     slow[[rank for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER for rank in each.ranks]] = (

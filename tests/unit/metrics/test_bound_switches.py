@@ -18,7 +18,7 @@ def test_a_balance_within_the_hysteresis_is_no_switch():
     compute = np.array([2.0, 1.02, 0.98, 1.03, 0.97, 1.0])
     found = bound_switches(compute, np.ones(6))
     assert (found.compute_share, found.num_switches) == (1.0, 0)
-    assert bound_switches(compute, np.ones(6), hysteresis=0.0).num_switches > 0
+    assert bound_switches(compute, np.ones(6), margin=0.0).num_switches > 0
 
 
 def test_first_steps_in_balance_have_the_regime_that_follows():

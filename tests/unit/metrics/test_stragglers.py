@@ -36,9 +36,8 @@ def healthy(num_ranks=8, num_steps=200, *, seed=0, kind="normal", size=0.05):
 
 def search(work_ns, *, per_node=1, role=None, **options):
     ranks = np.arange(len(work_ns))
-    return find_stragglers(
-        work_ns, np.zeros_like(ranks) if role is None else np.asarray(role), ranks // per_node, **options
-    )
+    role = np.zeros_like(ranks) if role is None else np.asarray(role)
+    return find_stragglers(work_ns, role, ranks // per_node, **{"floor_share": 0.03, "level": 0.005, **options})
 
 
 def only(work_ns, **options):
