@@ -124,7 +124,7 @@ def has_order(values: Floats) -> bool:
 
 
 _MAX_NUMBERS_PER_VALUE = 2
-_MAX_GAPS, _MAX_UNUSED = 4, 4096
+_MAX_GAPS, _MAX_UNUSED = 4, 4096  # memory: numbers from 0 for each key, and besides
 
 
 def stable_order(number: Ints) -> Ints:

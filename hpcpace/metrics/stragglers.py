@@ -27,6 +27,7 @@ from hpcpace.metrics.recurrence import (
 from hpcpace.metrics.resampling import Estimate
 
 MIN_STEPS = 20  # statistics: fewer have too few blocks for the tests
+_NUM_TESTS = 3  # statistics: rotations, lasting or passing shifts, periods
 _POWER, _PERCENTILE = 1.28, 90  # statistics: normal deviate of 90 % power, for nine ranks of ten
 
 
@@ -140,7 +141,7 @@ def find_stragglers(
         return replace(nothing, obstacle=SearchObstacle.NOBODY_COMPARED)
     if late.excess.shape[1] < MIN_STEPS:
         return replace(nothing, obstacle=SearchObstacle.TOO_FEW_STEPS)
-    node, level = np.unique(node, return_inverse=True)[1].astype(np.int64), level / 3
+    node, level = np.unique(node, return_inverse=True)[1].astype(np.int64), level / _NUM_TESTS
     random = np.random.default_rng(seed)
 
     found = _rotating(late, node, level=level, random=random)
