@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hpcpace.core.config import PaceSettings
 from hpcpace.pace.controller import Measurement
 from hpcpace.pace.policies import Policy, make_policy
-from hpcpace.simulation.model import Incast, ParametricNoise, PollStealing, PowerShare, SimulatedJob, simulate
+from hpcpace.simulation import Incast, ParametricNoise, PollStealing, PowerShare, SimulatedJob, simulate
 from hpcpace.trace.schema import PaceArm
 
 Coupling = Literal["none", "poll stealing", "power share", "goodput collapse"]
