@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -310,8 +310,8 @@ def _finished_together(entries: list[Entry]) -> tuple[Entry, ...]:
     for entry in entries:
         whole = wholes.get((entry.group, entry.is_p2p, entry.seq), entry)
         if not entry.is_whole:
-            known = {"is_open": whole.is_open, "started_ns": whole.started_ns, "completed_ns": whole.completed_ns}
-            kept.append(replace(entry, **known) if whole is not entry else entry)
+            over = {"is_open": whole.is_open, "started_ns": whole.started_ns, "completed_ns": whole.completed_ns}
+            kept.append(Entry(**{**vars(entry), **over}))
     return tuple(kept)
 
 

@@ -103,7 +103,7 @@ def rows_of(table: str, *, has_device: bool = False, **columns: object) -> Rows:
     return rows
 
 
-def group_rows(groups: Sequence[tuple[str, Sequence[int]]], backend: str) -> Rows:
+def group_rows(groups: Sequence[tuple[str, Sequence[int] | NDArray[np.int64]]], backend: str) -> Rows:
     """Return the table `groups` of process groups with a name and members, whose number is their place."""
     rows = [
         rows_of("groups", id=number, rank=np.array(members), name=name.encode(), backend=backend.encode()[:16])

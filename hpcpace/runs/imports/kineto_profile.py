@@ -263,8 +263,9 @@ class Profile:
     @property
     def memory_bytes(self) -> int:
         """Memory that the import of it takes at most."""
-        rows = (self.nccl, self.gloo, self.c10d, self.comms, self.steps, self.marks, self.optimizer)
-        num_rows, num_kernels = sum(map(len, rows)), sum(map(len, (self.backward, self.kernels, self.launches)))
+        num_rows = sum(map(len, (self.nccl, self.gloo, self.c10d, self.comms)))
+        num_rows += len(self.steps) + len(self.marks) + len(self.optimizer)
+        num_kernels = sum(map(len, (self.backward, self.kernels, self.launches)))
         num_members = sum(len(members) for members in self.groups.values())
         return _ROW_BYTES * num_rows + _KERNEL_BYTES * num_kernels + _MEMBER_BYTES * num_members
 
