@@ -10,14 +10,8 @@ from numpy.typing import NDArray
 
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
-from hpcpace.metrics.clock_suspects import (
-    Contradictions,
-    Suspect,
-    contradictions,
-    judge,
-    pair_violations,
-    proven_leads,
-)
+from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics.clock_suspects import Contradictions, Suspect, contradictions, judge, pair_violations, proven_leads
 from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.metrics.operations import synchronises
 from hpcpace.metrics.steps import StepPanel
@@ -48,10 +42,10 @@ class Causality:
     num_negative: int
     num_messages: int
     leads_ns: Mapping[tuple[int, int], int]
-    exit_node: NDArray[np.int64]
-    enter_node: NDArray[np.int64]
-    size_ns: NDArray[np.int64]
-    allowed_ns: NDArray[np.float64]
+    exit_node: Ints
+    enter_node: Ints
+    size_ns: Ints
+    allowed_ns: Floats
 
 
 def causality_of(evidence: Evidence) -> Causality:
@@ -166,9 +160,7 @@ def _leads_ns(evidence: Evidence, found: Contradictions) -> dict[tuple[int, int]
     return proven_leads(done, found, node=node, enter_error_ns=enter_error_ns, exit_error_ns=exit_error_ns)
 
 
-def _violations(
-    evidence: Evidence,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+def _violations(evidence: Evidence) -> tuple[Ints, Ints, Ints, Floats]:
     """Return the rows that exit before the last enter, as the last four fields of `Causality`."""
     done, matching = evidence.operations, evidence.matching
     early = np.flatnonzero(evidence.waits.negative_ns)
@@ -195,7 +187,7 @@ def _violations(
     return exit_node, enter_node, evidence.waits.negative_ns[early], allowed_ns
 
 
-def _widths_ns(evidence: Evidence, rows: NDArray[np.int64], rank: NDArray[np.intp]) -> NDArray[np.float64]:
+def _widths_ns(evidence: Evidence, rows: Ints, rank: NDArray[np.intp]) -> Floats:
     """Return the half-widths of clocks at the enters of rows, (num_rows,); `rank` indexes the traces."""
     widths_ns, order = np.zeros(len(rows)), np.argsort(rank, kind="stable")
     bounds = np.searchsorted(rank[order], np.arange(len(evidence.clocks) + 1))
@@ -206,7 +198,7 @@ def _widths_ns(evidence: Evidence, rows: NDArray[np.int64], rank: NDArray[np.int
     return widths_ns
 
 
-def _halfwidth_ns(clock: CommonClock, time_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+def _halfwidth_ns(clock: CommonClock, time_ns: Ints) -> Floats:
     """Return the half-widths at times of the common clock: they vary over seconds, so one offset is as good as all."""
     offset_ns = int(clock.offset_ns[0]) if clock.num_samples else 0
     return clock.to_reference(time_ns + offset_ns).halfwidth_ns

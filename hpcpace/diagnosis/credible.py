@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell, with_reasons
 from hpcpace.core.pool import Team
@@ -23,6 +22,7 @@ from hpcpace.diagnosis.records import AttemptRecords
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import Incomplete, RunEnd
 from hpcpace.diagnosis.topics.run_end import RunEndThresholds, find_end, run_end_line
+from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.plausibility import Contradiction, contradictions
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
@@ -105,7 +105,7 @@ def _apart_in_time(measured: Measured, limits: CredibleThresholds) -> dict[int, 
     }
 
 
-def steps_apart_ns(begin_ns: NDArray[np.int64], step_ns: float, limits: CredibleThresholds) -> NDArray[np.float64]:
+def steps_apart_ns(begin_ns: Ints, step_ns: float, limits: CredibleThresholds) -> Floats:
     """Return by how much the steps of each rank are behind those of the others, float64, (num_ranks,).
 
     It is 0 where they are at the same time, give or take some steps and a second.

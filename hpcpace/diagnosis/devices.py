@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import IdlePhase
 from hpcpace.diagnosis.incomplete import sound_stream
+from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.host_waits import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
@@ -64,7 +65,7 @@ def is_host_timed(trace: RankTrace) -> bool:
     return has_device(trace) and not is_on_device(trace)
 
 
-def is_timed_there(trace: RankTrace, operations: Table) -> NDArray[np.bool_]:
+def is_timed_there(trace: RankTrace, operations: Table) -> Bools:
     """Return which operations have the times of where they take place, bool, (num_operations,).
 
     A rank without a device does all on its host. With one, an operation of the host, as over gloo, begins as it is
@@ -141,7 +142,7 @@ def _shows_waits(trace: RankTrace) -> bool:
     return not len(some) or bool(some["blocked_ns"].any())
 
 
-def _are_known(rows: Table) -> NDArray[np.bool_]:
+def _are_known(rows: Table) -> Bools:
     return np.asarray((rows[DEVICE_BEGIN_COLUMN] != 0) & (rows[DEVICE_END_COLUMN] != 0))
 
 
@@ -151,7 +152,7 @@ def _view(rows: Table) -> Table:
     return Table({**columns, **{name: rows[of] for name, of in _HOST_COLUMNS.items()}})
 
 
-def idle_by_phase(traces: Sequence[RankTrace], step: NDArray[np.int64]) -> tuple[IdlePhase, ...]:
+def idle_by_phase(traces: Sequence[RankTrace], step: Ints) -> tuple[IdlePhase, ...]:
     """Return how long devices waited for their hosts in each phase, longest first; none where none waited.
 
     Args:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads
+from hpcpace.metrics import Bools
 from hpcpace.metrics.common_clock import CommonClock, rank_clocks, reference_times
 from hpcpace.metrics.matching import Matching, match
 from hpcpace.metrics.operations import MESSAGES, Operations, RankOperations, completed, gather_operations, is_one_of
@@ -266,7 +266,7 @@ def _has_unmatched(evidence: Evidence, step: int) -> bool:
     return bool(len(rows))
 
 
-def _carried(traces: Sequence[RankTrace], clocks: Sequence[CommonClock], stop: int) -> list[NDArray[np.bool_]]:
+def _carried(traces: Sequence[RankTrace], clocks: Sequence[CommonClock], stop: int) -> list[Bools]:
     """Return which rows of each rank are to be matched with the next range, bool, (num_rows,) each.
 
     They are of the last steps before `stop`, and are not matched with others of the last steps, whatever their clocks.
@@ -314,7 +314,7 @@ class StepReader:
         self._waiting = rows.select(~is_taken)
         return self._with(taken)
 
-    def give_back(self, trace: RankTrace, is_carried: NDArray[np.bool_]) -> RankTrace:
+    def give_back(self, trace: RankTrace, is_carried: Bools) -> RankTrace:
         """Return a trace without some of its rows, which come first in the next range."""
         rows = trace.tables["collectives"]
         self._waiting = join_tables([rows.select(is_carried), self._waiting])

@@ -12,7 +12,6 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from hpcpace.core.config import DiagnosisConfig
@@ -21,6 +20,7 @@ from hpcpace.core.text import alias_name, listed, named_ranks, percent, printabl
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.summary import Culprit, RunEnd
 from hpcpace.hang.views import FoundHang
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.arrivals import LateArrival
 from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.host_waits import CoreUse
@@ -32,10 +32,6 @@ from hpcpace.metrics.resampling import block_means, half_width
 from hpcpace.metrics.roles import DataVariation, StageComparison
 from hpcpace.metrics.stragglers import StragglerSearch
 from hpcpace.metrics.what_if import Rebuilt
-
-Floats = NDArray[np.float64]
-Int64s = NDArray[np.int64]
-Booleans = NDArray[np.bool_]
 
 MAX_NAMED = 4  # display: culprits that a sentence names before it counts the others
 _PER_P_VALUE, _MAX_CONFIDENCE = 10, 0.99  # statistics: as the score calibrates confidence
@@ -91,11 +87,11 @@ class Panels:
         flows: what the job's own connections show of links; None where they were not recorded.
     """
 
-    rank: Int64s
+    rank: Ints
     host: tuple[str, ...]
-    node: Int64s
-    role: Int64s
-    stage: Int64s
+    node: Ints
+    role: Ints
+    stage: Ints
     times_ns: Floats
     since_ns: Floats
     work_ns: Floats
@@ -202,7 +198,7 @@ class CoreWaiting(Protocol):
     mean_share: float
     uneven_share: float
 
-    def is_all_of(self, effect: float, slow: Booleans) -> bool:
+    def is_all_of(self, effect: float, slow: Bools) -> bool:
         """Return whether an excess of own work, of the ranks of a mask, may be waiting for cores."""
 
 
@@ -406,7 +402,7 @@ def rank_culprit(rank: int, effect: float, interval: tuple[float, float], panels
     return Culprit(kind="rank", id=str(rank), aliases=tuple(aliases), effect=effect, interval=interval)
 
 
-def slowest_ns(work_ns: Floats, role: Int64s) -> float:
+def slowest_ns(work_ns: Floats, role: Ints) -> float:
     """Return the mean over steps of the slowest rank's work, of the role where that is largest, nanoseconds."""
     return max(float(work_ns[role == value].max(axis=0).mean()) for value in np.unique(role))
 

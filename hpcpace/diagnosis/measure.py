@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.pool import Team
@@ -25,6 +24,7 @@ from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operat
 from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.diagnosis.within_steps import WaitThresholds, are_waits_known, unknown_waits, unmatched_share
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
 from hpcpace.metrics.host_waits import CoreUse, core_use
@@ -51,7 +51,7 @@ class Selection:
     first: int | None = None
     stop: int | None = None
 
-    def used(self, panel: StepPanel) -> NDArray[np.bool_]:
+    def used(self, panel: StepPanel) -> Bools:
         """Return which common steps are used, bool, (num_common,)."""
         return used_steps(panel, include_warmup=self.include_warmup, first=self.first, stop=self.stop)
 
@@ -74,21 +74,21 @@ class Measured:
 
     timed: TimedTraces
     panel: StepPanel
-    used: NDArray[np.bool_]
+    used: Bools
     chosen: StepPanel
     common: StepPanel
-    times_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
+    times_ns: Ints
+    end_ns: Ints
     operations: OperationFigures
     thresholds: ThresholdValues = field(default_factory=ThresholdValues)
 
     @property
-    def parts(self) -> NDArray[np.float64]:
+    def parts(self) -> Floats:
         """Nanoseconds of each part of each used step, float64, (num_ranks, num_steps, num_parts)."""
         return self.operations.panels.parts_ns
 
     @property
-    def lengths_ns(self) -> NDArray[np.float64]:
+    def lengths_ns(self) -> Floats:
         """Length of each used step on each rank, float64, (num_ranks, num_steps)."""
         return (self.chosen.end_ns - self.chosen.begin_ns).astype(np.float64)
 
@@ -125,7 +125,7 @@ class Measured:
         return are_waits_known(self.operations.panels, self.limits)
 
     @cached_property
-    def halfwidth_ns(self) -> NDArray[np.float64]:
+    def halfwidth_ns(self) -> Floats:
         """Error of the times of each rank's operations in these steps, by median, float64, (num_ranks,)."""
         return np.array(
             [
@@ -140,7 +140,7 @@ class Measured:
         return alternation(self.parts, self.lengths_ns)
 
     @cached_property
-    def role(self) -> NDArray[np.int64]:
+    def role(self) -> Ints:
         """Which ranks do the same work, int64, (num_ranks,)."""
         headers = [trace.header for trace in self.timed.traces]
         roles = {slot: index for index, slot in enumerate(sorted({(header.pp, header.tp) for header in headers}))}
@@ -309,7 +309,7 @@ def _cores(measured: Measured) -> CoreUse:
     )
 
 
-def _stages(measured: Measured) -> NDArray[np.int64]:
+def _stages(measured: Measured) -> Ints:
     """Return the pipeline stage of each rank, from its coordinates or else from traffic, int64, (num_ranks,)."""
     headers = [trace.header for trace in measured.timed.traces]
     if headers[0].pp >= 0 or not measured.operations.has_messages:
@@ -324,7 +324,7 @@ def _stages(measured: Measured) -> NDArray[np.int64]:
     )
 
 
-def node_by_rank(ranks: Sequence[int], node: NDArray[np.int64]) -> NDArray[np.int64]:
+def node_by_rank(ranks: Sequence[int], node: Ints) -> Ints:
     """Return the node of each rank by its number, int64, (largest rank + 1,); `node` is that of each of `ranks`."""
     found = np.zeros(max(ranks) + 1, np.int64)
     found[list(ranks)] = np.unique(node, return_inverse=True)[1]  # a damaged number may be anything
@@ -346,7 +346,7 @@ def _data_variation(measured: Measured) -> DataVariation | None:
     return data_variation_of(measured.close_up)
 
 
-def own_excess_ns(panels: Panels) -> NDArray[np.float64] | None:
+def own_excess_ns(panels: Panels) -> Floats | None:
     """Return each rank's own work less the median of the others of its role, (num_ranks, num_steps).
 
     Of two ranks of a role, it is the excess over the faster one: else that one would seem early. 0 where a rank is
@@ -366,20 +366,20 @@ def own_excess_ns(panels: Panels) -> NDArray[np.float64] | None:
     return excess_ns if compared else None
 
 
-def _transfer_ns(measured: Measured) -> NDArray[np.float64]:
+def _transfer_ns(measured: Measured) -> Floats:
     """Return the exposed transfer of each step but for blocked senders, float64, (num_ranks, num_steps).
 
     Where large messages are handed over in person, as by gloo, a sender is blocked until its receiver comes: that is no
     transfer, and the receiver's side has what the message takes.
     """
-    transfer_ns: NDArray[np.float64] = measured.parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
-    less: NDArray[np.float64] = np.maximum(transfer_ns - measured.operations.panels.sent_ns, 0.0)
+    transfer_ns: Floats = measured.parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
+    less: Floats = np.maximum(transfer_ns - measured.operations.panels.sent_ns, 0.0)
     return less
 
 
-def _reach_ns(measured: Measured) -> NDArray[np.float64]:
+def _reach_ns(measured: Measured) -> Floats:
     """Return the time of each step outside of synchronising collectives, float64, (num_ranks, num_steps)."""
     parts = measured.parts
     away = parts[:, :, list(_AWAY)].sum(axis=2)
-    reach: NDArray[np.float64] = np.maximum(parts.sum(axis=2) - away - measured.operations.panels.blocked_ns, 0.0)
+    reach: Floats = np.maximum(parts.sum(axis=2) - away - measured.operations.panels.blocked_ns, 0.0)
     return reach

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.pool import Team, map_threads, num_threads, shared_zeros, watch_processes
 from hpcpace.diagnosis.clocks import Causality, causality_of, join_causality
@@ -24,6 +23,7 @@ from hpcpace.diagnosis.incomplete import (
     sound_stream,
 )
 from hpcpace.diagnosis.within_steps import PathSums, StepPanels, WithinSteps, divide_operations, join_paths
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.communication import (
     Kind,
     KindTotals,
@@ -65,14 +65,14 @@ class TransferSums:
     """
 
     groups: tuple[ProcessGroup, ...]
-    keys: NDArray[np.int64]
+    keys: Ints
     first: int
-    total_ns: NDArray[np.float64]
-    count: NDArray[np.int64]
+    total_ns: Floats
+    count: Ints
     is_whole: bool = True
 
 
-def transfer_sums(evidence: Evidence, step: NDArray[np.int64]) -> TransferSums:
+def transfer_sums(evidence: Evidence, step: Ints) -> TransferSums:
     """Return the sums of a part of a run: of each group, operation and size, the transfers of each step.
 
     The transfer of an operation is the largest of its ranks. Messages count as operations of the pair.
@@ -150,12 +150,12 @@ def transfer_series(parts: Sequence[TransferSums], num_steps: int) -> list[Group
     ]
 
 
-def _of_operations(evidence: Evidence) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _of_operations(evidence: Evidence) -> tuple[Ints, Bools]:
     """Return the transfer of each operation, and whether its receiver waited, each (num_instances,)."""
     done, matching, waits = evidence.operations, evidence.matching, evidence.waits
     num_instances = len(matching.num_rows)
 
-    def of_share(share: Sequence[slice]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def of_share(share: Sequence[slice]) -> tuple[Ints, Bools]:
         largest_ns, has_waited = np.zeros(num_instances, np.int64), np.zeros(num_instances, np.bool_)
         for rows in share:
             op, instance = done.op[rows], matching.instance[rows]
@@ -167,7 +167,7 @@ def _of_operations(evidence: Evidence) -> tuple[NDArray[np.int64], NDArray[np.bo
     return np.maximum.reduce([ns for ns, _ in found]), np.logical_or.reduce([waited for _, waited in found])
 
 
-def _kinds(evidence: Evidence, first: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _kinds(evidence: Evidence, first: Ints) -> tuple[Ints, Ints]:
     """Return the keys of series, ascending, and the number of the series of each operation.
 
     Args:
@@ -192,13 +192,13 @@ def _kinds(evidence: Evidence, first: NDArray[np.int64]) -> tuple[NDArray[np.int
     return np.stack([group[one], op[one], size_bytes[one], low, high], axis=1), kind
 
 
-def _numbered(codes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def _numbered(codes: Ints, most: int) -> Ints:
     """Return the rank of each code, from 0 to below `most`, among those that occur."""
     if most > _MAX_NUMBERS:
         return np.unique(codes, return_inverse=True)[1]
     occurs = np.zeros(most, np.int64)
     occurs[codes] = 1
-    numbers: NDArray[np.int64] = (np.cumsum(occurs) - 1)[codes]
+    numbers: Ints = (np.cumsum(occurs) - 1)[codes]
     return numbers
 
 
@@ -329,7 +329,7 @@ class _Shares:
         max_rows = max(max_rows, _MIN_ROWS * len(self._streams))
         return divide_steps(self._streams, max_rows=max_rows, num_shares=num_shares)
 
-    def _panels(self, zeros: Callable[[tuple[int, ...]], NDArray[np.float64]]) -> StepPanels:
+    def _panels(self, zeros: Callable[[tuple[int, ...]], Floats]) -> StepPanels:
         return StepPanels.empty((len(self._streams), len(self._chosen)), zeros)
 
     def _show(self, num_done: int, shares: Sequence[StepShare]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.diagnosis.evidence import TimedTraces
@@ -19,6 +18,7 @@ from hpcpace.diagnosis.judged import JudgedRun
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
 from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
 from hpcpace.diagnosis.within_steps import divide_operations
+from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.metrics.growth import GrowthCurve
 from hpcpace.metrics.hotspots import Hotspot
@@ -55,11 +55,11 @@ class StepDetail:
     step: int
     time_ns: float
     median_ns: float
-    work_ns: NDArray[np.float64]
-    excess_ns: NDArray[np.float64]
-    parts_ns: NDArray[np.float64]
-    mean_ns: NDArray[np.float64]
-    rows: NDArray[np.int64]
+    work_ns: Floats
+    excess_ns: Floats
+    parts_ns: Floats
+    mean_ns: Floats
+    rows: Ints
     lanes: tuple[tuple[Stretch, ...], ...]
 
 
@@ -109,7 +109,7 @@ def _detail(
     )
 
 
-def _taken_apart(measured: Measured, regular: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _taken_apart(measured: Measured, regular: Bools) -> Bools:
     """Return which regular steps are taken apart, or all of them where none is, bool, (num_steps,)."""
     if measured.close_up is None:
         return regular
@@ -117,7 +117,7 @@ def _taken_apart(measured: Measured, regular: NDArray[np.bool_]) -> NDArray[np.b
     return some if some.any() else regular
 
 
-def regular_steps(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def regular_steps(flags: Bytes) -> Bools:
     """Return which steps have neither checkpoint nor evaluation, or all where no step is without, (num_steps,).
 
     Args:
@@ -127,7 +127,7 @@ def regular_steps(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return regular if regular.any() else np.ones(len(flags), np.bool_)
 
 
-def representative_step(times_ns: NDArray[np.float64], regular: NDArray[np.bool_]) -> int:
+def representative_step(times_ns: Floats, regular: Bools) -> int:
     """Return the column of the regular step whose time is closest to their median; the first of equals.
 
     Args:
@@ -138,13 +138,7 @@ def representative_step(times_ns: NDArray[np.float64], regular: NDArray[np.bool_
     return int(np.argmin(np.where(regular, distance, np.inf)))
 
 
-def representative_ranks(
-    excess_ns: NDArray[np.float64],
-    role: NDArray[np.int64],
-    most: int = MAX_RANKS,
-    *,
-    named: Collection[int] = (),
-) -> NDArray[np.int64]:
+def representative_ranks(excess_ns: Floats, role: Ints, most: int = MAX_RANKS, *, named: Collection[int] = ()) -> Ints:
     """Return the rows that represent all ranks, ascending: all of at most `most` ranks.
 
     Of more, the most typical rank of each role (of half as many roles as ranks fit), the one with the least excess,
@@ -169,7 +163,7 @@ def representative_ranks(
 
 
 def lanes_of(
-    measured: Measured, column: int, rows: NDArray[np.int64], most_cells: int = _MAX_LANE_CELLS
+    measured: Measured, column: int, rows: Ints, most_cells: int = _MAX_LANE_CELLS
 ) -> tuple[tuple[Stretch, ...], ...]:
     """Return what ranks did during one step, stretch by stretch, (num_lanes,).
 
@@ -345,7 +339,7 @@ def _clocks(timed: TimedTraces) -> tuple[HostClock, ...] | None:
 
 
 def _host_clock(host: str, clock: CommonClock) -> HostClock:
-    time_s: NDArray[np.float64] = (clock.local_ns - clock.local_ns[0]) / NS_PER_S
+    time_s: Floats = (clock.local_ns - clock.local_ns[0]) / NS_PER_S
     residual_us, allowed_us = np.full((2, clock.num_samples), np.nan)
     inner = clock.residuals_ns()
     residual_us[1 : 1 + len(inner)] = inner / _NS_PER_US

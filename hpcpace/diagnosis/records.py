@@ -112,9 +112,7 @@ def read_result_record(attempt: Attempt, problems: list[str]) -> ResultRecord:
 def _result(content: Any) -> ResultRecord:
     memory = [
         RankMemory(
-            rank=_number(row["rank"]),
-            rss_bytes=_number(row["rss_bytes"]),
-            device_bytes=_number(row["device_bytes"]),
+            rank=_number(row["rank"]), rss_bytes=_number(row["rss_bytes"]), device_bytes=_number(row["device_bytes"])
         )
         for row in content.get("peak_memory", [])
     ]

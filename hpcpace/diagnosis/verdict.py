@@ -74,11 +74,7 @@ def main_verdict(verdict: Verdict) -> Verdict:
 
 
 def near_misses(
-    diagnosis: Diagnosis,
-    panels: Panels,
-    hotspots: Sequence[Hotspot],
-    first_excess: float,
-    thresholds: ThresholdValues,
+    diagnosis: Diagnosis, panels: Panels, hotspots: Sequence[Hotspot], first_excess: float, thresholds: ThresholdValues
 ) -> tuple[str, ...]:
     """Return what stands out but stays below its threshold; nothing if something is above one.
 

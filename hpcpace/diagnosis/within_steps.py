@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.evidence import MARGIN_STEPS, Evidence, TimedTraces
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.communication import under_way_ns
 from hpcpace.metrics.critical_path import WORK, covered_by_waits, critical_path
@@ -36,7 +36,6 @@ from hpcpace.metrics.waits import Blocks, HeldUp, Stretches, exposed_waits_ns
 from hpcpace.trace.schema import Op, Phase
 from hpcpace.trace.tables import Table
 
-Int64Array = NDArray[np.int64]
 _BLOCKS = (Phase.GRAD_SYNC, Phase.PACE)
 _AWAY = (Phase.CHECKPOINT, Phase.EVAL, Phase.PACE)
 _COLUMNS = ("step", "op", "enter_ns", "exit_ns", "blocked_ns")
@@ -69,7 +68,7 @@ class PathSums:
         transfer_ns: transfers on them, by `hpcpace.trace.schema.Op`.
     """
 
-    work_ns: Int64Array
+    work_ns: Ints
     transfer_ns: Mapping[int, int]
 
     @property
@@ -96,9 +95,9 @@ class _Portion:
 
     operations: Operations
     matching: Matching
-    wait_ns: Int64Array
+    wait_ns: Ints
 
-    def select(self, mask: NDArray[np.bool_]) -> _Portion:
+    def select(self, mask: Bools) -> _Portion:
         """Return the rows under a mask, which has whole operations only."""
         rows = np.flatnonzero(mask)
         return _portion(
@@ -109,9 +108,7 @@ class _Portion:
         )
 
 
-def _portion(
-    operations: Operations, instance: Int64Array, is_matched: NDArray[np.bool_], wait_ns: Int64Array
-) -> _Portion:
+def _portion(operations: Operations, instance: Ints, is_matched: Bools, wait_ns: Ints) -> _Portion:
     instance = np.unique(instance, return_inverse=True)[1].astype(np.int64)
     matching = Matching(
         instance=instance,
@@ -239,7 +236,7 @@ def _portion_of(evidence: Evidence) -> _Portion:
     )
 
 
-def _intervals_by_rank(timed: TimedTraces, of: tuple[Phase, ...]) -> list[tuple[Int64Array, Int64Array]]:
+def _intervals_by_rank(timed: TimedTraces, of: tuple[Phase, ...]) -> list[tuple[Ints, Ints]]:
     """Return begin and end of some phases of each rank, on the common clock."""
     found = []
     for trace, clock in zip(timed.traces, timed.clocks, strict=True):
@@ -273,15 +270,15 @@ class StepPanels:
         unmatched_ns: likewise, of those without a counterpart on every member.
     """
 
-    parts_ns: NDArray[np.float64]
-    blocked_ns: NDArray[np.float64]
-    sent_ns: NDArray[np.float64]
-    message_wait_ns: NDArray[np.float64]
-    under_way_ns: NDArray[np.float64]
-    unmatched_ns: NDArray[np.float64]
+    parts_ns: Floats
+    blocked_ns: Floats
+    sent_ns: Floats
+    message_wait_ns: Floats
+    under_way_ns: Floats
+    unmatched_ns: Floats
 
     @classmethod
-    def empty(cls, shape: tuple[int, int], zeros: Callable[[tuple[int, ...]], NDArray[np.float64]]) -> StepPanels:
+    def empty(cls, shape: tuple[int, int], zeros: Callable[[tuple[int, ...]], Floats]) -> StepPanels:
         """Return panels to fill, made by `zeros` such as `np.zeros`; `shape` is (num_ranks, num_steps)."""
         return cls(
             parts_ns=zeros((*shape, len(Part))),
@@ -353,16 +350,16 @@ def divide_operations(evidence: Evidence, index: int) -> Table:
     return Table({**{name: table[name] for name in _COLUMNS}, "wait_ns": wait_ns, "is_matched": is_matched})
 
 
-def unmatched_share(panels: StepPanels) -> NDArray[np.float64]:
+def unmatched_share(panels: StepPanels) -> Floats:
     """Return the share of communication that has no counterpart on every member, float64, (num_ranks, num_steps).
 
     What seems to be its transfer may be waits for others.
     """
-    share: NDArray[np.float64] = panels.unmatched_ns / np.maximum(panels.under_way_ns, 1.0)
+    share: Floats = panels.unmatched_ns / np.maximum(panels.under_way_ns, 1.0)
     return share
 
 
-def unknown_waits(panels: StepPanels, limits: WaitThresholds) -> NDArray[np.bool_]:
+def unknown_waits(panels: StepPanels, limits: WaitThresholds) -> Bools:
     """Return the ranks whose waits cannot be distinguished from transfers, bool, (num_ranks,).
 
     What blocks them without a counterpart is more than a tenth of all that blocks them, and a thousandth of the step.
@@ -375,7 +372,7 @@ def are_waits_known(panels: StepPanels, limits: WaitThresholds) -> bool:
     return not _is_unknown(limits, *(values.sum() for values in _blocked_ns(panels)))
 
 
-def _blocked_ns(panels: StepPanels) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _blocked_ns(panels: StepPanels) -> tuple[Floats, Floats, Floats]:
     """Return how long operations without a counterpart blocked each rank, all operations, and the steps."""
     parts_ns = panels.parts_ns
     transfer_ns = parts_ns[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
@@ -384,11 +381,6 @@ def _blocked_ns(panels: StepPanels) -> tuple[NDArray[np.float64], NDArray[np.flo
     return unmatched_ns, wait_ns + transfer_ns.sum(axis=1), parts_ns.sum(axis=(1, 2))
 
 
-def _is_unknown(
-    limits: WaitThresholds,
-    unmatched_ns: NDArray[np.float64],
-    blocked_ns: NDArray[np.float64],
-    step_ns: NDArray[np.float64],
-) -> NDArray[np.bool_]:
+def _is_unknown(limits: WaitThresholds, unmatched_ns: Floats, blocked_ns: Floats, step_ns: Floats) -> Bools:
     is_much = unmatched_ns > limits.max_unmatched_share * blocked_ns
     return np.asarray(is_much & (unmatched_ns > limits.least_unmatched_step_share * step_ns))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from hpcpace.core.pool import run_both
@@ -25,6 +24,7 @@ from hpcpace.diagnosis.summary import (
     SensitivityRow,
 )
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, stage_excess
+from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.amplification import (
     WorkParts,
     amplification,
@@ -160,7 +160,7 @@ def _phases(measured: Measured, graph: StepGraph) -> list[Change]:
     return changes
 
 
-def _beyond_role(spent_ns: NDArray[np.float64], role: NDArray[np.int64]) -> NDArray[np.float64]:
+def _beyond_role(spent_ns: Floats, role: Ints) -> Floats:
     """Return by how much each rank exceeds the median of the others of its role in each step, 0 where it is alone."""
     beyond_ns = np.zeros(spent_ns.shape)
     for value in np.unique(role):
@@ -310,7 +310,7 @@ def jitter_figures(
     return jitter, curve
 
 
-def _curve(work_ns: NDArray[np.float64], parts: WorkParts | None, null: NullModel | None) -> GrowthCurve | None:
+def _curve(work_ns: Floats, parts: WorkParts | None, null: NullModel | None) -> GrowthCurve | None:
     curve = work_growth(work_ns, parts) if parts is not None else None
     if curve is None or curve.null is None or null is None:
         return curve
@@ -349,7 +349,7 @@ def _growth(curve: GrowthCurve | None) -> Growth | None:
     if curve is None:
         return None
 
-    def values(array: NDArray[np.float64] | None) -> tuple[float, ...]:
+    def values(array: Floats | None) -> tuple[float, ...]:
         return tuple(array.tolist()) if array is not None else ()
 
     interval = None
@@ -367,11 +367,7 @@ def _growth(curve: GrowthCurve | None) -> Growth | None:
 
 
 def _predictions(
-    work_ns: NDArray[np.float64],
-    node: NDArray[np.int64],
-    parts: WorkParts | None,
-    mean_time_ns: float,
-    transfer: TransferTerm | None,
+    work_ns: Floats, node: Ints, parts: WorkParts | None, mean_time_ns: float, transfer: TransferTerm | None
 ) -> Predictions:
     num_nodes = len(np.unique(node)) * np.array(_FACTORS, np.int64)
     found = extrapolate(work_ns, node, num_nodes, parts=parts, transfer=transfer)
@@ -445,7 +441,7 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     return tuple(found)
 
 
-def _beyond_usual(work: LocalWork, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+def _beyond_usual(work: LocalWork, rows: Ints) -> Floats:
     """Return own work before operations less the median of their role and position, over ranks and steps.
 
     One reference for all ranks of a role: medians of the others, as blame takes them, would make the skew too wide.
@@ -453,13 +449,13 @@ def _beyond_usual(work: LocalWork, rows: NDArray[np.int64]) -> NDArray[np.float6
     value = work.work_ns[rows].astype(np.float64)
     cell = work.role[rows] * work.num_positions + work.position[rows]
     usual = grouped_medians(cell, value, int(cell.max()) + 1)
-    beyond: NDArray[np.float64] = value - usual[cell]
+    beyond: Floats = value - usual[cell]
     return beyond
 
 
 def _clock_error_ns(measured: Measured) -> float:
     """Return the largest over ranks of the median half-width: an operation's error is that of its worst clock."""
-    halfwidths: list[NDArray[np.float64]] = [
+    halfwidths: list[Floats] = [
         clock.to_reference(end_ns).halfwidth_ns
         for clock, end_ns in zip(measured.timed.clocks, measured.chosen.end_ns, strict=True)
     ]

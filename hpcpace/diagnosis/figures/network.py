@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.core.text import NS_PER_S
@@ -22,6 +21,7 @@ from hpcpace.diagnosis.network_summary import (
     RateSource,
 )
 from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flows import (
     KINDS,
     Flows,
@@ -50,7 +50,6 @@ from hpcpace.metrics.topology import Topology
 _PER_GIGA, _PER_MEGA = 10**9, 10**6  # format: units
 _LOOPBACK = "lo"
 _NO_RATE: RateSource = ""
-FloatArray = NDArray[np.float64]
 _BITS = 8  # format: bits of a byte
 _USUAL_SEGMENT_BYTES = 1448  # format: payload of a packet, in which bytes that were sent are counted
 _MAX_PAIRS, _MAX_LINES, _MAX_HOSTS = 2000, 1024, 1024  # display: rows of the summary and lines and hosts of the plots
@@ -132,7 +131,7 @@ class KnownInterfaces:
 
     use: InterfaceUse
     rate_source: tuple[RateSource, ...]
-    mtu: NDArray[np.int64]
+    mtu: Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +151,7 @@ class NetworkEvidence:
     places: Topology
     known: KnownInterfaces | None
     flows: Flows | None
-    is_recorded: NDArray[np.bool_]
+    is_recorded: Bools
     limits: NetworkThresholds = field(default_factory=NetworkThresholds)
 
     @cached_property
@@ -208,7 +207,7 @@ def recorded_network(
     )
 
 
-def _are_recorded(run: CredibleRun) -> NDArray[np.bool_]:
+def _are_recorded(run: CredibleRun) -> Bools:
     """Return of which nodes all ranks have connections in their traces, (num_nodes,).
 
     Where the host of a rank without a trace is not known, it may be any.
@@ -389,7 +388,7 @@ def _why_unknown(evidence: NetworkEvidence, row: int) -> str:
     return "it is not known which interfaces of the host carry this job's connections"
 
 
-def _raised(evidence: NetworkEvidence, counts: NDArray[np.int64], loads: InterfaceLoads) -> NDArray[np.bool_]:
+def _raised(evidence: NetworkEvidence, counts: Ints, loads: InterfaceLoads) -> Bools:
     """Return which counters of which interfaces have most of what a host has more of, (4, num_interfaces)."""
     num_nodes = evidence.places.num_nodes
     exposure = np.zeros(num_nodes)
@@ -422,7 +421,7 @@ def _retransmissions(evidence: NetworkEvidence) -> tuple[HostRetransmissions, ..
     return tuple(sorted(rows, key=lambda row: -row.share))
 
 
-def _pair_rows(evidence: NetworkEvidence) -> tuple[list[PairRow], FloatArray]:
+def _pair_rows(evidence: NetworkEvidence) -> tuple[list[PairRow], Floats]:
     """Return the rank pairs, and the rates in bit/s of those that carry much."""
     if evidence.flows is None:
         return [], np.zeros(0)
@@ -493,7 +492,7 @@ def _lines(loads: InterfaceLoads, figures: NetworkFigures) -> tuple[InterfaceLin
     return tuple(found)
 
 
-def _matrices(evidence: NetworkEvidence) -> tuple[NDArray[np.float64], NDArray[np.float64], tuple[str, ...]]:
+def _matrices(evidence: NetworkEvidence) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return payload per step in MB and rate in Mb/s from host to host, and the hosts, those of a leaf side by side."""
     traffic, places = host_traffic(evidence), evidence.places
     if traffic is None or places.num_nodes > _MAX_HOSTS:

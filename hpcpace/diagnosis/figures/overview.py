@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt, RunDirectory
@@ -31,6 +30,7 @@ from hpcpace.diagnosis.summary import (
     World,
 )
 from hpcpace.hang.verdict import call_name
+from hpcpace.metrics import Floats
 from hpcpace.metrics.common_clock import rank_clocks
 from hpcpace.metrics.communication import overlap_share
 from hpcpace.metrics.hotspots import Hotspot
@@ -97,7 +97,7 @@ class _Parts(TypedDict):
     busy_share: float | None
 
 
-def _parts(mean_ns: NDArray[np.float64], ranks: set[int], measured: Measured) -> _Parts:
+def _parts(mean_ns: Floats, ranks: set[int], measured: Measured) -> _Parts:
     if not ranks.isdisjoint(measured.host_timed):
         return {"parts_ns": None, "shares": None, "busy_share": None}
     shares = mean_ns / max(float(mean_ns.sum()), 1.0)
@@ -107,14 +107,14 @@ def _parts(mean_ns: NDArray[np.float64], ranks: set[int], measured: Measured) ->
     return {"parts_ns": {**_named(mean_ns)}, "shares": {**_named(shares)}, "busy_share": busy}
 
 
-def _without_waits(values: NDArray[np.float64]) -> dict[str, float | None]:
+def _without_waits(values: Floats) -> dict[str, float | None]:
     """Return the parts with the waits that are known, of some operations only, in the transfers."""
     moved = values.copy()
     moved[list(EXPOSED_TRANSFER)] += values[list(EXPOSED_WAIT)]
     return {**_named(moved), **dict.fromkeys([part.name.lower() for part in EXPOSED_WAIT])}
 
 
-def _named(values: NDArray[np.float64]) -> dict[str, float]:
+def _named(values: Floats) -> dict[str, float]:
     return {part.name.lower(): float(values[part]) for part in Part}
 
 
@@ -207,11 +207,7 @@ def step_sources(traces: Sequence[RankTrace]) -> tuple[str, ...]:
 
 
 def step_warnings(
-    traces: Sequence[RankTrace],
-    pattern: Alternation | None,
-    num_short: int,
-    num_used: int,
-    limits: StepThresholds,
+    traces: Sequence[RankTrace], pattern: Alternation | None, num_short: int, num_used: int, limits: StepThresholds
 ) -> tuple[str, ...]:
     """Return what is implausible about how steps were counted, one sentence each.
 

@@ -14,18 +14,10 @@ import numpy as np
 
 from hpcpace.core.text import percent, plural, printable, rank_list
 from hpcpace.core.thresholds import Thresholds, number
-from hpcpace.diagnosis.finding import (
-    Booleans,
-    Case,
-    DiagnosisFinding,
-    Evidence,
-    FindingWords,
-    Panels,
-    Said,
-    shortened,
-)
+from hpcpace.diagnosis.finding import Case, DiagnosisFinding, Evidence, FindingWords, Panels, Said, shortened
 from hpcpace.diagnosis.summary import Culprit, HostCores, Mode
 from hpcpace.diagnosis.topics.communication import BurstEvidence
+from hpcpace.metrics import Bools
 from hpcpace.metrics.host_waits import CoreUse
 
 _MIN_SHOWN_SHARE = 0.0005  # display: less is 0.0 %
@@ -192,18 +184,18 @@ def find_shared(case: Case) -> DiagnosisFinding | None:
     )
 
 
-def is_notable(use: CoreUse, limits: CoreThresholds) -> Booleans:
+def is_notable(use: CoreUse, limits: CoreThresholds) -> Bools:
     """Return which ranks wait for a core for a notable share of the time, bool, (num_ranks,)."""
     sure = np.nan_to_num(use.waiting) - limits.least_errors * np.nan_to_num(use.error)
-    waits: Booleans = sure >= limits.notable_wait_share
+    waits: Bools = sure >= limits.notable_wait_share
     return waits
 
 
-def _cpus(use: CoreUse, near: Booleans) -> frozenset[int]:
+def _cpus(use: CoreUse, near: Bools) -> frozenset[int]:
     return frozenset().union(*(use.cpus[row] for row in np.flatnonzero(near)))
 
 
-def _cause(use: CoreUse, near: Booleans, limits: CoreThresholds) -> CoreCause:
+def _cause(use: CoreUse, near: Bools, limits: CoreThresholds) -> CoreCause:
     """Return the holder of the cores for which ranks of a host wait.
 
     Ranks share them with each other where there are more ranks than CPUs, or many more ready threads, which keep the
@@ -225,7 +217,7 @@ def _cause(use: CoreUse, near: Booleans, limits: CoreThresholds) -> CoreCause:
     return CoreCause.RANKS if is_own else CoreCause.OTHERS
 
 
-def _culprit(use: CoreUse, panels: Panels, host: str, waits: Booleans) -> Culprit:
+def _culprit(use: CoreUse, panels: Panels, host: str, waits: Bools) -> Culprit:
     rows = np.array([row for row, name in enumerate(panels.host) if name == host and waits[row]])
     row = int(rows[use.waiting[rows].argmax()])
     effect, half = float(use.waiting[row]), _Z_95 * float(use.error[row])
@@ -267,7 +259,7 @@ class _Waiting:
         self.mean_share = float(np.nanmean(use.waiting))
         self.uneven_share = _uneven_share(use)
 
-    def is_all_of(self, effect: float, slow: Booleans) -> bool:
+    def is_all_of(self, effect: float, slow: Bools) -> bool:
         """Return whether an excess of some ranks over the others may be waiting for cores.
 
         It is more where their processor time exceeds that of the others by a good part of it, or where their longer

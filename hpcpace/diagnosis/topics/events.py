@@ -14,13 +14,11 @@ from scipy.special import bdtrc
 from hpcpace.core.text import format_duration, percent, plural
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
-    Booleans,
     Case,
     CoreWaiting,
     DiagnosisFinding,
     Evidence,
     FindingWords,
-    Floats,
     Panels,
     Said,
     confidence_of,
@@ -36,6 +34,7 @@ from hpcpace.diagnosis.topics.stages import (
     stage_sentences,
     subject_of_events,
 )
+from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.recurrence import MIN_EVENTS, Period, find_period, run_begins, steps_between
 from hpcpace.metrics.roles import Stage, StageComparison, compare_events
@@ -217,11 +216,11 @@ def find_interruptions(case: Case) -> list[DiagnosisFinding]:
 
 def _interruption(panels: Panels, spent_ns: Floats, part: Part, limits: EventThresholds) -> DiagnosisFinding | None:
     mean_ns = spent_ns.mean(axis=1)
-    makes: Booleans = mean_ns >= limits.least_part_of_longest * mean_ns.max()
+    makes: Bools = mean_ns >= limits.least_part_of_longest * mean_ns.max()
     if not mean_ns.any() or makes.all():
         return None
     lost_ns = np.maximum(spent_ns[makes].max(axis=0) - spent_ns[~makes].mean(axis=0), 0.0)
-    is_event: Booleans = np.any(spent_ns[makes] > 0, axis=0)
+    is_event: Bools = np.any(spent_ns[makes] > 0, axis=0)
     share = float(lost_ns.mean()) / panels.mean_time_ns
     phase = part.name.lower()
     evidence = InterruptionEvidence(
@@ -252,7 +251,7 @@ class Recurrence:
     period_ns: float | None
     p_value: float
     nodes: tuple[int, ...]
-    is_event: Booleans
+    is_event: Bools
 
 
 def find(case: Case) -> list[DiagnosisFinding]:
@@ -265,7 +264,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     found = recurrence(panels, work_ns, limits)
     if found is None or found.p_value >= 2 * case.settings.level or _is_alternation(panels, found, limits):
         return []
-    is_event: Booleans = np.any(found.is_event, axis=0)
+    is_event: Bools = np.any(found.is_event, axis=0)
     slowest = work_ns.max(axis=0) if not panels.is_role_known else _above_role(panels, work_ns)
     usual = float(np.median(slowest[~is_event])) if not is_event.all() else 0.0
     share = float(np.where(is_event, np.maximum(slowest - usual, 0.0), 0.0).mean()) / panels.mean_time_ns
@@ -299,7 +298,7 @@ def _is_alternation(panels: Panels, found: Recurrence, limits: EventThresholds) 
     return abs(num_cycles - round(num_cycles)) < limits.alternation_share or num_cycles < 1
 
 
-def _stages(panels: Panels, work_ns: Floats, found: Recurrence, is_event: Booleans) -> StageComparison | None:
+def _stages(panels: Panels, work_ns: Floats, found: Recurrence, is_event: Bools) -> StageComparison | None:
     """Return in which stage the steps of events are longer, of the ranks that they strike; None without phases."""
     if panels.parts_ns is None:
         return None
@@ -347,7 +346,7 @@ def _shared(work_ns: Floats) -> Floats:
     return lower
 
 
-def _together(panels: Panels, is_event: Booleans, limits: EventThresholds) -> list[Recurrence]:
+def _together(panels: Panels, is_event: Bools, limits: EventThresholds) -> list[Recurrence]:
     begins = _begins(is_event)
     # Equal rows count once; as bytes they compare many times faster than np.unique does with thousands of columns.
     rows = sorted({row.tobytes() for row in begins[begins.any(axis=1)]})
@@ -360,7 +359,7 @@ def _together(panels: Panels, is_event: Booleans, limits: EventThresholds) -> li
     return [Recurrence(period_ns=period.length, p_value=period.p_value, nodes=nodes, is_event=is_event)]
 
 
-def _on_one(panels: Panels, is_event: Booleans, limits: EventThresholds) -> list[Recurrence]:
+def _on_one(panels: Panels, is_event: Bools, limits: EventThresholds) -> list[Recurrence]:
     begins = _begins(is_event)
     num_events = begins.sum(axis=1)
     unit, total = int(num_events.argmax()), int(num_events.sum())
@@ -383,36 +382,36 @@ def _on_one(panels: Panels, is_event: Booleans, limits: EventThresholds) -> list
     ]
 
 
-def _begins(is_event: Booleans) -> Booleans:
+def _begins(is_event: Bools) -> Bools:
     """Return the first steps of runs of late steps: a run is one event."""
     before = np.concatenate([np.zeros((len(is_event), 1), np.bool_), is_event[:, :-1]], axis=1)
-    begins: Booleans = is_event & ~before
+    begins: Bools = is_event & ~before
     return begins
 
 
-def _period(panels: Panels, rows: list[Booleans]) -> Period | None:
+def _period(panels: Panels, rows: list[Bools]) -> Period | None:
     since_ns = panels.since_ns - panels.since_ns[0]
     return find_period([since_ns[row] for row in rows], span=float(since_ns[-1]), least=2 * panels.mean_time_ns)
 
 
-def _events(rows_ns: Floats, usual_ns: float, limits: EventThresholds) -> Booleans:
+def _events(rows_ns: Floats, usual_ns: float, limits: EventThresholds) -> Bools:
     above = rows_ns - np.median(rows_ns, axis=1, keepdims=True)
     spread = _NORMAL_MAD * np.median(np.abs(above), axis=1, keepdims=True)
-    is_event: Booleans = above > np.maximum(limits.least_spreads * spread, limits.least_excess * usual_ns)
+    is_event: Bools = above > np.maximum(limits.least_spreads * spread, limits.least_excess * usual_ns)
     return is_event
 
 
-def _large(rows_ns: Floats, is_event: Booleans) -> Booleans:
+def _large(rows_ns: Floats, is_event: Bools) -> Bools:
     """Return the events of more than half of the third largest: small ones everywhere hide large ones of one node."""
     above = rows_ns - np.median(rows_ns, axis=1, keepdims=True)
     sizes_ns = np.sort(above[is_event])
     if len(sizes_ns) < MIN_EVENTS:
         return is_event
-    large: Booleans = is_event & (above > sizes_ns[-MIN_EVENTS] / 2)
+    large: Bools = is_event & (above > sizes_ns[-MIN_EVENTS] / 2)
     return large
 
 
-def _node_culprit(panels: Panels, work_ns: Floats, is_event: Booleans, unit: int) -> Culprit:
+def _node_culprit(panels: Panels, work_ns: Floats, is_event: Bools, unit: int) -> Culprit:
     rows = np.flatnonzero(panels.node == np.unique(panels.node)[unit])
     work = work_ns[rows].mean(axis=0) - _shared(work_ns)
     excess = (work[is_event[unit]] - np.median(work)) / max(float(np.median(work_ns)), 1.0)

@@ -15,6 +15,7 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.devices import HOST_BEGIN_COLUMN, HOST_END_COLUMN, is_on_device
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.summary import DevicePhase, Verdict
+from hpcpace.metrics import Ints
 from hpcpace.metrics.host_waits import LEAD_NS
 from hpcpace.trace.schema import Phase
 
@@ -174,12 +175,12 @@ def gpu_state(table: HostTable, begin_ns: int, end_ns: int, limits: GpuThreshold
     )
 
 
-def _median(values: NDArray[np.int64], most: int) -> float:
+def _median(values: Ints, most: int) -> float:
     known = values[(values > 0) & (values <= most)]
     return float(np.median(known)) if len(known) else 0.0
 
 
-def _growth(values: NDArray[np.int64]) -> int:
+def _growth(values: Ints) -> int:
     """Return by how much a counter has grown, from one value to the next; one that starts again has not shrunk.
 
     A zero after another value is a question without an answer, or the start of a counter that starts again.
@@ -252,11 +253,7 @@ def _hotter(others: Sequence[float], value: float, limits: GpuThresholds) -> tup
 
 def _counted(state: GpuState, others: Sequence[GpuState], limits: GpuThresholds) -> dict[str, tuple[int, int]]:
     """Return the counters that grew on this GPU far more than on the others; uncorrected errors count in any case."""
-    least = {
-        "corrected": limits.least_corrected,
-        "replays": limits.least_replays,
-        "retries": limits.least_retries,
-    }
+    least = {"corrected": limits.least_corrected, "replays": limits.least_replays, "retries": limits.least_retries}
     found = {}
     for name, value in state.counted.items():
         most = max((other.counted[name] for other in others), default=0)

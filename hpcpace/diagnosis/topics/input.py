@@ -11,7 +11,6 @@ import numpy as np
 from hpcpace.core.text import format_duration, percent, rank_list
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
-    Booleans,
     Case,
     DiagnosisFinding,
     Evidence,
@@ -23,6 +22,7 @@ from hpcpace.diagnosis.finding import (
     slowest_ns,
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
+from hpcpace.metrics import Bools
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     if share < least:
         return []
     of_rank = panels.data_ns.mean(axis=1) / panels.mean_time_ns
-    waits: Booleans = of_rank >= max(limits.part_of_all * least, limits.part_of_longest * float(of_rank.max()))
+    waits: Bools = of_rank >= max(limits.part_of_all * least, limits.part_of_longest * float(of_rank.max()))
     interval = mean_share_interval(panels, panels.data_ns)
     evidence = InputEvidence(share=share)
     culprits = [Culprit(kind="phase", id="data", aliases=("phase data",), effect=share, interval=interval)]

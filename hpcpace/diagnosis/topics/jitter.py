@@ -10,18 +10,10 @@ import numpy as np
 
 from hpcpace.core.text import percent
 from hpcpace.core.thresholds import Thresholds, number
-from hpcpace.diagnosis.finding import (
-    Case,
-    CoreWaiting,
-    DiagnosisFinding,
-    Evidence,
-    FindingWords,
-    Floats,
-    Panels,
-    Said,
-)
+from hpcpace.diagnosis.finding import Case, CoreWaiting, DiagnosisFinding, Evidence, FindingWords, Panels, Said
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.diagnosis.topics.input import InputEvidence
+from hpcpace.metrics import Floats
 
 
 @dataclass(frozen=True, kw_only=True)

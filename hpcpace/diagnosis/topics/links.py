@@ -21,13 +21,13 @@ from hpcpace.diagnosis.finding import (
     DiagnosisFinding,
     Evidence,
     FindingWords,
-    Floats,
     Panels,
     Said,
     confidence_of,
     longer_words,
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
+from hpcpace.metrics import Floats
 from hpcpace.metrics.communication import Kind
 from hpcpace.metrics.flow_figures import (
     FigureThresholds,

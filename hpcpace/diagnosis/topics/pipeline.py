@@ -15,8 +15,6 @@ from hpcpace.diagnosis.finding import (
     CoreWaiting,
     DiagnosisFinding,
     FindingWords,
-    Floats,
-    Int64s,
     Panels,
     Said,
     block_error,
@@ -24,6 +22,7 @@ from hpcpace.diagnosis.finding import (
 )
 from hpcpace.diagnosis.summary import Causes, Culprit, Mode
 from hpcpace.diagnosis.topics.stages import StagedEvidence, advice_of_imbalance, by_stage, stage_sentences
+from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.recurrence import mean_interval
 from hpcpace.metrics.resampling import block_means
@@ -112,7 +111,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     ]
 
 
-def _aliases(panels: Panels, stage: int, members: Int64s) -> tuple[str, ...]:
+def _aliases(panels: Panels, stage: int, members: Ints) -> tuple[str, ...]:
     """Return the names of a stage: its slot, and its rank and its node where it has one that is not shared."""
     aliases = [f"slot pp{stage}"]
     if len(members) == 1:
@@ -122,7 +121,7 @@ def _aliases(panels: Panels, stage: int, members: Int64s) -> tuple[str, ...]:
     return tuple(aliases)
 
 
-def _stages(panels: Panels, members: Int64s) -> tuple[StageComparison | None, ...]:
+def _stages(panels: Panels, members: Ints) -> tuple[StageComparison | None, ...]:
     """Return what the ranks of a pipeline stage take longer for than those of the others."""
     if panels.parts_ns is None:
         return ()
@@ -131,7 +130,7 @@ def _stages(panels: Panels, members: Int64s) -> tuple[StageComparison | None, ..
     return (panels.qualified(compare_with_others(panels.parts_ns, members, others, every_step)),)
 
 
-def stage_excess(work_ns: Floats, stage: Int64s, slow: int, alike_level: float) -> tuple[float, tuple[float, float]]:
+def stage_excess(work_ns: Floats, stage: Ints, slow: int, alike_level: float) -> tuple[float, tuple[float, float]]:
     """Return by what share a stage's mean work exceeds the median of the others', with its 95 % interval.
 
     Stages within one standard error of the median one are averaged with it: the median of a few noisy stages, taken

@@ -217,10 +217,7 @@ class _Found:
 
 
 def find_end(
-    timed: TimedTraces,
-    incomplete: Incomplete,
-    opened: Sequence[RankOperations],
-    limits: RunEndThresholds | None = None,
+    timed: TimedTraces, incomplete: Incomplete, opened: Sequence[RankOperations], limits: RunEndThresholds | None = None
 ) -> RunEnd | None:
     """Return what ended a run before its time; None where it ended in order, still runs, or was killed as a whole.
 

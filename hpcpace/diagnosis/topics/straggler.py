@@ -18,14 +18,11 @@ from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import format_duration, percent, place_name
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
-    Booleans,
     Case,
     CoreWaiting,
     DiagnosisFinding,
     Evidence,
     FindingWords,
-    Floats,
-    Int64s,
     Panels,
     Said,
     confidence_of,
@@ -43,6 +40,7 @@ from hpcpace.diagnosis.topics.stages import (
     periodic_headline,
     stage_sentences,
 )
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.recurrence import run_begins, steps_between
 from hpcpace.metrics.roles import (
     Stage,
@@ -317,7 +315,7 @@ def search_stragglers(panels: Panels, settings: DiagnosisConfig, limits: Straggl
     return replace(search, found=kept, slow=tuple(np.flatnonzero(slow).tolist()))
 
 
-def work_excess(panels: Panels, slow: Sequence[int] | Int64s) -> WorkExcess:
+def work_excess(panels: Panels, slow: Sequence[int] | Ints) -> WorkExcess:
     """Return the excess of own work of all ranks over their roles.
 
     Args:
@@ -346,7 +344,7 @@ def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings
     )
 
 
-def _usual_excess(panels: Panels, slow: Booleans, level: float, limits: StragglerThresholds) -> float:
+def _usual_excess(panels: Panels, slow: Bools, level: float, limits: StragglerThresholds) -> float:
     """Return what the mean work of the slowest of so many ranks exceeds its role by, because none are equally fast.
 
     Among many that differ by 1 percent some are 3 percent slower than the others. The limit that the largest of n
@@ -428,7 +426,7 @@ def _stages(straggler: Straggler, found: Sequence[Straggler], panels: Panels) ->
     return panels.qualified(compare_with_others(panels.parts_ns, late, np.flatnonzero(is_other), steps))
 
 
-def _late_steps(straggler: Straggler, panels: Panels) -> Booleans:
+def _late_steps(straggler: Straggler, panels: Panels) -> Bools:
     """Return in which steps a periodic straggler is late by at least half of its effect, bool, (num_steps,)."""
     late = np.array(straggler.ranks)
     excess_ns = np.zeros(panels.work_ns.shape[1])
@@ -436,7 +434,7 @@ def _late_steps(straggler: Straggler, panels: Panels) -> Booleans:
         others = np.flatnonzero((panels.role == panels.role[rank]) & (np.arange(len(panels.role)) != rank))
         excess_ns += (panels.work_ns[rank] - np.median(panels.work_ns[others], axis=0)) / len(late)
     usual_ns = float(np.median(panels.work_ns[late]))
-    is_late: Booleans = excess_ns > straggler.effect_share * usual_ns / 2
+    is_late: Bools = excess_ns > straggler.effect_share * usual_ns / 2
     return is_late
 
 
@@ -463,7 +461,7 @@ def _is_everywhere(found: Sequence[Straggler], panels: Panels, least_share: floa
     return num_struck > 1 and num_struck > least_share * num_nodes
 
 
-def _put_back(work_ns: Floats, role: Int64s, found: Sequence[Straggler]) -> Floats:
+def _put_back(work_ns: Floats, role: Ints, found: Sequence[Straggler]) -> Floats:
     replaced = work_ns.copy()
     slow = np.zeros(len(work_ns), np.bool_)
     slow[[rank for straggler in found for rank in straggler.ranks]] = True
