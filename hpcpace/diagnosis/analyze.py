@@ -15,7 +15,7 @@ from hpcpace.core.pool import Team, in_background
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import one_line
 from hpcpace.diagnosis.credible import CredibleRun, measure_credible_run
-from hpcpace.diagnosis.diagnose import Diagnosis, NothingMeasured
+from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures.audit import audit_figures, probed_figures, probed_term
 from hpcpace.diagnosis.figures.causes import cause_figures, jitter_figures, sensitivity_figures
@@ -272,6 +272,6 @@ def examine(
         credible = measure_credible_run(found, selection or Selection(), AttemptRecords())
     except CannotTell as error:
         return verdict_of(
-            Diagnosis(findings=(), obstacle=NothingMeasured(error=one_line(str(error))), smallest_effect=None), hosts={}
+            Diagnosis(findings=(), obstacle=Obstacle(words=one_line(str(error))), smallest_effect=None), hosts={}
         )
     return JudgedRun(credible=credible, config=Config(diagnosis=settings or DiagnosisConfig())).verdict()
