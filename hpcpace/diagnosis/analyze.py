@@ -48,7 +48,6 @@ from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, ve
 from hpcpace.hang.from_traces import hang_in, records_of
 from hpcpace.hang.notices import read_notices
 from hpcpace.hang.verdict import describe
-from hpcpace.metrics.growth import GrowthCurve
 from hpcpace.metrics.steps import throughput
 from hpcpace.topology.read import read_topology
 from hpcpace.topology.switch_tree import place_traces
@@ -193,7 +192,7 @@ def _analysis(judged: JudgedAttempt) -> Analysis:
     start = in_background if num_close > _MIN_SHARED else nullcontext
     with start(lambda: _jitter_and_sensitivity(judged)) as finish:
         figures = {name: of_run(judged) for name, of_run in FIGURES.items()}
-        (jitter, growth), sensitivity = finish()
+        jitter, sensitivity = finish()
     hosts, diagnosis, hotspots = judged.credible.hosts, judged.diagnosis, judged.hotspots
     first = place_excess(judged.excess, measured.places, hotspots[0])[0] if hotspots and judged.excess else 0.0
     remarks = (
@@ -211,13 +210,11 @@ def _analysis(judged: JudgedAttempt) -> Analysis:
         sensitivity=sensitivity,
         **figures,
     )
-    plots = plot_data(judged, growth, is_node_unit=jitter is not None and jitter.is_node_unit)
+    plots = plot_data(judged, jitter)
     return Analysis(summary=summary, plots=replace(plots, network=network_plots(judged.network, summary.network)))
 
 
-def _jitter_and_sensitivity(
-    judged: JudgedRun,
-) -> tuple[tuple[Jitter | None, GrowthCurve | None], tuple[SensitivityRow, ...]]:
+def _jitter_and_sensitivity(judged: JudgedRun) -> tuple[Jitter | None, tuple[SensitivityRow, ...]]:
     measured = judged.measured
     return jitter_figures(measured, judged.panels, probed_term(judged)), sensitivity_figures(measured)
 

@@ -16,12 +16,11 @@ from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.judged import JudgedRun
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
-from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
+from hpcpace.diagnosis.plot_data import HostClock, Lane, Matrix, PlotData, SlowStep
+from hpcpace.diagnosis.summary import Jitter
 from hpcpace.diagnosis.within_steps import divide_operations
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.common_clock import CommonClock
-from hpcpace.metrics.growth import GrowthCurve
-from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.links import TransferMatrix, leaf_matrix, node_matrix
 from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.trace.schema import StepFlag
@@ -214,13 +213,12 @@ def _operations_of(measured: Measured, row: int) -> Table:
     return divide_operations(close_up.evidence, row)
 
 
-def plot_data(run: JudgedRun, curve: GrowthCurve | None, *, is_node_unit: bool) -> PlotData:
+def plot_data(run: JudgedRun, jitter: Jitter | None) -> PlotData:
     """Return what the plots of a page show, but for those of the network.
 
     Args:
         run: the run.
-        curve: how the loss grows with scale; None where that is not known.
-        is_node_unit: whether the curve counts nodes.
+        jitter: its figures; None where they are not known.
     """
     measured, panels = run.measured, run.panels
     headers = [trace.header for trace in measured.timed.traces]
@@ -234,6 +232,7 @@ def plot_data(run: JudgedRun, curve: GrowthCurve | None, *, is_node_unit: bool) 
         reasons["own_delay_ms"] = "no two ranks are known to do the same work"
     if not measured.are_waits_known:
         reasons.setdefault("communication_share", "operations have no counterpart, so that transfers are not known")
+    growth = jitter.growth if jitter is not None else None
     few = 2 <= places.num_nodes <= _MAX_NODES
     return PlotData(
         step=measured.chosen.step,
@@ -245,10 +244,9 @@ def plot_data(run: JudgedRun, curve: GrowthCurve | None, *, is_node_unit: bool) 
         if panels.host_timed or not measured.are_waits_known
         else transfer_ns / np.maximum(panels.work_ns.mean(axis=0) + transfer_ns, 1.0),
         slow_step=None if panels.host_timed else _slow_step(measured, panels, run.diagnosis.late_ranks),
-        growth=_growth(curve, is_node_unit=is_node_unit),
+        growth=growth if growth is not None and growth.low and growth.null else None,
         leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
         node_matrix=_matrix(node_matrix(groups, places)) if few else None,
-        hotspots=tuple(_row(spot) for spot in run.hotspots),
         clocks=_clocks(measured.timed),
         versions=run.records.run.versions,
         reasons=reasons,
@@ -293,36 +291,8 @@ def _delay_remark(panels: Panels) -> str:
     return " ".join([of_pairs] * bool((sizes == 2).any()) + [alone] * bool((sizes == 1).any()))
 
 
-def _growth(curve: GrowthCurve | None, *, is_node_unit: bool) -> Growth | None:
-    if curve is None or curve.low is None or curve.high is None or curve.null is None:
-        return None
-    return Growth(
-        k=curve.k,
-        unit="node" if is_node_unit else "rank",
-        measured=curve.amplification,
-        low=curve.low,
-        high=curve.high,
-        null=curve.null,
-        null_low=curve.null,
-        null_high=curve.null,
-    )
-
-
 def _matrix(found: TransferMatrix | None) -> Matrix | None:
     return Matrix(labels=found.labels, ratio=found.relative) if found is not None else None
-
-
-def _row(spot: Hotspot) -> HotspotRow:
-    low, high = spot.interval_ns
-    return HotspotRow(
-        kind=spot.kind,
-        name=spot.id,
-        effect_ms=spot.effect_ns / NS_PER_MS,
-        low_ms=low / NS_PER_MS,
-        high_ms=high / NS_PER_MS,
-        loss_share=spot.loss_share,
-        aliases=tuple(alias for alias in spot.aliases if alias != f"{spot.kind} {spot.id}"),
-    )
 
 
 def _clocks(timed: TimedTraces) -> tuple[HostClock, ...] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from scipy.special import ndtri
 
@@ -253,31 +251,25 @@ def _bubble(measured: Measured, close_up: CloseUp, panels: Panels) -> PipelineBu
     return PipelineBubble(share=found.share, ideal_share=found.ideal_share, by_stage=tuple(found.by_stage.tolist()))
 
 
-def jitter_figures(
-    measured: Measured, panels: Panels, transfer: TransferTerm | None = None
-) -> tuple[Jitter | None, GrowthCurve | None]:
-    """Return the figures of jitter and the curve behind them.
+def jitter_figures(measured: Measured, panels: Panels, transfer: TransferTerm | None = None) -> Jitter | None:
+    """Return the figures of jitter; None where no two ranks wait for each other, or own work is not known.
 
-    None where no two ranks wait for each other, or own work is not known. `transfer` is how transfers grow with nodes,
-    where a probe says so.
+    `transfer` is how transfers grow with nodes, where a probe says so.
     """
-    if panels.host_timed:
-        return None, None
-    panel = _largest_loss(measured, panels)
+    panel = None if panels.host_timed else _largest_loss(measured, panels)
     if panel is None or panel.work_ns.shape[1] < 2:
-        return None, None
+        return None
     rows = np.searchsorted(panels.rank, panel.members)
     work_ns, node = panel.work_ns, panels.node[rows]
     found = amplification(work_ns)
     if found is None:
-        return None, None
+        return None
     parts = split_work(work_ns, node)
     null = null_model(work_ns, node, parts=parts)
     shares, bound = noise_shares(work_ns), bound_switches(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
-    curve = _curve(work_ns, parts, null)
     columns = np.isin(measured.chosen.step, panel.step)
     is_everywhere = len(np.unique(node)) == len(np.unique(panels.node))
-    jitter = Jitter(
+    return Jitter(
         ranks=panel.members,
         num_steps=work_ns.shape[1],
         num_segments=work_ns.shape[2],
@@ -304,18 +296,9 @@ def jitter_figures(
         else None,
         compute_bound_share=bound.compute_share if bound else None,
         num_regime_switches=bound.num_switches if bound else 0,
-        growth=_growth(curve),
+        growth=_growth(work_growth(work_ns, parts) if parts is not None else None, null),
         predictions=_predictions(work_ns, node, parts, panels.mean_time_ns, transfer if is_everywhere else None),
     )
-    return jitter, curve
-
-
-def _curve(work_ns: Floats, parts: WorkParts | None, null: NullModel | None) -> GrowthCurve | None:
-    curve = work_growth(work_ns, parts) if parts is not None else None
-    if curve is None or curve.null is None or null is None:
-        return curve
-    # With all units it is what the null model has from many more draws.
-    return replace(curve, null=np.append(curve.null[:-1], null.expected))
 
 
 def _largest_loss(measured: Measured, panels: Panels) -> SegmentPanel | None:
@@ -345,22 +328,23 @@ def _of_role(panels: Panels, measured: Measured, value: int) -> SegmentPanel:
     )
 
 
-def _growth(curve: GrowthCurve | None) -> Growth | None:
+def _growth(curve: GrowthCurve | None, null: NullModel | None) -> Growth | None:
     if curve is None:
         return None
-
-    def values(array: Floats | None) -> tuple[float, ...]:
-        return tuple(array.tolist()) if array is not None else ()
-
+    expected = curve.null
+    if expected is not None and null is not None:
+        # With all units it is what the null model has from many more draws.
+        expected = np.append(expected[:-1], null.expected)
+    low, high, of_null = (() if of is None else tuple(of.tolist()) for of in (curve.low, curve.high, expected))
     interval = None
     if curve.exponent_low is not None and curve.exponent_high is not None:
         interval = (curve.exponent_low, curve.exponent_high)
     return Growth(
         k=tuple(curve.k.tolist()),
-        amplification=values(curve.amplification),
-        low=values(curve.low),
-        high=values(curve.high),
-        null=values(curve.null),
+        amplification=tuple(curve.amplification.tolist()),
+        low=low,
+        high=high,
+        null=of_null,
         exponent=curve.exponent,
         exponent_interval=interval,
     )
