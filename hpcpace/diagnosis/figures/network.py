@@ -49,7 +49,6 @@ from hpcpace.metrics.topology import Topology
 
 _PER_GIGA, _PER_MEGA = 10**9, 10**6  # format: units
 _LOOPBACK = "lo"
-_NO_RATE: RateSource = ""
 _BITS = 8  # format: bits of a byte
 _USUAL_SEGMENT_BYTES = 1448  # format: payload of a packet, in which bytes that were sent are counted
 _MAX_PAIRS, _MAX_LINES, _MAX_HOSTS = 2000, 1024, 1024  # display: rows of the summary and lines and hosts of the plots
@@ -113,10 +112,10 @@ class InterfaceFacts:
         master: bond or bridge that it is part of, which counts its bytes again; empty without one.
     """
 
-    speed_bps: int
-    shaped_bps: int
-    mtu: int
-    master: str
+    speed_bps: int = 0
+    shaped_bps: int = 0
+    mtu: int = 0
+    master: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,21 +173,15 @@ class NetworkEvidence:
         )
 
 
-def recorded_network(
-    run: CredibleRun, snapshots: Sequence[Snapshot], limits: NetworkThresholds | None = None
-) -> NetworkEvidence:
+def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot], limits: NetworkThresholds) -> NetworkEvidence:
     """Return what was recorded of the network in the time of the used steps.
 
     Args:
         run: the run.
         snapshots: those of its hosts; none where the audit saved none.
-        limits: the thresholds; the defaults if None.
+        limits: the thresholds.
     """
-    measured = run.measured
-    known = None
-    if measured.interfaces is not None:
-        known = known_interfaces(measured.interfaces, interface_facts(snapshots))
-    unknown = measured.timed.unknown_clocks
+    measured, use, unknown = run.measured, run.measured.interfaces, run.measured.timed.unknown_clocks
     # By the ranks whose clock is known, or by the first one.
     rows = [row for row, rank in enumerate(measured.timed.ranks) if rank not in unknown] or [0]
     begin_ns = int(measured.common.begin_ns[rows, 0].min())
@@ -200,10 +193,10 @@ def recorded_network(
     return NetworkEvidence(
         window=window,
         places=measured.places,
-        known=known,
+        known=None if use is None else known_interfaces(use, interface_facts(snapshots)),
         flows=measured.flows,
         is_recorded=_are_recorded(run),
-        limits=limits or NetworkThresholds(),
+        limits=limits,
     )
 
 
@@ -212,11 +205,10 @@ def _are_recorded(run: CredibleRun) -> Bools:
 
     Where the host of a rank without a trace is not known, it may be any.
     """
-    places = run.measured.places
-    unknown_clocks = run.measured.timed.unknown_clocks
+    places, timed = run.measured.places, run.measured.timed
     is_recorded = np.ones(places.num_nodes, np.bool_)
-    for trace, node in zip(run.measured.timed.traces, places.node.tolist(), strict=True):
-        is_recorded[node] &= len(trace.tables["flows"]) > 0 and trace.header.rank not in unknown_clocks
+    for trace, node in zip(timed.traces, places.node.tolist(), strict=True):
+        is_recorded[node] &= len(trace.tables["flows"]) > 0 and trace.header.rank not in timed.unknown_clocks
     for rank in run.missing:
         host = run.hosts.get(rank, "")
         is_recorded &= np.array([bool(host) and name.partition("#")[0] != host for name in places.node_names])
@@ -236,9 +228,8 @@ def interface_facts(snapshots: Sequence[Snapshot]) -> dict[tuple[str, str], Inte
             )
         for adapter in snapshot.rdma or ():
             for port in adapter.ports:
-                speed_bps = round((port.rate_gbps or 0) * _PER_GIGA)
-                name = f"{adapter.name}/{port.number}"
-                found[snapshot.host, name] = InterfaceFacts(speed_bps=speed_bps, shaped_bps=0, mtu=0, master="")
+                facts = InterfaceFacts(speed_bps=round((port.rate_gbps or 0) * _PER_GIGA))
+                found[snapshot.host, f"{adapter.name}/{port.number}"] = facts
     return found
 
 
@@ -249,28 +240,24 @@ def known_interfaces(use: InterfaceUse, facts: Mapping[tuple[str, str], Interfac
         use: counters of all interfaces.
         facts: what snapshots say; empty without any.
     """
-    listed = set(use.names)
-    is_counted = [
-        name != _LOOPBACK and (host, facts[host, name].master if (host, name) in facts else "") not in listed
-        for host, name in use.names
-    ]
+    facts = {name: facts.get(name, InterfaceFacts()) for name in use.names}
+    is_counted = [name != _LOOPBACK and (host, facts[host, name].master) not in facts for host, name in use.names]
     use = select_interfaces(use, np.array(is_counted, np.bool_))
     rates = [
-        _line_rate(int(rate_bps), facts.get(name)) for name, rate_bps in zip(use.names, use.line_rate_bps, strict=True)
+        _line_rate(rate_bps, facts[name]) for name, rate_bps in zip(use.names, use.line_rate_bps.tolist(), strict=True)
     ]
     return KnownInterfaces(
         use=replace(use, line_rate_bps=np.array([rate_bps for rate_bps, _ in rates], np.int64)),
         rate_source=tuple(source for _, source in rates),
-        mtu=np.array([facts[name].mtu if name in facts else 0 for name in use.names], np.int64),
+        mtu=np.array([facts[name].mtu for name in use.names], np.int64),
     )
 
 
-def _line_rate(recorded_bps: int, facts: InterfaceFacts | None) -> tuple[int, RateSource]:
-    rate_bps = recorded_bps or (facts.speed_bps if facts else 0)
-    shaped_bps = facts.shaped_bps if facts else 0
-    if shaped_bps and not 0 < rate_bps <= shaped_bps:
-        return shaped_bps, "tc"
-    return (rate_bps, "device") if rate_bps else (0, _NO_RATE)
+def _line_rate(recorded_bps: int, facts: InterfaceFacts) -> tuple[int, RateSource]:
+    rate_bps = recorded_bps or facts.speed_bps
+    if facts.shaped_bps and not 0 < rate_bps <= facts.shaped_bps:
+        return facts.shaped_bps, "tc"
+    return rate_bps, "device" if rate_bps else ""
 
 
 def network_figures(evidence: NetworkEvidence) -> NetworkFigures | None:
@@ -340,19 +327,16 @@ def _interface_rows(evidence: NetworkEvidence) -> list[InterfaceRow]:
 def _direction(
     evidence: NetworkEvidence, loads: InterfaceLoads, totals: InterfaceTotals, row: int, direction: int
 ) -> DirectionUse:
-    mean, peak, foreign = (
-        float(values[direction, row])
-        for values in (totals.bytes_per_s, totals.peak_bytes_per_s, totals.foreign_bytes_per_s)
-    )
+    rates = (totals.bytes_per_s, totals.peak_bytes_per_s, totals.foreign_bytes_per_s)
+    mean, peak, foreign = (float(rate[direction, row]) for rate in rates)
     line = float(loads.line_rate_bps[row]) / _BITS
-    of_line = _share(foreign, line)
-    of_bytes = _share(foreign, mean)
+    of_line, of_bytes = _share(foreign, line), _share(foreign, mean)
     foreign_share = (of_line if of_line is not None else of_bytes) or 0.0
     is_worth = foreign_share >= evidence.limits.least_foreign_share
     return DirectionUse(
-        bytes_per_step=_finite(mean) * evidence.window.step_s,
-        mean_bps=_finite(mean) * _BITS,
-        peak_bps=_finite(peak) * _BITS,
+        bytes_per_step=float(np.nan_to_num(mean)) * evidence.window.step_s,
+        mean_bps=float(np.nan_to_num(mean)) * _BITS,
+        peak_bps=float(np.nan_to_num(peak)) * _BITS,
         utilisation=_share(mean, line),
         peak_utilisation=_share(peak, line),
         foreign_bps=foreign * _BITS if np.isfinite(foreign) else None,
@@ -361,10 +345,6 @@ def _direction(
         # Where the job sends nothing, it does not matter what others send.
         is_foreign=bool(totals.is_foreign[direction, row] and loads.carries_job[row] and is_worth),
     )
-
-
-def _finite(value: float) -> float:
-    return value if np.isfinite(value) else 0.0
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -406,8 +386,8 @@ def _retransmissions(evidence: NetworkEvidence) -> tuple[HostRetransmissions, ..
         return ()
     places, window = evidence.places, evidence.window
     sent, again = retransmitted(evidence.flows, places.num_nodes, begin_ns=window.begin_ns, end_ns=window.end_ns)
-    packets = (sent / _USUAL_SEGMENT_BYTES, again / _USUAL_SEGMENT_BYTES)
-    raised, usual = is_raised(packets[1], packets[0]), usual_rate(packets[1], packets[0])
+    packets = (again / _USUAL_SEGMENT_BYTES, sent / _USUAL_SEGMENT_BYTES)
+    raised, usual = is_raised(*packets), usual_rate(*packets)
     rows = [
         HostRetransmissions(
             host=places.node_names[node],
@@ -475,21 +455,18 @@ def network_plots(evidence: NetworkEvidence, figures: NetworkFigures | None) -> 
 
 def _lines(loads: InterfaceLoads, figures: NetworkFigures) -> tuple[InterfaceLine, ...]:
     row_of = {name: row for row, name in enumerate(loads.names)}
-    per_cell = _BITS / _PER_MEGA / loads.cell_s
-    found = []
-    for shown in figures.interfaces[:_MAX_LINES]:
-        row = row_of[shown.host, shown.interface]
-        foreign_bytes = loads.total_bytes[:, row] - loads.job_bytes[:, row]
-        found.append(
-            InterfaceLine(
-                host=shown.host,
-                interface=shown.interface,
-                line_mbps=shown.line_rate_bps / _PER_MEGA if shown.line_rate_bps else None,
-                total_mbps=loads.total_bytes[:, row] * per_cell,
-                foreign_mbps=np.maximum(foreign_bytes, 0.0) * per_cell,
-            )
+    total_mbps = loads.total_bytes * (per_cell := _BITS / _PER_MEGA / loads.cell_s)
+    foreign_mbps = np.maximum(loads.total_bytes - loads.job_bytes, 0.0) * per_cell
+    return tuple(
+        InterfaceLine(
+            host=shown.host,
+            interface=shown.interface,
+            line_mbps=shown.line_rate_bps / _PER_MEGA if shown.line_rate_bps else None,
+            total_mbps=total_mbps[:, row_of[shown.host, shown.interface]],
+            foreign_mbps=foreign_mbps[:, row_of[shown.host, shown.interface]],
         )
-    return tuple(found)
+        for shown in figures.interfaces[:_MAX_LINES]
+    )
 
 
 def _matrices(evidence: NetworkEvidence) -> tuple[Floats, Floats, tuple[str, ...]]:
@@ -498,8 +475,7 @@ def _matrices(evidence: NetworkEvidence) -> tuple[Floats, Floats, tuple[str, ...
     if traffic is None or places.num_nodes > _MAX_HOSTS:
         return np.zeros((0, 0)), np.zeros((0, 0)), ()
     order = np.argsort(places.node_leaf, kind="stable")
-    place = np.empty(places.num_nodes, np.int64)
-    place[order] = np.arange(places.num_nodes)
+    place = np.argsort(order)
     step_mb, rate_mbps = np.full((2, places.num_nodes, places.num_nodes), np.nan)
     is_used = traffic.acked_bytes > 0
     cells = place[traffic.source[is_used]], place[traffic.destination[is_used]]

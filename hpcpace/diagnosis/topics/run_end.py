@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, assert_never
+from typing import ClassVar
 
 import numpy as np
 
@@ -122,23 +122,18 @@ def run_end_line(end: RunEnd, hosts: Mapping[int, str]) -> str:
     when = f"in step {end.step}" if end.step >= 0 else "before the first step"
     who = f"all {len(end.ranks)} ranks" if end.is_everywhere and end.ranks[1:] else named_ranks(end.ranks, hosts)
     waiting, what = named_ranks(end.waiting, hosts), printable(end.what)
-    match end.kind:
-        case EndKind.EXCEPTION:
-            line = f"{who} raised {what} {when}"
-        case EndKind.EXIT:
-            line = f"{who} exited with code {what} {when}"
-        case EndKind.HANG:
-            line = f"{who} {'were' if end.ranks[1:] else 'was'} ended by hpcpace {when}, because the job hung"
-        case EndKind.SIGNAL:
-            line = f"{who} {'were' if end.ranks[1:] else 'was'} ended by {what} {when}"
-        case EndKind.SILENT:
-            line = f"{who} ended without a word {when}: killed, crashed, or os._exit"
-        case EndKind.FAILURE:
-            missing = f"; {who} had not entered it" if end.ranks else ""
-            on = f" on {waiting}" if end.waiting else ""
-            return f"{what} failed {when}{on} after {format_duration(end.waited_ns)}{missing}"
-        case _:
-            assert_never(end.kind)
+    if end.kind is EndKind.FAILURE:
+        missing = f"; {who} had not entered it" if end.ranks else ""
+        on = f" on {waiting}" if end.waiting else ""
+        return f"{what} failed {when}{on} after {format_duration(end.waited_ns)}{missing}"
+    were = "were" if end.ranks[1:] else "was"
+    line = {
+        EndKind.EXCEPTION: f"{who} raised {what} {when}",
+        EndKind.EXIT: f"{who} exited with code {what} {when}",
+        EndKind.HANG: f"{who} {were} ended by hpcpace {when}, because the job hung",
+        EndKind.SIGNAL: f"{who} {were} ended by {what} {when}",
+        EndKind.SILENT: f"{who} ended without a word {when}: killed, crashed, or os._exit",
+    }[end.kind]
     return f"{line}; {waiting} then waited in {end.waited_in}" if end.waiting else line
 
 
@@ -272,22 +267,20 @@ def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
         rank, account, events = trace.header.rank, trace.tables["account"], trace.tables["events"]
         last_step = int(trace.tables["steps"]["step"].max(initial=-1))
         row = last_word(trace)
-        if row is None and (trace.closed_cleanly or not len(account)):
-            continue
-        own_ns = account["time_ns"].max() if row is None else events["time_ns"][row]
-        time_ns = int(reference_times(clock, np.array([own_ns], np.int64))[0])
-        time_ns = _FOREVER_NS if rank in timed.unknown_clocks else time_ns
         if row is None:
+            if trace.closed_cleanly or not len(account):
+                continue
+            own_ns, kind, what, code = account["time_ns"].max(), EndKind.SILENT, "", 0
             stood_in = [operation.step for operation in incomplete.open if rank in operation.absent]
             step = max(last_step + 1 + lost.get(rank, 0), *stood_in, 0)
-            yield _End(rank=rank, kind=EndKind.SILENT, what="", code=0, step=step, time_ns=time_ns)
         else:
-            kind, code = EventKind(events["kind"][row]), int(events["code"][row])
-            what = end_name(kind, code, bytes(events["text"][row]))
-            step = int(events["step"][row])
-            is_stopped = kind is EventKind.EXIT and bytes(events["text"][row]).rstrip(b"\0") == STOPPED_FOR_HANG
-            end_kind = EndKind.HANG if is_stopped else _KINDS[kind]
-            yield _End(rank=rank, kind=end_kind, what=what, code=code, step=step, time_ns=time_ns)
+            own_ns, step, text = events["time_ns"][row], int(events["step"][row]), bytes(events["text"][row])
+            event, code = EventKind(events["kind"][row]), int(events["code"][row])
+            is_stopped = event is EventKind.EXIT and text.rstrip(b"\0") == STOPPED_FOR_HANG
+            kind, what = EndKind.HANG if is_stopped else _KINDS[event], end_name(event, code, text)
+        is_known = rank not in timed.unknown_clocks
+        time_ns = int(reference_times(clock, np.array([own_ns], np.int64))[0]) if is_known else _FOREVER_NS
+        yield _End(rank=rank, kind=kind, what=what, code=code, step=step, time_ns=time_ns)
 
 
 def _first(causes: Sequence[_End], found: _Found) -> _End | None:
@@ -295,12 +288,8 @@ def _first(causes: Sequence[_End], found: _Found) -> _End | None:
     explained = [end for end in causes if end.kind in _EXPLAINED]
     until_ns = min((end.time_ns for end in explained), default=_FOREVER_NS)
     # Where a rank says why it ended, a launcher may have killed the silent ones for that.
-    others = [end for end in causes if end not in explained]
-    flush_ns = found.limits.flush_ns
-    others = [
-        end for end in others if end.kind is not EndKind.SILENT or not explained or end.time_ns + flush_ns < until_ns
-    ]
-    return min([*explained, *others], key=lambda end: end.time_ns, default=None)
+    kept = [end for end in causes if end.kind is not EndKind.SILENT or end.time_ns + found.limits.flush_ns < until_ns]
+    return min(kept if explained else causes, key=lambda end: (end.time_ns, end not in explained), default=None)
 
 
 def _is_earlier(failure: _Failure, first: _End, own: _End | None) -> bool:
@@ -315,10 +304,8 @@ def _is_earlier(failure: _Failure, first: _End, own: _End | None) -> bool:
 
 def _failed(failure: _Failure, found: _Found) -> RunEnd:
     """Return an operation that failed as the end of a run, or the rank that left the others in it."""
-    operation = next(
-        (one for one in found.open if one.op == failure.op and one.seq == failure.seq and failure.rank in one.failed),
-        None,
-    )
+    place = (failure.op, failure.seq)
+    operation = next((one for one in found.open if (one.op, one.seq) == place and failure.rank in one.failed), None)
     blamed = () if operation is None else operation.absent or operation.late
     left = [found.ends[rank] for rank in blamed if rank in found.ends and found.ends[rank].is_in_order]
     if left:
