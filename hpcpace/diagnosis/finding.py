@@ -191,6 +191,14 @@ class Case:
             return None
         return self.rebuilt if self.rebuilt.graph.num_left_out <= len(self.rebuilt.graph.step) else None
 
+    def gain_share(self, part_ns: Floats) -> float:
+        """Return what the slowest rank of a role takes with a part of its work, less without, as a share of the step.
+
+        `part_ns` is (num_ranks, num_steps).
+        """
+        role, without_ns = self.rest.role, np.maximum(self.work_ns - part_ns, 0.0)
+        return (slowest_ns(self.work_ns, role) - slowest_ns(without_ns, role)) / self.rest.mean_time_ns
+
 
 class CoreWaiting(Protocol):
     """The waiting of ranks for cores, against which a finding is held: it may be nothing else."""
@@ -216,6 +224,8 @@ class Evidence(ABC):
             what an event or jitter costs, because the steps may be as long without it.
         has_own_cause: whether it keeps a finding of its own, and is not merged with others of its mode.
         wins_ties: whether it comes before a finding that costs as much, because it may be its cause.
+        may_be_uneven_waiting: whether it may be what ranks lose because each step waits for whoever waits longest for
+            a core.
         makes_steps_differ: whether it explains why steps differ, so that its loss is not counted as jitter again.
     """
 
@@ -223,6 +233,7 @@ class Evidence(ABC):
     precedence: ClassVar[int] = 2
     has_own_cause: ClassVar[bool] = False
     wins_ties: ClassVar[bool] = False
+    may_be_uneven_waiting: ClassVar[bool] = False
 
     # What follows from the figures of some topics is a property here, and a constant in most topics.
     @property
@@ -251,7 +262,7 @@ class Evidence(ABC):
 
     def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
         """Return whether the finding may be nothing but ranks that wait for cores."""
-        return False
+        return self.may_be_uneven_waiting and finding.loss_share <= waiting.uneven_share
 
     def numbers(self) -> dict[str, float]:
         """Return the figures by name, without those that it does not have."""
@@ -391,6 +402,19 @@ def first_ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
     """Return the first ranks with their hosts, and how many more there are."""
     more = f" and {len(ranks) - MAX_RANKS} more" if ranks[MAX_RANKS:] else ""
     return named_ranks(ranks[:MAX_RANKS], hosts) + more
+
+
+def phase_culprit(phase: str, effect: float, interval: tuple[float, float]) -> Culprit:
+    """Return a phase as culprit."""
+    return Culprit(kind="phase", id=phase, aliases=(f"phase {phase}",), effect=effect, interval=interval)
+
+
+def place_culprit(
+    kind: str, name: str, rows: Sequence[int] | Ints, effect: float, interval: tuple[float, float], panels: Panels
+) -> Culprit:
+    """Return a place with some rows of the panels as culprit, with its rank as alias where it has one only."""
+    alone = (f"rank {panels.rank[rows[0]]}",) if len(rows) == 1 else ()
+    return Culprit(kind=kind, id=name, aliases=(f"{kind} {name}", *alone), effect=effect, interval=interval)
 
 
 def rank_culprit(rank: int, effect: float, interval: tuple[float, float], panels: Panels) -> Culprit:

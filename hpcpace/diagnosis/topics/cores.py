@@ -14,7 +14,16 @@ import numpy as np
 
 from hpcpace.core.text import percent, plural, printable, rank_list
 from hpcpace.core.thresholds import Thresholds, number
-from hpcpace.diagnosis.finding import Case, DiagnosisFinding, Evidence, FindingWords, Panels, Said, shortened
+from hpcpace.diagnosis.finding import (
+    Case,
+    DiagnosisFinding,
+    Evidence,
+    FindingWords,
+    Panels,
+    Said,
+    place_culprit,
+    shortened,
+)
 from hpcpace.diagnosis.summary import Culprit, HostCores, Mode
 from hpcpace.diagnosis.topics.communication import BurstEvidence
 from hpcpace.metrics import Bools
@@ -187,8 +196,7 @@ def find_shared(case: Case) -> DiagnosisFinding | None:
 def is_notable(use: CoreUse, limits: CoreThresholds) -> Bools:
     """Return which ranks wait for a core for a notable share of the time, bool, (num_ranks,)."""
     sure = np.nan_to_num(use.waiting) - limits.least_errors * np.nan_to_num(use.error)
-    waits: Bools = sure >= limits.notable_wait_share
-    return waits
+    return np.asarray(sure >= limits.notable_wait_share)
 
 
 def _cpus(use: CoreUse, near: Bools) -> frozenset[int]:
@@ -221,9 +229,8 @@ def _culprit(use: CoreUse, panels: Panels, host: str, waits: Bools) -> Culprit:
     rows = np.array([row for row, name in enumerate(panels.host) if name == host and waits[row]])
     row = int(rows[use.waiting[rows].argmax()])
     effect, half = float(use.waiting[row]), _Z_95 * float(use.error[row])
-    own = [panels.rank[index] for index, name in enumerate(panels.host) if name == host]
-    aliases = (f"node {host}", *((f"rank {own[0]}",) if len(own) == 1 else ()))
-    return Culprit(kind="node", id=host, aliases=aliases, effect=effect, interval=(effect - half, effect + half))
+    own = [index for index, name in enumerate(panels.host) if name == host]
+    return place_culprit("node", host, own, effect, (effect - half, effect + half), panels)
 
 
 def find(case: Case) -> list[DiagnosisFinding]:
@@ -234,7 +241,9 @@ def find(case: Case) -> list[DiagnosisFinding]:
     panels, cores, use = case.panels, find_shared(case), case.panels.cores
     if panels.lab_cores is not None:
         uneven = _uneven_share(panels.lab_cores)
-        case.findings = [each for each in case.findings if not _are_bursts(each) or each.loss_share > uneven]
+        case.findings = [
+            each for each in case.findings if not isinstance(each.evidence, BurstEvidence) or each.loss_share > uneven
+        ]
     if cores is None or use is None:
         return []
     waiting = _Waiting(panels, use, case.thresholds.of(CoreThresholds).least_cpu_excess)
@@ -245,10 +254,6 @@ def find(case: Case) -> list[DiagnosisFinding]:
     named = {alias for culprit in cores.culprits for alias in culprit.aliases}
     late = [each.loss_share for each in kept if named & {a for culprit in each.culprits for a in culprit.aliases}]
     return [replace(cores, loss_share=max(cores.loss_share, *late, 0.0))]
-
-
-def _are_bursts(finding: DiagnosisFinding) -> bool:
-    return isinstance(finding.evidence, BurstEvidence)
 
 
 class _Waiting:

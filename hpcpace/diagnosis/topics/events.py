@@ -15,7 +15,6 @@ from hpcpace.core.text import format_duration, percent, plural
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
     Case,
-    CoreWaiting,
     DiagnosisFinding,
     Evidence,
     FindingWords,
@@ -24,6 +23,8 @@ from hpcpace.diagnosis.finding import (
     confidence_of,
     first_ranks,
     mean_share_interval,
+    phase_culprit,
+    place_culprit,
     rank_culprit,
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
@@ -93,6 +94,7 @@ class EventEvidence(StagedEvidence):
     """
 
     mode: ClassVar[str] = Mode.RUNTIME
+    may_be_uneven_waiting: ClassVar[bool] = True
     makes_steps_differ: ClassVar[bool] = True
     events: int
     share: float
@@ -119,10 +121,6 @@ class EventEvidence(StagedEvidence):
             next=advice_of_events(self),
             more=stage_sentences(self.stages, [who]),
         )
-
-    def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
-        """Return whether ranks lose as much because each step waits for whoever waits longest for a core."""
-        return finding.loss_share <= waiting.uneven_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,9 +194,8 @@ def find_collection(case: Case) -> list[DiagnosisFinding]:
     if share < case.settings.runtime_share:
         return []
     interval = mean_share_interval(panels, panels.gc_ns)
-    culprit = Culprit(kind="phase", id="gc", aliases=("phase gc",), effect=share, interval=interval)
-    evidence = CollectionEvidence(share=share)
-    return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=(culprit,))]
+    evidence, culprits = CollectionEvidence(share=share), (phase_culprit("gc", share, interval),)
+    return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=culprits)]
 
 
 def find_interruptions(case: Case) -> list[DiagnosisFinding]:
@@ -232,9 +229,9 @@ def _interruption(panels: Panels, spent_ns: Floats, part: Part, limits: EventThr
         period_steps=steps_between(run_begins(is_event)),
     )
     interval = mean_share_interval(panels, lost_ns[None, :])
-    culprit = Culprit(kind="phase", id=phase, aliases=(f"phase {phase}",), effect=share, interval=interval)
-    ranks = (rank_culprit(rank, share, interval, panels) for rank in evidence.ranks)
-    return DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=(*ranks, culprit))
+    ranks = [rank_culprit(rank, share, interval, panels) for rank in evidence.ranks]
+    culprits = (*ranks, phase_culprit(phase, share, interval))
+    return DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=culprits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,9 +307,7 @@ def _stages(panels: Panels, work_ns: Floats, found: Recurrence, is_event: Bools)
 def _above_role(panels: Panels, work_ns: Floats) -> Floats:
     """Return by how much the slowest rank exceeds the median of its role, plus what all share, (num_steps,)."""
     rows = [work_ns[panels.role == value] for value in np.unique(panels.role)]
-    above = np.array([of.max(axis=0) - np.median(of) for of in rows])
-    largest: Floats = above.max(axis=0)
-    return largest
+    return np.asarray(np.max([of.max(axis=0) - np.median(of) for of in rows], axis=0))
 
 
 def recurrence(panels: Panels, work_ns: Floats, limits: EventThresholds) -> Recurrence | None:
@@ -342,8 +337,7 @@ def recurrence(panels: Panels, work_ns: Floats, limits: EventThresholds) -> Recu
 def _shared(work_ns: Floats) -> Floats:
     """Return what all ranks share in each step, their lower median: of two nodes, one may be late."""
     middle = (len(work_ns) - 1) // 2
-    lower: Floats = np.partition(work_ns, middle, axis=0)[middle]
-    return lower
+    return np.asarray(np.partition(work_ns, middle, axis=0)[middle])
 
 
 def _together(panels: Panels, is_event: Bools, limits: EventThresholds) -> list[Recurrence]:
@@ -384,9 +378,7 @@ def _on_one(panels: Panels, is_event: Bools, limits: EventThresholds) -> list[Re
 
 def _begins(is_event: Bools) -> Bools:
     """Return the first steps of runs of late steps: a run is one event."""
-    before = np.concatenate([np.zeros((len(is_event), 1), np.bool_), is_event[:, :-1]], axis=1)
-    begins: Bools = is_event & ~before
-    return begins
+    return np.asarray(is_event & ~np.pad(is_event, ((0, 0), (1, 0)))[:, :-1])
 
 
 def _period(panels: Panels, rows: list[Bools]) -> Period | None:
@@ -397,8 +389,7 @@ def _period(panels: Panels, rows: list[Bools]) -> Period | None:
 def _events(rows_ns: Floats, usual_ns: float, limits: EventThresholds) -> Bools:
     above = rows_ns - np.median(rows_ns, axis=1, keepdims=True)
     spread = _NORMAL_MAD * np.median(np.abs(above), axis=1, keepdims=True)
-    is_event: Bools = above > np.maximum(limits.least_spreads * spread, limits.least_excess * usual_ns)
-    return is_event
+    return np.asarray(above > np.maximum(limits.least_spreads * spread, limits.least_excess * usual_ns))
 
 
 def _large(rows_ns: Floats, is_event: Bools) -> Bools:
@@ -407,15 +398,12 @@ def _large(rows_ns: Floats, is_event: Bools) -> Bools:
     sizes_ns = np.sort(above[is_event])
     if len(sizes_ns) < MIN_EVENTS:
         return is_event
-    large: Bools = is_event & (above > sizes_ns[-MIN_EVENTS] / 2)
-    return large
+    return np.asarray(is_event & (above > sizes_ns[-MIN_EVENTS] / 2))
 
 
 def _node_culprit(panels: Panels, work_ns: Floats, is_event: Bools, unit: int) -> Culprit:
     rows = np.flatnonzero(panels.node == np.unique(panels.node)[unit])
     work = work_ns[rows].mean(axis=0) - _shared(work_ns)
     excess = (work[is_event[unit]] - np.median(work)) / max(float(np.median(work_ns)), 1.0)
-    effect, host = float(excess.mean()), panels.host[rows[0]]
-    half = _Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
-    aliases = (f"node {host}", *((f"rank {panels.rank[rows[0]]}",) if len(rows) == 1 else ()))
-    return Culprit(kind="node", id=host, aliases=aliases, effect=effect, interval=(effect - half, effect + half))
+    effect, half = float(excess.mean()), _Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
+    return place_culprit("node", panels.host[rows[0]], rows, effect, (effect - half, effect + half), panels)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from hpcpace.core.text import listed, percent
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
@@ -16,9 +14,9 @@ from hpcpace.diagnosis.finding import (
     FindingWords,
     Said,
     mean_share_interval,
-    slowest_ns,
+    phase_culprit,
 )
-from hpcpace.diagnosis.summary import Culprit, Mode
+from hpcpace.diagnosis.summary import Mode
 
 _CONFIDENCE, _BOUNDED_CONFIDENCE = 0.95, 0.8  # statistics: as the score calibrates them; the latter of upper bounds
 
@@ -83,9 +81,8 @@ def find(case: Case) -> list[DiagnosisFinding]:
     """
     panels = case.rest
     share = float(panels.host_ns.mean()) / panels.mean_time_ns
-    without_ns = np.maximum(case.work_ns - panels.host_ns, 0.0)
-    gain_ns = slowest_ns(case.work_ns, panels.role) - slowest_ns(without_ns, panels.role)
-    if min(share, gain_ns / panels.mean_time_ns) < case.settings.host_share:
+    gain_share = case.gain_share(panels.host_ns)
+    if min(share, gain_share) < case.settings.host_share:
         return []
     least_ns = case.thresholds.of(HostThresholds).least_phase_share * sum(each.idle_ns for each in panels.idle)
     idle = [each for each in panels.idle if each.idle_ns >= least_ns]
@@ -99,11 +96,8 @@ def find(case: Case) -> list[DiagnosisFinding]:
     return [
         DiagnosisFinding(
             evidence=evidence,
-            loss_share=gain_ns / panels.mean_time_ns,
+            loss_share=gain_share,
             confidence=_BOUNDED_CONFIDENCE if is_bound else _CONFIDENCE,
-            culprits=tuple(
-                Culprit(kind="phase", id=each.phase, aliases=(f"phase {each.phase}",), effect=share, interval=interval)
-                for each in idle[:1]
-            ),
+            culprits=tuple(phase_culprit(each.phase, share, interval) for each in idle[:1]),
         )
     ]

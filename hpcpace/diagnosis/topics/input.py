@@ -18,10 +18,10 @@ from hpcpace.diagnosis.finding import (
     Said,
     first_ranks,
     mean_share_interval,
+    phase_culprit,
     rank_culprit,
-    slowest_ns,
 )
-from hpcpace.diagnosis.summary import Culprit, Mode
+from hpcpace.diagnosis.summary import Mode
 from hpcpace.metrics import Bools
 
 
@@ -89,7 +89,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     waits: Bools = of_rank >= max(limits.part_of_all * least, limits.part_of_longest * float(of_rank.max()))
     interval = mean_share_interval(panels, panels.data_ns)
     evidence = InputEvidence(share=share)
-    culprits = [Culprit(kind="phase", id="data", aliases=("phase data",), effect=share, interval=interval)]
+    culprits = [phase_culprit("data", share, interval)]
     if not waits.all():
         for row in np.flatnonzero(waits).tolist():
             spent_ns = panels.data_ns[row : row + 1]
@@ -101,7 +101,5 @@ def find(case: Case) -> list[DiagnosisFinding]:
             waiting_ns=float(panels.data_ns[waits].mean()),
             others_ns=float(panels.data_ns[~waits].mean()),
         )
-    without_ns = np.maximum(case.work_ns - panels.data_ns, 0.0)
-    gain_ns = slowest_ns(case.work_ns, panels.role) - slowest_ns(without_ns, panels.role)
-    loss_share = max(gain_ns / panels.mean_time_ns, share)
+    loss_share = max(case.gain_share(panels.data_ns), share)
     return [DiagnosisFinding(evidence=evidence, loss_share=loss_share, confidence=0.97, culprits=tuple(culprits))]

@@ -84,7 +84,8 @@ def find(case: Case) -> list[DiagnosisFinding]:
     if len(stages) < 2:
         return []
     blocks = block_means(panels.work_ns)
-    work = np.array([_lower_median(blocks[panels.stage == stage]) for stage in stages])
+    # Of each stage the lower median of its ranks.
+    work = np.array([np.sort(of, axis=0)[(len(of) - 1) // 2] for of in (blocks[panels.stage == s] for s in stages)])
     reference = others_median(work)
     share = (work - reference) / np.maximum(reference.mean(axis=1), 1.0)[:, None]
     mean, error, factor = block_error(share, case.settings.level / len(stages))
@@ -153,11 +154,6 @@ def stage_excess(work_ns: Floats, stage: Ints, slow: int, alike_level: float) ->
     share = work[is_slow][0] / np.maximum(others[is_like].mean(axis=0), 1.0) - 1
     effect, low, high = mean_interval(share)
     return effect, (low, high)
-
-
-def _lower_median(values: Floats) -> Floats:
-    middle: Floats = np.sort(values, axis=0)[(len(values) - 1) // 2]
-    return middle
 
 
 def bubble_remarks(causes: Causes | None, limits: PipelineThresholds) -> list[str]:

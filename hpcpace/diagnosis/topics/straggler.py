@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, assert_never
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -26,6 +26,7 @@ from hpcpace.diagnosis.finding import (
     Panels,
     Said,
     confidence_of,
+    place_culprit,
     rank_culprit,
     slowest_ns,
 )
@@ -53,6 +54,7 @@ from hpcpace.metrics.roles import (
 from hpcpace.metrics.stragglers import Straggler, StragglerSearch, find_stragglers
 from hpcpace.metrics.what_if import Change
 
+_PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 
 
@@ -87,15 +89,8 @@ class LatePattern(StrEnum):
     @property
     def mode(self) -> Mode:
         """The mode that lateness is counted to: periodic lateness is the control plane's, a rotation is jitter."""
-        match self:
-            case LatePattern.FIXED | LatePattern.TRANSIENT:
-                return Mode.STRAGGLER
-            case LatePattern.PERIODIC:
-                return Mode.RUNTIME
-            case LatePattern.ROTATING:
-                return Mode.AMPLIFICATION
-            case _:
-                assert_never(self)
+        modes = {LatePattern.PERIODIC: Mode.RUNTIME, LatePattern.ROTATING: Mode.AMPLIFICATION}
+        return modes.get(self, Mode.STRAGGLER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,17 +297,13 @@ def search_stragglers(panels: Panels, settings: DiagnosisConfig, limits: Straggl
     search = find_stragglers(
         panels.work_ns, panels.role, panels.node, floor_share=settings.straggler_share, level=settings.level
     )
-    slow = np.zeros(len(panels.rank), np.bool_)
-    slow[[rank for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER for rank in each.ranks]] = (
-        True
-    )
-    usual_excess, excess = (
-        _usual_excess(panels, slow, settings.level, limits),
-        work_excess(panels, np.flatnonzero(slow)),
-    )
+    lasting = [each for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER]
+    slow = sorted({rank for each in lasting for rank in each.ranks})
+    is_slow = np.isin(np.arange(len(panels.rank)), slow)
+    usual_excess, excess = _usual_excess(panels, is_slow, settings.level, limits), work_excess(panels, slow)
     found, num_steps = [_measured(each, excess) for each in search.found], panels.work_ns.shape[1]
     kept = tuple(each for each in found if _matters(each, usual_excess, num_steps, settings))
-    return replace(search, found=kept, slow=tuple(np.flatnonzero(slow).tolist()))
+    return replace(search, found=kept, slow=tuple(slow))
 
 
 def work_excess(panels: Panels, slow: Sequence[int] | Ints) -> WorkExcess:
@@ -322,8 +313,7 @@ def work_excess(panels: Panels, slow: Sequence[int] | Ints) -> WorkExcess:
         panels: the steps.
         slow: indices of the ranks that stand out, by `search_stragglers`: the usual work of a role is without theirs.
     """
-    is_slow = np.zeros(len(panels.rank), np.bool_)
-    is_slow[list(slow)] = True
+    is_slow = np.isin(np.arange(len(panels.rank)), slow)
     # Ranks whose roles are not known are compared with nobody.
     role = panels.role if panels.is_role_known else np.arange(len(panels.rank))
     return excess_over_role(panels.work_ns, role, is_slow)
@@ -380,13 +370,9 @@ def _usual_excess(panels: Panels, slow: Bools, level: float, limits: StragglerTh
 def _without_stages(panels: Panels, found: Sequence[Straggler], evidence: LatenessEvidence) -> Panels:
     """Return panels with the data loading, collection and idle devices of those put back whom these make late."""
     for straggler, stage in zip(found, evidence.stages, strict=False):
-        named = stage.stages if stage is not None else ()
-        if Stage.DATA in named:
-            panels = replace(panels, data_ns=_put_back(panels.data_ns, panels.role, [straggler]))
-        if Stage.COLLECTION in named:
-            panels = replace(panels, gc_ns=_put_back(panels.gc_ns, panels.role, [straggler]))
-        if Stage.HOST in named:
-            panels = replace(panels, host_ns=_put_back(panels.host_ns, panels.role, [straggler]))
+        for part in stage.stages if stage is not None else ():
+            if (name := _PANELS.get(part)) is not None:
+                panels = replace(panels, **{name: _put_back(getattr(panels, name), panels.role, [straggler])})
     return panels
 
 
@@ -434,8 +420,7 @@ def _late_steps(straggler: Straggler, panels: Panels) -> Bools:
         others = np.flatnonzero((panels.role == panels.role[rank]) & (np.arange(len(panels.role)) != rank))
         excess_ns += (panels.work_ns[rank] - np.median(panels.work_ns[others], axis=0)) / len(late)
     usual_ns = float(np.median(panels.work_ns[late]))
-    is_late: Bools = excess_ns > straggler.effect_share * usual_ns / 2
-    return is_late
+    return np.asarray(excess_ns > straggler.effect_share * usual_ns / 2)
 
 
 def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
@@ -463,8 +448,7 @@ def _is_everywhere(found: Sequence[Straggler], panels: Panels, least_share: floa
 
 def _put_back(work_ns: Floats, role: Ints, found: Sequence[Straggler]) -> Floats:
     replaced = work_ns.copy()
-    slow = np.zeros(len(work_ns), np.bool_)
-    slow[[rank for straggler in found for rank in straggler.ranks]] = True
+    slow = np.isin(np.arange(len(work_ns)), [rank for straggler in found for rank in straggler.ranks])
     for value in np.unique(role[slow]):
         others = work_ns[(role == value) & ~slow]
         if len(others):
@@ -478,5 +462,4 @@ def _straggler_culprit(straggler: Straggler, panels: Panels) -> Culprit:
     if straggler.kind == "rank":
         return rank_culprit(int(panels.rank[first]), effect, interval, panels)
     name = panels.host[first] if straggler.kind == "node" else f"local{straggler.ids[0]}"
-    aliases = (f"{straggler.kind} {name}", *([f"rank {panels.rank[first]}"] if len(straggler.ranks) == 1 else ()))
-    return Culprit(kind=straggler.kind, id=name, aliases=aliases, effect=effect, interval=interval)
+    return place_culprit(straggler.kind, name, straggler.ranks, effect, interval, panels)
