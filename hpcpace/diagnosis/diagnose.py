@@ -13,19 +13,7 @@ from typing import NamedTuple, assert_never
 
 from hpcpace.core.text import percent, plural, rank_list
 from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding
-from hpcpace.diagnosis.topics import (
-    communication,
-    cores,
-    events,
-    hang,
-    host,
-    input,
-    jitter,
-    links,
-    pipeline,
-    run_end,
-    straggler,
-)
+from hpcpace.diagnosis.topics import communication, cores, events, idle, jitter, links, pipeline, run_end, straggler
 from hpcpace.metrics.stragglers import MIN_STEPS, SearchObstacle
 
 _MAX_LIST_CHARS = 30  # display: a longer list of ranks is cut
@@ -47,13 +35,13 @@ class Topic(NamedTuple):
 
 
 TOPICS = (
-    Topic(hang.find, Needs.NOTHING),
+    Topic(run_end.find_hanging, Needs.NOTHING),
     Topic(run_end.find, Needs.NOTHING),
     Topic(straggler.find_by_arrival, Needs.STEPS),
     Topic(straggler.find, Needs.OWN_WORK),
     Topic(pipeline.find, Needs.OWN_WORK),
-    Topic(input.find, Needs.OWN_WORK),
-    Topic(host.find, Needs.OWN_WORK),
+    Topic(idle.find_input, Needs.OWN_WORK),
+    Topic(idle.find_host, Needs.OWN_WORK),
     Topic(events.find_collection, Needs.OWN_WORK),
     Topic(events.find_interruptions, Needs.OWN_WORK),
     Topic(links.find, Needs.OWN_WORK),

@@ -14,7 +14,7 @@ from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle, shortened_ranks
 from hpcpace.diagnosis.finding import DiagnosisFinding, Panels, Said, first_ranks
 from hpcpace.diagnosis.summary import AuditFigures, Causes, EndKind, Finding, Mode, RunEnd, Verdict
 from hpcpace.diagnosis.topics.cores import CoreEvidence
-from hpcpace.diagnosis.topics.input import InputThresholds
+from hpcpace.diagnosis.topics.idle import InputThresholds
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, bubble_remarks
 from hpcpace.diagnosis.topics.run_end import run_end_line
 from hpcpace.diagnosis.topics.stages import StagedEvidence

@@ -12,7 +12,7 @@ from hpcpace.core.text import percent
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Case, DiagnosisFinding, Evidence, FindingWords, Panels, Said
 from hpcpace.diagnosis.summary import Mode
-from hpcpace.diagnosis.topics.input import InputEvidence
+from hpcpace.diagnosis.topics.idle import InputEvidence
 from hpcpace.metrics import Floats
 
 

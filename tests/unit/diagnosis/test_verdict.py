@@ -18,11 +18,11 @@ from hpcpace.diagnosis.finding import DiagnosisFinding, culprit_name
 from hpcpace.diagnosis.summary import Causes, Culprit, PipelineBubble
 from hpcpace.diagnosis.topics.communication import BurstEvidence, TransferEvidence
 from hpcpace.diagnosis.topics.events import CollectionEvidence, EventEvidence
-from hpcpace.diagnosis.topics.hang import HangEvidence
-from hpcpace.diagnosis.topics.input import InputEvidence
+from hpcpace.diagnosis.topics.idle import InputEvidence
 from hpcpace.diagnosis.topics.jitter import JitterEvidence
 from hpcpace.diagnosis.topics.links import LocalityEvidence, SlowLinkEvidence
 from hpcpace.diagnosis.topics.pipeline import ImbalanceEvidence
+from hpcpace.diagnosis.topics.run_end import HangEvidence
 from hpcpace.diagnosis.topics.straggler import LatenessEvidence, LatePattern
 from hpcpace.diagnosis.verdict import remarks_of, verdict_of
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, Hang, HangKind, JobView, RankView
