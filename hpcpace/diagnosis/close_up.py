@@ -122,9 +122,9 @@ def with_steps(stream: TraceStream, stretches: Sequence[tuple[int, int]]) -> Ran
 
 def _blocks(evidence: Evidence, step: Ints) -> Blocks:
     """Return the stretches of some steps in which ranks waited inside torch, or were paced, on the common clock."""
+    found = zip(evidence.ranks, _phases(evidence, step, _BLOCKED), strict=True)
     parts = [
-        (np.full(len(phase), rank, np.int64), begin_ns, end_ns, phase == Phase.PACE)
-        for rank, (phase, begin_ns, end_ns) in zip(evidence.ranks, _phases(evidence, step, _BLOCKED), strict=True)
+        (np.full(len(kind), rank), begin_ns, end_ns, kind == Phase.PACE) for rank, (kind, begin_ns, end_ns) in found
     ]
     rank, begin_ns, end_ns, is_pause = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Blocks(rank=rank, begin_ns=begin_ns, end_ns=end_ns, is_pause=is_pause)

@@ -203,42 +203,41 @@ def _with_recorded_idle(view: RankTrace, idle: Table) -> RankTrace:
     around = innermost(phases["begin_ns"], phases["end_ns"], edges)
     row = np.searchsorted(steps["begin_ns"], edges[:-1], side="right") - 1
     kept = np.flatnonzero((own >= 0) & (row >= 0) & (edges[:-1] < steps["end_ns"][row]))
-    columns = {
-        "step": steps["step"][row[kept]],
-        "phase": np.full(len(kept), Phase.IDLE),
-        "begin_ns": edges[:-1][kept],
-        "end_ns": edges[1:][kept],
-        "microbatch": np.full(len(kept), -1),
-        HOST_BEGIN_COLUMN: edges[:-1][kept],
-        HOST_END_COLUMN: edges[1:][kept],
-        DURING_COLUMN: np.append(phases["phase"].astype(np.int64), NO_PHASE)[around[kept]],
-        BOUNDED_COLUMN: np.zeros(len(kept), np.bool_),
+    begin_ns, end_ns = edges[:-1][kept], edges[1:][kept]
+    during = np.append(phases["phase"].astype(np.int64), NO_PHASE)[around[kept]]
+    is_bounded = np.zeros(len(kept), np.bool_)
+    return _with_rows(view, [_idle_rows(steps["step"][row[kept]], Phase.IDLE, begin_ns, end_ns, during, is_bounded)])
+
+
+def _idle_rows(
+    step: Ints, phase: Phase, begin_ns: Ints, end_ns: Ints, during: Ints, is_bounded: Bools
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of phases in which a device was idle."""
+    return {
+        "step": step,
+        "phase": np.full(len(step), phase),
+        "begin_ns": begin_ns,
+        "end_ns": end_ns,
+        "microbatch": np.full(len(step), -1),
+        HOST_BEGIN_COLUMN: begin_ns,
+        HOST_END_COLUMN: end_ns,
+        DURING_COLUMN: during,
+        BOUNDED_COLUMN: is_bounded,
     }
-    return _with_rows(view, [columns])
 
 
 def _with_idle(view: RankTrace, stretches: Stretches, usual: Mapping[int, UsualLength]) -> RankTrace:
     """Return a trace with phases in which its device was idle, in front of the marks at which it had run dry."""
     waited_ns, collected_ns = idle_ns(stretches, usual)
     found = []
-    for code, length_ns, end_ns in (
-        (int(Phase.IDLE), waited_ns, stretches.end_ns - collected_ns),
-        (int(Phase.GC), collected_ns, stretches.end_ns),
+    for phase, length_ns, end_ns in (
+        (Phase.IDLE, waited_ns, stretches.end_ns - collected_ns),
+        (Phase.GC, collected_ns, stretches.end_ns),
     ):
-        chosen = np.flatnonzero(length_ns)
-        begin_ns, end_ns = (end_ns - length_ns)[chosen], end_ns[chosen]
-        columns: dict[str, NDArray[Any]] = {
-            "step": stretches.step[chosen],
-            "phase": np.full(len(chosen), code),
-            "begin_ns": begin_ns,
-            "end_ns": end_ns,
-            "microbatch": np.full(len(chosen), -1),
-            HOST_BEGIN_COLUMN: begin_ns,
-            HOST_END_COLUMN: end_ns,
-            DURING_COLUMN: stretches.phase[chosen],
-            BOUNDED_COLUMN: ~np.isin(stretches.phase[chosen], list(usual)),
-        }
-        found.append(columns)
+        rows = np.flatnonzero(length_ns)
+        begin_ns, during = (end_ns - length_ns)[rows], stretches.phase[rows]
+        is_bounded = ~np.isin(during, list(usual))
+        found.append(_idle_rows(stretches.step[rows], phase, begin_ns, end_ns[rows], during, is_bounded))
     return _with_rows(view, found)
 
 

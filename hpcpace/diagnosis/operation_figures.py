@@ -6,6 +6,7 @@ as whole nanoseconds, and what operations of one range do in the steps of anothe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -90,31 +91,20 @@ def transfer_sums(evidence: Evidence, step: Ints) -> TransferSums:
     usable = np.flatnonzero(
         (column >= 0) & matching.is_matched[first] & (op != Op.BARRIER) & (~is_message | has_waited)
     )
-    if not len(usable):
-        none = np.zeros((0, 0))
-        return TransferSums(
-            groups=done.groups,
-            keys=np.zeros((0, _NUM_KEYS), np.int64),
-            first=0,
-            total_ns=none,
-            count=none.astype(np.int64),
-        )
     first, transfer_ns, column = first[usable], transfer_ns[usable], column[usable]
-    keys, kind = _kinds(evidence, first)
-    begin = int(column.min())
-    num_steps = int(column.max()) + 1 - begin
-    size = len(keys) * num_steps
-    is_whole = size <= _MAX_CELLS
+    keys, kind = _kinds(evidence, first) if len(usable) else (np.zeros((0, _NUM_KEYS), np.int64), first)
+    begin = int(column.min(initial=len(step)))
+    num_steps = int(column.max(initial=begin - 1)) + 1 - begin
+    is_whole = len(keys) * num_steps <= _MAX_CELLS
     if not is_whole:
-        keys, kind, num_steps, size = keys[:0], kind[:0], 0, 0
-        column, transfer_ns = column[:0], transfer_ns[:0]
-    cell = kind * num_steps + (column - begin)
+        keys, kind, column, transfer_ns, num_steps = keys[:0], kind[:0], column[:0], transfer_ns[:0], 0
+    shape, cell = (len(keys), num_steps), kind * num_steps + (column - begin)
     return TransferSums(
         groups=done.groups,
         keys=keys,
         first=begin,
-        total_ns=np.bincount(cell, transfer_ns, size).astype(np.float64).reshape(len(keys), num_steps),
-        count=np.bincount(cell, minlength=size).reshape(len(keys), num_steps),
+        total_ns=np.bincount(cell, transfer_ns, math.prod(shape)).astype(np.float64).reshape(shape),
+        count=np.bincount(cell, minlength=math.prod(shape)).reshape(shape),
         is_whole=is_whole,
     )
 

@@ -677,13 +677,13 @@ class Causes:
         bubble: of a pipeline; None if there is none.
     """
 
-    gains: tuple[GainRow, ...]
-    rebuild_error: float | None
-    origins: tuple[OriginRow, ...]
-    traced_share: float | None
-    path: tuple[PathRow, ...]
+    gains: tuple[GainRow, ...] = ()
+    rebuild_error: float | None = None
+    origins: tuple[OriginRow, ...] = ()
+    traced_share: float | None = None
+    path: tuple[PathRow, ...] = ()
     suspected_ranks: tuple[int, ...]
-    bubble: PipelineBubble | None
+    bubble: PipelineBubble | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -227,13 +227,7 @@ def _portion_of(evidence: Evidence) -> _Portion:
         apart = np.zeros(len(matching.num_rows), np.bool_)
         apart[matching.instance[is_apart]] = True
         is_whole = is_whole & ~apart[matching.instance]
-    return _Portion(
-        operations=done,
-        matching=Matching(
-            instance=matching.instance, num_rows=matching.num_rows, is_matched=is_whole, slices=matching.slices
-        ),
-        wait_ns=evidence.waits.wait_ns,
-    )
+    return _Portion(operations=done, matching=replace(matching, is_matched=is_whole), wait_ns=evidence.waits.wait_ns)
 
 
 def _intervals_by_rank(timed: TimedTraces, of: tuple[Phase, ...]) -> list[tuple[Ints, Ints]]:
@@ -280,14 +274,8 @@ class StepPanels:
     @classmethod
     def empty(cls, shape: tuple[int, int], zeros: Callable[[tuple[int, ...]], Floats]) -> StepPanels:
         """Return panels to fill, made by `zeros` such as `np.zeros`; `shape` is (num_ranks, num_steps)."""
-        return cls(
-            parts_ns=zeros((*shape, len(Part))),
-            blocked_ns=zeros(shape),
-            sent_ns=zeros(shape),
-            message_wait_ns=zeros(shape),
-            under_way_ns=zeros(shape),
-            unmatched_ns=zeros(shape),
-        )
+        others = {item.name: zeros(shape) for item in fields(cls) if item.name != "parts_ns"}
+        return cls(parts_ns=zeros((*shape, len(Part))), **others)
 
     @property
     def num_steps(self) -> int:
@@ -355,8 +343,7 @@ def unmatched_share(panels: StepPanels) -> Floats:
 
     What seems to be its transfer may be waits for others.
     """
-    share: Floats = panels.unmatched_ns / np.maximum(panels.under_way_ns, 1.0)
-    return share
+    return np.asarray(panels.unmatched_ns / np.maximum(panels.under_way_ns, 1.0))
 
 
 def unknown_waits(panels: StepPanels, limits: WaitThresholds) -> Bools:
@@ -364,23 +351,20 @@ def unknown_waits(panels: StepPanels, limits: WaitThresholds) -> Bools:
 
     What blocks them without a counterpart is more than a tenth of all that blocks them, and a thousandth of the step.
     """
-    return _is_unknown(limits, *_blocked_ns(panels))
+    return _are_unknown(panels, limits, 1)
 
 
 def are_waits_known(panels: StepPanels, limits: WaitThresholds) -> bool:
     """Return whether waits can be distinguished from transfers in the means over ranks; see `unknown_waits`."""
-    return not _is_unknown(limits, *(values.sum() for values in _blocked_ns(panels)))
+    return not _are_unknown(panels, limits, None)
 
 
-def _blocked_ns(panels: StepPanels) -> tuple[Floats, Floats, Floats]:
-    """Return how long operations without a counterpart blocked each rank, all operations, and the steps."""
+def _are_unknown(panels: StepPanels, limits: WaitThresholds, axis: int | None) -> Bools:
+    """Return whether operations without a counterpart blocked ranks for too long, in sums over an axis or over all."""
     parts_ns = panels.parts_ns
-    transfer_ns = parts_ns[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
-    unmatched_ns = (transfer_ns * unmatched_share(panels)).sum(axis=1)
-    wait_ns = parts_ns[:, :, list(EXPOSED_WAIT)].sum(axis=(1, 2))
-    return unmatched_ns, wait_ns + transfer_ns.sum(axis=1), parts_ns.sum(axis=(1, 2))
-
-
-def _is_unknown(limits: WaitThresholds, unmatched_ns: Floats, blocked_ns: Floats, step_ns: Floats) -> Bools:
-    is_much = unmatched_ns > limits.max_unmatched_share * blocked_ns
-    return np.asarray(is_much & (unmatched_ns > limits.least_unmatched_step_share * step_ns))
+    wait_ns, transfer_ns = (parts_ns[:, :, list(of)].sum(axis=2) for of in (EXPOSED_WAIT, EXPOSED_TRANSFER))
+    unmatched_ns = (transfer_ns * unmatched_share(panels)).sum(axis=axis)
+    is_much = unmatched_ns > limits.max_unmatched_share * (wait_ns + transfer_ns).sum(axis=axis)
+    return np.asarray(
+        is_much & (unmatched_ns > limits.least_unmatched_step_share * parts_ns.sum(axis=2).sum(axis=axis))
+    )

@@ -58,26 +58,19 @@ def cause_figures(measured: Measured, panels: Panels, limits: PipelineThresholds
     if close_up is None:
         return None
     if measured.host_timed or not measured.are_waits_known:
-        return Causes(
-            gains=(),
-            rebuild_error=None,
-            origins=(),
-            traced_share=None,
-            path=(),
-            suspected_ranks=_suspected(measured, close_up, panels),
-            bubble=None,
-        )
+        return Causes(suspected_ranks=_suspected(measured, close_up, panels))
     # Both take long, and neither needs the other.
     (gains, error), suspected = run_both(
         lambda: _gains(measured, panels, close_up, limits or PipelineThresholds()),
         lambda: _suspected(measured, close_up, panels),
     )
     exposed_share = share_of(measured.parts, EXPOSED_WAIT)
+    traced_ns = float(measured.operations.origins.waited_ns.sum())
     return Causes(
         gains=gains,
         rebuild_error=error,
-        origins=_origins(measured),
-        traced_share=min(_traced_ns(measured) / max(float(measured.parts.sum()), 1.0), exposed_share),
+        origins=_origins(measured, traced_ns),
+        traced_share=min(traced_ns / max(float(measured.parts.sum()), 1.0), exposed_share),
         path=_path(measured),
         suspected_ranks=suspected,
         bubble=_bubble(measured, close_up, panels),
@@ -90,16 +83,11 @@ def _gains(
     rebuilt = measured.rebuilt
     if rebuilt is None:
         return (), None
-    changes = [
-        *_slow_places(panels),
-        *_stages(panels, limits),
-        *_phases(measured, rebuilt.graph),
-        *_operations(close_up),
-    ]
-    names = {(change.kind, change.id): _name(change, panels, measured, close_up) for change in changes}
-    if not changes:
+    named = [*_slow_places(panels), *_stages(panels, limits), *_phases(measured, rebuilt.graph), *_operations(close_up)]
+    names = {(change.kind, change.id): name for name, change in named}
+    if not named:
         return (), None
-    found = what_if(rebuilt, changes)
+    found = what_if(rebuilt, [change for _, change in named])
     even = even_gain(rebuilt, passes_of(close_up))
     rows = [
         GainRow(
@@ -112,26 +100,28 @@ def _gains(
     return tuple(sorted(rows, key=lambda row: -row.gain_share)), found.error_share
 
 
-def _slow_places(panels: Panels) -> list[Change]:
-    """Return the changes that put the slowest ranks and nodes back to usual."""
+def _slow_places(panels: Panels) -> list[tuple[str, Change]]:
+    """Return the changes, with their names, that put the slowest ranks and nodes back to usual."""
     excess_ns = own_excess_ns(panels)
     if excess_ns is None:
         return []
     of_rank = excess_ns.mean(axis=1)
     changes = [
-        Change(kind="rank", id=int(panels.rank[row]), ranks=(int(row),)) for row in of_rank.argsort()[::-1][:_MAX_ROWS]
+        (f"work of rank {panels.rank[row]}", Change(kind="rank", id=int(panels.rank[row]), ranks=(row,)))
+        for row in of_rank.argsort()[::-1][:_MAX_ROWS].tolist()
     ]
     nodes = np.unique(panels.node)
     if 1 < len(nodes) < len(panels.rank):
         of_node = np.array([of_rank[panels.node == node].mean() for node in nodes])
         for at in of_node.argsort()[::-1][:_MAX_ROWS]:
             rows = np.flatnonzero(panels.node == nodes[at])
-            changes.append(Change(kind="node", id=int(nodes[at]), ranks=tuple(rows.tolist())))
+            change = Change(kind="node", id=int(nodes[at]), ranks=tuple(rows.tolist()))
+            changes.append((f"work of node {panels.host[rows[0]]}", change))
     return changes
 
 
-def _stages(panels: Panels, limits: PipelineThresholds) -> list[Change]:
-    """Return the changes that bring stages with more work than the others to the work of those."""
+def _stages(panels: Panels, limits: PipelineThresholds) -> list[tuple[str, Change]]:
+    """Return the changes, with their names, that bring stages with more work than the others to the work of those."""
     stages = np.unique(panels.stage[panels.stage >= 0]).tolist()
     shares = {
         stage: stage_excess(panels.work_ns, panels.stage, stage, limits.alike_level)[0]
@@ -139,22 +129,25 @@ def _stages(panels: Panels, limits: PipelineThresholds) -> list[Change]:
         if len(stages) > 1
     }
     return [
-        stage_change(stage, np.flatnonzero(panels.stage == stage), panels.work_ns, share)
+        (f"work of stage {stage}", stage_change(stage, np.flatnonzero(panels.stage == stage), panels.work_ns, share))
         for stage, share in shares.items()
         if share > 0
     ]
 
 
-def _phases(measured: Measured, graph: StepGraph) -> list[Change]:
-    """Return the changes that make phases usual: no wait for data, no garbage collection, the others as in the role."""
+def _phases(measured: Measured, graph: StepGraph) -> list[tuple[str, Change]]:
+    """Return the changes, with their names, that make phases usual: no wait for data, no garbage collection.
+
+    The others are as in the role.
+    """
     columns = np.searchsorted(measured.chosen.step, graph.step)
     changes = []
     for part in OWN_WORK:
         spent_ns = measured.parts[:, columns, part]
         removed_ns = spent_ns if part in _NEEDLESS else np.maximum(_beyond_role(spent_ns, measured.role), 0.0)
         if removed_ns.any():
-            is_at_begin = part == Part.DATA
-            changes.append(Change(kind="phase", id=int(part), removed_ns=removed_ns, is_at_begin=is_at_begin))
+            change = Change(kind="phase", id=int(part), removed_ns=removed_ns, is_at_begin=part == Part.DATA)
+            changes.append((f"phase {part.name.lower()}", change))
     return changes
 
 
@@ -168,36 +161,21 @@ def _beyond_role(spent_ns: Floats, role: Ints) -> Floats:
     return beyond_ns
 
 
-def _operations(close_up: CloseUp) -> list[Change]:
-    """Return the changes that make the transfers of one kind of operation usual."""
+def _operations(close_up: CloseUp) -> list[tuple[str, Change]]:
+    """Return the changes, with their names, that make the transfers of one kind of operation usual."""
     done, work = close_up.evidence.operations, close_up.work
     changes = []
     for op in np.unique(done.op[work.is_known]).tolist():
         positions = np.unique(work.position[work.is_known & (done.op == op)])
-        changes.append(Change(kind="transfers", id=int(op), positions=tuple(positions.tolist()), is_transfer=True))
+        change = Change(kind="transfers", id=int(op), positions=tuple(positions.tolist()), is_transfer=True)
+        changes.append((f"transfers of {op_name(op)}", change))
     return changes
 
 
-def _name(change: Change, panels: Panels, measured: Measured, close_up: CloseUp) -> str:
-    if change.kind == "rank":
-        return f"work of rank {change.id}"
-    if change.kind == "node":
-        return f"work of node {panels.host[int(np.flatnonzero(panels.node == change.id)[0])]}"
-    if change.kind == "stage":
-        return f"work of stage {change.id}"
-    if change.kind == "phase":
-        return f"phase {Part(change.id).name.lower()}"
-    return f"transfers of {op_name(change.id)}"
-
-
-def _traced_ns(measured: Measured) -> float:
-    return float(measured.operations.origins.waited_ns.sum())
-
-
-def _origins(measured: Measured) -> tuple[OriginRow, ...]:
+def _origins(measured: Measured, traced_ns: float) -> tuple[OriginRow, ...]:
     found, ranks = measured.operations.origins, measured.timed.ranks
     # The whole that shares are of is all exposed wait, also what cannot be traced to a rank.
-    waited_ns = max(float(measured.parts[:, :, list(EXPOSED_WAIT)].sum()), _traced_ns(measured), 1.0)
+    waited_ns = max(float(measured.spent_ns(EXPOSED_WAIT).sum()), traced_ns, 1.0)
     rows = found.caused_ns.argsort()[::-1][: 2 * _MAX_ROWS]
     scale = max(float(measured.parts.sum()), 1.0)
     return tuple(

@@ -181,9 +181,7 @@ def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot], limits: Ne
         snapshots: those of its hosts; none where the audit saved none.
         limits: the thresholds.
     """
-    measured, use, unknown = run.measured, run.measured.interfaces, run.measured.timed.unknown_clocks
-    # By the ranks whose clock is known, or by the first one.
-    rows = [row for row, rank in enumerate(measured.timed.ranks) if rank not in unknown] or [0]
+    measured, use, rows = run.measured, run.measured.interfaces, run.measured.timed.known
     begin_ns = int(measured.common.begin_ns[rows, 0].min())
     window = StepWindow(
         begin_ns=begin_ns,

@@ -13,6 +13,7 @@ from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import format_duration, listed, percent, plural, rank_list
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.credible import ranks_with_common_steps
+from hpcpace.diagnosis.evidence import timed_traces
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Measured, Selection
 from hpcpace.diagnosis.network_summary import Comparable, ComparedRank
@@ -31,7 +32,6 @@ from hpcpace.diagnosis.summary import (
 )
 from hpcpace.hang.verdict import call_name
 from hpcpace.metrics import Floats
-from hpcpace.metrics.common_clock import rank_clocks
 from hpcpace.metrics.communication import overlap_share
 from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part, share_of
@@ -333,7 +333,7 @@ def comparable_figures(run: JudgedAttempt) -> Comparable:
 
 
 def _ranks(measured: Measured) -> tuple[ComparedRank, ...]:
-    work_ns = measured.parts[:, :, list(OWN_WORK)].sum(axis=2)
+    work_ns = measured.spent_ns(OWN_WORK)
     num_ranks, num_steps = work_ns.shape
     mean_ns = work_ns.mean(axis=1)
     error_ns = None
@@ -445,13 +445,10 @@ def _steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[int, int 
     used = selection.used(panel)
     if not used.any():
         return 0, None, None, None
-    clocks, unknown = rank_clocks(traces)
-    known = [index for index, trace in enumerate(traces) if trace.header.rank not in unknown] or [0]
-    begin_ns, end_ns = (
-        np.array([clocks[index].to_reference(own[index]).time_ns for index in known])
-        for own in (panel.begin_ns, panel.end_ns)
-    )
-    times_ns, step = step_times(panel.step, begin_ns, end_ns)[used], panel.step[used]
+    timed = timed_traces(traces)
+    common = timed.on_common_clock(panel)
+    times_ns = step_times(panel.step, common.begin_ns[timed.known], common.end_ns[timed.known])[used]
+    step = panel.step[used]
     return len(step), int(step[0]), int(step[-1]), float(np.median(times_ns))
 
 

@@ -113,9 +113,7 @@ class HostThresholds(Thresholds, topic="host"):
     """Which phases are blamed for idle devices."""
 
     least_phase_share: float = number(
-        0.2,
-        "share",
-        "Share of all idle time that a phase must hold to be named: less helps nobody to find the cause.",
+        0.2, "share", "Share of all idle time that a phase must hold to be named: less helps nobody to find the cause."
     )
 
 

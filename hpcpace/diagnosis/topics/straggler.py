@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -372,7 +372,8 @@ def _without_stages(panels: Panels, found: Sequence[Straggler], evidence: Latene
     for straggler, stage in zip(found, evidence.stages, strict=False):
         for part in stage.stages if stage is not None else ():
             if (name := _PANELS.get(part)) is not None:
-                panels = replace(panels, **{name: _put_back(getattr(panels, name), panels.role, [straggler])})
+                changed: dict[str, Any] = {name: _put_back(getattr(panels, name), panels.role, [straggler])}
+                panels = replace(panels, **changed)
     return panels
 
 
