@@ -297,15 +297,11 @@ def _matrix(found: TransferMatrix | None) -> Matrix | None:
 
 def _clocks(timed: TimedTraces) -> tuple[HostClock, ...] | None:
     """Return the samples of one rank of each host, but for the host of the reference."""
-    found, seen = [], set()
+    of_node: dict[int, tuple[str, CommonClock]] = {}
     for trace, clock in zip(timed.traces, timed.clocks, strict=True):
-        if trace.header.node in seen or clock.is_reference or not clock.num_samples:
-            continue
-        seen.add(trace.header.node)
-        found.append(_host_clock(trace.header.host, clock))
-        if len(found) == _MAX_HOSTS:
-            break
-    return tuple(found) or None
+        if clock.num_samples and not clock.is_reference:
+            of_node.setdefault(trace.header.node, (trace.header.host, clock))
+    return tuple(_host_clock(*found) for found in list(of_node.values())[:_MAX_HOSTS]) or None
 
 
 def _host_clock(host: str, clock: CommonClock) -> HostClock:

@@ -168,16 +168,16 @@ def find_shared(case: Case) -> DiagnosisFinding | None:
     rows = np.flatnonzero(waits)
     first = int(rows[use.waiting[rows].argmax()])
     hosts = tuple(dict.fromkeys(panels.host[row] for row in (first, *rows)))
-    near = panels.node == panels.node[first]
+    host = _host_cores(use, panels, int(panels.node[first]))
     evidence = CoreEvidence(
-        cause=_cause(use, near, limits),
+        cause=_cause(host, limits),
         share=float(use.waiting[first]),
         ranks=tuple(panels.rank[rows].tolist()),
         hosts=hosts,
-        of_host=int(near.sum()),
-        cpus=len(_cpus(use, near)),
-        running=float(np.nansum(use.running[near])),
-        ready=float(np.nansum(use.running[near] + use.queued[near])),
+        of_host=host.num_ranks,
+        cpus=host.num_cpus,
+        running=host.running,
+        ready=host.ready,
         pressure=float(use.pressure[first]),
         throttled=float(use.throttled[first]),
         switches=float(use.switches[first]),
@@ -199,27 +199,33 @@ def is_notable(use: CoreUse, limits: CoreThresholds) -> Bools:
     return np.asarray(sure >= limits.notable_wait_share)
 
 
-def _cpus(use: CoreUse, near: Bools) -> frozenset[int]:
-    return frozenset().union(*(use.cpus[row] for row in np.flatnonzero(near)))
+def _host_cores(use: CoreUse, panels: Panels, node: int) -> HostCores:
+    near = np.flatnonzero(panels.node == node)
+    return HostCores(
+        host=panels.host[near[0]],
+        num_ranks=len(near),
+        num_cpus=len(frozenset().union(*(use.cpus[row] for row in near))),
+        running=float(np.nansum(use.running[near])),
+        ready=float(np.nansum(use.running[near] + use.queued[near])),
+        waiting=float(np.nanmax(use.waiting[near])),
+        pressure=float(np.nanmax(use.pressure[near])),
+        throttled=float(np.nanmax(use.throttled[near])),
+    )
 
 
-def _cause(use: CoreUse, near: Bools, limits: CoreThresholds) -> CoreCause:
+def _cause(host: HostCores, limits: CoreThresholds) -> CoreCause:
     """Return the holder of the cores for which ranks of a host wait.
 
     Ranks share them with each other where there are more ranks than CPUs, or many more ready threads, which keep the
     CPUs busy. While a rank waits, all of its CPUs are busy: what the job did not use of them then, others did.
     """
-    waiting = float(np.nanmax(use.waiting[near]))
-    if float(np.nanmax(use.throttled[near])) >= limits.throttled_part * waiting:
+    if host.throttled >= limits.throttled_part * host.waiting:
         return CoreCause.QUOTA
-    num_cpus = len(_cpus(use, near))
-    if not num_cpus:
+    if not (num_cpus := host.num_cpus):
         return CoreCause.UNKNOWN
-    running, ready = float(np.nansum(use.running[near])), float(np.nansum((use.running + use.queued)[near]))
-    is_own = near.sum() > num_cpus or (
-        ready > limits.crowded_ready * num_cpus and running > limits.crowded_running_share * num_cpus
-    )
-    is_others = not is_own or num_cpus * waiting - running >= limits.least_others_share * num_cpus
+    is_crowded = host.ready > limits.crowded_ready * num_cpus and host.running > limits.crowded_running_share * num_cpus
+    is_own = host.num_ranks > num_cpus or is_crowded
+    is_others = not is_own or num_cpus * host.waiting - host.running >= limits.least_others_share * num_cpus
     if is_own and is_others:
         return CoreCause.BOTH
     return CoreCause.RANKS if is_own else CoreCause.OTHERS
@@ -298,19 +304,5 @@ def core_figures(panels: Panels, limits: CoreThresholds) -> tuple[HostCores, ...
     use = panels.cores
     if use is None:
         return ()
-    rows = []
-    for node in np.unique(panels.node[is_notable(use, limits)]).tolist():
-        near = np.flatnonzero(panels.node == node)
-        rows.append(
-            HostCores(
-                host=panels.host[near[0]],
-                num_ranks=len(near),
-                num_cpus=len(_cpus(use, panels.node == node)),
-                running=float(np.nansum(use.running[near])),
-                ready=float(np.nansum(use.running[near] + use.queued[near])),
-                waiting=float(np.nanmax(use.waiting[near])),
-                pressure=float(np.nanmax(use.pressure[near])),
-                throttled=float(np.nanmax(use.throttled[near])),
-            )
-        )
+    rows = [_host_cores(use, panels, node) for node in np.unique(panels.node[is_notable(use, limits)]).tolist()]
     return tuple(sorted(rows, key=lambda row: -row.waiting))

@@ -29,7 +29,7 @@ from hpcpace.diagnosis.finding import (
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.diagnosis.topics.stages import (
-    StagedEvidence,
+    RecurringEvidence,
     advice_of_events,
     periodic_headline,
     stage_sentences,
@@ -83,14 +83,12 @@ class EventThresholds(Thresholds, topic="events"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventEvidence(StagedEvidence):
-    """Single long steps that recur.
+class EventEvidence(RecurringEvidence):
+    """Single long steps that recur, without a period if they strike one node at irregular distances.
 
     Attributes:
         events: number of steps.
         share: loss as a share of the step time.
-        period_ns: distance of the events; None if they strike one node at irregular distances.
-        period_steps: the same in steps, where they come at equal numbers of steps; else None.
     """
 
     mode: ClassVar[str] = Mode.RUNTIME
@@ -98,8 +96,6 @@ class EventEvidence(StagedEvidence):
     makes_steps_differ: ClassVar[bool] = True
     events: int
     share: float
-    period_ns: float | None = None
-    period_steps: int | None = None
 
     @property
     def variety(self) -> str:

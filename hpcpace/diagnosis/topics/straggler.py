@@ -34,7 +34,7 @@ from hpcpace.diagnosis.sentences import HOST_TIMES
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.diagnosis.topics.jitter import jitter_words
 from hpcpace.diagnosis.topics.stages import (
-    StagedEvidence,
+    RecurringEvidence,
     advice_of_events,
     advice_of_straggler,
     by_stage,
@@ -94,7 +94,7 @@ class LatePattern(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatenessEvidence(StagedEvidence):
+class LatenessEvidence(RecurringEvidence):
     """Ranks that are late by their own work again and again.
 
     Attributes:
@@ -103,9 +103,7 @@ class LatenessEvidence(StagedEvidence):
         p_value: probability of as much by chance, over all ranks.
         late_share: share of the steps in which one of them is the latest beyond noise.
         share: loss as a share of the step time.
-        period_ns: the period of a periodic or rotating lateness; else None.
         first, stop: range of the steps of a transient lateness, indices into the used steps; else None.
-        period_steps: the period in steps, where the late steps come at equal numbers of steps; else None.
         ranks: numbers of all late ranks, those of named nodes and slots included.
     """
 
@@ -114,10 +112,8 @@ class LatenessEvidence(StagedEvidence):
     p_value: float
     late_share: float
     share: float
-    period_ns: float | None = None
     first: int | None = None
     stop: int | None = None
-    period_steps: int | None = None
     ranks: tuple[int, ...] = ()
 
     @property
