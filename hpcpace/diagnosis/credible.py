@@ -37,13 +37,12 @@ _MAX_MISSING = 1 << 17  # memory: a damaged world size must not fill it
 class CredibleThresholds(Thresholds, topic="credible"):
     """When all other ranks contradict one, so that nothing of its trace is believed."""
 
-    max_steps_apart: float = number(
-        10.0, "steps", "Steps by which a rank may be behind the others, who wait for it in every step: more is a clock."
-    )
-    max_apart_ns: int = number(NS_PER_S, "ns", "Time by which it may be behind however short steps are.")
-    least_operations_share: float = number(
-        0.5, "share", "Share of the operations of others of its role that a rank must have recorded."
-    )
+    max_steps_apart: float = number(10.0, "steps")
+    """Steps by which a rank may be behind the others, who wait for it in every step: more is a clock."""
+    max_apart_ns: int = number(NS_PER_S, "ns")
+    """Time by which it may be behind however short steps are."""
+    least_operations_share: float = number(0.5, "share")
+    """Share of the operations of others of its role that a rank must have recorded."""
 
 
 def credible_traces(traces: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:

@@ -34,9 +34,8 @@ _OF_HOST = (Phase.GC, Phase.PACE, Phase.OTHER)
 class DeviceThresholds(Thresholds, topic="devices"):
     """When times of a device replace those of its host."""
 
-    least_known_share: float = number(
-        0.5, "share", "Share of the steps whose times on the device must be known: with fewer, the host's are used."
-    )
+    least_known_share: float = number(0.5, "share")
+    """Share of the steps whose times on the device must be known: with fewer, the host's are used."""
 
 
 _DEVICE_COLUMNS = {"begin_ns": DEVICE_BEGIN_COLUMN, "end_ns": DEVICE_END_COLUMN}

@@ -45,18 +45,13 @@ _COLUMNS = ("step", "op", "enter_ns", "exit_ns", "blocked_ns")
 class WaitThresholds(Thresholds, topic="waits"):
     """When waits are known well enough to be judged."""
 
-    max_unmatched_share: float = number(
-        0.1, "share", "Share of blocked communication without a counterpart up to which waits are known nevertheless."
-    )
-    least_unmatched_step_share: float = number(
-        0.001, "share", "Share of the step that communication without a counterpart must take to matter."
-    )
-    max_held_share: float = number(
-        0.02,
-        "share",
-        "Share of the step for which senders are held up to which steps are rebuilt: replay keeps that time whatever "
-        "their receivers do, so that predicted gains would be wrong.",
-    )
+    max_unmatched_share: float = number(0.1, "share")
+    """Share of blocked communication without a counterpart up to which waits are known nevertheless."""
+    least_unmatched_step_share: float = number(0.001, "share")
+    """Share of the step that communication without a counterpart must take to matter."""
+    max_held_share: float = number(0.02, "share")
+    """Share of the step for which senders are held up to which steps are rebuilt: replay keeps that time whatever their
+    receivers do, so that predicted gains would be wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,23 +58,15 @@ _MAX_PAIRS, _MAX_LINES, _MAX_HOSTS = 2000, 1024, 1024  # display: rows of the su
 class NetworkThresholds(Thresholds, topic="network"):
     """When figures of the network are worth reporting."""
 
-    least_foreign_share: float = number(
-        0.05, "share", "Share of the line rate, or else of the bytes, from which foreign traffic is reported."
-    )
-    compared_part: float = number(
-        0.1, "share", "Part of the bytes of the pair with most from which the rate of a pair counts for the median."
-    )
-    listed_part: float = number(
-        0.01,
-        "share",
-        "Part of the bytes of the pair with most from which a pair is listed before others and has a rate on the map: "
-        "the rate of small messages is that of round trips.",
-    )
-    max_summed_up_share: float = number(
-        0.02,
-        "share",
-        "Share of bytes in connections recorded as sums up to which foreign traffic is known nevertheless.",
-    )
+    least_foreign_share: float = number(0.05, "share")
+    """Share of the line rate, or else of the bytes, from which foreign traffic is reported."""
+    compared_part: float = number(0.1, "share")
+    """Part of the bytes of the pair with most from which the rate of a pair counts for the median."""
+    listed_part: float = number(0.01, "share")
+    """Part of the bytes of the pair with most from which a pair is listed before others and has a rate on the map: the
+    rate of small messages is that of round trips."""
+    max_summed_up_share: float = number(0.02, "share")
+    """Share of bytes in connections recorded as sums up to which foreign traffic is known nevertheless."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,14 +141,10 @@ _MAX_ATTEMPTS = 16  # display: rows of the history
 class StepThresholds(Thresholds, topic="steps"):
     """When steps are implausible, and shares of their time are worth reporting."""
 
-    irregular_share: float = number(
-        0.05,
-        "share",
-        "Share of the steps with updates out of order from which a report warns: a few are skipped updates.",
-    )
-    least_communication_share: float = number(
-        0.001, "share", "Share of the step that communication must take to have an overlap with computation."
-    )
+    irregular_share: float = number(0.05, "share")
+    """Share of the steps with updates out of order from which a report warns: a few are skipped updates."""
+    least_communication_share: float = number(0.001, "share")
+    """Share of the step that communication must take to have an overlap with computation."""
 
 
 def world_figures(run: JudgedAttempt) -> World:

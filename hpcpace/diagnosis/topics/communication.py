@@ -24,19 +24,15 @@ _TINY = 1e-9  # numerics: no division by zero
 class CommunicationThresholds(Thresholds, topic="communication"):
     """When transfers vary, and how much they count."""
 
-    burst_factor: float = number(
-        1.5, "times", "Transfers of a step over their lower quartile from which they are a burst: jitter stays below."
-    )
-    least_bursts: int = number(3, "events", "Bursts that make contention: one or two may be anything.")
-    full_line_share: float = number(
-        0.9, "share", "Share of the line rate from which a link is full, not broken: protocols take the rest."
-    )
-    steady_part: float = number(
-        0.5,
-        "share",
-        "Part of steady transfer that counts when findings are ranked: it costs between nothing and its time, because "
-        "no job is without it, and a slow rank that certainly costs as much comes first.",
-    )
+    burst_factor: float = number(1.5, "times")
+    """Transfers of a step over their lower quartile from which they are a burst: jitter stays below."""
+    least_bursts: int = number(3, "events")
+    """Bursts that make contention: one or two may be anything."""
+    full_line_share: float = number(0.9, "share")
+    """Share of the line rate from which a link is full, not broken: protocols take the rest."""
+    steady_part: float = number(0.5, "share")
+    """Part of steady transfer that counts when findings are ranked: it costs between nothing and its time, because no
+    job is without it, and a slow rank that certainly costs as much comes first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,36 +38,24 @@ _TINY = 1e-9  # numerics: no division by zero
 class CoreThresholds(Thresholds, topic="cores"):
     """When ranks wait for cores, and on whom."""
 
-    notable_wait_share: float = number(
-        0.05,
-        "share",
-        "Share of the time that a rank waits for a core from which a report mentions it, and other findings "
-        "are held against it.",
-    )
-    least_errors: float = number(
-        2.0, "standard errors", "The wait must exceed the notable one by so much, because it is sampled once a second."
-    )
-    crowded_ready: float = number(
-        1.5, "times", "Ready threads per CPU from which ranks of the job wait for each other."
-    )
-    crowded_running_share: float = number(
-        0.75, "share", "Share of the CPUs that such ranks must keep busy: otherwise somebody else has them."
-    )
-    least_others_share: float = number(
-        0.1, "share", "Share of the CPUs that other processes must take to be named as well."
-    )
-    least_cpu_excess: float = number(
-        0.1, "times", "Excess processor time from which a slow rank works more, and does not only wait for a core."
-    )
-    throttled_part: float = number(
-        0.5, "share", "Part of the longest wait for which the quota must throttle ranks to be named as the reason."
-    )
-    everywhere_part: float = number(
-        0.5,
-        "share",
-        "Part of the loss that counts when findings are ranked, if all hosts share cores: that costs between "
-        "nothing and the share for which ranks wait.",
-    )
+    notable_wait_share: float = number(0.05, "share")
+    """Share of the time that a rank waits for a core from which a report mentions it, and other findings are held
+    against it."""
+    least_errors: float = number(2.0, "standard errors")
+    """The wait must exceed the notable one by so much, because it is sampled once a second."""
+    crowded_ready: float = number(1.5, "times")
+    """Ready threads per CPU from which ranks of the job wait for each other."""
+    crowded_running_share: float = number(0.75, "share")
+    """Share of the CPUs that such ranks must keep busy: otherwise somebody else has them."""
+    least_others_share: float = number(0.1, "share")
+    """Share of the CPUs that other processes must take to be named as well."""
+    least_cpu_excess: float = number(0.1, "times")
+    """Excess processor time from which a slow rank works more, and does not only wait for a core."""
+    throttled_part: float = number(0.5, "share")
+    """Part of the longest wait for which the quota must throttle ranks to be named as the reason."""
+    everywhere_part: float = number(0.5, "share")
+    """Part of the loss that counts when findings are ranked, if all hosts share cores: that costs between nothing and
+    the share for which ranks wait."""
 
 
 class CoreCause(StrEnum):

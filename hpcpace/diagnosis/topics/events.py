@@ -49,37 +49,24 @@ _MIN_P = 1e-300  # numerics: the logarithm of less is not finite
 class EventThresholds(Thresholds, topic="events"):
     """Which steps are events, and when they come back."""
 
-    least_spreads: float = number(
-        5.0,
-        "standard errors",
-        "Robust standard deviations above its median from which a step is an event: jitter stays below.",
-    )
-    least_excess: float = number(
-        0.03,
-        "times",
-        "Excess over the usual work from which a step is an event: shorter ones cost nothing even if steady.",
-    )
-    least_hit_share: float = number(
-        0.6, "share", "Share of the expected events that a node must have to count as struck by a period."
-    )
-    named_nodes_share: float = number(
-        0.25, "share", "Share of the nodes up to which the struck ones are named; more are nobody's in particular."
-    )
-    least_ratio: float = number(
-        2.0, "times", "Events of a node over those of the next one: where all are struck by chance, one has the most."
-    )
-    regular_level: float = number(
-        0.05, "probability", "Level at which events of one node count as periodic: only the words depend on it."
-    )
-    sure_level: float = number(
-        1e-3, "probability", "Level at which a struck node is believed: who is struck says more than that somebody is."
-    )
-    alternation_share: float = number(
-        0.1, "share", "Part of a cycle by which events may miss a multiple of the alternation of steps and still be it."
-    )
-    least_part_of_longest: float = number(
-        0.25, "share", "Part of the longest time in checkpoints or evaluations from which a rank counts as making them."
-    )
+    least_spreads: float = number(5.0, "standard errors")
+    """Robust standard deviations above its median from which a step is an event: jitter stays below."""
+    least_excess: float = number(0.03, "times")
+    """Excess over the usual work from which a step is an event: shorter ones cost nothing even if steady."""
+    least_hit_share: float = number(0.6, "share")
+    """Share of the expected events that a node must have to count as struck by a period."""
+    named_nodes_share: float = number(0.25, "share")
+    """Share of the nodes up to which the struck ones are named; more are nobody's in particular."""
+    least_ratio: float = number(2.0, "times")
+    """Events of a node over those of the next one: where all are struck by chance, one has the most."""
+    regular_level: float = number(0.05, "probability")
+    """Level at which events of one node count as periodic: only the words depend on it."""
+    sure_level: float = number(1e-3, "probability")
+    """Level at which a struck node is believed: who is struck says more than that somebody is."""
+    alternation_share: float = number(0.1, "share")
+    """Part of a cycle by which events may miss a multiple of the alternation of steps and still be it."""
+    least_part_of_longest: float = number(0.25, "share")
+    """Part of the longest time in checkpoints or evaluations from which a rank counts as making them."""
 
 
 @dataclass(frozen=True, kw_only=True)

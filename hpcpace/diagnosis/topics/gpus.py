@@ -44,22 +44,22 @@ HostTable = Mapping[str, NDArray[Any]]
 class GpuThresholds(Thresholds, topic="gpus"):
     """When a GPU differs from those of its role."""
 
-    least_samples: int = number(3, "samples", "Samples of a GPU, one a second, below which its medians are chance.")
-    least_reason_share: float = number(
-        0.1,
-        "share",
-        "Share of the samples in which a reason for a lower clock must hold, or hold more often than on the others.",
-    )
-    least_lower: float = number(
-        0.03,
-        "share",
-        "Part by which a clock or a power limit must be lower than the others': clocks of equal GPUs vary.",
-    )
-    least_hotter_c: float = number(10.0, "°C", "Excess over the others' temperature: places in a rack differ by less.")
-    least_corrected: int = number(10, "errors", "Corrected ECC errors that count: single ones are usual.")
-    least_replays: int = number(10, "errors", "PCIe replays that count: single ones are usual.")
-    least_retries: int = number(3, "errors", "Repeated allocations that count: the first ones follow from the start.")
-    far_above: float = number(4.0, "times", "Growth of a counter over that of any other GPU from which it stands out.")
+    least_samples: int = number(3, "samples")
+    """Samples of a GPU, one a second, below which its medians are chance."""
+    least_reason_share: float = number(0.1, "share")
+    """Share of the samples in which a reason for a lower clock must hold, or hold more often than on the others."""
+    least_lower: float = number(0.03, "share")
+    """Part by which a clock or a power limit must be lower than the others': clocks of equal GPUs vary."""
+    least_hotter_c: float = number(10.0, "°C")
+    """Excess over the others' temperature: places in a rack differ by less."""
+    least_corrected: int = number(10, "errors")
+    """Corrected ECC errors that count: single ones are usual."""
+    least_replays: int = number(10, "errors")
+    """PCIe replays that count: single ones are usual."""
+    least_retries: int = number(3, "errors")
+    """Repeated allocations that count: the first ones follow from the start."""
+    far_above: float = number(4.0, "times")
+    """Growth of a counter over that of any other GPU from which it stands out."""
 
 
 def device_figures(measured: Measured) -> tuple[DevicePhase, ...]:

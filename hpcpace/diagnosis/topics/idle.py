@@ -29,15 +29,12 @@ from hpcpace.metrics import Bools
 class InputThresholds(Thresholds, topic="input"):
     """When waiting for data is worth a word, and which ranks are named."""
 
-    notable_share: float = number(
-        0.05, "share", "Share of the step that waiting for data must take to be mentioned if nothing is wrong."
-    )
-    part_of_all: float = number(
-        0.5, "share", "Part of the threshold of all ranks that one rank must wait to be named: others wait less."
-    )
-    part_of_longest: float = number(
-        0.25, "share", "Part of the longest wait of a rank that another one must wait to be named with it."
-    )
+    notable_share: float = number(0.05, "share")
+    """Share of the step that waiting for data must take to be mentioned if nothing is wrong."""
+    part_of_all: float = number(0.5, "share")
+    """Part of the threshold of all ranks that one rank must wait to be named: others wait less."""
+    part_of_longest: float = number(0.25, "share")
+    """Part of the longest wait of a rank that another one must wait to be named with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +109,8 @@ _CONFIDENCE, _BOUNDED_CONFIDENCE = 0.95, 0.8  # statistics: as the score calibra
 class HostThresholds(Thresholds, topic="host"):
     """Which phases are blamed for idle devices."""
 
-    least_phase_share: float = number(
-        0.2, "share", "Share of all idle time that a phase must hold to be named: less helps nobody to find the cause."
-    )
+    least_phase_share: float = number(0.2, "share")
+    """Share of all idle time that a phase must hold to be named: less helps nobody to find the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,12 +20,9 @@ from hpcpace.metrics import Floats
 class JitterThresholds(Thresholds, topic="jitter"):
     """When changing work counts as due to the data."""
 
-    least_data_spread: float = number(
-        0.02,
-        "times",
-        "Standard deviation of the work of the passes of a step, relative to it, below which the data explain no loss "
-        "above its threshold.",
-    )
+    least_data_spread: float = number(0.02, "times")
+    """Standard deviation of the work of the passes of a step, relative to it, below which the data explain no loss
+    above its threshold."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,11 +77,8 @@ _BROKEN = (LinkCause.LOSSY, LinkCause.SMALL_MTU)  # faults by themselves, howeve
 class CoreWaitThresholds(Thresholds, topic="links"):
     """How much waiting for cores excuses slow connections."""
 
-    shared_wait_part: float = number(
-        1 / 3,
-        "share",
-        "Part of the waiting for cores that all nodes have in common which excuses a connection: it slows all alike.",
-    )
+    shared_wait_part: float = number(1 / 3, "share")
+    """Part of the waiting for cores that all nodes have in common which excuses a connection: it slows all alike."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,17 +34,11 @@ from hpcpace.metrics.what_if import stage_change
 class PipelineThresholds(Thresholds, topic="pipeline"):
     """When stages are alike, and a bubble is worth a remark."""
 
-    alike_level: float = number(
-        0.16,
-        "probability",
-        "One-sided level at which a stage counts as like the median one, here one standard error: more would average "
-        "stages that differ for good.",
-    )
-    large_bubble_share: float = number(
-        0.15,
-        "share",
-        "Share of the step that a bubble must take to be mentioned; smaller ones are the usual schedule's.",
-    )
+    alike_level: float = number(0.16, "probability")
+    """One-sided level at which a stage counts as like the median one, here one standard error: more would average
+    stages that differ for good."""
+    large_bubble_share: float = number(0.15, "share")
+    """Share of the step that a bubble must take to be mentioned; smaller ones are the usual schedule's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,18 +138,13 @@ _FOREVER_NS = 1 << 62  # format: later than any time
 class RunEndThresholds(Thresholds, topic="run_end"):
     """Which ends of ranks belong together."""
 
-    flush_ns: int = number(
-        1_500_000_000, "ns", "Time that a rank may live on after its trace ends: rows reach the disk once a second."
-    )
-    together_ns: int = number(
-        2_000_000_000, "ns", "Time within which a signal to a whole job reaches all of its ranks."
-    )
-    least_wait_ns: int = number(
-        50_000_000,
-        "ns",
-        "Duration from which a failed operation waited for others: a rank's own error, such as a tensor of the wrong "
-        "size, fails sooner.",
-    )
+    flush_ns: int = number(1_500_000_000, "ns")
+    """Time that a rank may live on after its trace ends: rows reach the disk once a second."""
+    together_ns: int = number(2_000_000_000, "ns")
+    """Time within which a signal to a whole job reaches all of its ranks."""
+    least_wait_ns: int = number(50_000_000, "ns")
+    """Duration from which a failed operation waited for others: a rank's own error, such as a tensor of the wrong size,
+    fails sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)

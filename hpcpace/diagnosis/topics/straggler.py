@@ -62,20 +62,14 @@ _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 class StragglerThresholds(Thresholds, topic="straggler"):
     """When ranks differ by more than they do anyhow."""
 
-    least_compared: int = number(
-        3, "ranks", "Smallest role whose ranks show how much equal ranks differ: of two, either may be the odd one."
-    )
-    least_deviations: int = number(
-        8, "ranks", "Ranks that must show how much equal ranks differ; fewer cannot, and then no limit follows from it."
-    )
-    trimmed_share: float = number(
-        0.1, "share", "Ranks farthest from their role that do not count for that: some may be slow without being named."
-    )
-    everywhere_share: float = number(
-        0.25,
-        "share",
-        "Share of the nodes, or of the ranks of one node, beyond which a period is nobody's in particular.",
-    )
+    least_compared: int = number(3, "ranks")
+    """Smallest role whose ranks show how much equal ranks differ: of two, either may be the odd one."""
+    least_deviations: int = number(8, "ranks")
+    """Ranks that must show how much equal ranks differ; fewer cannot, and then no limit follows from it."""
+    trimmed_share: float = number(0.1, "share")
+    """Ranks farthest from their role that do not count for that: some may be slow without being named."""
+    everywhere_share: float = number(0.25, "share")
+    """Share of the nodes, or of the ranks of one node, beyond which a period is nobody's in particular."""
 
 
 class LatePattern(StrEnum):

@@ -106,6 +106,7 @@ def growth(curve: Growth, unit: str) -> Plot:
     k, curves = list(curve.k), (curve.low, curve.high, curve.null, curve.amplification)
     low, high, null, measured = (np.array(values) for values in curves)
     traces = [
+        *band(k, null, null, "@null-band"),
         *band(k, low, high, "@busy-band"),
         line(k, null, "@null", dash="dash", hover="independent: %{y:.3f} at %{x}"),
         {**line(k, measured, "@busy", hover="measured: %{y:.3f} at %{x}"), "mode": "lines+markers"},
