@@ -76,10 +76,9 @@ def thresholds_table(_: str) -> str:
         lines += ["", f"## [thresholds.{topic}]", "| threshold | default | unit | decides |", "|---|---|---|---|"]
         for kind in kinds:
             reasons = texts_below_fields(kind)
-            lines += [
-                f"| `{field.name}` | {_shown(field.default)} | {field.metadata['unit']} | {_cell(reasons[field.name])} |"
-                for field in dataclasses.fields(kind)
-            ]
+            for field in dataclasses.fields(kind):
+                cells = (f"`{field.name}`", _shown(field.default), field.metadata["unit"], _cell(reasons[field.name]))
+                lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
