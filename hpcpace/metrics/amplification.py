@@ -21,20 +21,18 @@ from hpcpace.metrics.resampling import block_length, chance_above_zero, lag_one,
 class NoiseThresholds(Thresholds, topic="jitter"):
     """When noise is shared, amplified, or large enough to say anything of."""
 
-    bound_margin: float = number(
-        0.05,
-        "share",
-        "Part by which computation must exceed communication, or the reverse, for a step to change sides.",
-    )
-    min_operations: int = number(10, "operations", "Collectives with a known skew; fewer give no slope of transfers.")
-    min_skew_errors: float = number(
-        3.0, "times", "Skew over the clocks' error; the error of smaller ones alone gives a negative slope."
-    )
-    shared_level: float = number(0.01, "probability", "Chance below which ranks of a node count as sharing noise.")
-    min_shared_correlation: float = number(
-        0.05, "correlation", "Correlation within nodes up to which shared noise is too little to matter."
-    )
-    min_noise: float = number(1e-4, "share", "Noise relative to the work, up to which its amplification is not known.")
+    bound_margin: float = number(0.05, "share")
+    """Part by which computation must exceed communication, or the reverse, for a step to change sides."""
+    min_operations: int = number(10, "operations")
+    """Collectives with a known skew; fewer give no slope of transfers."""
+    min_skew_errors: float = number(3.0, "times")
+    """Skew over the clocks' error; the error of smaller ones alone gives a negative slope."""
+    shared_level: float = number(0.01, "probability")
+    """Chance below which ranks of a node count as sharing noise."""
+    min_shared_correlation: float = number(0.05, "correlation")
+    """Correlation within nodes up to which shared noise is too little to matter."""
+    min_noise: float = number(1e-4, "share")
+    """Noise relative to the work, up to which its amplification is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

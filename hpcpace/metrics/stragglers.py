@@ -35,20 +35,18 @@ _POWER, _PERCENTILE = 1.28, 90  # statistics: normal deviate of 90 % power, for 
 class LatenessThresholds(Thresholds, topic="straggler"):
     """When lateness has a pattern, and when a search would have found it."""
 
-    max_smallest_share: float = number(
-        0.2, "share", "Excess over the usual work; if only larger ones would be found, finding none means nothing."
-    )
-    alike_part: float = number(
-        0.5, "share", "Part of the largest excess that all ranks of a node or slot must have to be one straggler."
-    )
-    passing_part: float = number(0.8, "share", "Part of the steps from which on a slow stretch is no longer passing.")
-    passing_ratio: float = number(
-        3.0, "times", "Excess in a slow stretch over that outside of it; below it, the rank is slow all the time."
-    )
-    apart_part: float = number(
-        0.8, "share", "Part of the late steps of several ranks that must not coincide for these to take turns."
-    )
-    min_turns: int = number(3, "ranks", "Ranks with the same period that may take turns; fewer are late by themselves.")
+    max_smallest_share: float = number(0.2, "share")
+    """Excess over the usual work; if only larger ones would be found, finding none means nothing."""
+    alike_part: float = number(0.5, "share")
+    """Part of the largest excess that all ranks of a node or slot must have to be one straggler."""
+    passing_part: float = number(0.8, "share")
+    """Part of the steps from which on a slow stretch is no longer passing."""
+    passing_ratio: float = number(3.0, "times")
+    """Excess in a slow stretch over that outside of it; below it, the rank is slow all the time."""
+    apart_part: float = number(0.8, "share")
+    """Part of the late steps of several ranks that must not coincide for these to take turns."""
+    min_turns: int = number(3, "ranks")
+    """Ranks with the same period that may take turns; fewer are late by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
