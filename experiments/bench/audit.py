@@ -29,8 +29,8 @@ from hpcpace.core.config import LabConfig
 from hpcpace.core.environment import host_identity, locate, process_environ, rank_info
 from hpcpace.lab.lab import Lab
 from hpcpace.observe.active import save_host_snapshots
-from hpcpace.observe.coordination import SingleCoordinator
 from hpcpace.world.deadline import Deadline
+from hpcpace.world.messages import NoMessages
 
 NUM_RANKS, NUM_LAB_HOSTS = 8, 64
 _TIMEOUT_S = 60.0
@@ -59,7 +59,7 @@ def in_a_session(repeats: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(repeats):
             begin_s, begin_wall_s = time.process_time(), time.perf_counter()
-            save_host_snapshots(SingleCoordinator(), world, [key], environ, Path(folder), print, Deadline(_TIMEOUT_S))
+            save_host_snapshots(NoMessages(), world, [key], environ, Path(folder), print, Deadline(_TIMEOUT_S))
             times.append((time.perf_counter() - begin_wall_s, time.process_time() - begin_s))
     wall_s, cpu_s = (statistics.median(column) for column in zip(*times, strict=True))
     print(f"snapshot in a session: wall {1000 * wall_s:.1f} ms, processor {1000 * cpu_s:.1f} ms (medians of {repeats})")

@@ -18,7 +18,6 @@ from hpcpace.core.codec import convert, plain
 from hpcpace.core.environment import RankInfo, process_environ
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.observe.alarm import PAUSE_S, Alarm
-from hpcpace.observe.coordination import Coordinator
 from hpcpace.observe.ends import EndEvent
 from hpcpace.observe.exporters import Exporters
 from hpcpace.observe.guest import Warner
@@ -31,6 +30,7 @@ from hpcpace.observe.switching import OrderSources, find_switching
 from hpcpace.observe.watchdog import Watchdog
 from hpcpace.trace.schema import Phase, StepFlag
 from hpcpace.world.deadline import Deadline, in_time
+from hpcpace.world.messages import Messages, NoMessages
 
 # A file system that hangs, like that of ~/.nccl.conf, must not keep the job from training.
 _SNAPSHOT_TIMEOUT_S = 5.0
@@ -192,7 +192,7 @@ def _save_snapshots(joined: JoinedRank, attempt: Attempt, warner: Warner) -> Non
     # Not the environment in the settings: since then torch's group has set the interface of gloo and NCCL.
     environ, folder = process_environ(), attempt.snapshot_dir
     keys, deadline = joined.host_keys, joined.deadline
-    save_host_snapshots(joined.coordinator, joined.world, keys, environ, folder, warn=warner.warn, deadline=deadline)
+    save_host_snapshots(joined.messages, joined.world, keys, environ, folder, warn=warner.warn, deadline=deadline)
 
 
 def _exporters(joined: JoinedRank, attempt: Attempt, recording: Recording, warner: Warner) -> Exporters | None:
@@ -289,7 +289,7 @@ class InferredSteps:
 
 
 def save_host_snapshots(
-    coordinator: Coordinator,
+    messages: Messages | NoMessages,
     world: RankInfo,
     host_keys: Sequence[str],
     environ: Mapping[str, str],
@@ -302,7 +302,7 @@ def save_host_snapshots(
     Collective: every rank of the job calls this.
 
     Args:
-        coordinator: between the ranks.
+        messages: between the ranks.
         world: this rank's place.
         host_keys: of all ranks; equal on ranks of one host.
         environ: of this rank.
@@ -323,7 +323,7 @@ def save_host_snapshots(
         part |= {"facts": plain(facts), "unreadable": unreadable}
     except Exception as error:  # the boundary to somebody else's job, whose other ranks wait for our part
         warn(f"no snapshot for the audit: {error or type(error).__name__}")
-    parts = coordinator.allgather(part, deadline.left_s)
+    parts = messages.allgather(part, deadline.left_s)
     if host is None:
         return
     try:

@@ -26,12 +26,12 @@ from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.core.setting_values import setting_variables
 from hpcpace.core.settings import REQUESTED, load_config, unknown_sentence, unknown_variables
-from hpcpace.observe.coordination import Coordinator
 from hpcpace.observe.host.counters import usable_cpus
 from hpcpace.observe.host.network import find_network_counters
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
+from hpcpace.world.messages import Messages, NoMessages
 
 _PACKAGES = ("torch", "numpy", "h5py", "mpi4py", "mpich")
 KEPT_VARIABLES = frozenset(
@@ -195,7 +195,7 @@ class JoinedRank:
     Attributes:
         settings: of the session.
         config: the configuration that applies.
-        coordinator: to the other ranks.
+        messages: to and from the other ranks.
         identity: of this host.
         host_keys: of all ranks, in order; equal on ranks of one host.
         world: this rank's place.
@@ -204,7 +204,7 @@ class JoinedRank:
 
     settings: SessionSettings
     config: Config
-    coordinator: Coordinator
+    messages: Messages | NoMessages
     identity: HostIdentity
     host_keys: list[str]
     world: RankInfo
@@ -215,7 +215,7 @@ class JoinedRank:
 
         Collective: every rank calls this.
         """
-        hosts = self.coordinator.allgather(
+        hosts = self.messages.allgather(
             {"rank": self.world.rank, "host": self.world.host, "node": self.world.node}, self.deadline.left_s
         )
         made = {"path": "", "problem": ""}
@@ -230,7 +230,7 @@ class JoinedRank:
             except Exception as error:  # whatever it is, the other ranks wait for an answer
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else error
                 made["problem"] = f"cannot make the run directory {place}: {reason}"
-        made = self.coordinator.allgather(made, self.deadline.left_s)[0]
+        made = self.messages.allgather(made, self.deadline.left_s)[0]
         if made["problem"]:
             if self.world.rank == 0:
                 warn(f"nothing is recorded: {made['problem']}; choose another run directory")
@@ -247,7 +247,7 @@ class JoinedRank:
         if not settings.enabled:
             return None
         return ClockSync(
-            self.coordinator.transport(self.deadline.left_s),
+            self.messages.another("clock", self.deadline.left_s),
             self.world.rank,
             self.host_keys,
             num_pings=settings.num_pings,
@@ -293,7 +293,7 @@ class JoinedRank:
             "world_size": self.world.world_size,
             "mesh": dict(settings.mesh),
             "samples_unit": settings.samples_unit,
-            "coordinated_over": self.coordinator.name,
+            "coordinated_over": self.messages.name,
             **settings.record,
         }
         record = run_record(name=settings.name, config=self.config, environ=settings.environ, hosts=hosts, facts=facts)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hpcpace.observe.compat import loader_iterator
+from hpcpace.core.compat import loader_iterator
 from hpcpace.observe.guest import Replacements, leave_out_own_frame
 from hpcpace.observe.samples import BatchSizes, ParameterProbe
 from hpcpace.observe.steps import StepFinder

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hpcpace.core.compat import keep_uncompiled
 from hpcpace.core.config import Config
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan
 from hpcpace.core.environment import process_environ
@@ -21,7 +22,6 @@ from hpcpace.core.rundir import NUM_OURS_OF_TRACES
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import GroupNumbers
 from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives, find_layer
-from hpcpace.observe.compat import keep_uncompiled
 from hpcpace.observe.device.layer import DeviceLayer, find_device
 from hpcpace.observe.ends import EndEvent, TerminationTrap, end_by_signal
 from hpcpace.observe.hang_snapshot import Operations, operations

@@ -25,7 +25,7 @@ from hpcpace.core.environment import RankInfo, host_identity, locate, process_en
 from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.observe.active import ActiveSession, InferredSteps
-from hpcpace.observe.coordination import Attendance, Coordinator, NotEveryRank, coordinate
+from hpcpace.observe.coordination import Attendance, NotEveryRank, coordinate
 from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
 from hpcpace.observe.guest import Warner
 from hpcpace.observe.joined import JoinedRank, SessionSettings, shared_settings
@@ -34,7 +34,7 @@ from hpcpace.observe.steps import StepFinder, StepFrom
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.gloo import own_store
+from hpcpace.world.messages import Messages, NoMessages, own_store
 
 START, END = "start", "end"
 
@@ -135,7 +135,7 @@ class Session:
         )
         self._warner = Warner(self._settings.environ)
         self._config = Config()
-        self._coordinator: Coordinator | None = None
+        self._messages: Messages | NoMessages | None = None
         self._active: ActiveSession | None = None
         self.recorded: dict[str, Any] | None = None
         self._known_error: BaseException | None = None
@@ -200,7 +200,7 @@ class Session:
         except Exception as error:  # the boundary to somebody else's job, which goes on without us
             self._explain(error)
             if isinstance(error, (WorldError, ClockSyncError)):
-                self._coordinator = None  # the others have not come, and will not come to the end either
+                self._messages = None  # the others have not come, and will not come to the end either
             self._stop(in_order=False)
         return self
 
@@ -212,20 +212,20 @@ class Session:
         self._stop(in_order=error is None, end=None if error is None else end_by(error))
         if self._probe is not None and error is None:
             self._probe(END)
-        if self._coordinator is not None and error is None:
-            self._leave_together(self._coordinator)
+        if self._messages is not None and error is None:
+            self._leave_together(self._messages)
 
     def _start(self) -> None:
-        coordinator, world = self._meet()
+        messages, world = self._meet()
         if self.is_switched_off:
             return
         deadline = Deadline(self._config.trace.start_timeout_s)
         identity = host_identity()
-        host_keys = coordinator.allgather(identity.host_key, deadline.left_s)
+        host_keys = messages.allgather(identity.host_key, deadline.left_s)
         joined = JoinedRank(
             settings=self._settings,
             config=self._config,
-            coordinator=coordinator,
+            messages=messages,
             identity=identity,
             host_keys=host_keys,
             world=locate(world, host_keys),
@@ -266,7 +266,7 @@ class Session:
         """Whether user or site want no recording; of a program that brings its own settings, only the trace is off."""
         return self._settings.config is None and not self._config.trace.enabled
 
-    def _meet(self) -> tuple[Coordinator, RankInfo]:
+    def _meet(self) -> tuple[Messages | NoMessages, RankInfo]:
         """Find settings and place, and meet the other ranks; they learn it where this rank cannot take part."""
         settings, self._config = self._settings, Config()
         self._warner.rank = None if settings.world is None else settings.world.rank
@@ -286,10 +286,10 @@ class Session:
         self._warner.rank = world.rank
         if world.rank == 0 and (sentence := settings.unknown_variables()):
             self._warner.warn(sentence)
-        self._coordinator = self._take_roll(world)
-        return self._coordinator, world
+        self._messages = self._take_roll(world)
+        return self._messages, world
 
-    def _take_roll(self, world: RankInfo | None, problem: str = "") -> Coordinator:
+    def _take_roll(self, world: RankInfo | None, problem: str = "") -> Messages | NoMessages:
         return coordinate(
             world,
             self._settings.comm,
@@ -318,12 +318,12 @@ class Session:
             active.close(in_order=in_order, end=end)
             self.recorded = active.recorded()
 
-    def _leave_together(self, coordinator: Coordinator) -> None:
+    def _leave_together(self, messages: Messages | NoMessages) -> None:
         """Wait for the other ranks, up to a timeout, so that rank 0 may read every trace from here on."""
         try:
-            with closing(coordinator):
-                coordinator.meet(self._config.clock.timeout_s)
-            self._coordinator = None
+            with closing(messages):
+                messages.meet(self._config.clock.timeout_s)
+            self._messages = None
         except Exception as error:  # the job may have ended torch's process group already: no reason to fail it
             self._warner.warn_once_for_all(f"the ranks did not leave the session together: {error}")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hpcpace.observe.compat import queue_final_callback, tell_dynamo
+from hpcpace.core.compat import queue_final_callback, tell_dynamo
 from hpcpace.observe.guest import Replacements, leave_out_own_frame
 from hpcpace.observe.pacing import Arrival, Pacer
 from hpcpace.trace.schema import Phase

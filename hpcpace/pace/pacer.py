@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from hpcpace.core.codec import convert, plain
 from hpcpace.core.config import PaceSettings
 from hpcpace.pace.choice import PointSearch, RankProfile, RankReport, choose
 from hpcpace.pace.coschedule import CollectionCount, CollectionSchedule, CollectionWatch
@@ -125,8 +126,9 @@ class Pacer:
                 if self._active.is_over:
                     self._end(self._active.reason)
             elif self._search.end_step(step, duration_ns, self._watch.counts[False].time_ns):
-                report = self._search.report(self._clocks.unix())
-                self._activate(self._exchange.allgather(report), self._exchange)
+                report = plain(self._search.report(self._clocks.unix()))
+                reports = [convert(other, RankReport) for other in self._exchange.allgather(report)]
+                self._activate(reports, self._exchange)
         except Exception as error:  # the boundary to somebody else's job, which goes on unpaced
             self._fail(error)
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from hpcpace.core.compat import set_group_timeout
 from hpcpace.core.environment import RankInfo, host_identity, process_environ, set_environ_default
 from hpcpace.core.errors import ImpossibleWorld, WorldError
 from hpcpace.core.hostlist import exclude_option, expand, short_list
@@ -372,10 +373,8 @@ def _introduction(
 
 def _set_timeouts(store: Any, timeout_s: float) -> None:
     """Give collectives, and the store that makes further groups, their own time, after the start had another one."""
-    import torch.distributed as dist
-
     store.set_timeout(timedelta(seconds=timeout_s))
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
+    set_group_timeout(timedelta(seconds=timeout_s))
 
 
 def _cannot_connect(own: Attendee, start_timeout_s: float, error: RuntimeError) -> str:

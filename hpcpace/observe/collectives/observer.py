@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcpace.core.compat import dispatch_key, source_rank
 from hpcpace.observe.collectives.operations import (
     FORGET_AFTER_STEPS,
     MESSAGES,
@@ -37,7 +38,6 @@ from hpcpace.observe.collectives.operations import (
     Operator,
     operators,
 )
-from hpcpace.observe.compat import DISPATCH_KEY, source_rank
 from hpcpace.observe.device.layer import device_work, follow_coalescing, follow_streams, runs_on_host
 from hpcpace.observe.device.times import DeviceTimes, SideStreams
 from hpcpace.observe.guest import replace
@@ -45,9 +45,9 @@ from hpcpace.observe.pacing import Arrival, Pacer
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 
-_KEY, _CUDA = DISPATCH_KEY.BackendSelect, DISPATCH_KEY.CUDA
+_KEY, _CUDA = dispatch_key().BackendSelect, dispatch_key().CUDA
 # Of a meta tensor, which only torch.compile passes here while it traces, nothing is sent, and it has no address.
-_META = DISPATCH_KEY.Meta
+_META = dispatch_key().Meta
 _EXIT_KIND = 9
 
 
@@ -393,8 +393,9 @@ class CollectiveObserver:
         return next(group for group in self._groups.values() if group.group_id == opened.group)
 
     def _name_source(self, opened: OpenOperation) -> None:
-        group = self._group_of(opened)
-        source = source_rank(opened.work)
+        group, source = self._group_of(opened), source_rank(opened.work)
+        if source < 0:
+            return
         opened.peer = group.ranks[source]
         opened.seq = group.sequences[Op.RECV, source]
         group.sequences[Op.RECV, source] += 1

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcpace.core.compat import backend_name
 from hpcpace.core.environment import process_redaction
-from hpcpace.observe.compat import backend_name
 from hpcpace.observe.pacing import Arrival
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op

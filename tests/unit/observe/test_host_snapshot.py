@@ -16,20 +16,20 @@ from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.core.environment import RankInfo
 from hpcpace.observe import active
 from hpcpace.observe.active import save_host_snapshots
-from hpcpace.observe.coordination import SingleCoordinator
 from hpcpace.world.deadline import Deadline
+from hpcpace.world.messages import NoMessages
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_size=1, node=0, num_nodes=1, launcher="single", host="n1")
 
 
-class Together(SingleCoordinator):
+class Together(NoMessages):
     """Ranks that are threads of this process."""
 
     def __init__(self, num_ranks: int) -> None:
         self._barrier = threading.Barrier(num_ranks)
         self._values: dict[int, Any] = {}
 
-    def allgather(self, value: Any, timeout_s: float) -> list[Any]:
+    def allgather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
         self._values[value["rank"]] = value
         self._barrier.wait(timeout=30)
         return [self._values[rank] for rank in sorted(self._values)]
@@ -71,7 +71,7 @@ def test_hosts_of_one_name_keep_apart(tmp_path: Path) -> None:
 
 
 def test_the_mask_is_that_of_the_rank_itself(tmp_path: Path) -> None:
-    save_host_snapshots(SingleCoordinator(), ALONE, ["a"], {}, tmp_path, warn=pytest.fail, deadline=Deadline(30))
+    save_host_snapshots(NoMessages(), ALONE, ["a"], {}, tmp_path, warn=pytest.fail, deadline=Deadline(30))
     (snapshot,) = load_snapshots(tmp_path)[0]
     status = Path("/proc/self/status").read_text()
     assert snapshot.ranks[0].cpus == status.partition("Cpus_allowed_list:")[2].split()[0]
@@ -98,7 +98,7 @@ def test_files_that_hang_cost_a_warning(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(active, "take_host", lambda *_, **__: released.wait(30))
     warnings: list[str] = []
     begin_s = time.monotonic()
-    save_host_snapshots(SingleCoordinator(), ALONE, ["a"], {}, tmp_path, warn=warnings.append, deadline=Deadline(30))
+    save_host_snapshots(NoMessages(), ALONE, ["a"], {}, tmp_path, warn=warnings.append, deadline=Deadline(30))
     took_s = time.monotonic() - begin_s
     released.set()
     assert warnings == ["no snapshot for the audit: reading /sys and /proc took longer than 0.05 s"]
@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "snapshot").write_text("in the way")
     warnings: list[str] = []
     save_host_snapshots(
-        SingleCoordinator(), ALONE, ["a"], {}, tmp_path / "snapshot", warn=warnings.append, deadline=Deadline(30)
+        NoMessages(), ALONE, ["a"], {}, tmp_path / "snapshot", warn=warnings.append, deadline=Deadline(30)
     )
     assert len(warnings) == 1 and "the audit's snapshot of n1 is not saved: cannot save snapshots in" in warnings[0]
 
@@ -137,7 +137,7 @@ class _Torch:
 
 def test_the_gpu_is_the_one_that_torch_computes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", _Torch)
-    save_host_snapshots(SingleCoordinator(), ALONE, ["a"], {}, tmp_path, warn=pytest.fail, deadline=Deadline(30))
+    save_host_snapshots(NoMessages(), ALONE, ["a"], {}, tmp_path, warn=pytest.fail, deadline=Deadline(30))
     (rank,) = load_snapshots(tmp_path)[0][0].ranks
     assert rank.gpus is not None
     assert (rank.gpus[rank.gpu].address, rank.gpus[rank.gpu].uuid) == ("0000:1b:00.0", "GPU-11-22")
