@@ -76,7 +76,7 @@ class ActiveSession:
                 world=world,
                 host_key=joined.identity.host_key,
                 attempt=attempt,
-                first_step=max(settings.first_counted_step, settings.first_step + 1),
+                first_step=settings.first_step + max(settings.warmup_steps, 1),
                 warn=warner.warn,
             )
         )
@@ -127,7 +127,7 @@ class ActiveSession:
             samples, flags: see `Session.step`.
         """
         flags |= self._step_flags
-        if self.step < self._settings.first_counted_step:
+        if self.step < self._settings.first_step + self._settings.warmup_steps:
             flags |= StepFlag.WARMUP
         self.recording.end_step(self.step, self._begin_ns, end_ns, samples, flags)
         if self._exporters is not None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,12 +20,12 @@ from typing import Any
 
 from hpcpace import __version__
 from hpcpace.core.config import Config
-from hpcpace.core.environment import HostIdentity, RankInfo, rank_info, rank_info_of_group
+from hpcpace.core.environment import HostIdentity, RankInfo, process_environ, rank_info, rank_info_of_group
 from hpcpace.core.files import other_writers
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.core.setting_values import setting_variables
-from hpcpace.core.settings import REQUESTED, load_config, unknown_sentence, unknown_variables
+from hpcpace.core.settings import REQUESTED, load_config
 from hpcpace.observe.host.counters import usable_cpus
 from hpcpace.observe.host.network import find_network_counters
 from hpcpace.trace.schema import TraceHeader
@@ -104,74 +104,66 @@ def _git_commit() -> str:
     return result.stdout.strip()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class SessionSettings:
-    """What `Session` was given, see there, and `environ`, the environment that it found."""
+    """What a session is given, see `Session`, and `environ`, the environment that it found."""
 
-    environ: Mapping[str, str]
-    name: str
-    run_dir: str | os.PathLike[str] | None
-    config: Config | None
-    config_file: str | os.PathLike[str] | None
-    mesh: Mapping[str, int]
-    coords: Mapping[str, int]
-    samples_unit: str
-    warmup_steps: int
-    first_step: int
-    record: Mapping[str, Any]
-    world: RankInfo | None
-    comm: Any
-    step_from: str | None
-    pace: str | None
-    trace_dir: str | os.PathLike[str] | None
+    name: str = "train"
+    run_dir: str | os.PathLike[str] | None = None
+    config: Config | None = None
+    config_file: str | os.PathLike[str] | None = None
+    mesh: Mapping[str, int] | None = None
+    coords: Mapping[str, int] | None = None
+    samples_unit: str = "samples"
+    warmup_steps: int = 1
+    first_step: int = 0
+    record: Mapping[str, Any] | None = None
+    world: RankInfo | None = None
+    comm: Any = None
+    step_from: str | None = None
+    pace: str | None = None
+    trace_dir: str | os.PathLike[str] | None = None
     steps: str | None = None
     detail: str | None = None
     keep_last: int | None = None
+    environ: Mapping[str, str] = field(init=False, default_factory=process_environ)
 
-    @property
-    def first_counted_step(self) -> int:
-        """Number of the first step after the warm-up."""
-        return self.first_step + self.warmup_steps
 
-    def load_config(self) -> Config:
-        """Return the configuration that applies.
+def resolved_config(settings: SessionSettings) -> Config:
+    """Return the configuration that applies.
 
-        Raises:
-            ConfigError: a file or variable has a setting that is unknown or out of range.
-        """
-        file = None if self.config_file is None else Path(self.config_file)
-        config = self.config or load_config(file=file, environ=self.environ, requested=REQUESTED)
-        if self.pace is not None:
-            config = replace(config, pace=replace(config.pace, policy=self.pace))
-        given = {
-            "trace_dir": None if self.trace_dir is None else Path(self.trace_dir),
-            "detail_steps": self.steps,
-            "detail": self.detail,
-            "keep_last": self.keep_last,
-        }
-        trace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return replace(config, trace=replace(config.trace, **trace)) if trace else config
+    Raises:
+        ConfigError: a file or variable has a setting that is unknown or out of range.
+    """
+    file = None if settings.config_file is None else Path(settings.config_file)
+    config = settings.config or load_config(file=file, environ=settings.environ, requested=REQUESTED)
+    if settings.pace is not None:
+        config = replace(config, pace=replace(config.pace, policy=settings.pace))
+    given = {
+        "trace_dir": None if settings.trace_dir is None else Path(settings.trace_dir),
+        "detail_steps": settings.steps,
+        "detail": settings.detail,
+        "keep_last": settings.keep_last,
+    }
+    trace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(config, trace=replace(config.trace, **trace)) if trace else config
 
-    def unknown_variables(self) -> str:
-        """Return which variables are ignored because they are no settings; empty if there are none, or none count."""
-        unknown = unknown_variables(self.environ) if self.config is None else []
-        return f"{unknown_sentence(unknown)}; ignored" if unknown else ""
 
-    def find_rank(self) -> RankInfo:
-        """Return this rank's place in the job: in torch's default group where there is one, which connects the ranks.
+def find_rank(settings: SessionSettings) -> RankInfo:
+    """Return this rank's place in the job: in torch's default group where there is one, which connects the ranks.
 
-        Variables of a launcher count without it. Ranks that a script or framework starts by itself have none, or some
-        of them (Lightning sets WORLD_SIZE without RANK), or those of the one process that started them.
+    Variables of a launcher count without it. Ranks that a script or framework starts by itself have none, or some
+    of them (Lightning sets WORLD_SIZE without RANK), or those of the one process that started them.
 
-        Raises:
-            WorldError: there is no group, and the environment contradicts itself.
-        """
-        if self.world is not None:
-            return self.world
-        groups = sys.modules.get("torch.distributed")
-        if self.comm is not None or groups is None or not (groups.is_available() and groups.is_initialized()):
-            return rank_info(self.environ)
-        return rank_info_of_group(groups.get_rank(), groups.get_world_size(), self.environ)
+    Raises:
+        WorldError: there is no group, and the environment contradicts itself.
+    """
+    if settings.world is not None:
+        return settings.world
+    groups = sys.modules.get("torch.distributed")
+    if settings.comm is not None or groups is None or not (groups.is_available() and groups.is_initialized()):
+        return rank_info(settings.environ)
+    return rank_info_of_group(groups.get_rank(), groups.get_world_size(), settings.environ)
 
 
 def shared_settings(config: Config) -> dict[str, Any]:
@@ -272,10 +264,8 @@ class JoinedRank:
             boot_id=self.identity.boot_id,
             host_key=self.identity.host_key,
             cpus=usable_cpus(),
-            mesh=",".join(f"{name}={size}" for name, size in settings.mesh.items()),
-            dp=settings.coords.get("dp", -1),
-            pp=settings.coords.get("pp", -1),
-            tp=settings.coords.get("tp", -1),
+            mesh=",".join(f"{name}={size}" for name, size in (settings.mesh or {}).items()),
+            **{axis: (settings.coords or {}).get(axis, -1) for axis in ("dp", "pp", "tp")},
             samples_unit=settings.samples_unit,
             interfaces=find_network_counters().interfaces,
             created_unix_ns=time.time_ns(),
@@ -291,10 +281,10 @@ class JoinedRank:
         facts = {
             "launcher": self.world.launcher,
             "world_size": self.world.world_size,
-            "mesh": dict(settings.mesh),
+            "mesh": dict(settings.mesh or {}),
             "samples_unit": settings.samples_unit,
             "coordinated_over": self.messages.name,
-            **settings.record,
+            **(settings.record or {}),
         }
         record = run_record(name=settings.name, config=self.config, environ=settings.environ, hosts=hosts, facts=facts)
         made.write_json(made.run_json, record)

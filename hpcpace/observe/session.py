@@ -15,20 +15,21 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
 from hpcpace.core.config import Config, ProbeConfig
-from hpcpace.core.environment import RankInfo, host_identity, locate, process_environ
+from hpcpace.core.environment import RankInfo, host_identity, locate
 from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.settings import unknown_sentence, unknown_variables
 from hpcpace.observe.active import ActiveSession, InferredSteps
 from hpcpace.observe.coordination import Attendance, NotEveryRank, coordinate
 from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
 from hpcpace.observe.guest import Warner
-from hpcpace.observe.joined import JoinedRank, SessionSettings, shared_settings
+from hpcpace.observe.joined import JoinedRank, SessionSettings, find_rank, resolved_config, shared_settings
 from hpcpace.observe.pacing import OpenPacing
 from hpcpace.observe.steps import StepFinder, StepFrom
 from hpcpace.trace.recorder import NullRecorder
@@ -39,7 +40,8 @@ from hpcpace.world.messages import Messages, NoMessages, own_store
 START, END = "start", "end"
 
 
-class Session:
+@dataclass(kw_only=True, eq=False, repr=False)
+class Session(SessionSettings):
     """Observes a training job between `__enter__` and `__exit__`; `hpcpace.session` is this class.
 
     Collective: every rank of the job enters and leaves it. With several ranks, enter it after
@@ -81,59 +83,16 @@ class Session:
     If the job leaves SIGTERM its default action, the session writes what it has in memory before that action.
     """
 
-    phase: Callable[[str], AbstractContextManager[Any]]
     # What paces is plugged in by the package, as observation imports no pacing.
     open_pacing: ClassVar[OpenPacing | None] = None
     # Torch's operators and hooks are there once in a process, and so is what observes them; a fork is another process.
     _recorded_pid: ClassVar[int] = 0
 
-    def __init__(
-        self,
-        *,
-        name: str = "train",
-        run_dir: str | os.PathLike[str] | None = None,
-        config: Config | None = None,
-        config_file: str | os.PathLike[str] | None = None,
-        mesh: Mapping[str, int] | None = None,
-        coords: Mapping[str, int] | None = None,
-        samples_unit: str = "samples",
-        warmup_steps: int = 1,
-        first_step: int = 0,
-        record: Mapping[str, Any] | None = None,
-        world: RankInfo | None = None,
-        comm: Any = None,
-        step_from: str | None = None,
-        pace: str | None = None,
-        trace_dir: str | os.PathLike[str] | None = None,
-        steps: str | None = None,
-        detail: str | None = None,
-        keep_last: int | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.run: RunDirectory | None = None
         self.attempt: Attempt | None = None
-        self.phase = NullRecorder().phase
-        self._settings = SessionSettings(
-            environ=process_environ(),
-            name=name,
-            run_dir=run_dir,
-            config=config,
-            config_file=config_file,
-            mesh=mesh or {},
-            coords=coords or {},
-            samples_unit=samples_unit,
-            warmup_steps=warmup_steps,
-            first_step=first_step,
-            record=record or {},
-            world=world,
-            comm=comm,
-            step_from=step_from,
-            pace=pace,
-            trace_dir=trace_dir,
-            steps=steps,
-            detail=detail,
-            keep_last=keep_last,
-        )
-        self._warner = Warner(self._settings.environ)
+        self.phase: Callable[[str], AbstractContextManager[Any]] = NullRecorder().phase
+        self._warner = Warner(self.environ)
         self._config = Config()
         self._messages: Messages | NoMessages | None = None
         self._active: ActiveSession | None = None
@@ -192,7 +151,7 @@ class Session:
         self._known_error = error_in_flight(None)
         if Session._recorded_pid == os.getpid():
             with suppress(WorldError):
-                self._warner.rank = self._settings.find_rank().rank
+                self._warner.rank = find_rank(self).rank
             self._warner.warn_once_for_all("this session records nothing: `hpcpace trace`, or a session, does already")
             return self
         try:
@@ -223,7 +182,7 @@ class Session:
         identity = host_identity()
         host_keys = messages.allgather(identity.host_key, deadline.left_s)
         joined = JoinedRank(
-            settings=self._settings,
+            settings=self,
             config=self._config,
             messages=messages,
             identity=identity,
@@ -243,14 +202,13 @@ class Session:
             settings=self._config.probe,
             world=joined.world,
             attempt=attempt,
-            environ=self._settings.environ,
+            environ=self.environ,
             warn=self._warner.warn_once_for_all,
         )
         if self._config.probe.when == START:
             self._probe(START)
             joined = replace(joined, deadline=Deadline(self._config.trace.start_timeout_s))
-        step_from = self._settings.step_from
-        steps = None if step_from is None else StepFinder(StepFrom.parse(step_from))
+        steps = None if self.step_from is None else StepFinder(StepFrom.parse(self.step_from))
         open_pacing = type(self).open_pacing if self._config.pace.is_on else None
         if self._config.pace.is_on and open_pacing is None:
             raise WorldError("this session cannot pace the job: start it as `hpcpace.session`")
@@ -264,19 +222,19 @@ class Session:
     @property
     def is_switched_off(self) -> bool:
         """Whether user or site want no recording; of a program that brings its own settings, only the trace is off."""
-        return self._settings.config is None and not self._config.trace.enabled
+        return self.config is None and not self._config.trace.enabled
 
     def _meet(self) -> tuple[Messages | NoMessages, RankInfo]:
         """Find settings and place, and meet the other ranks; they learn it where this rank cannot take part."""
-        settings, self._config = self._settings, Config()
-        self._warner.rank = None if settings.world is None else settings.world.rank
+        self._config = Config()
+        self._warner.rank = None if self.world is None else self.world.rank
         try:
-            self._config = settings.load_config()
-            world = settings.find_rank()
+            self._config = resolved_config(self)
+            world = find_rank(self)
         except Exception as error:  # the boundary to somebody else's job, whose other ranks wait for our answer
             problem = str(error) or type(error).__name__
             try:
-                self._take_roll(settings.world, problem)
+                self._take_roll(self.world, problem)
             except NotEveryRank as decision:
                 if decision.is_told and problem.startswith(str(decision)):
                     raise decision from error  # another rank has the same problem, and warns of it
@@ -284,15 +242,16 @@ class Session:
                 pass
             raise
         self._warner.rank = world.rank
-        if world.rank == 0 and (sentence := settings.unknown_variables()):
-            self._warner.warn(sentence)
+        # Of a program that brings its own settings, no variable counts.
+        if world.rank == 0 and self.config is None and (unknown := unknown_variables(self.environ)):
+            self._warner.warn(f"{unknown_sentence(unknown)}; ignored")
         self._messages = self._take_roll(world)
         return self._messages, world
 
     def _take_roll(self, world: RankInfo | None, problem: str = "") -> Messages | NoMessages:
         return coordinate(
             world,
-            self._settings.comm,
+            self.comm,
             Attendance(problem=problem, settings=shared_settings(self._config)),
             timeout_s=self._config.trace.start_timeout_s,
         )
