@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcpace import __version__
 from hpcpace.core.config import MetricsConfig
@@ -22,7 +23,9 @@ from hpcpace.core.exposition import Family, Kind, exposition
 from hpcpace.core.files import target_folder, write_file
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, format_duration, plural, shell_word
-from hpcpace.observe.recording import Recording
+
+if TYPE_CHECKING:
+    from hpcpace.observe.recording import Recording
 
 _TIMEOUT_S = 5.0
 _LAST_WRITE_TIMEOUT_S = 2.0

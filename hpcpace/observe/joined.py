@@ -249,7 +249,7 @@ class JoinedRank:
 
     def make_header(self, attempt: Attempt) -> TraceHeader:
         """Return the header of this rank's trace."""
-        world, settings = self.world, self.settings
+        world, settings, coords = self.world, self.settings, self.settings.coords or {}
         return TraceHeader(
             run_id=attempt.path.parent.name,
             attempt=attempt.number,
@@ -265,7 +265,9 @@ class JoinedRank:
             host_key=self.identity.host_key,
             cpus=usable_cpus(),
             mesh=",".join(f"{name}={size}" for name, size in (settings.mesh or {}).items()),
-            **{axis: (settings.coords or {}).get(axis, -1) for axis in ("dp", "pp", "tp")},
+            dp=coords.get("dp", -1),
+            pp=coords.get("pp", -1),
+            tp=coords.get("tp", -1),
             samples_unit=settings.samples_unit,
             interfaces=find_network_counters().interfaces,
             created_unix_ns=time.time_ns(),

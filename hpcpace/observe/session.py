@@ -25,13 +25,13 @@ from hpcpace.core.environment import RankInfo, host_identity, locate
 from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.settings import unknown_sentence, unknown_variables
-from hpcpace.observe.active import ActiveSession, InferredSteps
 from hpcpace.observe.coordination import Attendance, NotEveryRank, coordinate
 from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
 from hpcpace.observe.guest import Warner
 from hpcpace.observe.joined import JoinedRank, SessionSettings, find_rank, resolved_config, shared_settings
 from hpcpace.observe.pacing import OpenPacing
-from hpcpace.observe.steps import StepFinder, StepFrom
+from hpcpace.observe.recording import Recording
+from hpcpace.observe.steps import InferredSteps, StepFinder, StepFrom
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag
 from hpcpace.world.deadline import Deadline
@@ -95,7 +95,7 @@ class Session(SessionSettings):
         self._warner = Warner(self.environ)
         self._config = Config()
         self._messages: Messages | NoMessages | None = None
-        self._active: ActiveSession | None = None
+        self._recording: Recording | None = None
         self.recorded: dict[str, Any] | None = None
         self._known_error: BaseException | None = None
         self._probe: Callable[[str], None] | None = None
@@ -108,12 +108,12 @@ class Session(SessionSettings):
     @property
     def is_recording(self) -> bool:
         """Whether this rank records a trace."""
-        return self._active is not None
+        return self._recording is not None
 
     def watch(self, model: Any) -> None:
         """Record the microbatches of a stage of `torch.distributed.pipelining`; modules are seen without this."""
-        if self._active is not None:
-            self._active.recording.phases.watch(model)
+        if self._recording is not None:
+            self._recording.phases.watch(model)
 
     def step(self, samples: int = 0, *, flags: StepFlag = StepFlag.NONE) -> None:
         """End a step.
@@ -124,28 +124,28 @@ class Session(SessionSettings):
             samples: this rank's share of the global batch; the shares of all ranks add up to it.
             flags: what marks the step as special; warm-up is added automatically.
         """
-        active = self._active
-        if active is None:
+        recording = self._recording
+        if recording is None:
             return
         try:
-            end_ns = active.recording.now()
-            active.end_step(end_ns, samples, flags | active.recording.phases.end_step())
+            end_ns = recording.now()
+            recording.end_step(end_ns, samples, flags | recording.phases.end_step())
         except Exception as error:  # the boundary to somebody else's job
             self._end_early(error)
         else:
-            active.begin_step()
+            recording.begin_step()
 
     def pacing_point(self, name: str = "point") -> AbstractContextManager[None]:
         """Name a block that waits for all ranks, and that hpcpace cannot see: `with session.pacing_point(): ...`.
 
         hpcpace sees operations of torch.distributed without it; use it for those of MPI or of other libraries.
         """
-        return nullcontext() if self._active is None else self._active.paced_block(name)
+        return nullcontext() if self._recording is None else self._recording.paced_block(name)
 
     def before_stop(self, told: Callable[[str], None]) -> None:
         """Have a function called with the verdict before `hang.on_hang` ends this process, in another thread."""
-        if self._active is not None and self._active.watchdog is not None:
-            self._active.watchdog.stopping = told
+        if self._recording is not None and self._recording.watchdog is not None:
+            self._recording.watchdog.stopping = told
 
     def __enter__(self) -> Session:
         self._known_error = error_in_flight(None)
@@ -212,12 +212,12 @@ class Session(SessionSettings):
         open_pacing = type(self).open_pacing if self._config.pace.is_on else None
         if self._config.pace.is_on and open_pacing is None:
             raise WorldError("this session cannot pace the job: start it as `hpcpace.session`")
-        active = self._active = ActiveSession(joined, attempt, self._warner, steps=steps, open_pacing=open_pacing)
+        recording = self._recording = Recording(joined, attempt, self._warner, steps=steps, open_pacing=open_pacing)
         if steps is not None:
-            steps.sink = InferredSteps(active, failed=self._end_early)
-        active.start()
+            steps.sink = InferredSteps(recording, failed=self._end_early)
+        recording.start()
         Session._recorded_pid = os.getpid()
-        self.phase = active.recording.recorder.phase
+        self.phase = recording.recorder.phase
 
     @property
     def is_switched_off(self) -> bool:
@@ -265,17 +265,17 @@ class Session(SessionSettings):
         warn(f"nothing is recorded: {str(error) or type(error).__name__}")
 
     def _end_early(self, error: Exception) -> None:
-        if self._active is not None:
-            self._warner.warn(f"recording ends at step {self._active.step}: {error or type(error).__name__}")
+        if self._recording is not None:
+            self._warner.warn(f"recording ends at step {self._recording.step}: {error or type(error).__name__}")
             self._stop(in_order=False)
 
     def _stop(self, *, in_order: bool, end: EndEvent | None = None) -> None:
-        active, self._active = self._active, None
+        recording, self._recording = self._recording, None
         self.phase = NullRecorder().phase
-        if active is not None:
+        if recording is not None:
             Session._recorded_pid = 0
-            active.close(in_order=in_order, end=end)
-            self.recorded = active.recorded()
+            recording.close(in_order=in_order, end=end)
+            self.recorded = recording.recorded()
 
     def _leave_together(self, messages: Messages | NoMessages) -> None:
         """Wait for the other ranks, up to a timeout, so that rank 0 may read every trace from here on."""

@@ -200,7 +200,7 @@ class MpiMessages(Messages):
     def _gathered(self, own: NDArray[Any], deadline: Deadline) -> Sequence[NDArray[Any]]:
         arrays = np.empty((self._comm.Get_size(), len(own)), own.dtype)
         self._wait(self._comm.Iallgather(own, arrays), deadline.left_s)
-        return arrays
+        return list(arrays)
 
     def _wait(self, request: Any, timeout_s: float, laggard: str = "") -> None:
         # MPI's own Wait polls without end, also for a rank that has died. Spinning is exact; after a while the core is
