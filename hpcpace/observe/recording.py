@@ -14,7 +14,7 @@ from typing import Any
 from hpcpace.core.compat import keep_uncompiled
 from hpcpace.core.config import Config
 from hpcpace.core.detail import Detail
-from hpcpace.core.environment import process_environ
+from hpcpace.core.environment import RankInfo, process_environ
 from hpcpace.core.errors import ClockSyncError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import NUM_OURS_OF_TRACES, Attempt, RunDirectory
@@ -33,7 +33,7 @@ from hpcpace.observe.host.network import NetworkCounters, find_network_counters
 from hpcpace.observe.host_snapshots import save_host_snapshots
 from hpcpace.observe.joined import JoinedRank
 from hpcpace.observe.node_local import place_on_node
-from hpcpace.observe.pacing import OpenPacing, Pacer
+from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.steps import StepFinder, StepSource
 from hpcpace.observe.switching import OrderSources, find_switching
@@ -56,7 +56,7 @@ class Recording:
         attempt: the folder of this attempt.
         warner: warns the user.
         steps: finds steps; None if the job says itself where they end.
-        open_pacing: opens the pacer; None where the job is not paced.
+        make_pacer: makes the pacer; None where the job is not paced.
 
     Attributes:
         step: number of the step that is running.
@@ -75,7 +75,7 @@ class Recording:
         warner: Warner,
         *,
         steps: StepFinder | None = None,
-        open_pacing: OpenPacing | None = None,
+        make_pacer: Callable[[Recording], Pacer] | None = None,
     ) -> None:
         config, world, settings = joined.config, joined.world, joined.settings
         self.step = self._first_step = settings.first_step
@@ -85,20 +85,6 @@ class Recording:
         self._begin_ns = self._num_ended = 0
         self._step_flags = StepFlag.NONE
         self.halfwidth_ns: int | None = None
-        # Before anything that can fail on one rank alone: the others would wait for it here.
-        make_pacer = (
-            None
-            if open_pacing is None
-            else open_pacing(
-                config.pace,
-                comm=settings.comm,
-                world=world,
-                host_key=joined.identity.host_key,
-                attempt=attempt,
-                first_step=max(self._first_counted_step, self._first_step + 1),
-                warn=warner.warn,
-            )
-        )
         self._clock_sync = joined.make_clock_sync()
         if config.trace.snapshot:
             # Not the environment in the settings: since then torch's group has set the interface of gloo and NCCL.
@@ -129,25 +115,17 @@ class Recording:
             now=self.now,
         )
         self._host = HostCounters(warn=warner.warn)
-        self._counters = (
-            self._new_counters(config, has_network=world.local_rank == 0) if config.trace.counters else None
-        )
+        self._counters = self._new_counters(config, world) if config.trace.counters else None
         self._seeks_gpu = self._device is not None and config.trace.counters
         self._find_gpu()
-        self._orders: OrderSources | None = None
-        if self._clock_sync is not None and make_pacer is None:  # ranks hear of orders as they compare their clocks
-            run, name = RunDirectory(attempt.path.parent), config.trace.switch_signal
-            self._orders = OrderSources(self._switching, run, rank=world.rank, signal_name=name, warn=warner.warn)
+        # Ranks hear of orders as they compare their clocks.
+        takes_orders = self._clock_sync is not None and make_pacer is None
+        self._orders = self._new_orders(config, attempt, world.rank) if takes_orders else None
         self._pacer: Pacer | None = None if make_pacer is None else make_pacer(self)
         if self._pacer is not None:
             self._pace_by(self._pacer)
         self.watchdog = self._new_watchdog(joined, attempt) if config.hang.on_hang != "off" else None
-        self._exporters: Exporters | None = None
-        if config.metrics.prometheus is not None or config.metrics.job_comment:
-            host = joined.identity.host
-            self._exporters = Exporters(
-                config.metrics, world=world, host=host, attempt=attempt, recording=self, warn=warner.warn
-            )
+        self._exporters = self._new_exporters(joined, attempt)
 
     def _new_recorder(self, config: Config, header: TraceHeader, path: Path) -> Recorder:
         open_folder = partial(Folder.open, path.parent, make=True, num_ours=NUM_OURS_OF_TRACES)
@@ -163,11 +141,21 @@ class Recording:
             keep_last=config.trace.keep_last,
         )
 
-    def _new_counters(self, config: Config, *, has_network: bool) -> CounterThread:
+    def _new_counters(self, config: Config, world: RankInfo) -> CounterThread:
         most = config.trace.flows
         flows = FlowSampler(self.recorder, OwnConnections().read, most=most) if most else None
-        network = find_network_counters() if has_network else None
+        network = find_network_counters() if world.local_rank == 0 else None
         return CounterThread(self.recorder, self._host, network, flows, warn=self._warner.warn)
+
+    def _new_orders(self, config: Config, attempt: Attempt, rank: int) -> OrderSources:
+        run, name = RunDirectory(attempt.path.parent), config.trace.switch_signal
+        return OrderSources(self._switching, run, rank=rank, signal_name=name, warn=self._warner.warn)
+
+    def _new_exporters(self, joined: JoinedRank, attempt: Attempt) -> Exporters | None:
+        config, world, host = joined.config.metrics, joined.world, joined.identity.host
+        if config.prometheus is None and not config.job_comment:
+            return None
+        return Exporters(config, world=world, host=host, attempt=attempt, recording=self, warn=self._warner.warn)
 
     def _new_watchdog(self, joined: JoinedRank, attempt: Attempt) -> Watchdog:
         world, settings = joined.world, joined.config.hang

@@ -29,7 +29,7 @@ from hpcpace.observe.coordination import Attendance, NotEveryRank, coordinate
 from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
 from hpcpace.observe.guest import Warner
 from hpcpace.observe.joined import JoinedRank, SessionSettings, find_rank, resolved_config, shared_settings
-from hpcpace.observe.pacing import OpenPacing
+from hpcpace.observe.pacing import OpenPacing, Pacer
 from hpcpace.observe.recording import Recording
 from hpcpace.observe.steps import InferredSteps, StepFinder, StepFrom
 from hpcpace.trace.recorder import NullRecorder
@@ -209,15 +209,28 @@ class Session(SessionSettings):
             self._probe(START)
             joined = replace(joined, deadline=Deadline(self._config.trace.start_timeout_s))
         steps = None if self.step_from is None else StepFinder(StepFrom.parse(self.step_from))
-        open_pacing = type(self).open_pacing if self._config.pace.is_on else None
-        if self._config.pace.is_on and open_pacing is None:
-            raise WorldError("this session cannot pace the job: start it as `hpcpace.session`")
-        recording = self._recording = Recording(joined, attempt, self._warner, steps=steps, open_pacing=open_pacing)
+        # Before anything that can fail on one rank alone: the others would wait for it here.
+        make_pacer = self._open_pacing(joined, attempt) if self._config.pace.is_on else None
+        recording = self._recording = Recording(joined, attempt, self._warner, steps=steps, make_pacer=make_pacer)
         if steps is not None:
             steps.sink = InferredSteps(recording, failed=self._end_early)
         recording.start()
         Session._recorded_pid = os.getpid()
         self.phase = recording.recorder.phase
+
+    def _open_pacing(self, joined: JoinedRank, attempt: Attempt) -> Callable[[Any], Pacer]:
+        open_pacing = type(self).open_pacing
+        if open_pacing is None:
+            raise WorldError("this session cannot pace the job: start it as `hpcpace.session`")
+        return open_pacing(
+            self._config.pace,
+            comm=self.comm,
+            world=joined.world,
+            host_key=joined.identity.host_key,
+            attempt=attempt,
+            first_step=self.first_step + max(self.warmup_steps, 1),
+            warn=self._warner.warn,
+        )
 
     @property
     def is_switched_off(self) -> bool:
