@@ -36,7 +36,7 @@ from hpcpace.observe.node_local import place_on_node
 from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.steps import StepFinder, StepSource
-from hpcpace.observe.switching import OrderSources, find_switching
+from hpcpace.observe.switching import NO_SIGNAL, OrderFile, OrderSignal, find_switching
 from hpcpace.observe.watchdog import Seen, Watchdog
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, EventKind, Phase, StepFlag, TraceHeader
@@ -118,9 +118,9 @@ class Recording:
         self._counters = self._new_counters(config, world) if config.trace.counters else None
         self._seeks_gpu = self._device is not None and config.trace.counters
         self._find_gpu()
-        # Ranks hear of orders as they compare their clocks.
-        takes_orders = self._clock_sync is not None and make_pacer is None
-        self._orders = self._new_orders(config, attempt, world.rank) if takes_orders else None
+        self._orders: list[OrderFile | OrderSignal] = []
+        if self._clock_sync is not None and make_pacer is None:  # ranks hear of orders as they compare their clocks
+            self._orders = self._order_sources(config.trace.switch_signal, attempt, is_first=world.rank == 0)
         self._pacer: Pacer | None = None if make_pacer is None else make_pacer(self)
         if self._pacer is not None:
             self._pace_by(self._pacer)
@@ -147,9 +147,16 @@ class Recording:
         network = find_network_counters() if world.local_rank == 0 else None
         return CounterThread(self.recorder, self._host, network, flows, warn=self._warner.warn)
 
-    def _new_orders(self, config: Config, attempt: Attempt, rank: int) -> OrderSources:
-        run, name = RunDirectory(attempt.path.parent), config.trace.switch_signal
-        return OrderSources(self._switching, run, rank=rank, signal_name=name, warn=self._warner.warn)
+    def _order_sources(self, signal_name: str, attempt: Attempt, *, is_first: bool) -> list[OrderFile | OrderSignal]:
+        """Return where orders come from: the file on rank 0, and the signal on all ranks."""
+        found: list[OrderFile | OrderSignal] = []
+        if is_first:
+            run = RunDirectory(attempt.path.parent)
+            found.append(OrderFile(run, give=self._switching.give, warn=self._warner.warn))
+        if signal_name != NO_SIGNAL:
+            toggle = self._switching.toggle if is_first else None
+            found.append(OrderSignal(signal_name, toggle, warn=self._warner.warn))
+        return found
 
     def _new_exporters(self, joined: JoinedRank, attempt: Attempt) -> Exporters | None:
         config, world, host = joined.config.metrics, joined.world, joined.identity.host
@@ -191,8 +198,8 @@ class Recording:
             self.phases.install()
         if self._device is not None:
             self._device.start(self._cleanup)
-        if self._orders is not None:
-            self._orders.start()
+        for source in self._orders:
+            source.start()
         if self._exporters is not None:
             self._exporters.start()
         self._begin_ns = self.now()
@@ -329,8 +336,8 @@ class Recording:
             in_order: whether all ranks end here, none by an error; the clocks are compared for the last time then.
             end: how the program of this rank ends, if that is to be recorded.
         """
-        if self._orders is not None:
-            self._orders.stop()
+        for source in self._orders:
+            source.stop()
         if self.watchdog is not None:
             self.watchdog.stop(by_error=not in_order)
         if end is not None:

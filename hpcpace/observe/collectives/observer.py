@@ -192,8 +192,10 @@ class CollectiveObserver:
             if self.paused or keyset.has(_META):
                 return redispatch(keyset.remove(_KEY), *args)
             arrival = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
-            if device_times is not None and self._is_on_device(keyset, operator, args):
-                return self._observed_on_device(device_times, operator, redispatch, keyset, args)
+            times = device_times if device_times is not None and self._is_on_device(keyset, operator, args) else None
+            if times is not None and times.cannot_follow():
+                return redispatch(keyset.remove(_KEY), *args)
+            begin = None if times is None else times.begin()
             enter_ns = clock()
             try:
                 result = redispatch(keyset.remove(_KEY), *args)
@@ -203,6 +205,12 @@ class CollectiveObserver:
             try:
                 opened = self._new(operator, args, enter_ns)
                 opened.arrival = arrival
+                if times is not None:
+                    if begin is not None:
+                        is_blocking, address = operator.is_blocking(args), operator.result_address(args)
+                        work = device_work(result)
+                        times.follow(opened.row(), begin, work, is_blocking=is_blocking, address=address)
+                    return result
                 opened.blocked_ns = clock() - enter_ns  # gloo may do part of the work before it returns
                 if not operator.has_work:
                     opened.kind = ExitKind.WAIT
@@ -224,32 +232,6 @@ class CollectiveObserver:
         if name not in self._on_host:
             self._on_host[name] = runs_on_host(process_group)
         return not self._on_host[name]
-
-    def _observed_on_device(
-        self, device_times: DeviceTimes, operator: Operator, redispatch: Any, keyset: Any, args: tuple[Any, ...]
-    ) -> Any:
-        if device_times.cannot_follow():
-            return redispatch(keyset.remove(_KEY), *args)
-        begin = device_times.begin()
-        enter_ns = time.monotonic_ns()
-        try:
-            result = redispatch(keyset.remove(_KEY), *args)
-        except Exception:
-            self._record_failed(operator, args, enter_ns)
-            raise
-        try:
-            opened = self._new(operator, args, enter_ns)
-            if begin is not None:
-                device_times.follow(
-                    opened.row(),
-                    begin,
-                    device_work(result),
-                    is_blocking=operator.is_blocking(args),
-                    address=operator.result_address(args),
-                )
-        except Exception as error:  # the boundary between hpcpace and the training job: degrade, never raise
-            self._degrade(operator, error)
-        return result
 
     def _arrive(self, pacer: Pacer, operator: Operator, keyset: Any, args: tuple[Any, ...]) -> Arrival:
         """Let the pacer delay a caller that blocks at once; a caller that blocks later arrives at its wait."""
