@@ -211,7 +211,10 @@ def _problem(attendees: Sequence[Attendee]) -> str:
 
 
 def _grouped(attendees: Sequence[Attendee], key: Callable[[Attendee], Any]) -> Mapping[Any, list[Attendee]]:
-    return {value: [each for each in attendees if key(each) == value] for value in dict.fromkeys(map(key, attendees))}
+    groups: dict[Any, list[Attendee]] = {}
+    for each in attendees:
+        groups.setdefault(key(each), []).append(each)
+    return groups
 
 
 def _who(attendees: Sequence[Attendee]) -> str:
