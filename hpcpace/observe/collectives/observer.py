@@ -248,7 +248,7 @@ class CollectiveObserver:
         size_bytes = operator.size_bytes(args, len(group.ranks))
         if operator.op not in MESSAGES:
             self._last_ranks = group.members
-        return OpenOperation(operator.op, group, operator.group_peer(args), size_bytes, self._recorder.step, enter_ns)
+        return group.begin(operator.op, operator.group_peer(args), size_bytes, self._recorder.step, enter_ns)
 
     def _record_failed(self, operator: Operator, args: tuple[Any, ...], enter_ns: int) -> None:
         """Record an operation whose call raised."""
