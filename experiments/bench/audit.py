@@ -28,8 +28,7 @@ from hpcpace.audit.verdict import verdict_lines
 from hpcpace.core.config import Config, LabConfig
 from hpcpace.core.environment import host_identity, locate, process_environ, rank_info
 from hpcpace.lab.lab import Lab
-from hpcpace.observe.host_snapshots import save_host_snapshots
-from hpcpace.observe.joined import JoinedRank, SessionSettings
+from hpcpace.observe.joined import JoinedRank, SessionSettings, save_host_snapshots
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.messages import NoMessages
 

@@ -30,8 +30,7 @@ from hpcpace.observe.hang_snapshot import Operations, operations
 from hpcpace.observe.host.connections import FlowSampler, OwnConnections
 from hpcpace.observe.host.counters import HostCounters, gpu_in_use
 from hpcpace.observe.host.network import NetworkCounters, find_network_counters
-from hpcpace.observe.host_snapshots import save_host_snapshots
-from hpcpace.observe.joined import JoinedRank
+from hpcpace.observe.joined import JoinedRank, save_host_snapshots
 from hpcpace.observe.node_local import place_on_node
 from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver

@@ -15,9 +15,8 @@ import pytest
 from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo, host_identity
-from hpcpace.observe import host_snapshots
-from hpcpace.observe.host_snapshots import save_host_snapshots
-from hpcpace.observe.joined import JoinedRank, SessionSettings
+from hpcpace.observe import joined
+from hpcpace.observe.joined import JoinedRank, SessionSettings, save_host_snapshots
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.messages import NoMessages
 
@@ -86,14 +85,14 @@ def test_the_mask_is_that_of_the_rank_itself(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_reads_nothing_leaves_the_others_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_rank = host_snapshots.take_rank
+    take_rank = joined.take_rank
 
     def broken(info: RankInfo, *arguments: Any, **options: Any) -> Any:
         if info.rank == 1:
             raise RuntimeError("no such luck")
         return take_rank(info, *arguments, **options)
 
-    monkeypatch.setattr(host_snapshots, "take_rank", broken)
+    monkeypatch.setattr(joined, "take_rank", broken)
     assert saved_by(tmp_path, ["n1", "n1", "n1"], ["a", "a", "a"]) == ["no snapshot for the audit: no such luck"]
     (snapshot,) = load_snapshots(tmp_path)[0]
     assert [rank.rank for rank in snapshot.ranks] == [0, 2]
@@ -102,8 +101,8 @@ def test_a_rank_that_reads_nothing_leaves_the_others_theirs(tmp_path: Path, monk
 
 def test_files_that_hang_cost_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr(host_snapshots, "_SNAPSHOT_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(host_snapshots, "take_host", lambda *_, **__: released.wait(30))
+    monkeypatch.setattr(joined, "_SNAPSHOT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(joined, "take_host", lambda *_, **__: released.wait(30))
     warnings: list[str] = []
     begin_s = time.monotonic()
     save_host_snapshots(_joined(), {}, tmp_path, warn=warnings.append)
