@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from experiments.drills.evidence import (
     FLUSH_INTERVAL_S,
@@ -240,60 +241,35 @@ def _outside(traces: Sequence[RankTrace], begin_ns: int, end_ns: Sequence[int], 
     return []
 
 
+_TO_THE_END = "to the end of the job"
+_ENDS = (KILL_WAIT_S + REPORT_S, f"KillWait {KILL_WAIT_S} s + report {REPORT_S} s")
+_GOES_ON = ("longest step from the fault on", WORLD_TIMEOUT_S, f"world.timeout_s {WORLD_TIMEOUT_S} s")
+
+
+def _drill(name: str, title: str, run: Callable[[DrillSite, Drill], Outcome], *timed: Any, **more: Any) -> Drill:
+    what, limit_s, limit = timed
+    return Drill(name=name, title=title, run=run, timed=what, limit_s=limit_s, limit=limit, **more)
+
+
 DRILLS = (
-    Drill(
-        name="kill-rank",
-        title="kill -9 of a rank",
-        run=kill_rank,
-        timed="from the signal to the end of the job",
-        limit_s=KILL_WAIT_S + REPORT_S,
-        limit=f"KillWait {KILL_WAIT_S} s + report {REPORT_S} s",
-    ),
-    Drill(
-        name="kill-host",
-        title="death of a host",
-        run=kill_host,
-        timed="from its death to the end of the job",
+    _drill("kill-rank", "kill -9 of a rank", kill_rank, f"from the signal {_TO_THE_END}", *_ENDS),
+    _drill(
+        *("kill-host", "death of a host", kill_host, f"from its death {_TO_THE_END}"),
         # slurmctld pings a node three times within SlurmdTimeout, and the count starts at the next ping.
-        limit_s=NODE_TIMEOUT_S * 4 / 3 + KILL_WAIT_S + REPORT_S,
-        limit=f"4/3 of SlurmdTimeout {NODE_TIMEOUT_S} s + KillWait {KILL_WAIT_S} s + report {REPORT_S} s",
+        NODE_TIMEOUT_S * 4 / 3 + _ENDS[0],
+        f"4/3 of SlurmdTimeout {NODE_TIMEOUT_S} s + {_ENDS[1]}",
         is_quick=False,
     ),
-    Drill(
-        name="scancel",
-        title="scancel",
-        run=cancel,
-        timed="from scancel to the end of the job",
-        limit_s=KILL_WAIT_S + REPORT_S,
-        limit=f"KillWait {KILL_WAIT_S} s + report {REPORT_S} s",
-    ),
-    Drill(
-        name="time-limit",
-        title="time limit",
-        run=time_limit,
-        timed="from the limit to the end of the job",
-        limit_s=TIME_LIMIT_CHECK_S + KILL_WAIT_S + REPORT_S,
-        limit=f"Slurm's check every {TIME_LIMIT_CHECK_S} s + KillWait {KILL_WAIT_S} s + report {REPORT_S} s",
+    _drill("scancel", "scancel", cancel, f"from scancel {_TO_THE_END}", *_ENDS),
+    _drill(
+        *("time-limit", "time limit", time_limit, f"from the limit {_TO_THE_END}"),
+        TIME_LIMIT_CHECK_S + _ENDS[0],
+        f"Slurm's check every {TIME_LIMIT_CHECK_S} s + {_ENDS[1]}",
         at_once=3,
         is_quick=False,
     ),
-    Drill(
-        name="fill-disk",
-        title="disk full on one host, and freed",
-        run=fill_disk,
-        timed="longest step from the fault on",
-        limit_s=WORLD_TIMEOUT_S,
-        limit=f"world.timeout_s {WORLD_TIMEOUT_S} s",
-    ),
-    Drill(
-        name="flap-uplink",
-        title="an uplink that flaps",
-        run=flap_uplink,
-        timed="longest step from the fault on",
-        limit_s=WORLD_TIMEOUT_S,
-        limit=f"world.timeout_s {WORLD_TIMEOUT_S} s",
-        is_quick=False,
-    ),
+    _drill("fill-disk", "disk full on one host, and freed", fill_disk, *_GOES_ON),
+    _drill("flap-uplink", "an uplink that flaps", flap_uplink, *_GOES_ON, is_quick=False),
 )
 
 
