@@ -8,11 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from experiments.jobs import in_processes
-from experiments.pages import RESULTS, command
+from experiments.pages import RESULTS, command, table
 from experiments.score.campaign import (
     CELL_COLUMNS,
     CONFIDENCE_COLUMNS,
@@ -29,12 +26,11 @@ from experiments.score.campaign import (
     target_rows,
     tasks,
 )
-from experiments.score.cells import CELLS, LOST_CELLS, power_cells
+from experiments.score.cells import CELLS, LOST_CELLS, POWER_LEVELS, power_cells
 
 DOCUMENT = RESULTS / "diagnosis-score.md"
 _PER_CELL, _PER_POWER_CELL = 100, 20
 _QUICK, _QUICK_POWER = 6, 2
-_WIDTH = 160
 
 
 def main() -> None:
@@ -45,10 +41,9 @@ def main() -> None:
     if args.power or not args.cells:
         per_point = args.per_point or (_QUICK_POWER if args.quick else _PER_POWER_CELL)
         todo += tasks(power_cells(), per_cell=per_point, of=args.seeds)
-    console = Console(width=_WIDTH, highlight=False)
     said = (lambda one: _line(one) if _is_failed(one) else "") if args.verbose else (lambda one: "")
     outcomes = list(in_processes(examined, todo, processes=args.jobs, said=said))
-    _show(console, outcomes)
+    _show(outcomes)
     if args.write:
         text = document(outcomes, command=command("experiments.score"), duration_s=time.monotonic() - begin_s)
         args.write.write_text(text)
@@ -119,30 +114,23 @@ def _line(outcome: Outcome) -> str:
     )
 
 
-def _show(console: Console, outcomes: list[Outcome]) -> None:
-    _table(console, CELL_COLUMNS, cell_rows(outcomes))
-    _table(console, ("cell", "modes given (not right)"), mode_rows(outcomes, (*CELLS, *LOST_CELLS)))
-    if lost := lost_rows(outcomes):
-        _table(console, LOST_COLUMNS, lost)
-    if targets := target_rows(outcomes):
-        _table(console, TARGET_COLUMNS, targets)
-    _table(console, CONFIDENCE_COLUMNS, confidence_rows(outcomes))
-    power = power_rows(outcomes)
-    if power:
-        _table(console, ("slower by", "noise 1 %", "2 %", "5 %", "10 %"), power)
+def _show(outcomes: list[Outcome]) -> None:
+    power = ("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS))
+    for head, rows in (
+        (CELL_COLUMNS, cell_rows(outcomes)),
+        (("cell", "modes given (not right)"), mode_rows(outcomes, (*CELLS, *LOST_CELLS))),
+        (LOST_COLUMNS, lost_rows(outcomes)),
+        (TARGET_COLUMNS, target_rows(outcomes)),
+        (CONFIDENCE_COLUMNS, confidence_rows(outcomes)),
+        (power, power_rows(outcomes)),
+    ):
+        if rows:
+            print(table(head, rows), end="\n\n")
     written = [outcome for outcome in outcomes if outcome.is_same_from_disk is not None]
     same = sum(bool(outcome.is_same_from_disk) for outcome in written)
-    console.print(f"{same} of {len(written)} runs written to files and read back got the same verdict")
+    print(f"{same} of {len(written)} runs written to files and read back got the same verdict")
     for outcome in [outcome for outcome in outcomes if outcome.error][:5]:
-        console.print(f"failed: {outcome.task.cell}, seed {outcome.task.seed}: {outcome.error}", style="red")
-
-
-def _table(console: Console, header: tuple[str, ...], rows: list[list[str]]) -> None:
-    table = Table(*header, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print()
+        print(f"failed: {outcome.task.cell}, seed {outcome.task.seed}: {outcome.error}")
 
 
 if __name__ == "__main__":
