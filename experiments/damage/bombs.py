@@ -19,24 +19,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from experiments.damage import specimen
 from experiments.damage.chance import Random, random_of
 from experiments.damage.child import memory_limit_bytes
 from experiments.damage.journals import journalled
 from experiments.damage.links import RECORDS
-from experiments.damage.specimen import (
-    Damage,
-    Damaged,
-    Kind,
-    RunCopy,
-    Shelf,
-    kinds_of,
-    of_rank,
-    of_ranks,
-    of_run,
-    seen_by_all,
-    snapshot_of,
-    some_rank,
-)
 from experiments.damage.tables import TABLES, Attack, change_all, changed, opened, resize, some_column
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.trace.encoding import row_dtypes
@@ -52,23 +39,23 @@ _JSON_BYTES = 15 << 20
 _RESULT_BYTES = 60 << 20
 
 
-def _bounded(damage: Damage) -> Damage:
+def _bounded(damage: specimen.Damage) -> specimen.Damage:
     """Return the same damage, on which every program has to keep to a small memory."""
     return lambda run, random: _within_memory(run, random, damage(run, random))
 
 
-def _in_all_ranks(attack: Attack) -> Damage:
+def _in_all_ranks(attack: Attack) -> specimen.Damage:
     """Return the damage that makes a bomb of each rank's file: what one may take, all together may not."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         change_all(run, random, attack)
-        return of_ranks(run, run.ranks)
+        return specimen.of_ranks(run, run.ranks)
 
     return _bounded(damage)
 
 
-def _within_memory(run: RunCopy, random: Random, damaged: Damaged) -> Damaged:
-    return seen_by_all(run, random, replace(damaged, memory=MEMORY))
+def _within_memory(run: specimen.RunCopy, random: Random, damaged: specimen.Damaged) -> specimen.Damaged:
+    return specimen.seen_by_all(run, random, replace(damaged, memory=MEMORY))
 
 
 def _gzipped(table: h5py.Group, column: str, shape: int, chunk_rows: int) -> h5py.Dataset:
@@ -145,23 +132,23 @@ def _many_links(file: h5py.File, random: Random) -> None:
         place[f"a-link-to-the-same-group-{number:08d}"] = h5py.SoftLink("/steps")
 
 
-def in_bytes(content: Callable[[], bytes], spacing: int = 0) -> Damage:
+def in_bytes(content: Callable[[], bytes], spacing: int = 0) -> specimen.Damage:
     """Return the damage that appends a content to one rank's file, or many times with holes between."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        rank = specimen.some_rank(run, random)
         with open(run.file(rank), "ab") as file:
             size = file.tell()
             for number in range(4096 if spacing else 1):
                 file.seek(size + number * spacing)
                 file.write(content())
-        return of_rank(run, rank)
+        return specimen.of_rank(run, rank)
 
     return _bounded(damage)
 
 
 _HEAP = b"GCOL\x01\0\0\0" + struct.pack("<Q", 1 << 20)
-_APPENDED: Mapping[str, Damage] = {
+_APPENDED: Mapping[str, specimen.Damage] = {
     # What looks like a million global heaps, each of a megabyte and within the other.
     "many-heaps": in_bytes(lambda: (_HEAP + struct.pack("<HHIQ", 0, 0, 0, 1 << 20)) * (1 << 20)),
     # Heaps of the largest size that hold nothing but the smallest objects.
@@ -171,14 +158,14 @@ _APPENDED: Mapping[str, Damage] = {
 }
 
 
-def _journal(make: Callable[[TraceHeader, Random], bytes]) -> Damage:
+def _journal(make: Callable[[TraceHeader, Random], bytes]) -> specimen.Damage:
     """Return the damage that writes one rank's journal."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         rank = journalled(run, random)
         path = run.journal(rank)
         path.write_bytes(make(decode(path.read_bytes(), str(path)).header, random))
-        return of_rank(run, rank)
+        return specimen.of_rank(run, rank)
 
     return _bounded(damage)
 
@@ -221,24 +208,24 @@ def _claiming_journal(header: TraceHeader, random: Random) -> bytes:
     return _preamble(text, random.one(len(text), len(text), 1 << 31, (1 << 32) - 1)) + bytes(text)
 
 
-def _largest_journals(run: RunCopy, random: Random) -> Damaged:
+def _largest_journals(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Give each rank one of the largest journals: alone it may pass, all together they take a gigabyte."""
     content = _rows(100_000, "steps") * 10
     for rank in run.ranks:
         header = read_trace(run.file(rank)).header
         run.journal(rank).write_bytes(encode_header(header, row_dtypes()) + content)
-    return of_ranks(run, run.ranks)
+    return specimen.of_ranks(run, run.ranks)
 
 
-def _record(make: Callable[[Random, int], bytes]) -> Damage:
+def _record(make: Callable[[Random, int], bytes]) -> specimen.Damage:
     """Return the damage that writes one of the JSON files; it has to be left out, or what of it is bounded shown."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         name = random.of(RECORDS)
         path = run.attempt.path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(make(random, _RESULT_BYTES if name == "result.json" else _JSON_BYTES))
-        return of_run(run)
+        return specimen.of_run(run)
 
     return _bounded(damage)
 
@@ -274,16 +261,16 @@ def _many_names(random: Random, size: int) -> bytes:
     return bytes(random.one(*(place % names for place in _OF_NAMES), b'{"ranks": [%b]}' % ranks))
 
 
-def _large_snapshots(run: RunCopy, random: Random) -> Damaged:
+def _large_snapshots(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Leave many snapshots, and some that are as large as any."""
     folder = run.attempt.path / "snapshot"
     folder.mkdir()
-    sound = snapshot_of("n0")
+    sound = specimen.snapshot_of("n0")
     for number in range(random.count(100, 400)):
         (folder / f"h{number}.json").write_text(sound)
     for number in range(4):
         (folder / f"large-{number}.json").write_bytes(_many_values(random, _JSON_BYTES))
-    return of_run(run)
+    return specimen.of_run(run)
 
 
 _HDF5, _JOURNALS, _JSON, _PLAIN = "HDF5 bombs", "journal bombs", "JSON bombs", ("plain",)
@@ -304,15 +291,15 @@ _OF_JSON: Mapping[str, Callable[[Random, int], bytes]] = {
     "numbers": lambda random, _: random.of(_OF_NUMBERS) % random.of(_NUMBERS),
     **{"values": _many_values, "names": _many_names},
 }
-KINDS: tuple[Kind, ...] = (
-    *kinds_of(
+KINDS: tuple[specimen.Kind, ...] = (
+    *specimen.kinds_of(
         _HDF5,
         {name: _bounded(changed(attack)) for name, attack in _IN_ONE.items()},
         prefix="bomb-",
         specimens=_SPECIMENS,
         weight=0.8,
     ),
-    *kinds_of(
+    *specimen.kinds_of(
         _HDF5,
         {name: _in_all_ranks(attack) for name, attack in _IN_ALL.items()},
         prefix="bomb-",
@@ -320,23 +307,23 @@ KINDS: tuple[Kind, ...] = (
         specimens=_PLAIN,
         weight=0.5,
     ),
-    *kinds_of(_HDF5, _APPENDED, prefix="bomb-", specimens=_SPECIMENS, weight=0.3),
-    *kinds_of(
+    *specimen.kinds_of(_HDF5, _APPENDED, prefix="bomb-", specimens=_SPECIMENS, weight=0.3),
+    *specimen.kinds_of(
         _JOURNALS,
         {name: _journal(make) for name, make in _OF_JOURNALS.items()},
         prefix="bomb-journal-",
         specimens=("killed",),
         weight=0.8,
     ),
-    *kinds_of(_JOURNALS, {"bomb-journals": _bounded(_largest_journals)}, specimens=_PLAIN, weight=0.3),
-    *kinds_of(
+    *specimen.kinds_of(_JOURNALS, {"bomb-journals": _bounded(_largest_journals)}, specimens=_PLAIN, weight=0.3),
+    *specimen.kinds_of(
         _JSON,
         {name: _record(make) for name, make in _OF_JSON.items()},
         prefix="bomb-json-",
         specimens=_PLAIN,
         weight=1.2,
     ),
-    *kinds_of(_JSON, {"bomb-snapshots": _bounded(_large_snapshots)}, specimens=_PLAIN, weight=0.3),
+    *specimen.kinds_of(_JSON, {"bomb-snapshots": _bounded(_large_snapshots)}, specimens=_PLAIN, weight=0.3),
 )
 
 
@@ -391,10 +378,12 @@ class Measured:
 def measure(folder: Path) -> Iterator[Measured]:
     """Yield what reports and dumps take: of a sound run, of one bomb, and of 64 of them in one run."""
     folder.mkdir(parents=True, exist_ok=True)
-    shelf = Shelf(folder / "specimens")
+    shelf = specimen.Shelf(folder / "specimens")
     random = random_of("memory", 1)
     sound = shelf.copy("plain", folder / "sound")
-    large = RunCopy(SyntheticRun(num_ranks=_NUM_BOMBS, noise=0.02).write(folder / "large").path, _NUM_BOMBS, shelf)
+    large = specimen.RunCopy(
+        SyntheticRun(num_ranks=_NUM_BOMBS, noise=0.02).write(folder / "large").path, _NUM_BOMBS, shelf
+    )
     for memory in _MEMORY:
         yield from _of("a sound run of 4 ranks", sound, memory, ("report", "dump"))
         yield from _of(f"a sound run of {_NUM_BOMBS} ranks", large, memory, ("report",))
@@ -408,7 +397,7 @@ def measure(folder: Path) -> Iterator[Measured]:
         for name, num_rows in _ROWS.items():
             one = shelf.copy("plain", folder / "one")
             _bomb(one, [1], rows_of_zeros(num_rows, (table,)), random)
-            all_of_it = RunCopy(shutil.copytree(large.path, folder / "all"), _NUM_BOMBS, shelf)
+            all_of_it = specimen.RunCopy(shutil.copytree(large.path, folder / "all"), _NUM_BOMBS, shelf)
             _bomb(all_of_it, range(_NUM_BOMBS), rows_of_zeros(num_rows, (table,)), random)
             for memory in _MEMORY:
                 yield from _of(f"{table} of {name} in one rank", one, memory, ("report", "dump"))
@@ -417,7 +406,7 @@ def measure(folder: Path) -> Iterator[Measured]:
             shutil.rmtree(all_of_it.path)
 
 
-def _bomb(run: RunCopy, ranks: range | list[int], attack: Callable[..., None], random: Random) -> None:
+def _bomb(run: specimen.RunCopy, ranks: range | list[int], attack: Callable[..., None], random: Random) -> None:
     first, *others = ranks
     with opened(run.file(first)) as file:
         attack(file, random)
@@ -427,7 +416,7 @@ def _bomb(run: RunCopy, ranks: range | list[int], attack: Callable[..., None], r
             file.attrs["rank"] = rank
 
 
-def _of(what: str, run: RunCopy, memory: str, commands: tuple[str, ...]) -> Iterator[Measured]:
+def _of(what: str, run: specimen.RunCopy, memory: str, commands: tuple[str, ...]) -> Iterator[Measured]:
     for command in commands:
         named = str(run.path) if command == "report" else str(run.file(1))
         arguments = [sys.executable, "-m", "hpcpace", command, named, "--memory", memory]

@@ -17,19 +17,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from experiments.damage import specimen
 from experiments.damage.chance import Random
-from experiments.damage.specimen import (
-    ALL_WITH_FILES,
-    Damage,
-    Damaged,
-    Kind,
-    RunCopy,
-    header_of,
-    kinds_of,
-    of_rank,
-    of_ranks,
-    some_rank,
-)
 from hpcpace.trace.schema import header_values
 
 SUPERBLOCK_BYTES, HEADER_BYTES = 48, 4096
@@ -143,41 +132,41 @@ NO_FILES: Mapping[str, Make] = {
 """What may have the name of a file of a run."""
 
 
-def in_container(change: Change) -> Damage:
+def in_container(change: Change) -> specimen.Damage:
     """Return the damage that changes the bytes of one rank's HDF5 file."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        rank = specimen.some_rank(run, random)
         change_bytes(run.file(rank), random, change)
-        return of_rank(run, rank)
+        return specimen.of_rank(run, rank)
 
     return damage
 
 
-def instead(make: Make, suffix: str = ".h5") -> Damage:
+def instead(make: Make, suffix: str = ".h5") -> specimen.Damage:
     """Return the damage that puts something else in the place of one rank's file."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        rank = specimen.some_rank(run, random)
         path = run.file(rank).with_suffix(suffix)
         path.unlink(missing_ok=True)
         make(path, random)
-        return of_rank(run, rank, f"rank-{rank:05d}")
+        return specimen.of_rank(run, rank, f"rank-{rank:05d}")
 
     return damage
 
 
-def _several(run: RunCopy, random: Random) -> Damaged:
+def _several(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     ranks = frozenset(random.permutation(run.num_ranks)[: max(run.num_ranks // 2, 1)].tolist())
     for rank in sorted(ranks):
         change_bytes(run.file(rank), random)
-    return of_ranks(run, ranks)
+    return specimen.of_ranks(run, ranks)
 
 
-def _all(run: RunCopy, random: Random) -> Damaged:
+def _all(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     for rank in sorted(run.ranks):
         change_bytes(run.file(rank), random, truncate)
-    return of_ranks(run, run.ranks)
+    return specimen.of_ranks(run, run.ranks)
 
 
 def _program(path: Path, random: Random) -> None:
@@ -203,7 +192,7 @@ def _odd_format(path: Path, random: Random) -> None:
 
 def _circular(path: Path, random: Random) -> None:
     """Make HDF5 that has the right attributes and tables that are links: to itself, to nothing, to other files."""
-    values = header_values(header_of(0, 4))
+    values = header_values(specimen.header_of(0, 4))
     with h5py.File(path, "w", libver="v110") as file:
         file.attrs.update({name: values[name] for name in values.keys() - {"samples_unit", "interfaces"}})
         file["steps"] = h5py.SoftLink("/steps")
@@ -213,31 +202,31 @@ def _circular(path: Path, random: Random) -> None:
         file["phases"] = h5py.SoftLink("/nowhere")
 
 
-def _unreadable(run: RunCopy, random: Random) -> Damaged:
-    rank = some_rank(run, random)
+def _unreadable(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+    rank = specimen.some_rank(run, random)
     run.path.chmod(0o777)
     run.file(rank).chmod(0)
-    return of_rank(run, rank, f"rank-{rank:05d}", without_rights=True)
+    return specimen.of_rank(run, rank, f"rank-{rank:05d}", without_rights=True)
 
 
-def _unreadable_folder(run: RunCopy, random: Random) -> Damaged:
+def _unreadable_folder(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     run.path.chmod(0o777)
     run.attempt.trace_dir.chmod(random.one(0, 0o444, 0o111))
-    return Damaged(hurt=run.ranks, places=(str(run.path),), without_rights=True)
+    return specimen.Damaged(hurt=run.ranks, places=(str(run.path),), without_rights=True)
 
 
-def _copied_over(run: RunCopy, random: Random) -> Damaged:
+def _copied_over(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Copy one rank's file over another one's; the one that was copied stays sound."""
     source, target = random.permutation(run.num_ranks)[:2].tolist()
     shutil.copyfile(run.file(source), run.file(target))
-    return of_rank(run, target, f"rank-{target:05d}")
+    return specimen.of_rank(run, target, f"rank-{target:05d}")
 
 
-def _copied_beside(run: RunCopy, random: Random) -> Damaged:
-    source = some_rank(run, random)
+def _copied_beside(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+    source = specimen.some_rank(run, random)
     new = f"rank-{run.num_ranks + random.count(0, 3):05d}"
     shutil.copyfile(run.file(source), run.attempt.trace_dir / f"{new}.h5")
-    return Damaged(places=(new,), says=(new,))
+    return specimen.Damaged(places=(new,), says=(new,))
 
 
 def exchange_files(one: Path, other: Path) -> None:
@@ -247,17 +236,19 @@ def exchange_files(one: Path, other: Path) -> None:
     other.write_bytes(kept)
 
 
-def _exchanged(run: RunCopy, random: Random) -> Damaged:
+def _exchanged(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     one, other = random.permutation(run.num_ranks)[:2].tolist()
     exchange_files(run.file(one), run.file(other))
-    return of_ranks(run, {one, other})
+    return specimen.of_ranks(run, {one, other})
 
 
-def _missing(run: RunCopy, random: Random) -> Damaged:
+def _missing(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     ranks = frozenset(random.permutation(run.num_ranks)[: random.count(1, run.num_ranks)].tolist())
     for rank in ranks:
         run.file(rank).unlink()
-    return of_ranks(run, ranks, f"{len(ranks)} of {run.num_ranks} ranks have no readable trace", f"{min(ranks)}")
+    return specimen.of_ranks(
+        run, ranks, f"{len(ranks)} of {run.num_ranks} ranks have no readable trace", f"{min(ranks)}"
+    )
 
 
 _PNG = (
@@ -280,26 +271,26 @@ _FLIPS = {
 _OF_BYTES = {name: in_container(change) for name, change in CHANGES.items() if not name.startswith("flip")}
 _CUT, _OVERWRITTEN, _FILES = "cut short", "zeroed, overwritten, shifted", "foreign files"
 _RANKS = {"copied-over": _copied_over, "exchanged": _exchanged, "missing": _missing}
-_ANY, _SEVERAL = (*ALL_WITH_FILES, "killed", "hang"), ("plain", "hosts", "pipeline")
+_ANY, _SEVERAL = (*specimen.ALL_WITH_FILES, "killed", "hang"), ("plain", "hosts", "pipeline")
 
-KINDS: tuple[Kind, ...] = (
-    *kinds_of(_CUT, {"truncate": _OF_BYTES.pop("truncate")}, specimens=_ANY, weight=6),
-    *kinds_of(_CUT, {"truncate-all": _all}),
-    *kinds_of("bits flipped", _FLIPS, prefix="flip-", specimens=_ANY, weight=3),
-    *kinds_of(_OVERWRITTEN, {**_OF_BYTES, "several": _several}, specimens=_ANY, weight=3),
-    *kinds_of(
+KINDS: tuple[specimen.Kind, ...] = (
+    *specimen.kinds_of(_CUT, {"truncate": _OF_BYTES.pop("truncate")}, specimens=_ANY, weight=6),
+    *specimen.kinds_of(_CUT, {"truncate-all": _all}),
+    *specimen.kinds_of("bits flipped", _FLIPS, prefix="flip-", specimens=_ANY, weight=3),
+    *specimen.kinds_of(_OVERWRITTEN, {**_OF_BYTES, "several": _several}, specimens=_ANY, weight=3),
+    *specimen.kinds_of(
         _FILES,
         {name: instead(make) for name, make in _FOREIGN.items()},
         prefix="foreign-",
         specimens=("plain", "single"),
         weight=0.4,
     ),
-    *kinds_of(
+    *specimen.kinds_of(
         _FILES,
         {"unreadable": _unreadable, "unreadable-folder": _unreadable_folder},
         specimens=("plain",),
         weight=0.4,
     ),
-    *kinds_of("ranks missing, copied, exchanged", _RANKS, specimens=_SEVERAL),
-    *kinds_of("ranks missing, copied, exchanged", {"copied-beside": _copied_beside}),
+    *specimen.kinds_of("ranks missing, copied, exchanged", _RANKS, specimens=_SEVERAL),
+    *specimen.kinds_of("ranks missing, copied, exchanged", {"copied-beside": _copied_beside}),
 )

@@ -13,37 +13,26 @@ from pathlib import Path
 
 import h5py
 
+from experiments.damage import specimen
 from experiments.damage.chance import Random
 from experiments.damage.content import NO_FILES, Make
-from experiments.damage.specimen import (
-    Damage,
-    Damaged,
-    Kind,
-    RunCopy,
-    kinds_of,
-    of_rank,
-    of_ranks,
-    of_run,
-    seen_by_all,
-    some_rank,
-)
 from experiments.damage.tables import opened, some_column
 
 _TABLES = ("steps", "phases", "collectives", "groups", "clock", "account", "host", "network")
 _READ = ("steps", "phases", "collectives", "groups", "clock")
 _NUM_ROWS = 40
-Attack = Callable[[h5py.File, RunCopy, Random], None]
+Attack = Callable[[h5py.File, specimen.RunCopy, Random], None]
 
 
-def _hostile(attack: Attack) -> Damage:
+def _hostile(attack: Attack) -> specimen.Damage:
     """Return the damage that one attack does to a rank's file, as `tables.changed` does others."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         run.shelf.secret.make()
-        rank = some_rank(run, random)
+        rank = specimen.some_rank(run, random)
         with opened(run.file(rank)) as file:
             attack(file, run, random)
-        return seen_by_all(run, random, of_rank(run, rank))
+        return specimen.seen_by_all(run, random, specimen.of_rank(run, rank))
 
     return damage
 
@@ -69,40 +58,40 @@ def _put(file: h5py.File, random: Random, made: h5py.SoftLink | h5py.ExternalLin
     place[name] = made
 
 
-def _soft_link(file: h5py.File, run: RunCopy, random: Random) -> None:
+def _soft_link(file: h5py.File, run: specimen.RunCopy, random: Random) -> None:
     places = ("/steps", "/steps/end_ns", "/collectives", "/nowhere", "/", ".", "..", "/steps/" * 500)
     _put(file, random, h5py.SoftLink(random.of(places)))
 
 
-def _circle_of_soft_links(file: h5py.File, run: RunCopy, random: Random) -> None:
+def _circle_of_soft_links(file: h5py.File, run: specimen.RunCopy, random: Random) -> None:
     file["one"], file["other"] = h5py.SoftLink("/other"), h5py.SoftLink("/one")
     _put(file, random, h5py.SoftLink("/one"))
 
 
-def _external_link(file: h5py.File, run: RunCopy, random: Random) -> None:
+def _external_link(file: h5py.File, run: specimen.RunCopy, random: Random) -> None:
     place = random.one("/steps", "/steps/begin_ns", "/groups/name", "/")
     _put(file, random, h5py.ExternalLink(_leading(run, random), place))
 
 
-def _hard_loop(file: h5py.File, run: RunCopy, random: Random) -> None:
+def _hard_loop(file: h5py.File, run: specimen.RunCopy, random: Random) -> None:
     """Let a group hold the root or a table that holds it."""
     _put(file, random, random.one(file["/"], file[random.of(_READ)]))
 
 
-def _table_of_another_name(file: h5py.File, run: RunCopy, random: Random) -> None:
+def _table_of_another_name(file: h5py.File, run: specimen.RunCopy, random: Random) -> None:
     one, other = random.permutation(_READ)[:2]
     del file[one]
     file[one] = file[other]
 
 
-def _external_storage(file: h5py.File, run: RunCopy, random: Random) -> None:
+def _external_storage(file: h5py.File, run: specimen.RunCopy, random: Random) -> None:
     table, column, dtype = _taken(file, random)
     size = random.one(h5py.h5f.UNLIMITED, _NUM_ROWS * dtype.itemsize)
     storage = [(_leading(run, random), random.one(0, 8, 1 << 40), size)]
     table.create_dataset(column, shape=(_NUM_ROWS,), dtype=dtype, external=storage)
 
 
-def _virtual_layout(file: h5py.File, run: RunCopy, random: Random) -> None:
+def _virtual_layout(file: h5py.File, run: specimen.RunCopy, random: Random) -> None:
     table, column, dtype = _taken(file, random)
     layout = h5py.VirtualLayout(shape=(_NUM_ROWS,), dtype=dtype)
     layout[:] = h5py.VirtualSource(_leading(run, random), table.name + "/" + column, shape=(_NUM_ROWS,))
@@ -113,7 +102,7 @@ def _create(table: h5py.Group, column: str, dtype: h5py.Datatype, space: h5py.h5
     h5py.h5d.create(table.id, column.encode(), h5py.h5t.py_create(dtype), space, properties)
 
 
-def _endless_virtual_layout(file: h5py.File, run: RunCopy, random: Random) -> None:
+def _endless_virtual_layout(file: h5py.File, run: specimen.RunCopy, random: Random) -> None:
     """Take an extent that HDF5 learns from the files that the layout names; %b numbers these without end."""
     table, column, dtype = _taken(file, random)
     unlimited = h5py.h5s.UNLIMITED
@@ -130,7 +119,7 @@ def _endless_virtual_layout(file: h5py.File, run: RunCopy, random: Random) -> No
     _create(table, column, dtype, virtual, properties)
 
 
-def _unknown_filter(file: h5py.File, run: RunCopy, random: Random) -> None:
+def _unknown_filter(file: h5py.File, run: specimen.RunCopy, random: Random) -> None:
     """Ask for a filter that HDF5 would load from a plugin, or that it has and a trace does not."""
     table, column, dtype = _taken(file, random)
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -142,7 +131,7 @@ def _unknown_filter(file: h5py.File, run: RunCopy, random: Random) -> None:
     _create(table, column, dtype, h5py.h5s.create_simple((_NUM_ROWS,), (h5py.h5s.UNLIMITED,)), properties)
 
 
-def _leading(run: RunCopy, random: Random) -> str:
+def _leading(run: specimen.RunCopy, random: Random) -> str:
     """Return a path to a secret, or to something that never ends."""
     secret, pipe = run.shelf.secret, run.path / "pipe"
     if not pipe.exists():
@@ -152,25 +141,25 @@ def _leading(run: RunCopy, random: Random) -> str:
     return str(random.of(paths))
 
 
-Lead = Callable[[RunCopy, Path, Random], object]
+Lead = Callable[[specimen.RunCopy, Path, Random], object]
 """Puts what leads elsewhere at a path."""
 
 
-def _instead(lead: Lead, suffix: str) -> Damage:
+def _instead(lead: Lead, suffix: str) -> specimen.Damage:
     """Return the damage that puts what leads elsewhere in the place of one rank's file."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         run.shelf.secret.make()
-        rank = some_rank(run, random)
+        rank = specimen.some_rank(run, random)
         path = run.file(rank).with_suffix(suffix)
         path.unlink(missing_ok=True)
         lead(run, path, random)
-        return seen_by_all(run, random, of_rank(run, rank, path.name))
+        return specimen.seen_by_all(run, random, specimen.of_rank(run, rank, path.name))
 
     return damage
 
 
-def _link_to_secret(run: RunCopy, path: Path, random: Random) -> None:
+def _link_to_secret(run: specimen.RunCopy, path: Path, random: Random) -> None:
     """Link to the secret file of the same kind, or to its text; relative or absolute, directly or by another link."""
     secret = run.shelf.secret
     target = secret.trace().with_suffix(path.suffix) if random.maybe(0.7) else secret.text
@@ -181,15 +170,15 @@ def _link_to_secret(run: RunCopy, path: Path, random: Random) -> None:
     path.symlink_to(name)
 
 
-def _link_to_environment(run: RunCopy, path: Path, random: Random) -> None:
+def _link_to_environment(run: specimen.RunCopy, path: Path, random: Random) -> None:
     names = ("/proc/self/environ", "/proc/self/mem", "/proc/self/fd/0", "/proc/kmsg", "/dev/zero", "/dev/tty")
     path.symlink_to(random.of(names))
 
 
-def _linked_folder(name: str) -> Damage:
+def _linked_folder(name: str) -> specimen.Damage:
     """Return the damage that puts a link to the secret's folder in the place of one of the run's."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         secret = run.shelf.secret.make()
         place, target = (
             (run.attempt.path, secret.attempt)
@@ -199,11 +188,11 @@ def _linked_folder(name: str) -> Damage:
                 secret.trace().parent,
             )
         )
-        said = of_ranks(run, run.ranks)
+        said = specimen.of_ranks(run, run.ranks)
         shutil.rmtree(place)
         place.symlink_to(target)
         audit = ("audit", "--from", str(run.path))
-        return Damaged(hurt=said.hurt, places=(*said.places, str(run.path)), views=(audit, (*audit, "--json")))
+        return specimen.Damaged(hurt=said.hurt, places=(*said.places, str(run.path)), views=(audit, (*audit, "--json")))
 
     return damage
 
@@ -212,20 +201,20 @@ RECORDS = ("run.json", "result.json", "trial.json", "snapshot/n0.json")
 """The JSON files of an attempt, with the folder of the snapshots."""
 
 
-def _record_instead(lead: Lead) -> Damage:
+def _record_instead(lead: Lead) -> specimen.Damage:
     """Return the damage that puts what leads elsewhere in the place of a JSON file; all ranks stay sound."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         run.shelf.secret.make()
         path = run.attempt.path / random.of(RECORDS)
         path.parent.mkdir(exist_ok=True)
         lead(run, path, random)
-        return seen_by_all(run, random, of_run(run))
+        return specimen.seen_by_all(run, random, specimen.of_run(run))
 
     return damage
 
 
-def _record_to_secret(run: RunCopy, path: Path, random: Random) -> None:
+def _record_to_secret(run: specimen.RunCopy, path: Path, random: Random) -> None:
     secret = run.shelf.secret
     path.symlink_to(secret.attempt / path.relative_to(run.attempt.path) if random.maybe(0.8) else secret.text)
 
@@ -234,26 +223,26 @@ def _made(make: Make) -> Lead:
     return lambda run, path, random: make(path, random)
 
 
-def _linked_snapshots(run: RunCopy, random: Random) -> Damaged:
+def _linked_snapshots(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     (run.attempt.path / "snapshot").symlink_to(run.shelf.secret.make().attempt / "snapshot")
-    return seen_by_all(run, random, of_run(run))
+    return specimen.seen_by_all(run, random, specimen.of_run(run))
 
 
-def _linked_outputs(run: RunCopy, random: Random) -> Damaged:
+def _linked_outputs(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Let the names of what is written lead to the secret: it must neither be changed nor read."""
     secret = run.shelf.secret.make()
     for name in ("summary.json", "report.html"):
         (run.path / name).symlink_to(secret.text)
-    return seen_by_all(run, random, of_run(run))
+    return specimen.seen_by_all(run, random, specimen.of_run(run))
 
 
-def _lying_record(run: RunCopy, random: Random) -> Damaged:
+def _lying_record(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Name the secret in a JSON file where a reader might take a text for the path of a file."""
     path = str(run.shelf.secret.make().text)
     ranks = [{"rank": 0, "host": path}]
     record = {"ranks": ranks, "config": {"file": path}, "environment": {}, "versions": {"a": path}}
     run.attempt.run_json.write_text(json.dumps(record))
-    return seen_by_all(run, random, of_run(run))
+    return specimen.seen_by_all(run, random, specimen.of_run(run))
 
 
 _HDF5, _LINKED, _RECORDS = "HDF5 that leads elsewhere", "links, pipes and devices", "JSON files that lead elsewhere"
@@ -274,28 +263,32 @@ _OF_RECORDS: dict[str, Lead] = {
 _SOCKET = _instead(_made(NO_FILES["socket"]), ".journal")
 
 
-def _all_instead(suffix: str) -> dict[str, Damage]:
+def _all_instead(suffix: str) -> dict[str, specimen.Damage]:
     return {name: _instead(lead, suffix) for name, lead in _LEADS.items()}
 
 
-KINDS: tuple[Kind, ...] = (
-    *kinds_of(_HDF5, {name: _hostile(attack) for name, attack in _ATTACKS.items()}, specimens=_SPECIMENS, weight=1.5),
-    *kinds_of(_LINKED, _all_instead(".h5"), prefix="trace-", specimens=_SPECIMENS),
-    *kinds_of(_LINKED, _all_instead(".journal"), prefix="journal-", specimens=_KILLED),
-    *kinds_of(_LINKED, {"journal-to-secret-of-closed": _instead(_link_to_secret, ".journal")}, specimens=_SPECIMENS),
-    *kinds_of(_LINKED, {"journal-socket": _SOCKET}, specimens=("killed",)),
-    *kinds_of(
+KINDS: tuple[specimen.Kind, ...] = (
+    *specimen.kinds_of(
+        _HDF5, {name: _hostile(attack) for name, attack in _ATTACKS.items()}, specimens=_SPECIMENS, weight=1.5
+    ),
+    *specimen.kinds_of(_LINKED, _all_instead(".h5"), prefix="trace-", specimens=_SPECIMENS),
+    *specimen.kinds_of(_LINKED, _all_instead(".journal"), prefix="journal-", specimens=_KILLED),
+    *specimen.kinds_of(
+        _LINKED, {"journal-to-secret-of-closed": _instead(_link_to_secret, ".journal")}, specimens=_SPECIMENS
+    ),
+    *specimen.kinds_of(_LINKED, {"journal-socket": _SOCKET}, specimens=("killed",)),
+    *specimen.kinds_of(
         _LINKED,
         {"attempt": _linked_folder("attempt"), "traces": _linked_folder("trace"), "outputs": _linked_outputs},
         end="-to-secret",
         specimens=_PLAIN,
         weight=0.3,
     ),
-    *kinds_of(
+    *specimen.kinds_of(
         _RECORDS,
         {name: _record_instead(lead) for name, lead in _OF_RECORDS.items()} | {"of-paths": _lying_record},
         prefix="record-",
         specimens=_PLAIN,
     ),
-    *kinds_of(_RECORDS, {"snapshots-to-secret": _linked_snapshots}, specimens=_PLAIN, weight=0.4),
+    *specimen.kinds_of(_RECORDS, {"snapshots-to-secret": _linked_snapshots}, specimens=_PLAIN, weight=0.4),
 )

@@ -12,19 +12,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from experiments.damage import specimen
 from experiments.damage.chance import Random
 from experiments.damage.content import NO_FILES, Make, flips, in_container, link, truncate, write
-from experiments.damage.specimen import (
-    ALL_WITH_FILES,
-    Damage,
-    Damaged,
-    Kind,
-    RunCopy,
-    kinds_of,
-    of_ranks,
-    of_run,
-    some_rank,
-)
 from experiments.damage.tables import change_all, changed, changed_all, opened, resize
 
 SCRIPT = "<script>alert(1)</script>"
@@ -39,24 +29,24 @@ _TEXTS = ("host", "host_key", "run_id", "mesh", "topology_addr", "job_id", "boot
 _SIZES = (-1, 0, 3, 10_000, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -(2**63))
 
 
-def _sound(run: RunCopy, *says: str) -> Damaged:
-    return of_run(run, *says, never=(SCRIPT,))
+def _sound(run: specimen.RunCopy, *says: str) -> specimen.Damaged:
+    return specimen.of_run(run, *says, never=(SCRIPT,))
 
 
-def _in_all(attack: Callable[[h5py.File, Random], object]) -> Damage:
+def _in_all(attack: Callable[[h5py.File, Random], object]) -> specimen.Damage:
     """Return the damage to the headers of all ranks, which must be reported, with the names escaped."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         change_all(run, random, attack)
-        return of_run(run, never=_RAW_HTML)
+        return specimen.of_run(run, never=_RAW_HTML)
 
     return damage
 
 
-def _named(attribute: str) -> Damage:
+def _named(attribute: str) -> specimen.Damage:
     """Return the damage that gives odd names to all ranks, different ones or the same."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         # Ranks with different run ids are of different runs; see the kind "mixed-runs".
         names = [random.of(_NAMES)] if random.maybe() or attribute == "run_id" else _NAMES
         return _in_all(lambda file, random: _set(file, attribute, random.of(names)))(run, random)
@@ -84,16 +74,16 @@ def _units(file: h5py.File, random: Random) -> None:
     file["network"].attrs.create("interfaces", ["<b>", "\x1b[2J"], dtype=h5py.string_dtype())
 
 
-def _run_folder(run: RunCopy, random: Random) -> Damaged:
+def _run_folder(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Give the run's own folder a name that would steer a terminal; the caller finds it by the only entry there."""
     name = "run \x1b[31m" + SCRIPT.replace("/", "") + "\n\u202e[bold]"
     for path in sorted(run.path.iterdir()):
         (run.path / name).mkdir(exist_ok=True)
         path.rename(run.path / name / path.name)
-    return Damaged(places=("run ",), never=(SCRIPT.replace("/", ""),))
+    return specimen.Damaged(places=("run ",), never=(SCRIPT.replace("/", ""),))
 
 
-def run_folder(run: RunCopy) -> Path:
+def run_folder(run: specimen.RunCopy) -> Path:
     """Return the folder to report: the run's, or where it was moved to."""
     inside = [path for path in run.path.iterdir() if path.name.startswith("run ")]
     return inside[0] if inside else run.path
@@ -103,8 +93,8 @@ def _size(attribute: str) -> Callable[[h5py.File, Random], None]:
     return lambda file, random: _set(file, attribute, random.of(_SIZES))
 
 
-def _size_all(attribute: str) -> Damage:
-    def damage(run: RunCopy, random: Random) -> Damaged:
+def _size_all(attribute: str) -> specimen.Damage:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         value = random.of(_SIZES)
         return changed_all(lambda file, _: _set(file, attribute, value))(run, random)
 
@@ -128,13 +118,13 @@ def _nodes(file: h5py.File, random: Random) -> None:
     file.attrs["host"], file.attrs["host_key"] = f"n{random.count(0, 3)}", f"k{random.count(0, 3)}"
 
 
-_HEADERS: dict[str, Damage] = {
+_HEADERS: dict[str, specimen.Damage] = {
     **{f"size-{name}": changed(_size(name)) for name in ("world_size", "rank", "node", "attempt", "pp", "tp")},
     "size-local_size": changed(_size("local_size")),
     "attribute-type": changed(lambda file, random: _set(file, random.of(_ATTRIBUTES), random.of(_ODD_TYPES))),
     "no-attribute": changed(lambda file, random: file.attrs.pop(random.of(sorted(file.attrs)))),
 }
-_CONTRADICTING: dict[str, Damage] = {
+_CONTRADICTING: dict[str, specimen.Damage] = {
     "addresses": _in_all(lambda file, random: _set(file, "topology_addr", random.of(_ADDRESSES))),
     "nodes": _in_all(_nodes),
 }
@@ -163,19 +153,19 @@ _RECORD_BYTES = (
 )
 
 
-def _record(run: RunCopy, random: Random) -> Damaged:
+def _record(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     run.attempt.run_json.write_text(json.dumps(random.of(_ODD_RECORDS)))
     run.file(run.num_ranks - 1).unlink()
-    return of_ranks(run, {run.num_ranks - 1})
+    return specimen.of_ranks(run, {run.num_ranks - 1})
 
 
-def _record_bytes(run: RunCopy, random: Random) -> Damaged:
+def _record_bytes(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     run.attempt.run_json.write_bytes(random.one(*_RECORD_BYTES, random.bytes(1000)))
     return _sound(run)
 
 
-def _record_instead(make: Make) -> Damage:
-    def damage(run: RunCopy, random: Random) -> Damaged:
+def _record_instead(make: Make) -> specimen.Damage:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         run.attempt.run_json.unlink(missing_ok=True)
         make(run.attempt.run_json, random)
         return _sound(run)
@@ -183,10 +173,10 @@ def _record_instead(make: Make) -> Damage:
     return damage
 
 
-def _taken(make: Make) -> Damage:
+def _taken(make: Make) -> specimen.Damage:
     """Return the damage that puts something where the report is written to."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         for name in random.one(("summary.json",), ("report.html",), ("summary.json", "report.html")):
             make(run.path / name, random)
         return _sound(run)
@@ -194,12 +184,12 @@ def _taken(make: Make) -> Damage:
     return damage
 
 
-def _read_only(run: RunCopy, random: Random) -> Damaged:
+def _read_only(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     run.path.chmod(0o555)
-    return Damaged(says=("cannot write", "summary.json"), without_rights=True)
+    return specimen.Damaged(says=("cannot write", "summary.json"), without_rights=True)
 
 
-def _extra(run: RunCopy, random: Random) -> Damaged:
+def _extra(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Put files of other programs, and unfinished files, next to the traces."""
     names = ("core.1234", ".nfs0001", "rank-00000.h5-new", "rank-00001.journal-new", "rank-x.h5", "rank-1.txt", "a b\n")
     for name in names:
@@ -208,26 +198,26 @@ def _extra(run: RunCopy, random: Random) -> Damaged:
     return _sound(run)
 
 
-def _many_digits(run: RunCopy, random: Random) -> Damaged:
+def _many_digits(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Leave a file whose name has a rank of tens or hundreds of digits."""
     shutil.copyfile(run.file(0), run.attempt.trace_dir / f"rank-{'9' * random.one(20, 200)}.h5")
-    return Damaged(places=("rank-9999",), says=("rank-9999",))
+    return specimen.Damaged(places=("rank-9999",), says=("rank-9999",))
 
 
-def _first_attempt(run: RunCopy, random: Random) -> Damaged:
+def _first_attempt(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Damage an attempt that is not the one that is shown: nothing of it matters."""
     for path in sorted((run.path / "attempt-0" / "trace").iterdir()):
         path.write_bytes(random.bytes(500))
     return _sound(run)
 
 
-def _empty_attempt(run: RunCopy, random: Random) -> Damaged:
+def _empty_attempt(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     made = run.path / f"attempt-{random.count(2, 7)}"
     random.one(made, made / "trace").mkdir(parents=True)
-    return Damaged(hurt=run.ranks, places=(made.name,))
+    return specimen.Damaged(hurt=run.ranks, places=(made.name,))
 
 
-def _odd_attempts(run: RunCopy, random: Random) -> Damaged:
+def _odd_attempts(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Leave things that look like attempts and are none."""
     (run.path / "attempt-7").write_text("a file")
     for name in ("attempt-", "attempt-x"):
@@ -237,38 +227,38 @@ def _odd_attempts(run: RunCopy, random: Random) -> Damaged:
     return _sound(run)
 
 
-def _attempt_of_digits(run: RunCopy, random: Random) -> Damaged:
+def _attempt_of_digits(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     shutil.copytree(run.attempt.path, run.path / ("attempt-" + "9" * 100))
     return _sound(run)
 
 
-def _gone(place: Callable[[RunCopy], Path], *, is_made: bool) -> Damage:
+def _gone(place: Callable[[specimen.RunCopy], Path], *, is_made: bool) -> specimen.Damage:
     """Return the damage that removes a folder, or puts a file, or an empty folder, in its place."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         path = place(run)
         shutil.rmtree(path)
         if random.maybe():
             path.write_text("a file")
         elif is_made:
             path.mkdir()
-        return Damaged(hurt=run.ranks, places=(str(path),))
+        return specimen.Damaged(hurt=run.ranks, places=(str(path),))
 
     return damage
 
 
-def _hang(run: RunCopy, random: Random) -> Damaged:
+def _hang(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Leave a hang as it is, or with a rank that has no trace: the operation and who is inside of it are named."""
     if random.maybe():
-        return Damaged(says=("never completed", "ranks 1-3 inside", "no record of it from rank 0"))
+        return specimen.Damaged(says=("never completed", "ranks 1-3 inside", "no record of it from rank 0"))
     for path in (run.file(3), run.journal(3)):
         path.unlink()
-    return Damaged(hurt=frozenset({3}), says=("never completed", "ranks 1-2 inside"))
+    return specimen.Damaged(hurt=frozenset({3}), says=("never completed", "ranks 1-2 inside"))
 
 
-def _hang_closed(run: RunCopy, random: Random) -> Damaged:
+def _hang_closed(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Let all ranks but one close their traces with an operation that never completed."""
-    absent = some_rank(run, random)
+    absent = specimen.some_rank(run, random)
     for rank in sorted(run.ranks):
         with opened(run.file(rank)) as file:
             table = file["collectives"]
@@ -276,7 +266,7 @@ def _hang_closed(run: RunCopy, random: Random) -> Damaged:
                 resize(table, len(table["step"]) - 1)
             else:
                 table["exit_kind"][-1], table["exit_ns"][-1] = 2, 0
-    return Damaged(says=("never completed", f"{absent}"))
+    return specimen.Damaged(says=("never completed", f"{absent}"))
 
 
 _NAMED, _SIZED = "names with HTML and control characters", "headers"
@@ -289,46 +279,48 @@ _GONE = {
     **{"trace": _gone(lambda run: run.attempt.trace_dir, is_made=False)},
     **{"run": _gone(lambda run: run.path, is_made=True)},
 }
-KINDS: tuple[Kind, ...] = (
-    *kinds_of(_NAMED, {"name-host": _named("host")}, specimens=(*ALL_WITH_FILES, "no-clock"), weight=4),
-    *kinds_of(_NAMED, {name: _named(name) for name in _TEXTS[1:]}, prefix="name-", weight=0.5),
-    *kinds_of(
+KINDS: tuple[specimen.Kind, ...] = (
+    *specimen.kinds_of(
+        _NAMED, {"name-host": _named("host")}, specimens=(*specimen.ALL_WITH_FILES, "no-clock"), weight=4
+    ),
+    *specimen.kinds_of(_NAMED, {name: _named(name) for name in _TEXTS[1:]}, prefix="name-", weight=0.5),
+    *specimen.kinds_of(
         _NAMED,
         {"group": _in_all(_group_names), "unit": _in_all(_units), "not-utf8": changed(_not_utf8)},
         prefix="name-",
     ),
-    *kinds_of(_NAMED, {"name-run-folder": _run_folder}, specimens=_PLAIN, weight=0.4),
-    *kinds_of(_SIZED, _CONTRADICTING, specimens=("hosts", "pipeline")),
-    *kinds_of(_SIZED, _HEADERS, weight=1.5),
-    *kinds_of(
+    *specimen.kinds_of(_NAMED, {"name-run-folder": _run_folder}, specimens=_PLAIN, weight=0.4),
+    *specimen.kinds_of(_SIZED, _CONTRADICTING, specimens=("hosts", "pipeline")),
+    *specimen.kinds_of(_SIZED, _HEADERS, weight=1.5),
+    *specimen.kinds_of(
         _SIZED,
         {name: _size_all(name) for name in ("world_size", "node", "attempt", "pp", "dp")},
         prefix="size-",
         end="-all",
         weight=0.6,
     ),
-    *kinds_of(_RECORD, {"record": _record, "record-bytes": _record_bytes}, specimens=_PLAIN, weight=1.5),
-    *kinds_of(
+    *specimen.kinds_of(_RECORD, {"record": _record, "record-bytes": _record_bytes}, specimens=_PLAIN, weight=1.5),
+    *specimen.kinds_of(
         _RECORD,
         {name: _record_instead(NO_FILES[name]) for name in ("fifo", "folder", "sparse", "link-to-zero")},
         prefix="record-",
         specimens=_PLAIN,
         weight=0.3,
     ),
-    *kinds_of(
+    *specimen.kinds_of(
         _PLACES,
         {name: _taken(make) for name, make in _PLACED.items()},
         prefix="taken-",
         specimens=("plain", "single"),
         weight=0.4,
     ),
-    *kinds_of(_PLACES, {"read-only": _read_only}, specimens=_PLAIN, weight=0.4),
-    *kinds_of(_ATTEMPTS, {"extra-files": _extra, "many-digits": _many_digits}, weight=0.5),
-    *kinds_of(_ATTEMPTS, _LAST, prefix="last-attempt-", specimens=_TWO, weight=2),
-    *kinds_of(_ATTEMPTS, {"first-attempt": _first_attempt, "empty-attempt": _empty_attempt}, specimens=_TWO),
-    *kinds_of(_ATTEMPTS, {"odd-attempts": _odd_attempts}, specimens=("attempts", "plain"), weight=0.4),
-    *kinds_of(_ATTEMPTS, {"attempt-of-digits": _attempt_of_digits}, specimens=_PLAIN, weight=0.3),
-    *kinds_of(_ATTEMPTS, _GONE, end="-is-file", specimens=_PLAIN, weight=0.3),
-    *kinds_of(_HANGS, {"hang": _hang}, specimens=("hang",), weight=0.5),
-    *kinds_of(_HANGS, {"hang-closed": _hang_closed}, specimens=ALL_WITH_FILES[:3], weight=0.7),
+    *specimen.kinds_of(_PLACES, {"read-only": _read_only}, specimens=_PLAIN, weight=0.4),
+    *specimen.kinds_of(_ATTEMPTS, {"extra-files": _extra, "many-digits": _many_digits}, weight=0.5),
+    *specimen.kinds_of(_ATTEMPTS, _LAST, prefix="last-attempt-", specimens=_TWO, weight=2),
+    *specimen.kinds_of(_ATTEMPTS, {"first-attempt": _first_attempt, "empty-attempt": _empty_attempt}, specimens=_TWO),
+    *specimen.kinds_of(_ATTEMPTS, {"odd-attempts": _odd_attempts}, specimens=("attempts", "plain"), weight=0.4),
+    *specimen.kinds_of(_ATTEMPTS, {"attempt-of-digits": _attempt_of_digits}, specimens=_PLAIN, weight=0.3),
+    *specimen.kinds_of(_ATTEMPTS, _GONE, end="-is-file", specimens=_PLAIN, weight=0.3),
+    *specimen.kinds_of(_HANGS, {"hang": _hang}, specimens=("hang",), weight=0.5),
+    *specimen.kinds_of(_HANGS, {"hang-closed": _hang_closed}, specimens=specimen.ALL_WITH_FILES[:3], weight=0.7),
 )

@@ -15,6 +15,7 @@ from unittest import mock
 import h5py
 import numpy as np
 
+from experiments.damage import specimen
 from experiments.damage.chance import Random
 from experiments.damage.content import (
     CHANGES,
@@ -29,17 +30,6 @@ from experiments.damage.content import (
     overwrite,
     truncate,
     zero,
-)
-from experiments.damage.specimen import (
-    Damage,
-    Damaged,
-    Kind,
-    RunCopy,
-    kinds_of,
-    of_rank,
-    of_ranks,
-    seen_by_all,
-    some_rank,
 )
 from experiments.damage.tables import opened, resize
 from hpcpace.core.rundir import Attempt
@@ -67,7 +57,7 @@ class Pack:
     ranks: frozenset[int]
 
 
-def _pack(run: RunCopy, attempt: Attempt, random: Random, *, keep: bool = False) -> PackResult:
+def _pack(run: specimen.RunCopy, attempt: Attempt, random: Random, *, keep: bool = False) -> PackResult:
     """Pack an attempt into two packs, a run of one rank into one, with small chunks in half of the cases."""
     chunk_rows = random.one(PACK_CHUNK_ROWS, _SMALL_CHUNK)
     plan = PackPlan(has_ended=True, most_ranks=max(run.num_ranks // 2, 1), keep=keep)
@@ -85,47 +75,49 @@ def _packs_of(attempt: Attempt) -> list[Pack]:
     return found
 
 
-def _packed(run: RunCopy, random: Random, *, keep: bool = False) -> list[Pack]:
+def _packed(run: specimen.RunCopy, random: Random, *, keep: bool = False) -> list[Pack]:
     _pack(run, run.attempt, random, keep=keep)
     return _packs_of(run.attempt)
 
 
-def _seen(run: RunCopy, random: Random, damaged: Damaged) -> Damaged:
+def _seen(run: specimen.RunCopy, random: Random, damaged: specimen.Damaged) -> specimen.Damaged:
     """Let other programs read the damage, too: `pack` once more among them, and a report on what it leaves."""
-    seen = seen_by_all(run, random, damaged)
+    seen = specimen.seen_by_all(run, random, damaged)
     again = (("pack", str(run.path), "--ended"), ("report", str(run.path), "--json"))
     return replace(seen, views=(*seen.views, *again)) if random.maybe() else seen
 
 
-def _seen_after(damage: Damage) -> Damage:
+def _seen_after(damage: specimen.Damage) -> specimen.Damage:
     return lambda run, random: _seen(run, random, damage(run, random))
 
 
-def _to_one(damage: Callable[[RunCopy, Pack, Random], Damaged], *, keep: bool = False) -> Damage:
+def _to_one(
+    damage: Callable[[specimen.RunCopy, Pack, Random], specimen.Damaged], *, keep: bool = False
+) -> specimen.Damage:
     """Return the damage to one of the packs of a run."""
     return lambda run, random: damage(run, random.of(_packed(run, random, keep=keep)), random)
 
 
-def _of_pack(run: RunCopy, pack: Pack, *says: str) -> Damaged:
+def _of_pack(run: specimen.RunCopy, pack: Pack, *says: str) -> specimen.Damaged:
     """Return the expectation where one pack is damaged."""
-    said = of_ranks(run, pack.ranks, *says)
+    said = specimen.of_ranks(run, pack.ranks, *says)
     return replace(said, places=(*said.places, pack.path.name))
 
 
-def _changed(change: Change) -> Damage:
+def _changed(change: Change) -> specimen.Damage:
     """Return the damage that changes the bytes of one pack."""
 
-    def damage(run: RunCopy, pack: Pack, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
         change_bytes(pack.path, random, change)
         return _of_pack(run, pack)
 
     return _to_one(damage)
 
 
-def _instead(make: Make) -> Damage:
+def _instead(make: Make) -> specimen.Damage:
     """Return the damage that puts something else in the place of a pack."""
 
-    def damage(run: RunCopy, pack: Pack, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
         pack.path.unlink()
         make(pack.path, random)
         return _of_pack(run, pack, pack.path.name)
@@ -133,46 +125,46 @@ def _instead(make: Make) -> Damage:
     return _to_one(damage)
 
 
-def _beside(make: Make) -> Damage:
+def _beside(make: Make) -> specimen.Damage:
     """Return the damage that puts something that is no pack beside the packs of a run."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         _packed(run, random)
         path = run.attempt.trace_dir / random.of(_OTHER_NAMES)
         make(path, random)
-        return Damaged(places=(path.name,), says=(path.name,))
+        return specimen.Damaged(places=(path.name,), says=(path.name,))
 
     return damage
 
 
-def _missing(run: RunCopy, pack: Pack, random: Random) -> Damaged:
+def _missing(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     pack.path.unlink()
-    return of_ranks(run, pack.ranks, f"{len(pack.ranks)} of {run.num_ranks} ranks")
+    return specimen.of_ranks(run, pack.ranks, f"{len(pack.ranks)} of {run.num_ranks} ranks")
 
 
-def _all_missing(run: RunCopy, random: Random) -> Damaged:
+def _all_missing(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     for pack in _packed(run, random):
         pack.path.unlink()
-    return of_ranks(run, run.ranks)
+    return specimen.of_ranks(run, run.ranks)
 
 
-def _twice(run: RunCopy, pack: Pack, random: Random) -> Damaged:
+def _twice(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Copy a pack: its ranks are in two, both sound."""
     shutil.copyfile(pack.path, pack.path.with_name(random.of(_OTHER_NAMES)))
-    return Damaged(says=("in another pack, too",), blamed=frozenset())
+    return specimen.Damaged(says=("in another pack, too",), blamed=frozenset())
 
 
-def _twice_one_damaged(run: RunCopy, pack: Pack, random: Random) -> Damaged:
+def _twice_one_damaged(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Copy a pack and damage one of the two: the other one has all of its ranks."""
     copy = shutil.copyfile(pack.path, pack.path.with_name(random.of(_OTHER_NAMES)))
     change_bytes(random.one(pack.path, copy), random, flips(8, _STRUCTURE_BYTES), flips(64), truncate, zero, overwrite)
-    return Damaged()
+    return specimen.Damaged()
 
 
-def _foreign(run_id: str, attempt_number: int) -> Damage:
+def _foreign(run_id: str, attempt_number: int) -> specimen.Damage:
     """Return the damage that adds a pack of another job, whose slow rank must not be blamed."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         other = shutil.copytree(run.shelf.kept("pipeline"), run.path.with_name("other"))
         attempt = Attempt(other / "attempt-0")
         for rank, path in attempt.trace_files().items():
@@ -188,24 +180,24 @@ def _foreign(run_id: str, attempt_number: int) -> Damage:
         target = run.attempt.trace_dir / random.of(_OTHER_NAMES)
         shutil.copyfile(random.of(_packs_of(attempt)).path, target)
         shutil.rmtree(other)
-        return Damaged(places=(target.name,), says=(target.name,), blamed=frozenset())
+        return specimen.Damaged(places=(target.name,), says=(target.name,), blamed=frozenset())
 
     return damage
 
 
-def _with_originals(run: RunCopy, pack: Pack, random: Random) -> Damaged:
+def _with_originals(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Keep the files of the ranks beside a pack, and damage the pack, some of the files, or nothing."""
     hurt = random.one("pack", "file", "")
     if hurt == "file":
-        rank = some_rank(run, random)
+        rank = specimen.some_rank(run, random)
         change_bytes(run.file(rank), random, truncate, append, insert)
-        return of_rank(run, rank)
+        return specimen.of_rank(run, rank)
     if hurt:
         change_bytes(pack.path, random, flips(64), truncate, zero, overwrite)
-    return Damaged(blamed=frozenset())
+    return specimen.Damaged(blamed=frozenset())
 
 
-def _chunk_of_ranks(run: RunCopy, pack: Pack, random: Random) -> Damaged:
+def _chunk_of_ranks(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Damage one chunk of a table in which each rank has rows of its own: only ranks with rows in it may lose any."""
     with h5py.File(pack.path) as file:
         name = random.of([name for name in _RANK_TABLES if len(next(iter(file[name].values())))][:2])
@@ -219,10 +211,10 @@ def _chunk_of_ranks(run: RunCopy, pack: Pack, random: Random) -> Damaged:
     begin = chunk.byte_offset + int(random.integers(max(chunk.size - 8, 1)))
     content[begin : begin + 8] = random.bytes(8)
     pack.path.write_bytes(content)
-    return of_ranks(run, hurt, pack.path.name, f"table {name}", "is damaged and left out")
+    return specimen.of_ranks(run, hurt, pack.path.name, f"table {name}", "is damaged and left out")
 
 
-def _emptied(run: RunCopy, pack: Pack, random: Random) -> Damaged:
+def _emptied(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Leave a pack as HDF5 that has no ranks, no rows, or no tables."""
     without = random.one("tables", "rows", "ranks")
     with opened(pack.path) as file:
@@ -234,31 +226,31 @@ def _emptied(run: RunCopy, pack: Pack, random: Random) -> Damaged:
     return _of_pack(run, pack, pack.path.name)
 
 
-def _original_changed(run: RunCopy, random: Random) -> Damaged:
+def _original_changed(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Damage the file of a rank and pack the run: the others are packed, and this one is read as it is."""
-    rank = some_rank(run, random)
+    rank = specimen.some_rank(run, random)
     has_journal = run.journal(rank).exists() and random.maybe()
     change_bytes(run.journal(rank) if has_journal else run.file(rank), random)
     _packed(run, random)
-    return of_rank(run, rank)
+    return specimen.of_rank(run, rank)
 
 
-def _original_instead(make: Make) -> Damage:
+def _original_instead(make: Make) -> specimen.Damage:
     """Return the damage that puts something else in the place of a rank's file, and packs the run."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        rank = specimen.some_rank(run, random)
         run.file(rank).unlink()
         make(run.file(rank), random)
         result = _pack(run, run.attempt, random)
         if not [sentence for sentence in result.kept if run.file(rank).name in sentence]:
             raise AssertionError(f"pack does not say that {run.file(rank)} stays: {result.kept}")
-        return of_rank(run, rank, run.file(rank).name)
+        return specimen.of_rank(run, rank, run.file(rank).name)
 
     return damage
 
 
-def _some_packed(run: RunCopy, random: Random) -> Damaged:
+def _some_packed(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Leave some ranks with files of their own, some in a sound pack, and some in a damaged one."""
     first, second = _packed(run, random)
     for rank in first.ranks:
@@ -280,9 +272,11 @@ _BYTES, _OTHERS, _BEFORE = (
 )
 
 
-def _kinds(group: str, damages: dict[str, Damage], prefix: str = "pack-", **more: object) -> list[Kind]:
+def _kinds(
+    group: str, damages: dict[str, specimen.Damage], prefix: str = "pack-", **more: object
+) -> list[specimen.Kind]:
     seen = {name: _seen_after(damage) for name, damage in damages.items()}
-    return kinds_of(group, seen, prefix=prefix, **more)
+    return specimen.kinds_of(group, seen, prefix=prefix, **more)
 
 
 _TO_OTHERS = {
@@ -294,7 +288,7 @@ _DOUBLED = {
     **{"twice": _to_one(_twice), "with-originals": _to_one(_with_originals, keep=True)},
     **{"of-another-run": _foreign("other", 0), "of-another-start": _foreign("synthetic", 3)},
 }
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[specimen.Kind, ...] = (
     *_kinds(_BYTES, {name: _changed(change) for name, change in _CHANGES.items()}, specimens=_ANY, weight=2),
     *_kinds(_BYTES, {"chunk-of-ranks": _to_one(_chunk_of_ranks)}, specimens=_SOME, weight=3),
     *_kinds(_BYTES, {"emptied": _to_one(_emptied)}, specimens=_ANY, weight=0.5),

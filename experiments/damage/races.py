@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from experiments.damage.child import Child, Result, wait_for_one
 from experiments.damage.specimen import FIGURES, SCRIPT, Secret, Shelf, header_of

@@ -11,18 +11,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.damage import specimen
 from experiments.damage.chance import Random
-from experiments.damage.specimen import (
-    ALL_WITH_FILES,
-    Damage,
-    Damaged,
-    Kind,
-    RunCopy,
-    kinds_of,
-    of_rank,
-    of_ranks,
-    some_rank,
-)
 
 TABLES = ("steps", "phases", "collectives", "groups", "clock", "account")
 _STEPPED = ("steps", "phases", "collectives")
@@ -42,31 +32,31 @@ def opened(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def changed(attack: Attack, *says: str) -> Damage:
+def changed(attack: Attack, *says: str) -> specimen.Damage:
     """Return the damage to one rank's file."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        rank = specimen.some_rank(run, random)
         with opened(run.file(rank)) as file:
             attack(file, random)
-        return of_rank(run, rank, *says)
+        return specimen.of_rank(run, rank, *says)
 
     return damage
 
 
-def change_all(run: RunCopy, random: Random, attack: Attack) -> None:
+def change_all(run: specimen.RunCopy, random: Random, attack: Attack) -> None:
     """Change the files of all ranks alike."""
     for rank in sorted(run.ranks):
         with opened(run.file(rank)) as file:
             attack(file, random)
 
 
-def changed_all(attack: Attack) -> Damage:
+def changed_all(attack: Attack) -> specimen.Damage:
     """Return the damage to the files of all ranks alike."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         change_all(run, random, attack)
-        return of_ranks(run, run.ranks)
+        return specimen.of_ranks(run, run.ranks)
 
     return damage
 
@@ -229,7 +219,7 @@ def _newer_minor(file: h5py.File, random: Random) -> None:
     file["collectives"]["op"][num_rows // 2 :] = 99
 
 
-def _version(text: str) -> Damage:
+def _version(text: str) -> specimen.Damage:
     return changed(lambda file, _: file.attrs.__setitem__("format_version", text), text[:20])
 
 
@@ -281,9 +271,9 @@ def _limits(file: h5py.File, random: Random) -> None:
         file["clock"][name][...] = (limits.min, limits.max)
 
 
-def _wrong(run: RunCopy, random: Random) -> Damaged:
+def _wrong(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Make one host's clock wrong by 50 ms, which no half-width explains: it has to be named."""
-    rank = some_rank(run, random)
+    rank = specimen.some_rank(run, random)
     with opened(run.file(rank)) as file:
         host = str(file.attrs["host"])
 
@@ -292,7 +282,7 @@ def _wrong(run: RunCopy, random: Random) -> Damaged:
             file["clock"]["offset_ns"][...] = file["clock"]["offset_ns"][()] + 50_000_000
 
     change_all(run, random, attack)
-    return of_rank(run, rank, "the clock of", host, "wrong by at least", hurt=frozenset())
+    return specimen.of_rank(run, rank, "the clock of", host, "wrong by at least", hurt=frozenset())
 
 
 _BEGINS_AND_ENDS = ("steps/begin_ns", "steps/end_ns", "collectives/enter_ns", "collectives/exit_ns")
@@ -352,19 +342,21 @@ _VERSIONS = ("2.0", "999999.0", "0.9", "1", "one", "", "9" * 5000, "-1.0")
 _WEIGHTS = {"values that cannot be": 2.0, "clocks": 1.5, "tables of another shape": 1.5}
 
 
-def _kinds() -> Iterator[Kind]:
+def _kinds() -> Iterator[specimen.Kind]:
     for group, attacks in _IN_ONE.items():
         in_one = {name: changed(attack) for name, attack in attacks.items()}
         in_all = {name: changed_all(attack) for name, attack in attacks.items() if name in _IN_ALL}
-        all_of = {"specimens": ("hosts", "pipeline") if group == "clocks" else ALL_WITH_FILES, "weight": 0.5}
-        yield from kinds_of(group, in_one, weight=_WEIGHTS.get(group, 1.0))
-        yield from kinds_of(group, in_all, end="-all", **all_of)
+        all_of = {"specimens": ("hosts", "pipeline") if group == "clocks" else specimen.ALL_WITH_FILES, "weight": 0.5}
+        yield from specimen.kinds_of(group, in_one, weight=_WEIGHTS.get(group, 1.0))
+        yield from specimen.kinds_of(group, in_all, end="-all", **all_of)
 
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[specimen.Kind, ...] = (
     *_kinds(),
-    *kinds_of("values that cannot be", {"odd-sequence": changed(_SEQUENCE)}, specimens=_SEVERAL),
-    *kinds_of("values that cannot be", {"odd-sequence-all": changed_all(_SEQUENCE)}),
-    *kinds_of("versions", {text or "empty": _version(text) for text in _VERSIONS}, prefix="version-", weight=0.4),
-    *kinds_of("clocks", {"clock-wrong": _wrong}, specimens=("hosts",)),
+    *specimen.kinds_of("values that cannot be", {"odd-sequence": changed(_SEQUENCE)}, specimens=_SEVERAL),
+    *specimen.kinds_of("values that cannot be", {"odd-sequence-all": changed_all(_SEQUENCE)}),
+    *specimen.kinds_of(
+        "versions", {text or "empty": _version(text) for text in _VERSIONS}, prefix="version-", weight=0.4
+    ),
+    *specimen.kinds_of("clocks", {"clock-wrong": _wrong}, specimens=("hosts",)),
 )

@@ -10,22 +10,7 @@ from pathlib import Path
 
 from experiments.jobs import in_processes
 from experiments.pages import RESULTS, command, table
-from experiments.score.campaign import (
-    CELL_COLUMNS,
-    CONFIDENCE_COLUMNS,
-    LOST_COLUMNS,
-    TARGET_COLUMNS,
-    Outcome,
-    cell_rows,
-    confidence_rows,
-    document,
-    examined,
-    lost_rows,
-    mode_rows,
-    power_rows,
-    target_rows,
-    tasks,
-)
+from experiments.score import campaign
 from experiments.score.cells import CELLS, LOST_CELLS, POWER_LEVELS, power_cells
 
 DOCUMENT = RESULTS / "diagnosis-score.md"
@@ -37,15 +22,15 @@ def main() -> None:
     args = _arguments()
     begin_s = time.monotonic()
     cells = [cell for cell in (*CELLS, *LOST_CELLS) if not args.cells or cell.name in args.cells]
-    todo = tasks(cells, per_cell=args.per_cell or (_QUICK if args.quick else _PER_CELL), of=args.seeds)
+    todo = campaign.tasks(cells, per_cell=args.per_cell or (_QUICK if args.quick else _PER_CELL), of=args.seeds)
     if args.power or not args.cells:
         per_point = args.per_point or (_QUICK_POWER if args.quick else _PER_POWER_CELL)
-        todo += tasks(power_cells(), per_cell=per_point, of=args.seeds)
+        todo += campaign.tasks(power_cells(), per_cell=per_point, of=args.seeds)
     said = (lambda one: _line(one) if _is_failed(one) else "") if args.verbose else (lambda one: "")
-    outcomes = list(in_processes(examined, todo, processes=args.jobs, said=said))
+    outcomes = list(in_processes(campaign.examined, todo, processes=args.jobs, said=said))
     _show(outcomes)
     if args.write:
-        text = document(outcomes, command=command("experiments.score"), duration_s=time.monotonic() - begin_s)
+        text = campaign.document(outcomes, command=command("experiments.score"), duration_s=time.monotonic() - begin_s)
         args.write.write_text(text)
         print(f"written: {args.write}")
     if any(outcome.error for outcome in outcomes):
@@ -96,12 +81,12 @@ def _list_of(names: list[str]) -> Callable[[str], list[str]]:
     return cells
 
 
-def _is_failed(outcome: Outcome) -> bool:
+def _is_failed(outcome: campaign.Outcome) -> bool:
     found = outcome.judgement
     return found is None or not found.is_right or (found.has_culprit and not found.is_found)
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: campaign.Outcome) -> str:
     s, truth, found = outcome.scenario, outcome.truth, outcome.judgement
     said = outcome.error
     if found is not None:
@@ -114,15 +99,15 @@ def _line(outcome: Outcome) -> str:
     )
 
 
-def _show(outcomes: list[Outcome]) -> None:
+def _show(outcomes: list[campaign.Outcome]) -> None:
     power = ("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS))
     for head, rows in (
-        (CELL_COLUMNS, cell_rows(outcomes)),
-        (("cell", "modes given (not right)"), mode_rows(outcomes, (*CELLS, *LOST_CELLS))),
-        (LOST_COLUMNS, lost_rows(outcomes)),
-        (TARGET_COLUMNS, target_rows(outcomes)),
-        (CONFIDENCE_COLUMNS, confidence_rows(outcomes)),
-        (power, power_rows(outcomes)),
+        (campaign.CELL_COLUMNS, campaign.cell_rows(outcomes)),
+        (("cell", "modes given (not right)"), campaign.mode_rows(outcomes, (*CELLS, *LOST_CELLS))),
+        (campaign.LOST_COLUMNS, campaign.lost_rows(outcomes)),
+        (campaign.TARGET_COLUMNS, campaign.target_rows(outcomes)),
+        (campaign.CONFIDENCE_COLUMNS, campaign.confidence_rows(outcomes)),
+        (power, campaign.power_rows(outcomes)),
     ):
         if rows:
             print(table(head, rows), end="\n\n")

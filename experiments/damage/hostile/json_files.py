@@ -22,17 +22,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from experiments.damage.chance import Random
-from experiments.damage.hostile import dumps
-from experiments.damage.hostile.engine import (
-    CONTROL,
-    Call,
-    Hostile,
-    Make,
-    kinds_of,
-    put_no_file,
-    size_bytes,
-    sound_run,
-)
+from experiments.damage.hostile import dumps, engine
 from experiments.damage.specimen import snapshot_of
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.config import Config
@@ -44,16 +34,16 @@ from hpcpace.probe.record import SweepRow as Row
 from hpcpace.runs.history_index import indexed_runs, sealed
 from hpcpace.trace.attempt_reader import read_attempt
 
-Place = Callable[[Path, bytes, Random], Call]
+Place = Callable[[Path, bytes, Random], engine.Call]
 """Puts a document where a command reads it."""
 Sound = Callable[[Path], Any]
 """Returns the values of a sound document, always new ones; it may put into the folder what goes with it."""
 Change = Callable[[Any, Random], bytes]
 _ODD = (
     None, True, False, -1, 0, 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**400, 1e308, -1e308, 5e-324, 0.1,
-    float("nan"), float("inf"), float("-inf"), "", "0", "1e999", "nan", "\x00", "\ud800", CONTROL, "/dev/zero", "$(id)",
-    "../../../etc/passwd", "9" * 4000, [], {}, [[]], [{}], {"": ""}, {"rank": 0}, [0], [None], ["a", 1],
-    {"a": {"b": {}}},
+    float("nan"), float("inf"), float("-inf"), "", "0", "1e999", "nan", "\x00", "\ud800", engine.CONTROL,
+    "/dev/zero", "$(id)", "../../../etc/passwd", "9" * 4000, [], {}, [[]], [{}], {"": ""}, {"rank": 0}, [0], [None],
+    ["a", 1], {"a": {"b": {}}},
 )  # fmt: skip
 _ESCAPES = (
     "\x1b[31m", "\x1b]0;title\x07", "\r", "\x00", "\u202e", "\u2066", "\ud800", "\x9b2J", "\n\n", "=cmd|' /C calc'!A0",
@@ -183,11 +173,11 @@ _CHANGES: dict[str, Change] = {
 }
 
 
-def _changed(sound: Sound, place: Place, change: Change) -> Make:
+def _changed(sound: Sound, place: Place, change: Change) -> engine.Make:
     return lambda folder, random: place(folder, change(sound(folder), random), random)
 
 
-def kinds(prefix: str, format_: str, sound: Sound, place: Place, **bounds: Any) -> list[Hostile]:
+def kinds(prefix: str, format_: str, sound: Sound, place: Place, **bounds: Any) -> list[engine.Hostile]:
     """Return the kinds of one document.
 
     Args:
@@ -198,7 +188,7 @@ def kinds(prefix: str, format_: str, sound: Sound, place: Place, **bounds: Any) 
         bounds: of `Hostile`.
     """
     made = {name: _changed(sound, place, change) for name, change in _CHANGES.items()}
-    return kinds_of(prefix, format_, made, **bounds)
+    return engine.kinds_of(prefix, format_, made, **bounds)
 
 
 _PLAIN = ((bool, True), (int, 1), (float, 1.0), (str, "n1"))
@@ -225,9 +215,9 @@ def sample(kind: Any, /, **known: Any) -> Any:
 # The JSON files of a run
 
 
-def _put(name: str, folder: Path, content: bytes, random: Random) -> Call:
+def _put(name: str, folder: Path, content: bytes, random: Random) -> engine.Call:
     """Put a file into a sound run and call a command that reads it."""
-    run, other = sound_run(folder / "run"), str(sound_run(folder / "other", nodes=4))
+    run, other = engine.sound_run(folder / "run"), str(engine.sound_run(folder / "other", nodes=4))
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_bytes(content)
     path = str(run)
@@ -236,7 +226,7 @@ def _put(name: str, folder: Path, content: bytes, random: Random) -> Call:
         *(("list", str(folder)), ("list", str(folder), "--json"), ("history", str(folder))),
         *(("compare", other, path), ("scale", other, path), ("collect", path, "--trace-dir", path)),
     )
-    return Call(arguments=random.of(calls), num_bytes=size_bytes(folder))
+    return engine.Call(arguments=random.of(calls), num_bytes=engine.size_bytes(folder))
 
 
 def _record(_: Path) -> Any:
@@ -255,7 +245,7 @@ def _record(_: Path) -> Any:
 @cache
 def _summary_text() -> str:
     with tempfile.TemporaryDirectory() as name:
-        run = RunDirectory(sound_run(Path(name) / "run"))
+        run = RunDirectory(engine.sound_run(Path(name) / "run"))
         attempt = run.attempts()[-1]
         return json_text(analyze_traces(run, attempt, read_attempt(attempt), Selection()).summary.to_json())
 
@@ -287,22 +277,22 @@ _RUN_FILES, _REPORT = "JSON files of a run", {"most_lines": 100}
 
 
 def _index(folder: Path) -> Any:
-    sound_run(folder / "run")
+    engine.sound_run(folder / "run")
     indexed_runs(folder, Config(), progress=lambda done, total: None)
     return json.loads((folder / HISTORY_INDEX).read_text())
 
 
-def _put_index(folder: Path, content: bytes, random: Random) -> Call:
+def _put_index(folder: Path, content: bytes, random: Random) -> engine.Call:
     (folder / HISTORY_INDEX).write_bytes(content)
-    return Call(arguments=("history", str(folder)), num_bytes=size_bytes(folder))
+    return engine.Call(arguments=("history", str(folder)), num_bytes=engine.size_bytes(folder))
 
 
-def _history(folder: Path, random: Random) -> Call:
+def _history(folder: Path, random: Random) -> engine.Call:
     size = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_symlink())
-    return Call(arguments=(random.one("history", "list"), str(folder)), num_bytes=min(size, 1 << 27))
+    return engine.Call(arguments=(random.one("history", "list"), str(folder)), num_bytes=min(size, 1 << 27))
 
 
-def _planted(folder: Path, content: bytes, random: Random) -> Call:
+def _planted(folder: Path, content: bytes, random: Random) -> engine.Call:
     """Put an index whose entries were changed, sealed as if hpcpace wrote it, where it still is one."""
     with suppress(ValueError, RecursionError, AttributeError):
         content = sealed(json.loads(content))
@@ -318,7 +308,7 @@ def _runs(folder: Path) -> Any:
     return json.loads((folder / HISTORY_INDEX).read_bytes())["runs"]
 
 
-def _index_others(folder: Path, random: Random) -> Call:
+def _index_others(folder: Path, random: Random) -> engine.Call:
     """Let entries name the runs of others, or places outside, and add many of runs that are not there."""
     runs = _runs(folder)
     for entry in runs.values():
@@ -327,16 +317,16 @@ def _index_others(folder: Path, random: Random) -> Call:
     return replace(_planted(folder, _text(runs), random), says=())
 
 
-def _index_no_file(folder: Path, random: Random) -> Call:
+def _index_no_file(folder: Path, random: Random) -> engine.Call:
     """Return a call where something that is no file has the name of the index, or of a record."""
     _runs(folder)
     path = folder / random.one(HISTORY_INDEX, "a/summary.json", "a/attempt-0/run.json", "b/attempt-0/result.json")
     path.unlink(missing_ok=True)
-    put_no_file(path, random)
+    engine.put_no_file(path, random)
     return _history(folder, random)
 
 
-def _many_runs(folder: Path, random: Random) -> Call:
+def _many_runs(folder: Path, random: Random) -> engine.Call:
     """Return a call on a folder with very many folders, links and files."""
     for number in range(random.size(500, 5_000)):
         path = folder / f"run-{number}"
@@ -363,29 +353,29 @@ _OF_TREES = (
 )  # fmt: skip
 _TREE_VALUES = (
     "", "0", "-1", "1e9", "9" * 18, "9" * 4000, "nan", "0-", "0-4294967295", "0-3,5,2-1", "," * 1000, "0x" + "f" * 9999,
-    "ffffffff," * 400, "Ä", "\x00\xff", CONTROL, "\n" * 5000, "[always] madvise never", "../../../../etc/shadow",
+    "ffffffff," * 400, "Ä", "\x00\xff", engine.CONTROL, "\n" * 5000, "[always] madvise never", "../../../../etc/shadow",
     "0000:00:00.0",
 )  # fmt: skip
 sound_snapshot = cache(partial(snapshot_of, "n0"))
 
 
-def _put_snapshot(folder: Path, content: bytes, random: Random) -> Call:
+def _put_snapshot(folder: Path, content: bytes, random: Random) -> engine.Call:
     (folder / "n0.json").write_text(sound_snapshot())
     (folder / "n1.json").write_bytes(content)
     options = random.one((), ("--json",), ("--matrix",), ("--show",), ("--map",), ("--prometheus",))
-    return Call(arguments=("audit", "--from", str(folder), *options), num_bytes=size_bytes(folder))
+    return engine.Call(arguments=("audit", "--from", str(folder), *options), num_bytes=engine.size_bytes(folder))
 
 
-def _many_snapshots(folder: Path, random: Random) -> Call:
+def _many_snapshots(folder: Path, random: Random) -> engine.Call:
     """Hundreds of hosts that differ in everything."""
     content = json.loads(sound_snapshot())
     for host in range(max(random.text_size() // len(sound_snapshot()), 2)):
-        content["host"] = f"{'' if random.maybe(0.9) else CONTROL}n{host}"
+        content["host"] = f"{'' if random.maybe(0.9) else engine.CONTROL}n{host}"
         (folder / f"n{host:05d}.json").write_text(json.dumps(content))
-    return Call(arguments=("audit", "--from", str(folder)), num_bytes=size_bytes(folder))
+    return engine.Call(arguments=("audit", "--from", str(folder)), num_bytes=engine.size_bytes(folder))
 
 
-def _tree(folder: Path, random: Random) -> Call:
+def _tree(folder: Path, random: Random) -> engine.Call:
     """Copy what an audit reads of this machine, with values exchanged, and links, pipes and loops among them."""
     for path in [path for name in _OF_TREES for path in islice(Path("/", name).rglob("*"), 60)]:
         copy = folder / path.relative_to("/")
@@ -399,12 +389,12 @@ def _tree(folder: Path, random: Random) -> Call:
                 copy.mkdir(exist_ok=True)
         except OSError:  # what this machine does not show, or what has a link above it
             continue
-    return Call(arguments=("audit", "--sysfs-root", str(folder)), num_bytes=size_bytes(folder))
+    return engine.Call(arguments=("audit", "--sysfs-root", str(folder)), num_bytes=engine.size_bytes(folder))
 
 
 def _put_value(copy: Path, path: Path, random: Random) -> None:
     if random.maybe(0.05):
-        put_no_file(copy, random, lambda copy: copy.symlink_to(random.one("..", "/")))
+        engine.put_no_file(copy, random, lambda copy: copy.symlink_to(random.one("..", "/")))
     elif random.maybe(0.05):
         copy.write_bytes(random.bytes(random.text_size() // 20))
     elif random.maybe(0.3):
@@ -413,7 +403,7 @@ def _put_value(copy: Path, path: Path, random: Random) -> None:
         copy.write_bytes(path.read_bytes()[:20_000])
 
 
-def _wide_tree(folder: Path, random: Random) -> Call:
+def _wide_tree(folder: Path, random: Random) -> engine.Call:
     """Thousands of processors, nodes or devices."""
     count = random.count(1000, 5000)
     for name in ("sys/devices/system/cpu", "sys/devices/system/node", "sys/bus/pci/devices", "sys/class/net"):
@@ -425,7 +415,9 @@ def _wide_tree(folder: Path, random: Random) -> Call:
             )
     for kind in ("cpu", "node"):
         (folder / f"sys/devices/system/{kind}/online").write_text(f"0-{10 ** random.count(1, 12)}")
-    return Call(arguments=("audit", "--sysfs-root", str(folder)), num_bytes=size_bytes(folder) + 100 * count)
+    return engine.Call(
+        arguments=("audit", "--sysfs-root", str(folder)), num_bytes=engine.size_bytes(folder) + 100 * count
+    )
 
 
 # Saved probes: what `report` and `scale` read beside a run, and what a later probe is compared with
@@ -462,7 +454,7 @@ def _probe(_: Path | None = None) -> Any:
     return json.loads(_probe_text())
 
 
-def _read_probe(folder: Path, random: Random) -> Call:
+def _read_probe(folder: Path, random: Random) -> engine.Call:
     """Return a call that reads the probe in the folder that gets the run."""
     run, path = _PROBED_RUN.write(folder / "run"), folder / "probe.json"
     arguments = (random.one("report", "scale", ""), "--probe", str(path), str(run.path))
@@ -470,10 +462,10 @@ def _read_probe(folder: Path, random: Random) -> Call:
         path = path.rename(run.attempt(0).probe_json)
         arguments = ("report", str(run.path))
     num_bytes = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
-    return Call(arguments=arguments, num_bytes=num_bytes + 200_000)
+    return engine.Call(arguments=arguments, num_bytes=num_bytes + 200_000)
 
 
-def _put_probe(folder: Path, content: bytes, random: Random) -> Call:
+def _put_probe(folder: Path, content: bytes, random: Random) -> engine.Call:
     (folder / "probe.json").write_bytes(content)
     return _read_probe(folder, random)
 
@@ -481,23 +473,23 @@ def _put_probe(folder: Path, content: bytes, random: Random) -> Call:
 _VERSIONS = ("hpcpace-probe/2", "hpcpace-probe/" + "9" * 100_000, "hpcpace-probe/\x1b[31m", "hpcpace-trial/1", 7, None)
 
 
-def _probe_versions(folder: Path, random: Random) -> Call:
+def _probe_versions(folder: Path, random: Random) -> engine.Call:
     return _put_probe(folder, _text({**_probe(), "schema": random.of(_VERSIONS)}), random)
 
 
-def _probe_no_file(folder: Path, random: Random) -> Call:
+def _probe_no_file(folder: Path, random: Random) -> engine.Call:
     """Put something in the place of a probe that is no file, or too large a one."""
     sparse, spaces = lambda p: (p.touch(), os.truncate(p, 1 << 40)), lambda p: p.write_bytes(b" " * 100_000_000)
-    put_no_file(folder / "probe.json", random, sparse, spaces)
+    engine.put_no_file(folder / "probe.json", random, sparse, spaces)
     return _read_probe(folder, random)
 
 
-def _probe_against(folder: Path, random: Random) -> Call:
+def _probe_against(folder: Path, random: Random) -> engine.Call:
     """Compare a new probe with one to which anything was done."""
     path = folder / "probe.json"
     path.write_bytes(random.of([*_CHANGES.values()])(_probe(), random))
     arguments = ("probe", "--time", "1", "--only", "noise", "--other-hosts", "--against", str(path))
-    return Call(arguments=arguments, num_bytes=path.stat().st_size)
+    return engine.Call(arguments=arguments, num_bytes=path.stat().st_size)
 
 
 # Reports of NCCL's RAS that somebody made up, beside the dumps of a small job
@@ -516,33 +508,33 @@ def _ras_report() -> Any:
     return {"nccl_version": "2.28.9", "timestamp": "2026-11-24 09:00:00", "communicators": [whole]}
 
 
-def _put_ras(folder: Path, content: bytes | None, random: Random, **expected: Any) -> Call:
+def _put_ras(folder: Path, content: bytes | None, random: Random, **expected: Any) -> engine.Call:
     place, path = folder / "dumps", folder / "ras.json"
     place.mkdir()
     found = {f"rank_{rank}": dumps.dump([dumps.entry(0)] if rank != 2 else [], world=_WORLD) for rank in range(4)}
     num_bytes = dumps.write(place, found)
     if content is not None:
         num_bytes += path.write_bytes(content)
-    return Call(arguments=("hang", str(place), "--ras", str(path)), num_bytes=num_bytes, **expected)
+    return engine.Call(arguments=("hang", str(place), "--ras", str(path)), num_bytes=num_bytes, **expected)
 
 
-def _ras_twice(folder: Path, random: Random) -> Call:
+def _ras_twice(folder: Path, random: Random) -> engine.Call:
     keys = ",".join([f'"rank": {random.count(0, 10)}, "AllReduce": 1'] * random.count(10_000, 60_000))
     return _put_ras(folder, json.dumps(_ras_report()).replace('"rank": 2', keys).encode(), random)
 
 
-def _ras_commas(folder: Path, random: Random) -> Call:
+def _ras_commas(folder: Path, random: Random) -> engine.Call:
     text = '"nvml_dev": ' + "1" * random.count(10, 100_000) + " " * random.count(10, 100_000)
     content = ('{"a": [' + f"{{{text}}}," * random.count(2, 20)).encode()
     return _put_ras(folder, content, random, codes=frozenset({2}))
 
 
-def _ras_no_file(folder: Path, random: Random) -> Call:
-    put_no_file(folder / "ras.json", random)
+def _ras_no_file(folder: Path, random: Random) -> engine.Call:
+    engine.put_no_file(folder / "ras.json", random)
     return _put_ras(folder, None, random, codes=frozenset({2}))
 
 
-def _put_dump(folder: Path, content: bytes, random: Random) -> Call:
+def _put_dump(folder: Path, content: bytes, random: Random) -> engine.Call:
     return dumps.hang(folder, dumps.write(folder, {"rank_0.json": content}))
 
 
@@ -557,19 +549,21 @@ KINDS = (
     *kinds("notice", _RUN_FILES, _loaded(_notice_text), partial(_put, "attempt-0/hang/rank-00000.json"), **_REPORT),
     *kinds("history-index", _INDEX, _index, _put_index),
     *kinds("history-sealed", _INDEX, _runs, _planted, most_lines=80, **_INDEX_BOUNDS),
-    *kinds_of("history", _INDEX, {"others": _index_others, "no-file": _index_no_file}, most_lines=80, **_INDEX_BOUNDS),
+    *engine.kinds_of(
+        "history", _INDEX, {"others": _index_others, "no-file": _index_no_file}, most_lines=80, **_INDEX_BOUNDS
+    ),
     # `list` has a row for each run.
-    Hostile(name="history-many-runs", format=_INDEX, make=_many_runs, most_lines=12_000, **_INDEX_BOUNDS),
+    engine.Hostile(name="history-many-runs", format=_INDEX, make=_many_runs, most_lines=12_000, **_INDEX_BOUNDS),
     # A matrix or a picture of a host takes more than a screen.
     *kinds("snapshot", _SNAPSHOTS, _loaded(sound_snapshot), _put_snapshot, most_lines=200),
-    Hostile(name="snapshot-many-hosts", format=_SNAPSHOTS, make=_many_snapshots),
-    Hostile(name="tree-values", format=_TREES, make=_tree),
-    Hostile(name="tree-wide", format=_TREES, make=_wide_tree),
+    engine.Hostile(name="snapshot-many-hosts", format=_SNAPSHOTS, make=_many_snapshots),
+    engine.Hostile(name="tree-values", format=_TREES, make=_tree),
+    engine.Hostile(name="tree-wide", format=_TREES, make=_wide_tree),
     *kinds("probe", _PROBES, _probe, _put_probe, **_REPORT),
-    *kinds_of("probe", _PROBES, {"versions": _probe_versions, "no-file": _probe_no_file}, **_REPORT),
+    *engine.kinds_of("probe", _PROBES, {"versions": _probe_versions, "no-file": _probe_no_file}, **_REPORT),
     # The probe that is compared is measured: that takes torch and a second of all cores.
-    Hostile(name="probe-against", format=_PROBES, make=_probe_against, most_cpu_s=12.0, **_REPORT),
+    engine.Hostile(name="probe-against", format=_PROBES, make=_probe_against, most_cpu_s=12.0, **_REPORT),
     *kinds("ras", _RAS, lambda _: _ras_report(), _put_ras),
-    *kinds_of("ras", _RAS, {"twice": _ras_twice, "commas": _ras_commas, "no-file": _ras_no_file}),
+    *engine.kinds_of("ras", _RAS, {"twice": _ras_twice, "commas": _ras_commas, "no-file": _ras_no_file}),
     *kinds("dumps-json", "Flight Recorder dumps", lambda _: dumps.dump([dumps.entry(n) for n in range(3)]), _put_dump),
 )
