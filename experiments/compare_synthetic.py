@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_MS
-from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error, share_of
+from hpcpace.metrics.resampling import block_means, log_error, share_of
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.load import load_runs
 from hpcpace.runs.measured import MeasuredRun, RankTimes, Transfers
@@ -159,31 +159,21 @@ def _measured(name: str, work_ns: NDArray[np.float64], hosts: Sequence[str]) -> 
     times_ns = work_ns.max(axis=0) + _TRANSFER_NS
     return MeasuredRun(
         path=name,
-        attempt=0,
         is_from_summary=False,
-        is_final=True,
         p50_ns=float(np.median(times_ns)),
         mean_ns=float(times_ns.mean()),
-        log_p50_error=log_median_error(times_ns, num_draws=50),
-        log_mean_error=log_mean_error(times_ns, num_draws=50),
-        block_p50_ns=(),
+        log_p50_error=log_error(times_ns, np.median, num_draws=50),
+        log_mean_error=log_error(times_ns, np.mean, num_draws=50),
         cv=float(times_ns.std() / times_ns.mean()),
         samples_per_s=None,
         samples_per_step=64.0,
         samples_unit="samples",
         num_steps=len(times_ns),
         world_size=len(work_ns),
-        num_missing=0,
         hosts=tuple(dict.fromkeys(hosts)),
         mesh=f"dp={len(work_ns)}",
         ranks=tuple(_ranks(work_ns, hosts)),
         transfers=(Transfers(op="all_reduce", group_size=len(work_ns), transfer_ns=_TRANSFER_NS, size_bytes=1e6),),
-        shares=None,
-        amplification=(),
-        waiting_share=None,
-        audit=None,
-        mode="",
-        headline="",
     )
 
 

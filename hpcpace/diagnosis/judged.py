@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.core.config import Config, DiagnosisConfig
@@ -35,6 +34,7 @@ from hpcpace.diagnosis.verdict import verdict_of, with_end
 from hpcpace.hang.from_traces import hang_in, records_of
 from hpcpace.hang.notices import Notice
 from hpcpace.hang.views import FoundHang
+from hpcpace.metrics import Ints
 from hpcpace.metrics.arrivals import LateArrival, late_arrivals
 from hpcpace.metrics.communication import Kind
 from hpcpace.metrics.flow_figures import FlowFindings
@@ -218,14 +218,14 @@ def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns
     share = halfwidth_ns / max(float(np.quantile(usual_ns, _LOWER_QUARTILE)), 1.0)
     culprits = []
     for culprit in found.culprits:
-        extra = share * (1 + culprit.effect_share)
-        low, high = (culprit.effect_share - end for end in culprit.interval)
-        low, high = culprit.effect_share - np.hypot(low, extra), culprit.effect_share + np.hypot(high, extra)
-        culprits.append(replace(culprit, interval=(float(low), float(high))))
+        effect, extra = culprit.effect, share * (1 + culprit.effect.value)
+        low = effect.value - float(np.hypot(effect.value - effect.low, extra))
+        high = effect.value + float(np.hypot(effect.value - effect.high, extra))
+        culprits.append(replace(culprit, effect=replace(effect, low=low, high=high)))
     return replace(found, culprits=tuple(culprits))
 
 
-def _late_arrivals(measured: Measured, node: NDArray[np.int64], level: float) -> tuple[LateArrival, ...]:
+def _late_arrivals(measured: Measured, node: Ints, level: float) -> tuple[LateArrival, ...]:
     """Return who is late at collectives on devices by arrival and duration alike, the latest first.
 
     Args:

@@ -16,8 +16,6 @@ from hpcpace.diagnosis.finding import (
     CoreWaiting,
     DiagnosisFinding,
     FindingWords,
-    Floats,
-    Int64s,
     Panels,
     Said,
     block_error,
@@ -25,9 +23,9 @@ from hpcpace.diagnosis.finding import (
 )
 from hpcpace.diagnosis.summary import Causes, Culprit, Mode
 from hpcpace.diagnosis.topics.stages import StagedEvidence, advice_of_imbalance, by_stage, stage_sentences
+from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.kernels import others_median
-from hpcpace.metrics.recurrence import mean_interval
-from hpcpace.metrics.resampling import block_means
+from hpcpace.metrics.resampling import Estimate, block_means
 from hpcpace.metrics.roles import StageComparison, compare_with_others
 from hpcpace.metrics.what_if import Change, stage_change
 
@@ -36,17 +34,11 @@ from hpcpace.metrics.what_if import Change, stage_change
 class PipelineThresholds(Thresholds, topic="pipeline"):
     """When stages are alike, and a bubble is worth a remark."""
 
-    alike_level: float = number(
-        0.16,
-        "probability",
-        "One-sided level at which a stage counts as like the median one, here one standard error: more would average "
-        "stages that differ for good.",
-    )
-    large_bubble_share: float = number(
-        0.15,
-        "share",
-        "Share of the step that a bubble must take to be mentioned; smaller ones are the usual schedule's.",
-    )
+    alike_level: float = number(0.16, "probability")
+    """One-sided level at which a stage counts as like the median one, here one standard error: more would average
+    stages that differ for good."""
+    large_bubble_share: float = number(0.15, "share")
+    """Share of the step that a bubble must take to be mentioned; smaller ones are the usual schedule's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +81,8 @@ def find(case: Case) -> list[DiagnosisFinding]:
     if len(stages) < 2:
         return []
     blocks = block_means(panels.work_ns)
-    work = np.array([_lower_median(blocks[panels.stage == stage]) for stage in stages])
+    # Of each stage the lower median of its ranks.
+    work = np.array([np.sort(of, axis=0)[(len(of) - 1) // 2] for of in (blocks[panels.stage == s] for s in stages)])
     reference = others_median(work)
     share = (work - reference) / np.maximum(reference.mean(axis=1), 1.0)[:, None]
     mean, error, factor = block_error(share, case.settings.level / len(stages))
@@ -102,7 +95,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     }
     loss_ns = float((work.max(axis=0) - work.mean(axis=0)).mean())
     if steps is not None:
-        loss_ns = steps.gain(_change(panels, {stage: effect for stage, (effect, _) in found.items()})).gain_share
+        loss_ns = steps.gain(_change(panels, {stage: effect for stage, (effect, _) in found.items()})).share.value
         loss_ns *= steps.measured_ns
     first, num_blocks = int(slow[0]), block_means(share).shape[1]
     p_value = float(stdtr(num_blocks - 1, -mean[first] / error[first])) if error[first] > 0 else 0.0
@@ -154,7 +147,7 @@ def _stages(panels: Panels, slow: Sequence[int]) -> tuple[StageComparison | None
     )
 
 
-def stage_excess(work_ns: Floats, stage: Int64s, slow: int, alike_level: float) -> tuple[float, tuple[float, float]]:
+def stage_excess(work_ns: Floats, stage: Ints, slow: int, alike_level: float) -> tuple[float, tuple[float, float]]:
     """Return by what share a stage's mean work exceeds the median of the others', with its 95 % interval.
 
     Stages within one standard error of the median one are averaged with it: the median of a few noisy stages, taken
@@ -175,13 +168,8 @@ def stage_excess(work_ns: Floats, stage: Int64s, slow: int, alike_level: float) 
     middle = np.sort(mean)[[(len(mean) - 1) // 2, len(mean) // 2]]
     is_like = (mean >= middle[0] - factor * error) & (mean <= middle[1] + factor * error)
     share = work[is_slow][0] / np.maximum(others[is_like].mean(axis=0), 1.0) - 1
-    effect, low, high = mean_interval(share)
-    return effect, (low, high)
-
-
-def _lower_median(values: Floats) -> Floats:
-    middle: Floats = np.sort(values, axis=0)[(len(values) - 1) // 2]
-    return middle
+    effect = Estimate.of_mean(share)
+    return effect.value, effect.interval
 
 
 def bubble_remarks(causes: Causes | None, limits: PipelineThresholds) -> list[str]:

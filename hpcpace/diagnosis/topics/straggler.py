@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, assert_never
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -18,17 +18,15 @@ from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import format_duration, percent, place_name
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
-    Booleans,
     Case,
     CoreWaiting,
     DiagnosisFinding,
     Evidence,
     FindingWords,
-    Floats,
-    Int64s,
     Panels,
     Said,
     confidence_of,
+    place_culprit,
     rank_culprit,
     slowest_ns,
 )
@@ -36,13 +34,14 @@ from hpcpace.diagnosis.sentences import HOST_TIMES
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.diagnosis.topics.jitter import jitter_words
 from hpcpace.diagnosis.topics.stages import (
-    StagedEvidence,
+    RecurringEvidence,
     advice_of_events,
     advice_of_straggler,
     by_stage,
     periodic_headline,
     stage_sentences,
 )
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.recurrence import run_begins, steps_between
 from hpcpace.metrics.roles import (
     Stage,
@@ -52,9 +51,10 @@ from hpcpace.metrics.roles import (
     compare_with_others,
     excess_over_role,
 )
-from hpcpace.metrics.stragglers import Straggler, StragglerSearch, find_stragglers
+from hpcpace.metrics.stragglers import LatenessThresholds, Straggler, StragglerSearch, find_stragglers
 from hpcpace.metrics.what_if import Change
 
+_PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 
 
@@ -62,20 +62,14 @@ _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 class StragglerThresholds(Thresholds, topic="straggler"):
     """When ranks differ by more than they do anyhow."""
 
-    least_compared: int = number(
-        3, "ranks", "Smallest role whose ranks show how much equal ranks differ: of two, either may be the odd one."
-    )
-    least_deviations: int = number(
-        8, "ranks", "Ranks that must show how much equal ranks differ; fewer cannot, and then no limit follows from it."
-    )
-    trimmed_share: float = number(
-        0.1, "share", "Ranks farthest from their role that do not count for that: some may be slow without being named."
-    )
-    everywhere_share: float = number(
-        0.25,
-        "share",
-        "Share of the nodes, or of the ranks of one node, beyond which a period is nobody's in particular.",
-    )
+    least_compared: int = number(3, "ranks")
+    """Smallest role whose ranks show how much equal ranks differ: of two, either may be the odd one."""
+    least_deviations: int = number(8, "ranks")
+    """Ranks that must show how much equal ranks differ; fewer cannot, and then no limit follows from it."""
+    trimmed_share: float = number(0.1, "share")
+    """Ranks farthest from their role that do not count for that: some may be slow without being named."""
+    everywhere_share: float = number(0.25, "share")
+    """Share of the nodes, or of the ranks of one node, beyond which a period is nobody's in particular."""
 
 
 class LatePattern(StrEnum):
@@ -89,19 +83,12 @@ class LatePattern(StrEnum):
     @property
     def mode(self) -> Mode:
         """The mode that lateness is counted to: periodic lateness is the control plane's, a rotation is jitter."""
-        match self:
-            case LatePattern.FIXED | LatePattern.TRANSIENT:
-                return Mode.STRAGGLER
-            case LatePattern.PERIODIC:
-                return Mode.RUNTIME
-            case LatePattern.ROTATING:
-                return Mode.AMPLIFICATION
-            case _:
-                assert_never(self)
+        modes = {LatePattern.PERIODIC: Mode.RUNTIME, LatePattern.ROTATING: Mode.AMPLIFICATION}
+        return modes.get(self, Mode.STRAGGLER)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatenessEvidence(StagedEvidence):
+class LatenessEvidence(RecurringEvidence):
     """Ranks that are late by their own work again and again.
 
     Attributes:
@@ -110,9 +97,7 @@ class LatenessEvidence(StagedEvidence):
         p_value: probability of as much by chance, over all ranks.
         late_share: share of the steps in which one of them is the latest beyond noise.
         share: loss as a share of the step time.
-        period_ns: the period of a periodic or rotating lateness; else None.
         first, stop: range of the steps of a transient lateness, indices into the used steps; else None.
-        period_steps: the period in steps, where the late steps come at equal numbers of steps; else None.
         ranks: numbers of all late ranks, those of named nodes and slots included.
     """
 
@@ -121,10 +106,8 @@ class LatenessEvidence(StagedEvidence):
     p_value: float
     late_share: float
     share: float
-    period_ns: float | None = None
     first: int | None = None
     stop: int | None = None
-    period_steps: int | None = None
     ranks: tuple[int, ...] = ()
 
     @property
@@ -234,7 +217,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     plane's, and lateness that goes round is amplification, for which no rank is to blame.
     """
     panels, limits = case.panels, case.thresholds.of(StragglerThresholds)
-    case.search = search = search_stragglers(panels, case.settings, limits)
+    case.search = search = search_stragglers(panels, case.settings, limits, case.thresholds.of(LatenessThresholds))
     findings = []
     for mode in (Mode.STRAGGLER, Mode.RUNTIME, Mode.AMPLIFICATION):
         found = [straggler for straggler in search.found if LatePattern(straggler.pattern).mode is mode]
@@ -246,7 +229,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
             ranks = sorted({rank for each in found for rank in each.ranks})
             case.late = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
             gain = case.steps.gain(case.late)
-            loss_ns = gain.gain_share * case.steps.measured_ns
+            loss_ns = gain.share.value * case.steps.measured_ns
         loss_share = max(loss_ns, 0.0) / panels.mean_time_ns
         # What nobody waits for is no loss, but a slow rank will hold others up at a larger scale.
         if loss_share < case.settings.runtime_share and mode is not Mode.STRAGGLER:
@@ -298,35 +281,40 @@ def find_by_arrival(case: Case) -> list[DiagnosisFinding]:
     return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=confidence, culprits=tuple(culprits))]
 
 
-def search_stragglers(panels: Panels, settings: DiagnosisConfig, limits: StragglerThresholds) -> StragglerSearch:
+def search_stragglers(
+    panels: Panels,
+    settings: DiagnosisConfig,
+    limits: StragglerThresholds,
+    lateness: LatenessThresholds | None = None,
+) -> StragglerSearch:
     """Return who is late again and again; ranks are not compared if their roles are not known."""
     if not panels.is_role_known:
         return StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=0)
     search = find_stragglers(
-        panels.work_ns, panels.role, panels.node, floor_share=settings.straggler_share, level=settings.level
+        panels.work_ns,
+        panels.role,
+        panels.node,
+        floor_share=settings.straggler_share,
+        level=settings.level,
+        limits=lateness or LatenessThresholds(),
     )
-    slow = np.zeros(len(panels.rank), np.bool_)
-    slow[[rank for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER for rank in each.ranks]] = (
-        True
-    )
-    usual_excess, excess = (
-        _usual_excess(panels, slow, settings.level, limits),
-        work_excess(panels, np.flatnonzero(slow)),
-    )
+    lasting = [each for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER]
+    slow = sorted({rank for each in lasting for rank in each.ranks})
+    is_slow = np.isin(np.arange(len(panels.rank)), slow)
+    usual_excess, excess = _usual_excess(panels, is_slow, settings.level, limits), work_excess(panels, slow)
     found, num_steps = [_measured(each, excess) for each in search.found], panels.work_ns.shape[1]
     kept = tuple(each for each in found if _matters(each, usual_excess, num_steps, settings))
-    return replace(search, found=kept, slow=tuple(np.flatnonzero(slow).tolist()))
+    return replace(search, found=kept, slow=tuple(slow))
 
 
-def work_excess(panels: Panels, slow: Sequence[int] | Int64s) -> WorkExcess:
+def work_excess(panels: Panels, slow: Sequence[int] | Ints) -> WorkExcess:
     """Return the excess of own work of all ranks over their roles.
 
     Args:
         panels: the steps.
         slow: indices of the ranks that stand out, by `search_stragglers`: the usual work of a role is without theirs.
     """
-    is_slow = np.zeros(len(panels.rank), np.bool_)
-    is_slow[list(slow)] = True
+    is_slow = np.isin(np.arange(len(panels.rank)), slow)
     # Ranks whose roles are not known are compared with nobody.
     role = panels.role if panels.is_role_known else np.arange(len(panels.rank))
     return excess_over_role(panels.work_ns, role, is_slow)
@@ -338,16 +326,16 @@ def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings
     A periodic one costs its size over its period, a passing one its share of the steps.
     """
     if straggler.pattern == LatePattern.PERIODIC:
-        return straggler.effect_share / max(straggler.period_steps or 1, 1) >= settings.runtime_share
+        return straggler.effect.value / max(straggler.period_steps or 1, 1) >= settings.runtime_share
     if straggler.step_range is not None:
         first, stop = straggler.step_range
-        return straggler.effect_share * (stop - first) / num_steps >= settings.runtime_share
-    return straggler.pattern != LatePattern.FIXED or straggler.effect_share >= max(
+        return straggler.effect.value * (stop - first) / num_steps >= settings.runtime_share
+    return straggler.pattern != LatePattern.FIXED or straggler.effect.value >= max(
         usual_excess, settings.straggler_share
     )
 
 
-def _usual_excess(panels: Panels, slow: Booleans, level: float, limits: StragglerThresholds) -> float:
+def _usual_excess(panels: Panels, slow: Bools, level: float, limits: StragglerThresholds) -> float:
     """Return what the mean work of the slowest of so many ranks exceeds its role by, because none are equally fast.
 
     Among many that differ by 1 percent some are 3 percent slower than the others. The limit that the largest of n
@@ -383,13 +371,10 @@ def _usual_excess(panels: Panels, slow: Booleans, level: float, limits: Straggle
 def _without_stages(panels: Panels, found: Sequence[Straggler], evidence: LatenessEvidence) -> Panels:
     """Return panels with the data loading, collection and idle devices of those put back whom these make late."""
     for straggler, stage in zip(found, evidence.stages, strict=False):
-        named = stage.stages if stage is not None else ()
-        if Stage.DATA in named:
-            panels = replace(panels, data_ns=_put_back(panels.data_ns, panels.role, [straggler]))
-        if Stage.COLLECTION in named:
-            panels = replace(panels, gc_ns=_put_back(panels.gc_ns, panels.role, [straggler]))
-        if Stage.HOST in named:
-            panels = replace(panels, host_ns=_put_back(panels.host_ns, panels.role, [straggler]))
+        for part in stage.stages if stage is not None else ():
+            if (name := _PANELS.get(part)) is not None:
+                changed: dict[str, Any] = {name: _put_back(getattr(panels, name), panels.role, [straggler])}
+                panels = replace(panels, **changed)
     return panels
 
 
@@ -399,7 +384,7 @@ def _evidence(found: Sequence[Straggler], loss_share: float, panels: Panels) -> 
     is_periodic = straggler.pattern == LatePattern.PERIODIC
     return LatenessEvidence(
         pattern=LatePattern(straggler.pattern),
-        effect=straggler.effect_share,
+        effect=straggler.effect.value,
         p_value=straggler.p_value,
         late_share=straggler.late_share,
         share=loss_share,
@@ -429,7 +414,7 @@ def _stages(straggler: Straggler, found: Sequence[Straggler], panels: Panels) ->
     return panels.qualified(compare_with_others(panels.parts_ns, late, np.flatnonzero(is_other), steps))
 
 
-def _late_steps(straggler: Straggler, panels: Panels) -> Booleans:
+def _late_steps(straggler: Straggler, panels: Panels) -> Bools:
     """Return in which steps a periodic straggler is late by at least half of its effect, bool, (num_steps,)."""
     late = np.array(straggler.ranks)
     excess_ns = np.zeros(panels.work_ns.shape[1])
@@ -437,8 +422,7 @@ def _late_steps(straggler: Straggler, panels: Panels) -> Booleans:
         others = np.flatnonzero((panels.role == panels.role[rank]) & (np.arange(len(panels.role)) != rank))
         excess_ns += (panels.work_ns[rank] - np.median(panels.work_ns[others], axis=0)) / len(late)
     usual_ns = float(np.median(panels.work_ns[late]))
-    is_late: Booleans = excess_ns > straggler.effect_share * usual_ns / 2
-    return is_late
+    return np.asarray(excess_ns > straggler.effect.value * usual_ns / 2)
 
 
 def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
@@ -447,10 +431,7 @@ def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
     What finds a straggler is more robust, and a little too small where many of a role are slow.
     """
     found = excess.of(straggler.ranks) if straggler.pattern == LatePattern.FIXED else None
-    if found is None:
-        return straggler
-    share, interval = found
-    return replace(straggler, effect_share=share, interval=interval)
+    return straggler if found is None else replace(straggler, effect=found)
 
 
 def _is_everywhere(found: Sequence[Straggler], panels: Panels, least_share: float) -> bool:
@@ -464,10 +445,9 @@ def _is_everywhere(found: Sequence[Straggler], panels: Panels, least_share: floa
     return num_struck > 1 and num_struck > least_share * num_nodes
 
 
-def _put_back(work_ns: Floats, role: Int64s, found: Sequence[Straggler]) -> Floats:
+def _put_back(work_ns: Floats, role: Ints, found: Sequence[Straggler]) -> Floats:
     replaced = work_ns.copy()
-    slow = np.zeros(len(work_ns), np.bool_)
-    slow[[rank for straggler in found for rank in straggler.ranks]] = True
+    slow = np.isin(np.arange(len(work_ns)), [rank for straggler in found for rank in straggler.ranks])
     for value in np.unique(role[slow]):
         others = work_ns[(role == value) & ~slow]
         if len(others):
@@ -477,9 +457,8 @@ def _put_back(work_ns: Floats, role: Int64s, found: Sequence[Straggler]) -> Floa
 
 
 def _straggler_culprit(straggler: Straggler, panels: Panels) -> Culprit:
-    first, effect, interval = straggler.ranks[0], straggler.effect_share, straggler.interval
+    first, effect, interval = straggler.ranks[0], straggler.effect.value, straggler.effect.interval
     if straggler.kind == "rank":
         return rank_culprit(int(panels.rank[first]), effect, interval, panels)
     name = panels.host[first] if straggler.kind == "node" else f"local{straggler.ids[0]}"
-    aliases = (f"{straggler.kind} {name}", *([f"rank {panels.rank[first]}"] if len(straggler.ranks) == 1 else ()))
-    return Culprit(kind=straggler.kind, id=name, aliases=aliases, effect=effect, interval=interval)
+    return place_culprit(straggler.kind, name, straggler.ranks, effect, interval, panels)
