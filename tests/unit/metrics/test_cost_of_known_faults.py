@@ -68,7 +68,7 @@ def test_slow_transfers_put_back_give_what_they_cost():
     slow = rebuild(replace(graph, weight_ns=weight_ns))
     gain = slow.gain(Change(kind="transfers", id=0, ranks=(6,), is_transfer=True))
     lost_ns = slow.base_ns.mean() - rebuild(graph).base_ns.mean()
-    assert gain.gain_share * slow.measured_ns == pytest.approx(lost_ns, rel=0.15)
+    assert gain.share.value * slow.measured_ns == pytest.approx(lost_ns, rel=0.15)
 
 
 def test_a_late_receiver_finds_its_message_there():
