@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from hpcpace.core.codec import read_json
@@ -109,17 +110,15 @@ def _without_folders(words: Iterable[str]) -> Iterator[str]:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each single value as text with its path."""
-    budget = [_MAX_VALUES]
-    yield from _values(value, path, budget)
+    """Yield the first single values as text, each with its path."""
+    yield from islice(_values(value, path), _MAX_VALUES)
 
 
-def _values(value: Any, path: str, budget: list[int]) -> Iterator[tuple[str, str]]:
+def _values(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _values(item, f"{path}.{key}" if path else str(key), budget)
-    elif budget[0]:
-        budget[0] -= 1
+            yield from _values(item, f"{path}.{key}" if path else str(key))
+    else:
         yield path[:_MAX_TEXT], "" if value is None else _text(value)
 
 

@@ -133,13 +133,13 @@ class Written:
 
 
 def write_processes(
-    processes: Iterable[Process], write: Callable[[bytes], None], *, progress: Callable[[int], None]
+    processes: Iterable[Process], write: Callable[[bytes, int], None], *, progress: Callable[[int], None]
 ) -> Written:
     """Write processes to a file, one after the other.
 
     Args:
         processes: what the file shows.
-        write: appends bytes to the file.
+        write: writes bytes at an offset, which is that of the end of what was written before.
         progress: called with the number of processes written, after each.
 
     Raises:
@@ -175,7 +175,7 @@ class _Writer:
     """Turns marks into packets; names are written once and numbered from then on."""
 
     module: ModuleType
-    write: Callable[[bytes], None]
+    write: Callable[[bytes, int], None]
     written: Written = field(default_factory=Written)
     _names: dict[str, int] = field(default_factory=dict)
     _keys: dict[str, int] = field(default_factory=dict)
@@ -285,6 +285,6 @@ class _Writer:
         """Write what is waiting."""
         if self._builder is not None:
             content = self._builder.serialize()
-            self.write(content)
+            self.write(content, self.written.num_bytes)
             self.written.num_bytes += len(content)
         self._builder, self._num_waiting = None, 0
