@@ -172,19 +172,17 @@ def _has_dates(profile: Profile) -> bool:
 
 def _spans(ranks: dict[int, ProfileRows]) -> dict[int, tuple[int, int]]:
     """Return the first and the last time of each rank that has any rows."""
-    spans = {}
-    for rank, one in ranks.items():
-        tables = one.tables
-        lasts = [tables[table][name].max() for table, name in _ENDS if len(tables[table])]
-        if lasts:
-            spans[rank] = (first_ns(tables), int(max(lasts)))
-    return spans
+    return {
+        rank: (first_ns(one.tables), int(max(one.tables[table][name].max(initial=0) for table, name in _ENDS)))
+        for rank, one in ranks.items()
+        if any(len(one.tables[table]) for table, _ in _ENDS)
+    }
 
 
 def _undated(ranks: dict[int, ProfileRows]) -> list[int]:
     """Return ranks whose times are no dates where those of others are: nothing says how long before these they were."""
     is_date = {rank: bool(date_of(begin)) for rank, (begin, _) in _spans(ranks).items()}
-    return [rank for rank, is_one in is_date.items() if not is_one] if any(is_date.values()) else []
+    return [rank for rank in is_date if not is_date[rank] and any(is_date.values())]
 
 
 def _check_one_job(ranks: dict[int, ProfileRows]) -> None:

@@ -120,6 +120,7 @@ def shown_name(name: str) -> str:
 
 _PACKETS_AT_ONCE = 4096
 _SEQUENCE = 1
+_VALUES = {str: "string_value", float: "double_value", int: "int_value"}  # of a DebugAnnotation
 _STATE_CLEARED, _NEEDS_STATE = 1, 2  # TracePacket.SequenceFlags
 
 
@@ -231,12 +232,7 @@ class _Writer:
         for key, value in begun.arguments:
             annotation = event.debug_annotations.add()
             annotation.name_iid = self._number(packet, self._keys, key, keys)
-            if isinstance(value, str):
-                annotation.string_value = value
-            elif isinstance(value, float):
-                annotation.double_value = value
-            else:
-                annotation.int_value = value
+            setattr(annotation, _VALUES[type(value)], value)
         self.written.num_slices += 1
         self.written.num_arrows += len(begun.to_here)
 
