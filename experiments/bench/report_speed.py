@@ -32,6 +32,7 @@ from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.diagnosis import analyze as analyses
 from hpcpace.diagnosis import credible
 from hpcpace.diagnosis import measure as examination
+from hpcpace.diagnosis.figures import causes
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.metrics import kernels
@@ -52,7 +53,7 @@ _STAGES = (
     (examination, "measure_operations"),
     (examination, "take_close_up"),
     (credible, "find_incomplete"),
-    (analyses, "cause_figures"),
+    (causes, "cause_figures"),
 )
 _WORLD, _SLOT, _PEERS = range(3)
 # One step of a rank: operation, group, size in bytes, whether the caller blocks on it, milliseconds that it takes and

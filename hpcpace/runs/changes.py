@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from hpcpace.core.hostlist import short_list
@@ -174,7 +175,11 @@ def _tables(
         return
     names = sorted({name for run in (*groups[0], *groups[1]) for name in table(run)} - set(ignored))
     for name in names:
-        yield from _single(groups, kind, name, lambda run, name=name: table(run).get(name, ""))
+        yield from _single(groups, kind, name, partial(_entry, table, name))
+
+
+def _entry(table: Callable[[MeasuredRun], Mapping[str, str]], name: str, run: MeasuredRun) -> str:
+    return table(run).get(name, "")
 
 
 def _probe(groups: _Groups) -> Iterator[Change]:

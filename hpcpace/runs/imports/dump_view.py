@@ -262,8 +262,8 @@ def chrome_trace(dumps: Dumps, span_ns: int) -> dict[str, Any]:
         kept = [entry for entry in dump.entries if _is_late(entry, begin_ns)]
         places = groups.index[rank]
         for place in sorted({places[entry.group] for entry in kept}):
-            name = {"name": groups.views[place].name}
-            events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": place + 1, "args": name})
+            said = {"name": groups.views[place].name}
+            events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": place + 1, "args": said})
         for entry in kept:
             name = _called(entry, groups.ordered[places[entry.group]])
             events.append(_event(rank, places[entry.group], name, entry, begin_ns, end_ns))

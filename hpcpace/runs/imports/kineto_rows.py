@@ -57,12 +57,12 @@ class Device:
     def at(self, host_ns: Int64Array) -> Int64Array:
         """Return when the device passed marks that the host made: all work launched before had ended by then."""
         done_ns = np.append(_NEVER_NS, self.done_ns)[np.searchsorted(self.launched_ns, host_ns, side="left")]
-        return np.maximum(done_ns, host_ns)
+        return np.asarray(np.maximum(done_ns, host_ns), np.int64)
 
     def held_ns(self, enter_ns: Int64Array, exit_ns: Int64Array) -> Int64Array:
         """Return for how long before each collective ended the device did nothing else."""
         busy_until = np.append(0, self.ended_ns)[np.searchsorted(self.begin_ns, exit_ns - _GRAIN_NS, side="left")]
-        return np.maximum(exit_ns - np.maximum(enter_ns, busy_until), 0)
+        return np.asarray(np.maximum(exit_ns - np.maximum(enter_ns, busy_until), 0), np.int64)
 
 
 def idle_rows(profile: Profile, device: Device, steps: Int64Array, calls: _Calls) -> Rows:
