@@ -145,7 +145,7 @@ def _index_column(
         raise ValueError("it is missing")
     # With thousands of files, each property of a dataset takes noticeable time: read each once.
     column, properties = found
-    shape = column.get_space().get_simple_extent_dims()
+    shape = column.shape
     if len(shape) != 1:
         raise ValueError(f"it has {len(shape)} dimensions")
     stored = stored_dtype(column.get_type().encode())

@@ -256,11 +256,7 @@ def _read_container(
         if collectives is not None and collectives.num_rows > most_rows and collectives.is_even:
             left, chunks["collectives"] = split_chunks(collectives, 1 if has_journal else 0)
             found.left = FileRows(
-                path=path,
-                identity=identity_of(descriptor),
-                header=found.header,
-                chunks=left,
-                find_packed=packed_rows,
+                path=path, identity=identity_of(descriptor), header=found.header, chunks=left, find_packed=packed_rows
             )
         check_size(f"{path}: its tables", sum(map(_size_bytes, chunks, chunks.values())), most_bytes)
         for table_name, places in chunks.items():
@@ -303,13 +299,7 @@ def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Conta
                 )
         first_rows = {name: row for name, group in groups.items() if (row := _number(group, FIRST_ROW))}
         first_step = _number(groups["steps"], FIRST_STEP) if "steps" in groups else 0
-    found = _Container(
-        header=header,
-        is_open=is_open,
-        first_rows=first_rows,
-        first_step=first_step,
-        problems=problems,
-    )
+    found = _Container(header=header, is_open=is_open, first_rows=first_rows, first_step=first_step, problems=problems)
     return found, chunks
 
 

@@ -202,18 +202,8 @@ _DEVICE_INTERVAL = "device_begin_ns:i8 device_end_ns:i8"
 TABLES: dict[str, TableSchema] = {
     table.name: table
     for table in (
-        _table(
-            "steps",
-            "step:i4 begin_ns:i8 end_ns:i8 samples:i8 flags:u1",
-            device=_DEVICE_INTERVAL,
-            required=True,
-        ),
-        _table(
-            "phases",
-            "step:i4 phase:u1 begin_ns:i8 end_ns:i8 microbatch:i2",
-            device=_DEVICE_INTERVAL,
-            phase=Phase,
-        ),
+        _table("steps", "step:i4 begin_ns:i8 end_ns:i8 samples:i8 flags:u1", device=_DEVICE_INTERVAL, required=True),
+        _table("phases", "step:i4 phase:u1 begin_ns:i8 end_ns:i8 microbatch:i2", device=_DEVICE_INTERVAL, phase=Phase),
         _table(
             "collectives",
             "step:i4 group:u2 seq:i8 op:u1 bytes:i8 peer:i4 enter_ns:i8 exit_ns:i8 blocked_ns:i8 exit_kind:u1",
@@ -250,12 +240,7 @@ TABLES: dict[str, TableSchema] = {
             "gpu_ecc_uncorrected:i8 gpu_pcie_replays:i8 gpu_alloc_retries:i8 gpu_out_of_memory:i8",
             chunk_rows=SLOW_CHUNK_ROWS,
         ),
-        _table(
-            "account",
-            "time_ns:i8 events:i8 dropped:i8 cost_ns:i8",
-            required=True,
-            chunk_rows=SLOW_CHUNK_ROWS,
-        ),
+        _table("account", "time_ns:i8 events:i8 dropped:i8 cost_ns:i8", required=True, chunk_rows=SLOW_CHUNK_ROWS),
         _table("events", "time_ns:i8 step:i4 kind:u1 code:i8 text:S240", chunk_rows=SLOW_CHUNK_ROWS, kind=EventKind),
         _table(
             "connections",

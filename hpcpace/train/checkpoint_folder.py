@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -170,9 +169,7 @@ class NewCheckpoint:
     def __enter__(self) -> NewCheckpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._held.close()
 
     @contextmanager
@@ -218,19 +215,9 @@ _BYTES_PER_STEP = 512
 _MAX_OTHER_BYTES = 16 << 20
 # Settings that change nothing of the losses; all others must be as they were.
 _FREE_SETTINGS = (
-    *(
-        "steps",
-        "warmup_steps",
-        "log_every",
-        "eval_every",
-        "eval_batches",
-        "checkpoint_every",
-        "resume",
-        "inject",
-        "shared_cores",
-    ),
-    *("data", "vocabulary", "mesh"),
-)
+    "steps", "warmup_steps", "log_every", "eval_every", "eval_batches", "checkpoint_every", "resume", "inject",
+    "shared_cores", "data", "vocabulary", "mesh",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
