@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -80,10 +79,6 @@ class LabStatus:
     def is_well(self) -> bool:
         """Whether the daemons run, every host accepts jobs and every link is up."""
         return not self.problems and all(host.is_well for host in self.hosts) and all(link.is_up for link in self.links)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the state as plain values."""
-        return dataclasses.asdict(self)
 
 
 def read_status(plan: LabPlan, files: LabFiles) -> LabStatus:
