@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import psutil
 
 from hpcpace.core.errors import HpcpaceError, UsageError
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab.fabric import lose_packets, set_mtu, set_rate, set_up
 from hpcpace.lab.hosts import HostCgroup, command_on, host_pid, kill_host, living_pid, start_hosts
@@ -361,7 +361,7 @@ class FillDisk(HostFault):
             if not is_on:
                 return
             filler = tmp.create_file(FILLER, mode=0o600)
-        try:
+        with closing_descriptor(filler):
             size = 0
             for _ in range(3):
                 state = os.fstatvfs(filler)
@@ -370,8 +370,6 @@ class FillDisk(HostFault):
                     return
                 size += free
                 os.posix_fallocate(filler, 0, size)
-        finally:
-            os.close(filler)
 
 
 KINDS: dict[str, Callable[..., LabFault]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError, with_reasons
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import map_processes, map_threads
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import rank_list
@@ -231,12 +230,10 @@ class _Reading:
             except TraceError as error:
                 self.problems.append(str(error))
                 continue
-            try:
+            with closing_descriptor(descriptor):
                 left = [place for place, rank in enumerate(pack.numbers) if rank not in taken]
                 places = [p for p in left if pack.numbers[p] not in own or not has_own_file(pack, p, folder)]
                 part = read_pack(pack, descriptor, places, tables=self.tables, most_bytes=self.left_bytes, cache=cache)
-            finally:
-                os.close(descriptor)
             changed = sorted({pack.numbers[place] for place in left} - {pack.numbers[place] for place in places})
             if changed:
                 read = f"the files of {rank_list(changed)}, which are read"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.rundir import is_pack
 from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn
@@ -185,15 +185,13 @@ def _read_from(
         TraceError: the pack or the rank cannot be read.
     """
     descriptor, pack = open_pack(name, folder)
-    try:
+    with closing_descriptor(descriptor):
         if rank not in pack.numbers:
             return None, False
         place = pack.numbers.index(rank)
         if only_left_over and not _is_left_over(pack, place, folder):
             return None, False
         found = read_pack(pack, descriptor, [place], most_bytes=most_bytes, cache=ChunkCache(), as_stored=True)
-    finally:
-        os.close(descriptor)
     if rank not in found.streams:
         raise TraceError("; ".join(found.problems) or f"{pack.path}: rank {rank} cannot be read")
     stream = found.streams[rank]

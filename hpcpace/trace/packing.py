@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import map_processes
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, rank_list
@@ -214,10 +214,8 @@ def _is_open(folder: Folder, file: str) -> bool:
         descriptor = folder.open_file(file)
     except OSError:
         return False
-    try:
+    with closing_descriptor(descriptor):
         return is_marked_open(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _finish(attempt: Attempt, folder: Folder, plan: PackPlan, result: PackResult) -> set[int]:

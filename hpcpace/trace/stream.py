@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import run_threads
 from hpcpace.core.text import format_bytes
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, fill_chunk, read_chunks, select_chunks
@@ -266,10 +266,8 @@ class FileRows:
                 raise
             first_row = first * self.chunk_rows
             return packed.rows(first_row, first_row + chunks.num_rows, names, lead)
-        try:
+        with closing_descriptor(descriptor):
             return read_chunks(descriptor, chunks, lead)
-        finally:
-            os.close(descriptor)
 
 
 def open_again(path: Path, identity: tuple[int, int]) -> int:
@@ -433,11 +431,8 @@ class PackedCollectives:
         """
         num_ranks = self.counts.shape[1]
         rows = Range(int(self.first_rows[first * num_ranks]), int(self.first_rows[stop * num_ranks]))
-        descriptor = self.open()
-        try:
+        with closing_descriptor(self.open()) as descriptor:
             table, damaged = read_rows(descriptor, self.chunks, *rows, names)
-        finally:
-            os.close(descriptor)
         return table, [Range(max(one.first, rows.first) - rows.first, one.stop - rows.first) for one in damaged]
 
     def of_rank(self, index: int) -> PackedRows:
@@ -457,10 +452,8 @@ class PackedCollectives:
             descriptor = self.open()
         except OSError as error:
             raise DamagedColumn(str(error)) from error
-        try:
+        with closing_descriptor(descriptor):
             fill_chunk(descriptor, column, number, values)
-        finally:
-            os.close(descriptor)
         values.flags.writeable = False  # all ranks share it
         return values
 

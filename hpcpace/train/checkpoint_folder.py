@@ -23,7 +23,7 @@ from typing import Any
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from hpcpace.core.errors import DataError
-from hpcpace.core.files import Folder, other_writers, read_most
+from hpcpace.core.files import Folder, closing_descriptor, other_writers, read_most
 from hpcpace.core.text import shown
 from hpcpace.train.plan import TrainPlan
 
@@ -272,11 +272,8 @@ def write_history(folder: Folder, history: History, identity: Mapping[str, Any])
     """
     content = {"schema": CHECKPOINT_SCHEMA, "identity": identity, **asdict(history)}
     folder.write(PROGRESS, json.dumps(content, indent=2, sort_keys=True) + "\n", mode=WRITERS_FILE_MODE)
-    descriptor = folder.open_file(PROGRESS)
-    try:
+    with closing_descriptor(folder.open_file(PROGRESS)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def identity_of(plan: TrainPlan, data_digest: str) -> dict[str, Any]:

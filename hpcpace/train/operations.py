@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import ConfigError
-from hpcpace.train.plan import TrainPlan
+from hpcpace.train.plan import TrainPlan, next_multiple
 from hpcpace.train.presets import Mesh
 
 INT8_BLOCK = 256
@@ -128,8 +128,8 @@ def _ring(operation: Operation) -> Iterator[Message]:
     """
     size, num_ranks = operation.size_bytes, len(operation.ranks)
     max_segment = operation.itemsize * max(1, _MAX_SEGMENT_BYTES // operation.itemsize)
-    num_segments = _round_up(max(-(-size // max_segment), 2 * num_ranks), num_ranks)
-    segment = _round_up(-(-size // num_segments), operation.itemsize)
+    num_segments = next_multiple(max(-(-size // max_segment), 2 * num_ranks), num_ranks)
+    segment = next_multiple(-(-size // num_segments), operation.itemsize)
     per_rank = num_segments // num_ranks
     for index, source in enumerate(operation.ranks):
         destination = operation.ranks[index - 1]
@@ -179,10 +179,6 @@ _SPLIT = {
     "broadcast": _tree,
     "send": _one,
 }
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 _GLOO_HEADER_BYTES = 48

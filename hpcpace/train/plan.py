@@ -332,7 +332,7 @@ def _check_stages(settings: TrainConfig, shape: ModelShape, mesh: Mesh) -> None:
     if settings.microbatches % rounds:
         raise MeshError(
             f"{settings.microbatches} microbatches cannot be split into {rounds} equal rounds over pp={mesh.pp}, as "
-            f"--schedule interleaved needs: use --microbatches {_next_multiple(settings.microbatches, mesh.pp)}"
+            f"--schedule interleaved needs: use --microbatches {next_multiple(settings.microbatches, mesh.pp)}"
         )
 
 
@@ -341,7 +341,7 @@ def _check_batch(settings: TrainConfig, mesh: Mesh) -> None:
     if batch_size % mesh.dp:
         raise MeshError(
             f"a batch of {batch_size} cannot be split evenly over dp={mesh.dp}: "
-            f"use --batch-size {_next_multiple(batch_size, mesh.dp)}"
+            f"use --batch-size {next_multiple(batch_size, mesh.dp)}"
         )
     if mesh.pp == 1:
         return
@@ -350,12 +350,13 @@ def _check_batch(settings: TrainConfig, mesh: Mesh) -> None:
             f"{microbatches} microbatches do not fill {mesh.pp} stages: use --microbatches {mesh.pp} or more"
         )
     if batch_size // mesh.dp % microbatches:
-        fitting = _next_multiple(batch_size, mesh.dp * microbatches)
+        fitting = next_multiple(batch_size, mesh.dp * microbatches)
         raise MeshError(
             f"a batch of {batch_size} sequences gives each of dp={mesh.dp} replicas {batch_size // mesh.dp}, which "
             f"cannot be cut into {microbatches} microbatches: use --batch-size {fitting}, or other --microbatches"
         )
 
 
-def _next_multiple(number: int, factor: int) -> int:
+def next_multiple(number: int, factor: int) -> int:
+    """Return the least multiple of a factor that is not below a number."""
     return -(-number // factor) * factor
