@@ -85,21 +85,19 @@ def _matches(
     having: dict[tuple[str, str], set[int]] = {}
     for finding, concerned in bad:
         having.setdefault(kind_of(finding), set()).update(concerned)
-    shown: set[str] = set()
+    named: dict[str, tuple[frozenset[int], str]] = {}
     for blame in blamed:
-        for culprit in blame.culprits:
-            for who, ranks in _places(culprit, hosts):
-                if who in shown or len(shown) == _MAX_CULPRITS:
-                    continue
-                shown.add(who)
-                own = [finding for finding, concerned in bad if concerned & ranks]
-                # A finding that fewer ranks have explains more about this one.
-                own.sort(key=lambda finding: (len(having[kind_of(finding)]), _ORDER[finding.severity]))
-                common = [finding for finding in own if having[kind_of(finding)] >= world]
-                rest = [finding for finding in own if not having[kind_of(finding)] >= world]
-                for finding in (*rest[:_MAX_OWN], *common[:_MAX_COMMON]):
-                    gpus = {_gpu(rank) for rank in by_host[""] if rank.rank in ranks}
-                    yield _match(finding, who, ranks, gpus, blame.mode, is_common=finding in common)
+        for who, ranks in (place for culprit in blame.culprits for place in _places(culprit, hosts)):
+            named.setdefault(who, (ranks, blame.mode))
+    for who, (ranks, mode) in list(named.items())[:_MAX_CULPRITS]:
+        gpus = {_gpu(rank) for rank in by_host[""] if rank.rank in ranks}
+        own = [finding for finding, concerned in bad if concerned & ranks]
+        # A finding that fewer ranks have explains more about this one.
+        own.sort(key=lambda finding: (len(having[kind_of(finding)]), _ORDER[finding.severity]))
+        common = [finding for finding in own if having[kind_of(finding)] >= world]
+        rest = [finding for finding in own if finding not in common]
+        for finding in (*rest[:_MAX_OWN], *common[:_MAX_COMMON]):
+            yield _match(finding, who, ranks, gpus, mode, is_common=finding in common)
 
 
 def _places(culprit: Culprit, hosts: Mapping[int, str]) -> Iterator[tuple[str, frozenset[int]]]:
@@ -163,7 +161,7 @@ def _subject(finding: AuditFinding, ranks: frozenset[int], gpus: Collection[str]
     return f"its {place}", "has"
 
 
-class _Kind(NamedTuple):
+class _Compared(NamedTuple):
     """What groups must have in common to be compared with one law."""
 
     op: str
@@ -215,47 +213,39 @@ def _refusal(measured: Measured, probe: ProbeRecord) -> str:
     return ""
 
 
-def _kinds(measured: Measured) -> dict[_Kind, list[GroupTransfers]]:
+def _kinds(measured: Measured) -> dict[_Compared, list[GroupTransfers]]:
     """Return the groups of each kind that communicate between nodes."""
     places = measured.places
     node_of = dict(zip(places.ranks, places.node.tolist(), strict=True))
-    found: dict[_Kind, list[GroupTransfers]] = {}
+    found: dict[_Compared, list[GroupTransfers]] = {}
     for group in measured.groups:
         if not all(member in node_of for member in group.members) or not np.isfinite(group.transfer_ns).any():
             continue
         num_nodes = len({node_of[member] for member in group.members})
         if num_nodes > 1:
             op = _OF_PROBE.get(group.op, group.op)
-            kind = _Kind(op=op, num_nodes=num_nodes, num_ranks=len(group.members), size_bytes=group.size_bytes)
+            kind = _Compared(op=op, num_nodes=num_nodes, num_ranks=len(group.members), size_bytes=group.size_bytes)
             found.setdefault(kind, []).append(group)
     return found
 
 
 def _rows(
-    kinds: dict[_Kind, list[GroupTransfers]], laws: dict[tuple[str, int, int], LatencyLaw]
+    kinds: dict[_Compared, list[GroupTransfers]], laws: dict[tuple[str, int, int], LatencyLaw]
 ) -> tuple[list[ProbedRow], int]:
     """Return rows, those with the most transfer first, and the number of kinds without a law."""
-    rows, num_unprobed = [], 0
+    rows = []
     for kind, groups in kinds.items():
-        law = laws.get((kind.op, kind.num_nodes, kind.num_ranks))
-        if law is None:
-            num_unprobed += 1
-        else:
-            rows.append(_row(kind, groups, law))
-    return sorted(rows, key=lambda row: -row.transfer_ns * row.num_groups), num_unprobed
-
-
-def _row(kind: _Kind, groups: Sequence[GroupTransfers], law: LatencyLaw) -> ProbedRow:
-    transfer_ns = max(float(np.mean([np.nanmedian(group.transfer_ns) for group in groups])), 1.0)
-    probed_ns = law.time_ns(kind.size_bytes)
-    return ProbedRow(
-        op=kind.op,
-        num_nodes=kind.num_nodes,
-        num_ranks=kind.num_ranks,
-        size_bytes=kind.size_bytes,
-        num_groups=len(groups),
-        transfer_ns=transfer_ns,
-        probed_ns=probed_ns,
-        achieved=probed_ns / transfer_ns,
-        is_beyond=kind.size_bytes > law.most_bytes,
-    )
+        if (law := laws.get((kind.op, kind.num_nodes, kind.num_ranks))) is not None:
+            transfer_ns = max(float(np.mean([np.nanmedian(group.transfer_ns) for group in groups])), 1.0)
+            probed_ns = law.time_ns(kind.size_bytes)
+            rows.append(
+                ProbedRow(
+                    **kind._asdict(),
+                    num_groups=len(groups),
+                    transfer_ns=transfer_ns,
+                    probed_ns=probed_ns,
+                    achieved=probed_ns / transfer_ns,
+                    is_beyond=kind.size_bytes > law.most_bytes,
+                )
+            )
+    return sorted(rows, key=lambda row: -row.transfer_ns * row.num_groups), len(kinds) - len(rows)
