@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcpace.audit.findings import Severity
-from hpcpace.audit.rulebook import RULES, Rule
+from hpcpace.audit.rulebook import BY_ID, Rule
 from hpcpace.audit.verdict import SEVERITY_WORDS
 from hpcpace.core.config import AuditConfig
 
@@ -25,7 +25,7 @@ _WIDTH = 120
 
 def rules_text() -> str:
     """Return the sections of all rules, in the order in which they run."""
-    return "\n\n".join(map(_rule_text, RULES))
+    return "\n\n".join(map(_rule_text, BY_ID.values()))
 
 
 def settings_text() -> str:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hpcpace.audit.facts import NetDevice, RankFacts, RdmaDevice, RdmaPort, Snapshot
+from hpcpace.audit.facts import NetDevice, PciDevice, RankFacts, RdmaDevice, RdmaPort, Snapshot
 from hpcpace.audit.hardware import NO_REASON, HardwareView, hardware_view, parsed
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.config import AuditConfig
 from hpcpace.core.errors import UsageError
+from hpcpace.core.text import printable
 
 _EDGE = re.compile(
     rb"Channel \d+(?:/\d+)? : (\d{1,7})\[[0-9a-fx]+\] -> (\d{1,7})\[[0-9a-fx]+\] "
@@ -252,3 +253,8 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
 def rank_place(rank: RankFacts) -> str:
     """Return the place of a rank on its host; the same local rank has the same text on every host."""
     return f"local rank {rank.local_rank}" if rank.local_rank >= 0 else f"rank {rank.rank}"
+
+
+def device_place(device: PciDevice) -> str:
+    """Return the place of a GPU or an adapter on its host."""
+    return f"{'GPU' if device.kind == 'gpu' else 'NIC'} {printable(device.address)}"

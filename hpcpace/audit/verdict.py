@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.findings import CANNOT_DETERMINE, FindingGroup, Severity, blocks, grouped, hosts_text, place_text
+from hpcpace.audit.findings import CANNOT_DETERMINE, AuditFinding, Severity, blocks, grouped, hosts_text, place_text
 from hpcpace.audit.hardware import parsed
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.result import AuditResult, Binding, PathMatrix
@@ -184,7 +184,7 @@ def _wrapped(label: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
 
 
-def _summary(result: AuditResult, found: Sequence[Sequence[FindingGroup]]) -> str:
+def _summary(result: AuditResult, found: Sequence[Sequence[AuditFinding]]) -> str:
     counts = {severity: sum(len(block) for block in found if block[0].severity == severity) for severity in Severity}
     parts = [_plural(count, SEVERITY_WORDS[severity]) for severity, count in counts.items() if count]
     return (
@@ -208,7 +208,7 @@ def _with_short_path(line: str) -> str:
     return line if len(line) <= WIDTH else _FOLDERS.sub(".../", line, count=1)
 
 
-def _fitting_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult, room: int) -> list[str]:
+def _fitting_lines(found: Sequence[Sequence[AuditFinding]], result: AuditResult, room: int) -> list[str]:
     """Return as much of each block as fits, the most severe first: one line each, fixes, whole heads, then costs."""
     shown = found if len(found) <= room else found[: room - 1]
     heads = [_head(block, result) for block in shown]
@@ -230,28 +230,28 @@ def _fitting_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult,
     return lines
 
 
-def _fix_lines(group: FindingGroup, result: AuditResult) -> list[str]:
+def _fix_lines(group: AuditFinding, result: AuditResult) -> list[str]:
     option = result.bindings[0].option if result.bindings else ""
     if option and option in group.fix:
         return [f"{_INDENT}fix    the binding below"]
     return [f"{_INDENT}fix    {group.fix}"] if group.fix else []
 
 
-def _head(block: Sequence[FindingGroup], result: AuditResult) -> list[str]:
+def _head(block: Sequence[AuditFinding], result: AuditResult) -> list[str]:
     return _lines(_label(block), f"{_description(block, result)} [{block[0].certainty}]")
 
 
-def _brief(block: Sequence[FindingGroup], result: AuditResult) -> str:
+def _brief(block: Sequence[AuditFinding], result: AuditResult) -> str:
     """Return a head on one line, cut if it is too long."""
     label, end = _label(block), f" [{block[0].certainty}]"
     return f"{label}{_cut(_description(block, result), WIDTH - len(label) - len(end))}{end}"
 
 
-def _label(block: Sequence[FindingGroup]) -> str:
+def _label(block: Sequence[AuditFinding]) -> str:
     return f"{block[0].severity} {block[0].rule} "
 
 
-def _description(block: Sequence[FindingGroup], result: AuditResult) -> str:
+def _description(block: Sequence[AuditFinding], result: AuditResult) -> str:
     hosts = tuple(dict.fromkeys(host for group in block for host in group.hosts))
     places = (place_text(block), _ranks_text(block, result), hosts_text(hosts, result.hosts))
     where = ", ".join(filter(None, places))
@@ -259,7 +259,7 @@ def _description(block: Sequence[FindingGroup], result: AuditResult) -> str:
     return printable(f"{where}: {block[0].seen}{more}" if where else f"{block[0].seen}{more}")
 
 
-def _ranks_text(block: Sequence[FindingGroup], result: AuditResult) -> str:
+def _ranks_text(block: Sequence[AuditFinding], result: AuditResult) -> str:
     """Return the ranks of the job that a block concerns; nothing for one host, or if it concerns all ranks."""
     ranks = {rank for group in block for rank in group.ranks}
     if len(result.hosts) < 2 or not ranks or len(ranks) == result.num_ranks:
@@ -281,7 +281,7 @@ def _lines(label: str, text: str) -> list[str]:
     )
 
 
-def _unknown_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult) -> list[str]:
+def _unknown_lines(found: Sequence[Sequence[AuditFinding]], result: AuditResult) -> list[str]:
     if not found:
         return []
     by_reason: dict[str, list[str]] = {}
@@ -295,7 +295,7 @@ def _unknown_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult)
     return lines
 
 
-def _note_lines(found: Sequence[Sequence[FindingGroup]], result: AuditResult) -> list[str]:
+def _note_lines(found: Sequence[Sequence[AuditFinding]], result: AuditResult) -> list[str]:
     lines = [_cut(_head(block, result)[0]) for block in found]
     return [*lines[:3], f"I {len(lines) - 3} more notes, see --json"] if len(lines) > 4 else lines
 

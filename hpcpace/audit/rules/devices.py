@@ -9,7 +9,7 @@ from itertools import pairwise, product
 from hpcpace.audit.collect_host import is_gpu_bound_per_task
 from hpcpace.audit.facts import FAULTS, Gpu, Nvml, PciDevice, RankFacts, Throttle
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, fewer_ranks_fix, unknown
-from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
+from hpcpace.audit.job import AuditedHost, AuditedJob, device_place, rank_place
 from hpcpace.audit.rules.affinity import gpu_certainty, listed, rank_numbers
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable
@@ -26,7 +26,7 @@ def p07_nvlink(job: AuditedJob) -> Iterator[AuditFinding]:
         try:
             driven = host.has_nvidia
         except Unreadable as error:
-            yield unknown("P07", host.name, "", host.explain(error))
+            yield unknown(host.explain(error), host.name)
             continue
         for gpu in host.snapshot.gpus or () if driven else ():
             yield from _check_links(host, gpu, most.get(gpu.name or "", 0))
@@ -42,14 +42,11 @@ def p08_state(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             raise host.unreadable("the state of the GPUs", "nvml")
         for severity, seen, cost, fix in _states(gpu.address, gpu.nvml):
             yield AuditFinding(
-                rule="P08",
                 severity=severity,
-                host=host.name,
                 place=f"GPU {gpu.address}",
                 seen=seen,
                 cost=cost,
                 fix=fix,
-                certainty=Certainty.READ,
             )
 
 
@@ -89,27 +86,25 @@ def _check_fabric(host: AuditedHost, gpu: Gpu) -> Iterator[AuditFinding]:
     fabric = gpu.nvml.fabric
     if fabric is None and host.snapshot.hardware.num_nvswitches:
         yield unknown(
-            "P07", host.name, f"GPU {gpu.address}", "whether the fabric manager has registered it: NVML does not say"
+            "whether the fabric manager has registered it: NVML does not say", host.name, f"GPU {gpu.address}"
         )
     if fabric in (None, "none", "completed"):
         return
     shown = printable(fabric).replace("failed ", "failed with NVML error ")
     words = {"not started": "has not been started", "in progress": "has not finished"}
     yield AuditFinding(
-        rule="P07",
         severity=Severity.FAIL,
-        host=host.name,
+        hosts=(host.name,),
         place=f"GPU {gpu.address}",
         seen=f"its fabric registration {words.get(fabric, shown)}",
         cost="CUDA does not start on it, or works without NVLink",
         fix="systemctl status nvidia-fabricmanager  # admin: restart it; its version must match the driver's",
-        certainty=Certainty.READ,
     )
 
 
 def _check_links(host: AuditedHost, gpu: Gpu, most: int) -> Iterator[AuditFinding]:
     if gpu.nvml is None:
-        yield unknown("P07", host.name, f"GPU {gpu.address}", f"its NVLinks: {host.reason('nvml')}")
+        yield unknown(f"its NVLinks: {host.reason('nvml')}", host.name, f"GPU {gpu.address}")
         return
     active, inactive = gpu.nvml.links_active, gpu.nvml.links_inactive
     if active is None or (not active and not most):
@@ -117,14 +112,12 @@ def _check_links(host: AuditedHost, gpu: Gpu, most: int) -> Iterator[AuditFindin
     missing = max(inactive or 0, most - active)
     if missing:
         yield AuditFinding(
-            rule="P07",
             severity=Severity.FAIL,
-            host=host.name,
+            hosts=(host.name,),
             place=f"GPU {gpu.address}",
             seen=f"{missing} of {active + missing} NVLinks are inactive",
             cost="collectives within the node run at the rate of the slowest GPU, or over PCIe",
             fix=f"nvidia-smi nvlink -s -i {gpu.address}; systemctl status nvidia-fabricmanager  # admin",
-            certainty=Certainty.READ,
         )
 
 
@@ -166,10 +159,7 @@ def a09_ipc(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         return
     count = len(host.snapshot.gpus or ())
     yield AuditFinding(
-        rule="A09",
         severity=Severity.WARNING,
-        host=host.name,
-        place="",
         seen=f"{len(single)} ranks see only 1 of {count} GPUs each, because of --gpus-per-task",
         cost="CUDA IPC and P2P between ranks can fail; NCCL then copies through shared memory",
         fix=f"srun --gpus-per-node={count} --gpu-bind=none ...  # instead of --gpus-per-task",
@@ -182,9 +172,7 @@ def _sees_none(host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     if host.snapshot.kernel.nvidia_driver == "" and "amdgpu" not in (host.snapshot.kernel.modules or {}):
         return  # no driver is loaded, so no rank is meant to use them
     yield AuditFinding(
-        rule="A08",
         severity=Severity.FAIL,
-        host=host.name,
         place=rank_place(rank),
         seen=f"sees none of the {len(host.snapshot.gpus or ())} GPUs of its node",
         cost="it trains on the CPU, or fails",
@@ -199,9 +187,7 @@ def _another_order(host: AuditedHost, rank: RankFacts, address: str) -> Iterator
     if address not in order or order.index(address) == rank.local_rank or rank.local_rank < 0:
         return
     yield AuditFinding(
-        rule="A08",
         severity=Severity.INFORMATION,
-        host=host.name,
         place=rank_place(rank),
         seen=f"uses GPU {order.index(address)} of the node ({address}), not that of its local rank",
         cost="nothing by itself, but bindings that assume the order of local ranks are wrong",
@@ -216,9 +202,7 @@ def _one_for_many(host: AuditedHost, address: str, ranks: list[RankFacts]) -> Au
     has_mps = all(any(name.startswith("CUDA_MPS_") for name in rank.variables) for rank in ranks)
     has_mig = bool(gpu and gpu.nvml and gpu.nvml.is_mig)
     return AuditFinding(
-        rule="A08",
         severity=Severity.INFORMATION if has_mps or has_mig else Severity.FAIL,
-        host=host.name,
         place=f"GPU {address}",
         seen=f"is used by local ranks {listed(rank.local_rank for rank in ranks)}"
         + (", through MPS" if has_mps else ", partitioned by MIG" if has_mig else ""),
@@ -266,14 +250,10 @@ def p01_width(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator
     most = min(device.max_width, port.max_width or device.max_width) if port is not None else device.max_width
     if device.width < most:
         yield AuditFinding(
-            rule="P01",
             severity=Severity.FAIL,
-            host=host.name,
-            place=_name(device),
             seen=f"its link has {device.width} lanes of {most}",
             cost=f"it has at most {device.width / most:.0%} of its bandwidth, and NCCL reads only the maximum",
             fix="# admin: reseat the card; check riser and bifurcation",
-            certainty=Certainty.READ,
         )
 
 
@@ -295,14 +275,10 @@ def p02_speed(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator
             f"the speed of its link under load: now {device.speed_gts:g} of {most:g} GT/s, and idle GPUs slow down"
         )
     yield AuditFinding(
-        rule="P02",
         severity=Severity.WARNING if device.kind == "gpu" else Severity.FAIL,
-        host=host.name,
-        place=_name(device),
         seen=f"its link runs at {device.speed_gts:g} of {most:g} GT/s",
         cost=f"it has at most {device.speed_gts / most:.0%} of its bandwidth",
         fix="# admin: reseat the card; check riser, BIOS link speed and retimers",
-        certainty=Certainty.READ,
     )
 
 
@@ -316,14 +292,14 @@ def p03_unequal(job: AuditedJob) -> Iterator[AuditFinding]:
                     width, speed = _possible(host, device)
                 except Unreadable as error:
                     if device.kind == "gpu" or len(device.parents or ()) > 1:
-                        yield unknown("P03", host.name, _name(device), host.explain(error))
+                        yield unknown(host.explain(error), host.name, device_place(device))
                     continue
                 if width:
                     kinds.setdefault((device.kind, device.vendor, device.device), []).append(
                         (host, device, width, speed)
                     )
         if host.hardware.hardware.pci is None:
-            yield unknown("P03", host.name, "", f"the PCI devices: {host.reason('pci')}")
+            yield unknown(f"the PCI devices: {host.reason('pci')}", host.name)
     for entries in kinds.values():
         yield from _unequal(entries)
 
@@ -341,10 +317,7 @@ def p04_replays(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterat
     grown = (counters.growth or {}).get(name, 0)
     if grown or count > job.settings.pcie_errors:
         yield AuditFinding(
-            rule="P04",
             severity=Severity.WARNING,
-            host=host.name,
-            place=_name(device),
             seen=f"+{grown} corrected PCIe errors in {counters.window_s:g} s"
             if grown
             else f"{count} corrected PCIe errors",
@@ -399,14 +372,10 @@ def p06_hidden_numa(job: AuditedJob, host: AuditedHost, device: PciDevice) -> It
         raise host.unreadable("its NUMA node", f"pci/{device.address}/numa_node")
     if device.numa_node < 0:
         yield AuditFinding(
-            rule="P06",
             severity=Severity.WARNING,
-            host=host.name,
-            place=_name(device),
             seen=f"its numa_node is {device.numa_node} on a machine with {len(view.numa_cpus)} NUMA nodes",
             cost="ranks cannot be bound near it, and NCCL guesses its paths",
             fix="export NCCL_TOPO_FILE=/path/to/topo.xml  # for this type of machine; or a firmware fix, admin",
-            certainty=Certainty.READ,
         )
 
 
@@ -437,25 +406,20 @@ def _unequal(entries: list[tuple[AuditedHost, PciDevice, int, float]]) -> Iterat
         else:
             continue
         yield AuditFinding(
-            rule="P03",
             severity=severity,
-            host=host.name,
-            place=_name(device),
+            hosts=(host.name,),
+            place=device_place(device),
             seen=seen,
             cost="it has less bandwidth than the others, and they wait for it"
             if width < widest or speed < fastest
             else f"it has at most {width / (device.max_width or width):.0%} of its bandwidth",
             fix="# admin: move the card to a full-width slot; check riser and bifurcation",
-            certainty=Certainty.READ,
         )
 
 
 def _acs(host: AuditedHost, severity: Severity, seen: str, certainty: Certainty) -> AuditFinding:
     return AuditFinding(
-        rule="P05",
         severity=severity,
-        host=host.name,
-        place="",
         seen=seen,
         cost="traffic from a GPU to an adapter or another GPU takes a detour through the processor",
         fix="lspci -vvv | grep ACSCtl  # admin: want SrcValid-, ReqRedir-; `rdma_topo check`; not in virtual machines; "
@@ -472,7 +436,3 @@ def _nvml(host: AuditedHost, address: str, name: str) -> int | None:
     gpu = next((gpu for gpu in host.snapshot.gpus or () if gpu.address == address), None)
     value: int | None = getattr(gpu.nvml, name) if gpu is not None and gpu.nvml is not None else None
     return value
-
-
-def _name(device: PciDevice) -> str:
-    return f"{'GPU' if device.kind == 'gpu' else 'NIC'} {printable(device.address)}"

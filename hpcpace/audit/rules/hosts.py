@@ -32,14 +32,11 @@ def s01_governor(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     for governor, members in cpus.governors.items():
         if governor not in fine:
             yield AuditFinding(
-                rule="S01",
                 severity=Severity.WARNING,
-                host=host.name,
                 place=f"CPUs {printable(members)}",
                 seen=f"use governor {printable(governor)}" + (f" of {printable(cpus.driver)}" if cpus.driver else ""),
                 cost="clocks rise only after load has arrived, so short bursts between collectives run slowly",
                 fix="cpupower frequency-set -g performance  # admin; or srun --cpu-freq=performance ...",
-                certainty=Certainty.READ,
             )
 
 
@@ -52,14 +49,10 @@ def s02_numa_balancing(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFind
         raise host.unreadable("numa_balancing", "kernel/numa_balancing")
     if value > 0:
         yield AuditFinding(
-            rule="S02",
             severity=Severity.WARNING,
-            host=host.name,
-            place="",
             seen=f"numa_balancing is {value}",
             cost="the kernel unmaps pages to find out who uses them, which stalls copies to and from GPUs",
             fix="echo 0 > /proc/sys/kernel/numa_balancing  # admin; NVIDIA and ROCm both recommend it",
-            certainty=Certainty.READ,
         )
 
 
@@ -70,14 +63,10 @@ def s03_huge_pages(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]
         raise host.unreadable("transparent huge pages", "kernel/huge_pages_enabled", "kernel/huge_pages_defrag")
     if kernel.huge_pages in ("never", "always") or kernel.huge_pages_defrag == "always":
         yield AuditFinding(
-            rule="S03",
             severity=Severity.INFORMATION,
-            host=host.name,
-            place="",
             seen=f"transparent huge pages are set to {kernel.huge_pages}, defrag to {kernel.huge_pages_defrag}",
             cost="always with defrag stalls while memory is compacted; never has more TLB misses",
             fix="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled  # admin, if measurements support it",
-            certainty=Certainty.READ,
         )
 
 
@@ -95,10 +84,7 @@ def s04_threads(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         return
     is_crowded = threads > cpus
     yield AuditFinding(
-        rule="S04",
         severity=Severity.WARNING if is_crowded else Severity.INFORMATION,
-        host=host.name,
-        place="",
         seen=("OMP_NUM_THREADS is not set" if is_unset else "OMP_NUM_THREADS is set")
         + f", and {len(host.ranks)} ranks start up to {threads} threads on {cpus} CPUs",
         cost="threads wait for each other" if is_crowded else "each rank uses all CPUs of its mask",
@@ -113,29 +99,23 @@ def s06_limits(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     shm = host.snapshot.kernel.shm_bytes
     if shm is not None and shm < job.settings.least_shm:
         yield AuditFinding(
-            rule="S06",
             severity=Severity.WARNING,
-            host=host.name,
             place="/dev/shm",
             seen=f"has only {format_bytes(shm)}",
             cost="NCCL's shared memory and data loaders may fail with a bus error",
             fix="docker run --shm-size=8g ...  # or --ipc=host; enroot and Singularity use the host's, where an admin "
             "can mount -o remount,size=8g /dev/shm",
-            certainty=Certainty.READ,
         )
     for rank in host.ranks:
         if rank.open_files is None:
             raise host.unreadable("its open-files limit", f"rank/{rank.rank}/open_files", f"rank/{rank.rank}/limits")
         if 0 <= rank.open_files < job.settings.least_open_files:
             yield AuditFinding(
-                rule="S06",
                 severity=Severity.WARNING,
-                host=host.name,
                 place=rank_place(rank),
                 seen=f"may open only {rank.open_files} files",
                 cost="connections to many ranks, and files of data loaders, run out of descriptors",
                 fix=f"ulimit -n {max(65536, job.settings.least_open_files)}",
-                certainty=Certainty.READ,
                 ranks=(rank.rank,),
             )
     if shm is None:
@@ -157,14 +137,11 @@ def c01_debug_variables(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFin
         for setting, ranks in sorted(settings.items()):
             name = setting.partition("=")[0]
             yield AuditFinding(
-                rule="C01",
                 severity=Severity.WARNING,
-                host=host.name,
                 place=source,
                 seen=printable(setting),
                 cost="this debug variable overrides what NCCL would choose for message size and topology",
                 fix=f"unset {name}" if source == "environment" else f"sed -i '/^{name} *=/d' {source}",
-                certainty=Certainty.READ,
                 ranks=ranks,
             )
     if "etc/nccl.conf" in host.snapshot.unreadable:
@@ -202,14 +179,11 @@ def _connections(host: str, edges: list[tuple[int, int]], what: str, fix: str) -
     if len(edges) == 1:
         users = f"the connection from rank {sender} to {receiver} uses"
     return AuditFinding(
-        rule="C02",
         severity=Severity.WARNING,
-        host=host,
-        place="",
+        hosts=(host,),
         seen=f"{users} {what}",
         cost="collectives run at the rate of these connections",
         fix=f"{fix}  # see also A09, N01, N04",
-        certainty=Certainty.READ,
         ranks=tuple(sorted({rank for edge in edges for rank in edge})),
     )
 
@@ -247,7 +221,7 @@ def h01_differing(job: AuditedJob) -> Iterator[AuditFinding]:
             except Unreadable as error:
                 # A fact that one node lacks is usually missing on all nodes of its kind; compare the others.
                 if len(job.hosts) > 1:
-                    yield unknown("H01", host.name, key, host.explain(error))
+                    yield unknown(host.explain(error), host.name, key)
                 continue
             values[host.name] = value
         yield from _minority(values, key, severity)
@@ -274,15 +248,11 @@ def h02_placement(job: AuditedJob) -> Iterator[AuditFinding]:
     if len(counts) > least:
         listed = ", ".join(f"{printable(leaf)} {count}" for leaf, count in sorted(counts.items())[:6])
         yield AuditFinding(
-            rule="H02",
             severity=Severity.WARNING if size else Severity.INFORMATION,
-            host="",
-            place="",
             seen=f"{len(job.hosts)} nodes are spread over {len(counts)} leaf switches ({listed})"
             + (f", {least} would be enough" if size else ""),
             cost="traffic between leaves shares their uplinks with other jobs",
             fix=f"sbatch --switches={least} ...  # or --segment={max(counts.values())}",
-            certainty=Certainty.READ,
         )
 
 
@@ -311,7 +281,7 @@ def _unexpected(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         try:
             seen = read()
         except Unreadable as error:
-            yield unknown("H01", host.name, key, host.explain(error))
+            yield unknown(host.explain(error), host.name, key)
             continue
         if seen != wanted:
             text = f"{key}: {_short(str(seen))}, the site expects {_short(str(wanted))}"
@@ -326,14 +296,12 @@ def _unexpected(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
 
 def _finding(severity: Severity, host: str, key: str, seen: str, fix: str) -> AuditFinding:
     return AuditFinding(
-        rule="H01",
         severity=severity,
-        host=host,
+        hosts=(host,),
         place=key,
         seen=seen,
         cost="a job runs as fast as its slowest node, and mixed versions hang or fail",
         fix=fix,
-        certainty=Certainty.READ,
     )
 
 

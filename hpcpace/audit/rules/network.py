@@ -12,7 +12,7 @@ from hpcpace.audit.collect_network import LINK_ERRORS
 from hpcpace.audit.facts import NetDevice, PciDevice, RankFacts, RdmaDevice, RdmaPort
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown, unset_fix
 from hpcpace.audit.hardware import ORDER
-from hpcpace.audit.job import AuditedHost, AuditedJob, FabricPort, has_peermem, rank_place
+from hpcpace.audit.job import AuditedHost, AuditedJob, FabricPort, has_peermem
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable, shell_word
 
@@ -55,15 +55,10 @@ def n04_sockets(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator
         )
     for seen, fix in reasons:
         yield AuditFinding(
-            rule="N04",
             severity=Severity.FAIL,
-            host=host.name,
-            place=rank_place(rank),
             seen=f"the node has RDMA, but {seen}",
             cost="NCCL uses NET/Socket: a fraction of the rate, and CPU time for every byte",
             fix=fix,
-            certainty=Certainty.READ,
-            ranks=(rank.rank,),
         )
 
 
@@ -82,16 +77,12 @@ def n07_gid(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[Aud
             continue
         better = next((index for index, kind in kinds.items() if kind == "RoCE v2"), "")
         yield AuditFinding(
-            rule="N07",
             severity=Severity.WARNING,
-            host=host.name,
             place=f"{device.name} port {port.number}",
             seen=f"NCCL_IB_GID_INDEX={printable(text)} is {printable(kinds.get(text, 'empty'))}",
             cost="RoCE v1 is not routed, and an empty entry cannot connect at all",
             fix=unset_fix(rank, "NCCL_IB_GID_INDEX")
             + (f"  # NCCL before 2.21: {better}" if better else "  # NCCL 2.21 chooses it"),
-            certainty=Certainty.READ,
-            ranks=(rank.rank,),
         )
 
 
@@ -178,7 +169,7 @@ def _check_interface(
     else:
         if any(net.has_route is None for net in chosen):
             what = f"whether a route uses what {variable} selects: {host.reason('net/routes')}"
-            yield unknown("N03", host.name, variable, what, (rank.rank,))
+            yield unknown(what, place=variable)
         speed = max(net.speed_mbps or 0 for net in chosen)
         if 0 < speed < job.settings.slow_share * fastest:
             names = ",".join(net.name for net in chosen)
@@ -188,17 +179,13 @@ def _check_interface(
 
 def _named(host: AuditedHost, rank: RankFacts, variable: str, severity: Severity, seen: str, fix: str) -> AuditFinding:
     return AuditFinding(
-        rule="N03",
         severity=severity,
-        host=host.name,
         place=variable,
         seen=seen,
         cost="ranks fail to connect, or use a network that is not meant for them"
         if severity == Severity.FAIL
         else "traffic goes over the slow network",
         fix=fix,
-        certainty=Certainty.READ,
-        ranks=(rank.rank,),
     )
 
 
@@ -217,10 +204,7 @@ def n01_far_nic(job: AuditedJob, host: AuditedHost, gpu: PciDevice) -> Iterator[
     if nearest == "UNKNOWN":
         raise Unreadable("the class of its path to any adapter: the firmware hides where they are")
     yield AuditFinding(
-        rule="N01",
         severity=Severity.FAIL if nearest == "SYS" else Severity.WARNING,
-        host=host.name,
-        place=f"GPU {gpu.address}",
         seen=f"its nearest adapter, {name}, is {nearest}",
         cost="NCCL uses GPUDirect RDMA only up to PXB: every message goes through host memory",
         fix="# first what N09 says: without GPUDirect RDMA no NCCL_NET_GDR_LEVEL helps; then check BIOS, slot map"
@@ -253,9 +237,7 @@ def n02_shared_nic(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]
     if most > fair:
         crowded = sorted(name for name, count in load.items() if count == most)
         yield AuditFinding(
-            rule="N02",
             severity=Severity.WARNING,
-            host=host.name,
             place=crowded[0],
             seen=f"{most} GPUs map to it; spread evenly over {len(near)} ports it would be {fair} each",
             cost=f"these GPUs share the rate of one port: 1/{most} each when all {most} send at once",
@@ -293,14 +275,10 @@ def n09_gpudirect(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             "pip install --upgrade nvidia-nccl-cu12  # 2.23 or newer",
         )
     yield AuditFinding(
-        rule="N09",
         severity=Severity.FAIL if job.has_many_hosts else Severity.WARNING,
-        host=host.name,
-        place="",
         seen=seen,
         cost="no GPUDirect RDMA: every message between nodes goes through host memory",
         fix=fix,
-        certainty=Certainty.READ,
     )
 
 
@@ -329,9 +307,7 @@ def _far_adapters(host: AuditedHost, far: Sequence[FabricPort], best: Mapping[st
         if port.device not in rdma or (value and not hca_selects(value, port.device, port.number)):
             continue
         yield AuditFinding(
-            rule="N02",
             severity=Severity.WARNING,
-            host=host.name,
             place=port.name,
             seen=f"is {ORDER[best[port.name]]} from the nearest GPU, while other adapters share a switch with the GPUs",
             cost="NCCL may use it as well, through the processor, even if it is meant for storage or management",
@@ -355,7 +331,7 @@ def n05_ports(job: AuditedJob) -> Iterator[AuditFinding]:
                 rates[kind] = max(rates.get(kind, 0.0), port.rate_gbps)
     for host in job.hosts:
         if host.snapshot.rdma is None:
-            yield unknown("N05", host.name, "", f"the RDMA adapters: {host.reason('rdma')}")
+            yield unknown(f"the RDMA adapters: {host.reason('rdma')}", host.name)
         for device, port in _ports(host):
             yield from _check_port(job, host, device, port, up, rates.get((device.board, port.link_layer or ""), 0.0))
     yield from _slow_interfaces(job)
@@ -374,10 +350,10 @@ def n06_mtu(job: AuditedJob) -> Iterator[AuditFinding]:
         yield from _check_mtu(job, name, entries)
     for host in job.hosts:
         if host.snapshot.net is None:
-            yield unknown("N06", host.name, "", f"the network interfaces: {host.reason('net')}")
+            yield unknown(f"the network interfaces: {host.reason('net')}", host.name)
         for net in host.snapshot.net or ():
             if net.mtu is None and net.is_physical:
-                yield unknown("N06", host.name, net.name, f"its MTU: {host.reason(f'net/{net.name}/mtu')}")
+                yield unknown(f"its MTU: {host.reason(f'net/{net.name}/mtu')}", host.name, net.name)
 
 
 def n08_errors(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
@@ -390,7 +366,7 @@ def n08_errors(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         device = rest.removesuffix("/counters")
         if kind in ("rdma", "net") and name.endswith("/counters") and _is_up(host, kind, device):
             port = device.replace("/", " port ")
-            yield unknown("N08", host.name, port, f"its counters: {host.reason(name)}")
+            yield unknown(f"its counters: {host.reason(name)}", place=port)
     for name, value in sorted(counters.values.items()):
         kind, _, rest = name.partition("/")
         device, _, counter = rest.rpartition("/")
@@ -401,9 +377,7 @@ def n08_errors(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             continue
         port = device.replace("/", " port ")
         yield AuditFinding(
-            rule="N08",
             severity=Severity.FAIL if grown and kind == "rdma" else Severity.WARNING,
-            host=host.name,
             place=port,
             seen=f"{counter} grew by {grown} in {counters.window_s:g} s"
             if grown
@@ -426,38 +400,34 @@ def _check_port(
     place = f"{device.name} port {port.number}"
     fact = f"rdma/{device.name}/{port.number}"
     if port.state is None or port.phys_state is None:
-        yield unknown("N05", host.name, place, f"its state: {host.reason(f'{fact}/state', f'{fact}/phys_state')}")
+        yield unknown(f"its state: {host.reason(f'{fact}/state', f'{fact}/phys_state')}", host.name, place)
         return
     fix = f"ibdiagnet; mlxlink -d {shell_word(device.name)}  # then reseat or replace the cable, check the switch port"
     if port.state != "ACTIVE" or port.phys_state != "LinkUp":
         # A port without a cable is down on all hosts; a disabled one was switched off on purpose.
         unused = (device.name, port.number) not in up and (len(job.hosts) > 1 or port.phys_state == "Disabled")
         yield AuditFinding(
-            rule="N05",
             severity=Severity.WARNING if unused else Severity.FAIL,
-            host=host.name,
+            hosts=(host.name,),
             place=place,
             seen=f"is {printable(port.state)}, {printable(port.phys_state)}"
             + (", as on all hosts" if unused and len(job.hosts) > 1 else ""),
             cost="the node has one rail less, and NCCL may hang if the other nodes use it",
             fix=_down_fix(device, port, fix),
-            certainty=Certainty.READ,
         )
         return
     if port.rate_gbps is None:
-        yield unknown("N05", host.name, place, f"its rate: {host.reason(f'{fact}/rate')}")
+        yield unknown(f"its rate: {host.reason(f'{fact}/rate')}", host.name, place)
         return
     wanted = max(fastest, job.settings.expect_rate_gbps or 0.0)
     if port.rate_gbps < wanted:
         yield AuditFinding(
-            rule="N05",
             severity=Severity.FAIL,
-            host=host.name,
+            hosts=(host.name,),
             place=place,
             seen=f"runs at {port.rate_gbps:g} Gb/s, others of its kind at {wanted:g}",
             cost="every collective waits for the slowest port",
             fix=fix,
-            certainty=Certainty.READ,
         )
 
 
@@ -482,14 +452,12 @@ def _slow_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
         for host, speed in entries:
             if speed < fastest:
                 yield AuditFinding(
-                    rule="N05",
                     severity=Severity.FAIL,
-                    host=host.name,
+                    hosts=(host.name,),
                     place=name,
                     seen=f"runs at {speed / 1000:g} Gb/s, but at {fastest / 1000:g} on other hosts",
                     cost="every collective over it waits for this host",
                     fix=f"ethtool {shell_word(name)}  # then cable, switch port, autonegotiation",
-                    certainty=Certainty.READ,
                 )
 
 
@@ -499,7 +467,7 @@ def _shaped_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
     for host in job.hosts:
         nets = host.between_hosts if host.snapshot.net is not None else []
         if any(net.shaped_mbps is None for net in nets):
-            yield unknown("N05", host.name, "", f"whether its interfaces are shaped: {host.reason('net/shaping')}")
+            yield unknown(f"whether its interfaces are shaped: {host.reason('net/shaping')}", host.name)
         for net in nets:
             if net.shaped_mbps is not None:
                 rates.setdefault(net.name, []).append((host, net.shaped_mbps or math.inf))
@@ -509,14 +477,12 @@ def _shaped_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
         for host, rate in entries:
             if rate < fastest:
                 yield AuditFinding(
-                    rule="N05",
                     severity=Severity.FAIL,
-                    host=host.name,
+                    hosts=(host.name,),
                     place=name,
                     seen=f"is shaped to {rate / 1000:g} Gb/s, but {others}",
                     cost="every collective over it waits for this host",
                     fix=f"tc qdisc show dev {shell_word(name)}  # admin: find who set it; `tc qdisc del` removes it",
-                    certainty=Certainty.READ,
                 )
 
 
@@ -551,16 +517,14 @@ def _check_mtu(
             wanted = max(9000, job.settings.roce_mtu)
         if seen:
             yield AuditFinding(
-                rule="N06",
                 severity=severity,
-                host=host.name,
+                hosts=(host.name,),
                 place=net.name,
                 seen=seen,
                 cost="packets too large for the smaller MTU are dropped, which has hung NCCL (nccl#1524, #1957)"
                 if severity == Severity.FAIL
                 else "the same bytes take more packets",
                 fix=f"ip link set dev {shell_word(name)} mtu {wanted}  # admin; the same on all hosts and switches",
-                certainty=Certainty.READ,
             )
 
 

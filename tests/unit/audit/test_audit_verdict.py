@@ -28,7 +28,7 @@ def _finding(
     rule: str = "P01", host: str = "n1", place: str = "GPU 0", seen: str = "x", **other: object
 ) -> AuditFinding:
     values = {"severity": Severity.FAIL, "cost": "c", "fix": "f", "certainty": Certainty.READ, **other}
-    return AuditFinding(rule=rule, host=host, place=place, seen=seen, **values)
+    return AuditFinding(rule=rule, hosts=(host,), place=place, seen=seen, **values)
 
 
 def _result(
