@@ -16,7 +16,6 @@ from pathlib import Path
 
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.rulebook import BY_ID, Rule
-from hpcpace.audit.verdict import SEVERITY_WORDS
 from hpcpace.core.config import AuditConfig
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "audit.md"
@@ -45,7 +44,7 @@ def updated(document: str) -> str:
 
 
 def _rule_text(rule: Rule) -> str:
-    severities = ", ".join(f"{letter} ({SEVERITY_WORDS[Severity(letter)]})" for letter in rule.severities)
+    severities = ", ".join(f"{letter} ({Severity(letter).word})" for letter in rule.severities)
     lines = [f"### {rule.id} {rule.title}", textwrap.fill(rule.why, _WIDTH, break_on_hyphens=False), ""]
     for label, text in (("Severities", severities), ("Reads", rule.reads), ("Fix", rule.fix)):
         lines += textwrap.wrap(f"- {label}: {text}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)

@@ -227,6 +227,11 @@ class Severity(StrEnum):
     UNKNOWN = "U"
     INFORMATION = "I"
 
+    @property
+    def word(self) -> str:
+        """What a finding is called."""
+        return {"F": "fail", "W": "warning", "U": "unknown", "I": "note"}[self]
+
 
 class Certainty(StrEnum):
     """How the audit knows what a finding says."""
