@@ -17,7 +17,6 @@ from hpcpace.core.text import one_line
 from hpcpace.diagnosis.credible import CredibleRun, measure_credible_run
 from hpcpace.diagnosis.diagnose import Diagnosis, NothingMeasured
 from hpcpace.diagnosis.evidence import TABLES_USED
-from hpcpace.diagnosis.figures.audit import audit_figures, probed_figures, probed_term
 from hpcpace.diagnosis.figures.causes import cause_figures, jitter_figures, sensitivity_figures
 from hpcpace.diagnosis.figures.network import network_figures, network_plots
 from hpcpace.diagnosis.figures.overview import (
@@ -34,12 +33,13 @@ from hpcpace.diagnosis.figures.overview import (
     tracing_figures,
     world_figures,
 )
+from hpcpace.diagnosis.figures.probed import probed_figures, probed_term
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe, read_records
-from hpcpace.diagnosis.summary import Jitter, SensitivityRow, Summary, Verdict
+from hpcpace.diagnosis.summary import AuditFigures, Jitter, SensitivityRow, Summary, Verdict
 from hpcpace.diagnosis.topics.communication import with_probe
 from hpcpace.diagnosis.topics.cores import CoreThresholds, core_figures
 from hpcpace.diagnosis.topics.gpus import device_figures
@@ -60,6 +60,17 @@ _MIN_SHARED = 20_000
 
 Progress = Callable[[int, int], None]
 """Takes how many parts of a stage are done, and how many there are."""
+
+
+def _audit_figures(run: JudgedAttempt) -> AuditFigures | None:
+    """Return what the snapshots of an attempt say; None where it has none."""
+    if not run.snapshots and not run.unread:
+        return None
+    # All rules take longer to load than the summary of a run without snapshots.
+    from hpcpace.diagnosis.figures.audit import audit_figures
+
+    return audit_figures(run)
+
 
 FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "world": world_figures,
@@ -83,7 +94,7 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "outcome": lambda run: run.records.result.outcome,
     "dtype": lambda run: run.records.run.dtype,
     "memory": lambda run: run.records.result.memory,
-    "audit": audit_figures,
+    "audit": _audit_figures,
     "pacing": pacing_figures,
     "end": lambda run: run.credible.end,
     "unknown": lambda run: run.measured.unknown,
