@@ -81,9 +81,8 @@ def with_masks(snapshot: Snapshot, masks: Sequence[int]) -> Snapshot:
 
 
 def _cgroup(host: AuditedHost, rank: RankFacts) -> int:
-    if rank.cgroup_cpus is None:
-        raise host.unreadable("which CPUs the job has", f"rank/{rank.rank}/cgroup_cpus")
-    return parsed(rank.cgroup_cpus, "which CPUs the job has")
+    what = "which CPUs the job has"
+    return parsed(host.known(rank.cgroup_cpus, what, f"rank/{rank.rank}/cgroup_cpus"), what)
 
 
 def _home(host: AuditedHost, rank: RankFacts) -> int | None:

@@ -134,19 +134,17 @@ def a06_quota(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[A
     """Find a cgroup whose quota is smaller than the mask, or that lacks CPUs of the mask."""
     mask = host.mask(rank)
     fact = f"rank/{rank.rank}"
-    if rank.quota_cpus is None:
-        raise host.unreadable("its CPU quota", f"{fact}/quota_cpus")
-    if 0 < rank.quota_cpus < mask.bit_count():
+    quota = host.known(rank.quota_cpus, "its CPU quota", f"{fact}/quota_cpus")
+    if 0 < quota < mask.bit_count():
         yield AuditFinding(
             severity=Severity.WARNING,
-            seen=f"has a CPU quota of {rank.quota_cpus:g} cores but {mask.bit_count()} CPUs in its mask",
+            seen=f"has a CPU quota of {quota:g} cores but {mask.bit_count()} CPUs in its mask",
             cost="once the quota is used up, the kernel stops all its threads for the rest of the period",
             fix=f"docker update --cpus={mask.bit_count()} CONTAINER  # or resources.limits.cpu of the pod, or "
             f"systemctl set-property SLICE CPUQuota={100 * mask.bit_count()}%: whatever set cpu.max; no option of srun",
         )
-    if rank.cgroup_cpus is None:
-        raise host.unreadable("the CPUs of its cgroup", f"{fact}/cgroup_cpus")
-    outside = mask & ~parsed(rank.cgroup_cpus, "the CPUs of its cgroup")
+    what = "the CPUs of its cgroup"
+    outside = mask & ~parsed(host.known(rank.cgroup_cpus, what, f"{fact}/cgroup_cpus"), what)
     if outside:
         yield AuditFinding(
             severity=Severity.WARNING,
@@ -164,15 +162,13 @@ def a07_memory(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[
     address = host.gpu_address(rank)
     homes = [view.node_of(address)] if address is not None else view.nodes_of(host.mask(rank))
     what = f"of its GPU ({homes[0]})" if address is not None else f"of its CPUs ({listed(homes)})"
-    if rank.memory_nodes is None:
-        raise host.unreadable("its memory nodes", f"rank/{rank.rank}/memory_nodes", f"rank/{rank.rank}/status")
-    allowed = parsed(rank.memory_nodes, "its memory nodes")
-    bound = allowed
+    fact = f"rank/{rank.rank}"
+    nodes = host.known(rank.memory_nodes, "its memory nodes", f"{fact}/memory_nodes", f"{fact}/status")
+    allowed = bound = parsed(nodes, "its memory nodes")
     if rank.memory_policy is not None and rank.memory_policy.startswith("bind"):
         bound &= parsed(rank.memory_policy.partition(":")[2], "its memory policy")
     if any(bound >> home & 1 for home in homes):
-        if rank.memory_policy is None:
-            raise host.unreadable("its memory policy", f"rank/{rank.rank}/memory_policy")
+        host.known(rank.memory_policy, "its memory policy", f"{fact}/memory_policy")
         return
     how = "" if bound == allowed else f" (memory policy {printable(rank.memory_policy or '')})"
     yield AuditFinding(
@@ -252,10 +248,9 @@ def _is_within_place(host: AuditedHost, mask: int, places: str) -> bool:
         return len(host.hardware.nodes_of(mask)) < 2
     if not name.startswith("sockets"):
         return False
-    packages = host.snapshot.hardware.cpus.packages
-    if packages is None:
-        raise host.unreadable("the sockets of the CPUs", "cpus/packages")
-    return any(not mask & ~parsed(cpus, "the sockets of the CPUs") for cpus in packages.values())
+    what = "the sockets of the CPUs"
+    packages = host.known(host.snapshot.hardware.cpus.packages, what, "cpus/packages")
+    return any(not mask & ~parsed(cpus, what) for cpus in packages.values())
 
 
 def gpu_certainty(rank: RankFacts) -> Certainty:

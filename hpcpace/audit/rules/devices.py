@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
 from hpcpace.audit.collect_host import is_gpu_bound_per_task
-from hpcpace.audit.facts import FAULTS, Gpu, Nvml, PciDevice, RankFacts, Throttle
+from hpcpace.audit.facts import FAULTS, Nvml, PciDevice, RankFacts, Throttle
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, fewer_ranks_fix, unknown
 from hpcpace.audit.job import AuditedHost, AuditedJob, device_place, rank_place
 from hpcpace.audit.rules.affinity import gpu_certainty, listed, rank_numbers
@@ -17,11 +17,10 @@ from hpcpace.core.text import printable
 
 def p07_nvlink(job: AuditedJob) -> Iterator[AuditFinding]:
     """Find GPUs with inactive NVLinks, with fewer than others of their model, or not registered with the fabric."""
-    most: dict[str, int] = {}
+    most: Counter[str] = Counter()
     for host in job.hosts:
         for gpu in host.snapshot.gpus or ():
-            if gpu.nvml is not None and gpu.nvml.links_active is not None:
-                most[gpu.name or ""] = max(most.get(gpu.name or "", 0), gpu.nvml.links_active)
+            most[gpu.name or ""] = max(most[gpu.name or ""], (gpu.nvml and gpu.nvml.links_active) or 0)
     for host in job.hosts:
         try:
             driven = host.has_nvidia
@@ -29,84 +28,15 @@ def p07_nvlink(job: AuditedJob) -> Iterator[AuditFinding]:
             yield unknown(host.explain(error), host.name)
             continue
         for gpu in host.snapshot.gpus or () if driven else ():
-            yield from _check_links(host, gpu, most.get(gpu.name or "", 0))
-            yield from _check_fabric(host, gpu)
+            if gpu.nvml is None:
+                yield unknown(f"its NVLinks: {host.reason('nvml')}", host.name, f"GPU {gpu.address}")
+            else:
+                yield from _check_links(host, gpu.address, gpu.nvml, most[gpu.name or ""])
+                yield from _check_fabric(host, gpu.address, gpu.nvml.fabric)
 
 
-def p08_state(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
-    """Find GPUs that are throttled, capped, or in a state that costs time."""
-    if not host.has_nvidia:
-        raise Skip("no NVIDIA driver")
-    for gpu in host.snapshot.gpus or ():
-        if gpu.nvml is None:
-            raise host.unreadable("the state of the GPUs", "nvml")
-        for severity, seen, cost, fix in _states(gpu.address, gpu.nvml):
-            yield AuditFinding(
-                severity=severity,
-                place=f"GPU {gpu.address}",
-                seen=seen,
-                cost=cost,
-                fix=fix,
-            )
-
-
-def _states(address: str, nvml: Nvml) -> Iterator[tuple[Severity, str, str, str]]:
-    reasons = nvml.throttle_reasons or 0
-    if reasons & FAULTS:
-        yield (
-            Severity.FAIL,
-            f"is throttled by its hardware (reasons {reasons:#x})",
-            "every rank waits for this GPU",
-            f"nvidia-smi -i {address} -q -d PERFORMANCE,TEMPERATURE  # then cooling and power, admin",
-        )
-    elif reasons & Throttle.SOFTWARE_THERMAL:
-        seen = f"is throttled by its driver because of heat (reasons {reasons:#x})"
-        yield Severity.WARNING, seen, "every rank waits for this GPU", "# admin: check cooling and fans"
-    if nvml.power_limit_w and nvml.power_default_w and nvml.power_limit_w < 0.99 * nvml.power_default_w:
-        yield (
-            Severity.WARNING,
-            f"is capped at {nvml.power_limit_w:g} W, the default is {nvml.power_default_w:g}",
-            "its clock is lower under load",
-            f"nvidia-smi -i {address} -pl {nvml.power_default_w:.0f}  # admin",
-        )
-    if nvml.sm_clock_limit_mhz and nvml.sm_clock_max_mhz and nvml.sm_clock_limit_mhz < 0.8 * nvml.sm_clock_max_mhz:
-        seen = f"its clock is limited to {nvml.sm_clock_limit_mhz} of {nvml.sm_clock_max_mhz} MHz"
-        yield Severity.WARNING, seen, "it runs slower than it could", f"nvidia-smi -i {address} -rac  # admin"
-    if nvml.is_ecc_pending:
-        seen = "its ECC mode will change at the next reset"
-        yield Severity.WARNING, seen, "GPUs of one job may differ in memory and speed", "# admin: reboot the node"
-    if nvml.is_persistent is False:
-        seen = "persistence mode is off"
-        yield Severity.WARNING, seen, "every job start takes seconds longer", f"nvidia-smi -i {address} -pm 1  # admin"
-
-
-def _check_fabric(host: AuditedHost, gpu: Gpu) -> Iterator[AuditFinding]:
-    if gpu.nvml is None:
-        return  # _check_links has reported it
-    fabric = gpu.nvml.fabric
-    if fabric is None and host.snapshot.hardware.num_nvswitches:
-        yield unknown(
-            "whether the fabric manager has registered it: NVML does not say", host.name, f"GPU {gpu.address}"
-        )
-    if fabric in (None, "none", "completed"):
-        return
-    shown = printable(fabric).replace("failed ", "failed with NVML error ")
-    words = {"not started": "has not been started", "in progress": "has not finished"}
-    yield AuditFinding(
-        severity=Severity.FAIL,
-        hosts=(host.name,),
-        place=f"GPU {gpu.address}",
-        seen=f"its fabric registration {words.get(fabric, shown)}",
-        cost="CUDA does not start on it, or works without NVLink",
-        fix="systemctl status nvidia-fabricmanager  # admin: restart it; its version must match the driver's",
-    )
-
-
-def _check_links(host: AuditedHost, gpu: Gpu, most: int) -> Iterator[AuditFinding]:
-    if gpu.nvml is None:
-        yield unknown(f"its NVLinks: {host.reason('nvml')}", host.name, f"GPU {gpu.address}")
-        return
-    active, inactive = gpu.nvml.links_active, gpu.nvml.links_inactive
+def _check_links(host: AuditedHost, address: str, nvml: Nvml, most: int) -> Iterator[AuditFinding]:
+    active, inactive = nvml.links_active, nvml.links_inactive
     if active is None or (not active and not most):
         return  # it has no NVLinks, or they are off on all GPUs of this model
     missing = max(inactive or 0, most - active)
@@ -114,10 +44,65 @@ def _check_links(host: AuditedHost, gpu: Gpu, most: int) -> Iterator[AuditFindin
         yield AuditFinding(
             severity=Severity.FAIL,
             hosts=(host.name,),
-            place=f"GPU {gpu.address}",
+            place=f"GPU {address}",
             seen=f"{missing} of {active + missing} NVLinks are inactive",
             cost="collectives within the node run at the rate of the slowest GPU, or over PCIe",
-            fix=f"nvidia-smi nvlink -s -i {gpu.address}; systemctl status nvidia-fabricmanager  # admin",
+            fix=f"nvidia-smi nvlink -s -i {address}; systemctl status nvidia-fabricmanager  # admin",
+        )
+
+
+def _check_fabric(host: AuditedHost, address: str, fabric: str | None) -> Iterator[AuditFinding]:
+    if fabric is None and host.snapshot.hardware.num_nvswitches:
+        reason = "whether the fabric manager has registered it: NVML does not say"
+        yield unknown(reason, host.name, f"GPU {address}")
+    if fabric in (None, "none", "completed"):
+        return
+    shown = printable(fabric).replace("failed ", "failed with NVML error ")
+    words = {"not started": "has not been started", "in progress": "has not finished"}
+    yield AuditFinding(
+        severity=Severity.FAIL,
+        hosts=(host.name,),
+        place=f"GPU {address}",
+        seen=f"its fabric registration {words.get(fabric, shown)}",
+        cost="CUDA does not start on it, or works without NVLink",
+        fix="systemctl status nvidia-fabricmanager  # admin: restart it; its version must match the driver's",
+    )
+
+
+def p08_state(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
+    """Find GPUs that are throttled, capped, or in a state that costs time."""
+    if not host.has_nvidia:
+        raise Skip("no NVIDIA driver")
+    for gpu in host.snapshot.gpus or ():
+        nvml = host.known(gpu.nvml, "the state of the GPUs", "nvml")
+        for severity, seen, cost, fix in _states(f"nvidia-smi -i {gpu.address}", nvml):
+            yield AuditFinding(severity=severity, place=f"GPU {gpu.address}", seen=seen, cost=cost, fix=fix)
+
+
+def _states(tool: str, nvml: Nvml) -> Iterator[tuple[Severity, str, str, str]]:
+    reasons, wait = nvml.throttle_reasons or 0, "every rank waits for this GPU"
+    if reasons & FAULTS:
+        fix = f"{tool} -q -d PERFORMANCE,TEMPERATURE  # then cooling and power, admin"
+        yield Severity.FAIL, f"is throttled by its hardware (reasons {reasons:#x})", wait, fix
+    elif reasons & Throttle.SOFTWARE_THERMAL:
+        seen = f"is throttled by its driver because of heat (reasons {reasons:#x})"
+        yield Severity.WARNING, seen, wait, "# admin: check cooling and fans"
+    if nvml.power_limit_w and nvml.power_default_w and nvml.power_limit_w < 0.99 * nvml.power_default_w:
+        seen = f"is capped at {nvml.power_limit_w:g} W, the default is {nvml.power_default_w:g}"
+        fix = f"{tool} -pl {nvml.power_default_w:.0f}  # admin"
+        yield Severity.WARNING, seen, "its clock is lower under load", fix
+    if nvml.sm_clock_limit_mhz and nvml.sm_clock_max_mhz and nvml.sm_clock_limit_mhz < 0.8 * nvml.sm_clock_max_mhz:
+        seen = f"its clock is limited to {nvml.sm_clock_limit_mhz} of {nvml.sm_clock_max_mhz} MHz"
+        yield Severity.WARNING, seen, "it runs slower than it could", f"{tool} -rac  # admin"
+    if nvml.is_ecc_pending:
+        seen = "its ECC mode will change at the next reset"
+        yield Severity.WARNING, seen, "GPUs of one job may differ in memory and speed", "# admin: reboot the node"
+    if nvml.is_persistent is False:
+        yield (
+            Severity.WARNING,
+            "persistence mode is off",
+            "every job start takes seconds longer",
+            f"{tool} -pm 1  # admin",
         )
 
 
@@ -239,47 +224,44 @@ _REDIRECT = 0x0C
 
 def p01_width(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
     """Find a link with fewer lanes than both of its ends support."""
-    port = host.hardware.port_of(device)
-    if port is None and device.width is None and device.kind == "nic":
-        return  # on-chip or virtual: it has no link
-    fact = f"pci/{device.address}"
-    if device.width is None or device.max_width is None:
-        raise host.unreadable("the width of its link", f"{fact}/width", f"{fact}/max_width")
-    if port is not None and port.max_width is None:
-        raise host.unreadable("the width of its slot", f"pci/{port.address}/max_width")
-    most = min(device.max_width, port.max_width or device.max_width) if port is not None else device.max_width
-    if device.width < most:
+    width, most = _link(host, device, "width", "width")
+    if width < most:
         yield AuditFinding(
             severity=Severity.FAIL,
-            seen=f"its link has {device.width} lanes of {most}",
-            cost=f"it has at most {device.width / most:.0%} of its bandwidth, and NCCL reads only the maximum",
+            seen=f"its link has {width} lanes of {most}",
+            cost=f"it has at most {width / most:.0%} of its bandwidth, and NCCL reads only the maximum",
             fix="# admin: reseat the card; check riser and bifurcation",
         )
 
 
 def p02_speed(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
     """Find a link that runs slower than both of its ends support; for a GPU only while it is busy."""
-    port = host.hardware.port_of(device)
-    if port is None and device.speed_gts is None and device.kind == "nic":
-        return
-    fact = f"pci/{device.address}"
-    if device.speed_gts is None or device.max_speed_gts is None:
-        raise host.unreadable("the speed of its link", f"{fact}/speed", f"{fact}/max_speed")
-    if port is not None and port.max_speed_gts is None:
-        raise host.unreadable("the speed of its slot", f"pci/{port.address}/max_speed")
-    most = min(device.max_speed_gts, (port.max_speed_gts if port is not None else None) or device.max_speed_gts)
-    if device.speed_gts >= most:
+    speed, most = _link(host, device, "speed", "speed_gts")
+    if speed >= most:
         return
     if device.kind == "gpu" and (_nvml(host, device.address, "utilization_percent") or 0) < _BUSY_PERCENT:
-        raise Unreadable(
-            f"the speed of its link under load: now {device.speed_gts:g} of {most:g} GT/s, and idle GPUs slow down"
-        )
+        raise Unreadable(f"the speed of its link under load: now {speed:g} of {most:g} GT/s, and idle GPUs slow down")
     yield AuditFinding(
         severity=Severity.WARNING if device.kind == "gpu" else Severity.FAIL,
-        seen=f"its link runs at {device.speed_gts:g} of {most:g} GT/s",
-        cost=f"it has at most {device.speed_gts / most:.0%} of its bandwidth",
+        seen=f"its link runs at {speed:g} of {most:g} GT/s",
+        cost=f"it has at most {speed / most:.0%} of its bandwidth",
         fix="# admin: reseat the card; check riser, BIOS link speed and retimers",
     )
+
+
+def _link(host: AuditedHost, device: PciDevice, name: str, field: str) -> tuple[float, float]:
+    """Return width or speed of a device's link, and what both of its ends support; (0, 0) if it has no link."""
+    port = host.hardware.port_of(device)
+    now, most = getattr(device, field), getattr(device, f"max_{field}")
+    if port is None and now is None and device.kind == "nic":
+        return 0, 0  # on-chip or virtual
+    fact = f"pci/{device.address}"
+    for known in (now, most):
+        host.known(known, f"the {name} of its link", f"{fact}/{name}", f"{fact}/max_{name}")
+    if port is not None:
+        limit = host.known(getattr(port, f"max_{field}"), f"the {name} of its slot", f"pci/{port.address}/max_{name}")
+        most = min(most, limit or most)
+    return now, most
 
 
 def p03_unequal(job: AuditedJob) -> Iterator[AuditFinding]:
@@ -381,27 +363,27 @@ def p06_hidden_numa(job: AuditedJob, host: AuditedHost, device: PciDevice) -> It
 
 def _possible(host: AuditedHost, device: PciDevice) -> tuple[int, float]:
     """Return the lanes and speed in GT/s that a device and its slot both support."""
-    port = host.hardware.port_of(device)
-    if device.max_width is None or device.max_speed_gts is None:
-        fact = f"pci/{device.address}"
-        raise host.unreadable("what its link supports", f"{fact}/max_width", f"{fact}/max_speed")
-    if port is None:
-        return device.max_width, device.max_speed_gts
-    if port.max_width is None or port.max_speed_gts is None:
-        fact = f"pci/{port.address}"
-        raise host.unreadable("what its slot supports", f"{fact}/max_width", f"{fact}/max_speed")
-    return min(device.max_width, port.max_width), min(device.max_speed_gts, port.max_speed_gts)
+    ends = [(device, "what its link supports")]
+    if (port := host.hardware.port_of(device)) is not None:
+        ends.append((port, "what its slot supports"))
+    widths, speeds = [], []
+    for end, what in ends:
+        facts = f"pci/{end.address}/max_width", f"pci/{end.address}/max_speed"
+        widths.append(host.known(end.max_width, what, *facts))
+        speeds.append(host.known(end.max_speed_gts, what, *facts))
+    return min(widths), min(speeds)
 
 
 def _unequal(entries: list[tuple[AuditedHost, PciDevice, int, float]]) -> Iterator[AuditFinding]:
-    widths, speeds = Counter(entry[2] for entry in entries), Counter(entry[3] for entry in entries)
-    widest, fastest = max(widths), max(speeds)
+    widest, fastest = max(width for _, _, width, _ in entries), max(speed for *_, speed in entries)
     for host, device, width, speed in entries:
+        severity = Severity.WARNING
         if width < widest or speed < fastest:
             seen = f"its slot offers x{width} at {speed:g} GT/s, others of its kind have x{widest} at {fastest:g}"
-            severity = Severity.WARNING
+            cost = "it has less bandwidth than the others, and they wait for it"
         elif device.max_width is not None and width < device.max_width:
             seen = f"is an x{device.max_width} card in an x{width} slot"
+            cost = f"it has at most {width / device.max_width:.0%} of its bandwidth"
             severity = Severity.INFORMATION if len(entries) > 1 else Severity.WARNING
         else:
             continue
@@ -410,9 +392,7 @@ def _unequal(entries: list[tuple[AuditedHost, PciDevice, int, float]]) -> Iterat
             hosts=(host.name,),
             place=device_place(device),
             seen=seen,
-            cost="it has less bandwidth than the others, and they wait for it"
-            if width < widest or speed < fastest
-            else f"it has at most {width / (device.max_width or width):.0%} of its bandwidth",
+            cost=cost,
             fix="# admin: move the card to a full-width slot; check riser and bifurcation",
         )
 
