@@ -247,7 +247,7 @@ class Certainty(StrEnum):
 class AuditFinding:
     """One problem that a rule found, or a fact that it could not read.
 
-    A rule leaves out its id and, unless they are others, the host, place and ranks that it runs on.
+    A rule leaves out its id and, unless they are others, its usual cost and the host, place and ranks that it runs on.
 
     Attributes:
         rule: id of the rule, like `A02`.
@@ -263,7 +263,7 @@ class AuditFinding:
     severity: Severity
     place: str = ""
     seen: str
-    cost: str
+    cost: str = ""
     fix: str
     certainty: Certainty = Certainty.READ
     hosts: tuple[str, ...] = ()

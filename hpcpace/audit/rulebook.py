@@ -30,6 +30,7 @@ class Rule:
         severities: letters that its findings can have, besides U.
         reads: where its facts come from.
         why: what goes wrong where it finds something, and when it is how severe.
+        cost: what a finding costs that does not say so itself.
         fix: what to do.
         check: the function that yields the findings.
     """
@@ -40,6 +41,7 @@ class Rule:
     severities: str
     reads: str
     why: str
+    cost: str = ""
     fix: str
     check: Callable[..., Iterator[AuditFinding]]
 
@@ -204,5 +206,6 @@ def _completed(finding: AuditFinding, rule: Rule, item: _Item) -> AuditFinding:
         rule=rule.id,
         hosts=finding.hosts or ((item.host.name,) if item.host else ()),
         place=finding.place or item.place,
+        cost=finding.cost or rule.cost,
         ranks=finding.ranks or item.ranks,
     )

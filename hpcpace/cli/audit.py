@@ -404,7 +404,7 @@ def _of_job(
     if comm is not None:
         return gather_by_mpi(info, comm, part, environ), []
     if info.world_size == 1:
-        return join_parts([json.loads(json.dumps(part))], 1, environ, 0.0), []
+        return join_parts([json.loads(json.dumps(part))], 1, environ), []
     folder, num_ours = (save, 0) if save is not None else (snapshot_folder(environ), NUM_OURS_OF_STEP)
     gathered = gather_by_files(info, environ, folder, part, timeout_s=timeout_s + window_s, num_ours=num_ours)
     if gathered is None or save is not None:

@@ -43,7 +43,6 @@ def a01_mpi_singletons(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFind
             severity=Severity.FAIL,
             seen=f"{alone[0].world_size} ranks each see an MPI world of 1: "
             "the MPI library does not support this srun's PMI",
-            cost="every rank computes the whole job and writes the same files",
             fix="srun --mpi=pmix ...  # or another of `srun --mpi=list`; or pip install --no-binary=mpi4py mpi4py",
             ranks=rank_numbers(alone),
         )
@@ -61,7 +60,6 @@ def a02_far_from_gpu(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Ite
     yield AuditFinding(
         severity=Severity.FAIL,
         seen=f"runs on NUMA {listed(view.nodes_of(mask))}, but its GPU {address} is on NUMA {node}",
-        cost="every copy to or from the GPU and every kernel launch crosses the NUMA interconnect",
         fix=near_gpu_fix(host, rank, node),
         certainty=gpu_certainty(rank),
     )
@@ -104,7 +102,6 @@ def a04_overlap(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             severity=Severity.WARNING if one == other else Severity.FAIL,
             place=f"local ranks {first.local_rank},{second.local_rank}",
             seen=f"share {what}" + (", which is all they have" if one == other else ""),
-            cost="each waits while the other computes, at moments that differ from step to step",
             fix=_overlap_fix(host, first, max(1, view.online.bit_count() // len(host.ranks))),
             ranks=(first.rank, second.rank),
         )
@@ -123,7 +120,6 @@ def a05_too_few_cpus(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Ite
     yield AuditFinding(
         severity=Severity.FAIL,
         seen=f"{has} although SLURM_CPUS_PER_TASK={wanted}" if lacks_requested else f"{has} for {needed} processes",
-        cost="data loading and kernel launches compete with the training loop for CPU time",
         fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun 22.05 to 23.02 does not inherit sbatch -c"
         if lacks_requested
         else more_cpus_fix(host, rank, needed),
@@ -139,7 +135,6 @@ def a06_quota(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[A
         yield AuditFinding(
             severity=Severity.WARNING,
             seen=f"has a CPU quota of {quota:g} cores but {mask.bit_count()} CPUs in its mask",
-            cost="once the quota is used up, the kernel stops all its threads for the rest of the period",
             fix=f"docker update --cpus={mask.bit_count()} CONTAINER  # or resources.limits.cpu of the pod, or "
             f"systemctl set-property SLICE CPUQuota={100 * mask.bit_count()}%: whatever set cpu.max; no option of srun",
         )
@@ -174,7 +169,6 @@ def a07_memory(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[
     yield AuditFinding(
         severity=Severity.WARNING,
         seen=f"allocates memory only on NUMA {cpusets.format_list(bound) or 'none'}{how}, not on that {what}",
-        cost="all its memory is on the far side of the NUMA interconnect",
         fix=memory_fix(rank, homes[0] if homes else 0, allowed),
     )
 
@@ -196,7 +190,6 @@ def a10_openmp_binding(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> I
         seen=f"has 1 CPU, and importing torch may be what narrowed its mask: {settings}"
         if count < 2
         else f"importing torch narrows its mask of {count} CPUs to one place: {settings}",
-        cost="data loader workers and other threads that it starts inherit the narrow mask",
         fix=_unbound_fix(names),
         certainty=Certainty.INFERRED,
     )
@@ -213,7 +206,6 @@ def s05_siblings(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             severity=Severity.WARNING,
             place=f"local ranks {first.local_rank},{second.local_rank}",
             seen=f"run on hardware threads of the same cores (CPUs {cpusets.format_list(cores)})",
-            cost="two ranks on one core get about half of it each",
             fix=_siblings_fix(host, first),
             ranks=(first.rank, second.rank),
         )

@@ -46,7 +46,6 @@ def _check_links(host: AuditedHost, address: str, nvml: Nvml, most: int) -> Iter
             hosts=(host.name,),
             place=f"GPU {address}",
             seen=f"{missing} of {active + missing} NVLinks are inactive",
-            cost="collectives within the node run at the rate of the slowest GPU, or over PCIe",
             fix=f"nvidia-smi nvlink -s -i {address}; systemctl status nvidia-fabricmanager  # admin",
         )
 
@@ -146,7 +145,6 @@ def a09_ipc(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     yield AuditFinding(
         severity=Severity.WARNING,
         seen=f"{len(single)} ranks see only 1 of {count} GPUs each, because of --gpus-per-task",
-        cost="CUDA IPC and P2P between ranks can fail; NCCL then copies through shared memory",
         fix=f"srun --gpus-per-node={count} --gpu-bind=none ...  # instead of --gpus-per-task",
         certainty=Certainty.READ if all(rank.gpus is not None for rank in single) else Certainty.INFERRED,
         ranks=rank_numbers(single),
@@ -160,7 +158,6 @@ def _sees_none(host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
         severity=Severity.FAIL,
         place=rank_place(rank),
         seen=f"sees none of the {len(host.snapshot.gpus or ())} GPUs of its node",
-        cost="it trains on the CPU, or fails",
         fix=_visible_fix(host, rank),
         certainty=gpu_certainty(rank),
         ranks=(rank.rank,),
@@ -303,7 +300,6 @@ def p04_replays(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterat
             seen=f"+{grown} corrected PCIe errors in {counters.window_s:g} s"
             if grown
             else f"{count} corrected PCIe errors",
-            cost="packets are retransmitted: the link is marginal, gets slower and may fail",
             fix="# admin: reseat the card; swap riser or slot",
             certainty=Certainty.MEASURED if grown else Certainty.READ,
         )
@@ -356,7 +352,6 @@ def p06_hidden_numa(job: AuditedJob, host: AuditedHost, device: PciDevice) -> It
         yield AuditFinding(
             severity=Severity.WARNING,
             seen=f"its numa_node is {device.numa_node} on a machine with {len(view.numa_cpus)} NUMA nodes",
-            cost="ranks cannot be bound near it, and NCCL guesses its paths",
             fix="export NCCL_TOPO_FILE=/path/to/topo.xml  # for this type of machine; or a firmware fix, admin",
         )
 
@@ -401,7 +396,6 @@ def _acs(host: AuditedHost, severity: Severity, seen: str, certainty: Certainty)
     return AuditFinding(
         severity=severity,
         seen=seen,
-        cost="traffic from a GPU to an adapter or another GPU takes a detour through the processor",
         fix="lspci -vvv | grep ACSCtl  # admin: want SrcValid-, ReqRedir-; `rdma_topo check`; not in virtual machines; "
         "Direct-NIC CX8 needs certain bits",
         certainty=certainty,

@@ -33,7 +33,6 @@ def s01_governor(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             severity=Severity.WARNING,
             place=f"CPUs {printable(governors[governor])}",
             seen=f"use governor {printable(governor)}" + (f" of {printable(cpus.driver)}" if cpus.driver else ""),
-            cost="clocks rise only after load has arrived, so short bursts between collectives run slowly",
             fix="cpupower frequency-set -g performance  # admin; or srun --cpu-freq=performance ...",
         )
 
@@ -47,7 +46,6 @@ def s02_numa_balancing(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFind
         yield AuditFinding(
             severity=Severity.WARNING,
             seen=f"numa_balancing is {value}",
-            cost="the kernel unmaps pages to find out who uses them, which stalls copies to and from GPUs",
             fix="echo 0 > /proc/sys/kernel/numa_balancing  # admin; NVIDIA and ROCm both recommend it",
         )
 
@@ -63,7 +61,6 @@ def s03_huge_pages(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]
         yield AuditFinding(
             severity=Severity.INFORMATION,
             seen=f"transparent huge pages are set to {pages}, defrag to {defrag}",
-            cost="always with defrag stalls while memory is compacted; never has more TLB misses",
             fix="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled  # admin, if measurements support it",
         )
 
@@ -100,7 +97,6 @@ def s06_limits(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             severity=Severity.WARNING,
             place="/dev/shm",
             seen=f"has only {format_bytes(shm)}",
-            cost="NCCL's shared memory and data loaders may fail with a bus error",
             fix="docker run --shm-size=8g ...  # or --ipc=host; enroot and Singularity use the host's, where an admin "
             "can mount -o remount,size=8g /dev/shm",
         )
@@ -137,7 +133,6 @@ def c01_debug_variables(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFin
                 severity=Severity.WARNING,
                 place=source,
                 seen=printable(setting),
-                cost="this debug variable overrides what NCCL would choose for message size and topology",
                 fix=f"unset {name}" if source == "environment" else f"sed -i '/^{name} *=/d' {source}",
                 ranks=ranks,
             )
@@ -180,7 +175,6 @@ def _connections(host: str, edges: list[tuple[int, int]], what: str, variables: 
         severity=Severity.WARNING,
         hosts=(host,),
         seen=f"{users} {what}",
-        cost="collectives run at the rate of these connections",
         fix=f"unset {variables}  # see also A09, N01, N04",
         ranks=tuple(sorted({rank for edge in edges for rank in edge})),
     )
@@ -245,7 +239,6 @@ def h02_placement(job: AuditedJob) -> Iterator[AuditFinding]:
             severity=Severity.WARNING if size else Severity.INFORMATION,
             seen=f"{len(job.hosts)} nodes are spread over {len(counts)} leaf switches ({listed})"
             + (f", {least} would be enough" if size else ""),
-            cost="traffic between leaves shares their uplinks with other jobs",
             fix=f"sbatch --switches={least} ...  # or --segment={max(counts.values())}",
         )
 

@@ -50,7 +50,6 @@ def n04_sockets(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator
         yield AuditFinding(
             severity=Severity.FAIL,
             seen=f"the node has RDMA, but {seen}",
-            cost="NCCL uses NET/Socket: a fraction of the rate, and CPU time for every byte",
             fix=fix,
         )
 
@@ -73,7 +72,6 @@ def n07_gid(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[Aud
             severity=Severity.WARNING,
             place=f"{device.name} port {port.number}",
             seen=f"NCCL_IB_GID_INDEX={printable(text)} is {printable(kinds.get(text, 'empty'))}",
-            cost="RoCE v1 is not routed, and an empty entry cannot connect at all",
             fix=unset_fix(rank, "NCCL_IB_GID_INDEX")
             + (f"  # NCCL before 2.21: {better}" if better else "  # NCCL 2.21 chooses it"),
         )
@@ -182,7 +180,6 @@ def n01_far_nic(job: AuditedJob, host: AuditedHost, gpu: PciDevice) -> Iterator[
     yield AuditFinding(
         severity=Severity.FAIL if nearest == "SYS" else Severity.WARNING,
         seen=f"its nearest adapter, {name}, is {nearest}",
-        cost="NCCL uses GPUDirect RDMA only up to PXB: every message goes through host memory",
         fix="# first what N09 says: without GPUDirect RDMA no NCCL_NET_GDR_LEVEL helps; then check BIOS, slot map"
         if host.has_gdr is False
         else f"export NCCL_NET_GDR_LEVEL={'SYS' if nearest == 'SYS' else 'PHB'}  # measure first; check BIOS, slot map",
@@ -247,7 +244,6 @@ def n09_gpudirect(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     yield AuditFinding(
         severity=Severity.FAIL if job.has_many_hosts else Severity.WARNING,
         seen=seen,
-        cost="no GPUDirect RDMA: every message between nodes goes through host memory",
         fix=fix,
     )
 
@@ -280,7 +276,6 @@ def _far_adapters(host: AuditedHost, far: Sequence[FabricPort], best: Mapping[st
             severity=Severity.WARNING,
             place=port.name,
             seen=f"is {ORDER[best[port.name]]} from the nearest GPU, while other adapters share a switch with the GPUs",
-            cost="NCCL may use it as well, through the processor, even if it is meant for storage or management",
             fix=f"export NCCL_IB_HCA=^{shell_word(port.device)}",
             certainty=Certainty.INFERRED,
         )
@@ -352,7 +347,6 @@ def n08_errors(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             seen=f"{counter} grew by {grown} in {counters.window_s:g} s"
             if grown
             else f"{counter} is {value} since boot",
-            cost="packets are lost or retransmitted, and one slow link holds up every collective",
             fix=f"mlxlink -d {shell_word(device.split('/')[0])} -c; ibdiagnet  # then reseat or replace the cable"
             if kind == "rdma"
             else f"ethtool -S {shell_word(device)}; ethtool -g {shell_word(device)}  # then cable, ring size, driver",
@@ -436,7 +430,6 @@ def _slow_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
             hosts=(host.name,),
             place=name,
             seen=f"runs at {rate / 1000:g} Gb/s, but at {fastest / 1000:g} on other hosts",
-            cost="every collective over it waits for this host",
             fix=f"ethtool {shell_word(name)}  # then cable, switch port, autonegotiation",
         )
     for name, host, rate, fastest in _below_fastest(shapes):
@@ -446,7 +439,6 @@ def _slow_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
             hosts=(host.name,),
             place=name,
             seen=f"is shaped to {rate / 1000:g} Gb/s, but {others}",
-            cost="every collective over it waits for this host",
             fix=f"tc qdisc show dev {shell_word(name)}  # admin: find who set it; `tc qdisc del` removes it",
         )
 
