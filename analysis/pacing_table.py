@@ -21,7 +21,7 @@ from hpcpace.metrics.resampling import Estimate
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title
-from hpcpace.simulation.published import RANKS_PER_NODE, Target
+from hpcpace.studies.paced_jobs import RANKS_PER_NODE, Target
 from hpcpace.studies.pacing import (
     NEAR,
     PacingRow,

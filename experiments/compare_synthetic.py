@@ -159,31 +159,21 @@ def _measured(name: str, work_ns: NDArray[np.float64], hosts: Sequence[str]) -> 
     times_ns = work_ns.max(axis=0) + _TRANSFER_NS
     return MeasuredRun(
         path=name,
-        attempt=0,
         is_from_summary=False,
-        is_final=True,
         p50_ns=float(np.median(times_ns)),
         mean_ns=float(times_ns.mean()),
         log_p50_error=log_median_error(times_ns, num_draws=50),
         log_mean_error=log_mean_error(times_ns, num_draws=50),
-        block_p50_ns=(),
         cv=float(times_ns.std() / times_ns.mean()),
         samples_per_s=None,
         samples_per_step=64.0,
         samples_unit="samples",
         num_steps=len(times_ns),
         world_size=len(work_ns),
-        num_missing=0,
         hosts=tuple(dict.fromkeys(hosts)),
         mesh=f"dp={len(work_ns)}",
         ranks=tuple(_ranks(work_ns, hosts)),
         transfers=(Transfers(op="all_reduce", group_size=len(work_ns), transfer_ns=_TRANSFER_NS, size_bytes=1e6),),
-        shares=None,
-        amplification=(),
-        waiting_share=None,
-        audit=None,
-        mode="",
-        headline="",
     )
 
 

@@ -60,10 +60,8 @@ def sample_run(
         "transfers": (Transfers(op="all_reduce", group_size=len(work), transfer_ns=TRANSFER, size_bytes=4096.0),),
         "shares": (0.9, 0.0, 0.05, 0.05),
         "amplification": (),
-        "waiting_share": 0.0,
         "audit": (),
         "mode": "healthy",
-        "headline": "",
         "conditions": conditions or Conditions(),
     }
     return MeasuredRun(**{**values, **changes})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import expm1, log, log1p
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,6 @@ import numpy as np
 from hpcpace import __version__
 from hpcpace.core.errors import UsageError
 from hpcpace.core.hostlist import node_name, node_names
-from hpcpace.core.rundir import PassedOver
 from hpcpace.core.text import NS_PER_S, plural, printable
 from hpcpace.metrics.run_difference import (
     MIN_DEVIATIONS,
@@ -32,8 +31,8 @@ from hpcpace.metrics.run_difference import (
     level_changes,
     run_spread,
 )
-from hpcpace.runs.history_index import IndexedRuns
-from hpcpace.runs.history_row import HistoryRow, grouped, without_a_place
+from hpcpace.runs.history_index import IndexedRuns, ReadRuns
+from hpcpace.runs.history_row import Group, HistoryRow, grouped, without_a_place
 from hpcpace.runs.load import CsvRun, read_csv
 
 
@@ -58,11 +57,10 @@ def row_of_csv(run: CsvRun) -> HistoryRow:
     With a throughput alone, its step is that of one batch, or of one sample where there is no batch, either: such runs
     are a series of their own.
     """
-    step_ns = run.step_ns if run.step_ns is not None else (run.batch or 1.0) * NS_PER_S / (run.throughput or 1.0)
     parts = (
         f"{run.num_ranks} ranks" if run.num_ranks else "",
         plural(run.num_nodes, "node") if run.num_nodes else "",
-        "" if run.step_ns is not None or run.batch else "time of a sample",
+        "time of a sample" if run.is_per_sample else "",
     )
     return HistoryRow(
         run=f"{run.run} (line {run.line})",
@@ -70,8 +68,8 @@ def row_of_csv(run: CsvRun) -> HistoryRow:
         job=run.job or "all",
         kind=", ".join(filter(None, parts)),
         samples_per_step=run.batch,
-        p50_ns=step_ns,
-        mean_ns=step_ns,
+        p50_ns=run.time_ns,
+        mean_ns=run.time_ns,
         samples_per_s=run.throughput,
         num_ranks=run.num_ranks,
         num_nodes=len(run.nodes) or run.num_nodes,
@@ -138,18 +136,15 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class Series(Group):
     """The runs of one job that can be compared, the oldest first; `name` has the kind where the job has several."""
 
     name: str
-    job: str
-    kind: str
-    rows: tuple[HistoryRow, ...]
     events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
+class History(ReadRuns):
     """What `hpcpace history` found.
 
     Attributes:
@@ -157,26 +152,12 @@ class History:
         series: by job, layout and work, those with most runs first.
         events: of all jobs and hosts: lasting and recent ones first, the latest first.
         num_hosts: hosts that were compared.
-        broken: why runs could not be used, by path.
-        problems: what could not be read of runs that are used, by path.
-        copies: of runs that are there more than once, the paths that are left out, and the one that is used.
-        num_running: runs that still record.
-        passed_over: what was not searched.
-        num_read: runs that were opened for it.
-        index: what became of the index.
     """
 
     folder: str
     series: tuple[Series, ...]
     events: tuple[Event, ...]
     num_hosts: int
-    broken: dict[str, str]
-    problems: dict[str, str]
-    copies: dict[str, str]
-    num_running: int
-    passed_over: PassedOver
-    num_read: int
-    index: str
 
     @property
     def num_runs(self) -> int:
@@ -215,13 +196,7 @@ def history(folder: str, runs: IndexedRuns, *, job: str = "", host: str = "") ->
         series=tuple(series),
         events=tuple(sorted(events, key=_weight)),
         num_hosts=num_hosts,
-        broken=dict(runs.broken),
-        problems=dict(runs.problems),
-        copies=dict(runs.copies),
-        num_running=runs.num_running,
-        passed_over=runs.passed_over,
-        num_read=runs.num_read,
-        index=runs.index,
+        **{one.name: getattr(runs, one.name) for one in fields(ReadRuns)},
     )
 
 
@@ -235,8 +210,7 @@ def _series(rows: Iterable[HistoryRow]) -> list[Series]:
     found = []
     for group in groups:
         name = f"{group.job} ({group.kind})" if group.kind and num_kinds[group.job] > 1 else group.job
-        events = tuple(_job_events(name, group.rows, len(groups)))
-        found.append(Series(name=name, job=group.job, kind=group.kind, rows=group.rows, events=events))
+        found.append(Series(**vars(group), name=name, events=tuple(_job_events(name, group.rows, len(groups)))))
     return found
 
 

@@ -17,10 +17,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from hpcpace import __version__
-from hpcpace.core.codec import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values, convert
+from hpcpace.core.codec import FOREIGN_ERRORS, MIN_VALUE_BYTES, check_values, convert, plain
 from hpcpace.core.config import Config
 from hpcpace.core.errors import HpcpaceError, TraceError
 from hpcpace.core.files import Folder, other_writers, read_most
@@ -67,12 +69,11 @@ _NO_PLACE = "when it began is not known, so that it has no place among the runs 
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexedRuns:
-    """What is known of the runs of a folder.
+class ReadRuns:
+    """What became of the runs of a folder.
 
     Attributes:
-        rows: those that can be used, each once.
-        broken: why others cannot, by path below the folder.
+        broken: why some cannot be used, by path below the folder.
         num_running: runs that still record.
         num_read: runs that were opened, because the index did not have them.
         index: whether there is an index now, or why not.
@@ -81,7 +82,6 @@ class IndexedRuns:
         passed_over: what was not searched.
     """
 
-    rows: tuple[HistoryRow, ...]
     broken: Mapping[str, str]
     num_running: int
     num_read: int
@@ -89,6 +89,13 @@ class IndexedRuns:
     problems: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
     passed_over: PassedOver = field(default_factory=PassedOver)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedRuns(ReadRuns):
+    """The runs of a folder: in `rows` those that can be used, each once."""
+
+    rows: tuple[HistoryRow, ...]
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class _Entry:
 
     stamp: str
     row: HistoryRow | None
-    problem: str
+    problem: Annotated[str, Meta(max_length=_MAX_PROBLEM_LETTERS)]
 
 
 def indexed_runs(
@@ -213,7 +220,10 @@ def _read(folder: Path) -> tuple[dict[str, _Entry], str]:
         if begin != _begin(rest):
             return {}, ""
         check_values(content, _MAX_BYTES // MIN_VALUE_BYTES)
-        return {name: _from_json(name, entry) for name, entry in json.loads(content)["runs"].items()}, ""
+        entries = convert(json.loads(content)["runs"], dict[str, _Entry])
+        if any(entry.row is not None and entry.row.run != name for name, entry in entries.items()):
+            return {}, ""  # a line of another run
+        return entries, ""
     except (OSError, *FOREIGN_ERRORS):
         return {}, ""
 
@@ -229,24 +239,8 @@ def _begin(rest: bytes) -> bytes:
     return f'{{"schema":"{SCHEMA}","digest":"{hashlib.sha256(rest).hexdigest()}",'.encode()
 
 
-def _from_json(name: str, content: Any) -> _Entry:
-    row, stamp, problem = content["row"], content["stamp"], content["problem"]
-    is_of_run = isinstance(stamp, str) and isinstance(problem, str) and (row is None or row["run"] == name)
-    if not is_of_run or len(problem) > _MAX_PROBLEM_LETTERS:
-        raise TypeError("it is no entry of this run")
-    return _Entry(stamp, None if row is None else convert(row, HistoryRow), problem)
-
-
 def _write(folder: Path, entries: Mapping[str, _Entry]) -> str:
-    runs = {
-        name: {
-            "stamp": entry.stamp,
-            "row": None if entry.row is None else entry.row.to_json(),
-            "problem": entry.problem,
-        }
-        for name, entry in sorted(entries.items())
-    }
-    content = sealed(runs)
+    content = sealed(plain(dict(sorted(entries.items()))))
     if len(content) > _MAX_BYTES:
         return "too large to be kept: each history reads all runs"
     try:

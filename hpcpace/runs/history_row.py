@@ -6,10 +6,10 @@ A series has the runs of one job that do the same work in one layout.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import log
 from statistics import fmean, median
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -66,10 +66,6 @@ class HistoryRow:
     own_work: Mapping[Text, _LogTime] = field(default_factory=dict)
     first_host: Text = ""
     mode: Text = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
 
 
 def row_of(measured: MeasuredRun, run: str, begun_unix_ns: int) -> HistoryRow:

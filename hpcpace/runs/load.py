@@ -69,6 +69,18 @@ class CsvRun:
     num_ranks: int
     batch: float
 
+    @property
+    def is_per_sample(self) -> bool:
+        """Whether only a throughput is given, and no batch."""
+        return self.step_ns is None and not self.batch
+
+    @property
+    def time_ns(self) -> float:
+        """The time of a step; where only a throughput is given, that of a batch, or else of a sample."""
+        if self.step_ns is not None:
+            return self.step_ns
+        return (self.batch or 1.0) * NS_PER_S / (self.throughput or 1.0)
+
 
 def read_csv(path: Path) -> list[CsvRun]:
     """Return the runs of a CSV file, in the order of its lines.
@@ -247,40 +259,22 @@ def runs_of_csv(path: Path) -> list[MeasuredRun]:
 
 
 def _run(path: Path, run: CsvRun) -> MeasuredRun:
-    batch, step_ns = run.batch, run.step_ns
-    is_per_sample = step_ns is None and not batch
-    if step_ns is None:
-        batch = batch or 1.0
-        step_ns = batch * NS_PER_S / (run.throughput or 1.0)
+    batch = 1.0 if run.is_per_sample else run.batch
     return MeasuredRun(
         path=f"{path}:{run.line} {run.run}",
-        attempt=0,
-        is_from_summary=True,
-        is_final=True,
-        p50_ns=step_ns,
-        mean_ns=step_ns,
-        log_p50_error=0.0,  # how long steps differ within the run is not said; the spread between runs has it
-        log_mean_error=None,  # its one speed is judged once
-        block_p50_ns=(),
-        cv=None,
+        p50_ns=run.time_ns,
+        mean_ns=run.time_ns,
+        # How long steps differ within the run is not said, and is in the spread between runs; its one speed is judged
+        # once.
+        log_p50_error=0.0,
+        log_mean_error=None,
         samples_per_s=run.throughput,
         samples_per_step=batch,
         samples_unit="samples" if batch else "",
-        num_steps=0,
         world_size=run.num_ranks,
         num_nodes=run.num_nodes,
-        is_per_sample=is_per_sample,
-        num_missing=0,
+        is_per_sample=run.is_per_sample,
         hosts=run.nodes,
-        mesh="",
-        ranks=(),
-        transfers=(),
-        shares=None,
-        amplification=(),
-        waiting_share=None,
-        audit=None,
-        mode="",
-        headline="",
         conditions=Conditions(
             name=run.run,
             job_name=run.job or run.run,

@@ -200,9 +200,8 @@ class MeasuredRun:
         transfers: by kind of operation.
         shares: busy, exposed wait, transfer and other of the step; None where not known.
         amplification: A(k) by number of units k; empty where not known.
-        waiting_share: what the group that loses most to waiting for its slowest loses; None without one.
         audit: warnings and failures of the audit, in short; None without snapshots.
-        mode, headline: of the verdict.
+        mode: of the verdict.
         emulation: in what way computation was not real; empty where it was.
         conditions: what the run was started with.
         predictions: number of nodes, and the loss to waiting there with the ends of its interval, as shares of the
@@ -213,31 +212,29 @@ class MeasuredRun:
     """
 
     path: str
-    attempt: int
-    is_from_summary: bool
-    is_final: bool
+    attempt: int = 0
+    is_from_summary: bool = True
+    is_final: bool = True
     p50_ns: float
     mean_ns: float
     log_p50_error: float | None
-    log_mean_error: float | None
-    block_p50_ns: tuple[float, ...]
-    cv: float | None
+    log_mean_error: float | None = None
+    block_p50_ns: tuple[float, ...] = ()
+    cv: float | None = None
     samples_per_s: float | None
     samples_per_step: float
     samples_unit: str
-    num_steps: int
+    num_steps: int = 0
     world_size: int
-    num_missing: int
+    num_missing: int = 0
     hosts: tuple[str, ...]
-    mesh: str
-    ranks: tuple[RankTimes, ...]
-    transfers: tuple[Transfers, ...]
-    shares: tuple[float, float, float, float] | None
-    amplification: tuple[tuple[int, float], ...]
-    waiting_share: float | None
-    audit: tuple[str, ...] | None
-    mode: str
-    headline: str
+    mesh: str = ""
+    ranks: tuple[RankTimes, ...] = ()
+    transfers: tuple[Transfers, ...] = ()
+    shares: tuple[float, float, float, float] | None = None
+    amplification: tuple[tuple[int, float], ...] = ()
+    audit: tuple[str, ...] | None = None
+    mode: str = ""
     emulation: str = ""
     conditions: Conditions = field(default_factory=Conditions)
     predictions: tuple[tuple[int, float, float, float], ...] = ()
@@ -328,10 +325,8 @@ def from_summary(
         transfers=_transfers(content["kinds"], num_ranks * _count(steps["num_used"])),
         shares=None if None in shares else (shares[0] or 0.0, shares[1] or 0.0, shares[2] or 0.0, shares[3] or 0.0),
         amplification=_amplification(jitter),
-        waiting_share=None if jitter is None else _number(jitter["loss_share"]),
         audit=None if audit is None else tuple(_name(finding) for finding in audit.get("found", ())),
         mode=_name(content["verdict"]["mode"]),
-        headline=_name(content["verdict"]["headline"]),
         emulation=_name(world["emulation"]),
         conditions=conditions,
         predictions=_predictions(jitter),

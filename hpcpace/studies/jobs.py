@@ -9,18 +9,17 @@ run says what it is, and a run with a result is done.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcpace.core.codec import decoder, json_object, read_json
 from hpcpace.core.config import NO_POLICY, POLICIES
 from hpcpace.core.errors import UsageError
-from hpcpace.core.files import Folder, read_file
-from hpcpace.core.rundir import RunDirectory, json_text
+from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.summary import Mode
-from hpcpace.studies.setups import MAX_PLAN_BYTES
+from hpcpace.studies.setups import PlanFolder
 
 SCHEMA = "hpcpace-scaling-study/1"
 _MAX_SUMMARY_BYTES = 1 << 26
@@ -157,40 +156,28 @@ def scaling_runs(
 
     With one node, or one rank per node, there is nothing to place: these run once, as block.
     """
-    shared: dict[str, Any] = {"ranks_per_node": ranks_per_node, "step_ms": step_ms, "steps": steps}
+    largest = ScalingRun(
+        nodes=max(nodes),
+        ranks_per_node=ranks_per_node,
+        oversubscription=oversubscriptions[0],
+        placement=placements[0],
+        step_ms=step_ms,
+        is_emulated=is_emulated,
+        steps=steps,
+    )
     sweep = [
-        ScalingRun(nodes=count, oversubscription=over, placement=placement, is_emulated=is_emulated, **shared)
+        dataclasses.replace(largest, nodes=count, oversubscription=over, placement=placement)
         for count in nodes
         for over in (oversubscriptions if count > 1 else oversubscriptions[:1])
         for placement in (placements if count > 1 and ranks_per_node > 1 else placements[:1])
     ]
-    return sweep + [
-        ScalingRun(
-            nodes=max(nodes),
-            oversubscription=oversubscriptions[0],
-            placement=placements[0],
-            fault=fault,
-            is_emulated=is_emulated,
-            **shared,
-        )
-        for fault in faults
-    ]
+    return sweep + [dataclasses.replace(largest, fault=fault) for fault in faults]
 
 
-@dataclass(frozen=True)
-class ScalingFolder:
-    """A scaling study on disk: STUDY/plan.json and STUDY/runs/NAME."""
+class ScalingFolder(PlanFolder):
+    """A scaling study."""
 
-    path: Path
-
-    @property
-    def plan_json(self) -> Path:
-        """The file that lists the runs."""
-        return self.path / "plan.json"
-
-    def run_dir(self, run: ScalingRun) -> RunDirectory:
-        """Return the run directory of a run, whether it exists or not."""
-        return RunDirectory(self.path / "runs" / run.name)
+    schema, kind, script = SCHEMA, "a scaling study", ": plan one with sbatch/scaling_study.sh"
 
     def write_plan(self, runs: Sequence[ScalingRun]) -> bool:
         """Write the plan and keep the runs of an earlier one; return whether it has changed.
@@ -202,13 +189,7 @@ class ScalingFolder:
         merged = list({run.name: run for run in (*known, *runs)}.values())
         if merged == known:
             return False
-        rows = [{"name": run.name, **dataclasses.asdict(run)} for run in merged]
-        try:
-            with Folder.open(self.path, make=True) as folder:
-                folder.make_folder("runs").close()
-                folder.write(self.plan_json.name, json_text({"schema": SCHEMA, "study": "scaling", "runs": rows}))
-        except OSError as error:
-            raise UsageError(f"cannot write to {self.path}: {error.strerror}") from error
+        self._write({"study": "scaling", "runs": [{"name": run.name, **dataclasses.asdict(run)} for run in merged]})
         return True
 
     def runs(self) -> list[ScalingRun]:
@@ -217,11 +198,7 @@ class ScalingFolder:
         Raises:
             UsageError: there is no plan, or it cannot be read.
         """
-        content = self._plan()
-        try:
-            return [ScalingRun(**{k: v for k, v in row.items() if k != "name"}) for row in content["runs"]]
-        except (AttributeError, KeyError, TypeError) as error:
-            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA} ({error}): plan the study again") from error
+        return self._planned(decoder(list[ScalingRun]))
 
     def run_named(self, name: str) -> ScalingRun:
         """Return a run of the plan.
@@ -229,34 +206,19 @@ class ScalingFolder:
         Raises:
             UsageError: it has no such run.
         """
-        found = [run for run in self.runs() if run.name == name]
-        if not found:
-            raise UsageError(f"{self.plan_json} has no run {name!r}: name one of its runs")
-        return found[0]
+        for run in self.runs():
+            if run.name == name:
+                return run
+        raise UsageError(f"{self.plan_json} has no run {name!r}: name one of its runs")
 
     def summary(self, run: ScalingRun) -> dict[str, Any] | None:
         """Return the summary of a run's report, None if the run is not done."""
-        try:
-            content = read_file(self.run_dir(run).summary_json, most_bytes=_MAX_SUMMARY_BYTES)
-            summary: dict[str, Any] = json.loads(content)
-        except (OSError, ValueError, RecursionError):
-            return None
-        return summary
+        folder = self.run_dir(run)
+        return read_json(folder, folder.summary_json.name, json_object, [], most_bytes=_MAX_SUMMARY_BYTES)
 
     def open_runs(self) -> list[ScalingRun]:
         """Return the runs without a report."""
         return [run for run in self.runs() if self.summary(run) is None]
-
-    def _plan(self) -> dict[str, Any]:
-        try:
-            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MAX_PLAN_BYTES))
-        except FileNotFoundError:
-            raise UsageError(f"no study at {self.path}: plan one with sbatch/scaling_study.sh") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"cannot read {self.plan_json}: {error}") from error
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA}: name the folder of a scaling study")
-        return content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,10 +334,5 @@ def pacing_jobs(
         )
         for repetition in range(repetitions)
         for count in nodes
-        for policy in _rotated(policies, repetition)
+        for policy in (*policies[repetition % len(policies) :], *policies[: repetition % len(policies)])
     ]
-
-
-def _rotated(policies: Sequence[str], by: int) -> list[str]:
-    first = by % len(policies)
-    return [*policies[first:], *policies[:first]]

@@ -21,7 +21,7 @@ from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection, measure
 from hpcpace.metrics.resampling import Estimate, mean_of, throughput_of_steps, variation_of_steps
-from hpcpace.simulation.published import CAUSES, STRENGTHS, PacedOutcome, Scene, Target, distance, fit, paced
+from hpcpace.studies.paced_jobs import CAUSES, STRENGTHS, PacedOutcome, Scene, Target, distance, fit, paced
 from hpcpace.trace.attempt_reader import read_attempt
 
 POLICIES = ("published-window", "published-spread", "slack", "stagger")

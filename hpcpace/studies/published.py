@@ -59,11 +59,6 @@ class Balance:
         """Communication over computation, 8 v n R1 / L; above 1 the link is the limit."""
         return self.communication_s / self.computation_s
 
-    @property
-    def samples_per_s_without_overlap(self) -> float:
-        """Throughput without overlap: 1 / (computation + communication)."""
-        return 1 / (self.computation_s + self.communication_s)
-
 
 def link_rate_bps(ratio: float, *, link_bytes_per_sample: float, samples_per_s_of_one: float, num_ranks: int) -> float:
     """Return the link rate at which a set-up has a given ratio: L = 8 v n R1 / ratio.
@@ -129,7 +124,6 @@ class PublishedRow:
     tokens_per_s: float
     scaling_factor: float
     network_bps: float | None
-    network_bytes: float | None
 
     @property
     def network_bytes_per_sample(self) -> float | None:
@@ -153,16 +147,13 @@ def read_published(path: Path) -> list[PublishedRow]:
 
 
 def _row(values: dict[str, str]) -> PublishedRow:
-    def number(name: str, unit: float) -> float | None:
-        return float(values[name]) * unit if values[name] else None
-
+    network_gbps = values["network_throughput_gbit_per_s"]
     return PublishedRow(
         layout=Layout(servers=int(values["servers"]), ranks_per_server=int(values["gpus_per_server"])),
         parallelism=values["parallelism"],
         tokens_per_s=float(values["throughput_ktokens_per_s"]) * 1e3,
         scaling_factor=float(values["scaling_factor"]),
-        network_bps=number("network_throughput_gbit_per_s", 1e9),
-        network_bytes=number("network_volume_gbyte", 1e9),
+        network_bps=float(network_gbps) * 1e9 if network_gbps else None,
     )
 
 
@@ -215,13 +206,17 @@ def published_of(row: SetupFigures, published: Published) -> PublishedRow | None
 
 def order_at(rows: Sequence[SetupFigures], layout: Layout, name: str) -> list[str]:
     """Return the parallelisms of GPT-2 at the published batch, from the highest value of a figure to the lowest."""
-    of_layout = [
+    return _ordered(
         (row.median(name), row.setup.parallelism)
         for row in rows
         if row.setup.model == "gpt2" and row.setup.layout == layout and row.setup.stands_for == BATCH
-    ]
-    known = [(value, parallelism) for value, parallelism in of_layout if value is not None]
-    return [parallelism for _, parallelism in sorted(known, reverse=True)]
+    )
+
+
+def _ordered(figures: Iterable[tuple[float | None, str]]) -> list[str]:
+    """Return what figures are of, from the highest to the lowest, without those that are not known."""
+    known = [(value, name) for value, name in figures if value is not None]
+    return [name for _, name in sorted(known, reverse=True)]
 
 
 def orders(rows: Sequence[SetupFigures], published: Iterable[PublishedRow]) -> list[str]:
@@ -232,9 +227,7 @@ def orders(rows: Sequence[SetupFigures], published: Iterable[PublishedRow]) -> l
             ("throughput", "tokens_per_s", "samples_per_s"),
             ("network volume", "network_bytes_per_sample", "network_bytes_per_sample"),
         ):
-            of_layout = [(getattr(row, name), row.parallelism) for row in published if row.layout == layout]
-            known = [(value, parallelism) for value, parallelism in of_layout if value is not None]
-            wanted = [parallelism for _, parallelism in sorted(known, reverse=True)]
+            wanted = _ordered((getattr(row, name), row.parallelism) for row in published if row.layout == layout)
             here = order_at(rows, layout, ours)
             if len(here) == len(wanted) > 0:
                 same = "as published" if here == wanted else f"published: {' > '.join(wanted)}"

@@ -14,12 +14,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from hpcpace.core.codec import json_object, read_json
+from hpcpace.core.codec import WrongValue, decoder, json_object, read_json
 from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, UsageError
 from hpcpace.core.files import Folder, read_file
@@ -167,41 +167,38 @@ class NanoCluster:
 
     def setups(self) -> list[Setup]:
         """Return all set-ups, gpt2 first."""
-        return [*self._texts(), *self._images()]
-
-    def _texts(self) -> list[Setup]:
+        texts = _single("gpt2", self.steps, self.warmup_steps, preset=self.preset, shrink=self.shrink)
+        images = _single("resnet18", self.image_steps, self.warmup_steps, shrink=self.image_shrink)
         return [
-            Setup(
-                model="gpt2",
-                preset=self.preset,
-                layout=layout,
-                parallelism=parallelism,
-                batch=batch,
-                stands_for=batch,
-                shrink=self.shrink,
-                steps=self.steps + self.warmup_steps,
-                warmup_steps=self.warmup_steps,
-            )
-            for layout in self.layouts
-            for parallelism in (PARALLELISMS[1:] if layout.num_ranks > 1 else ("none",))
-            for batch in self.batches
+            *_swept(texts, self.layouts, PARALLELISMS[1:], self.batches),
+            *_swept(images, self.layouts, ("data",), self.image_batches, divisor=self.image_batch_divisor),
         ]
 
-    def _images(self) -> list[Setup]:
-        return [
-            Setup(
-                model="resnet18",
-                layout=layout,
-                parallelism="data" if layout.num_ranks > 1 else "none",
-                batch=max(1, batch // self.image_batch_divisor),
-                stands_for=batch,
-                shrink=self.image_shrink,
-                steps=self.image_steps + self.warmup_steps,
-                warmup_steps=self.warmup_steps,
-            )
-            for layout in self.layouts
-            for batch in self.image_batches
-        ]
+
+def _single(model: str, steps: int, warmup_steps: int, *, preset: str = "", shrink: int) -> Setup:
+    """Return the set-up of a model on one rank with one sequence or image."""
+    return Setup(
+        model=model,
+        preset=preset,
+        layout=Layout(servers=1, ranks_per_server=1),
+        parallelism="none",
+        batch=1,
+        shrink=shrink,
+        steps=steps + warmup_steps,
+        warmup_steps=warmup_steps,
+    )
+
+
+def _swept(
+    base: Setup, layouts: Iterable[Layout], parallelisms: Sequence[str], batches: Sequence[int], *, divisor: int = 1
+) -> list[Setup]:
+    """Return a set-up on each layout in each way, with each batch divided; a single rank has one way only."""
+    return [
+        replace(base, layout=layout, parallelism=parallelism, batch=max(1, batch // divisor), stands_for=batch)
+        for layout in layouts
+        for parallelism in (parallelisms if layout.num_ranks > 1 else ("none",))
+        for batch in batches
+    ]
 
 
 MODEL_SIZES = ("small", "medium", "large", "xl")
@@ -210,20 +207,12 @@ MODEL_SIZES = ("small", "medium", "large", "xl")
 
 def model_size_setups(*, batch: int, shrink: int = 1, steps: int = 50, warmup_steps: int = 5) -> list[Setup]:
     """Return the set-ups of the model-size study: each size on one rank, and as a pipeline over 2x2."""
+    single = _single("gpt2", steps, warmup_steps, shrink=shrink)
+    layouts = parse_layout("1x1"), parse_layout("2x2")
     return [
-        Setup(
-            model="gpt2",
-            preset=preset,
-            layout=layout,
-            parallelism="pipeline" if layout.num_ranks > 1 else "none",
-            batch=batch,
-            stands_for=batch,
-            shrink=shrink,
-            steps=steps + warmup_steps,
-            warmup_steps=warmup_steps,
-        )
+        setup
         for preset in MODEL_SIZES
-        for layout in map(parse_layout, ("1x1", "2x2"))
+        for setup in _swept(replace(single, preset=preset), layouts, ("pipeline",), (batch,))
     ]
 
 
@@ -242,28 +231,84 @@ def repeated(
     return [StudyRun(setup=setup, repetition=index) for index in range(repetitions) for setup in setups]
 
 
-SCHEMA = "hpcpace-study/1"
-MAX_PLAN_BYTES = 1 << 24
+_MAX_PLAN_BYTES = 1 << 24
 """Limit for plan.json, which has a few hundred bytes per run."""
+_Run = TypeVar("_Run")
 
 DONE, OUT_OF_MEMORY, FAILED, OPEN = "finished", "out of memory", "failed", "open"
 _MAX_ATTEMPTS = 2
 
 
-@dataclass(frozen=True)
-class StudyFolder:
-    """A study on disk."""
+class HasName(Protocol):
+    """What has a run directory of its name."""
 
+    @property
+    def name(self) -> str:
+        """The name of its run directory."""
+
+
+@dataclass(frozen=True)
+class PlanFolder:
+    """A study on disk: STUDY/plan.json lists its runs, and STUDY/runs/NAME has each of them.
+
+    Attributes:
+        schema: of the plan.
+        kind: of the study, in words.
+        script: that plans one.
+    """
+
+    schema: ClassVar[str]
+    kind: ClassVar[str]
+    script: ClassVar[str]
     path: Path
 
     @property
     def plan_json(self) -> Path:
-        """The file that maps runs to set-ups."""
+        """The file that lists the runs."""
         return self.path / "plan.json"
 
-    def run_dir(self, run: StudyRun) -> RunDirectory:
+    def run_dir(self, run: HasName) -> RunDirectory:
         """Return the run directory of a run, whether it exists or not."""
         return RunDirectory(self.path / "runs" / run.name)
+
+    def _write(self, content: dict[str, Any]) -> None:
+        try:
+            with Folder.open(self.path, make=True) as folder:
+                folder.make_folder("runs").close()
+                folder.write(self.plan_json.name, json_text({"schema": self.schema, **content}))
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def _plan(self) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=_MAX_PLAN_BYTES))
+        except FileNotFoundError:
+            raise UsageError(f"no study at {self.path}{self.script}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"cannot read {self.plan_json}: {error}") from error
+        if not isinstance(content, dict) or content.get("schema") != self.schema:
+            raise UsageError(f"{self.plan_json} is not a plan of {self.schema}: name the folder of {self.kind}")
+        return content
+
+    def _planned(self, runs_of: Callable[[Any], list[_Run]]) -> list[_Run]:
+        """Return the runs of the plan as a decoder makes them.
+
+        Raises:
+            UsageError: there is no plan, or it cannot be read.
+        """
+        try:
+            return runs_of(self._plan().get("runs"))
+        except WrongValue as error:
+            raise UsageError(
+                f"{self.plan_json} is not a plan of {self.schema} ({error}): plan the study again"
+            ) from error
+
+
+class StudyFolder(PlanFolder):
+    """A study whose plan maps runs to set-ups."""
+
+    schema, kind = "hpcpace-study/1", "a study"
+    script = ", which has no plan.json: plan one with sbatch/nano_cluster.sh"
 
     def write_plan(self, name: str, runs: Sequence[StudyRun], *, facts: dict[str, Any] | None = None) -> bool:
         """Write the plan, unless there is one already; return whether it was written.
@@ -278,14 +323,13 @@ class StudyFolder:
         """
         if self.plan_json.exists():
             return False
-        rows = [{"name": run.name, "repetition": run.repetition, "setup": _to_json(run.setup)} for run in runs]
-        try:
-            with Folder.open(self.path, make=True) as folder:
-                folder.make_folder("runs").close()
-                plan = {"schema": SCHEMA, "study": name, "facts": facts or {}, "runs": rows}
-                folder.write(self.plan_json.name, json_text(plan))
-        except OSError as error:
-            raise UsageError(f"cannot write to {self.path}: {error.strerror}") from error
+        self._write(
+            {
+                "study": name,
+                "facts": facts or {},
+                "runs": [{"name": run.name, **dataclasses.asdict(run)} for run in runs],
+            }
+        )
         return True
 
     def facts(self) -> dict[str, Any]:
@@ -299,12 +343,7 @@ class StudyFolder:
         Raises:
             UsageError: there is no plan, or it cannot be read.
         """
-        try:
-            return [
-                StudyRun(setup=_from_json(row["setup"]), repetition=row["repetition"]) for row in self._plan()["runs"]
-            ]
-        except (KeyError, TypeError) as error:
-            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA} ({error}): plan the study again") from error
+        return self._planned(decoder(list[StudyRun]))
 
     def state(self, run: StudyRun) -> str:
         """Return finished, out of memory, failed (it ended twice without a result), or open."""
@@ -322,27 +361,6 @@ class StudyFolder:
     def result(self, attempt: Attempt) -> dict[str, Any]:
         """Return the content of an attempt's result.json; empty if it is missing or incomplete."""
         return read_json(attempt, attempt.result_json.name, json_object, []) or {}
-
-    def _plan(self) -> dict[str, Any]:
-        try:
-            content: dict[str, Any] = json.loads(read_file(self.plan_json, most_bytes=MAX_PLAN_BYTES))
-        except FileNotFoundError:
-            raise UsageError(
-                f"no study at {self.path}, which has no plan.json: plan one with sbatch/nano_cluster.sh"
-            ) from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"cannot read {self.plan_json}: {error}") from error
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise UsageError(f"{self.plan_json} is not a plan of {SCHEMA}: name the folder of a study")
-        return content
-
-
-def _to_json(setup: Setup) -> dict[str, Any]:
-    return dataclasses.asdict(setup)
-
-
-def _from_json(values: dict[str, Any]) -> Setup:
-    return Setup(**{**values, "layout": Layout(**values["layout"])})
 
 
 def settings_of(setup: Setup, base: TrainConfig) -> TrainConfig:

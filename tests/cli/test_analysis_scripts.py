@@ -18,7 +18,7 @@ from tests.device_run import DeviceRun
 
 pytest.importorskip("matplotlib")
 
-from hpcpace.simulation.published import fit
+from hpcpace.studies.paced_jobs import fit
 
 FOLDER = Path(__file__).parents[2] / "analysis"
 NAMES = ("jitter_amplification", "topology_hotspots", "bottleneck_timeline")

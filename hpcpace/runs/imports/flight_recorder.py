@@ -12,22 +12,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
+
+from hpcpace.core.codec import convert
 from hpcpace.core.files import read_file
 from hpcpace.core.pickles import read_pickle
 from hpcpace.core.text import shown
-from hpcpace.runs.imports.input_files import (
-    MAX_LETTERS,
-    MAX_NUMBER,
-    Table,
-    is_whole,
-    json_value,
-    list_of,
-    number_of,
-    table_of,
-    text_of,
-)
+from hpcpace.runs.imports.input_files import MAX_LETTERS, MAX_NUMBER, Name, WholeNumber, is_whole, json_value
 
 MAX_RANKS = 1 << 17
 """Of a job, eight times the largest ones: a dump of a few bytes can name one, and all below it are looked at."""
@@ -149,42 +143,78 @@ def read_dump(path: Path) -> Dump:
         raise ValueError("it is neither a pickle nor JSON")
     if not isinstance(content, dict) or not {"version", "pg_config"} <= content.keys():
         raise ValueError("it is no dump of the Flight Recorder: it has no version and pg_config")
-    return _dump(path, content, len(data))
+    entries, max_entries = content.get("entries"), len(data) // _MIN_ENTRY_BYTES
+    if isinstance(entries, list) and len(entries) > max_entries:
+        raise ValueError(f"entries has {len(entries)} entries, more than {max_entries}")
+    return _dump(path, convert(content, _Content), len(data))
 
 
-def _dump(path: Path, content: Table, num_bytes: int) -> Dump:
-    version = text_of(content, "version", max_letters=_MAX_VERSION)
-    if version.split(".")[0] != "2":
-        raise ValueError(f"its format is version {shown(version)}, and only 2.x is known")
-    library = "nccl_version" if "nccl_version" in content else "comm_lib_version"
-    nccl = text_of(content, library, "", max_letters=_MAX_VERSION)
-    entries = list_of(content.get("entries", []), "entries", max_length=num_bytes // _MIN_ENTRY_BYTES)
-    read = []
-    for number, entry in enumerate(entries):
-        try:
-            read.append(_entry(table_of(entry, "it")))
-        except ValueError as error:
-            raise ValueError(f"entry {number}: {error}") from None
+_Text = Annotated[str, Meta(max_length=_MAX_VERSION)]
+_Shapes = list[Annotated[list[WholeNumber], Meta(max_length=_MAX_DIMS)]]
+
+
+class _Operation(msgspec.Struct):
+    """An operation as a file has it; versions of the format differ in what is there."""
+
+    process_group: tuple[Name, Name]
+    profiling_name: Name
+    state: Name
+    time_created_ns: WholeNumber
+    pg_id: Annotated[int, Meta(ge=-1, le=MAX_NUMBER)] = -1
+    collective_seq_id: WholeNumber | None = None
+    p2p_seq_id: WholeNumber | None = None
+    is_p2p: Any = False
+    retired: Any = False
+    record_id: Any = None
+    time_discovered_started_ns: WholeNumber | None = None
+    time_discovered_completed_ns: WholeNumber | None = None
+    input_sizes: _Shapes = []
+    output_sizes: _Shapes = []
+    input_dtypes: list[Any] = []
+    output_dtypes: list[Any] = []
+    frames: Any = ()
+
+
+class _Group(msgspec.Struct):
+    name: Name | None = None
+    desc: Name = ""
+    ranks: Any = "[]"
+
+
+class _Content(msgspec.Struct):
+    """A dump as a file has it."""
+
+    version: _Text
+    pg_config: dict[Name, _Group]
+    nccl_version: _Text = ""
+    comm_lib_version: _Text = ""
+    pg_status: dict[str, Any] = {}
+    entries: list[_Operation] = []
+
+
+def _dump(path: Path, content: _Content, num_bytes: int) -> Dump:
+    if content.version.split(".")[0] != "2":
+        raise ValueError(f"its format is version {shown(content.version)}, and only 2.x is known")
+    library = content.nccl_version or content.comm_lib_version
+    entries = content.entries
     return Dump(
         path=path,
-        version=version,
-        library=f"NCCL {nccl}" if nccl else "",
-        groups={group.name: group for group in _groups(table_of(content["pg_config"], "pg_config"), num_bytes)},
-        entries=_finished_together(read),
-        enqueued=_enqueued(table_of(content.get("pg_status", {}), "pg_status")),
-        is_from_start=bool(entries) and is_whole(entries[0].get("record_id"), highest=0),
+        version=content.version,
+        library=f"NCCL {library}" if library else "",
+        groups={group.name: group for group in _groups(content.pg_config, num_bytes)},
+        entries=_finished_together(list(map(_entry, entries))),
+        enqueued=_enqueued(content.pg_status),
+        is_from_start=bool(entries) and is_whole(entries[0].record_id, highest=0),
     )
 
 
-def _groups(content: Table, num_bytes: int) -> list[DumpGroup]:
+def _groups(content: Mapping[str, _Group], num_bytes: int) -> list[DumpGroup]:
     """Return the groups. In a pickle several may have the same text of ranks, but not any number of them."""
     groups = []
     of_text: dict[str, tuple[int, ...]] = {}
     num_left = max_members = min(_MAX_MEMBERS_PER_BYTE * num_bytes, _MAX_MEMBERS)
-    for key, value in content.items():
-        group = table_of(value, f"group {shown(key)}")
-        name = text_of(group if "name" in group else {"name": key}, "name")
-        ranks = group.get("ranks", "[]")
+    for key, group in content.items():
+        name, ranks = key if group.name is None else group.name, group.ranks
         if not isinstance(ranks, str):
             members = _ranks(name, ranks)
         elif (known := of_text.get(ranks)) is not None:
@@ -194,7 +224,7 @@ def _groups(content: Table, num_bytes: int) -> list[DumpGroup]:
         num_left -= len(members)
         if num_left < 0:
             raise ValueError(f"its groups have more than {max_members} members")
-        groups.append(DumpGroup(name=name, description=text_of(group, "desc", ""), ranks=members))
+        groups.append(DumpGroup(name=name, description=group.desc, ranks=members))
     return groups
 
 
@@ -215,7 +245,7 @@ def _ranks(name: str, ranks: Any) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def _enqueued(content: Table) -> dict[int, int]:
+def _enqueued(content: Mapping[str, Any]) -> dict[int, int]:
     """Return the last operation called in each group; JSON has texts where a pickle has numbers."""
     found = {}
     for key, status in content.items():
@@ -224,39 +254,43 @@ def _enqueued(content: Table) -> dict[int, int]:
         last = status.get("last_enqueued_collective", -1)
         if isinstance(last, str) and re.fullmatch(r"-?[0-9]{1,18}", last):
             last = int(last)
-        found[int(key)] = number_of({"last_enqueued_collective": last}, "last_enqueued_collective", lowest=-1)
+        if not is_whole(last, lowest=-1):
+            raise ValueError(f"last_enqueued_collective is {shown(last)}, not a number from -1 to {MAX_NUMBER}")
+        found[int(key)] = last
     return found
 
 
-def _entry(content: Table) -> Entry:
-    group = content.get("process_group")
-    if not isinstance(group, (tuple, list)) or len(group) != 2 or not all(map(_is_name, group)):
-        raise ValueError(f"process_group is {shown(group)}, not a name and a description")
-    backend, _, called = text_of(content, "profiling_name").rpartition(":")
+def _entry(content: _Operation) -> Entry:
+    backend, _, called = content.profiling_name.rpartition(":")
     message = _MESSAGE.fullmatch(called)
     if message:
         first, second = int(message[2]), int(message[4])
         source, destination = (first, second) if message[3] == "->" else (second, first)
-    state = text_of(content, "state")
-    is_p2p = bool(message) or content.get("is_p2p") is True
+    is_p2p = bool(message) or content.is_p2p is True
+    seq = content.p2p_seq_id if is_p2p else content.collective_seq_id
+    if seq is None:
+        raise ValueError(f"an operation has no {'p2p_seq_id' if is_p2p else 'collective_seq_id'}")
     return Entry(
-        group=group[0],
-        description=group[1],
-        group_id=number_of(content, "pg_id", -1, lowest=-1),
+        group=content.process_group[0],
+        description=content.process_group[1],
+        group_id=content.pg_id,
         backend=backend,
         op=message[1] if message else operation_name(called),
         source=source if message else -1,
         destination=destination if message else -1,
-        seq=number_of(content, "p2p_seq_id" if is_p2p else "collective_seq_id"),
+        seq=seq,
         is_p2p=is_p2p,
         # gloo does not report the state of its operations; those that are over are retired.
-        is_open=state != "completed" and not (backend == "gloo" and content.get("retired") is True),
+        is_open=content.state != "completed" and not (backend == "gloo" and content.retired is True),
         is_whole=called == "coalesced",
-        created_ns=number_of(content, "time_created_ns"),
-        started_ns=_time(content, "time_discovered_started_ns"),
-        completed_ns=_time(content, "time_discovered_completed_ns"),
-        size_bytes=max(_size(content, "input"), _size(content, "output")),
-        where=_where(content.get("frames", [])),
+        created_ns=content.time_created_ns,
+        # JSON writes 0 for a time that is not known.
+        started_ns=content.time_discovered_started_ns or None,
+        completed_ns=content.time_discovered_completed_ns or None,
+        size_bytes=max(
+            _size(content.input_sizes, content.input_dtypes), _size(content.output_sizes, content.output_dtypes)
+        ),
+        where=_where(content.frames),
     )
 
 
@@ -274,22 +308,16 @@ def _finished_together(entries: list[Entry]) -> tuple[Entry, ...]:
     wholes = {(entry.group, entry.is_p2p, entry.seq): entry for entry in entries if entry.is_whole}
     kept = []
     for entry in entries:
-        whole = wholes.get((entry.group, entry.is_p2p, entry.seq))
-        if entry.is_whole or whole is None:
-            kept += [] if entry.is_whole else [entry]
-            continue
-        known = {"is_open": whole.is_open, "started_ns": whole.started_ns, "completed_ns": whole.completed_ns}
-        kept.append(Entry(**{**vars(entry), **known}))
+        whole = wholes.get((entry.group, entry.is_p2p, entry.seq), entry)
+        if not entry.is_whole:
+            over = {"is_open": whole.is_open, "started_ns": whole.started_ns, "completed_ns": whole.completed_ns}
+            kept.append(Entry(**{**vars(entry), **over}))
     return tuple(kept)
 
 
-def _size(content: Table, side: str) -> int:
-    sizes = list_of(content.get(f"{side}_sizes", []), f"{side}_sizes")
-    dtypes = list_of(content.get(f"{side}_dtypes", []), f"{side}_dtypes")
+def _size(sizes: _Shapes, dtypes: list[Any]) -> int:
     total = 0
     for number, shape in enumerate(sizes):
-        if not isinstance(shape, list) or len(shape) > _MAX_DIMS or not all(map(is_whole, shape)):
-            raise ValueError(f"{side}_sizes has {shown(shape)}, not a shape")
         dtype = dtypes[min(number, len(dtypes) - 1)] if dtypes else None
         item = _ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
         if item is None:
@@ -312,8 +340,3 @@ def _where(frames: Any) -> str:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_LETTERS
-
-
-def _time(content: Table, key: str) -> int | None:
-    """Return a time; None where it is unknown, which JSON writes as 0."""
-    return number_of(content, key) or None if content.get(key) is not None else None

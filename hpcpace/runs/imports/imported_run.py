@@ -26,6 +26,7 @@ from hpcpace.trace.writer import TraceWriter
 Rows = NDArray[np.void]
 SCHEMA = "hpcpace-run/1"
 _FIRST_DATE_NS = 40 * 365 * DAY_NS  # 2009, before any of these tools
+UNKNOWN_HOST = "unknown"
 UNKNOWN_GROUP = 65_535
 """The group of operations whose process group is not known: a number that the table `groups` does not have."""
 
@@ -100,6 +101,43 @@ def rows_of(table: str, *, has_device: bool = False, **columns: object) -> Rows:
         _check_numbers(f"{table}.{name}", np.asarray(values), rows.dtype[name])
         rows[name] = values
     return rows
+
+
+def group_rows(groups: Sequence[tuple[str, Sequence[int] | NDArray[np.int64]]], backend: str) -> Rows:
+    """Return the table `groups` of process groups with a name and members, whose number is their place."""
+    rows = [
+        rows_of("groups", id=number, rank=np.array(members), name=name.encode(), backend=backend.encode()[:16])
+        for number, (name, members) in enumerate(groups)
+    ]
+    return np.concatenate([rows_of("groups", id=np.zeros(0)), *rows])
+
+
+def headers_of(hosts: Mapping[int, tuple[str, str]], world_size: int) -> list[TraceHeader]:
+    """Return the headers of ranks, ascending, without the name of their run.
+
+    Args:
+        hosts: by rank, the host, and a key that is the same for ranks with one clock.
+        world_size: of the job.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, (host, _) in hosts.items():
+        ranks_of.setdefault(host, []).append(rank)
+    found = [
+        TraceHeader(
+            run_id="",
+            attempt=0,
+            rank=rank,
+            world_size=world_size,
+            local_rank=place,
+            local_size=len(ranks),
+            node=node,
+            host=host,
+            host_key=hosts[rank][1],
+        )
+        for node, (host, ranks) in enumerate(ranks_of.items())
+        for place, rank in enumerate(ranks)
+    ]
+    return sorted(found, key=lambda header: header.rank)
 
 
 def _check_numbers(column: str, values: NDArray[Any], dtype: np.dtype) -> None:

@@ -13,18 +13,18 @@ import os
 import resource
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
+from msgspec import Meta
 from zlib_ng import zlib_ng
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
 from hpcpace.core.pickles import MAX_VALUES
-from hpcpace.core.text import shown
 
 _Result = TypeVar("_Result")
 
@@ -266,7 +266,8 @@ MAX_LETTERS = 200
 MAX_NUMBER = (1 << 62) - 1
 """Sums and differences of two still fit into 64 bits."""
 
-Table = Mapping[str, Any]
+Name = Annotated[str, Meta(max_length=MAX_LETTERS)]
+WholeNumber = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 
 
 def json_value(data: bytes) -> Any:
@@ -289,57 +290,6 @@ def json_value(data: bytes) -> Any:
         raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}") from None
     except ValueError as error:  # a number with thousands of digits
         raise ValueError(f"it is no JSON: {error}") from None
-
-
-def table_of(value: Any, name: str) -> Table:
-    """Return a value that is a table.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is {shown(value)}, not a table")
-    return value
-
-
-def list_of(value: Any, name: str, *, max_length: int = MAX_VALUES) -> list[Any]:
-    """Return a value that is a list.
-
-    Raises:
-        ValueError: it is something else, or longer.
-    """
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is {shown(value)}, not a list")
-    if len(value) > max_length:
-        raise ValueError(f"{name} has {len(value)} entries, more than {max_length}")
-    return value
-
-
-def text_of(table: Table, key: str, default: str | None = None, *, max_letters: int = MAX_LETTERS) -> str:
-    """Return a text of a table.
-
-    Raises:
-        ValueError: there is none and no default, it is something else, or longer.
-    """
-    value = table.get(key, default)
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is {shown(value)}, not a text" if key in table else f"it has no {key}")
-    if len(value) > max_letters:
-        raise ValueError(f"{key} has {len(value)} letters, more than {max_letters}: {shown(value)}")
-    return value
-
-
-def number_of(table: Table, key: str, default: int | None = None, *, lowest: int = 0, highest: int = MAX_NUMBER) -> int:
-    """Return a whole number of a table.
-
-    Raises:
-        ValueError: there is none and no default, it is something else, or out of range.
-    """
-    value = table.get(key, default)
-    if not is_whole(value, lowest=lowest, highest=highest):
-        wanted = f"a number from {lowest} to {highest}"
-        raise ValueError(f"{key} is {shown(value)}, not {wanted}" if key in table else f"it has no {key}")
-    return int(value)
 
 
 def is_whole(value: Any, *, lowest: int = 0, highest: int = MAX_NUMBER) -> bool:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from hpcpace.core.errors import TraceError, with_reasons
 from hpcpace.core.text import NS_PER_S, format_duration, plural, rank_list
-from hpcpace.runs.imports.imported_run import Import, ImportedRank, Rows, Source, date_of, rows_of
+from hpcpace.runs.imports.imported_run import (
+    UNKNOWN_HOST,
+    Import,
+    ImportedRank,
+    Source,
+    date_of,
+    group_rows,
+    headers_of,
+    rows_of,
+)
 from hpcpace.runs.imports.input_files import InputFile
-from hpcpace.runs.imports.kineto_clocks import RankProfile, host_key, with_clocks, with_common_steps, without_clock
+from hpcpace.runs.imports.kineto_clocks import host_key, with_clocks, with_common_steps, without_clock
 from hpcpace.runs.imports.kineto_profile import FREE_BYTES, Profile, device_notes, read_profile
-from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
+from hpcpace.runs.imports.kineto_rows import ProfileRows, first_ns, rows_of_profile, shift_times
 from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
 
 TOOL = "torch.profiler (Kineto)"
-UNKNOWN_HOST = "unknown"
 _MAX_FILES = 16_384
 # In sound profiles, an event has 20 bytes or more in gzip, and half of all events are kept, in 128 bytes each.
 _MAX_GROWTH = 4
@@ -116,7 +121,7 @@ def _import(
     ranks = {}
     for rank, profile in profiles.items():
         try:
-            ranks[rank] = RankProfile(profile=profile, rows=rows_of_profile(profile))
+            ranks[rank] = rows_of_profile(profile)
         except TraceError as error:
             problems.append(f"{profile.path}: {error}; it is left out")
     if not ranks:
@@ -127,7 +132,7 @@ def _import(
     _check_one_job(ranks)
     origin_ns = min((begin for begin, _ in _spans(ranks).values()), default=0)
     for one in ranks.values():  # from the begin of the run on, for a trace has no times of day
-        shift_times(one.rows.tables, NS_PER_S - origin_ns)
+        shift_times(one.tables, NS_PER_S - origin_ns)
     notes = list(_notes(ranks, world_size, is_world_known=is_world_known))
     if rebased:
         notes.append(f"{rank_list(rebased)}: times count from where those of other files do, for the file does not say")
@@ -135,28 +140,11 @@ def _import(
     ranks, aligned, contradicted = with_clocks(ranks)
     notes += [*numbered, *aligned]
     problems += [*unmatched, *contradicted]
-    num_ungrouped = sum(one.rows.num_ungrouped for one in ranks.values())
+    num_ungrouped = sum(one.num_ungrouped for one in ranks.values())
     if num_ungrouped:
         notes.append(f"{num_ungrouped} collectives match no other rank's: of which process group they are is not known")
-    hosts = {host: place for place, host in enumerate(dict.fromkeys(_host(one.profile) for one in ranks.values()))}
-    of_host = Counter(_host(one.profile) for one in ranks.values())
-    before: Counter[str] = Counter()
-    made = []
-    for rank, one in ranks.items():
-        host = _host(one.profile)
-        header = TraceHeader(
-            run_id="",
-            attempt=0,
-            rank=rank,
-            world_size=world_size,
-            local_rank=before[host],
-            local_size=of_host[host],
-            node=hosts[host],
-            host=host,
-            host_key=host_key(rank, one.profile),
-        )
-        before[host] += 1
-        made.append(_imported(header, one))
+    clocks = {rank: (one.profile.host or UNKNOWN_HOST, host_key(rank, one.profile)) for rank, one in ranks.items()}
+    made = [_imported(header, ranks[header.rank]) for header in headers_of(clocks, world_size)]
     files = [(one.profile.path.name, sizes[one.profile.path]) for one in ranks.values()]
     source = Source(tool=TOOL, files=files, unknown=_unknown(ranks), notes=notes, begun_unix_ns=date_of(origin_ns))
     return Import(source=source, ranks=made, problems=problems)
@@ -177,28 +165,29 @@ def _with_bases(profiles: dict[int, Profile]) -> list[int]:
 def _has_dates(profile: Profile) -> bool:
     """Return whether a profile's times count from 1970, as those of old versions do."""
     first = [begin for _, begin, _ in (*profile.steps[:1], *profile.marks[:1])]
-    columns = (profile.backward[0], profile.kernels[0], profile.nccl.begin_ns, profile.gloo.begin_ns)
-    return any(date_of(begin) for begin in (*first, *(column[0] for column in columns if column)))
+    for events in (profile.backward, profile.kernels, profile.nccl, profile.gloo):
+        first += events.rows["begin_ns"][:1].tolist()
+    return any(map(date_of, first))
 
 
-def _spans(ranks: dict[int, RankProfile]) -> dict[int, tuple[int, int]]:
+def _spans(ranks: dict[int, ProfileRows]) -> dict[int, tuple[int, int]]:
     """Return the first and the last time of each rank that has any rows."""
     spans = {}
     for rank, one in ranks.items():
-        tables = one.rows.tables
+        tables = one.tables
         lasts = [tables[table][name].max() for table, name in _ENDS if len(tables[table])]
         if lasts:
             spans[rank] = (first_ns(tables), int(max(lasts)))
     return spans
 
 
-def _undated(ranks: dict[int, RankProfile]) -> list[int]:
+def _undated(ranks: dict[int, ProfileRows]) -> list[int]:
     """Return ranks whose times are no dates where those of others are: nothing says how long before these they were."""
     is_date = {rank: bool(date_of(begin)) for rank, (begin, _) in _spans(ranks).items()}
     return [rank for rank, is_one in is_date.items() if not is_one] if any(is_date.values()) else []
 
 
-def _check_one_job(ranks: dict[int, RankProfile]) -> None:
+def _check_one_job(ranks: dict[int, ProfileRows]) -> None:
     """Refuse ranks that ran at another time than the first one, where times are dates.
 
     Raises:
@@ -222,44 +211,26 @@ def _check_one_job(ranks: dict[int, RankProfile]) -> None:
             )
 
 
-def _imported(header: TraceHeader, one: RankProfile) -> ImportedRank:
-    groups = [
-        rows_of(
-            "groups", id=number, rank=list(one.profile.groups[name]), name=name.encode(), backend=_backend(one.profile)
+def _imported(header: TraceHeader, one: ProfileRows) -> ImportedRank:
+    profile, clock = one.profile, one.clock
+    backend = profile.backend or ("nccl" if profile.has_device else "unknown")
+    tables = {**one.tables, "groups": group_rows([(name, profile.groups[name]) for name in one.groups], backend)}
+    if clock is not None:
+        tables["clock"] = rows_of(
+            "clock",
+            ref_rank=one.reference,
+            local_ns=clock.local_ns,
+            offset_ns=clock.offset_ns,
+            halfwidth_ns=clock.halfwidth_ns,
+            count=clock.num_operations,
         )
-        for number, name in enumerate(one.rows.groups)
-    ]
-    tables = {**one.rows.tables, "groups": np.concatenate([rows_of("groups", id=np.zeros(0)), *groups])}
-    if one.clock is not None:
-        tables["clock"] = _clock_rows(one)
-    device = frozenset(DEVICE_TABLES) if one.profile.has_device else frozenset()
+    device = frozenset(DEVICE_TABLES) if profile.has_device else frozenset()
     return ImportedRank(header=header, tables=tables, device_tables=device)
 
 
-def _clock_rows(one: RankProfile) -> Rows:
-    clock = one.clock
-    assert clock is not None
-    return rows_of(
-        "clock",
-        ref_rank=one.reference,
-        local_ns=clock.local_ns,
-        offset_ns=clock.offset_ns,
-        halfwidth_ns=clock.halfwidth_ns,
-        count=clock.num_operations,
-    )
-
-
-def _host(profile: Profile) -> str:
-    return profile.host or UNKNOWN_HOST
-
-
-def _backend(profile: Profile) -> bytes:
-    return (profile.backend or ("nccl" if profile.has_device else "unknown")).encode()[:16]
-
-
-def _unknown(ranks: dict[int, RankProfile]) -> list[str]:
+def _unknown(ranks: dict[int, ProfileRows]) -> list[str]:
     profiles = [one.profile for one in ranks.values()]
-    phases = {int(phase) for one in ranks.values() for phase in one.rows.tables["phases"]["phase"]}
+    phases = {int(phase) for one in ranks.values() for phase in one.tables["phases"]["phase"]}
     names = {0: "waits for data", 1: "forward", 2: "backward", 4: "optimizer"}
     missing = [name for code, name in names.items() if code not in phases]
     return [
@@ -267,11 +238,7 @@ def _unknown(ranks: dict[int, RankProfile]) -> list[str]:
         *([] if all(profile.shows_device for profile in profiles if profile.has_device) else ["what devices did"]),
         "network",
         "samples",
-        *(
-            []
-            if any(one.rows.tables["collectives"]["bytes"].any() for one in ranks.values())
-            else ["bytes of operations"]
-        ),
+        *([] if any(one.tables["collectives"]["bytes"].any() for one in ranks.values()) else ["bytes of operations"]),
         "what the profiler itself costs",
         *(
             [f"durations of {plural(untimed, 'event')}"]
@@ -283,18 +250,18 @@ def _unknown(ranks: dict[int, RankProfile]) -> list[str]:
     ]
 
 
-def _notes(ranks: dict[int, RankProfile], world_size: int, *, is_world_known: bool) -> Iterator[str]:
+def _notes(ranks: dict[int, ProfileRows], world_size: int, *, is_world_known: bool) -> Iterator[str]:
     named = [rank for rank, one in ranks.items() if one.profile.is_rank_named]
     if named:
         yield f"{rank_list(named)}: the rank is that of the file's name, no distributedInfo says it"
     if not is_world_known:
         yield f"no file says how many ranks the job had: taken as {world_size}"
-    for source in dict.fromkeys(one.rows.step_source for one in ranks.values()):
+    for source in dict.fromkeys(one.step_source for one in ranks.values()):
         yield f"steps: {source}"
     if any(one.profile.shows_device for one in ranks.values()):
         yield "on devices a phase ends when all kernels launched in it have ended"
-    if any(one.profile.nccl.op for one in ranks.values()):
+    if any(one.profile.nccl for one in ranks.values()):
         yield "a collective holds the device for as long before its end as nothing else runs there"
     yield from device_notes([one.profile for one in ranks.values()])
-    if any(one.profile.gloo.op for one in ranks.values()):
+    if any(one.profile.gloo for one in ranks.values()):
         yield "collectives of gloo begin with the call of c10d, and end by the next optimizer step at the latest"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +27,6 @@ _MAX_TRIED = 8
 _MAX_STEP = (1 << 31) - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankProfile:
-    """A profile, its rows, and its clock: None where there is one for all, or nothing says it."""
-
-    profile: Profile
-    rows: ProfileRows
-    clock: ClockBounds | None = None
-    reference: int = 0
-
-
 def host_key(rank: int, profile: Profile) -> str:
     """Return what is equal on ranks with one clock: those of a host that count from the same time."""
     return f"{profile.host} {profile.base_ns}" if profile.host else f"rank {rank}"
@@ -58,7 +48,7 @@ class _Numbered(NamedTuple):
     has_numbers: bool
 
 
-def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[str]]:
+def with_common_steps(ranks: dict[int, ProfileRows]) -> tuple[list[str], list[str]]:
     """Number the steps of ranks with one clock alike, in place: those in which the same collectives took place.
 
     Returns:
@@ -94,7 +84,7 @@ def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[st
                 f"steps of rank {rank} are numbered as those of rank {reference}, whose collectives took place at the"
                 f" same times: by {abs(by)} {'higher' if by > 0 else 'lower'}"
             )
-    steps = {rank: ranks[rank].rows.tables["steps"]["step"] for rank in more}
+    steps = {rank: ranks[rank].tables["steps"]["step"] for rank in more}
     lowest = min((int(of_rank.min()) + more[rank] for rank, of_rank in steps.items() if len(of_rank)), default=0)
     highest = max((int(of_rank.max()) + more[rank] for rank, of_rank in steps.items() if len(of_rank)), default=0)
     if highest - min(lowest, 0) > _MAX_STEP:
@@ -103,7 +93,7 @@ def with_common_steps(ranks: dict[int, RankProfile]) -> tuple[list[str], list[st
             f" {_MAX_STEP}: name the files of one run"
         )
     for rank, one in ranks.items():  # no number may be negative
-        _add_to_steps(one.rows, more.get(rank, 0) - min(lowest, 0))
+        _add_to_steps(one, more.get(rank, 0) - min(lowest, 0))
     return notes, problems
 
 
@@ -177,7 +167,7 @@ def _add_to_steps(rows: ProfileRows, by: int) -> None:
         rows.tables["collectives"]["seq"] += by << NUMBER_BITS
 
 
-def with_clocks(ranks: dict[int, RankProfile]) -> tuple[dict[int, RankProfile], list[str], list[str]]:
+def with_clocks(ranks: dict[int, ProfileRows]) -> tuple[dict[int, ProfileRows], list[str], list[str]]:
     """Align ranks with the lowest one, by the collectives that they have in common.
 
     Returns:
@@ -195,7 +185,7 @@ def with_clocks(ranks: dict[int, RankProfile]) -> tuple[dict[int, RankProfile], 
     clocks: dict[int, ClockBounds | None] = {}
     for rank, one in ranks.items():
         if keys[rank] == keys[first]:
-            times = one.rows.tables["collectives"]["enter_ns"]
+            times = one.tables["collectives"]["enter_ns"]
             local_ns = times[:1] if len(times) else zero
             clocks[rank] = ClockBounds(
                 local_ns=local_ns, offset_ns=zero, halfwidth_ns=zero, contradiction_ns=0, num_operations=zero
@@ -227,21 +217,21 @@ def with_clocks(ranks: dict[int, RankProfile]) -> tuple[dict[int, RankProfile], 
     return found, notes, problems
 
 
-def without_clock(ranks: dict[int, RankProfile]) -> list[int]:
+def without_clock(ranks: dict[int, ProfileRows]) -> list[int]:
     """Return the ranks whose clock nothing says."""
     has_clocks = any(one.clock is not None for one in ranks.values())
     return [rank for rank, one in ranks.items() if has_clocks and one.clock is None]
 
 
-def _most_contradiction_ns(one: RankProfile) -> float:
+def _most_contradiction_ns(one: ProfileRows) -> float:
     """Return by how much bounds may contradict each other by drift that matters to no step."""
-    steps = one.rows.tables["steps"]
+    steps = one.tables["steps"]
     return _MAX_DRIFT * float(np.median(steps["end_ns"] - steps["begin_ns"])) if len(steps) else 0.0
 
 
-def _match_nothing(one: RankProfile) -> None:
+def _match_nothing(one: ProfileRows) -> None:
     """Take the operations of a rank as those of an unknown group, in place: they are not those of other ranks."""
-    one.rows.tables["collectives"]["group"] = UNKNOWN_GROUP
+    one.tables["collectives"]["group"] = UNKNOWN_GROUP
 
 
 def _is_wrong(clock: ClockBounds, least_ns: float) -> bool:
@@ -277,21 +267,21 @@ def _shortest(ranks: Sequence[_Numbered]) -> tuple[Array, Array]:
     return keys, shortest
 
 
-def _numbered_ranks(ranks: dict[int, RankProfile]) -> dict[int, _Numbered]:
+def _numbered_ranks(ranks: dict[int, ProfileRows]) -> dict[int, _Numbered]:
     numbers: dict[tuple[str, int, int], int] = {}
     return {rank: _numbered(one, numbers) for rank, one in ranks.items()}
 
 
-def _numbered(one: RankProfile, numbers: dict[tuple[str, int, int], int]) -> _Numbered:
+def _numbered(one: ProfileRows, numbers: dict[tuple[str, int, int], int]) -> _Numbered:
     """Return the operations of a rank; `numbers` has those of the groups of all ranks, and takes new ones."""
-    rows = one.rows.tables["collectives"]
+    rows = one.tables["collectives"]
     rows = rows[synchronises(rows["op"]) & (rows["group"] != UNKNOWN_GROUP)]
     groups = one.profile.groups  # of which those of the same name may be others on other ranks
-    facts = [(name, min(groups[name]), len(groups[name])) for name in one.rows.groups]
+    facts = [(name, min(groups[name]), len(groups[name])) for name in one.groups]
     number = np.array([numbers.setdefault(group, len(numbers)) for group in facts] or [0], np.int64)
     keys = np.empty(len(rows), np.dtype([("group", "i8"), ("op", "u1"), ("seq", "i8")]))
     keys["group"], keys["op"], keys["seq"] = number[rows["group"]], rows["op"], rows["seq"]
     unique, first = np.unique(keys, return_index=True)
     times_ns = np.stack([rows["enter_ns"], rows["exit_ns"]], axis=1)[first]
     steps = rows["step"].astype(np.int64)[first]
-    return _Numbered(keys=unique, times_ns=times_ns, steps=steps, has_numbers=one.rows.has_numbers)
+    return _Numbered(keys=unique, times_ns=times_ns, steps=steps, has_numbers=one.has_numbers)

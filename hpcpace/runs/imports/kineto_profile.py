@@ -139,36 +139,60 @@ class _UntimedError(Exception):
     """An event has no begin or no duration."""
 
 
-def _column() -> array[int]:
-    return array("q")
+class Events:
+    """Events of one kind in the order of the file, a row of whole numbers each; times in nanoseconds."""
+
+    def __init__(self, *columns: str) -> None:
+        self._dtype = np.dtype([(name, np.int64) for name in columns])
+        self._values = array("q")
+
+    def __len__(self) -> int:
+        return len(self._values) * self._values.itemsize // self._dtype.itemsize
+
+    def add(self, *row: int) -> None:
+        """Add an event with a value for each column."""
+        self._values.extend(row)
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """The events, a field for each column, (num_events,); none can be added while this is in use."""
+        return np.frombuffer(self._values, self._dtype)
 
 
-@dataclass
-class Calls:
-    """Operations of one kind of source, in the order of the file; times in nanoseconds.
+class Calls(Events):
+    """Operations of one kind of source.
+
+    Their columns are `op`, `begin_ns`, `end_ns`; `seq`, the number within the group, or -1; `size_bytes` of the whole
+    message, or 0; `link`, the correlation of a kernel with its launch, or 0; and `peer`, the rank at the other end of a
+    message, or -1.
 
     Attributes:
-        op: codes of `Op`.
-        begin_ns, end_ns: when they ran.
-        group: name of the process group, empty if unknown.
-        seq: number within the group; -1 if unknown.
-        size_bytes: of the whole message; 0 if unknown.
-        link: correlation of a kernel with its launch; 0 for an operation of the host.
-        peer: the rank at the other end of a message; -1.
+        group: name of the process group of each, empty if unknown.
         names: the names of groups, each once.
         members: the members of each group as operations say them, such as `[0, 1]`; empty where these differ.
     """
 
-    op: array[int] = field(default_factory=_column)
-    begin_ns: array[int] = field(default_factory=_column)
-    end_ns: array[int] = field(default_factory=_column)
-    group: list[str] = field(default_factory=list)
-    seq: array[int] = field(default_factory=_column)
-    size_bytes: array[int] = field(default_factory=_column)
-    link: array[int] = field(default_factory=_column)
-    peer: array[int] = field(default_factory=_column)
-    names: dict[str, str] = field(default_factory=dict)
-    members: dict[str, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        super().__init__("op", "begin_ns", "end_ns", "seq", "size_bytes", "link", "peer")
+        self.group: list[str] = []
+        self.names: dict[str, str] = {}
+        self.members: dict[str, str] = {}
+
+    def add_call(
+        self,
+        op: Op,
+        begin_ns: int,
+        end_ns: int,
+        *,
+        group: str = "",
+        seq: int = -1,
+        size_bytes: int = 0,
+        link: int = 0,
+        peer: int = -1,
+    ) -> None:
+        """Add an operation."""
+        self.add(int(op), begin_ns, end_ns, seq, size_bytes, link, peer)
+        self.group.append(group)
 
     def group_name(self, name: Any) -> str:
         """Return what an operation calls its group, the same object for the same name; empty where it does not say.
@@ -197,9 +221,9 @@ class Profile:
         steps: number, begin and end of each ProfilerStep.
         marks: phase, begin and end of annotations of the host.
         optimizer: begin and end of optimizer steps.
-        backward: begin and end of each function of the autograd engine.
-        kernels: begin, end and correlation of kernels and copies that are no collectives.
-        launches: time and correlation of launches.
+        backward: each function of the autograd engine.
+        kernels: kernels and copies that are no collectives; `link` is their correlation.
+        launches: of kernels; `link` is their correlation.
         nccl, gloo, c10d, comms: collectives: kernels of NCCL, operations of gloo, calls of c10d, and their parameters.
         num_unnamed, num_nameless: kernels of NCCL that do not say what they do, and kernels without any name.
         num_untimed: events left out because they have no begin or no duration, or a negative one.
@@ -219,11 +243,9 @@ class Profile:
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     marks: list[tuple[int, int, int]] = field(default_factory=list)
     optimizer: list[tuple[int, int]] = field(default_factory=list)
-    backward: tuple[array[int], array[int]] = field(default_factory=lambda: (_column(), _column()))
-    kernels: tuple[array[int], array[int], array[int]] = field(
-        default_factory=lambda: (_column(), _column(), _column())
-    )
-    launches: tuple[array[int], array[int]] = field(default_factory=lambda: (_column(), _column()))
+    backward: Events = field(default_factory=lambda: Events("begin_ns", "end_ns"))
+    kernels: Events = field(default_factory=lambda: Events("begin_ns", "end_ns", "link"))
+    launches: Events = field(default_factory=lambda: Events("time_ns", "link"))
     nccl: Calls = field(default_factory=Calls)
     gloo: Calls = field(default_factory=Calls)
     c10d: Calls = field(default_factory=Calls)
@@ -241,9 +263,9 @@ class Profile:
     @property
     def memory_bytes(self) -> int:
         """Memory that the import of it takes at most."""
-        num_calls = sum(len(calls.op) for calls in (self.nccl, self.gloo, self.c10d, self.comms))
-        num_rows = num_calls + len(self.steps) + len(self.marks) + len(self.optimizer)
-        num_kernels = len(self.backward[0]) + len(self.kernels[0]) + len(self.launches[0])
+        num_rows = sum(map(len, (self.nccl, self.gloo, self.c10d, self.comms)))
+        num_rows += len(self.steps) + len(self.marks) + len(self.optimizer)
+        num_kernels = sum(map(len, (self.backward, self.kernels, self.launches)))
         num_members = sum(len(members) for members in self.groups.values())
         return _ROW_BYTES * num_rows + _KERNEL_BYTES * num_kernels + _MEMBER_BYTES * num_members
 
@@ -252,7 +274,7 @@ class Profile:
         """Whether the rank used a device: kernels say so, or else a backend of devices that did nothing on the host."""
         backends = re.split("[:,]", self.backend)
         is_of_devices = any(name.endswith("ccl") and name != "ccl" for name in backends)  # "ccl" is that of hosts, too
-        return self.has_kernels or self.num_unnamed > 0 or (is_of_devices and not self.gloo.op)
+        return self.has_kernels or self.num_unnamed > 0 or (is_of_devices and not self.gloo)
 
     @property
     def shows_device(self) -> bool:
@@ -262,7 +284,7 @@ class Profile:
     @property
     def has_kernels(self) -> bool:
         """Whether the device did anything."""
-        return bool(self.kernels[0] or self.nccl.op)
+        return bool(self.kernels or self.nccl)
 
     @cached_property
     def has_launches(self) -> bool:
@@ -270,8 +292,8 @@ class Profile:
 
         The host may be far ahead; a few kernels without a launch are between others of their stream.
         """
-        links = np.append(np.frombuffer(self.kernels[2], np.int64), np.array(self.nccl.link, np.int64))
-        is_launched = np.isin(links[links != 0], np.frombuffer(self.launches[1], np.int64))
+        links = np.append(self.kernels.rows["link"], self.nccl.rows["link"])
+        is_launched = np.isin(links[links != 0], self.launches.rows["link"])
         return bool(is_launched.sum() >= _MIN_LAUNCHED * len(links))
 
 
@@ -349,9 +371,7 @@ def _take(found: Profile, batch: Iterable[Any]) -> None:
 def _take_of_host(found: Profile, event: Any) -> None:
     name = event.name
     if name.startswith(_BACKWARD):
-        begin_ns, end_ns = _interval_ns(event)
-        found.backward[0].append(begin_ns)
-        found.backward[1].append(end_ns)
+        found.backward.add(*_interval_ns(event))
     elif name == "record_param_comms":
         _take_call(found.comms, event, event.args.collective)
     elif name.startswith("c10d::"):
@@ -360,15 +380,11 @@ def _take_of_host(found: Profile, event: Any) -> None:
 
 def _take_launch(found: Profile, event: Any) -> None:
     if "Launch" in event.name or "Mem" in event.name:
-        found.launches[0].append(_interval_ns(event)[0])
-        found.launches[1].append(_whole(event.args.correlation))
+        found.launches.add(_interval_ns(event)[0], _whole(event.args.correlation))
 
 
 def _take_work(found: Profile, event: Any) -> None:
-    begin_ns, end_ns = _interval_ns(event)
-    found.kernels[0].append(begin_ns)
-    found.kernels[1].append(end_ns)
-    found.kernels[2].append(_whole(event.args.correlation))
+    found.kernels.add(*_interval_ns(event), _whole(event.args.correlation))
 
 
 def _take_kernel(found: Profile, event: Any) -> None:
@@ -403,8 +419,7 @@ def _take_call(calls: Calls, event: Any, name: Any) -> bool:
         if calls.members.setdefault(group, members) != members:
             calls.members[group] = ""
     peer = args.destination if op is Op.SEND else args.source if op is Op.RECV else args.root
-    add_call(
-        calls,
+    calls.add_call(
         op,
         *_interval_ns(event),
         group=group,
@@ -414,29 +429,6 @@ def _take_call(calls: Calls, event: Any, name: Any) -> bool:
         peer=_whole(peer, -1),
     )
     return True
-
-
-def add_call(
-    calls: Calls,
-    op: Op,
-    begin_ns: int,
-    end_ns: int,
-    *,
-    group: str = "",
-    seq: int = -1,
-    size_bytes: int = 0,
-    link: int = 0,
-    peer: int = -1,
-) -> None:
-    """Add an operation; arguments as the attributes of `Calls`."""
-    calls.op.append(int(op))
-    calls.begin_ns.append(begin_ns)
-    calls.end_ns.append(end_ns)
-    calls.group.append(group)
-    calls.seq.append(seq)
-    calls.size_bytes.append(size_bytes)
-    calls.link.append(link)
-    calls.peer.append(peer)
 
 
 def _size_bytes(op: Op, args: Any) -> int:

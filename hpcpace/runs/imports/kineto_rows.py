@@ -5,7 +5,6 @@ The device passes a mark of its host when all kernels launched before it have en
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
+from hpcpace.metrics.clock_suspects import ClockBounds
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Rows, rows_of
 from hpcpace.runs.imports.kineto_profile import MAX_GROUPS, Calls, Profile
 from hpcpace.trace.schema import NO_STEP, NUMBER_BITS, Op, Phase
@@ -43,14 +43,14 @@ class Device:
     @classmethod
     def of(cls, profile: Profile) -> Device:
         """Return the device of a profile that has its work."""
-        begin, end, link = (np.frombuffer(column, np.int64) for column in profile.kernels)
-        launched = launched_ns(link, begin, profile)
-        by_launch, by_begin = np.argsort(launched, kind="stable"), np.argsort(begin, kind="stable")
+        work = profile.kernels.rows
+        launched = launched_ns(work, profile)
+        by_launch, by_begin = np.argsort(launched, kind="stable"), np.argsort(work["begin_ns"], kind="stable")
         return cls(
             launched_ns=launched[by_launch],
-            done_ns=np.maximum.accumulate(end[by_launch]) if len(end) else end,
-            begin_ns=begin[by_begin],
-            ended_ns=np.maximum.accumulate(end[by_begin]) if len(end) else end,
+            done_ns=np.maximum.accumulate(work["end_ns"][by_launch]),
+            begin_ns=work["begin_ns"][by_begin],
+            ended_ns=np.maximum.accumulate(work["end_ns"][by_begin]),
         )
 
     def at(self, host_ns: Int64Array) -> Int64Array:
@@ -67,15 +67,7 @@ class Device:
         return np.maximum(exit_ns - np.maximum(enter_ns, busy_until), 0)
 
 
-def idle_rows(
-    profile: Profile,
-    device: Device,
-    steps: Int64Array,
-    *,
-    enter_ns: Int64Array,
-    exit_ns: Int64Array,
-    enqueue_ns: Int64Array,
-) -> Rows:
+def idle_rows(profile: Profile, device: Device, steps: Int64Array, calls: _Calls) -> Rows:
     """Return the phases in which the device had nothing to do, from what ended last to what began next.
 
     IDLE is the host's: it launched what began next after all else had ended. OTHER is the device's own, as between the
@@ -86,11 +78,11 @@ def idle_rows(
         profile: what its kernels are taken from.
         device: the same as a device.
         steps: number, begin and end of each step, int64, (num_steps, 3).
-        enter_ns, exit_ns, enqueue_ns: of the collectives, which are no other work, int64, (num_operations,).
+        calls: the collectives, which are no other work.
     """
-    begin, end, link = (np.frombuffer(column, np.int64) for column in profile.kernels)
-    begins, ends = np.concatenate([begin, enter_ns]), np.concatenate([end, exit_ns])
-    launched = np.concatenate([launched_ns(link, begin, profile), enqueue_ns])
+    work = profile.kernels.rows
+    begins, ends = (np.append(work[name], calls.rows[name]) for name in ("begin_ns", "end_ns"))
+    launched = np.append(launched_ns(work, profile), calls.enqueue_ns)
     order = np.argsort(begins, kind="stable")
     from_ns, to_ns, launched = np.maximum.accumulate(ends[order])[:-1], begins[order][1:], launched[order][1:]
     is_host = (launched >= from_ns) & (launched < to_ns)
@@ -123,15 +115,16 @@ def device_columns(device: Device | None, begin_ns: Int64Array, end_ns: Int64Arr
     return {"device_begin_ns": device.at(begin_ns), "device_end_ns": device.at(end_ns)}
 
 
-def launched_ns(link: Int64Array, enter_ns: Int64Array, profile: Profile) -> Int64Array:
+def launched_ns(kernels: Rows, profile: Profile) -> Int64Array:
     """Return when the host launched each kernel; where that is not known, when it began."""
-    times, links = (np.frombuffer(column, np.int64) for column in profile.launches)
-    if not len(links):
-        return enter_ns
-    order = np.argsort(links, kind="stable")
-    at = np.minimum(np.searchsorted(links[order], link), len(links) - 1)
-    is_known = (links[order][at] == link) & (link != 0)
-    return np.where(is_known, np.minimum(times[order][at], enter_ns), enter_ns)
+    link, begin_ns = kernels["link"], np.asarray(kernels["begin_ns"], np.int64)
+    launches = profile.launches.rows
+    if not len(launches):
+        return begin_ns
+    launches = launches[np.argsort(launches["link"], kind="stable")]
+    launches = launches[np.minimum(np.searchsorted(launches["link"], link), len(launches) - 1)]
+    is_known = (launches["link"] == link) & (link != 0)
+    return np.where(is_known, np.minimum(launches["time_ns"], begin_ns), begin_ns)
 
 
 _NEVER_NS = np.iinfo(np.int64).min
@@ -145,18 +138,23 @@ class ProfileRows:
     """One profile as rows.
 
     Attributes:
+        profile: the profile.
         tables: rows by table, without `groups` and `clock`; `group` of `collectives` is the place in `groups`.
         groups: names of the process groups with operations.
         num_ungrouped: operations whose process group is not known, which match no other rank's.
         has_numbers: whether operations have recorded numbers, and not those of their places in steps.
         step_source: how steps were found.
+        clock: offset to the clock of the rank `reference`; None where there is one clock for all, or nothing says it.
     """
 
+    profile: Profile
     tables: dict[str, Rows]
     groups: tuple[str, ...]
     num_ungrouped: int
     has_numbers: bool
     step_source: str
+    clock: ClockBounds | None = None
+    reference: int = 0
 
 
 def rows_of_profile(profile: Profile) -> ProfileRows:
@@ -168,13 +166,12 @@ def rows_of_profile(profile: Profile) -> ProfileRows:
     steps, source = _steps(profile)
     device = Device.of(profile) if profile.shows_device else None
     calls = _calls(profile)
-    groups = tuple(sorted({name for name in _named(profile, calls) if name != _NO_GROUP}))
+    groups = tuple(sorted({name for name in calls.group if name != _NO_GROUP}))
     if len(groups) > MAX_GROUPS:
         raise TraceError(f"it has {len(groups)} process groups, and a trace has at most {MAX_GROUPS}")
     phases = _phases(profile, steps, calls, device)
     if device is not None and len(steps):
-        times = {"enter_ns": calls.enter_ns, "exit_ns": calls.exit_ns, "enqueue_ns": calls.enqueue_ns}
-        phases = np.concatenate([phases, idle_rows(profile, device, steps, **times)])
+        phases = np.concatenate([phases, idle_rows(profile, device, steps, calls)])
     collectives, num_ungrouped, has_numbers = _collectives(profile, calls, steps, groups, device, phases)
     tables = {
         "steps": rows_of(
@@ -190,7 +187,12 @@ def rows_of_profile(profile: Profile) -> ProfileRows:
     }
     shift_times(tables, profile.base_ns)
     return ProfileRows(
-        tables=tables, groups=groups, num_ungrouped=num_ungrouped, has_numbers=has_numbers, step_source=source
+        profile=profile,
+        tables=tables,
+        groups=groups,
+        num_ungrouped=num_ungrouped,
+        has_numbers=has_numbers,
+        step_source=source,
     )
 
 
@@ -217,9 +219,8 @@ def _steps(profile: Profile) -> tuple[Int64Array, str]:
     ends = _update_ends(profile)
     if not len(ends):
         return np.zeros((0, 3), np.int64), "none: no ProfilerStep and no optimizer step is in the profile"
-    begins = [begin for _, begin, _ in profile.marks] + list(profile.backward[0][:1])
-    first_ns = min(begins)
-    begin_ns = np.append(first_ns, ends[:-1])
+    begins = [begin for _, begin, _ in profile.marks] + profile.backward.rows["begin_ns"][:1].tolist()
+    begin_ns = np.append(min(begins), ends[:-1])
     return np.stack([np.arange(len(ends)), begin_ns, ends], axis=1), "the ends of optimizer steps"
 
 
@@ -246,7 +247,7 @@ def _update_ends(profile: Profile) -> Int64Array:
     """
     intervals = np.array(_outermost(profile.optimizer), np.int64).reshape(-1, 2)
     marked = [begin for phase, begin, _ in profile.marks if phase in (Phase.FORWARD, Phase.BACKWARD)]
-    works_ns = np.sort(np.append(np.frombuffer(profile.backward[0], np.int64), np.array(marked, np.int64)))
+    works_ns = np.sort(np.append(profile.backward.rows["begin_ns"], np.array(marked, np.int64)))
     if not len(works_ns):
         return intervals[:, 1]
     num_before = np.searchsorted(works_ns, intervals[:, 0])
@@ -299,11 +300,10 @@ def _backward(profile: Profile, steps: Int64Array, calls: _Calls, *, is_on_host:
 
     On hosts, autograd then waits for the collectives that it began: that is grad_sync, part of the pass.
     """
-    begins, ends = (np.sort(np.frombuffer(column, np.int64)) for column in profile.backward)
+    begins, ends = (np.sort(profile.backward.rows[name]) for name in ("begin_ns", "end_ns"))
     if not len(begins) or not len(steps):
         return []
-    order = np.argsort(calls.enter_ns, kind="stable")
-    enter_ns, exit_ns = calls.enter_ns[order], calls.exit_ns[order]
+    enter_ns, exit_ns = calls.rows["begin_ns"], calls.rows["end_ns"]
     firsts = np.searchsorted(begins, steps[:, 1], side="left")
     found = []
     for place, (first, after) in enumerate(pairwise([*firsts.tolist(), len(begins)])):
@@ -327,15 +327,16 @@ def _backward(profile: Profile, steps: Int64Array, calls: _Calls, *, is_on_host:
 
 @dataclass(frozen=True, kw_only=True)
 class _Calls:
-    """The operations of a profile; columns of length num_operations."""
+    """The operations that took place in a profile, in the order in which they were entered.
 
-    op: Int64Array
-    enter_ns: Int64Array
-    exit_ns: Int64Array
+    Attributes:
+        rows: as of `Calls`, from when a rank entered them until it left them.
+        enqueue_ns: when they were launched, int64, (num_operations,).
+        group: name of the process group of each; of the only one where none is named, empty where it is not known.
+    """
+
+    rows: Rows
     enqueue_ns: Int64Array
-    size_bytes: Int64Array
-    seq: Int64Array
-    peer: Int64Array
     group: list[str]
 
 
@@ -345,97 +346,76 @@ def _calls(profile: Profile) -> _Calls:
     An operation of gloo is entered when c10d is called, which its own record begins some time after, and has ended when
     the next optimizer step begins, which may be noticed later.
     """
-    kernels = profile.nccl if profile.nccl.op else profile.gloo
-    op, enter_ns, exit_ns = (np.array(values, np.int64) for values in (kernels.op, kernels.begin_ns, kernels.end_ns))
-    details = kernels
+    kernels = profile.nccl or profile.gloo
+    found, names = kernels.rows.copy(), kernels.group
     if kernels is profile.gloo:
-        order = np.argsort(enter_ns, kind="stable")
-        op, enter_ns, exit_ns = op[order], enter_ns[order], exit_ns[order]
-        enter_ns = _called_ns(op, enter_ns, profile.c10d)
-        exit_ns = _before_optimizer(enter_ns, exit_ns, profile)
-        enqueue_ns = enter_ns
-        if sorted(profile.comms.op) == sorted(kernels.op):
-            details = profile.comms  # in the order of calls, as the operations are
-        elif not any(kernels.group):
-            none, zeros = array("q", [-1]) * len(op), array("q", [0]) * len(op)
-            details = Calls(group=[""] * len(op), seq=none, size_bytes=zeros, peer=none)
+        order = np.argsort(found["begin_ns"], kind="stable")
+        found, names = found[order], [names[at] for at in order.tolist()]
+        _call_from_c10d(found, profile.c10d)
+        _end_before_optimizer(found, profile)
+        if sorted(profile.comms.rows["op"]) == sorted(found["op"]):
+            for name in ("seq", "size_bytes", "peer"):  # in the order of calls, as the operations are
+                found[name] = profile.comms.rows[name]
+            names = profile.comms.group
+        elif not any(names):
+            found["seq"], found["size_bytes"], found["peer"] = -1, 0, -1
+        enqueue_ns = found["begin_ns"].copy()
     else:
-        enqueue_ns = launched_ns(np.array(kernels.link, np.int64), enter_ns, profile)
-    return _Calls(
-        op=op,
-        enter_ns=enter_ns,
-        exit_ns=np.maximum(exit_ns, enter_ns),
-        enqueue_ns=enqueue_ns,
-        size_bytes=np.array(details.size_bytes, np.int64),
-        seq=np.array(details.seq, np.int64),
-        peer=np.array(details.peer, np.int64),
-        group=list(details.group),
-    )
+        enqueue_ns = launched_ns(found, profile)
+    found["end_ns"] = np.maximum(found["end_ns"], found["begin_ns"])
+    order = np.argsort(found["begin_ns"], kind="stable")
+    names = [name if name in profile.groups else _NO_GROUP if name else profile.only_group for name in names]
+    return _Calls(rows=found[order], enqueue_ns=enqueue_ns[order], group=[names[at] for at in order.tolist()])
 
 
-def _called_ns(op: Int64Array, enter_ns: Int64Array, c10d: Calls) -> Int64Array:
-    """Return when each operation was called: the n-th of a kind by the n-th call, where there are as many."""
-    called_ns = enter_ns.copy()
-    ops, begin_ns = np.array(c10d.op, np.int64), np.array(c10d.begin_ns, np.int64)
-    for kind in np.unique(op).tolist():
-        own, calls = np.flatnonzero(op == kind), np.sort(begin_ns[ops == kind])
-        if len(own) == len(calls) and (calls <= enter_ns[own]).all():
-            called_ns[own] = calls
-    return called_ns
+def _call_from_c10d(found: Rows, c10d: Calls) -> None:
+    """Begin operations when they were called: the n-th of a kind by the n-th call, where there are as many."""
+    for kind in np.unique(found["op"]).tolist():
+        own = found["op"] == kind
+        calls_ns = np.sort(c10d.rows["begin_ns"][c10d.rows["op"] == kind])
+        if own.sum() == len(calls_ns) and (calls_ns <= found["begin_ns"][own]).all():
+            found["begin_ns"][own] = calls_ns
 
 
-def _before_optimizer(enter_ns: Int64Array, exit_ns: Int64Array, profile: Profile) -> Int64Array:
-    begins = np.array(sorted(begin for begin, _ in profile.optimizer), np.int64)
-    if not len(begins):
-        return exit_ns
-    at = np.searchsorted(begins, enter_ns, side="left")
-    next_ns = np.append(begins, np.iinfo(np.int64).max)[at]
-    return np.asarray(np.minimum(exit_ns, next_ns), np.int64)
-
-
-def _named(profile: Profile, calls: _Calls) -> list[str]:
-    """Return the group of each operation; that of the job where there is one only, empty where it is not known."""
-    return [name if name in profile.groups else _NO_GROUP if name else profile.only_group for name in calls.group]
+def _end_before_optimizer(found: Rows, profile: Profile) -> None:
+    begins = np.array([*sorted(begin for begin, _ in profile.optimizer), np.iinfo(np.int64).max], np.int64)
+    at = np.searchsorted(begins, found["begin_ns"], side="left")
+    found["end_ns"] = np.minimum(found["end_ns"], begins[at])
 
 
 def _collectives(
     profile: Profile, calls: _Calls, steps: Int64Array, groups: tuple[str, ...], device: Device | None, phases: Rows
 ) -> tuple[Rows, int, bool]:
     """Return the operations, how many are of an unknown group, and whether their numbers are recorded ones."""
-    names = _named(profile, calls)
+    found = calls.rows
     number = {name: place for place, name in enumerate(groups)}
-    group = np.array([number.get(name, -1) for name in names], np.int64)
-    num_ungrouped = int((group < 0).sum())
-    members = [*(profile.groups[name] for name in groups), ()]  # the last is that of no group
-    group[group < 0] = UNKNOWN_GROUP
-    kept = np.argsort(calls.enter_ns, kind="stable")
-    place = calls.peer[kept]
+    group = np.array([number.get(name, UNKNOWN_GROUP) for name in calls.group], np.int64)
     peer = [
-        members[min(of, len(groups))][to] if 0 <= to < len(members[min(of, len(groups))]) else -1
-        for of, to in zip(group[kept].tolist(), place.tolist(), strict=True)
+        members[to] if 0 <= to < len(members := profile.groups[name] if name in number else ()) else -1
+        for name, to in zip(calls.group, found["peer"].tolist(), strict=True)
     ]
-    op, step = calls.op[kept], _step_at(steps, calls.enter_ns[kept] if device is None else calls.enqueue_ns[kept])
+    step = _step_at(steps, found["begin_ns"] if device is None else calls.enqueue_ns)
     is_launch_known = not profile.has_kernels or profile.has_launches
-    columns = {"enqueue_ns": calls.enqueue_ns[kept] if is_launch_known else 0} if profile.has_device else {}
-    channel = _channels(group[kept], op, np.array(peer, np.int64))
-    has_numbers = _has_numbers(calls.seq[kept], channel, op)
+    columns = {"enqueue_ns": calls.enqueue_ns if is_launch_known else 0} if profile.has_device else {}
+    channel = _channels(group, found["op"], np.array(peer, np.int64))
+    has_numbers = _has_numbers(found["seq"], channel, found["op"])
     rows = rows_of(
         "collectives",
         has_device=profile.has_device,
         step=step,
-        group=group[kept],
-        seq=calls.seq[kept] if has_numbers else _places(channel, step),
-        op=op,
-        bytes=calls.size_bytes[kept],
+        group=group,
+        seq=found["seq"] if has_numbers else _places(channel, step),
+        op=found["op"],
+        bytes=found["size_bytes"],
         peer=np.array(peer, np.int64),
-        enter_ns=calls.enter_ns[kept],
-        exit_ns=calls.exit_ns[kept],
-        blocked_ns=_blocked_ns(profile, calls, kept, phases)
+        enter_ns=found["begin_ns"],
+        exit_ns=found["end_ns"],
+        blocked_ns=_blocked_ns(profile, found, phases)
         if device is None
-        else device.held_ns(calls.enter_ns[kept], calls.exit_ns[kept]),
+        else device.held_ns(found["begin_ns"], found["end_ns"]),
         **columns,
     )
-    return rows, num_ungrouped, has_numbers
+    return rows, int((group == UNKNOWN_GROUP).sum()), has_numbers
 
 
 def _channels(group: Int64Array, op: Int64Array, peer: Int64Array) -> Int64Array:
@@ -465,16 +445,17 @@ def _places(channel: Int64Array, step: Int64Array) -> Int64Array:
     return (np.maximum(step, 0) << NUMBER_BITS) + place
 
 
-def _blocked_ns(profile: Profile, calls: _Calls, kept: Int64Array, phases: Rows) -> Int64Array:
+def _blocked_ns(profile: Profile, calls: Rows, phases: Rows) -> Int64Array:
     """Return for how long callers were blocked by operations of the host.
 
     Of the function of autograd that began last before an operation ended: if it has ended, too, it is waited for from
     then on; if it goes on, it began either before the operation, and waits in it, or after, and nothing waits. What a
     backward pass leaves under way is waited for in the phase grad_sync.
     """
-    enter_ns, exit_ns = calls.enter_ns[kept], calls.exit_ns[kept]
-    order = np.argsort(np.frombuffer(profile.backward[0], np.int64), kind="stable")
-    begins, ends = (np.append(_NEVER_NS, np.frombuffer(column, np.int64)[order]) for column in profile.backward)
+    enter_ns, exit_ns = calls["begin_ns"], calls["end_ns"]
+    functions = profile.backward.rows
+    functions = functions[np.argsort(functions["begin_ns"], kind="stable")]
+    begins, ends = (np.append(_NEVER_NS, functions[name]) for name in ("begin_ns", "end_ns"))
     last = np.searchsorted(begins, exit_ns, side="left") - 1
     waits_inside = (ends[last] > exit_ns) & (begins[last] <= enter_ns)
     since_ns = np.where(waits_inside, enter_ns, np.clip(ends[last], enter_ns, exit_ns))

@@ -15,17 +15,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
 from hpcpace.core.text import NS_PER_S, plural, printable, shown
-from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source, date_of
+from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source, date_of, headers_of
 from hpcpace.runs.imports.input_files import MAX_NUMBER, is_whole
-from hpcpace.runs.imports.kineto_profile import Profile, add_call, device_notes, kernel_op, op_of, phase_of
+from hpcpace.runs.imports.kineto_profile import Profile, device_notes, kernel_op, op_of, phase_of
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
-from hpcpace.trace.schema import DEVICE_TABLES, Op, Phase, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, Op, Phase
 
 SESSION = "TARGET_INFO_SESSION_START_TIME"
 KERNELS, RUNTIME, NVTX, STRINGS = (
@@ -196,12 +196,11 @@ _TOLD_EVERY = 1 << 16
 _MAX_FACTS = 1024
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A GPU as a process uses it."""
+class _Place(NamedTuple):
+    """A GPU as a process uses it; ranks are in the order of places."""
 
-    process: int
     device: int
+    process: int
 
 
 def import_nsys(path: Path, *, told: Callable[[int, int], None] = lambda *_: None) -> Import:
@@ -222,13 +221,16 @@ def _import(export: Export, path: Path, told: Callable[[int, int], None]) -> Imp
     if not export.has(KERNELS, "start", "end", "deviceId", "correlationId"):
         raise TraceError(f"{path} has no kernels ({KERNELS}): record with nsys profile --trace cuda,nvtx")
     profiles = _kernels(export, path, told)
-    _launches(export, profiles)
-    num_inside = _ranges(export, profiles)
+    by_process: dict[int, list[Profile]] = {}
+    for place, profile in profiles.items():
+        by_process.setdefault(place.process, []).append(profile)
+    _launches(export, by_process)
+    num_inside = _ranges(export, by_process)
     meta = _facts(export, "META_DATA_EXPORT")
     host = _facts(export, "TARGET_INFO_SYSTEM_ENV").get("Hostname", "") or "unknown"
     ranks, origin_ns = _ranks(profiles, host)
     version = meta.get("EXPORT_PRODUCT_VERSION", "")
-    places = [f"{rank} = GPU {place.device}" for rank, place in enumerate(sorted_places(profiles))]
+    places = [f"{rank} = GPU {place.device}" for rank, place in enumerate(sorted(profiles))]
     others = [f"and {len(places) - _MAX_SHOWN} more"] if len(places) > _MAX_SHOWN else []
     source = Source(
         tool=f"Nsight Systems {version}".strip(),
@@ -255,11 +257,6 @@ def _import(export: Export, path: Path, told: Callable[[int, int], None]) -> Imp
     return Import(source=source, ranks=ranks)
 
 
-def sorted_places(profiles: dict[_Place, Profile]) -> list[_Place]:
-    """Return the places in order of GPU and process, which is that of their ranks."""
-    return sorted(profiles, key=lambda place: (place.device, place.process))
-
-
 def _kernels(export: Export, path: Path, told: Callable[[int, int], None]) -> dict[_Place, Profile]:
     """Return a profile for each GPU of a process, with its kernels and copies."""
     found: dict[_Place, Profile] = {}
@@ -268,15 +265,15 @@ def _kernels(export: Export, path: Path, told: Callable[[int, int], None]) -> di
     rows = export.rows(KERNELS, "start", "end", "deviceId", "correlationId", f"coalesce({process}, 0)", name)
     for number, (start, end, device, correlation, pid, text) in enumerate(rows):
         _check_numbers(start, end, device, correlation, pid)
-        profile = _of_place(found, _Place(pid, device), path)
+        profile = _of_place(found, _Place(device, pid), path)
         meaning = export.meanings.get(text) if isinstance(text, int) else None
         if meaning is not None and meaning.op is not None:
-            add_call(profile.nccl, meaning.op, start, end, link=correlation)
+            profile.nccl.add_call(meaning.op, start, end, link=correlation)
         elif meaning is not None and meaning.is_nccl:
             profile.num_unnamed += 1
         else:
             profile.num_nameless += meaning is None
-            _append(profile, start, end, correlation)
+            profile.kernels.add(start, end, correlation)
         if number % _TOLD_EVERY == 0:
             told(number, number + 1)
     for table in COPIES:
@@ -286,8 +283,8 @@ def _kernels(export: Export, path: Path, told: Callable[[int, int], None]) -> di
         for row in export.rows(table, "start", "end", "deviceId", "correlationId", f"coalesce({pid_column}, 0)"):
             _check_numbers(*row)
             start, end, device, correlation, pid = row
-            if (profile_there := found.get(_Place(pid, device))) is not None:
-                _append(profile_there, start, end, correlation)
+            if (profile_there := found.get(_Place(device, pid))) is not None:
+                profile_there.kernels.add(start, end, correlation)
     if not found:
         raise TraceError(f"{path} has no kernels: nothing ran on a GPU while it was recorded")
     return found
@@ -321,29 +318,15 @@ def _of_process(by_process: dict[int, list[Profile]], process: int) -> list[Prof
     return by_process.get(process, []) + (by_process.get(0, []) if process else [])
 
 
-def _by_process(profiles: dict[_Place, Profile]) -> dict[int, list[Profile]]:
-    found: dict[int, list[Profile]] = {}
-    for place, profile in profiles.items():
-        found.setdefault(place.process, []).append(profile)
-    return found
-
-
-def _append(profile: Profile, start: int, end: int, correlation: int) -> None:
-    for column, value in zip(profile.kernels, (start, end, correlation), strict=True):
-        column.append(value)
-
-
-def _launches(export: Export, profiles: dict[_Place, Profile]) -> None:
+def _launches(export: Export, by_process: dict[int, list[Profile]]) -> None:
     """Add when the host launched what ran on the device."""
     if not export.has(RUNTIME, "start", "correlationId"):
         return
-    by_process = _by_process(profiles)
     thread = export.column(RUNTIME, "globalTid")
     for start, correlation, tid in export.rows(RUNTIME, "start", "correlationId", f"coalesce({thread}, 0)"):
         _check_numbers(start, correlation, tid)
         for profile in by_process.get(tid & _PROCESS, ()) or by_process.get(0, ()):
-            profile.launches[0].append(start)
-            profile.launches[1].append(correlation)
+            profile.launches.add(start, correlation)
 
 
 @dataclass(frozen=True)
@@ -356,12 +339,11 @@ class _Step:
     end: int
 
 
-def _ranges(export: Export, profiles: dict[_Place, Profile]) -> int:
+def _ranges(export: Export, by_process: dict[int, list[Profile]]) -> int:
     """Add NVTX ranges that are steps or phases to the ranks of their process; return how many named so are no steps."""
     if not export.has(NVTX, "start", "end", "globalTid"):
         return 0
     steps: dict[int, list[_Step]] = {}
-    by_process = _by_process(profiles)
     text = export.column(NVTX, "text")
     number = export.column(NVTX, "textId")
     columns = ("start", "end", "coalesce(globalTid, 0)", number)
@@ -414,24 +396,15 @@ def _begun_unix_ns(export: Export, origin_ns: int) -> int:
 
 def _ranks(profiles: dict[_Place, Profile], host: str) -> tuple[list[ImportedRank], int]:
     """Return the ranks, and the time of the export at which their first event begins."""
-    ordered = [profiles[place] for place in sorted_places(profiles)]
+    ordered = [profiles[place] for place in sorted(profiles)]
     rows = [rows_of_profile(profile).tables for profile in ordered]
     origin_ns = min(
-        first_ns(tables) or min(profile.kernels[0], default=0) for tables, profile in zip(rows, ordered, strict=True)
+        first_ns(tables) or int(min(profile.kernels.rows["begin_ns"], default=0))
+        for tables, profile in zip(rows, ordered, strict=True)
     )
+    headers = headers_of(dict.fromkeys(range(len(ordered)), (host, host)), len(ordered))
     found = []
     for rank, tables in enumerate(rows):
         shift_times(tables, NS_PER_S - origin_ns)
-        header = TraceHeader(
-            run_id="",
-            attempt=0,
-            rank=rank,
-            world_size=len(ordered),
-            local_rank=rank,
-            local_size=len(ordered),
-            node=0,
-            host=host,
-            host_key=host,
-        )
-        found.append(ImportedRank(header=header, tables=tables, device_tables=frozenset(DEVICE_TABLES)))
+        found.append(ImportedRank(header=headers[rank], tables=tables, device_tables=frozenset(DEVICE_TABLES)))
     return found, origin_ns

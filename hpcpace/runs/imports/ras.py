@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from hpcpace.core.codec import convert
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import read_file
 from hpcpace.core.text import printable, rank_list, shortened
 from hpcpace.hang.views import JobView, RankView
-from hpcpace.runs.imports.input_files import Table, is_whole, json_value, list_of, number_of, table_of, text_of
+from hpcpace.runs.imports.input_files import Name, WholeNumber, json_value
 
 _MAX_BYTES = 64 << 20
 _MAX_RANKS = 1 << 20
@@ -28,24 +32,50 @@ _MISSING_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s*"status":)')
 _DEAD = "NCCL RAS considers it dead"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RasRank:
-    """A rank of a communicator: its process, what is wrong with it, and how often it called each operation."""
+class RasProcess(msgspec.Struct, frozen=True):
+    """A rank of a communicator."""
 
-    rank: int
-    process: tuple[str, int]
-    is_missing: bool
-    is_dead: bool
-    counts: Mapping[str, int]
+    rank: Annotated[int, Meta(ge=0, le=_MAX_RANKS)]
+    host: Name
+    pid: Annotated[int, Meta(ge=-1, le=1 << 32)]
+
+    @property
+    def process(self) -> tuple[str, int]:
+        """What is the same for one process in all communicators."""
+        return self.host, self.pid
 
 
-@dataclass(frozen=True, kw_only=True)
-class RasReport:
-    """A report of RAS: version of NCCL, when it was made, and for each communicator its size and ranks."""
+class RasRank(RasProcess, frozen=True):
+    """A rank that answers, and how often it called each operation."""
 
-    version: str
-    timestamp: str
-    communicators: tuple[tuple[int, tuple[RasRank, ...]], ...]
+    collective_counts: Annotated[dict[str, WholeNumber], Meta(max_length=_MAX_OPS)]
+
+
+class RasStatus(msgspec.Struct, frozen=True):
+    """Whether RAS takes a rank for dead."""
+
+    considered_dead: bool = False
+
+
+class RasMissingRank(RasProcess, frozen=True):
+    """A rank that does not answer."""
+
+    status: RasStatus
+
+
+class RasCommunicator(msgspec.Struct, frozen=True):
+    """A communicator with its ranks."""
+
+    size: Annotated[int, Meta(ge=0, le=_MAX_RANKS)]
+    ranks: tuple[RasRank, ...]
+    missing_ranks: tuple[RasMissingRank, ...]
+
+
+class RasReport(msgspec.Struct, frozen=True):
+    """A report of RAS by a version of NCCL."""
+
+    nccl_version: Name
+    communicators: tuple[RasCommunicator, ...]
 
 
 def read_ras(path: Path) -> RasReport:
@@ -56,12 +86,16 @@ def read_ras(path: Path) -> RasReport:
     """
     try:
         data = read_file(path, most_bytes=_MAX_BYTES)
-        return _report(table_of(json_value(_MISSING_COMMA.sub(rb"\1,\2", data)), "it"))
+        report = convert(json_value(_MISSING_COMMA.sub(rb"\1,\2", data)), RasReport)
+        for communicator in report.communicators:
+            if len({op for one in communicator.ranks for op in one.collective_counts}) > _MAX_OPS:
+                raise ValueError(f"a communicator has more than {_MAX_OPS} operations")
+        return report
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise TraceError(
-            f"{path} is no report of NCCL RAS ({printable(str(error))[:120]}); write one with ncclras -f json"
+            f"{path} is no report of NCCL RAS ({printable(str(error))[:160]}); write one with ncclras -f json"
         ) from error
 
 
@@ -78,18 +112,19 @@ def with_witness(job: JobView, ras: RasReport) -> tuple[JobView, tuple[str, ...]
     dead: set[int] = set()
     silent: set[int] = set()
     lines: list[str] = []
-    for size, members in ras.communicators:
-        for one in members:
-            if one.is_missing and one.process in ranks_of:
-                (dead if one.is_dead else silent).add(ranks_of[one.process])
-        lines += list(_behind(size, members, ranks_of))
+    for communicator in ras.communicators:
+        for one in communicator.missing_ranks:
+            if one.process in ranks_of:
+                (dead if one.status.considered_dead else silent).add(ranks_of[one.process])
+        lines += _behind(communicator, ranks_of)
+    by = f"NCCL RAS ({shortened(ras.nccl_version, max_letters=20)})"
     ranks = {rank: _dead(view) if rank in dead else view for rank, view in job.ranks.items()}
     told = [
-        *([f"NCCL RAS ({ras.version}) considers {rank_list(sorted(dead))} dead"] if dead else []),
-        *([f"NCCL RAS ({ras.version}) gets no answer of {rank_list(sorted(silent - dead))}"] if silent - dead else []),
+        *([f"{by} considers {rank_list(sorted(dead))} dead"] if dead else []),
+        *([f"{by} gets no answer of {rank_list(sorted(silent - dead))}"] if silent - dead else []),
         *list(dict.fromkeys(lines))[:_MAX_LINES],
     ]
-    nothing = f"NCCL RAS ({ras.version}): all ranks answer, and have called equally many operations"
+    nothing = f"{by}: all ranks answer, and have called equally many operations"
     return replace(job, ranks=ranks), tuple(told) or (nothing,)
 
 
@@ -101,53 +136,24 @@ def _dead(view: RankView) -> RankView:
 
 def _processes(job: JobView, ras: RasReport) -> dict[tuple[str, int], int]:
     """Return the global rank of each process, from a communicator of all ranks."""
-    for size, members in ras.communicators:
-        if size == len(job.ranks):
-            return {one.process: one.rank for one in members if one.rank in job.ranks and one.process[1] >= 0}
+    for one in ras.communicators:
+        if one.size == len(job.ranks):
+            members = (*one.ranks, *one.missing_ranks)
+            return {each.process: each.rank for each in members if each.rank in job.ranks and each.pid >= 0}
     return {}
 
 
-def _behind(size: int, members: tuple[RasRank, ...], ranks_of: Mapping[tuple[str, int], int]) -> Iterator[str]:
+def _behind(communicator: RasCommunicator, ranks_of: Mapping[tuple[str, int], int]) -> Iterator[str]:
     """Yield which ranks of a communicator have called an operation fewer times than others."""
-    present = [one for one in members if not one.is_missing and one.process in ranks_of]
-    for op in sorted({op for one in present for op in one.counts}):
-        counts = {ranks_of[one.process]: one.counts.get(op, 0) for one in present}
+    present = [one for one in communicator.ranks if one.process in ranks_of]
+    for op in sorted({op for one in present for op in one.collective_counts}):
+        counts = {ranks_of[one.process]: one.collective_counts.get(op, 0) for one in present}
         most = max(counts.values())
         behind = sorted(rank for rank, count in counts.items() if count < most)
         if behind and 2 * len(behind) <= len(counts):
             least = min(counts.values())
             has = "has" if len(behind) == 1 else "have"
             yield (
-                f"NCCL RAS: of a communicator of {size} ranks, {rank_list(behind)} {has} called {op} {least} times,"
-                f" others {most} times"
+                f"NCCL RAS: of a communicator of {communicator.size} ranks, {rank_list(behind)} {has} called"
+                f" {shortened(op, max_letters=40)} {least} times, others {most} times"
             )
-
-
-def _report(content: Table) -> RasReport:
-    communicators = []
-    for one in list_of(content.get("communicators"), "communicators"):
-        communicator = table_of(one, "a communicator")
-        present = [_rank(rank, is_missing=False) for rank in list_of(communicator.get("ranks"), "ranks")]
-        missing = [_rank(rank, is_missing=True) for rank in list_of(communicator.get("missing_ranks"), "missing_ranks")]
-        if len({op for rank in present for op in rank.counts}) > _MAX_OPS:
-            raise ValueError(f"a communicator has more than {_MAX_OPS} operations")
-        communicators.append((number_of(communicator, "size", highest=_MAX_RANKS), (*present, *missing)))
-    return RasReport(
-        version=shortened(text_of(content, "nccl_version"), max_letters=20),
-        timestamp=shortened(text_of(content, "timestamp"), max_letters=30),
-        communicators=tuple(communicators),
-    )
-
-
-def _rank(content: Any, *, is_missing: bool) -> RasRank:
-    rank = table_of(content, "a rank")
-    counts = {} if is_missing else table_of(rank.get("collective_counts"), "collective_counts")
-    if len(counts) > _MAX_OPS or not all(map(is_whole, counts.values())):
-        raise ValueError(f"a count of operations is no number, or there are more than {_MAX_OPS}")
-    return RasRank(
-        rank=number_of(rank, "rank", highest=_MAX_RANKS),
-        process=(text_of(rank, "host"), number_of(rank, "pid", lowest=-1, highest=1 << 32)),
-        is_missing=is_missing,
-        is_dead=is_missing and table_of(rank.get("status"), "status").get("considered_dead") is True,
-        counts={shortened(op, max_letters=40): count for op, count in counts.items()},
-    )

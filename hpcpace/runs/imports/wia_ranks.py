@@ -8,6 +8,7 @@ of the next one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,21 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import plural, printable
-from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Import, ImportedRank, Rows, Source, rows_of
+from hpcpace.runs.imports.imported_run import (
+    UNKNOWN_GROUP,
+    UNKNOWN_HOST,
+    Import,
+    ImportedRank,
+    Rows,
+    Source,
+    group_rows,
+    headers_of,
+    rows_of,
+)
 from hpcpace.runs.imports.wia import WiaTrace, read_wia, real_messages
-from hpcpace.trace.schema import Op, Phase, TraceHeader
+from hpcpace.trace.schema import Op, Phase
 
 TOOL = "what-if analysis of ByteDance-Seed/StragglerAnalysis"
-HOST = "unknown"
 _PHASES = {
     "forward-compute": Phase.FORWARD,
     "backward-compute": Phase.BACKWARD,
@@ -118,25 +128,12 @@ def ranks_of(trace: WiaTrace, messages: pd.DataFrame) -> Iterator[ImportedRank]:
     halfwidth_ns = _halfwidth_ns(operations)
     num_dp, num_pp = len(places.dp.unique()), len(places.stage.unique())
     begin_ns = rows.groupby("step").begin_ns.min()
+    clocks = {worker: (UNKNOWN_HOST, f"imported-{worker}") for worker in range(len(places))}
+    headers = headers_of(clocks, len(places))
     for worker, (dp, stage) in enumerate(places.itertuples(index=False)):
         own = rows[rows.worker == worker]
-        header = TraceHeader(
-            run_id="",
-            attempt=0,
-            rank=worker,
-            world_size=len(places),
-            local_rank=worker,
-            local_size=len(places),
-            node=0,
-            host=HOST,
-            host_key=f"imported-{worker}",
-            mesh=f"dp={num_dp},pp={num_pp},tp=1",
-            dp=int(dp),
-            pp=int(stage),
-            tp=0,
-        )
         yield ImportedRank(
-            header=header,
+            header=replace(headers[worker], mesh=f"dp={num_dp},pp={num_pp},tp=1", dp=int(dp), pp=int(stage), tp=0),
             tables={
                 "steps": _step_rows(own, begin_ns),
                 "phases": _phase_rows(own),
@@ -298,9 +295,6 @@ def _operation_rows(found: pd.DataFrame, own: pd.DataFrame, members: dict[str, I
     names = sorted(name for name in found.group.unique().tolist() if name != _NO_GROUP)
     number = {_NO_GROUP: UNKNOWN_GROUP, **{name: place for place, name in enumerate(names)}}
     found = found.sort_values(["begin_ns", "end_ns"], kind="stable")
-    groups = [
-        rows_of("groups", id=number[name], rank=members[name], name=name.encode(), backend=b"unknown") for name in names
-    ]
     return {
         "collectives": rows_of(
             "collectives",
@@ -313,7 +307,7 @@ def _operation_rows(found: pd.DataFrame, own: pd.DataFrame, members: dict[str, I
             exit_ns=found.end_ns.to_numpy(),
             blocked_ns=_blocked_ns(found, own),
         ),
-        "groups": np.concatenate([rows_of("groups", id=np.zeros(0)), *groups]),
+        "groups": group_rows([(name, members[name]) for name in names], "unknown"),
     }
 
 

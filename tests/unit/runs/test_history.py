@@ -18,7 +18,7 @@ from cases import each_case
 from sample_runs import sample_run
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.core.codec import convert
+from hpcpace.core.codec import convert, plain
 from hpcpace.core.config import Config
 from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import HISTORY_INDEX, json_text
@@ -282,7 +282,7 @@ def test_a_line_is_made_of_a_run() -> None:
     assert row.work == {"model.num_layers": "12", "emulation": "none"} and row.identity
     assert row.slowness == pytest.approx({"n0": 0, "n1": 0, "n2": 0, "n3": 0.0953}, abs=1e-4)
     assert row.first_host == "n0"
-    assert convert(json.loads(json.dumps(row.to_json())), HistoryRow) == row
+    assert convert(json.loads(json.dumps(plain(row))), HistoryRow) == row
 
 
 def test_two_ranks_do_not_say_which_of_them_is_slow() -> None:

@@ -64,8 +64,9 @@ def job_of(tmp_path: Path, *, without: int | None = None) -> JobView:
 @pytest.mark.parametrize("comma", [",", ""], ids=["2.29", "2.28.9"])
 def test_the_comma_that_nccl_left_out_is_put_in(tmp_path: Path, comma: str) -> None:
     found = read(tmp_path, report({0: 6, 1: 6, 3: 6}, missing=[2], comma=comma))
-    ((size, ranks),) = found.communicators
-    assert (found.version, size, [one.rank for one in ranks if one.is_dead]) == ("2.28.9", 4, [2])
+    (one,) = found.communicators
+    dead = [lost.rank for lost in one.missing_ranks if lost.status.considered_dead]
+    assert (found.nccl_version, one.size, dead) == ("2.28.9", 4, [2])
 
 
 def test_a_rank_that_ras_considers_dead_has_gone(tmp_path: Path) -> None:
@@ -114,17 +115,21 @@ def _changed(**changes: Any) -> str:
 @each_case(
     ("old", "new", "reason"),
     [
-        ('"pid": 100', f'"pid": {"9" * 3000}', "pid is <an integer of 9966 bits>, not a number"),
+        ('"pid": 100', f'"pid": {"9" * 3000}', "pid is <an integer of 9966 bits>: expected an integer"),
         ('"pid": 100', f'"pid": {"9" * 1_000_000}', "it is no JSON"),
-        ('"pid": 100', '"pid": NaN', "pid is nan, not a number"),
-        ('"pid": 100', '"pid": true', "pid is True, not a number"),
-        ('"host": "10.0.0.1"', f'"host": "{"x" * 1_000_000}"', "host has 1000000 letters, more than 200"),
-        ('"host": "10.0.0.1"', '"host": [["x"]]', r"host is \[\['x'\]\], not a text"),
-        ('"AllReduce": 1', f'"AllReduce": {"9" * 3000}', "a count of operations is no number"),
-        ('"AllReduce": 1', '"AllReduce": -1', "a count of operations is no number"),
-        ('"AllReduce": 1', ",".join(f'"op{number}": 1' for number in range(33)), "there are more than 32"),
-        ('"nccl_version": "2.28.9"', '"nccl_version": 2.28', "nccl_version is 2.28, not a text"),
-        ('"communicators": [', '"communicators": [[],', "a communicator is .*, not a table"),
+        ('"pid": 100', '"pid": NaN', "pid is nan: expected an integer"),
+        ('"pid": 100', '"pid": true', "pid is True: expected an integer"),
+        ('"host": "10.0.0.1"', f'"host": "{"x" * 1_000_000}"', "host is .*: expected a text of length <= 200"),
+        ('"host": "10.0.0.1"', '"host": [["x"]]', r"host is \[\['x'\]\]: expected a text"),
+        ('"AllReduce": 1', f'"AllReduce": {"9" * 3000}', "AllReduce is <an integer of 9966 bits>: expected an integer"),
+        ('"AllReduce": 1', '"AllReduce": -1', "AllReduce is -1: expected an integer >= 0"),
+        (
+            '"AllReduce": 1',
+            ",".join(f'"op{number}": 1' for number in range(33)),
+            "collective_counts is .*: expected an object of length <= 32",
+        ),
+        ('"nccl_version": "2.28.9"', '"nccl_version": 2.28', "nccl_version is 2.28: expected a text"),
+        ('"communicators": [', '"communicators": [[],', r"communicators\[0\] is \[\]: expected an object"),
     ],
     ids=lambda _: "",
 )

@@ -8,7 +8,7 @@ from cases import each_case
 
 from hpcpace.core.config import PaceSettings
 from hpcpace.simulation import KINDS, Incast, ParametricNoise, PollStealing, SimulatedJob, TracedNoise, simulate
-from hpcpace.simulation.published import PacedRanks, off_then_on
+from hpcpace.studies.paced_jobs import PacedRanks, off_then_on
 
 DELAYING = ("published-window", "published-spread", "slack", "stagger")
 NUM_SET_UPS = 100

@@ -16,9 +16,9 @@ from hpcpace.simulation import (
     ResampledNoise,
     SimulatedJob,
     TracedNoise,
+    shared_ready_ns,
     simulate,
 )
-from hpcpace.simulation.model import shared_ready_ns
 
 
 class Delays:

@@ -13,7 +13,7 @@ from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.config import PaceSettings
 from hpcpace.core.errors import DataError
 from hpcpace.metrics.resampling import Estimate, mean_of, share_of, throughput_of_steps, variation_of_steps
-from hpcpace.simulation.published import CAUSES, Scene, Target, fit, paced
+from hpcpace.studies.paced_jobs import CAUSES, Scene, Target, fit, paced
 from hpcpace.studies.pacing import (
     PacedRun,
     Simulation,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hpcpace.core.config import PaceSettings
 from hpcpace.pace.controller import Measurement
 from hpcpace.pace.policies import Policy, make_policy
-from hpcpace.simulation.model import Incast, ParametricNoise, PollStealing, PowerShare, SimulatedJob, simulate
+from hpcpace.simulation import Incast, ParametricNoise, PollStealing, PowerShare, SimulatedJob, simulate
 from hpcpace.trace.schema import PaceArm
 
 Coupling = Literal["none", "poll stealing", "power share", "goodput collapse"]
@@ -68,7 +68,7 @@ class PacedRanks:
         self._own_share = np.ones(num_ranks)
         self._step = 0
         self._last_exit_ns = 0.0
-        self._clear()
+        self._window: list[tuple[Any, ...]] = []
 
     def delay_ns(self, work_ns: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return how long each rank sleeps if it is ready after `work_ns`, float64, both (num_ranks,)."""
@@ -81,19 +81,17 @@ class PacedRanks:
     def learn(self, ready_ns: NDArray[np.float64], delay_ns: NDArray[np.float64], exit_ns: float) -> None:
         """Observe a step; at the end of a window the policies decide."""
         work_ns = ready_ns - self._last_exit_ns
-        self._own_ns.append(exit_ns - ready_ns)
-        self._works_ns.append(work_ns)
-        self._delays_ns.append(delay_ns.copy())
-        self._overshoots_ns.append(delay_ns - self.delay_ns(work_ns))
-        self._steps_ns.append(exit_ns - self._last_exit_ns)
+        overshoot_ns = delay_ns - self.delay_ns(work_ns)
+        step_ns = exit_ns - self._last_exit_ns
+        self._window.append((exit_ns - ready_ns, work_ns, delay_ns.copy(), overshoot_ns, step_ns))
         self._last_exit_ns = exit_ns
         self._step += 1
         if self._step % self._settings.window_steps == 0:
             self._decide()
 
     def _decide(self) -> None:
-        own_ns = np.array(self._own_ns)
-        works_ns, delays_ns, overshoots_ns = map(np.array, (self._works_ns, self._delays_ns, self._overshoots_ns))
+        *columns, steps_ns = zip(*self._window, strict=True)
+        own_ns, works_ns, delays_ns, overshoots_ns = map(np.array, columns)
         least_ns, most_ns = tuple(own_ns.min(axis=1).tolist()), tuple(own_ns.max(axis=1).tolist())
         arm = self._arm(self._step - 1)
         for rank, policy in enumerate(self._policies):
@@ -104,21 +102,14 @@ class PacedRanks:
                     least_ns=least_ns,
                     most_ns=most_ns,
                     work_ns=tuple(works_ns[:, rank].tolist()),
-                    step_ns=tuple(self._steps_ns),
+                    step_ns=steps_ns,
                     delayed_ns=tuple(delays_ns[:, rank].tolist()),
                     overshoot_ns=tuple(np.maximum(overshoot_ns, 0.0).tolist()),
                     arm=arm,
                 )
             )
             self._usual_ns[rank], self._own_share[rank] = policy.usual.work_ns, policy.usual.own_share
-        self._clear()
-
-    def _clear(self) -> None:
-        self._own_ns: list[NDArray[np.float64]] = []
-        self._works_ns: list[NDArray[np.float64]] = []
-        self._delays_ns: list[NDArray[np.float64]] = []
-        self._overshoots_ns: list[NDArray[np.float64]] = []
-        self._steps_ns: list[float] = []
+        self._window = []
 
 
 @dataclass(frozen=True, kw_only=True)
