@@ -86,7 +86,7 @@ def _dumps(snapshot: Snapshot) -> str:
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return `{"num": n, "same": {field: value}, "each": {field: [value of each row]}}`; nested for variables."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: [row.get(name) for row in rows] for name in names}
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in names}
     same = {name: values[0] for name, values in columns.items() if all(value == values[0] for value in values)}
     each = {
         name: _columns(values) if name == _NESTED else values for name, values in columns.items() if name not in same
