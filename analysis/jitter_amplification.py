@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.text import percent, printable
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.summary import Jitter
-from hpcpace.metrics.growth import GrowthCurve
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title
@@ -37,11 +38,10 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What one run loses to waiting, and the curve behind it; None where no two ranks wait for each other."""
+    """What one run loses to waiting, None where no two ranks wait for each other."""
 
     run: str
     jitter: Jitter | None
-    curve: GrowthCurve | None
 
 
 def row_of(found: Found) -> dict[str, Any]:
@@ -91,12 +91,12 @@ def draw(results: Sequence[Found]) -> Figure:
     axes = figure.add_subplot()
     ticks = [1]
     for index, found in enumerate(results):
-        if found.jitter is None or found.curve is None:
+        if found.jitter is None or (curve := found.jitter.growth) is None:
             continue
-        curve, unit = found.curve, "nodes" if found.jitter.is_node_unit else "ranks"
+        unit = "nodes" if found.jitter.is_node_unit else "ranks"
         label = f"{plots.plot_label(found.run)} ({unit})"
-        ends = None if curve.low is None or curve.high is None else (curve.low, curve.high)
-        plots.draw_curve(axes, curve.k, curve.amplification, ends, curve.null, label, index)
+        k, values, low, high, null = map(np.array, (curve.k, curve.amplification, curve.low, curve.high, curve.null))
+        plots.draw_curve(axes, k, values, (low, high) if len(low) else None, null if len(null) else None, label, index)
         while ticks[-1] < curve.k[-1]:
             ticks.append(2 * ticks[-1])
     plots.explain_curves(axes, "the same, if units were independent")
@@ -114,8 +114,7 @@ def command(runs: tuple[Path, ...], out: Path) -> None:
     results: list[Found] = []
     remarks: list[str] = []
     for run in files.examined(runs):
-        jitter, curve = jitter_figures(run.measured, run.panels)
-        results.append(Found(run=run.name, jitter=jitter, curve=curve))
+        results.append(Found(run=run.name, jitter=jitter_figures(run.measured, run.panels)))
         remarks += [f"{run.name}: {remark}" for remark in run.remarks]
     if all(found.jitter is None for found in results):
         raise CannotTell("in no run are two ranks seen waiting for each other over 2 steps or more")

@@ -25,7 +25,7 @@ import click
 from hpcpace.cli import cli
 from hpcpace.cli.options import Option
 from hpcpace.core.config import Config
-from hpcpace.core.thresholds import threshold_fields
+from hpcpace.core.thresholds import declared
 from hpcpace.report.glossary import GLOSSARY
 
 FOLDER = Path(__file__).parent
@@ -64,20 +64,21 @@ def options_table(path: str) -> str:
 def settings_table(section: str) -> str:
     """Return the settings of a section of the configuration as a table."""
     kind = type(getattr(Config(), section))
-    meanings = _texts_below_fields(kind)
-    rows = [(f"`{f.name}`", meanings[f.name], _shown(f.default)) for f in dataclasses.fields(kind)]
+    meanings = texts_below_fields(kind)
+    rows = [(f"`{f.name}`", _cell(meanings[f.name]), _shown(f.default)) for f in dataclasses.fields(kind)]
     return _table("setting", rows)
 
 
 def thresholds_table(_: str) -> str:
     """Return a table of the thresholds of each topic."""
     lines: list[str] = []
-    for topic, fields in threshold_fields().items():
+    for topic, kinds in declared().items():
         lines += ["", f"## [thresholds.{topic}]", "| threshold | default | unit | decides |", "|---|---|---|---|"]
-        lines += [
-            f"| `{name}` | {_shown(field.default)} | {field.metadata['unit']} | {_cell(field.metadata['reason'])} |"
-            for name, field in fields.items()
-        ]
+        for kind in kinds:
+            reasons = texts_below_fields(kind)
+            for field in dataclasses.fields(kind):
+                cells = (f"`{field.name}`", _shown(field.default), field.metadata["unit"], _cell(reasons[field.name]))
+                lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -137,15 +138,15 @@ def _shown(value: Any) -> str:
     return "" if value is None or value == () else str(value)
 
 
-def _texts_below_fields(kind: type) -> dict[str, str]:
-    """Return the text below each field of a dataclass, without its full stop, by name of the field."""
+def texts_below_fields(kind: type) -> dict[str, str]:
+    """Return the text below each field of a dataclass, by name of the field."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
     texts = {}
     for field, text in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             assert isinstance(field.target, ast.Name)
-            texts[field.target.id] = _cell(" ".join(str(text.value.value).split()))
+            texts[field.target.id] = " ".join(str(text.value.value).split())
     return texts
 
 

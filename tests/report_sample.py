@@ -10,8 +10,8 @@ import numpy as np
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
-from hpcpace.diagnosis.summary import Summary
+from hpcpace.diagnosis.plot_data import HostClock, Lane, Matrix, PlotData, SlowStep
+from hpcpace.diagnosis.summary import Growth, Summary
 from hpcpace.trace.attempt_reader import read_attempt
 
 NASTY = "<script>alert(1)</script>\x1b[2J"
@@ -93,25 +93,18 @@ def sample_plots(
         rank_labels=tuple(f"{rank} {label}" for rank, label in enumerate(labels)),
         communication_share=np.clip(0.4 + 0.2 * np.sin(step / 9) + random.normal(0, 0.05, num_steps), 0, 1),
         growth=Growth(
-            k=k,
-            measured=curve,
-            low=curve * 0.985,
-            high=curve * 1.015,
-            null=1 + 0.8 * (curve - 1),
-            null_low=1 + 0.72 * (curve - 1),
-            null_high=1 + 0.88 * (curve - 1),
+            k=tuple(k.tolist()),
+            amplification=tuple(curve),
+            low=tuple(curve * 0.985),
+            high=tuple(curve * 1.015),
+            null=tuple(1 + 0.8 * (curve - 1)),
+            exponent=None,
+            exponent_interval=None,
         ),
         leaf_matrix=Matrix(
             labels=tuple(f"leaf{leaf}" for leaf in range(leaves)), ratio=random.gamma(9, 0.11, (leaves, leaves))
         ),
         node_matrix=Matrix(labels=tuple(f"n{node}" for node in range(num_nodes)), ratio=transfer),
-        hotspots=(
-            HotspotRow(
-                kind="rank", name="2", effect_ms=9.1, low_ms=8.7, high_ms=9.6, loss_share=0.81, aliases=("node n1",)
-            ),
-            HotspotRow(kind="link", name="n3", effect_ms=2.2, low_ms=1.4, high_ms=3.1, loss_share=0.14),
-            HotspotRow(kind="leaf", name="leaf1", effect_ms=0.4, low_ms=-0.3, high_ms=1.1),
-        ),
         clocks=tuple(
             HostClock(
                 host=host,

@@ -44,15 +44,14 @@ _Number = TypeVar("_Number", int, float)
 _Kind = TypeVar("_Kind", bound="Thresholds")
 
 
-def number(default: _Number, unit: str, reason: str) -> _Number:
-    """Declare one threshold as a field of a `Thresholds`.
+def number(default: _Number, unit: str) -> _Number:
+    """Declare one threshold as a field of a `Thresholds`; a sentence below says what it decides, and why this value.
 
     Args:
         default: its value unless a user sets another; an integer takes whole numbers only.
         unit: one of `UNITS`.
-        reason: one sentence: what the number decides, and why it has this value.
     """
-    metadata = {"unit": unit, "reason": reason, "at_most": UNITS[unit]}
+    metadata = {"unit": unit, "at_most": UNITS[unit]}
     field: _Number = dataclasses.field(default=default, metadata=metadata)
     return field
 
@@ -62,7 +61,8 @@ class Thresholds:
 
         @dataclass(frozen=True, kw_only=True)
         class LinkThresholds(Thresholds, topic="links"):
-            least_groups: int = number(3, "events", "With fewer, one slow group is taken for a slow link.")
+            least_groups: int = number(3, "events")
+            '''With fewer, one slow group is taken for a slow link.'''
 
     Several classes may share a topic, which is a table of the configuration, if no name occurs twice in it.
 

@@ -15,25 +15,9 @@ from hpcpace.core.pool import Team, in_background
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import one_line
 from hpcpace.diagnosis.credible import CredibleRun, measure_credible_run
-from hpcpace.diagnosis.diagnose import Diagnosis, NothingMeasured
+from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle
 from hpcpace.diagnosis.evidence import TABLES_USED
-from hpcpace.diagnosis.figures.causes import cause_figures, jitter_figures, sensitivity_figures
-from hpcpace.diagnosis.figures.network import network_figures, network_plots
-from hpcpace.diagnosis.figures.overview import (
-    attempt_rows,
-    comparable_figures,
-    hang_figures,
-    pacing_figures,
-    place_excess,
-    rank_rows,
-    role_rows,
-    share_figures,
-    step_figures,
-    switch_figures,
-    tracing_figures,
-    world_figures,
-)
-from hpcpace.diagnosis.figures.probed import probed_figures, probed_term
+from hpcpace.diagnosis.figures import causes, network, overview, probed
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.plot_data import PlotData
@@ -48,7 +32,6 @@ from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, ve
 from hpcpace.hang.from_traces import hang_in, records_of
 from hpcpace.hang.notices import read_notices
 from hpcpace.hang.verdict import describe
-from hpcpace.metrics.growth import GrowthCurve
 from hpcpace.metrics.steps import throughput
 from hpcpace.topology.read import read_topology
 from hpcpace.topology.switch_tree import place_traces
@@ -73,38 +56,38 @@ def _audit_figures(run: JudgedAttempt) -> AuditFigures | None:
 
 
 FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
-    "world": world_figures,
-    "steps": step_figures,
+    "world": overview.world_figures,
+    "steps": overview.step_figures,
     "throughput": lambda run: throughput(run.measured.times_ns, run.measured.chosen.samples),
-    "shares": share_figures,
+    "shares": overview.share_figures,
     "hotspots": lambda run: run.hotspots,
     # Nobody knows where waits for an absent rank began; they would be taken for transfers.
     "causes": lambda run: (
-        None if run.diagnosis.absent else cause_figures(run.measured, run.panels, run.limits(PipelineThresholds))
+        None if run.diagnosis.absent else causes.cause_figures(run.measured, run.panels, run.limits(PipelineThresholds))
     ),
-    "tracing": tracing_figures,
-    "ranks": rank_rows,
-    "roles": role_rows,
+    "tracing": overview.tracing_figures,
+    "ranks": overview.rank_rows,
+    "roles": overview.role_rows,
     "kinds": lambda run: run.measured.operations.kinds,
     "clocks": lambda run: run.measured.clocks,
     "cut_off": lambda run: run.credible.incomplete,
     "settings": lambda run: asdict(run.thresholds),
     "thresholds": lambda run: run.config.thresholds.table(),
-    "history": lambda run: attempt_rows(run.run, run.attempt, run.credible.traces, run.selection),
+    "history": lambda run: overview.attempt_rows(run.run, run.attempt, run.credible.traces, run.selection),
     "outcome": lambda run: run.records.result.outcome,
     "dtype": lambda run: run.records.run.dtype,
     "memory": lambda run: run.records.result.memory,
     "audit": _audit_figures,
-    "pacing": pacing_figures,
+    "pacing": overview.pacing_figures,
     "end": lambda run: run.credible.end,
     "unknown": lambda run: run.measured.unknown,
     "devices": lambda run: device_figures(run.measured),
     "cores": lambda run: core_figures(run.panels, run.limits(CoreThresholds)),
-    "hang": hang_figures,
-    "network": lambda run: network_figures(run.network),
-    "comparable": comparable_figures,
-    "switches": switch_figures,
-    "probe": probed_figures,
+    "hang": overview.hang_figures,
+    "network": lambda run: network.network_figures(run.network),
+    "comparable": overview.comparable_figures,
+    "switches": overview.switch_figures,
+    "probe": probed.probed_figures,
 }
 """By field of `Summary`, the function that fills it. Jitter and sensitivity take long, and have their own process."""
 
@@ -204,9 +187,9 @@ def _analysis(judged: JudgedAttempt) -> Analysis:
     start = in_background if num_close > _MIN_SHARED else nullcontext
     with start(lambda: _jitter_and_sensitivity(judged)) as finish:
         figures = {name: of_run(judged) for name, of_run in FIGURES.items()}
-        (jitter, growth), sensitivity = finish()
+        jitter, sensitivity = finish()
     hosts, diagnosis, hotspots = judged.credible.hosts, judged.diagnosis, judged.hotspots
-    first = place_excess(judged.excess, measured.places, hotspots[0])[0] if hotspots and judged.excess else 0.0
+    first = overview.place_excess(judged.excess, measured.places, hotspots[0])[0] if hotspots and judged.excess else 0.0
     remarks = (
         *near_misses(diagnosis, panels, hotspots, first, judged.config.thresholds),
         *remarks_of(figures["causes"], hosts, judged.config.thresholds),
@@ -222,15 +205,17 @@ def _analysis(judged: JudgedAttempt) -> Analysis:
         sensitivity=sensitivity,
         **figures,
     )
-    plots = plot_data(judged, growth, is_node_unit=jitter is not None and jitter.is_node_unit)
-    return Analysis(summary=summary, plots=replace(plots, network=network_plots(judged.network, summary.network)))
+    plots = plot_data(judged, jitter)
+    return Analysis(
+        summary=summary, plots=replace(plots, network=network.network_plots(judged.network, summary.network))
+    )
 
 
-def _jitter_and_sensitivity(
-    judged: JudgedRun,
-) -> tuple[tuple[Jitter | None, GrowthCurve | None], tuple[SensitivityRow, ...]]:
+def _jitter_and_sensitivity(judged: JudgedRun) -> tuple[Jitter | None, tuple[SensitivityRow, ...]]:
     measured = judged.measured
-    return jitter_figures(measured, judged.panels, probed_term(judged)), sensitivity_figures(measured)
+    return causes.jitter_figures(measured, judged.panels, probed.probed_term(judged)), causes.sensitivity_figures(
+        measured
+    )
 
 
 def _credible_run(
@@ -283,6 +268,6 @@ def examine(
         credible = measure_credible_run(found, selection or Selection(), AttemptRecords())
     except CannotTell as error:
         return verdict_of(
-            Diagnosis(findings=(), obstacle=NothingMeasured(error=one_line(str(error))), smallest_effect=None), hosts={}
+            Diagnosis(findings=(), obstacle=Obstacle(words=one_line(str(error))), smallest_effect=None), hosts={}
         )
     return JudgedRun(credible=credible, config=Config(diagnosis=settings or DiagnosisConfig())).verdict()

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
-from hpcpace.metrics.clock_suspects import (
-    Contradictions,
-    Suspect,
-    contradictions,
-    judge,
-    pair_violations,
-    proven_leads,
-)
+from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics.clock_suspects import Contradictions, Suspect, contradictions, judge, pair_violations, proven_leads
 from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.metrics.operations import synchronises
 from hpcpace.metrics.steps import StepPanel
@@ -40,18 +35,15 @@ class Causality:
         num_negative: rows that exit before the last enter.
         num_messages: messages received before they were sent.
         leads_ns: by how much the clock of node b is ahead of that of a at least, by (a, b).
-        exit_node, enter_node, size_ns, allowed_ns: such rows, of the first operations that have some, each
-            (num_violations,), as `hpcpace.metrics.clock_suspects.pair_violations` takes them.
+        violations: such rows, of the first operations that have some, as the columns, each (num_violations,), that
+            `hpcpace.metrics.clock_suspects.pair_violations` takes.
     """
 
     num_checked: int
     num_negative: int
     num_messages: int
     leads_ns: Mapping[tuple[int, int], int]
-    exit_node: NDArray[np.int64]
-    enter_node: NDArray[np.int64]
-    size_ns: NDArray[np.int64]
-    allowed_ns: NDArray[np.float64]
+    violations: tuple[NDArray[Any], ...]
 
 
 def causality_of(evidence: Evidence) -> Causality:
@@ -61,16 +53,12 @@ def causality_of(evidence: Evidence) -> Causality:
     sizes = np.array([*(len(group.ranks) for group in done.groups), 0], np.int64)
     is_checked = matching.is_matched[first] & synchronises(done.op[first]) & (sizes[done.group[first]] > 1)
     found = contradictions(done, matching, evidence.waits)
-    exit_node, enter_node, size_ns, allowed_ns = _violations(evidence)
     return Causality(
         num_checked=int(is_checked.sum()),
         num_negative=int(np.count_nonzero(evidence.waits.negative_ns)),
         num_messages=found.num_messages,
         leads_ns=_leads_ns(evidence, found),
-        exit_node=exit_node,
-        enter_node=enter_node,
-        size_ns=size_ns,
-        allowed_ns=allowed_ns,
+        violations=_violations(evidence),
     )
 
 
@@ -85,10 +73,10 @@ def join_causality(parts: Sequence[Causality]) -> Causality:
         num_negative=sum(part.num_negative for part in parts),
         num_messages=sum(part.num_messages for part in parts),
         leads_ns=leads_ns,
-        exit_node=np.concatenate([part.exit_node for part in parts])[:_MAX_VIOLATIONS],
-        enter_node=np.concatenate([part.enter_node for part in parts])[:_MAX_VIOLATIONS],
-        size_ns=np.concatenate([part.size_ns for part in parts])[:_MAX_VIOLATIONS],
-        allowed_ns=np.concatenate([part.allowed_ns for part in parts])[:_MAX_VIOLATIONS],
+        violations=tuple(
+            np.concatenate(column)[:_MAX_VIOLATIONS]
+            for column in zip(*(part.violations for part in parts), strict=True)
+        ),
     )
 
 
@@ -114,7 +102,6 @@ def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality) -
         for clock in clocks
         if clock.num_samples > 1
     ]
-    pairs = pair_violations(causality.exit_node, causality.enter_node, causality.size_ns, causality.allowed_ns)
     verdict = judge(causality.leads_ns)
     hosts = {trace.header.node: trace.header.host for trace in traces}
     is_compared = len(unknown) < len(traces)
@@ -130,7 +117,8 @@ def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality) -
         num_negative=causality.num_negative,
         num_negative_messages=causality.num_messages,
         pairs=tuple(
-            HostPair(**vars(pair), exit_host=hosts[pair.exit_node], enter_host=hosts[pair.enter_node]) for pair in pairs
+            HostPair(**vars(pair), exit_host=hosts[pair.exit_node], enter_host=hosts[pair.enter_node])
+            for pair in pair_violations(*causality.violations)
         ),
         num_wrong=verdict.num_wrong,
         num_suspects=len(verdict.suspects),
@@ -150,63 +138,57 @@ def _named(suspect: Suspect, hosts: Mapping[int, str]) -> ClockSuspect:
 
 
 def _leads_ns(evidence: Evidence, found: Contradictions) -> dict[tuple[int, int], int]:
-    done = evidence.operations
-    rank = np.searchsorted(evidence.ranks, done.rank[found.rows])
-    enter_error_ns, exit_error_ns = np.zeros(len(rank)), np.zeros(len(rank))
-    order = np.argsort(rank, kind="stable")
-    bounds = np.searchsorted(rank[order], np.arange(len(evidence.traces) + 1))
-    for index in np.flatnonzero(np.diff(bounds)).tolist():
-        trace, clock, own = evidence.traces[index], evidence.clocks[index], order[bounds[index] : bounds[index + 1]]
-        error_ns = DEVICE_ERROR_NS if ENQUEUE_COLUMN in trace.tables["collectives"] else _ROUNDING_NS
+    done, enter_error_ns, exit_error_ns = evidence.operations, *np.zeros((2, len(found.rows)))
+    for index, own in _rows_by_rank(evidence, found.rows):
+        error_ns = DEVICE_ERROR_NS if ENQUEUE_COLUMN in evidence.traces[index].tables["collectives"] else _ROUNDING_NS
         causes, effects = own[found.is_cause[own]], own[found.is_effect[own]]
         times_ns = np.concatenate([done.enter_ns[found.rows[causes]], done.exit_ns[found.rows[effects]]])
-        widths_ns = _halfwidth_ns(clock, times_ns) + error_ns
+        widths_ns = _halfwidth_ns(evidence.clocks[index], times_ns) + error_ns
         enter_error_ns[causes], exit_error_ns[effects] = np.split(widths_ns, [len(causes)])
-    node = np.array([trace.header.node for trace in evidence.traces], np.int64)[rank]
+    node = _nodes(evidence, found.rows)
     return proven_leads(done, found, node=node, enter_error_ns=enter_error_ns, exit_error_ns=exit_error_ns)
 
 
-def _violations(
-    evidence: Evidence,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return the rows that exit before the last enter, as the last four fields of `Causality`."""
+def _violations(evidence: Evidence) -> tuple[NDArray[Any], ...]:
+    """Return the rows that exit before the last enter, as `Causality` has them."""
     done, matching = evidence.operations, evidence.matching
     early = np.flatnonzero(evidence.waits.negative_ns)
-    violated = np.unique(matching.instance[early])
-    place = np.full(len(matching.num_rows), -1)
-    place[violated] = np.arange(len(violated))
-    early = early[place[matching.instance[early]] >= 0]
-    node = np.array([trace.header.node for trace in evidence.traces], np.int64)
-    if not len(early):
-        return node[:0], node[:0], node[:0], np.zeros(0)
-    rows = np.flatnonzero(place[matching.instance] >= 0)
-    of = place[matching.instance[rows]]
-    last_ns = np.full(len(violated), np.iinfo(np.int64).min)
-    np.maximum.at(last_ns, of, done.enter_ns[rows])
-    is_last = np.flatnonzero(done.enter_ns[rows] == last_ns[of])[::-1]
-    last = np.empty(len(violated), np.int64)
-    last[of[is_last]] = rows[is_last]  # of equal enters that of the lowest rank
-    last = last[place[matching.instance[early]]]
-    exit_rank, enter_rank = (np.searchsorted(evidence.ranks, done.rank[own]) for own in (early, last))
-    allowed_ns = _widths_ns(evidence, early, exit_rank) + _widths_ns(evidence, last, enter_rank)
-    exit_node, enter_node = node[exit_rank], node[enter_rank]
+    violated, which = np.unique(matching.instance[early], return_inverse=True)
+    rows = np.flatnonzero(np.isin(matching.instance, violated))
+    # The last enter of each operation; of equal ones that of the lowest rank.
+    rows = rows[np.lexsort((-rows, done.enter_ns[rows], matching.instance[rows]))]
+    last = rows[np.flatnonzero(np.diff(matching.instance[rows], append=-1))][which]
+    exit_node, enter_node = _nodes(evidence, early), _nodes(evidence, last)
     # Ranks of one node share a clock; rounding may still add to a violation.
-    allowed_ns = np.where(exit_node == enter_node, 0.0, allowed_ns) + 2 * _ROUNDING_NS
+    widths_ns = _widths_ns(evidence, early) + _widths_ns(evidence, last)
+    allowed_ns = np.where(exit_node == enter_node, 0.0, widths_ns) + 2 * _ROUNDING_NS
     return exit_node, enter_node, evidence.waits.negative_ns[early], allowed_ns
 
 
-def _widths_ns(evidence: Evidence, rows: NDArray[np.int64], rank: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return the half-widths of clocks at the enters of rows, (num_rows,); `rank` indexes the traces."""
-    widths_ns, order = np.zeros(len(rows)), np.argsort(rank, kind="stable")
-    bounds = np.searchsorted(rank[order], np.arange(len(evidence.clocks) + 1))
-    for index, clock in enumerate(evidence.clocks):
-        own = order[bounds[index] : bounds[index + 1]]
-        if len(own):
-            widths_ns[own] = _halfwidth_ns(clock, evidence.operations.enter_ns[rows[own]])
+def _nodes(evidence: Evidence, rows: Ints) -> Ints:
+    """Return the node of the rank of each row, int64, (num_rows,)."""
+    node = np.array([trace.header.node for trace in evidence.traces], np.int64)
+    return node[np.searchsorted(evidence.ranks, evidence.operations.rank[rows])]
+
+
+def _rows_by_rank(evidence: Evidence, rows: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield the index of the trace of each rank that has some of the rows, and the positions of these among them."""
+    index = np.searchsorted(evidence.ranks, evidence.operations.rank[rows])
+    order = np.argsort(index, kind="stable")
+    bounds = np.searchsorted(index[order], np.arange(len(evidence.traces) + 1))
+    for trace in np.flatnonzero(np.diff(bounds)).tolist():
+        yield trace, order[bounds[trace] : bounds[trace + 1]]
+
+
+def _widths_ns(evidence: Evidence, rows: Ints) -> Floats:
+    """Return the half-widths of clocks at the enters of rows, (num_rows,)."""
+    widths_ns = np.zeros(len(rows))
+    for index, own in _rows_by_rank(evidence, rows):
+        widths_ns[own] = _halfwidth_ns(evidence.clocks[index], evidence.operations.enter_ns[rows[own]])
     return widths_ns
 
 
-def _halfwidth_ns(clock: CommonClock, time_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+def _halfwidth_ns(clock: CommonClock, time_ns: Ints) -> Floats:
     """Return the half-widths at times of the common clock: they vary over seconds, so one offset is as good as all."""
     offset_ns = int(clock.offset_ns[0]) if clock.num_samples else 0
     return clock.to_reference(time_ns + offset_ns).halfwidth_ns

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
+from hpcpace.metrics import Bytes, Ints
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.roles import DataVariation, data_variation
 from hpcpace.metrics.segments import LocalWork, local_work
@@ -57,7 +57,7 @@ class CloseUp:
     graph: StepGraph | None
 
 
-def close_up_columns(num_steps: int, operations_per_step: float, most: int = MAX_OPERATIONS) -> NDArray[np.int64]:
+def close_up_columns(num_steps: int, operations_per_step: float, most: int = MAX_OPERATIONS) -> Ints:
     """Return the positions of the steps to take apart, ascending, int64: all, or eight stretches spread over the run.
 
     Args:
@@ -74,9 +74,7 @@ def close_up_columns(num_steps: int, operations_per_step: float, most: int = MAX
     return np.unique(first[:, None] + np.arange(length))
 
 
-def take_close_up(
-    streams: Sequence[TraceStream], timed: TimedTraces, steps: StepPanel, role: NDArray[np.int64]
-) -> CloseUp | None:
+def take_close_up(streams: Sequence[TraceStream], timed: TimedTraces, steps: StepPanel, role: Ints) -> CloseUp | None:
     """Return some steps of a run taken apart; None without any operation in them.
 
     Args:
@@ -102,7 +100,7 @@ def take_close_up(
     return CloseUp(evidence=evidence, steps=chosen, ranks=ranks, blocks=blocks, work=work, graph=graph)
 
 
-def _stretches(step: NDArray[np.int64], columns: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def _stretches(step: Ints, columns: Ints) -> Iterator[tuple[int, int]]:
     """Yield the first step of each stretch and the first behind it."""
     ends = np.append(np.flatnonzero(np.diff(columns) > 1), len(columns) - 1) if len(columns) else columns
     first = 0
@@ -122,19 +120,17 @@ def with_steps(stream: TraceStream, stretches: Sequence[tuple[int, int]]) -> Ran
     return replace(trace, tables={**trace.tables, "collectives": join_tables(rows)})
 
 
-def _blocks(evidence: Evidence, step: NDArray[np.int64]) -> Blocks:
+def _blocks(evidence: Evidence, step: Ints) -> Blocks:
     """Return the stretches of some steps in which ranks waited inside torch, or were paced, on the common clock."""
+    found = zip(evidence.ranks, _phases(evidence, step, _BLOCKED), strict=True)
     parts = [
-        (np.full(len(phase), rank, np.int64), begin_ns, end_ns, phase == Phase.PACE)
-        for rank, (phase, begin_ns, end_ns) in zip(evidence.ranks, _phases(evidence, step, _BLOCKED), strict=True)
+        (np.full(len(kind), rank), begin_ns, end_ns, kind == Phase.PACE) for rank, (kind, begin_ns, end_ns) in found
     ]
     rank, begin_ns, end_ns, is_pause = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Blocks(rank=rank, begin_ns=begin_ns, end_ns=end_ns, is_pause=is_pause)
 
 
-def _phases(
-    evidence: Evidence, step: NDArray[np.int64], kinds: Sequence[Phase]
-) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]:
+def _phases(evidence: Evidence, step: Ints, kinds: Sequence[Phase]) -> Iterator[tuple[Bytes, Ints, Ints]]:
     """Yield kind, begin and end of the phases of some kinds in some steps, of each rank, on the common clock."""
     for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
         phases = trace.tables["phases"]

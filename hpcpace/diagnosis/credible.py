@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell, with_reasons
 from hpcpace.core.pool import Team
@@ -18,11 +17,12 @@ from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.evidence import timed_traces
 from hpcpace.diagnosis.incomplete import contradictions_of, find_incomplete, problems_of, sound_stream
 from hpcpace.diagnosis.measure import Measured, Selection, measure
-from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
+from hpcpace.diagnosis.operation_figures import measure_operations
 from hpcpace.diagnosis.records import AttemptRecords
 from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import Incomplete, RunEnd
 from hpcpace.diagnosis.topics.run_end import RunEndThresholds, find_end, run_end_line
+from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.plausibility import Contradiction, contradictions
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
@@ -37,13 +37,12 @@ _MAX_MISSING = 1 << 17  # memory: a damaged world size must not fill it
 class CredibleThresholds(Thresholds, topic="credible"):
     """When all other ranks contradict one, so that nothing of its trace is believed."""
 
-    max_steps_apart: float = number(
-        10.0, "steps", "Steps by which a rank may be behind the others, who wait for it in every step: more is a clock."
-    )
-    max_apart_ns: int = number(NS_PER_S, "ns", "Time by which it may be behind however short steps are.")
-    least_operations_share: float = number(
-        0.5, "share", "Share of the operations of others of its role that a rank must have recorded."
-    )
+    max_steps_apart: float = number(10.0, "steps")
+    """Steps by which a rank may be behind the others, who wait for it in every step: more is a clock."""
+    max_apart_ns: int = number(NS_PER_S, "ns")
+    """Time by which it may be behind however short steps are."""
+    least_operations_share: float = number(0.5, "share")
+    """Share of the operations of others of its role that a rank must have recorded."""
 
 
 def credible_traces(traces: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
@@ -105,7 +104,7 @@ def _apart_in_time(measured: Measured, limits: CredibleThresholds) -> dict[int, 
     }
 
 
-def steps_apart_ns(begin_ns: NDArray[np.int64], step_ns: float, limits: CredibleThresholds) -> NDArray[np.float64]:
+def steps_apart_ns(begin_ns: Ints, step_ns: float, limits: CredibleThresholds) -> Floats:
     """Return by how much the steps of each rank are behind those of the others, float64, (num_ranks,).
 
     It is 0 where they are at the same time, give or take some steps and a second.
@@ -260,28 +259,27 @@ def _measure_traces(
     ranks = {trace.header.rank for trace in traces}
     missing = tuple(sorted(set(range(min(world_size, _MAX_MISSING))) - ranks))
     hosts = {**records.run.hosts, **{trace.header.rank: trace.header.host for trace in traces}}
-    problems = [*problems, *records.problems]
+    said, left_out, reason = [*problems, *records.problems], list[str](), ""
+    measured: Measured | None = None
     try:
         measured = measure(traces, selection, progress=progress, team=team, thresholds=limits)
+        said += sentences_on_operations(measured)
+        # What is missing shows in the steps of the host.
+        timed, figures = replace(measured.timed, traces=traces), measured.operations
     except CannotTell as error:
         # One rank without a common step must not leave the others without figures.
         common, left_out = ranks_with_common_steps(traces, selection)
+        reason, said = str(error), [*said, *left_out]
         timed, none = timed_traces(traces), common_steps([trace.tables["steps"] for trace in traces]).select(slice(0))
         figures = measure_operations(timed, none, none, progress=progress, team=team)
-        problems = [*problems, *left_out, *_problems_of(figures)]
-        incomplete = find_incomplete(timed, problems, missing=missing, hosts=hosts, done=figures.completed)
-        end = find_end(timed, incomplete, figures.completed.opened, limits.of(RunEndThresholds))
+    said += dict.fromkeys(problem for stream in figures.streams for problem in problems_of(stream))
+    incomplete = find_incomplete(timed, said, missing=missing, hosts=hosts, done=figures.completed)
+    end = find_end(timed, incomplete, figures.completed.opened, limits.of(RunEndThresholds))
+    if measured is None:
         if not left_out:
-            ended = [] if end is None else [run_end_line(end, hosts)]
-            reasons = [*ended, str(error), *_losses(incomplete, hosts)]
-            raise CannotTell(with_reasons(reasons[0], reasons[1:])) from None
+            reasons = [*([] if end is None else [run_end_line(end, hosts)]), reason, *_losses(incomplete, hosts)]
+            raise CannotTell(with_reasons(reasons[0], reasons[1:]))
         measured = measure(common, selection, progress=progress, team=team, thresholds=limits)
-    else:
-        problems = [*problems, *sentences_on_operations(measured), *_problems_of(measured.operations)]
-        # What is missing shows in the steps of the host.
-        timed, done = replace(measured.timed, traces=traces), measured.operations.completed
-        incomplete = find_incomplete(timed, problems, missing=missing, hosts=hosts, done=done)
-        end = find_end(timed, incomplete, done.opened, limits.of(RunEndThresholds))
     return CredibleRun(
         world_size=world_size,
         traces=traces,
@@ -291,10 +289,6 @@ def _measure_traces(
         incomplete=incomplete,
         end=end,
     )
-
-
-def _problems_of(figures: OperationFigures) -> list[str]:
-    return list(dict.fromkeys(problem for stream in figures.streams for problem in problems_of(stream)))
 
 
 def _losses(incomplete: Incomplete, hosts: Mapping[int, str]) -> list[str]:

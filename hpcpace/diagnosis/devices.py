@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import IdlePhase
 from hpcpace.diagnosis.incomplete import sound_stream
+from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.host_waits import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
@@ -33,9 +34,8 @@ _OF_HOST = (Phase.GC, Phase.PACE, Phase.OTHER)
 class DeviceThresholds(Thresholds, topic="devices"):
     """When times of a device replace those of its host."""
 
-    least_known_share: float = number(
-        0.5, "share", "Share of the steps whose times on the device must be known: with fewer, the host's are used."
-    )
+    least_known_share: float = number(0.5, "share")
+    """Share of the steps whose times on the device must be known: with fewer, the host's are used."""
 
 
 _DEVICE_COLUMNS = {"begin_ns": DEVICE_BEGIN_COLUMN, "end_ns": DEVICE_END_COLUMN}
@@ -64,7 +64,7 @@ def is_host_timed(trace: RankTrace) -> bool:
     return has_device(trace) and not is_on_device(trace)
 
 
-def is_timed_there(trace: RankTrace, operations: Table) -> NDArray[np.bool_]:
+def is_timed_there(trace: RankTrace, operations: Table) -> Bools:
     """Return which operations have the times of where they take place, bool, (num_operations,).
 
     A rank without a device does all on its host. With one, an operation of the host, as over gloo, begins as it is
@@ -141,7 +141,7 @@ def _shows_waits(trace: RankTrace) -> bool:
     return not len(some) or bool(some["blocked_ns"].any())
 
 
-def _are_known(rows: Table) -> NDArray[np.bool_]:
+def _are_known(rows: Table) -> Bools:
     return np.asarray((rows[DEVICE_BEGIN_COLUMN] != 0) & (rows[DEVICE_END_COLUMN] != 0))
 
 
@@ -151,7 +151,7 @@ def _view(rows: Table) -> Table:
     return Table({**columns, **{name: rows[of] for name, of in _HOST_COLUMNS.items()}})
 
 
-def idle_by_phase(traces: Sequence[RankTrace], step: NDArray[np.int64]) -> tuple[IdlePhase, ...]:
+def idle_by_phase(traces: Sequence[RankTrace], step: Ints) -> tuple[IdlePhase, ...]:
     """Return how long devices waited for their hosts in each phase, longest first; none where none waited.
 
     Args:
@@ -202,42 +202,41 @@ def _with_recorded_idle(view: RankTrace, idle: Table) -> RankTrace:
     around = innermost(phases["begin_ns"], phases["end_ns"], edges)
     row = np.searchsorted(steps["begin_ns"], edges[:-1], side="right") - 1
     kept = np.flatnonzero((own >= 0) & (row >= 0) & (edges[:-1] < steps["end_ns"][row]))
-    columns = {
-        "step": steps["step"][row[kept]],
-        "phase": np.full(len(kept), Phase.IDLE),
-        "begin_ns": edges[:-1][kept],
-        "end_ns": edges[1:][kept],
-        "microbatch": np.full(len(kept), -1),
-        HOST_BEGIN_COLUMN: edges[:-1][kept],
-        HOST_END_COLUMN: edges[1:][kept],
-        DURING_COLUMN: np.append(phases["phase"].astype(np.int64), NO_PHASE)[around[kept]],
-        BOUNDED_COLUMN: np.zeros(len(kept), np.bool_),
+    begin_ns, end_ns = edges[:-1][kept], edges[1:][kept]
+    during = np.append(phases["phase"].astype(np.int64), NO_PHASE)[around[kept]]
+    is_bounded = np.zeros(len(kept), np.bool_)
+    return _with_rows(view, [_idle_rows(steps["step"][row[kept]], Phase.IDLE, begin_ns, end_ns, during, is_bounded)])
+
+
+def _idle_rows(
+    step: Ints, phase: Phase, begin_ns: Ints, end_ns: Ints, during: Ints, is_bounded: Bools
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of phases in which a device was idle."""
+    return {
+        "step": step,
+        "phase": np.full(len(step), phase),
+        "begin_ns": begin_ns,
+        "end_ns": end_ns,
+        "microbatch": np.full(len(step), -1),
+        HOST_BEGIN_COLUMN: begin_ns,
+        HOST_END_COLUMN: end_ns,
+        DURING_COLUMN: during,
+        BOUNDED_COLUMN: is_bounded,
     }
-    return _with_rows(view, [columns])
 
 
 def _with_idle(view: RankTrace, stretches: Stretches, usual: Mapping[int, UsualLength]) -> RankTrace:
     """Return a trace with phases in which its device was idle, in front of the marks at which it had run dry."""
     waited_ns, collected_ns = idle_ns(stretches, usual)
     found = []
-    for code, length_ns, end_ns in (
-        (int(Phase.IDLE), waited_ns, stretches.end_ns - collected_ns),
-        (int(Phase.GC), collected_ns, stretches.end_ns),
+    for phase, length_ns, end_ns in (
+        (Phase.IDLE, waited_ns, stretches.end_ns - collected_ns),
+        (Phase.GC, collected_ns, stretches.end_ns),
     ):
-        chosen = np.flatnonzero(length_ns)
-        begin_ns, end_ns = (end_ns - length_ns)[chosen], end_ns[chosen]
-        columns: dict[str, NDArray[Any]] = {
-            "step": stretches.step[chosen],
-            "phase": np.full(len(chosen), code),
-            "begin_ns": begin_ns,
-            "end_ns": end_ns,
-            "microbatch": np.full(len(chosen), -1),
-            HOST_BEGIN_COLUMN: begin_ns,
-            HOST_END_COLUMN: end_ns,
-            DURING_COLUMN: stretches.phase[chosen],
-            BOUNDED_COLUMN: ~np.isin(stretches.phase[chosen], list(usual)),
-        }
-        found.append(columns)
+        rows = np.flatnonzero(length_ns)
+        begin_ns, during = (end_ns - length_ns)[rows], stretches.phase[rows]
+        is_bounded = ~np.isin(during, list(usual))
+        found.append(_idle_rows(stretches.step[rows], phase, begin_ns, end_ns[rows], during, is_bounded))
     return _with_rows(view, found)
 
 

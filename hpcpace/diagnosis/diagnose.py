@@ -6,27 +6,14 @@ who is late is judged by it; transfers need one, and are not judged where a cloc
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import ClassVar, NamedTuple, assert_never
+from typing import NamedTuple, assert_never
 
 from hpcpace.core.text import percent, plural, rank_list
 from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding
-from hpcpace.diagnosis.topics import (
-    communication,
-    cores,
-    events,
-    hang,
-    host,
-    input,
-    jitter,
-    links,
-    pipeline,
-    run_end,
-    straggler,
-)
+from hpcpace.diagnosis.topics import communication, cores, events, idle, jitter, links, pipeline, run_end, straggler
 from hpcpace.metrics.stragglers import MIN_STEPS, SearchObstacle
 
 _MAX_LIST_CHARS = 30  # display: a longer list of ranks is cut
@@ -48,13 +35,13 @@ class Topic(NamedTuple):
 
 
 TOPICS = (
-    Topic(hang.find, Needs.NOTHING),
+    Topic(run_end.find_hanging, Needs.NOTHING),
     Topic(run_end.find, Needs.NOTHING),
     Topic(straggler.find_by_arrival, Needs.STEPS),
     Topic(straggler.find, Needs.OWN_WORK),
     Topic(pipeline.find, Needs.OWN_WORK),
-    Topic(input.find, Needs.OWN_WORK),
-    Topic(host.find, Needs.OWN_WORK),
+    Topic(idle.find_input, Needs.OWN_WORK),
+    Topic(idle.find_host, Needs.OWN_WORK),
     Topic(events.find_collection, Needs.OWN_WORK),
     Topic(events.find_interruptions, Needs.OWN_WORK),
     Topic(links.find, Needs.OWN_WORK),
@@ -71,125 +58,67 @@ differ before jitter, and cores last, because they may explain any other finding
 """
 
 
-class Obstacle(ABC):
-    """Base of the reasons why the data of a run decide nothing.
+@dataclass(frozen=True, kw_only=True)
+class Obstacle:
+    """Why the data of a run decide nothing.
 
     Attributes:
+        words: the reason, as the headline has it.
         advice: what to do.
         why: further sentences.
     """
 
-    advice: ClassVar[str] = "use more steps of the run (--steps, --include-warmup), or record more"
-    why: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    @abstractmethod
-    def words(self) -> str:
-        """The reason, as the headline has it."""
+    words: str
+    advice: str = "use more steps of the run (--steps, --include-warmup), or record more"
+    why: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TooFewSteps(Obstacle):
-    """The run has fewer steps than a diagnosis needs."""
-
-    num_steps: int
-    least: int
-
-    @property
-    def words(self) -> str:
-        """The reason, as the headline has it."""
-        are = "is" if self.num_steps == 1 else "are"
-        return f"{plural(self.num_steps, 'step')} {are} too few: at least {self.least} are needed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrongClock(Obstacle):
-    """A clock is proven wrong, so that transfers cannot be judged, and own work shows no fault."""
-
-    advice: ClassVar[str] = "see the clock error below"
-    words: ClassVar[str] = "a clock is wrong, so transfers cannot be judged; the ranks' own work shows no fault"
+WRONG_CLOCK = Obstacle(
+    words="a clock is wrong, so transfers cannot be judged; the ranks' own work shows no fault",
+    advice="see the clock error below",
+)
+ABSENT_RANKS = Obstacle(words="nothing that is certain explains the step time")
+"""Ranks without a trace may cause the waits of the others."""
+NO_PHASES = Obstacle(
+    words="phases were not recorded, so who works and who waits inside a step is not known",
+    advice="record some hundred steps in full: hpcpace switch RUN on, or trace.detail",
+)
+NOTHING_COMPARED = Obstacle(
+    words="ranks send to each other, and which of them do the same work is not known",
+    advice="say how ranks are laid out: hpcpace.session(mesh={'dp': 2, 'pp': 2})",
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AbsentRanks(Obstacle):
-    """Ranks without a trace may cause the waits of the others, and nothing that is certain explains the loss."""
+def too_few_steps(num_steps: int, least: int) -> Obstacle:
+    """Return that a run has fewer steps than a diagnosis needs."""
+    are = "is" if num_steps == 1 else "are"
+    return Obstacle(words=f"{plural(num_steps, 'step')} {are} too few: at least {least} are needed")
 
-    words: ClassVar[str] = "nothing that is certain explains the step time"
+
+def too_much_noise(smallest_share: float) -> Obstacle:
+    """Return that only a rank slower than its role by more than a share would stand out from the noise."""
+    return Obstacle(words=f"noise hides any rank that is less than {smallest_share:.0%} slower than its role")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostTimes(Obstacle):
-    """Phases of `ranks`, which used a device, are times of the host: their work, waits and transfers are not known."""
-
-    advice: ClassVar[str] = (
-        "trace a few hundred steps with device times of phases (docs/diagnosis.md, ranks with a device)"
+def host_times(ranks: Sequence[int]) -> Obstacle:
+    """Return that phases of ranks with a device are times of their hosts, so that their work is not known."""
+    return Obstacle(
+        words=f"phases of {shortened_ranks(ranks)} are host times, and what their devices do is not known",
+        advice="trace a few hundred steps with device times of phases (docs/diagnosis.md, ranks with a device)",
+        why=(
+            "the host runs ahead of the device, so own work, waits and transfers in a step are not known; arrivals at "
+            "collectives on the device name no rank as late",
+        ),
     )
-    why: ClassVar[tuple[str, ...]] = (
-        "the host runs ahead of the device, so own work, waits and transfers in a step are not known; arrivals at "
-        "collectives on the device name no rank as late",
+
+
+def unmatched_operations(share: float) -> Obstacle:
+    """Return that a share of the step is in operations that match no other rank's."""
+    return Obstacle(
+        words=f"{percent(share)} of the step time is in operations that match no other rank's: whether ranks wait or "
+        "transfer there is not known",
+        advice="record groups, numbers and peers of operations: hpcpace trace does",
     )
-    ranks: tuple[int, ...]
-
-    @property
-    def words(self) -> str:
-        """The reason, as the headline has it."""
-        return f"phases of {shortened_ranks(self.ranks)} are host times, and what their devices do is not known"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoPhases(Obstacle):
-    """The steps were recorded without phases: work and waits inside of them are not known."""
-
-    advice: ClassVar[str] = "record some hundred steps in full: hpcpace switch RUN on, or trace.detail"
-    words: ClassVar[str] = "phases were not recorded, so who works and who waits inside a step is not known"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TooMuchNoise(Obstacle):
-    """Only a rank slower than its role by more than `smallest_share` would stand out from the noise."""
-
-    smallest_share: float
-
-    @property
-    def words(self) -> str:
-        """The reason, as the headline has it."""
-        return f"noise hides any rank that is less than {self.smallest_share:.0%} slower than its role"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NothingCompared(Obstacle):
-    """Ranks send to each other and no mesh is known, so that neither ranks nor stages can be compared."""
-
-    advice: ClassVar[str] = "say how ranks are laid out: hpcpace.session(mesh={'dp': 2, 'pp': 2})"
-    words: ClassVar[str] = "ranks send to each other, and which of them do the same work is not known"
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnmatchedOperations(Obstacle):
-    """Much of the step, `share`, is in operations that match no other rank's: it may be wait or transfer."""
-
-    advice: ClassVar[str] = "record groups, numbers and peers of operations: hpcpace trace does"
-    share: float
-
-    @property
-    def words(self) -> str:
-        """The reason, as the headline has it."""
-        return (
-            f"{percent(self.share)} of the step time is in operations that match no other rank's: whether ranks wait "
-            "or transfer there is not known"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NothingMeasured(Obstacle):
-    """Nothing could be measured; `error` is the reason."""
-
-    error: str
-
-    @property
-    def words(self) -> str:
-        """The reason, as the headline has it."""
-        return self.error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,13 +193,13 @@ def _obstacle(case: Case, known: Needs, *, is_noise_explained: bool) -> Obstacle
     """Return why the data decide nothing, if nothing was found; None if the run is healthy."""
     panels = case.panels
     if known is Needs.NOTHING:
-        return TooFewSteps(num_steps=len(panels.times_ns), least=case.settings.least_steps)
+        return too_few_steps(len(panels.times_ns), case.settings.least_steps)
     if known is Needs.STEPS:  # nothing but arrivals rests on what devices did
-        return NoPhases() if panels.is_unphased else HostTimes(ranks=panels.host_timed)
+        return NO_PHASES if panels.is_unphased else host_times(panels.host_timed)
     if case.absent:
-        return AbsentRanks()
+        return ABSENT_RANKS
     if case.is_clock_wrong:
-        return WrongClock()
+        return WRONG_CLOCK
     return _obstacle_of_search(case, is_noise_explained=is_noise_explained) or _unmatched(case)
 
 
@@ -281,22 +210,22 @@ def _obstacle_of_search(case: Case, *, is_noise_explained: bool) -> Obstacle | N
         return None
     match search.obstacle:
         case SearchObstacle.TOO_FEW_STEPS:
-            return TooFewSteps(num_steps=len(panels.times_ns), least=MIN_STEPS)
+            return too_few_steps(len(panels.times_ns), MIN_STEPS)
         case SearchObstacle.TOO_MUCH_NOISE:
-            return None if is_noise_explained else TooMuchNoise(smallest_share=search.smallest_share or 0.0)
+            return None if is_noise_explained else too_much_noise(search.smallest_share or 0.0)
         case SearchObstacle.NOBODY_COMPARED | None:  # stages and transfers are judged without comparing ranks
-            return NothingCompared() if not panels.is_role_known and panels.stage.max() < 1 else None
+            return NOTHING_COMPARED if not panels.is_role_known and panels.stage.max() < 1 else None
         case _:
             assert_never(search.obstacle)
 
 
-def _unmatched(case: Case) -> UnmatchedOperations | None:
+def _unmatched(case: Case) -> Obstacle | None:
     """Return that operations without a counterpart take as much as would make the job bound by communication."""
     panels = case.panels
     unmatched_ns, work_ns = float(panels.unmatched_ns.mean()), float(panels.work_ns.mean())
     if unmatched_ns < case.settings.communication_share * max(unmatched_ns + work_ns, 1.0):
         return None
-    return UnmatchedOperations(share=unmatched_ns / panels.mean_length_ns)
+    return unmatched_operations(unmatched_ns / panels.mean_length_ns)
 
 
 def _joined(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:

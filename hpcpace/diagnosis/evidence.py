@@ -12,31 +12,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads
+from hpcpace.metrics import Bools
 from hpcpace.metrics.common_clock import CommonClock, rank_clocks, reference_times
 from hpcpace.metrics.matching import Matching, match
 from hpcpace.metrics.operations import MESSAGES, Operations, RankOperations, completed, gather_operations, is_one_of
+from hpcpace.metrics.steps import StepPanel
 from hpcpace.metrics.waits import Waits, waits
 from hpcpace.trace.reader import RankTrace, Table, TraceStream
+from hpcpace.trace.schema import TABLES
 from hpcpace.trace.tables import join_tables
 
-TABLES_USED = frozenset(
-    (
-        "steps",
-        "phases",
-        "collectives",
-        "groups",
-        "clock",
-        "account",
-        "events",
-        "host",
-        "network",
-        "connections",
-        "flows",
-    )
-)
+TABLES_USED = frozenset(TABLES) - {"pacing"}
 """The tables of a trace that a report reads."""
 MAX_ROWS = 3_000_000
 """Memory: rows of one range: about 300 bytes of memory each."""
@@ -64,6 +52,19 @@ class TimedTraces:
         """The ranks with a trace."""
         return tuple(trace.header.rank for trace in self.traces)
 
+    @property
+    def known(self) -> list[int]:
+        """The indices of the ranks whose clock is known; of the first one where none is."""
+        return [index for index, rank in enumerate(self.ranks) if rank not in self.unknown_clocks] or [0]
+
+    def on_common_clock(self, steps: StepPanel) -> StepPanel:
+        """Return steps of these ranks on the common clock, or on a rank's own where its clock is unknown."""
+        begin_ns, end_ns = (
+            np.array([reference_times(clock, own_ns) for clock, own_ns in zip(self.clocks, times_ns, strict=True)])
+            for times_ns in (steps.begin_ns, steps.end_ns)
+        )
+        return replace(steps, begin_ns=begin_ns, end_ns=end_ns)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence(TimedTraces):
@@ -82,8 +83,7 @@ class Evidence(TimedTraces):
     @cached_property
     def ends(self) -> list[int]:
         """The row of `operations` behind those of each rank."""
-        ends: list[int] = np.cumsum([len(table) for table in self.collectives], dtype=np.int64).tolist()
-        return ends
+        return list(itertools.accumulate(len(table) for table in self.collectives))
 
 
 def timed_traces(traces: Sequence[RankTrace]) -> TimedTraces:
@@ -266,7 +266,7 @@ def _has_unmatched(evidence: Evidence, step: int) -> bool:
     return bool(len(rows))
 
 
-def _carried(traces: Sequence[RankTrace], clocks: Sequence[CommonClock], stop: int) -> list[NDArray[np.bool_]]:
+def _carried(traces: Sequence[RankTrace], clocks: Sequence[CommonClock], stop: int) -> list[Bools]:
     """Return which rows of each rank are to be matched with the next range, bool, (num_rows,) each.
 
     They are of the last steps before `stop`, and are not matched with others of the last steps, whatever their clocks.
@@ -314,7 +314,7 @@ class StepReader:
         self._waiting = rows.select(~is_taken)
         return self._with(taken)
 
-    def give_back(self, trace: RankTrace, is_carried: NDArray[np.bool_]) -> RankTrace:
+    def give_back(self, trace: RankTrace, is_carried: Bools) -> RankTrace:
         """Return a trace without some of its rows, which come first in the next range."""
         rows = trace.tables["collectives"]
         self._waiting = join_tables([rows.select(is_carried), self._waiting])

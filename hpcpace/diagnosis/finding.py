@@ -12,7 +12,6 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from hpcpace.core.config import DiagnosisConfig
@@ -21,6 +20,7 @@ from hpcpace.core.text import alias_name, listed, named_ranks, percent, printabl
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.summary import Culprit, RunEnd
 from hpcpace.hang.views import FoundHang
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.arrivals import LateArrival
 from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.host_waits import CoreUse
@@ -32,10 +32,6 @@ from hpcpace.metrics.resampling import block_means, half_width
 from hpcpace.metrics.roles import DataVariation, StageComparison
 from hpcpace.metrics.stragglers import StragglerSearch
 from hpcpace.metrics.what_if import Rebuilt
-
-Floats = NDArray[np.float64]
-Int64s = NDArray[np.int64]
-Booleans = NDArray[np.bool_]
 
 MAX_NAMED = 4  # display: culprits that a sentence names before it counts the others
 _PER_P_VALUE, _MAX_CONFIDENCE = 10, 0.99  # statistics: as the score calibrates confidence
@@ -91,11 +87,11 @@ class Panels:
         flows: what the job's own connections show of links; None where they were not recorded.
     """
 
-    rank: Int64s
+    rank: Ints
     host: tuple[str, ...]
-    node: Int64s
-    role: Int64s
-    stage: Int64s
+    node: Ints
+    role: Ints
+    stage: Ints
     times_ns: Floats
     since_ns: Floats
     work_ns: Floats
@@ -195,6 +191,14 @@ class Case:
             return None
         return self.rebuilt if self.rebuilt.graph.num_left_out <= len(self.rebuilt.graph.step) else None
 
+    def gain_share(self, part_ns: Floats) -> float:
+        """Return what the slowest rank of a role takes with a part of its work, less without, as a share of the step.
+
+        `part_ns` is (num_ranks, num_steps).
+        """
+        role, without_ns = self.rest.role, np.maximum(self.work_ns - part_ns, 0.0)
+        return (slowest_ns(self.work_ns, role) - slowest_ns(without_ns, role)) / self.rest.mean_time_ns
+
 
 class CoreWaiting(Protocol):
     """The waiting of ranks for cores, against which a finding is held: it may be nothing else."""
@@ -202,7 +206,7 @@ class CoreWaiting(Protocol):
     mean_share: float
     uneven_share: float
 
-    def is_all_of(self, effect: float, slow: Booleans) -> bool:
+    def is_all_of(self, effect: float, slow: Bools) -> bool:
         """Return whether an excess of own work, of the ranks of a mask, may be waiting for cores."""
 
 
@@ -220,6 +224,8 @@ class Evidence(ABC):
             what an event or jitter costs, because the steps may be as long without it.
         has_own_cause: whether it keeps a finding of its own, and is not merged with others of its mode.
         wins_ties: whether it comes before a finding that costs as much, because it may be its cause.
+        may_be_uneven_waiting: whether it may be what ranks lose because each step waits for whoever waits longest for
+            a core.
         makes_steps_differ: whether it explains why steps differ, so that its loss is not counted as jitter again.
     """
 
@@ -227,6 +233,7 @@ class Evidence(ABC):
     precedence: ClassVar[int] = 2
     has_own_cause: ClassVar[bool] = False
     wins_ties: ClassVar[bool] = False
+    may_be_uneven_waiting: ClassVar[bool] = False
 
     # What follows from the figures of some topics is a property here, and a constant in most topics.
     @property
@@ -255,7 +262,7 @@ class Evidence(ABC):
 
     def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
         """Return whether the finding may be nothing but ranks that wait for cores."""
-        return False
+        return self.may_be_uneven_waiting and finding.loss_share <= waiting.uneven_share
 
     def numbers(self) -> dict[str, float]:
         """Return the figures by name, without those that it does not have."""
@@ -397,6 +404,19 @@ def first_ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
     return named_ranks(ranks[:MAX_RANKS], hosts) + more
 
 
+def phase_culprit(phase: str, effect: float, interval: tuple[float, float]) -> Culprit:
+    """Return a phase as culprit."""
+    return Culprit(kind="phase", id=phase, aliases=(f"phase {phase}",), effect=effect, interval=interval)
+
+
+def place_culprit(
+    kind: str, name: str, rows: Sequence[int] | Ints, effect: float, interval: tuple[float, float], panels: Panels
+) -> Culprit:
+    """Return a place with some rows of the panels as culprit, with its rank as alias where it has one only."""
+    alone = (f"rank {panels.rank[rows[0]]}",) if len(rows) == 1 else ()
+    return Culprit(kind=kind, id=name, aliases=(f"{kind} {name}", *alone), effect=effect, interval=interval)
+
+
 def rank_culprit(rank: int, effect: float, interval: tuple[float, float], panels: Panels) -> Culprit:
     """Return a rank as culprit, with its node as alias where it is alone on it."""
     aliases = [f"rank {rank}"]
@@ -406,7 +426,7 @@ def rank_culprit(rank: int, effect: float, interval: tuple[float, float], panels
     return Culprit(kind="rank", id=str(rank), aliases=tuple(aliases), effect=effect, interval=interval)
 
 
-def slowest_ns(work_ns: Floats, role: Int64s) -> float:
+def slowest_ns(work_ns: Floats, role: Ints) -> float:
     """Return the mean over steps of the slowest rank's work, of the role where that is largest, nanoseconds."""
     return max(float(work_ns[role == value].max(axis=0).mean()) for value in np.unique(role))
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, rank_operations
 from hpcpace.diagnosis.summary import Incomplete, IncompleteRank
+from hpcpace.metrics import Ints
 from hpcpace.metrics.lost_operations import (
     LostOperations,
     OpenOperation,
@@ -50,12 +50,7 @@ class Completed:
 
 
 def find_incomplete(
-    timed: TimedTraces,
-    problems: Sequence[str],
-    *,
-    missing: Sequence[int],
-    hosts: Mapping[int, str],
-    done: Completed,
+    timed: TimedTraces, problems: Sequence[str], *, missing: Sequence[int], hosts: Mapping[int, str], done: Completed
 ) -> Incomplete:
     """Return what was missing or cut off.
 
@@ -227,7 +222,7 @@ class SoundStream(TraceStream):
             faults.example = faults.example or example
         return rows.select(~bad)
 
-    def _faults_of(self, rows: NDArray[np.int64], num_lead: int, first: int) -> list[BlockFaults]:
+    def _faults_of(self, rows: Ints, num_lead: int, first: int) -> list[BlockFaults]:
         """Return the faults of the block of each row behind the first `num_lead`."""
         numbers = self.blocks_of_rows(first, rows[rows >= num_lead] - num_lead).tolist()
         return [self.faults.setdefault(number, BlockFaults()) for number in numbers]

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.core.config import Config, DiagnosisConfig
@@ -33,6 +32,7 @@ from hpcpace.diagnosis.verdict import verdict_of, with_end
 from hpcpace.hang.from_traces import hang_in, records_of
 from hpcpace.hang.notices import Notice
 from hpcpace.hang.views import FoundHang
+from hpcpace.metrics import Ints
 from hpcpace.metrics.arrivals import LateArrival, late_arrivals
 from hpcpace.metrics.communication import Kind
 from hpcpace.metrics.flow_figures import FlowFindings
@@ -192,7 +192,7 @@ def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns
     return replace(found, culprits=tuple(culprits))
 
 
-def _late_arrivals(measured: Measured, node: NDArray[np.int64], level: float) -> tuple[LateArrival, ...]:
+def _late_arrivals(measured: Measured, node: Ints, level: float) -> tuple[LateArrival, ...]:
     """Return who is late at collectives on devices by arrival and duration alike, the latest first.
 
     Args:

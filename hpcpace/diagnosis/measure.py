@@ -6,11 +6,10 @@ The summary, the plots and the scripts of analysis/ take their figures from here
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.pool import Team
@@ -25,7 +24,7 @@ from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operat
 from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.diagnosis.within_steps import WaitThresholds, are_waits_known, unknown_waits, unmatched_share
-from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
 from hpcpace.metrics.host_waits import CoreUse, core_use
 from hpcpace.metrics.kernels import others_median
@@ -33,7 +32,6 @@ from hpcpace.metrics.links import GroupTransfers
 from hpcpace.metrics.operations import MESSAGES, op_name
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
 from hpcpace.metrics.plausibility import Alternation, alternation
-from hpcpace.metrics.roles import DataVariation
 from hpcpace.metrics.steps import StepPanel, common_steps, is_plain, is_unphased, step_times, used_steps
 from hpcpace.metrics.topology import Topology, stages_of_traffic, topology_of
 from hpcpace.metrics.what_if import Rebuilt, rebuild, transient_loss_ns
@@ -51,7 +49,7 @@ class Selection:
     first: int | None = None
     stop: int | None = None
 
-    def used(self, panel: StepPanel) -> NDArray[np.bool_]:
+    def used(self, panel: StepPanel) -> Bools:
         """Return which common steps are used, bool, (num_common,)."""
         return used_steps(panel, include_warmup=self.include_warmup, first=self.first, stop=self.stop)
 
@@ -74,21 +72,25 @@ class Measured:
 
     timed: TimedTraces
     panel: StepPanel
-    used: NDArray[np.bool_]
+    used: Bools
     chosen: StepPanel
     common: StepPanel
-    times_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
+    times_ns: Ints
+    end_ns: Ints
     operations: OperationFigures
     thresholds: ThresholdValues = field(default_factory=ThresholdValues)
 
     @property
-    def parts(self) -> NDArray[np.float64]:
+    def parts(self) -> Floats:
         """Nanoseconds of each part of each used step, float64, (num_ranks, num_steps, num_parts)."""
         return self.operations.panels.parts_ns
 
+    def spent_ns(self, of: Sequence[Part]) -> Floats:
+        """Return the time in some of the parts, float64, (num_ranks, num_steps)."""
+        return np.asarray(self.parts[:, :, list(of)].sum(axis=2))
+
     @property
-    def lengths_ns(self) -> NDArray[np.float64]:
+    def lengths_ns(self) -> Floats:
         """Length of each used step on each rank, float64, (num_ranks, num_steps)."""
         return (self.chosen.end_ns - self.chosen.begin_ns).astype(np.float64)
 
@@ -125,7 +127,7 @@ class Measured:
         return are_waits_known(self.operations.panels, self.limits)
 
     @cached_property
-    def halfwidth_ns(self) -> NDArray[np.float64]:
+    def halfwidth_ns(self) -> Floats:
         """Error of the times of each rank's operations in these steps, by median, float64, (num_ranks,)."""
         return np.array(
             [
@@ -140,7 +142,7 @@ class Measured:
         return alternation(self.parts, self.lengths_ns)
 
     @cached_property
-    def role(self) -> NDArray[np.int64]:
+    def role(self) -> Ints:
         """Which ranks do the same work, int64, (num_ranks,)."""
         headers = [trace.header for trace in self.timed.traces]
         roles = {slot: index for index, slot in enumerate(sorted({(header.pp, header.tp) for header in headers}))}
@@ -227,22 +229,19 @@ def measure(
     used = selection.used(panel)
     if not used.any():
         raise CannotTell(_why_no_steps(traces, panel))
-    timed = timed_traces(traces)
-    clocks = timed.clocks
-    begin_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.begin_ns, strict=True)])
-    end_ns = np.array([reference_times(clock, own) for clock, own in zip(clocks, panel.end_ns, strict=True)])
-    # A rank whose clock is unknown cannot say when a step ended for the others. Where all are, the first one speaks.
-    known = [index for index, rank in enumerate(timed.ranks) if rank not in timed.unknown_clocks] or [0]
-    chosen = panel.select(used)
-    common = replace(chosen, begin_ns=begin_ns[:, used], end_ns=end_ns[:, used])
+    timed, chosen = timed_traces(traces), panel.select(used)
+    whole = timed.on_common_clock(panel)
+    common = whole.select(used)
+    # A rank whose clock is unknown cannot say when a step ended for the others.
+    times_ns = step_times(panel.step, whole.begin_ns[timed.known], whole.end_ns[timed.known])
     return Measured(
         timed=timed,
         panel=panel,
         used=used,
         chosen=chosen,
         common=common,
-        times_ns=step_times(panel.step, begin_ns[known], end_ns[known])[used],
-        end_ns=end_ns[known].max(axis=0)[used],
+        times_ns=times_ns[used],
+        end_ns=common.end_ns[timed.known].max(axis=0),
         operations=measure_operations(timed, chosen, common, progress=progress, team=team),
         thresholds=thresholds,
     )
@@ -269,8 +268,8 @@ def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
 def panels_of(measured: Measured) -> Panels:
     """Return what the diagnosis judges."""
     headers = [trace.header for trace in measured.timed.traces]
-    parts, unmatched = measured.parts, unmatched_share(measured.operations.panels)
-    # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
+    parts, panels, unmatched = measured.parts, measured.operations.panels, unmatched_share(measured.operations.panels)
+    transfer_ns = measured.spent_ns(EXPOSED_TRANSFER)
     return Panels(
         rank=np.array([header.rank for header in headers], np.int64),
         host=tuple(header.host for header in headers),
@@ -279,17 +278,23 @@ def panels_of(measured: Measured) -> Panels:
         stage=_stages(measured),
         times_ns=measured.times_ns.astype(np.float64),
         since_ns=(measured.end_ns - measured.end_ns[0]).astype(np.float64),
-        work_ns=parts[:, :, list(OWN_WORK)].sum(axis=2),
-        reach_ns=_reach_ns(measured),
+        work_ns=measured.spent_ns(OWN_WORK),
+        # The time of each step outside of synchronising collectives.
+        reach_ns=np.maximum(parts.sum(axis=2) - measured.spent_ns(_AWAY) - panels.blocked_ns, 0.0),
         data_ns=parts[:, :, Part.DATA],
         gc_ns=parts[:, :, Part.GC],
-        wait_ns=parts[:, :, list(EXPOSED_WAIT)].sum(axis=2),
-        transfer_ns=_transfer_ns(measured) * (1 - unmatched),
-        unmatched_ns=parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2) * unmatched,
+        wait_ns=measured.spent_ns(EXPOSED_WAIT),
+        # Where large messages are handed over in person, as by gloo, a sender is blocked until its receiver comes: that
+        # is no transfer, and the receiver's side has what the message takes.
+        transfer_ns=np.maximum(transfer_ns - panels.sent_ns, 0.0) * (1 - unmatched),
+        unmatched_ns=transfer_ns * unmatched,
         host_ns=parts[:, :, Part.HOST],
+        # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
         is_role_known=not (measured.operations.has_messages and headers[0].pp < 0),
         transient_share=_transient_share(measured),
-        data_variation=_data_variation(measured),
+        data_variation=None
+        if measured.host_timed or measured.close_up is None
+        else data_variation_of(measured.close_up),
         parts_ns=parts,
         cores=_cores(measured),
         alternation=measured.alternation,
@@ -309,7 +314,7 @@ def _cores(measured: Measured) -> CoreUse:
     )
 
 
-def _stages(measured: Measured) -> NDArray[np.int64]:
+def _stages(measured: Measured) -> Ints:
     """Return the pipeline stage of each rank, from its coordinates or else from traffic, int64, (num_ranks,)."""
     headers = [trace.header for trace in measured.timed.traces]
     if headers[0].pp >= 0 or not measured.operations.has_messages:
@@ -324,7 +329,7 @@ def _stages(measured: Measured) -> NDArray[np.int64]:
     )
 
 
-def node_by_rank(ranks: Sequence[int], node: NDArray[np.int64]) -> NDArray[np.int64]:
+def node_by_rank(ranks: Sequence[int], node: Ints) -> Ints:
     """Return the node of each rank by its number, int64, (largest rank + 1,); `node` is that of each of `ranks`."""
     found = np.zeros(max(ranks) + 1, np.int64)
     found[list(ranks)] = np.unique(node, return_inverse=True)[1]  # a damaged number may be anything
@@ -339,14 +344,7 @@ def _transient_share(measured: Measured) -> float | None:
     return transient_loss_ns(measured.close_up.graph) / max(float(measured.times_ns.mean()), 1.0)
 
 
-def _data_variation(measured: Measured) -> DataVariation | None:
-    """Return how work varies with the data; None without stages, or where work is not known."""
-    if measured.host_timed or measured.close_up is None:
-        return None
-    return data_variation_of(measured.close_up)
-
-
-def own_excess_ns(panels: Panels) -> NDArray[np.float64] | None:
+def own_excess_ns(panels: Panels) -> Floats | None:
     """Return each rank's own work less the median of the others of its role, (num_ranks, num_steps).
 
     Of two ranks of a role, it is the excess over the faster one: else that one would seem early. 0 where a rank is
@@ -364,22 +362,3 @@ def own_excess_ns(panels: Panels) -> NDArray[np.float64] | None:
             excess_ns[rows] = work_ns - usual_ns
             compared = True
     return excess_ns if compared else None
-
-
-def _transfer_ns(measured: Measured) -> NDArray[np.float64]:
-    """Return the exposed transfer of each step but for blocked senders, float64, (num_ranks, num_steps).
-
-    Where large messages are handed over in person, as by gloo, a sender is blocked until its receiver comes: that is no
-    transfer, and the receiver's side has what the message takes.
-    """
-    transfer_ns: NDArray[np.float64] = measured.parts[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
-    less: NDArray[np.float64] = np.maximum(transfer_ns - measured.operations.panels.sent_ns, 0.0)
-    return less
-
-
-def _reach_ns(measured: Measured) -> NDArray[np.float64]:
-    """Return the time of each step outside of synchronising collectives, float64, (num_ranks, num_steps)."""
-    parts = measured.parts
-    away = parts[:, :, list(_AWAY)].sum(axis=2)
-    reach: NDArray[np.float64] = np.maximum(parts.sum(axis=2) - away - measured.operations.panels.blocked_ns, 0.0)
-    return reach

@@ -6,11 +6,11 @@ as whole nanoseconds, and what operations of one range do in the steps of anothe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.pool import Team, map_threads, num_threads, shared_zeros, watch_processes
 from hpcpace.diagnosis.clocks import Causality, causality_of, join_causality
@@ -24,6 +24,7 @@ from hpcpace.diagnosis.incomplete import (
     sound_stream,
 )
 from hpcpace.diagnosis.within_steps import PathSums, StepPanels, WithinSteps, divide_operations, join_paths
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.communication import (
     Kind,
     KindTotals,
@@ -65,14 +66,14 @@ class TransferSums:
     """
 
     groups: tuple[ProcessGroup, ...]
-    keys: NDArray[np.int64]
+    keys: Ints
     first: int
-    total_ns: NDArray[np.float64]
-    count: NDArray[np.int64]
+    total_ns: Floats
+    count: Ints
     is_whole: bool = True
 
 
-def transfer_sums(evidence: Evidence, step: NDArray[np.int64]) -> TransferSums:
+def transfer_sums(evidence: Evidence, step: Ints) -> TransferSums:
     """Return the sums of a part of a run: of each group, operation and size, the transfers of each step.
 
     The transfer of an operation is the largest of its ranks. Messages count as operations of the pair.
@@ -90,31 +91,20 @@ def transfer_sums(evidence: Evidence, step: NDArray[np.int64]) -> TransferSums:
     usable = np.flatnonzero(
         (column >= 0) & matching.is_matched[first] & (op != Op.BARRIER) & (~is_message | has_waited)
     )
-    if not len(usable):
-        none = np.zeros((0, 0))
-        return TransferSums(
-            groups=done.groups,
-            keys=np.zeros((0, _NUM_KEYS), np.int64),
-            first=0,
-            total_ns=none,
-            count=none.astype(np.int64),
-        )
     first, transfer_ns, column = first[usable], transfer_ns[usable], column[usable]
-    keys, kind = _kinds(evidence, first)
-    begin = int(column.min())
-    num_steps = int(column.max()) + 1 - begin
-    size = len(keys) * num_steps
-    is_whole = size <= _MAX_CELLS
+    keys, kind = _kinds(evidence, first) if len(usable) else (np.zeros((0, _NUM_KEYS), np.int64), first)
+    begin = int(column.min(initial=len(step)))
+    num_steps = int(column.max(initial=begin - 1)) + 1 - begin
+    is_whole = len(keys) * num_steps <= _MAX_CELLS
     if not is_whole:
-        keys, kind, num_steps, size = keys[:0], kind[:0], 0, 0
-        column, transfer_ns = column[:0], transfer_ns[:0]
-    cell = kind * num_steps + (column - begin)
+        keys, kind, column, transfer_ns, num_steps = keys[:0], kind[:0], column[:0], transfer_ns[:0], 0
+    shape, cell = (len(keys), num_steps), kind * num_steps + (column - begin)
     return TransferSums(
         groups=done.groups,
         keys=keys,
         first=begin,
-        total_ns=np.bincount(cell, transfer_ns, size).astype(np.float64).reshape(len(keys), num_steps),
-        count=np.bincount(cell, minlength=size).reshape(len(keys), num_steps),
+        total_ns=np.bincount(cell, transfer_ns, math.prod(shape)).astype(np.float64).reshape(shape),
+        count=np.bincount(cell, minlength=math.prod(shape)).reshape(shape),
         is_whole=is_whole,
     )
 
@@ -150,12 +140,12 @@ def transfer_series(parts: Sequence[TransferSums], num_steps: int) -> list[Group
     ]
 
 
-def _of_operations(evidence: Evidence) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _of_operations(evidence: Evidence) -> tuple[Ints, Bools]:
     """Return the transfer of each operation, and whether its receiver waited, each (num_instances,)."""
     done, matching, waits = evidence.operations, evidence.matching, evidence.waits
     num_instances = len(matching.num_rows)
 
-    def of_share(share: Sequence[slice]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def of_share(share: Sequence[slice]) -> tuple[Ints, Bools]:
         largest_ns, has_waited = np.zeros(num_instances, np.int64), np.zeros(num_instances, np.bool_)
         for rows in share:
             op, instance = done.op[rows], matching.instance[rows]
@@ -167,7 +157,7 @@ def _of_operations(evidence: Evidence) -> tuple[NDArray[np.int64], NDArray[np.bo
     return np.maximum.reduce([ns for ns, _ in found]), np.logical_or.reduce([waited for _, waited in found])
 
 
-def _kinds(evidence: Evidence, first: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _kinds(evidence: Evidence, first: Ints) -> tuple[Ints, Ints]:
     """Return the keys of series, ascending, and the number of the series of each operation.
 
     Args:
@@ -192,13 +182,13 @@ def _kinds(evidence: Evidence, first: NDArray[np.int64]) -> tuple[NDArray[np.int
     return np.stack([group[one], op[one], size_bytes[one], low, high], axis=1), kind
 
 
-def _numbered(codes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def _numbered(codes: Ints, most: int) -> Ints:
     """Return the rank of each code, from 0 to below `most`, among those that occur."""
     if most > _MAX_NUMBERS:
         return np.unique(codes, return_inverse=True)[1]
     occurs = np.zeros(most, np.int64)
     occurs[codes] = 1
-    numbers: NDArray[np.int64] = (np.cumsum(occurs) - 1)[codes]
+    numbers: Ints = (np.cumsum(occurs) - 1)[codes]
     return numbers
 
 
@@ -329,7 +319,7 @@ class _Shares:
         max_rows = max(max_rows, _MIN_ROWS * len(self._streams))
         return divide_steps(self._streams, max_rows=max_rows, num_shares=num_shares)
 
-    def _panels(self, zeros: Callable[[tuple[int, ...]], NDArray[np.float64]]) -> StepPanels:
+    def _panels(self, zeros: Callable[[tuple[int, ...]], Floats]) -> StepPanels:
         return StepPanels.empty((len(self._streams), len(self._chosen)), zeros)
 
     def _show(self, num_done: int, shares: Sequence[StepShare]) -> None:

@@ -11,32 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.diagnosis.summary import Growth
+
 Values = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Growth:
-    """How the loss to the slowest grows with the number of units that wait for each other; each array (num_k,).
-
-    Attributes:
-        k: how many units, int64, ascending.
-        unit: what is counted, `rank` or `node`.
-        measured, low, high: amplification A(k) and its 95 % interval; 1 is no loss.
-        null, null_low, null_high: the same if units were independent of each other.
-    """
-
-    k: NDArray[np.int64]
-    unit: str = "rank"
-    measured: Values
-    low: Values
-    high: Values
-    null: Values
-    null_low: Values
-    null_high: Values
-
-    def __post_init__(self) -> None:
-        arrays = (self.measured, self.low, self.high, self.null, self.null_low, self.null_high)
-        _check_lengths("Growth", len(self.k), [len(array) for array in arrays])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,27 +30,6 @@ class Matrix:
 
     def __post_init__(self) -> None:
         _check_lengths("Matrix", len(self.labels), self.ratio.shape)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HotspotRow:
-    """One place to look at, the largest effect first.
-
-    Attributes:
-        kind: rank, node, leaf, uplink or link.
-        name: of the place.
-        effect_ms, low_ms, high_ms: time per step that it adds, and the 95 % interval.
-        loss_share: its share of all waits, None where unknown.
-        aliases: other names for what the data cannot separate from it.
-    """
-
-    kind: str
-    name: str
-    effect_ms: float
-    low_ms: float
-    high_ms: float
-    loss_share: float | None = None
-    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +156,8 @@ class PlotData:
         rank_labels: names of its rows, (num_ranks,), each unique, like `3 n1`.
         communication_share: exposed transfer of each step over own work and transfer, waits left out, (num_steps,).
         slow_step: the slowest step, rank by rank.
-        growth: how the loss grows with scale.
+        growth: how the loss grows with scale, with its interval and that of independent units.
         leaf_matrix, node_matrix: transfer between leaf switches and between nodes.
-        hotspots: places ranked by their effect.
         clocks: the error of each host's clock.
         network: what interfaces and hosts carried.
         versions: names and versions of what ran.
@@ -219,7 +174,6 @@ class PlotData:
     growth: Growth | None = None
     leaf_matrix: Matrix | None = None
     node_matrix: Matrix | None = None
-    hotspots: tuple[HotspotRow, ...] | None = None
     clocks: tuple[HostClock, ...] | None = None
     network: NetworkPlots | None = None
     versions: tuple[tuple[str, str], ...] = ()

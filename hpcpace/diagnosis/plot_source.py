@@ -10,18 +10,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.judged import JudgedRun
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
-from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Lane, Matrix, PlotData, SlowStep
+from hpcpace.diagnosis.plot_data import HostClock, Lane, Matrix, PlotData, SlowStep
+from hpcpace.diagnosis.summary import Jitter
 from hpcpace.diagnosis.within_steps import divide_operations
+from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.common_clock import CommonClock
-from hpcpace.metrics.growth import GrowthCurve
-from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.links import TransferMatrix, leaf_matrix, node_matrix
 from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.trace.schema import StepFlag
@@ -55,11 +54,11 @@ class StepDetail:
     step: int
     time_ns: float
     median_ns: float
-    work_ns: NDArray[np.float64]
-    excess_ns: NDArray[np.float64]
-    parts_ns: NDArray[np.float64]
-    mean_ns: NDArray[np.float64]
-    rows: NDArray[np.int64]
+    work_ns: Floats
+    excess_ns: Floats
+    parts_ns: Floats
+    mean_ns: Floats
+    rows: Ints
     lanes: tuple[tuple[Stretch, ...], ...]
 
 
@@ -109,7 +108,7 @@ def _detail(
     )
 
 
-def _taken_apart(measured: Measured, regular: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _taken_apart(measured: Measured, regular: Bools) -> Bools:
     """Return which regular steps are taken apart, or all of them where none is, bool, (num_steps,)."""
     if measured.close_up is None:
         return regular
@@ -117,7 +116,7 @@ def _taken_apart(measured: Measured, regular: NDArray[np.bool_]) -> NDArray[np.b
     return some if some.any() else regular
 
 
-def regular_steps(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def regular_steps(flags: Bytes) -> Bools:
     """Return which steps have neither checkpoint nor evaluation, or all where no step is without, (num_steps,).
 
     Args:
@@ -127,7 +126,7 @@ def regular_steps(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return regular if regular.any() else np.ones(len(flags), np.bool_)
 
 
-def representative_step(times_ns: NDArray[np.float64], regular: NDArray[np.bool_]) -> int:
+def representative_step(times_ns: Floats, regular: Bools) -> int:
     """Return the column of the regular step whose time is closest to their median; the first of equals.
 
     Args:
@@ -138,13 +137,7 @@ def representative_step(times_ns: NDArray[np.float64], regular: NDArray[np.bool_
     return int(np.argmin(np.where(regular, distance, np.inf)))
 
 
-def representative_ranks(
-    excess_ns: NDArray[np.float64],
-    role: NDArray[np.int64],
-    most: int = MAX_RANKS,
-    *,
-    named: Collection[int] = (),
-) -> NDArray[np.int64]:
+def representative_ranks(excess_ns: Floats, role: Ints, most: int = MAX_RANKS, *, named: Collection[int] = ()) -> Ints:
     """Return the rows that represent all ranks, ascending: all of at most `most` ranks.
 
     Of more, the most typical rank of each role (of half as many roles as ranks fit), the one with the least excess,
@@ -169,7 +162,7 @@ def representative_ranks(
 
 
 def lanes_of(
-    measured: Measured, column: int, rows: NDArray[np.int64], most_cells: int = _MAX_LANE_CELLS
+    measured: Measured, column: int, rows: Ints, most_cells: int = _MAX_LANE_CELLS
 ) -> tuple[tuple[Stretch, ...], ...]:
     """Return what ranks did during one step, stretch by stretch, (num_lanes,).
 
@@ -220,13 +213,12 @@ def _operations_of(measured: Measured, row: int) -> Table:
     return divide_operations(close_up.evidence, row)
 
 
-def plot_data(run: JudgedRun, curve: GrowthCurve | None, *, is_node_unit: bool) -> PlotData:
+def plot_data(run: JudgedRun, jitter: Jitter | None) -> PlotData:
     """Return what the plots of a page show, but for those of the network.
 
     Args:
         run: the run.
-        curve: how the loss grows with scale; None where that is not known.
-        is_node_unit: whether the curve counts nodes.
+        jitter: its figures; None where they are not known.
     """
     measured, panels = run.measured, run.panels
     headers = [trace.header for trace in measured.timed.traces]
@@ -240,6 +232,7 @@ def plot_data(run: JudgedRun, curve: GrowthCurve | None, *, is_node_unit: bool) 
         reasons["own_delay_ms"] = "no two ranks are known to do the same work"
     if not measured.are_waits_known:
         reasons.setdefault("communication_share", "operations have no counterpart, so that transfers are not known")
+    growth = jitter.growth if jitter is not None else None
     few = 2 <= places.num_nodes <= _MAX_NODES
     return PlotData(
         step=measured.chosen.step,
@@ -251,10 +244,9 @@ def plot_data(run: JudgedRun, curve: GrowthCurve | None, *, is_node_unit: bool) 
         if panels.host_timed or not measured.are_waits_known
         else transfer_ns / np.maximum(panels.work_ns.mean(axis=0) + transfer_ns, 1.0),
         slow_step=None if panels.host_timed else _slow_step(measured, panels, run.diagnosis.late_ranks),
-        growth=_growth(curve, is_node_unit=is_node_unit),
+        growth=growth if growth is not None and growth.low and growth.null else None,
         leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
         node_matrix=_matrix(node_matrix(groups, places)) if few else None,
-        hotspots=tuple(_row(spot) for spot in run.hotspots),
         clocks=_clocks(measured.timed),
         versions=run.records.run.versions,
         reasons=reasons,
@@ -299,53 +291,21 @@ def _delay_remark(panels: Panels) -> str:
     return " ".join([of_pairs] * bool((sizes == 2).any()) + [alone] * bool((sizes == 1).any()))
 
 
-def _growth(curve: GrowthCurve | None, *, is_node_unit: bool) -> Growth | None:
-    if curve is None or curve.low is None or curve.high is None or curve.null is None:
-        return None
-    return Growth(
-        k=curve.k,
-        unit="node" if is_node_unit else "rank",
-        measured=curve.amplification,
-        low=curve.low,
-        high=curve.high,
-        null=curve.null,
-        null_low=curve.null,
-        null_high=curve.null,
-    )
-
-
 def _matrix(found: TransferMatrix | None) -> Matrix | None:
     return Matrix(labels=found.labels, ratio=found.relative) if found is not None else None
 
 
-def _row(spot: Hotspot) -> HotspotRow:
-    low, high = spot.interval_ns
-    return HotspotRow(
-        kind=spot.kind,
-        name=spot.id,
-        effect_ms=spot.effect_ns / NS_PER_MS,
-        low_ms=low / NS_PER_MS,
-        high_ms=high / NS_PER_MS,
-        loss_share=spot.loss_share,
-        aliases=tuple(alias for alias in spot.aliases if alias != f"{spot.kind} {spot.id}"),
-    )
-
-
 def _clocks(timed: TimedTraces) -> tuple[HostClock, ...] | None:
     """Return the samples of one rank of each host, but for the host of the reference."""
-    found, seen = [], set()
+    of_node: dict[int, tuple[str, CommonClock]] = {}
     for trace, clock in zip(timed.traces, timed.clocks, strict=True):
-        if trace.header.node in seen or clock.is_reference or not clock.num_samples:
-            continue
-        seen.add(trace.header.node)
-        found.append(_host_clock(trace.header.host, clock))
-        if len(found) == _MAX_HOSTS:
-            break
-    return tuple(found) or None
+        if clock.num_samples and not clock.is_reference:
+            of_node.setdefault(trace.header.node, (trace.header.host, clock))
+    return tuple(_host_clock(*found) for found in list(of_node.values())[:_MAX_HOSTS]) or None
 
 
 def _host_clock(host: str, clock: CommonClock) -> HostClock:
-    time_s: NDArray[np.float64] = (clock.local_ns - clock.local_ns[0]) / NS_PER_S
+    time_s: Floats = (clock.local_ns - clock.local_ns[0]) / NS_PER_S
     residual_us, allowed_us = np.full((2, clock.num_samples), np.nan)
     inner = clock.residuals_ns()
     residual_us[1 : 1 + len(inner)] = inner / _NS_PER_US

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcpace.core.codec import read_json
+from hpcpace.core.codec import Text, decoder, read_json
 from hpcpace.core.errors import ProbeError
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import printable
@@ -22,7 +22,7 @@ from hpcpace.probe.record import MAX_BYTES, ProbeRecord, probe_from, read_probe
 
 _MAX_TEXT, _MAX_REASON, _MAX_UNKNOWN, _MAX_NAMES = 500, 200, 16, 64  # display: letters, and names of records
 _MAX_BYTES = 1 << 26  # memory: a loss a step, of two million
-_MAX_NUMBER, _MAX_RANK = 1 << 62, 1 << 31  # format: larger ones are damage
+_MAX_RANK = 1 << 31  # format: larger ones are damage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,40 +95,23 @@ class ResultRecord:
     Attributes:
         outcome: finished, stopped or out of memory; empty where it is not known.
         cause: the words of the error where memory was not enough.
-        memory: the most that each rank had, as far as they reported it, ascending by rank.
+        peak_memory: the most that each rank had, as far as they reported it.
     """
 
-    outcome: str = ""
-    cause: str = ""
-    memory: tuple[RankMemory, ...] = ()
+    outcome: Text = ""
+    cause: Text = ""
+    peak_memory: tuple[RankMemory, ...] = ()
+
+    @property
+    def memory(self) -> tuple[RankMemory, ...]:
+        """The most that each rank had, ascending by rank."""
+        return tuple(sorted(self.peak_memory, key=lambda row: row.rank))
 
 
 def read_result_record(attempt: Attempt, problems: list[str]) -> ResultRecord:
     """Return what result.json says; a sentence is added to `problems` where it cannot be used."""
-    found = read_json(attempt, attempt.result_json.name, _result, problems, most_bytes=_MAX_BYTES)
-    return found or ResultRecord()
-
-
-def _result(content: Any) -> ResultRecord:
-    memory = [
-        RankMemory(
-            rank=_number(row["rank"]),
-            rss_bytes=_number(row["rss_bytes"]),
-            device_bytes=_number(row["device_bytes"]),
-        )
-        for row in content.get("peak_memory", [])
-    ]
-    return ResultRecord(
-        outcome=str(content.get("outcome", ""))[:_MAX_TEXT],
-        cause=str(content.get("cause", ""))[:_MAX_TEXT],
-        memory=tuple(sorted(memory, key=lambda row: row.rank)),
-    )
-
-
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value < _MAX_NUMBER:
-        raise ValueError(f"{value!r} is no number of a rank or of bytes")
-    return value
+    name = attempt.result_json.name
+    return read_json(attempt, name, decoder(ResultRecord), problems, most_bytes=_MAX_BYTES) or ResultRecord()
 
 
 def read_trial_record(attempt: Attempt, problems: list[str]) -> PacingFigures | None:

@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcpace.core.codec import MAX_BYTES, read_json
 from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.detail import MAX_STEPS
 from hpcpace.core.errors import TraceError
-from hpcpace.core.rundir import Attempt
+from hpcpace.core.rundir import Attempt, open_run
 from hpcpace.core.text import NS_PER_S, printable, shown
 
 if TYPE_CHECKING:
     from hpcpace.trace.tables import RankTrace
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from pathlib import Path
-
-from hpcpace.core.rundir import open_run
 
 NOT_REPORTED = "not reported"
 _FRESH_S, _FRESH_FLUSHES = 10.0, 5  # timing: a flush a second, and the delay of a busy disk and a file server's clock
@@ -74,14 +70,6 @@ class StartRecord:
     dtype: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptState:
-    """What an attempt does, and how far it is; `num_steps` is None unless traces were looked at."""
-
-    state: State
-    num_steps: int | None = None
-
-
 def read_start(attempt: Attempt, problems: list[str]) -> StartRecord:
     """Return what run.json says; a sentence is added to `problems` where it cannot be used."""
     return read_json(attempt, attempt.run_json.name, _start, problems, most_bytes=MAX_BYTES) or StartRecord()
@@ -124,8 +112,10 @@ def _within(value: Any, most: float) -> float:
     return number
 
 
-def attempt_state(attempt: Attempt, start: StartRecord, *, outcome: str = "", verdict: str = "") -> AttemptState:
-    """Return what an attempt does.
+def attempt_state(
+    attempt: Attempt, start: StartRecord, *, outcome: str = "", verdict: str = ""
+) -> tuple[State, int | None]:
+    """Return what an attempt does, and how many steps it has done, None unless traces were looked at.
 
     Args:
         attempt: the attempt.
@@ -134,26 +124,24 @@ def attempt_state(attempt: Attempt, start: StartRecord, *, outcome: str = "", ve
         verdict: the mode that a report has found on the traces as they are; empty without one.
     """
     if outcome in _OUTCOMES:
-        return AttemptState(state=_OUTCOMES[outcome])
-    journals = journals_of(attempt)
-    if journals:
+        return _OUTCOMES[outcome], None
+    if journals := journals_of(attempt):
         traces = list(_looked_at(attempt, journals))
         num_steps = max((steps_of(trace) for trace in traces), default=None)
         if verdict == "hang" or any(_hangs(trace) for trace in traces):
-            return AttemptState(state=State.HUNG, num_steps=num_steps)
-        state = State.RUNNING if is_running(attempt, start) else State.FAILED
-        return AttemptState(state=state, num_steps=num_steps)
+            return State.HUNG, num_steps
+        return State.RUNNING if is_running(attempt, start) else State.FAILED, num_steps
     if verdict in ("hang", "ended early"):
-        return AttemptState(state=State.HUNG if verdict == "hang" else State.FAILED)
+        return State.HUNG if verdict == "hang" else State.FAILED, None
     ranks = list(attempt.trace_files())
     if not ranks and not attempt.packs():
-        return AttemptState(state=State.CANNOT_TELL)
+        return State.CANNOT_TELL, None
     if start.is_workload:  # it leaves result.json if it ends in order
-        return AttemptState(state=State.FAILED)
+        return State.FAILED, None
     traces = list(_looked_at(attempt, ranks[:1] + ranks[1:][-1:]))
-    has_failed = any(_has_failed(trace) for trace in traces)
-    ended = State.FAILED if has_failed else State.FINISHED
-    return AttemptState(state=ended if traces or verdict else State.CANNOT_TELL)
+    if any(_has_failed(trace) for trace in traces):
+        return State.FAILED, None
+    return State.FINISHED if traces or verdict else State.CANNOT_TELL, None
 
 
 def journals_of(attempt: Attempt) -> list[int]:
@@ -318,14 +306,14 @@ def run_row(path: Path) -> RunRow:
     # A report from before the attempt ended, or on another one, says nothing.
     if report.attempt != attempt.number or not (report.is_final or journals_of(attempt)):
         report = _Report()
-    found = attempt_state(attempt, start, outcome=result.outcome, verdict=report.outcome)
+    state, num_steps = attempt_state(attempt, start, outcome=result.outcome, verdict=report.outcome)
     measured = report if report.speed is not None else result
     return RunRow(
         path=str(path),
         attempt=attempt.number,
         num_attempts=len(attempts),
-        state=found.state,
-        num_steps=found.num_steps,
+        state=state,
+        num_steps=num_steps,
         planned_steps=start.planned_steps,
         verdict=report.outcome or NOT_REPORTED,
         headline=report.headline,
@@ -378,10 +366,8 @@ def _report(content: Any) -> _Report:
 
 
 def _result(content: Mapping[str, Any]) -> _Result:
-    speed = _rate(content.get("samples_per_s"))
-    return _Result(
-        outcome=_text(content.get("outcome", "")), speed=speed, speed_unit=_text(content.get("samples_unit", ""))
-    )
+    outcome, unit = _text(content.get("outcome", "")), _text(content.get("samples_unit", ""))
+    return _Result(outcome=outcome, speed=_rate(content.get("samples_per_s")), speed_unit=unit)
 
 
 def _rate(value: Any) -> float | None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from hpcpace import __version__
+from hpcpace.core.codec import Count
 from hpcpace.diagnosis.network_summary import Comparable as Comparable
 from hpcpace.diagnosis.network_summary import NetworkFigures
 from hpcpace.diagnosis.network_summary import ProbedFigures as ProbedFigures
@@ -165,15 +166,15 @@ class Verdict:
     """
 
     mode: str
-    variety: str
-    culprits: tuple[Culprit, ...]
+    variety: str = ""
+    culprits: tuple[Culprit, ...] = ()
     confidence: float
-    loss_share: float
+    loss_share: float = 0.0
     headline: str
     why: tuple[str, ...]
     next: tuple[str, ...]
     also: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,9 +300,9 @@ class Tracing:
 class RankMemory:
     """The most memory that a rank had: of the process, and of torch's tensors on its GPU, 0 without one."""
 
-    rank: int
-    rss_bytes: int
-    device_bytes: int
+    rank: Count
+    rss_bytes: Count
+    device_bytes: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -677,13 +678,13 @@ class Causes:
         bubble: of a pipeline; None if there is none.
     """
 
-    gains: tuple[GainRow, ...]
-    rebuild_error: float | None
-    origins: tuple[OriginRow, ...]
-    traced_share: float | None
-    path: tuple[PathRow, ...]
+    gains: tuple[GainRow, ...] = ()
+    rebuild_error: float | None = None
+    origins: tuple[OriginRow, ...] = ()
+    traced_share: float | None = None
+    path: tuple[PathRow, ...] = ()
     suspected_ranks: tuple[int, ...]
-    bubble: PipelineBubble | None
+    bubble: PipelineBubble | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle, shortened_ranks
 from hpcpace.diagnosis.finding import DiagnosisFinding, Panels, Said, first_ranks
 from hpcpace.diagnosis.summary import AuditFigures, Causes, EndKind, Finding, Mode, RunEnd, Verdict
 from hpcpace.diagnosis.topics.cores import CoreEvidence
-from hpcpace.diagnosis.topics.input import InputThresholds
+from hpcpace.diagnosis.topics.idle import InputThresholds
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, bubble_remarks
 from hpcpace.diagnosis.topics.run_end import run_end_line
 from hpcpace.diagnosis.topics.stages import StagedEvidence
@@ -74,11 +74,7 @@ def main_verdict(verdict: Verdict) -> Verdict:
 
 
 def near_misses(
-    diagnosis: Diagnosis,
-    panels: Panels,
-    hotspots: Sequence[Hotspot],
-    first_excess: float,
-    thresholds: ThresholdValues,
+    diagnosis: Diagnosis, panels: Panels, hotspots: Sequence[Hotspot], first_excess: float, thresholds: ThresholdValues
 ) -> tuple[str, ...]:
     """Return what stands out but stays below its threshold; nothing if something is above one.
 
@@ -134,15 +130,11 @@ def _summarized(finding: DiagnosisFinding) -> Finding:
 def _undecided(diagnosis: Diagnosis, obstacle: Obstacle, remarks: Sequence[str]) -> Verdict:
     return Verdict(
         mode=str(Mode.CANNOT_TELL),
-        variety="",
-        culprits=(),
         confidence=0.0,
-        loss_share=0.0,
         headline=f"cannot tell: {'; '.join([*_absent(diagnosis), obstacle.words])}",
         why=(*_certain(diagnosis), *obstacle.why),
         next=tuple(_find_traces(diagnosis)) or (obstacle.advice,),
         also=tuple(remarks),
-        findings=(),
     )
 
 
@@ -155,15 +147,11 @@ def _healthy(diagnosis: Diagnosis, hosts: Mapping[int, str], remarks: Sequence[s
         why = f"a rank {percent(smallest)} slower than its role would have been detected"
     return Verdict(
         mode=str(Mode.HEALTHY),
-        variety="",
-        culprits=(),
         confidence=0.95,
-        loss_share=0.0,
         headline="healthy: no straggler, contention, imbalance or amplified jitter above the thresholds",
         why=(why,),
         next=(_next_of_healthy(diagnosis, hosts),),
         also=tuple(remarks),
-        findings=(),
     )
 
 
@@ -194,10 +182,9 @@ def _absent(diagnosis: Diagnosis) -> list[str]:
 
 def _find_traces(diagnosis: Diagnosis) -> list[str]:
     """Return what to do about missing traces."""
-    if not diagnosis.absent:
-        return []
-    traces = "trace" if len(diagnosis.absent) == 1 else "traces"
-    return [f"find the {traces} of {shortened_ranks(diagnosis.absent)}: the list of what is missing, below, says why"]
+    traces, whose = "traces" if diagnosis.absent[1:] else "trace", shortened_ranks(diagnosis.absent)
+    found = f"find the {traces} of {whose}: the list of what is missing, below, says why"
+    return [found] if diagnosis.absent else []
 
 
 def _certain(diagnosis: Diagnosis) -> list[str]:

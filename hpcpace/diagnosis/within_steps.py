@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.evidence import MARGIN_STEPS, Evidence, TimedTraces
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.communication import under_way_ns
 from hpcpace.metrics.critical_path import WORK, covered_by_waits, critical_path
@@ -36,7 +36,6 @@ from hpcpace.metrics.waits import Blocks, HeldUp, Stretches, exposed_waits_ns
 from hpcpace.trace.schema import Op, Phase
 from hpcpace.trace.tables import Table
 
-Int64Array = NDArray[np.int64]
 _BLOCKS = (Phase.GRAD_SYNC, Phase.PACE)
 _AWAY = (Phase.CHECKPOINT, Phase.EVAL, Phase.PACE)
 _COLUMNS = ("step", "op", "enter_ns", "exit_ns", "blocked_ns")
@@ -46,18 +45,13 @@ _COLUMNS = ("step", "op", "enter_ns", "exit_ns", "blocked_ns")
 class WaitThresholds(Thresholds, topic="waits"):
     """When waits are known well enough to be judged."""
 
-    max_unmatched_share: float = number(
-        0.1, "share", "Share of blocked communication without a counterpart up to which waits are known nevertheless."
-    )
-    least_unmatched_step_share: float = number(
-        0.001, "share", "Share of the step that communication without a counterpart must take to matter."
-    )
-    max_held_share: float = number(
-        0.02,
-        "share",
-        "Share of the step for which senders are held up to which steps are rebuilt: replay keeps that time whatever "
-        "their receivers do, so that predicted gains would be wrong.",
-    )
+    max_unmatched_share: float = number(0.1, "share")
+    """Share of blocked communication without a counterpart up to which waits are known nevertheless."""
+    least_unmatched_step_share: float = number(0.001, "share")
+    """Share of the step that communication without a counterpart must take to matter."""
+    max_held_share: float = number(0.02, "share")
+    """Share of the step for which senders are held up to which steps are rebuilt: replay keeps that time whatever their
+    receivers do, so that predicted gains would be wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +63,7 @@ class PathSums:
         transfer_ns: transfers on them, by `hpcpace.trace.schema.Op`.
     """
 
-    work_ns: Int64Array
+    work_ns: Ints
     transfer_ns: Mapping[int, int]
 
     @property
@@ -96,9 +90,9 @@ class _Portion:
 
     operations: Operations
     matching: Matching
-    wait_ns: Int64Array
+    wait_ns: Ints
 
-    def select(self, mask: NDArray[np.bool_]) -> _Portion:
+    def select(self, mask: Bools) -> _Portion:
         """Return the rows under a mask, which has whole operations only."""
         rows = np.flatnonzero(mask)
         return _portion(
@@ -109,9 +103,7 @@ class _Portion:
         )
 
 
-def _portion(
-    operations: Operations, instance: Int64Array, is_matched: NDArray[np.bool_], wait_ns: Int64Array
-) -> _Portion:
+def _portion(operations: Operations, instance: Ints, is_matched: Bools, wait_ns: Ints) -> _Portion:
     instance = np.unique(instance, return_inverse=True)[1].astype(np.int64)
     matching = Matching(
         instance=instance,
@@ -230,16 +222,10 @@ def _portion_of(evidence: Evidence) -> _Portion:
         apart = np.zeros(len(matching.num_rows), np.bool_)
         apart[matching.instance[is_apart]] = True
         is_whole = is_whole & ~apart[matching.instance]
-    return _Portion(
-        operations=done,
-        matching=Matching(
-            instance=matching.instance, num_rows=matching.num_rows, is_matched=is_whole, slices=matching.slices
-        ),
-        wait_ns=evidence.waits.wait_ns,
-    )
+    return _Portion(operations=done, matching=replace(matching, is_matched=is_whole), wait_ns=evidence.waits.wait_ns)
 
 
-def _intervals_by_rank(timed: TimedTraces, of: tuple[Phase, ...]) -> list[tuple[Int64Array, Int64Array]]:
+def _intervals_by_rank(timed: TimedTraces, of: tuple[Phase, ...]) -> list[tuple[Ints, Ints]]:
     """Return begin and end of some phases of each rank, on the common clock."""
     found = []
     for trace, clock in zip(timed.traces, timed.clocks, strict=True):
@@ -273,24 +259,18 @@ class StepPanels:
         unmatched_ns: likewise, of those without a counterpart on every member.
     """
 
-    parts_ns: NDArray[np.float64]
-    blocked_ns: NDArray[np.float64]
-    sent_ns: NDArray[np.float64]
-    message_wait_ns: NDArray[np.float64]
-    under_way_ns: NDArray[np.float64]
-    unmatched_ns: NDArray[np.float64]
+    parts_ns: Floats
+    blocked_ns: Floats
+    sent_ns: Floats
+    message_wait_ns: Floats
+    under_way_ns: Floats
+    unmatched_ns: Floats
 
     @classmethod
-    def empty(cls, shape: tuple[int, int], zeros: Callable[[tuple[int, ...]], NDArray[np.float64]]) -> StepPanels:
+    def empty(cls, shape: tuple[int, int], zeros: Callable[[tuple[int, ...]], Floats]) -> StepPanels:
         """Return panels to fill, made by `zeros` such as `np.zeros`; `shape` is (num_ranks, num_steps)."""
-        return cls(
-            parts_ns=zeros((*shape, len(Part))),
-            blocked_ns=zeros(shape),
-            sent_ns=zeros(shape),
-            message_wait_ns=zeros(shape),
-            under_way_ns=zeros(shape),
-            unmatched_ns=zeros(shape),
-        )
+        others = {item.name: zeros(shape) for item in fields(cls) if item.name != "parts_ns"}
+        return cls(parts_ns=zeros((*shape, len(Part))), **others)
 
     @property
     def num_steps(self) -> int:
@@ -353,42 +333,33 @@ def divide_operations(evidence: Evidence, index: int) -> Table:
     return Table({**{name: table[name] for name in _COLUMNS}, "wait_ns": wait_ns, "is_matched": is_matched})
 
 
-def unmatched_share(panels: StepPanels) -> NDArray[np.float64]:
+def unmatched_share(panels: StepPanels) -> Floats:
     """Return the share of communication that has no counterpart on every member, float64, (num_ranks, num_steps).
 
     What seems to be its transfer may be waits for others.
     """
-    share: NDArray[np.float64] = panels.unmatched_ns / np.maximum(panels.under_way_ns, 1.0)
-    return share
+    return np.asarray(panels.unmatched_ns / np.maximum(panels.under_way_ns, 1.0))
 
 
-def unknown_waits(panels: StepPanels, limits: WaitThresholds) -> NDArray[np.bool_]:
+def unknown_waits(panels: StepPanels, limits: WaitThresholds) -> Bools:
     """Return the ranks whose waits cannot be distinguished from transfers, bool, (num_ranks,).
 
     What blocks them without a counterpart is more than a tenth of all that blocks them, and a thousandth of the step.
     """
-    return _is_unknown(limits, *_blocked_ns(panels))
+    return _are_unknown(panels, limits, 1)
 
 
 def are_waits_known(panels: StepPanels, limits: WaitThresholds) -> bool:
     """Return whether waits can be distinguished from transfers in the means over ranks; see `unknown_waits`."""
-    return not _is_unknown(limits, *(values.sum() for values in _blocked_ns(panels)))
+    return not _are_unknown(panels, limits, None)
 
 
-def _blocked_ns(panels: StepPanels) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return how long operations without a counterpart blocked each rank, all operations, and the steps."""
+def _are_unknown(panels: StepPanels, limits: WaitThresholds, axis: int | None) -> Bools:
+    """Return whether operations without a counterpart blocked ranks for too long, in sums over an axis or over all."""
     parts_ns = panels.parts_ns
-    transfer_ns = parts_ns[:, :, list(EXPOSED_TRANSFER)].sum(axis=2)
-    unmatched_ns = (transfer_ns * unmatched_share(panels)).sum(axis=1)
-    wait_ns = parts_ns[:, :, list(EXPOSED_WAIT)].sum(axis=(1, 2))
-    return unmatched_ns, wait_ns + transfer_ns.sum(axis=1), parts_ns.sum(axis=(1, 2))
-
-
-def _is_unknown(
-    limits: WaitThresholds,
-    unmatched_ns: NDArray[np.float64],
-    blocked_ns: NDArray[np.float64],
-    step_ns: NDArray[np.float64],
-) -> NDArray[np.bool_]:
-    is_much = unmatched_ns > limits.max_unmatched_share * blocked_ns
-    return np.asarray(is_much & (unmatched_ns > limits.least_unmatched_step_share * step_ns))
+    wait_ns, transfer_ns = (parts_ns[:, :, list(of)].sum(axis=2) for of in (EXPOSED_WAIT, EXPOSED_TRANSFER))
+    unmatched_ns = (transfer_ns * unmatched_share(panels)).sum(axis=axis)
+    is_much = unmatched_ns > limits.max_unmatched_share * (wait_ns + transfer_ns).sum(axis=axis)
+    return np.asarray(
+        is_much & (unmatched_ns > limits.least_unmatched_step_share * parts_ns.sum(axis=2).sum(axis=axis))
+    )

@@ -32,24 +32,18 @@ _DELAYED_ACK_S = 0.04  # TCP_DELACK_MIN of Linux, for the last segment of what i
 class FigureThresholds(Thresholds, topic="links"):
     """Which connections have figures, and when they stand still."""
 
-    min_intervals: int = number(4, "samples", "Seconds in which a connection sent; fewer give its rate no error.")
-    min_bytes: int = number(
-        1_000_000, "bytes", "A connection that carries less says nothing about the rate of its way."
-    )
-    min_bytes_share: float = number(
-        0.05, "share", "Part of the bytes of the largest connection; the rate of a smaller one is that of its latency."
-    )
-    max_limited_share: float = number(
-        0.2,
-        "share",
-        "Part of the busy time for which window or send buffer may hold a connection back instead of its way.",
-    )
-    min_stall_s: float = number(
-        0.15, "s", "Excess of an interval that is a stall: Linux repeats what was not acknowledged after 0.2 s or more."
-    )
-    min_stall_share: float = number(
-        0.3, "share", "Part of the busy time of an interval that is a stall; less is a rate that varies."
-    )
+    min_intervals: int = number(4, "samples")
+    """Seconds in which a connection sent; fewer give its rate no error."""
+    min_bytes: int = number(1_000_000, "bytes")
+    """A connection that carries less says nothing about the rate of its way."""
+    min_bytes_share: float = number(0.05, "share")
+    """Part of the bytes of the largest connection; the rate of a smaller one is that of its latency."""
+    max_limited_share: float = number(0.2, "share")
+    """Part of the busy time for which window or send buffer may hold a connection back instead of its way."""
+    min_stall_s: float = number(0.15, "s")
+    """Excess of an interval that is a stall: Linux repeats what was not acknowledged after 0.2 s or more."""
+    min_stall_share: float = number(0.3, "share")
+    """Part of the busy time of an interval that is a stall; less is a rate that varies."""
 
 
 @dataclass(frozen=True, kw_only=True)

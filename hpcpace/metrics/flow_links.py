@@ -47,49 +47,36 @@ class FlowLimits:
 class FlowThresholds(Thresholds, topic="links"):
     """When a connection accuses the links on its way, and when it clears them."""
 
-    min_busy_share: float = number(
-        0.5, "share", "Part of the busiest connection's busy time; one that is busy for less is not held up by its way."
-    )
-    min_queue_share: float = number(
-        0.5, "share", "Part of the queue of the slowest connection; one that waits for data hardly queues."
-    )
-    free_queue_share: float = number(
-        0.3,
-        "share",
-        "Part of the queue of a slow connection; acknowledgements that queue less have found the way free.",
-    )
-    min_repeats: int = number(10, "events", "Segments sent again; fewer may be chance, whatever their share.")
-    repeat_ratio: float = number(
-        4.0,
-        "times",
-        "Share of repeated segments over the usual one; a healthy way may lose two or three times as much.",
-    )
-    full_queue_ratio: float = number(
-        2.0, "times", "Queue over that of connections that lose nothing; losses behind a longer one are its overflow."
-    )
-    min_queue_s: float = number(1e-4, "s", "A shorter queue is none, by the resolution of round trips.")
-    cleared_stall_share: float = number(
-        0.25, "share", "Part of the stalls of the worst connection; one with fewer may clear its links."
-    )
-    min_stalls: int = number(3, "events", "With fewer stalls no link is said to flap.")
-    clearing_chance: float = number(
-        0.05, "probability", "A connection clears its links if it had as few stalls by chance less often than this."
-    )
-    small_segment_share: float = number(
-        0.9, "share", "Part of the job's largest segment; smaller ones are those of another MTU, not of other headers."
-    )
-    explained_share: float = number(
-        0.7, "share", "Part of the usual rate that a connection and foreign traffic must reach for these to explain it."
-    )
-    max_hidden_ratio: float = number(
-        2.0, "times", "Beyond it delayed acknowledgements may hide so much that connections say little of their links."
-    )
-    alike_share: float = number(
-        0.5, "share", "Part of the bytes of another connection, from which on the rates of two are compared."
-    )
-    full_line_share: float = number(
-        0.85, "share", "Part of the line rate at which a way is full: frames and pauses leave no more to use."
-    )
+    min_busy_share: float = number(0.5, "share")
+    """Part of the busiest connection's busy time; one that is busy for less is not held up by its way."""
+    min_queue_share: float = number(0.5, "share")
+    """Part of the queue of the slowest connection; one that waits for data hardly queues."""
+    free_queue_share: float = number(0.3, "share")
+    """Part of the queue of a slow connection; acknowledgements that queue less have found the way free."""
+    min_repeats: int = number(10, "events")
+    """Segments sent again; fewer may be chance, whatever their share."""
+    repeat_ratio: float = number(4.0, "times")
+    """Share of repeated segments over the usual one; a healthy way may lose two or three times as much."""
+    full_queue_ratio: float = number(2.0, "times")
+    """Queue over that of connections that lose nothing; losses behind a longer one are its overflow."""
+    min_queue_s: float = number(1e-4, "s")
+    """A shorter queue is none, by the resolution of round trips."""
+    cleared_stall_share: float = number(0.25, "share")
+    """Part of the stalls of the worst connection; one with fewer may clear its links."""
+    min_stalls: int = number(3, "events")
+    """With fewer stalls no link is said to flap."""
+    clearing_chance: float = number(0.05, "probability")
+    """A connection clears its links if it had as few stalls by chance less often than this."""
+    small_segment_share: float = number(0.9, "share")
+    """Part of the job's largest segment; smaller ones are those of another MTU, not of other headers."""
+    explained_share: float = number(0.7, "share")
+    """Part of the usual rate that a connection and foreign traffic must reach for these to explain it."""
+    max_hidden_ratio: float = number(2.0, "times")
+    """Beyond it delayed acknowledgements may hide so much that connections say little of their links."""
+    alike_share: float = number(0.5, "share")
+    """Part of the bytes of another connection, from which on the rates of two are compared."""
+    full_line_share: float = number(0.85, "share")
+    """Part of the line rate at which a way is full: frames and pauses leave no more to use."""
 
 
 def locate_by_flows(

@@ -71,21 +71,19 @@ def _matches(
     having: dict[tuple[str, str], set[int]] = {}
     for finding, concerned in bad:
         having.setdefault(kind_of(finding), set()).update(concerned)
-    shown: set[str] = set()
+    named: dict[str, tuple[frozenset[int], str]] = {}
     for blame in blamed:
-        for culprit in blame.culprits:
-            for who, ranks in _places(culprit, hosts):
-                if who in shown or len(shown) == _MAX_CULPRITS:
-                    continue
-                shown.add(who)
-                own = [finding for finding, concerned in bad if concerned & ranks]
-                # A finding that fewer ranks have explains more about this one.
-                own.sort(key=lambda finding: (len(having[kind_of(finding)]), _ORDER[finding.severity]))
-                common = [finding for finding in own if having[kind_of(finding)] >= world]
-                rest = [finding for finding in own if not having[kind_of(finding)] >= world]
-                for finding in (*rest[:_MAX_OWN], *common[:_MAX_COMMON]):
-                    gpus = {_gpu(rank) for rank in by_host[""] if rank.rank in ranks}
-                    yield _match(finding, who, ranks, gpus, blame.mode, is_common=finding in common)
+        for who, ranks in (place for culprit in blame.culprits for place in _places(culprit, hosts)):
+            named.setdefault(who, (ranks, blame.mode))
+    for who, (ranks, mode) in list(named.items())[:_MAX_CULPRITS]:
+        gpus = {_gpu(rank) for rank in by_host[""] if rank.rank in ranks}
+        own = [finding for finding, concerned in bad if concerned & ranks]
+        # A finding that fewer ranks have explains more about this one.
+        own.sort(key=lambda finding: (len(having[kind_of(finding)]), _ORDER[finding.severity]))
+        common = [finding for finding in own if having[kind_of(finding)] >= world]
+        rest = [finding for finding in own if finding not in common]
+        for finding in (*rest[:_MAX_OWN], *common[:_MAX_COMMON]):
+            yield _match(finding, who, ranks, gpus, mode, is_common=finding in common)
 
 
 def _places(culprit: Culprit, hosts: Mapping[int, str]) -> Iterator[tuple[str, frozenset[int]]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from hpcpace.core.pool import run_both
@@ -25,6 +22,7 @@ from hpcpace.diagnosis.summary import (
     SensitivityRow,
 )
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, stage_excess
+from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.amplification import (
     WorkParts,
     amplification,
@@ -60,26 +58,19 @@ def cause_figures(measured: Measured, panels: Panels, limits: PipelineThresholds
     if close_up is None:
         return None
     if measured.host_timed or not measured.are_waits_known:
-        return Causes(
-            gains=(),
-            rebuild_error=None,
-            origins=(),
-            traced_share=None,
-            path=(),
-            suspected_ranks=_suspected(measured, close_up, panels),
-            bubble=None,
-        )
+        return Causes(suspected_ranks=_suspected(measured, close_up, panels))
     # Both take long, and neither needs the other.
     (gains, error), suspected = run_both(
         lambda: _gains(measured, panels, close_up, limits or PipelineThresholds()),
         lambda: _suspected(measured, close_up, panels),
     )
     exposed_share = share_of(measured.parts, EXPOSED_WAIT)
+    traced_ns = float(measured.operations.origins.waited_ns.sum())
     return Causes(
         gains=gains,
         rebuild_error=error,
-        origins=_origins(measured),
-        traced_share=min(_traced_ns(measured) / max(float(measured.parts.sum()), 1.0), exposed_share),
+        origins=_origins(measured, traced_ns),
+        traced_share=min(traced_ns / max(float(measured.parts.sum()), 1.0), exposed_share),
         path=_path(measured),
         suspected_ranks=suspected,
         bubble=_bubble(measured, close_up, panels),
@@ -92,16 +83,11 @@ def _gains(
     rebuilt = measured.rebuilt
     if rebuilt is None:
         return (), None
-    changes = [
-        *_slow_places(panels),
-        *_stages(panels, limits),
-        *_phases(measured, rebuilt.graph),
-        *_operations(close_up),
-    ]
-    names = {(change.kind, change.id): _name(change, panels, measured, close_up) for change in changes}
-    if not changes:
+    named = [*_slow_places(panels), *_stages(panels, limits), *_phases(measured, rebuilt.graph), *_operations(close_up)]
+    names = {(change.kind, change.id): name for name, change in named}
+    if not named:
         return (), None
-    found = what_if(rebuilt, changes)
+    found = what_if(rebuilt, [change for _, change in named])
     even = even_gain(rebuilt, passes_of(close_up))
     rows = [
         GainRow(
@@ -114,26 +100,28 @@ def _gains(
     return tuple(sorted(rows, key=lambda row: -row.gain_share)), found.error_share
 
 
-def _slow_places(panels: Panels) -> list[Change]:
-    """Return the changes that put the slowest ranks and nodes back to usual."""
+def _slow_places(panels: Panels) -> list[tuple[str, Change]]:
+    """Return the changes, with their names, that put the slowest ranks and nodes back to usual."""
     excess_ns = own_excess_ns(panels)
     if excess_ns is None:
         return []
     of_rank = excess_ns.mean(axis=1)
     changes = [
-        Change(kind="rank", id=int(panels.rank[row]), ranks=(int(row),)) for row in of_rank.argsort()[::-1][:_MAX_ROWS]
+        (f"work of rank {panels.rank[row]}", Change(kind="rank", id=int(panels.rank[row]), ranks=(row,)))
+        for row in of_rank.argsort()[::-1][:_MAX_ROWS].tolist()
     ]
     nodes = np.unique(panels.node)
     if 1 < len(nodes) < len(panels.rank):
         of_node = np.array([of_rank[panels.node == node].mean() for node in nodes])
         for at in of_node.argsort()[::-1][:_MAX_ROWS]:
             rows = np.flatnonzero(panels.node == nodes[at])
-            changes.append(Change(kind="node", id=int(nodes[at]), ranks=tuple(rows.tolist())))
+            change = Change(kind="node", id=int(nodes[at]), ranks=tuple(rows.tolist()))
+            changes.append((f"work of node {panels.host[rows[0]]}", change))
     return changes
 
 
-def _stages(panels: Panels, limits: PipelineThresholds) -> list[Change]:
-    """Return the changes that bring stages with more work than the others to the work of those."""
+def _stages(panels: Panels, limits: PipelineThresholds) -> list[tuple[str, Change]]:
+    """Return the changes, with their names, that bring stages with more work than the others to the work of those."""
     stages = np.unique(panels.stage[panels.stage >= 0]).tolist()
     shares = {
         stage: stage_excess(panels.work_ns, panels.stage, stage, limits.alike_level)[0]
@@ -141,26 +129,29 @@ def _stages(panels: Panels, limits: PipelineThresholds) -> list[Change]:
         if len(stages) > 1
     }
     return [
-        stage_change(stage, np.flatnonzero(panels.stage == stage), panels.work_ns, share)
+        (f"work of stage {stage}", stage_change(stage, np.flatnonzero(panels.stage == stage), panels.work_ns, share))
         for stage, share in shares.items()
         if share > 0
     ]
 
 
-def _phases(measured: Measured, graph: StepGraph) -> list[Change]:
-    """Return the changes that make phases usual: no wait for data, no garbage collection, the others as in the role."""
+def _phases(measured: Measured, graph: StepGraph) -> list[tuple[str, Change]]:
+    """Return the changes, with their names, that make phases usual: no wait for data, no garbage collection.
+
+    The others are as in the role.
+    """
     columns = np.searchsorted(measured.chosen.step, graph.step)
     changes = []
     for part in OWN_WORK:
         spent_ns = measured.parts[:, columns, part]
         removed_ns = spent_ns if part in _NEEDLESS else np.maximum(_beyond_role(spent_ns, measured.role), 0.0)
         if removed_ns.any():
-            is_at_begin = part == Part.DATA
-            changes.append(Change(kind="phase", id=int(part), removed_ns=removed_ns, is_at_begin=is_at_begin))
+            change = Change(kind="phase", id=int(part), removed_ns=removed_ns, is_at_begin=part == Part.DATA)
+            changes.append((f"phase {part.name.lower()}", change))
     return changes
 
 
-def _beyond_role(spent_ns: NDArray[np.float64], role: NDArray[np.int64]) -> NDArray[np.float64]:
+def _beyond_role(spent_ns: Floats, role: Ints) -> Floats:
     """Return by how much each rank exceeds the median of the others of its role in each step, 0 where it is alone."""
     beyond_ns = np.zeros(spent_ns.shape)
     for value in np.unique(role):
@@ -170,36 +161,21 @@ def _beyond_role(spent_ns: NDArray[np.float64], role: NDArray[np.int64]) -> NDAr
     return beyond_ns
 
 
-def _operations(close_up: CloseUp) -> list[Change]:
-    """Return the changes that make the transfers of one kind of operation usual."""
+def _operations(close_up: CloseUp) -> list[tuple[str, Change]]:
+    """Return the changes, with their names, that make the transfers of one kind of operation usual."""
     done, work = close_up.evidence.operations, close_up.work
     changes = []
     for op in np.unique(done.op[work.is_known]).tolist():
         positions = np.unique(work.position[work.is_known & (done.op == op)])
-        changes.append(Change(kind="transfers", id=int(op), positions=tuple(positions.tolist()), is_transfer=True))
+        change = Change(kind="transfers", id=int(op), positions=tuple(positions.tolist()), is_transfer=True)
+        changes.append((f"transfers of {op_name(op)}", change))
     return changes
 
 
-def _name(change: Change, panels: Panels, measured: Measured, close_up: CloseUp) -> str:
-    if change.kind == "rank":
-        return f"work of rank {change.id}"
-    if change.kind == "node":
-        return f"work of node {panels.host[int(np.flatnonzero(panels.node == change.id)[0])]}"
-    if change.kind == "stage":
-        return f"work of stage {change.id}"
-    if change.kind == "phase":
-        return f"phase {Part(change.id).name.lower()}"
-    return f"transfers of {op_name(change.id)}"
-
-
-def _traced_ns(measured: Measured) -> float:
-    return float(measured.operations.origins.waited_ns.sum())
-
-
-def _origins(measured: Measured) -> tuple[OriginRow, ...]:
+def _origins(measured: Measured, traced_ns: float) -> tuple[OriginRow, ...]:
     found, ranks = measured.operations.origins, measured.timed.ranks
     # The whole that shares are of is all exposed wait, also what cannot be traced to a rank.
-    waited_ns = max(float(measured.parts[:, :, list(EXPOSED_WAIT)].sum()), _traced_ns(measured), 1.0)
+    waited_ns = max(float(measured.spent_ns(EXPOSED_WAIT).sum()), traced_ns, 1.0)
     rows = found.caused_ns.argsort()[::-1][: 2 * _MAX_ROWS]
     scale = max(float(measured.parts.sum()), 1.0)
     return tuple(
@@ -253,31 +229,25 @@ def _bubble(measured: Measured, close_up: CloseUp, panels: Panels) -> PipelineBu
     return PipelineBubble(share=found.share, ideal_share=found.ideal_share, by_stage=tuple(found.by_stage.tolist()))
 
 
-def jitter_figures(
-    measured: Measured, panels: Panels, transfer: TransferTerm | None = None
-) -> tuple[Jitter | None, GrowthCurve | None]:
-    """Return the figures of jitter and the curve behind them.
+def jitter_figures(measured: Measured, panels: Panels, transfer: TransferTerm | None = None) -> Jitter | None:
+    """Return the figures of jitter; None where no two ranks wait for each other, or own work is not known.
 
-    None where no two ranks wait for each other, or own work is not known. `transfer` is how transfers grow with nodes,
-    where a probe says so.
+    `transfer` is how transfers grow with nodes, where a probe says so.
     """
-    if panels.host_timed:
-        return None, None
-    panel = _largest_loss(measured, panels)
+    panel = None if panels.host_timed else _largest_loss(measured, panels)
     if panel is None or panel.work_ns.shape[1] < 2:
-        return None, None
+        return None
     rows = np.searchsorted(panels.rank, panel.members)
     work_ns, node = panel.work_ns, panels.node[rows]
     found = amplification(work_ns)
     if found is None:
-        return None, None
+        return None
     parts = split_work(work_ns, node)
     null = null_model(work_ns, node, parts=parts)
     shares, bound = noise_shares(work_ns), bound_switches(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
-    curve = _curve(work_ns, parts, null)
     columns = np.isin(measured.chosen.step, panel.step)
     is_everywhere = len(np.unique(node)) == len(np.unique(panels.node))
-    jitter = Jitter(
+    return Jitter(
         ranks=panel.members,
         num_steps=work_ns.shape[1],
         num_segments=work_ns.shape[2],
@@ -304,18 +274,9 @@ def jitter_figures(
         else None,
         compute_bound_share=bound.compute_share if bound else None,
         num_regime_switches=bound.num_switches if bound else 0,
-        growth=_growth(curve),
+        growth=_growth(work_growth(work_ns, parts) if parts is not None else None, null),
         predictions=_predictions(work_ns, node, parts, panels.mean_time_ns, transfer if is_everywhere else None),
     )
-    return jitter, curve
-
-
-def _curve(work_ns: NDArray[np.float64], parts: WorkParts | None, null: NullModel | None) -> GrowthCurve | None:
-    curve = work_growth(work_ns, parts) if parts is not None else None
-    if curve is None or curve.null is None or null is None:
-        return curve
-    # With all units it is what the null model has from many more draws.
-    return replace(curve, null=np.append(curve.null[:-1], null.expected))
 
 
 def _largest_loss(measured: Measured, panels: Panels) -> SegmentPanel | None:
@@ -345,33 +306,30 @@ def _of_role(panels: Panels, measured: Measured, value: int) -> SegmentPanel:
     )
 
 
-def _growth(curve: GrowthCurve | None) -> Growth | None:
+def _growth(curve: GrowthCurve | None, null: NullModel | None) -> Growth | None:
     if curve is None:
         return None
-
-    def values(array: NDArray[np.float64] | None) -> tuple[float, ...]:
-        return tuple(array.tolist()) if array is not None else ()
-
+    expected = curve.null
+    if expected is not None and null is not None:
+        # With all units it is what the null model has from many more draws.
+        expected = np.append(expected[:-1], null.expected)
+    low, high, of_null = (() if of is None else tuple(of.tolist()) for of in (curve.low, curve.high, expected))
     interval = None
     if curve.exponent_low is not None and curve.exponent_high is not None:
         interval = (curve.exponent_low, curve.exponent_high)
     return Growth(
         k=tuple(curve.k.tolist()),
-        amplification=values(curve.amplification),
-        low=values(curve.low),
-        high=values(curve.high),
-        null=values(curve.null),
+        amplification=tuple(curve.amplification.tolist()),
+        low=low,
+        high=high,
+        null=of_null,
         exponent=curve.exponent,
         exponent_interval=interval,
     )
 
 
 def _predictions(
-    work_ns: NDArray[np.float64],
-    node: NDArray[np.int64],
-    parts: WorkParts | None,
-    mean_time_ns: float,
-    transfer: TransferTerm | None,
+    work_ns: Floats, node: Ints, parts: WorkParts | None, mean_time_ns: float, transfer: TransferTerm | None
 ) -> Predictions:
     num_nodes = len(np.unique(node)) * np.array(_FACTORS, np.int64)
     found = extrapolate(work_ns, node, num_nodes, parts=parts, transfer=transfer)
@@ -445,7 +403,7 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     return tuple(found)
 
 
-def _beyond_usual(work: LocalWork, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+def _beyond_usual(work: LocalWork, rows: Ints) -> Floats:
     """Return own work before operations less the median of their role and position, over ranks and steps.
 
     One reference for all ranks of a role: medians of the others, as blame takes them, would make the skew too wide.
@@ -453,13 +411,13 @@ def _beyond_usual(work: LocalWork, rows: NDArray[np.int64]) -> NDArray[np.float6
     value = work.work_ns[rows].astype(np.float64)
     cell = work.role[rows] * work.num_positions + work.position[rows]
     usual = grouped_medians(cell, value, int(cell.max()) + 1)
-    beyond: NDArray[np.float64] = value - usual[cell]
+    beyond: Floats = value - usual[cell]
     return beyond
 
 
 def _clock_error_ns(measured: Measured) -> float:
     """Return the largest over ranks of the median half-width: an operation's error is that of its worst clock."""
-    halfwidths: list[NDArray[np.float64]] = [
+    halfwidths: list[Floats] = [
         clock.to_reference(end_ns).halfwidth_ns
         for clock, end_ns in zip(measured.timed.clocks, measured.chosen.end_ns, strict=True)
     ]

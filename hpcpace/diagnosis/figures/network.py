@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.audit.facts import Snapshot
 from hpcpace.core.text import NS_PER_S
@@ -22,6 +21,7 @@ from hpcpace.diagnosis.network_summary import (
     RateSource,
 )
 from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flows import (
     KINDS,
     Flows,
@@ -49,8 +49,6 @@ from hpcpace.metrics.topology import Topology
 
 _PER_GIGA, _PER_MEGA = 10**9, 10**6  # format: units
 _LOOPBACK = "lo"
-_NO_RATE: RateSource = ""
-FloatArray = NDArray[np.float64]
 _BITS = 8  # format: bits of a byte
 _USUAL_SEGMENT_BYTES = 1448  # format: payload of a packet, in which bytes that were sent are counted
 _MAX_PAIRS, _MAX_LINES, _MAX_HOSTS = 2000, 1024, 1024  # display: rows of the summary and lines and hosts of the plots
@@ -60,23 +58,15 @@ _MAX_PAIRS, _MAX_LINES, _MAX_HOSTS = 2000, 1024, 1024  # display: rows of the su
 class NetworkThresholds(Thresholds, topic="network"):
     """When figures of the network are worth reporting."""
 
-    least_foreign_share: float = number(
-        0.05, "share", "Share of the line rate, or else of the bytes, from which foreign traffic is reported."
-    )
-    compared_part: float = number(
-        0.1, "share", "Part of the bytes of the pair with most from which the rate of a pair counts for the median."
-    )
-    listed_part: float = number(
-        0.01,
-        "share",
-        "Part of the bytes of the pair with most from which a pair is listed before others and has a rate on the map: "
-        "the rate of small messages is that of round trips.",
-    )
-    max_summed_up_share: float = number(
-        0.02,
-        "share",
-        "Share of bytes in connections recorded as sums up to which foreign traffic is known nevertheless.",
-    )
+    least_foreign_share: float = number(0.05, "share")
+    """Share of the line rate, or else of the bytes, from which foreign traffic is reported."""
+    compared_part: float = number(0.1, "share")
+    """Part of the bytes of the pair with most from which the rate of a pair counts for the median."""
+    listed_part: float = number(0.01, "share")
+    """Part of the bytes of the pair with most from which a pair is listed before others and has a rate on the map: the
+    rate of small messages is that of round trips."""
+    max_summed_up_share: float = number(0.02, "share")
+    """Share of bytes in connections recorded as sums up to which foreign traffic is known nevertheless."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +104,10 @@ class InterfaceFacts:
         master: bond or bridge that it is part of, which counts its bytes again; empty without one.
     """
 
-    speed_bps: int
-    shaped_bps: int
-    mtu: int
-    master: str
+    speed_bps: int = 0
+    shaped_bps: int = 0
+    mtu: int = 0
+    master: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +122,7 @@ class KnownInterfaces:
 
     use: InterfaceUse
     rate_source: tuple[RateSource, ...]
-    mtu: NDArray[np.int64]
+    mtu: Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +142,7 @@ class NetworkEvidence:
     places: Topology
     known: KnownInterfaces | None
     flows: Flows | None
-    is_recorded: NDArray[np.bool_]
+    is_recorded: Bools
     limits: NetworkThresholds = field(default_factory=NetworkThresholds)
 
     @cached_property
@@ -175,23 +165,15 @@ class NetworkEvidence:
         )
 
 
-def recorded_network(
-    run: CredibleRun, snapshots: Sequence[Snapshot], limits: NetworkThresholds | None = None
-) -> NetworkEvidence:
+def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot], limits: NetworkThresholds) -> NetworkEvidence:
     """Return what was recorded of the network in the time of the used steps.
 
     Args:
         run: the run.
         snapshots: those of its hosts; none where the audit saved none.
-        limits: the thresholds; the defaults if None.
+        limits: the thresholds.
     """
-    measured = run.measured
-    known = None
-    if measured.interfaces is not None:
-        known = known_interfaces(measured.interfaces, interface_facts(snapshots))
-    unknown = measured.timed.unknown_clocks
-    # By the ranks whose clock is known, or by the first one.
-    rows = [row for row, rank in enumerate(measured.timed.ranks) if rank not in unknown] or [0]
+    measured, use, rows = run.measured, run.measured.interfaces, run.measured.timed.known
     begin_ns = int(measured.common.begin_ns[rows, 0].min())
     window = StepWindow(
         begin_ns=begin_ns,
@@ -201,23 +183,22 @@ def recorded_network(
     return NetworkEvidence(
         window=window,
         places=measured.places,
-        known=known,
+        known=None if use is None else known_interfaces(use, interface_facts(snapshots)),
         flows=measured.flows,
         is_recorded=_are_recorded(run),
-        limits=limits or NetworkThresholds(),
+        limits=limits,
     )
 
 
-def _are_recorded(run: CredibleRun) -> NDArray[np.bool_]:
+def _are_recorded(run: CredibleRun) -> Bools:
     """Return of which nodes all ranks have connections in their traces, (num_nodes,).
 
     Where the host of a rank without a trace is not known, it may be any.
     """
-    places = run.measured.places
-    unknown_clocks = run.measured.timed.unknown_clocks
+    places, timed = run.measured.places, run.measured.timed
     is_recorded = np.ones(places.num_nodes, np.bool_)
-    for trace, node in zip(run.measured.timed.traces, places.node.tolist(), strict=True):
-        is_recorded[node] &= len(trace.tables["flows"]) > 0 and trace.header.rank not in unknown_clocks
+    for trace, node in zip(timed.traces, places.node.tolist(), strict=True):
+        is_recorded[node] &= len(trace.tables["flows"]) > 0 and trace.header.rank not in timed.unknown_clocks
     for rank in run.missing:
         host = run.hosts.get(rank, "")
         is_recorded &= np.array([bool(host) and name.partition("#")[0] != host for name in places.node_names])
@@ -237,9 +218,8 @@ def interface_facts(snapshots: Sequence[Snapshot]) -> dict[tuple[str, str], Inte
             )
         for adapter in snapshot.rdma or ():
             for port in adapter.ports:
-                speed_bps = round((port.rate_gbps or 0) * _PER_GIGA)
-                name = f"{adapter.name}/{port.number}"
-                found[snapshot.host, name] = InterfaceFacts(speed_bps=speed_bps, shaped_bps=0, mtu=0, master="")
+                facts = InterfaceFacts(speed_bps=round((port.rate_gbps or 0) * _PER_GIGA))
+                found[snapshot.host, f"{adapter.name}/{port.number}"] = facts
     return found
 
 
@@ -250,28 +230,24 @@ def known_interfaces(use: InterfaceUse, facts: Mapping[tuple[str, str], Interfac
         use: counters of all interfaces.
         facts: what snapshots say; empty without any.
     """
-    listed = set(use.names)
-    is_counted = [
-        name != _LOOPBACK and (host, facts[host, name].master if (host, name) in facts else "") not in listed
-        for host, name in use.names
-    ]
+    facts = {name: facts.get(name, InterfaceFacts()) for name in use.names}
+    is_counted = [name != _LOOPBACK and (host, facts[host, name].master) not in facts for host, name in use.names]
     use = select_interfaces(use, np.array(is_counted, np.bool_))
     rates = [
-        _line_rate(int(rate_bps), facts.get(name)) for name, rate_bps in zip(use.names, use.line_rate_bps, strict=True)
+        _line_rate(rate_bps, facts[name]) for name, rate_bps in zip(use.names, use.line_rate_bps.tolist(), strict=True)
     ]
     return KnownInterfaces(
         use=replace(use, line_rate_bps=np.array([rate_bps for rate_bps, _ in rates], np.int64)),
         rate_source=tuple(source for _, source in rates),
-        mtu=np.array([facts[name].mtu if name in facts else 0 for name in use.names], np.int64),
+        mtu=np.array([facts[name].mtu for name in use.names], np.int64),
     )
 
 
-def _line_rate(recorded_bps: int, facts: InterfaceFacts | None) -> tuple[int, RateSource]:
-    rate_bps = recorded_bps or (facts.speed_bps if facts else 0)
-    shaped_bps = facts.shaped_bps if facts else 0
-    if shaped_bps and not 0 < rate_bps <= shaped_bps:
-        return shaped_bps, "tc"
-    return (rate_bps, "device") if rate_bps else (0, _NO_RATE)
+def _line_rate(recorded_bps: int, facts: InterfaceFacts) -> tuple[int, RateSource]:
+    rate_bps = recorded_bps or facts.speed_bps
+    if facts.shaped_bps and not 0 < rate_bps <= facts.shaped_bps:
+        return facts.shaped_bps, "tc"
+    return rate_bps, "device" if rate_bps else ""
 
 
 def network_figures(evidence: NetworkEvidence) -> NetworkFigures | None:
@@ -341,19 +317,16 @@ def _interface_rows(evidence: NetworkEvidence) -> list[InterfaceRow]:
 def _direction(
     evidence: NetworkEvidence, loads: InterfaceLoads, totals: InterfaceTotals, row: int, direction: int
 ) -> DirectionUse:
-    mean, peak, foreign = (
-        float(values[direction, row])
-        for values in (totals.bytes_per_s, totals.peak_bytes_per_s, totals.foreign_bytes_per_s)
-    )
+    rates = (totals.bytes_per_s, totals.peak_bytes_per_s, totals.foreign_bytes_per_s)
+    mean, peak, foreign = (float(rate[direction, row]) for rate in rates)
     line = float(loads.line_rate_bps[row]) / _BITS
-    of_line = _share(foreign, line)
-    of_bytes = _share(foreign, mean)
+    of_line, of_bytes = _share(foreign, line), _share(foreign, mean)
     foreign_share = (of_line if of_line is not None else of_bytes) or 0.0
     is_worth = foreign_share >= evidence.limits.least_foreign_share
     return DirectionUse(
-        bytes_per_step=_finite(mean) * evidence.window.step_s,
-        mean_bps=_finite(mean) * _BITS,
-        peak_bps=_finite(peak) * _BITS,
+        bytes_per_step=float(np.nan_to_num(mean)) * evidence.window.step_s,
+        mean_bps=float(np.nan_to_num(mean)) * _BITS,
+        peak_bps=float(np.nan_to_num(peak)) * _BITS,
         utilisation=_share(mean, line),
         peak_utilisation=_share(peak, line),
         foreign_bps=foreign * _BITS if np.isfinite(foreign) else None,
@@ -362,10 +335,6 @@ def _direction(
         # Where the job sends nothing, it does not matter what others send.
         is_foreign=bool(totals.is_foreign[direction, row] and loads.carries_job[row] and is_worth),
     )
-
-
-def _finite(value: float) -> float:
-    return value if np.isfinite(value) else 0.0
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -389,7 +358,7 @@ def _why_unknown(evidence: NetworkEvidence, row: int) -> str:
     return "it is not known which interfaces of the host carry this job's connections"
 
 
-def _raised(evidence: NetworkEvidence, counts: NDArray[np.int64], loads: InterfaceLoads) -> NDArray[np.bool_]:
+def _raised(evidence: NetworkEvidence, counts: Ints, loads: InterfaceLoads) -> Bools:
     """Return which counters of which interfaces have most of what a host has more of, (4, num_interfaces)."""
     num_nodes = evidence.places.num_nodes
     exposure = np.zeros(num_nodes)
@@ -407,8 +376,8 @@ def _retransmissions(evidence: NetworkEvidence) -> tuple[HostRetransmissions, ..
         return ()
     places, window = evidence.places, evidence.window
     sent, again = retransmitted(evidence.flows, places.num_nodes, begin_ns=window.begin_ns, end_ns=window.end_ns)
-    packets = (sent / _USUAL_SEGMENT_BYTES, again / _USUAL_SEGMENT_BYTES)
-    raised, usual = is_raised(packets[1], packets[0]), usual_rate(packets[1], packets[0])
+    packets = (again / _USUAL_SEGMENT_BYTES, sent / _USUAL_SEGMENT_BYTES)
+    raised, usual = is_raised(*packets), usual_rate(*packets)
     rows = [
         HostRetransmissions(
             host=places.node_names[node],
@@ -422,7 +391,7 @@ def _retransmissions(evidence: NetworkEvidence) -> tuple[HostRetransmissions, ..
     return tuple(sorted(rows, key=lambda row: -row.share))
 
 
-def _pair_rows(evidence: NetworkEvidence) -> tuple[list[PairRow], FloatArray]:
+def _pair_rows(evidence: NetworkEvidence) -> tuple[list[PairRow], Floats]:
     """Return the rank pairs, and the rates in bit/s of those that carry much."""
     if evidence.flows is None:
         return [], np.zeros(0)
@@ -476,31 +445,27 @@ def network_plots(evidence: NetworkEvidence, figures: NetworkFigures | None) -> 
 
 def _lines(loads: InterfaceLoads, figures: NetworkFigures) -> tuple[InterfaceLine, ...]:
     row_of = {name: row for row, name in enumerate(loads.names)}
-    per_cell = _BITS / _PER_MEGA / loads.cell_s
-    found = []
-    for shown in figures.interfaces[:_MAX_LINES]:
-        row = row_of[shown.host, shown.interface]
-        foreign_bytes = loads.total_bytes[:, row] - loads.job_bytes[:, row]
-        found.append(
-            InterfaceLine(
-                host=shown.host,
-                interface=shown.interface,
-                line_mbps=shown.line_rate_bps / _PER_MEGA if shown.line_rate_bps else None,
-                total_mbps=loads.total_bytes[:, row] * per_cell,
-                foreign_mbps=np.maximum(foreign_bytes, 0.0) * per_cell,
-            )
+    total_mbps = loads.total_bytes * (per_cell := _BITS / _PER_MEGA / loads.cell_s)
+    foreign_mbps = np.maximum(loads.total_bytes - loads.job_bytes, 0.0) * per_cell
+    return tuple(
+        InterfaceLine(
+            host=shown.host,
+            interface=shown.interface,
+            line_mbps=shown.line_rate_bps / _PER_MEGA if shown.line_rate_bps else None,
+            total_mbps=total_mbps[:, row_of[shown.host, shown.interface]],
+            foreign_mbps=foreign_mbps[:, row_of[shown.host, shown.interface]],
         )
-    return tuple(found)
+        for shown in figures.interfaces[:_MAX_LINES]
+    )
 
 
-def _matrices(evidence: NetworkEvidence) -> tuple[NDArray[np.float64], NDArray[np.float64], tuple[str, ...]]:
+def _matrices(evidence: NetworkEvidence) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return payload per step in MB and rate in Mb/s from host to host, and the hosts, those of a leaf side by side."""
     traffic, places = host_traffic(evidence), evidence.places
     if traffic is None or places.num_nodes > _MAX_HOSTS:
         return np.zeros((0, 0)), np.zeros((0, 0)), ()
     order = np.argsort(places.node_leaf, kind="stable")
-    place = np.empty(places.num_nodes, np.int64)
-    place[order] = np.arange(places.num_nodes)
+    place = np.argsort(order)
     step_mb, rate_mbps = np.full((2, places.num_nodes, places.num_nodes), np.nan)
     is_used = traffic.acked_bytes > 0
     cells = place[traffic.source[is_used]], place[traffic.destination[is_used]]

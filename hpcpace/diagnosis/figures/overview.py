@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import format_duration, listed, percent, plural, rank_list
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.credible import ranks_with_common_steps
+from hpcpace.diagnosis.evidence import timed_traces
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Measured, Selection
 from hpcpace.diagnosis.network_summary import Comparable, ComparedRank
@@ -31,7 +31,7 @@ from hpcpace.diagnosis.summary import (
     World,
 )
 from hpcpace.hang.verdict import call_name
-from hpcpace.metrics.common_clock import rank_clocks
+from hpcpace.metrics import Floats
 from hpcpace.metrics.communication import overlap_share
 from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part, share_of
@@ -43,6 +43,8 @@ from hpcpace.metrics.topology import Topology
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.schema import EventKind, StepFlag
+
+_Key = TypeVar("_Key", str, int)
 
 
 def rank_rows(run: JudgedRun) -> tuple[RankRow, ...]:
@@ -74,16 +76,21 @@ def rank_rows(run: JudgedRun) -> tuple[RankRow, ...]:
 def role_rows(run: JudgedRun) -> tuple[RoleRow, ...]:
     """Return a row per role."""
     measured, mean = run.measured, run.measured.parts.mean(axis=1)
-    members: dict[str, list[int]] = {}
-    for index, trace in enumerate(measured.timed.traces):
-        members.setdefault(_role(trace), []).append(index)
     found = []
-    for role, indices in members.items():
+    for role, indices in _grouped((_role(trace), index) for index, trace in enumerate(measured.timed.traces)).items():
         mean_ns = mean[indices].mean(axis=0)
         ranks = tuple(measured.timed.ranks[index] for index in indices)
         known = _parts(mean_ns, set(ranks), measured)
         found.append(RoleRow(role=role, ranks=ranks, step_ns=float(mean_ns.sum()), **known))
     return tuple(found)
+
+
+def _grouped(pairs: Iterable[tuple[_Key, int]]) -> dict[_Key, list[int]]:
+    """Return the numbers of each key."""
+    found: dict[_Key, list[int]] = {}
+    for key, number_of_it in pairs:
+        found.setdefault(key, []).append(number_of_it)
+    return found
 
 
 def _role(trace: RankTrace) -> str:
@@ -97,7 +104,7 @@ class _Parts(TypedDict):
     busy_share: float | None
 
 
-def _parts(mean_ns: NDArray[np.float64], ranks: set[int], measured: Measured) -> _Parts:
+def _parts(mean_ns: Floats, ranks: set[int], measured: Measured) -> _Parts:
     if not ranks.isdisjoint(measured.host_timed):
         return {"parts_ns": None, "shares": None, "busy_share": None}
     shares = mean_ns / max(float(mean_ns.sum()), 1.0)
@@ -107,14 +114,14 @@ def _parts(mean_ns: NDArray[np.float64], ranks: set[int], measured: Measured) ->
     return {"parts_ns": {**_named(mean_ns)}, "shares": {**_named(shares)}, "busy_share": busy}
 
 
-def _without_waits(values: NDArray[np.float64]) -> dict[str, float | None]:
+def _without_waits(values: Floats) -> dict[str, float | None]:
     """Return the parts with the waits that are known, of some operations only, in the transfers."""
     moved = values.copy()
     moved[list(EXPOSED_TRANSFER)] += values[list(EXPOSED_WAIT)]
     return {**_named(moved), **dict.fromkeys([part.name.lower() for part in EXPOSED_WAIT])}
 
 
-def _named(values: NDArray[np.float64]) -> dict[str, float]:
+def _named(values: Floats) -> dict[str, float]:
     return {part.name.lower(): float(values[part]) for part in Part}
 
 
@@ -134,14 +141,10 @@ _MAX_ATTEMPTS = 16  # display: rows of the history
 class StepThresholds(Thresholds, topic="steps"):
     """When steps are implausible, and shares of their time are worth reporting."""
 
-    irregular_share: float = number(
-        0.05,
-        "share",
-        "Share of the steps with updates out of order from which a report warns: a few are skipped updates.",
-    )
-    least_communication_share: float = number(
-        0.001, "share", "Share of the step that communication must take to have an overlap with computation."
-    )
+    irregular_share: float = number(0.05, "share")
+    """Share of the steps with updates out of order from which a report warns: a few are skipped updates."""
+    least_communication_share: float = number(0.001, "share")
+    """Share of the step that communication must take to have an overlap with computation."""
 
 
 def world_figures(run: JudgedAttempt) -> World:
@@ -198,20 +201,13 @@ def step_figures(run: JudgedAttempt) -> Steps:
 
 def step_sources(traces: Sequence[RankTrace]) -> tuple[str, ...]:
     """Return how the traces say that steps were found, the way of most ranks first; empty where they do not say it."""
-    ranks: dict[str, list[int]] = {}
-    for trace in traces:
-        if text := _last_source(trace)[1]:
-            ranks.setdefault(text, []).append(trace.header.rank)
+    ranks = _grouped((text, trace.header.rank) for trace in traces if (text := _last_source(trace)[1]))
     ways = sorted(ranks, key=lambda text: -len(ranks[text]))
     return tuple(ways) if len(ways) < 2 else tuple(f"{text} ({rank_list(ranks[text])})" for text in ways)
 
 
 def step_warnings(
-    traces: Sequence[RankTrace],
-    pattern: Alternation | None,
-    num_short: int,
-    num_used: int,
-    limits: StepThresholds,
+    traces: Sequence[RankTrace], pattern: Alternation | None, num_short: int, num_used: int, limits: StepThresholds
 ) -> tuple[str, ...]:
     """Return what is implausible about how steps were counted, one sentence each.
 
@@ -250,10 +246,7 @@ def _uneven_counts(traces: Sequence[RankTrace]) -> str | None:
     counts = {trace.header.rank: len(np.unique(trace.tables["steps"]["step"])) for trace in whole}
     if not counts or max(counts.values()) - min(counts.values()) <= 1:
         return None
-    ranks: dict[int, list[int]] = {}
-    for rank, count in counts.items():
-        ranks.setdefault(count, []).append(rank)
-    ways = sorted(ranks.items(), key=lambda item: -len(item[1]))
+    ways = sorted(_grouped((count, rank) for rank, count in counts.items()).items(), key=lambda item: -len(item[1]))
     more = [plural(len(ways) - _MAX_COUNTS, "further number")] if ways[_MAX_COUNTS:] else []
     return listed([*(f"{count} on {rank_list(of)}" for count, of in ways[:_MAX_COUNTS]), *more])
 
@@ -278,9 +271,8 @@ def share_figures(run: JudgedAttempt) -> Shares:
     busy, wait, transfer = (share_of(measured.parts, of) for of in (BUSY, EXPOSED_WAIT, EXPOSED_TRANSFER))
     other = max(1.0 - busy - wait - transfer, 0.0)
     overlap = _overlap(measured, run.limits(StepThresholds).least_communication_share)
-    if not measured.are_waits_known:
-        return Shares(busy=busy, exposed_wait=None, transfer=wait + transfer, other=other, overlap=overlap)
-    return Shares(busy=busy, exposed_wait=wait, transfer=transfer, other=other, overlap=overlap)
+    exposed_wait, transfer = (wait, transfer) if measured.are_waits_known else (None, wait + transfer)
+    return Shares(busy=busy, exposed_wait=exposed_wait, transfer=transfer, other=other, overlap=overlap)
 
 
 def _overlap(measured: Measured, least_share: float) -> float | None:
@@ -320,7 +312,7 @@ def _account_of_steps(trace: RankTrace) -> Table:
     return account.select(account["time_ns"] >= begins_ns.min())
 
 
-def comparable_figures(run: JudgedAttempt) -> Comparable:
+def comparable_figures(run: JudgedRun) -> Comparable:
     """Return what a comparison takes from a run besides its other figures."""
     measured = run.measured
     times_ns = measured.times_ns.astype(np.float64)
@@ -337,21 +329,17 @@ def comparable_figures(run: JudgedAttempt) -> Comparable:
 
 
 def _ranks(measured: Measured) -> tuple[ComparedRank, ...]:
-    work_ns = measured.parts[:, :, list(OWN_WORK)].sum(axis=2)
-    num_ranks, num_steps = work_ns.shape
-    mean_ns = work_ns.mean(axis=1)
-    error_ns = None
-    if num_steps >= _MIN_BLOCK_STEPS:
+    work_ns = measured.spent_ns(OWN_WORK)
+    mean_ns, error = work_ns.mean(axis=1), np.full(len(work_ns), np.nan)
+    if work_ns.shape[1] >= _MIN_BLOCK_STEPS:
         means = block_means(work_ns)
-        error_ns = means.std(axis=1, ddof=1) / means.shape[1] ** 0.5
-    caused_ns = measured.operations.origins.caused_ns / (num_ranks * num_steps)
+        error = means.std(axis=1, ddof=1) / means.shape[1] ** 0.5 / np.where(mean_ns, mean_ns, np.nan)
+    caused_ns = measured.operations.origins.caused_ns / work_ns.size
     return tuple(
         ComparedRank(
             rank=rank,
             work_ns=float(mean_ns[row]) if (is_known := rank not in measured.host_timed) else None,
-            work_error=float(error_ns[row] / mean_ns[row])
-            if is_known and error_ns is not None and mean_ns[row]
-            else None,
+            work_error=float(error[row]) if is_known and np.isfinite(error[row]) else None,
             caused_wait_ns=float(caused_ns[row]) if is_known else 0.0,
         )
         for row, rank in enumerate(measured.timed.ranks)
@@ -449,13 +437,10 @@ def _steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[int, int 
     used = selection.used(panel)
     if not used.any():
         return 0, None, None, None
-    clocks, unknown = rank_clocks(traces)
-    known = [index for index, trace in enumerate(traces) if trace.header.rank not in unknown] or [0]
-    begin_ns, end_ns = (
-        np.array([clocks[index].to_reference(own[index]).time_ns for index in known])
-        for own in (panel.begin_ns, panel.end_ns)
-    )
-    times_ns, step = step_times(panel.step, begin_ns, end_ns)[used], panel.step[used]
+    timed = timed_traces(traces)
+    common = timed.on_common_clock(panel)
+    times_ns = step_times(panel.step, common.begin_ns[timed.known], common.end_ns[timed.known])[used]
+    step = panel.step[used]
     return len(step), int(step[0]), int(step[-1]), float(np.median(times_ns))
 
 

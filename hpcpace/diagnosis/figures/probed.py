@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ _MAX_ROWS = 32  # display: of transfers next to a probe
 _OF_PROBE = {"send": "send_recv", "recv": "send_recv"}
 
 
-class _Kind(NamedTuple):
+class _Compared(NamedTuple):
     """What groups must have in common to be compared with one law."""
 
     op: str
@@ -73,47 +72,39 @@ def _refusal(measured: Measured, probe: ProbeRecord) -> str:
     return ""
 
 
-def _kinds(measured: Measured) -> dict[_Kind, list[GroupTransfers]]:
+def _kinds(measured: Measured) -> dict[_Compared, list[GroupTransfers]]:
     """Return the groups of each kind that communicate between nodes."""
     places = measured.places
     node_of = dict(zip(places.ranks, places.node.tolist(), strict=True))
-    found: dict[_Kind, list[GroupTransfers]] = {}
+    found: dict[_Compared, list[GroupTransfers]] = {}
     for group in measured.groups:
         if not all(member in node_of for member in group.members) or not np.isfinite(group.transfer_ns).any():
             continue
         num_nodes = len({node_of[member] for member in group.members})
         if num_nodes > 1:
             op = _OF_PROBE.get(group.op, group.op)
-            kind = _Kind(op=op, num_nodes=num_nodes, num_ranks=len(group.members), size_bytes=group.size_bytes)
+            kind = _Compared(op=op, num_nodes=num_nodes, num_ranks=len(group.members), size_bytes=group.size_bytes)
             found.setdefault(kind, []).append(group)
     return found
 
 
 def _rows(
-    kinds: dict[_Kind, list[GroupTransfers]], laws: dict[tuple[str, int, int], LatencyLaw]
+    kinds: dict[_Compared, list[GroupTransfers]], laws: dict[tuple[str, int, int], LatencyLaw]
 ) -> tuple[list[ProbedRow], int]:
     """Return rows, those with the most transfer first, and the number of kinds without a law."""
-    rows, num_unprobed = [], 0
+    rows = []
     for kind, groups in kinds.items():
-        law = laws.get((kind.op, kind.num_nodes, kind.num_ranks))
-        if law is None:
-            num_unprobed += 1
-        else:
-            rows.append(_row(kind, groups, law))
-    return sorted(rows, key=lambda row: -row.transfer_ns * row.num_groups), num_unprobed
-
-
-def _row(kind: _Kind, groups: Sequence[GroupTransfers], law: LatencyLaw) -> ProbedRow:
-    transfer_ns = max(float(np.mean([np.nanmedian(group.transfer_ns) for group in groups])), 1.0)
-    probed_ns = law.time_ns(kind.size_bytes)
-    return ProbedRow(
-        op=kind.op,
-        num_nodes=kind.num_nodes,
-        num_ranks=kind.num_ranks,
-        size_bytes=kind.size_bytes,
-        num_groups=len(groups),
-        transfer_ns=transfer_ns,
-        probed_ns=probed_ns,
-        achieved=probed_ns / transfer_ns,
-        is_beyond=kind.size_bytes > law.most_bytes,
-    )
+        if (law := laws.get((kind.op, kind.num_nodes, kind.num_ranks))) is not None:
+            transfer_ns = max(float(np.mean([np.nanmedian(group.transfer_ns) for group in groups])), 1.0)
+            probed_ns = law.time_ns(kind.size_bytes)
+            rows.append(
+                ProbedRow(
+                    **kind._asdict(),
+                    num_groups=len(groups),
+                    transfer_ns=transfer_ns,
+                    probed_ns=probed_ns,
+                    achieved=probed_ns / transfer_ns,
+                    is_beyond=kind.size_bytes > law.most_bytes,
+                )
+            )
+    return sorted(rows, key=lambda row: -row.transfer_ns * row.num_groups), len(kinds) - len(rows)

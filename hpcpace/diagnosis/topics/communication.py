@@ -24,19 +24,15 @@ _TINY = 1e-9  # numerics: no division by zero
 class CommunicationThresholds(Thresholds, topic="communication"):
     """When transfers vary, and how much they count."""
 
-    burst_factor: float = number(
-        1.5, "times", "Transfers of a step over their lower quartile from which they are a burst: jitter stays below."
-    )
-    least_bursts: int = number(3, "events", "Bursts that make contention: one or two may be anything.")
-    full_line_share: float = number(
-        0.9, "share", "Share of the line rate from which a link is full, not broken: protocols take the rest."
-    )
-    steady_part: float = number(
-        0.5,
-        "share",
-        "Part of steady transfer that counts when findings are ranked: it costs between nothing and its time, because "
-        "no job is without it, and a slow rank that certainly costs as much comes first.",
-    )
+    burst_factor: float = number(1.5, "times")
+    """Transfers of a step over their lower quartile from which they are a burst: jitter stays below."""
+    least_bursts: int = number(3, "events")
+    """Bursts that make contention: one or two may be anything."""
+    full_line_share: float = number(0.9, "share")
+    """Share of the line rate from which a link is full, not broken: protocols take the rest."""
+    steady_part: float = number(0.5, "share")
+    """Part of steady transfer that counts when findings are ranked: it costs between nothing and its time, because no
+    job is without it, and a slow rank that certainly costs as much comes first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +47,7 @@ class BurstEvidence(Evidence):
 
     mode: ClassVar[str] = Mode.CONTENTION
     variety: ClassVar[str] = "bursts"
+    may_be_uneven_waiting: ClassVar[bool] = True
     share: float
     bursts: float
     limits: CommunicationThresholds = CommunicationThresholds()
@@ -63,10 +60,6 @@ class BurstEvidence(Evidence):
             why=f"in {percent(self.bursts)} of the steps, transfers take over {factor} times their lower quartile",
             next="place the job on fewer switches (#SBATCH --switches=1), or find the other jobs on its links",
         )
-
-    def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
-        """Return whether ranks lose as much because each step waits for whoever waits longest for a core."""
-        return finding.loss_share <= waiting.uneven_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +98,7 @@ class TransferEvidence(Evidence):
         one_slow = (
             "no link or burst explains it"
             if self.are_links_compared
-            else ("the job's groups cannot single out a slow link")
+            else "the job's groups cannot single out a slow link"
         )
         parts = self._parts()
         if self.is_line_full and self.line_share is not None:
@@ -151,9 +144,12 @@ def find(case: Case) -> list[DiagnosisFinding]:
     burst_ns = np.where(transfer > limits.burst_factor * usual, transfer - usual, 0.0)
     burst_share, num_bursts = float(burst_ns.mean()) / panels.mean_length_ns, int((burst_ns > 0).sum())
     found: list[DiagnosisFinding] = []
+    is_flapping = any(
+        isinstance(each.evidence, FlowEvidence) and each.variety == LinkCause.FLAPPING for each in case.findings
+    )
     are_many = burst_share >= settings.contention_share and num_bursts >= limits.least_bursts
     # One node has no fabric: what varies there is its own load.
-    if are_many and len(np.unique(panels.node)) > 1 and not _is_flapping(case):
+    if are_many and len(np.unique(panels.node)) > 1 and not is_flapping:
         bursts = BurstEvidence(share=burst_share, bursts=num_bursts / len(transfer), limits=limits)
         found.append(DiagnosisFinding(evidence=bursts, loss_share=burst_share, confidence=0.95))
     moved = float(transfer.mean()) - float(burst_ns.mean())
@@ -177,11 +173,6 @@ def find(case: Case) -> list[DiagnosisFinding]:
             DiagnosisFinding(evidence=transfers, loss_share=share, confidence=0.95, counted_part=limits.steady_part)
         )
     return found
-
-
-def _is_flapping(case: Case) -> bool:
-    causes = [found.evidence.cause for found in case.findings if isinstance(found.evidence, FlowEvidence)]
-    return LinkCause.FLAPPING in causes
 
 
 def with_probe(verdict: Verdict, probed: ProbedFigures | None, least: float) -> Verdict:

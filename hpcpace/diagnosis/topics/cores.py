@@ -15,17 +15,18 @@ import numpy as np
 from hpcpace.core.text import percent, plural, printable, rank_list
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
-    Booleans,
     Case,
     DiagnosisFinding,
     Evidence,
     FindingWords,
     Panels,
     Said,
+    place_culprit,
     shortened,
 )
 from hpcpace.diagnosis.summary import Culprit, HostCores, Mode
 from hpcpace.diagnosis.topics.communication import BurstEvidence
+from hpcpace.metrics import Bools
 from hpcpace.metrics.host_waits import CoreUse
 
 _MIN_SHOWN_SHARE = 0.0005  # display: less is 0.0 %
@@ -37,36 +38,24 @@ _TINY = 1e-9  # numerics: no division by zero
 class CoreThresholds(Thresholds, topic="cores"):
     """When ranks wait for cores, and on whom."""
 
-    notable_wait_share: float = number(
-        0.05,
-        "share",
-        "Share of the time that a rank waits for a core from which a report mentions it, and other findings "
-        "are held against it.",
-    )
-    least_errors: float = number(
-        2.0, "standard errors", "The wait must exceed the notable one by so much, because it is sampled once a second."
-    )
-    crowded_ready: float = number(
-        1.5, "times", "Ready threads per CPU from which ranks of the job wait for each other."
-    )
-    crowded_running_share: float = number(
-        0.75, "share", "Share of the CPUs that such ranks must keep busy: otherwise somebody else has them."
-    )
-    least_others_share: float = number(
-        0.1, "share", "Share of the CPUs that other processes must take to be named as well."
-    )
-    least_cpu_excess: float = number(
-        0.1, "times", "Excess processor time from which a slow rank works more, and does not only wait for a core."
-    )
-    throttled_part: float = number(
-        0.5, "share", "Part of the longest wait for which the quota must throttle ranks to be named as the reason."
-    )
-    everywhere_part: float = number(
-        0.5,
-        "share",
-        "Part of the loss that counts when findings are ranked, if all hosts share cores: that costs between "
-        "nothing and the share for which ranks wait.",
-    )
+    notable_wait_share: float = number(0.05, "share")
+    """Share of the time that a rank waits for a core from which a report mentions it, and other findings are held
+    against it."""
+    least_errors: float = number(2.0, "standard errors")
+    """The wait must exceed the notable one by so much, because it is sampled once a second."""
+    crowded_ready: float = number(1.5, "times")
+    """Ready threads per CPU from which ranks of the job wait for each other."""
+    crowded_running_share: float = number(0.75, "share")
+    """Share of the CPUs that such ranks must keep busy: otherwise somebody else has them."""
+    least_others_share: float = number(0.1, "share")
+    """Share of the CPUs that other processes must take to be named as well."""
+    least_cpu_excess: float = number(0.1, "times")
+    """Excess processor time from which a slow rank works more, and does not only wait for a core."""
+    throttled_part: float = number(0.5, "share")
+    """Part of the longest wait for which the quota must throttle ranks to be named as the reason."""
+    everywhere_part: float = number(0.5, "share")
+    """Part of the loss that counts when findings are ranked, if all hosts share cores: that costs between nothing and
+    the share for which ranks wait."""
 
 
 class CoreCause(StrEnum):
@@ -167,16 +156,16 @@ def find_shared(case: Case) -> DiagnosisFinding | None:
     rows = np.flatnonzero(waits)
     first = int(rows[use.waiting[rows].argmax()])
     hosts = tuple(dict.fromkeys(panels.host[row] for row in (first, *rows)))
-    near = panels.node == panels.node[first]
+    host = _host_cores(use, panels, int(panels.node[first]))
     evidence = CoreEvidence(
-        cause=_cause(use, near, limits),
+        cause=_cause(host, limits),
         share=float(use.waiting[first]),
         ranks=tuple(panels.rank[rows].tolist()),
         hosts=hosts,
-        of_host=int(near.sum()),
-        cpus=len(_cpus(use, near)),
-        running=float(np.nansum(use.running[near])),
-        ready=float(np.nansum(use.running[near] + use.queued[near])),
+        of_host=host.num_ranks,
+        cpus=host.num_cpus,
+        running=host.running,
+        ready=host.ready,
         pressure=float(use.pressure[first]),
         throttled=float(use.throttled[first]),
         switches=float(use.switches[first]),
@@ -192,46 +181,50 @@ def find_shared(case: Case) -> DiagnosisFinding | None:
     )
 
 
-def is_notable(use: CoreUse, limits: CoreThresholds) -> Booleans:
+def is_notable(use: CoreUse, limits: CoreThresholds) -> Bools:
     """Return which ranks wait for a core for a notable share of the time, bool, (num_ranks,)."""
     sure = np.nan_to_num(use.waiting) - limits.least_errors * np.nan_to_num(use.error)
-    waits: Booleans = sure >= limits.notable_wait_share
-    return waits
+    return np.asarray(sure >= limits.notable_wait_share)
 
 
-def _cpus(use: CoreUse, near: Booleans) -> frozenset[int]:
-    return frozenset().union(*(use.cpus[row] for row in np.flatnonzero(near)))
+def _host_cores(use: CoreUse, panels: Panels, node: int) -> HostCores:
+    near = np.flatnonzero(panels.node == node)
+    return HostCores(
+        host=panels.host[near[0]],
+        num_ranks=len(near),
+        num_cpus=len(frozenset().union(*(use.cpus[row] for row in near))),
+        running=float(np.nansum(use.running[near])),
+        ready=float(np.nansum(use.running[near] + use.queued[near])),
+        waiting=float(np.nanmax(use.waiting[near])),
+        pressure=float(np.nanmax(use.pressure[near])),
+        throttled=float(np.nanmax(use.throttled[near])),
+    )
 
 
-def _cause(use: CoreUse, near: Booleans, limits: CoreThresholds) -> CoreCause:
+def _cause(host: HostCores, limits: CoreThresholds) -> CoreCause:
     """Return the holder of the cores for which ranks of a host wait.
 
     Ranks share them with each other where there are more ranks than CPUs, or many more ready threads, which keep the
     CPUs busy. While a rank waits, all of its CPUs are busy: what the job did not use of them then, others did.
     """
-    waiting = float(np.nanmax(use.waiting[near]))
-    if float(np.nanmax(use.throttled[near])) >= limits.throttled_part * waiting:
+    if host.throttled >= limits.throttled_part * host.waiting:
         return CoreCause.QUOTA
-    num_cpus = len(_cpus(use, near))
-    if not num_cpus:
+    if not (num_cpus := host.num_cpus):
         return CoreCause.UNKNOWN
-    running, ready = float(np.nansum(use.running[near])), float(np.nansum((use.running + use.queued)[near]))
-    is_own = near.sum() > num_cpus or (
-        ready > limits.crowded_ready * num_cpus and running > limits.crowded_running_share * num_cpus
-    )
-    is_others = not is_own or num_cpus * waiting - running >= limits.least_others_share * num_cpus
+    is_crowded = host.ready > limits.crowded_ready * num_cpus and host.running > limits.crowded_running_share * num_cpus
+    is_own = host.num_ranks > num_cpus or is_crowded
+    is_others = not is_own or num_cpus * host.waiting - host.running >= limits.least_others_share * num_cpus
     if is_own and is_others:
         return CoreCause.BOTH
     return CoreCause.RANKS if is_own else CoreCause.OTHERS
 
 
-def _culprit(use: CoreUse, panels: Panels, host: str, waits: Booleans) -> Culprit:
+def _culprit(use: CoreUse, panels: Panels, host: str, waits: Bools) -> Culprit:
     rows = np.array([row for row, name in enumerate(panels.host) if name == host and waits[row]])
     row = int(rows[use.waiting[rows].argmax()])
     effect, half = float(use.waiting[row]), _Z_95 * float(use.error[row])
-    own = [panels.rank[index] for index, name in enumerate(panels.host) if name == host]
-    aliases = (f"node {host}", *((f"rank {own[0]}",) if len(own) == 1 else ()))
-    return Culprit(kind="node", id=host, aliases=aliases, effect=effect, interval=(effect - half, effect + half))
+    own = [index for index, name in enumerate(panels.host) if name == host]
+    return place_culprit("node", host, own, effect, (effect - half, effect + half), panels)
 
 
 def find(case: Case) -> list[DiagnosisFinding]:
@@ -242,7 +235,9 @@ def find(case: Case) -> list[DiagnosisFinding]:
     panels, cores, use = case.panels, find_shared(case), case.panels.cores
     if panels.lab_cores is not None:
         uneven = _uneven_share(panels.lab_cores)
-        case.findings = [each for each in case.findings if not _are_bursts(each) or each.loss_share > uneven]
+        case.findings = [
+            each for each in case.findings if not isinstance(each.evidence, BurstEvidence) or each.loss_share > uneven
+        ]
     if cores is None or use is None:
         return []
     waiting = _Waiting(panels, use, case.thresholds.of(CoreThresholds).least_cpu_excess)
@@ -255,10 +250,6 @@ def find(case: Case) -> list[DiagnosisFinding]:
     return [replace(cores, loss_share=max(cores.loss_share, *late, 0.0))]
 
 
-def _are_bursts(finding: DiagnosisFinding) -> bool:
-    return isinstance(finding.evidence, BurstEvidence)
-
-
 class _Waiting:
     """The waiting for cores of all ranks, as `CoreWaiting` has it."""
 
@@ -267,7 +258,7 @@ class _Waiting:
         self.mean_share = float(np.nanmean(use.waiting))
         self.uneven_share = _uneven_share(use)
 
-    def is_all_of(self, effect: float, slow: Booleans) -> bool:
+    def is_all_of(self, effect: float, slow: Bools) -> bool:
         """Return whether an excess of some ranks over the others may be waiting for cores.
 
         It is more where their processor time exceeds that of the others by a good part of it, or where their longer
@@ -301,19 +292,5 @@ def core_figures(panels: Panels, limits: CoreThresholds) -> tuple[HostCores, ...
     use = panels.cores
     if use is None:
         return ()
-    rows = []
-    for node in np.unique(panels.node[is_notable(use, limits)]).tolist():
-        near = np.flatnonzero(panels.node == node)
-        rows.append(
-            HostCores(
-                host=panels.host[near[0]],
-                num_ranks=len(near),
-                num_cpus=len(_cpus(use, panels.node == node)),
-                running=float(np.nansum(use.running[near])),
-                ready=float(np.nansum(use.running[near] + use.queued[near])),
-                waiting=float(np.nanmax(use.waiting[near])),
-                pressure=float(np.nanmax(use.pressure[near])),
-                throttled=float(np.nanmax(use.throttled[near])),
-            )
-        )
+    rows = [_host_cores(use, panels, node) for node in np.unique(panels.node[is_notable(use, limits)]).tolist()]
     return tuple(sorted(rows, key=lambda row: -row.waiting))

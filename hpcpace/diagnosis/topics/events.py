@@ -14,28 +14,28 @@ from scipy.special import bdtrc
 from hpcpace.core.text import format_duration, percent, plural
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
-    Booleans,
     Case,
-    CoreWaiting,
     DiagnosisFinding,
     Evidence,
     FindingWords,
-    Floats,
     Panels,
     Said,
     confidence_of,
     first_ranks,
     mean_share_interval,
+    phase_culprit,
+    place_culprit,
     rank_culprit,
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.diagnosis.topics.stages import (
-    StagedEvidence,
+    RecurringEvidence,
     advice_of_events,
     periodic_headline,
     stage_sentences,
     subject_of_events,
 )
+from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.recurrence import MIN_EVENTS, Period, find_period, run_begins, steps_between
 from hpcpace.metrics.roles import Stage, StageComparison, compare_events
@@ -49,56 +49,40 @@ _MIN_P = 1e-300  # numerics: the logarithm of less is not finite
 class EventThresholds(Thresholds, topic="events"):
     """Which steps are events, and when they come back."""
 
-    least_spreads: float = number(
-        5.0,
-        "standard errors",
-        "Robust standard deviations above its median from which a step is an event: jitter stays below.",
-    )
-    least_excess: float = number(
-        0.03,
-        "times",
-        "Excess over the usual work from which a step is an event: shorter ones cost nothing even if steady.",
-    )
-    least_hit_share: float = number(
-        0.6, "share", "Share of the expected events that a node must have to count as struck by a period."
-    )
-    named_nodes_share: float = number(
-        0.25, "share", "Share of the nodes up to which the struck ones are named; more are nobody's in particular."
-    )
-    least_ratio: float = number(
-        2.0, "times", "Events of a node over those of the next one: where all are struck by chance, one has the most."
-    )
-    regular_level: float = number(
-        0.05, "probability", "Level at which events of one node count as periodic: only the words depend on it."
-    )
-    sure_level: float = number(
-        1e-3, "probability", "Level at which a struck node is believed: who is struck says more than that somebody is."
-    )
-    alternation_share: float = number(
-        0.1, "share", "Part of a cycle by which events may miss a multiple of the alternation of steps and still be it."
-    )
-    least_part_of_longest: float = number(
-        0.25, "share", "Part of the longest time in checkpoints or evaluations from which a rank counts as making them."
-    )
+    least_spreads: float = number(5.0, "standard errors")
+    """Robust standard deviations above its median from which a step is an event: jitter stays below."""
+    least_excess: float = number(0.03, "times")
+    """Excess over the usual work from which a step is an event: shorter ones cost nothing even if steady."""
+    least_hit_share: float = number(0.6, "share")
+    """Share of the expected events that a node must have to count as struck by a period."""
+    named_nodes_share: float = number(0.25, "share")
+    """Share of the nodes up to which the struck ones are named; more are nobody's in particular."""
+    least_ratio: float = number(2.0, "times")
+    """Events of a node over those of the next one: where all are struck by chance, one has the most."""
+    regular_level: float = number(0.05, "probability")
+    """Level at which events of one node count as periodic: only the words depend on it."""
+    sure_level: float = number(1e-3, "probability")
+    """Level at which a struck node is believed: who is struck says more than that somebody is."""
+    alternation_share: float = number(0.1, "share")
+    """Part of a cycle by which events may miss a multiple of the alternation of steps and still be it."""
+    least_part_of_longest: float = number(0.25, "share")
+    """Part of the longest time in checkpoints or evaluations from which a rank counts as making them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventEvidence(StagedEvidence):
-    """Single long steps that recur.
+class EventEvidence(RecurringEvidence):
+    """Single long steps that recur, without a period if they strike one node at irregular distances.
 
     Attributes:
         events: number of steps.
         share: loss as a share of the step time.
-        period_ns: distance of the events; None if they strike one node at irregular distances.
-        period_steps: the same in steps, where they come at equal numbers of steps; else None.
     """
 
     mode: ClassVar[str] = Mode.RUNTIME
+    may_be_uneven_waiting: ClassVar[bool] = True
     makes_steps_differ: ClassVar[bool] = True
     events: int
     share: float
-    period_ns: float | None = None
-    period_steps: int | None = None
 
     @property
     def variety(self) -> str:
@@ -120,10 +104,6 @@ class EventEvidence(StagedEvidence):
             next=advice_of_events(self),
             more=stage_sentences(self.stages, [who]),
         )
-
-    def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
-        """Return whether ranks lose as much because each step waits for whoever waits longest for a core."""
-        return finding.loss_share <= waiting.uneven_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +177,8 @@ def find_collection(case: Case) -> list[DiagnosisFinding]:
     if share < case.settings.runtime_share:
         return []
     interval = mean_share_interval(panels, panels.gc_ns)
-    culprit = Culprit(kind="phase", id="gc", aliases=("phase gc",), effect=share, interval=interval)
-    evidence = CollectionEvidence(share=share)
-    return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=(culprit,))]
+    evidence, culprits = CollectionEvidence(share=share), (phase_culprit("gc", share, interval),)
+    return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=culprits)]
 
 
 def find_interruptions(case: Case) -> list[DiagnosisFinding]:
@@ -217,11 +196,11 @@ def find_interruptions(case: Case) -> list[DiagnosisFinding]:
 
 def _interruption(panels: Panels, spent_ns: Floats, part: Part, limits: EventThresholds) -> DiagnosisFinding | None:
     mean_ns = spent_ns.mean(axis=1)
-    makes: Booleans = mean_ns >= limits.least_part_of_longest * mean_ns.max()
+    makes: Bools = mean_ns >= limits.least_part_of_longest * mean_ns.max()
     if not mean_ns.any() or makes.all():
         return None
     lost_ns = np.maximum(spent_ns[makes].max(axis=0) - spent_ns[~makes].mean(axis=0), 0.0)
-    is_event: Booleans = np.any(spent_ns[makes] > 0, axis=0)
+    is_event: Bools = np.any(spent_ns[makes] > 0, axis=0)
     share = float(lost_ns.mean()) / panels.mean_time_ns
     phase = part.name.lower()
     evidence = InterruptionEvidence(
@@ -233,9 +212,9 @@ def _interruption(panels: Panels, spent_ns: Floats, part: Part, limits: EventThr
         period_steps=steps_between(run_begins(is_event)),
     )
     interval = mean_share_interval(panels, lost_ns[None, :])
-    culprit = Culprit(kind="phase", id=phase, aliases=(f"phase {phase}",), effect=share, interval=interval)
-    ranks = (rank_culprit(rank, share, interval, panels) for rank in evidence.ranks)
-    return DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=(*ranks, culprit))
+    ranks = [rank_culprit(rank, share, interval, panels) for rank in evidence.ranks]
+    culprits = (*ranks, phase_culprit(phase, share, interval))
+    return DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=culprits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +231,7 @@ class Recurrence:
     period_ns: float | None
     p_value: float
     nodes: tuple[int, ...]
-    is_event: Booleans
+    is_event: Bools
 
 
 def find(case: Case) -> list[DiagnosisFinding]:
@@ -265,7 +244,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     found = recurrence(panels, work_ns, limits)
     if found is None or found.p_value >= 2 * case.settings.level or _is_alternation(panels, found, limits):
         return []
-    is_event: Booleans = np.any(found.is_event, axis=0)
+    is_event: Bools = np.any(found.is_event, axis=0)
     slowest = work_ns.max(axis=0) if not panels.is_role_known else _above_role(panels, work_ns)
     usual = float(np.median(slowest[~is_event])) if not is_event.all() else 0.0
     share = float(np.where(is_event, np.maximum(slowest - usual, 0.0), 0.0).mean()) / panels.mean_time_ns
@@ -299,7 +278,7 @@ def _is_alternation(panels: Panels, found: Recurrence, limits: EventThresholds) 
     return abs(num_cycles - round(num_cycles)) < limits.alternation_share or num_cycles < 1
 
 
-def _stages(panels: Panels, work_ns: Floats, found: Recurrence, is_event: Booleans) -> StageComparison | None:
+def _stages(panels: Panels, work_ns: Floats, found: Recurrence, is_event: Bools) -> StageComparison | None:
     """Return in which stage the steps of events are longer, of the ranks that they strike; None without phases."""
     if panels.parts_ns is None:
         return None
@@ -311,9 +290,7 @@ def _stages(panels: Panels, work_ns: Floats, found: Recurrence, is_event: Boolea
 def _above_role(panels: Panels, work_ns: Floats) -> Floats:
     """Return by how much the slowest rank exceeds the median of its role, plus what all share, (num_steps,)."""
     rows = [work_ns[panels.role == value] for value in np.unique(panels.role)]
-    above = np.array([of.max(axis=0) - np.median(of) for of in rows])
-    largest: Floats = above.max(axis=0)
-    return largest
+    return np.asarray(np.max([of.max(axis=0) - np.median(of) for of in rows], axis=0))
 
 
 def recurrence(panels: Panels, work_ns: Floats, limits: EventThresholds) -> Recurrence | None:
@@ -343,11 +320,10 @@ def recurrence(panels: Panels, work_ns: Floats, limits: EventThresholds) -> Recu
 def _shared(work_ns: Floats) -> Floats:
     """Return what all ranks share in each step, their lower median: of two nodes, one may be late."""
     middle = (len(work_ns) - 1) // 2
-    lower: Floats = np.partition(work_ns, middle, axis=0)[middle]
-    return lower
+    return np.asarray(np.partition(work_ns, middle, axis=0)[middle])
 
 
-def _together(panels: Panels, is_event: Booleans, limits: EventThresholds) -> list[Recurrence]:
+def _together(panels: Panels, is_event: Bools, limits: EventThresholds) -> list[Recurrence]:
     begins = _begins(is_event)
     # Equal rows count once; as bytes they compare many times faster than np.unique does with thousands of columns.
     rows = sorted({row.tobytes() for row in begins[begins.any(axis=1)]})
@@ -360,7 +336,7 @@ def _together(panels: Panels, is_event: Booleans, limits: EventThresholds) -> li
     return [Recurrence(period_ns=period.length, p_value=period.p_value, nodes=nodes, is_event=is_event)]
 
 
-def _on_one(panels: Panels, is_event: Booleans, limits: EventThresholds) -> list[Recurrence]:
+def _on_one(panels: Panels, is_event: Bools, limits: EventThresholds) -> list[Recurrence]:
     begins = _begins(is_event)
     num_events = begins.sum(axis=1)
     unit, total = int(num_events.argmax()), int(num_events.sum())
@@ -383,40 +359,34 @@ def _on_one(panels: Panels, is_event: Booleans, limits: EventThresholds) -> list
     ]
 
 
-def _begins(is_event: Booleans) -> Booleans:
+def _begins(is_event: Bools) -> Bools:
     """Return the first steps of runs of late steps: a run is one event."""
-    before = np.concatenate([np.zeros((len(is_event), 1), np.bool_), is_event[:, :-1]], axis=1)
-    begins: Booleans = is_event & ~before
-    return begins
+    return np.asarray(is_event & ~np.pad(is_event, ((0, 0), (1, 0)))[:, :-1])
 
 
-def _period(panels: Panels, rows: list[Booleans]) -> Period | None:
+def _period(panels: Panels, rows: list[Bools]) -> Period | None:
     since_ns = panels.since_ns - panels.since_ns[0]
     return find_period([since_ns[row] for row in rows], span=float(since_ns[-1]), least=2 * panels.mean_time_ns)
 
 
-def _events(rows_ns: Floats, usual_ns: float, limits: EventThresholds) -> Booleans:
+def _events(rows_ns: Floats, usual_ns: float, limits: EventThresholds) -> Bools:
     above = rows_ns - np.median(rows_ns, axis=1, keepdims=True)
     spread = _NORMAL_MAD * np.median(np.abs(above), axis=1, keepdims=True)
-    is_event: Booleans = above > np.maximum(limits.least_spreads * spread, limits.least_excess * usual_ns)
-    return is_event
+    return np.asarray(above > np.maximum(limits.least_spreads * spread, limits.least_excess * usual_ns))
 
 
-def _large(rows_ns: Floats, is_event: Booleans) -> Booleans:
+def _large(rows_ns: Floats, is_event: Bools) -> Bools:
     """Return the events of more than half of the third largest: small ones everywhere hide large ones of one node."""
     above = rows_ns - np.median(rows_ns, axis=1, keepdims=True)
     sizes_ns = np.sort(above[is_event])
     if len(sizes_ns) < MIN_EVENTS:
         return is_event
-    large: Booleans = is_event & (above > sizes_ns[-MIN_EVENTS] / 2)
-    return large
+    return np.asarray(is_event & (above > sizes_ns[-MIN_EVENTS] / 2))
 
 
-def _node_culprit(panels: Panels, work_ns: Floats, is_event: Booleans, unit: int) -> Culprit:
+def _node_culprit(panels: Panels, work_ns: Floats, is_event: Bools, unit: int) -> Culprit:
     rows = np.flatnonzero(panels.node == np.unique(panels.node)[unit])
     work = work_ns[rows].mean(axis=0) - _shared(work_ns)
     excess = (work[is_event[unit]] - np.median(work)) / max(float(np.median(work_ns)), 1.0)
-    effect, host = float(excess.mean()), panels.host[rows[0]]
-    half = _Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
-    aliases = (f"node {host}", *((f"rank {panels.rank[rows[0]]}",) if len(rows) == 1 else ()))
-    return Culprit(kind="node", id=host, aliases=aliases, effect=effect, interval=(effect - half, effect + half))
+    effect, half = float(excess.mean()), _Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
+    return place_culprit("node", panels.host[rows[0]], rows, effect, (effect - half, effect + half), panels)

@@ -15,6 +15,7 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.devices import HOST_BEGIN_COLUMN, HOST_END_COLUMN, is_on_device
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.summary import DevicePhase, Verdict
+from hpcpace.metrics import Ints
 from hpcpace.metrics.host_waits import LEAD_NS
 from hpcpace.trace.schema import Phase
 
@@ -43,22 +44,22 @@ HostTable = Mapping[str, NDArray[Any]]
 class GpuThresholds(Thresholds, topic="gpus"):
     """When a GPU differs from those of its role."""
 
-    least_samples: int = number(3, "samples", "Samples of a GPU, one a second, below which its medians are chance.")
-    least_reason_share: float = number(
-        0.1,
-        "share",
-        "Share of the samples in which a reason for a lower clock must hold, or hold more often than on the others.",
-    )
-    least_lower: float = number(
-        0.03,
-        "share",
-        "Part by which a clock or a power limit must be lower than the others': clocks of equal GPUs vary.",
-    )
-    least_hotter_c: float = number(10.0, "°C", "Excess over the others' temperature: places in a rack differ by less.")
-    least_corrected: int = number(10, "errors", "Corrected ECC errors that count: single ones are usual.")
-    least_replays: int = number(10, "errors", "PCIe replays that count: single ones are usual.")
-    least_retries: int = number(3, "errors", "Repeated allocations that count: the first ones follow from the start.")
-    far_above: float = number(4.0, "times", "Growth of a counter over that of any other GPU from which it stands out.")
+    least_samples: int = number(3, "samples")
+    """Samples of a GPU, one a second, below which its medians are chance."""
+    least_reason_share: float = number(0.1, "share")
+    """Share of the samples in which a reason for a lower clock must hold, or hold more often than on the others."""
+    least_lower: float = number(0.03, "share")
+    """Part by which a clock or a power limit must be lower than the others': clocks of equal GPUs vary."""
+    least_hotter_c: float = number(10.0, "°C")
+    """Excess over the others' temperature: places in a rack differ by less."""
+    least_corrected: int = number(10, "errors")
+    """Corrected ECC errors that count: single ones are usual."""
+    least_replays: int = number(10, "errors")
+    """PCIe replays that count: single ones are usual."""
+    least_retries: int = number(3, "errors")
+    """Repeated allocations that count: the first ones follow from the start."""
+    far_above: float = number(4.0, "times")
+    """Growth of a counter over that of any other GPU from which it stands out."""
 
 
 def device_figures(measured: Measured) -> tuple[DevicePhase, ...]:
@@ -91,56 +92,41 @@ def device_figures(measured: Measured) -> tuple[DevicePhase, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """A rank's GPU over the judged steps; 0 is unknown.
+    """A rank's GPU over the judged steps.
 
     Attributes:
-        clock_mhz: median SM clock of the samples in which the GPU was not idle.
-        max_clock_mhz, temperature_c, power_mw, power_limit_mw: medians.
+        medians: of the columns of `_MAX_VALUES`, 0 where unknown; that of the clock where the GPU was not idle.
         reasons: share of the samples with each reason for a lower clock.
         counted: growth of each counter, by the names of `_COUNTERS`.
-        num_samples: of the table within the steps.
     """
 
-    clock_mhz: float = 0.0
-    max_clock_mhz: float = 0.0
-    temperature_c: float = 0.0
-    power_mw: float = 0.0
-    power_limit_mw: float = 0.0
+    medians: Mapping[str, float]
     reasons: Mapping[Throttle, float]
     counted: Mapping[str, int]
-    num_samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuDifference:
-    """What sets a rank's GPU apart from those of the others of its role; None and empty where nothing does.
+    """What sets a rank's GPU apart from those of the others of its role; empty where nothing does.
 
     Attributes:
         rank: whose GPU.
         reasons: why its clock is lowered, the most specific first, with the share of the samples.
-        clock_mhz, max_clock_mhz, temperature_c, power_limit_mw: its median and that of the others.
+        medians: its median and that of the others, by the columns of `_FACTS`.
         counted: growth of its counters, and the most of the others, by name.
         has_fault: whether something of it is a fault by itself.
     """
 
     rank: int
     reasons: tuple[tuple[Throttle, float], ...] = ()
-    clock_mhz: tuple[float, float] | None = None
-    max_clock_mhz: tuple[float, float] | None = None
-    temperature_c: tuple[float, float] | None = None
-    power_limit_mw: tuple[float, float] | None = None
+    medians: Mapping[str, tuple[float, float]]
     counted: Mapping[str, tuple[int, int]]
     has_fault: bool = False
 
     @property
     def is_notable(self) -> bool:
         """Whether it is reported of a rank that is not late: a lower clock alone, or heat alone, is not."""
-        return bool(self.reasons or self.counted or self.power_limit_mw)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing sets the GPU apart."""
-        return not (self.is_notable or self.clock_mhz or self.max_clock_mhz or self.temperature_c)
+        return bool(self.reasons or self.counted or "gpu_power_limit_mw" in self.medians)
 
 
 def gpu_state(table: HostTable, begin_ns: int, end_ns: int, limits: GpuThresholds) -> GpuState | None:
@@ -160,26 +146,22 @@ def gpu_state(table: HostTable, begin_ns: int, end_ns: int, limits: GpuThreshold
     reasons = np.where((reasons >= 0) & (reasons < _MAX_REASONS), reasons, 0)
     is_busy = (reasons & Throttle.IDLE) == 0
     medians = {
-        name.removeprefix("gpu_"): _median(columns[name][is_busy] if name == "gpu_clock_mhz" else columns[name], most)
+        name: _median(columns[name][is_busy] if name == "gpu_clock_mhz" else columns[name], most)
         for name, most in _MAX_VALUES.items()
     }
     counted = {name: _growth(columns[column]) for name, column in _COUNTERS.items()}
     if not any(medians.values()) and not any(counted.values()) and not reasons.any():
         return None
-    return GpuState(
-        **medians,
-        reasons={reason: float(((reasons & reason) != 0).mean()) for reason in WORDS},
-        counted=counted,
-        num_samples=len(rows),
-    )
+    shares = {reason: float(((reasons & reason) != 0).mean()) for reason in WORDS}
+    return GpuState(medians=medians, reasons=shares, counted=counted)
 
 
-def _median(values: NDArray[np.int64], most: int) -> float:
+def _median(values: Ints, most: int) -> float:
     known = values[(values > 0) & (values <= most)]
     return float(np.median(known)) if len(known) else 0.0
 
 
-def _growth(values: NDArray[np.int64]) -> int:
+def _growth(values: Ints) -> int:
     """Return by how much a counter has grown, from one value to the next; one that starts again has not shrunk.
 
     A zero after another value is a question without an answer, or the start of a counter that starts again.
@@ -208,7 +190,7 @@ def gpu_differences(
             continue
         others = [o for i, o in enumerate(states) if o is not None and i != index and roles[i] == roles[index]]
         difference = _difference(ranks[index], state, others, limits)
-        if not difference.is_empty:
+        if difference.is_notable or difference.medians:
             found.append(difference)
     return found
 
@@ -224,10 +206,7 @@ def _difference(rank: int, state: GpuState, others: Sequence[GpuState], limits: 
     return GpuDifference(
         rank=rank,
         reasons=reasons,
-        clock_mhz=_lower([o.clock_mhz for o in others], state.clock_mhz, limits),
-        max_clock_mhz=_lower([o.max_clock_mhz for o in others], state.max_clock_mhz, limits),
-        temperature_c=_hotter([o.temperature_c for o in others], state.temperature_c, limits),
-        power_limit_mw=_lower([o.power_limit_mw for o in others], state.power_limit_mw, limits),
+        medians={name: pair for name in _FACTS if (pair := _apart(name, state, others, limits)) is not None},
         counted=_counted(state, others, limits),
         has_fault=any(reason in FAULTS for reason, _ in reasons) or state.counted["uncorrected"] > 0,
     )
@@ -239,24 +218,20 @@ def _stands_out(reason: Throttle, state: GpuState, others: Sequence[GpuState], l
     return state.reasons[reason] - (0.0 if reason in FAULTS else usual) >= least_share
 
 
-def _lower(others: Sequence[float], value: float, limits: GpuThresholds) -> tuple[float, float] | None:
-    known = [other for other in others if other]
+def _apart(name: str, state: GpuState, others: Sequence[GpuState], limits: GpuThresholds) -> tuple[float, float] | None:
+    """Return a GPU's median and that of the others where it is hotter, or its clock or power limit is lower."""
+    value, known = state.medians[name], [other.medians[name] for other in others if other.medians[name]]
     usual = float(np.median(known)) if known else 0.0
-    return (value, usual) if value and value < (1 - limits.least_lower) * usual else None
-
-
-def _hotter(others: Sequence[float], value: float, limits: GpuThresholds) -> tuple[float, float] | None:
-    known = [other for other in others if other]
-    return (value, float(np.median(known))) if known and value - np.median(known) >= limits.least_hotter_c else None
+    if name == "gpu_temperature_c":
+        is_apart = bool(known) and value - usual >= limits.least_hotter_c
+    else:
+        is_apart = 0 < value < (1 - limits.least_lower) * usual
+    return (value, usual) if is_apart else None
 
 
 def _counted(state: GpuState, others: Sequence[GpuState], limits: GpuThresholds) -> dict[str, tuple[int, int]]:
     """Return the counters that grew on this GPU far more than on the others; uncorrected errors count in any case."""
-    least = {
-        "corrected": limits.least_corrected,
-        "replays": limits.least_replays,
-        "retries": limits.least_retries,
-    }
+    least = {"corrected": limits.least_corrected, "replays": limits.least_replays, "retries": limits.least_retries}
     found = {}
     for name, value in state.counted.items():
         most = max((other.counted[name] for other in others), default=0)
@@ -273,7 +248,32 @@ _COUNTED = {
     "retries": "repeated allocation",
     "out_of_memory": "CUDA out-of-memory error",
 }
-_HEAT = (Throttle.HARDWARE_THERMAL, Throttle.SOFTWARE_THERMAL)
+_FACTS = {
+    "gpu_clock_mhz": "GPU clock {:,.0f} MHz, others {:,.0f}",
+    "gpu_max_clock_mhz": "highest GPU clock {:,.0f} MHz, others {:,.0f}",
+    "gpu_temperature_c": "{:.0f} °C, others {:.0f}",
+    "gpu_power_limit_mw": "power limit {:.0f} W, others {:.0f}",
+}
+"""How the medians of two GPUs are compared in words, in their order."""
+_ADVICE: tuple[tuple[set[object], str], ...] = (
+    ({"uncorrected"}, "drain the node of {}: its GPU needs a reset or a replacement (nvidia-smi -q -d ECC)"),
+    (
+        {Throttle.HARDWARE_THERMAL, Throttle.SOFTWARE_THERMAL},
+        "check the cooling of the GPU of {} (nvidia-smi -q -d PERFORMANCE,TEMPERATURE)",
+    ),
+    (
+        {Throttle.POWER_BRAKE},
+        "check the power supply of the node of {}: it brakes the GPU (nvidia-smi -q -d PERFORMANCE)",
+    ),
+    ({Throttle.HARDWARE}, "drain the node of {}, then look at nvidia-smi -q -d PERFORMANCE"),
+    (
+        {Throttle.POWER_CAP, "gpu_power_limit_mw"},
+        "compare the power limit of the GPU of {} with that of others (nvidia-smi -q -d POWER)",
+    ),
+    ({"replays"}, "check the PCIe link of the GPU of {}: seat, riser, cable (lspci -vv)"),
+    ({"retries", "out_of_memory"}, "lower the memory of {}, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+)
+"""What to do about what sets a GPU apart, the most urgent first."""
 
 
 def with_gpus(
@@ -307,43 +307,18 @@ def gpu_sentence(difference: GpuDifference, hosts: Mapping[int, str]) -> str:
 
 def gpu_advice(difference: GpuDifference, hosts: Mapping[int, str]) -> list[str]:
     """Return what to do about a GPU, the most urgent first."""
-    who, reasons = named_ranks([difference.rank], hosts), {reason for reason, _ in difference.reasons}
-    advice = []
-    if "uncorrected" in difference.counted:
-        advice.append(f"drain the node of {who}: its GPU needs a reset or a replacement (nvidia-smi -q -d ECC)")
-    if reasons.intersection(_HEAT):
-        advice.append(f"check the cooling of the GPU of {who} (nvidia-smi -q -d PERFORMANCE,TEMPERATURE)")
-    if Throttle.POWER_BRAKE in reasons:
-        advice.append(f"check the power supply of the node of {who}: it brakes the GPU (nvidia-smi -q -d PERFORMANCE)")
-    if Throttle.HARDWARE in reasons:
-        advice.append(f"drain the node of {who}, then look at nvidia-smi -q -d PERFORMANCE")
-    if Throttle.POWER_CAP in reasons or difference.power_limit_mw:
-        advice.append(f"compare the power limit of the GPU of {who} with that of others (nvidia-smi -q -d POWER)")
-    if "replays" in difference.counted:
-        advice.append(f"check the PCIe link of the GPU of {who}: seat, riser, cable (lspci -vv)")
-    if "retries" in difference.counted or "out_of_memory" in difference.counted:
-        advice.append(f"lower the memory of {who}, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-    return advice
+    who = named_ranks([difference.rank], hosts)
+    shown = {*(reason for reason, _ in difference.reasons), *difference.medians, *difference.counted}
+    return [advice.format(who) for signs, advice in _ADVICE if shown & signs]
 
 
 def _facts(difference: GpuDifference) -> str:
     facts = []
-    if difference.clock_mhz:
-        own, usual = difference.clock_mhz
-        facts.append(f"GPU clock {own:,.0f} MHz, others {usual:,.0f}")
+    for name, pair in difference.medians.items():
+        facts.append(_FACTS[name].format(*(value / (_MILLI if name.endswith("_mw") else 1) for value in pair)))
     if difference.reasons:
-        facts.append(_reasons(difference))
-    if difference.max_clock_mhz:
-        own, usual = difference.max_clock_mhz
-        facts.append(f"highest GPU clock {own:,.0f} MHz, others {usual:,.0f}")
-    if difference.temperature_c:
-        own, usual = difference.temperature_c
-        facts.append(f"{own:.0f} °C, others {usual:.0f}")
-    if difference.power_limit_mw:
-        own, usual = difference.power_limit_mw
-        facts.append(f"power limit {own / _MILLI:.0f} W, others {usual / _MILLI:.0f}")
-    for name, (own, most) in difference.counted.items():
-        facts.append(f"{plural(own, _COUNTED[name])}, others {most}")
+        facts.insert("gpu_clock_mhz" in difference.medians, _reasons(difference))
+    facts += [f"{plural(own, _COUNTED[name])}, others {most}" for name, (own, most) in difference.counted.items()]
     return "; ".join(facts)
 
 

@@ -10,30 +10,19 @@ import numpy as np
 
 from hpcpace.core.text import percent
 from hpcpace.core.thresholds import Thresholds, number
-from hpcpace.diagnosis.finding import (
-    Case,
-    CoreWaiting,
-    DiagnosisFinding,
-    Evidence,
-    FindingWords,
-    Floats,
-    Panels,
-    Said,
-)
+from hpcpace.diagnosis.finding import Case, DiagnosisFinding, Evidence, FindingWords, Panels, Said
 from hpcpace.diagnosis.summary import Mode
-from hpcpace.diagnosis.topics.input import InputEvidence
+from hpcpace.diagnosis.topics.idle import InputEvidence
+from hpcpace.metrics import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
 class JitterThresholds(Thresholds, topic="jitter"):
     """When changing work counts as due to the data."""
 
-    least_data_spread: float = number(
-        0.02,
-        "times",
-        "Standard deviation of the work of the passes of a step, relative to it, below which the data explain no loss "
-        "above its threshold.",
-    )
+    least_data_spread: float = number(0.02, "times")
+    """Standard deviation of the work of the passes of a step, relative to it, below which the data explain no loss
+    above its threshold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +30,13 @@ class JitterEvidence(Evidence):
     """Jitter that synchronisation amplifies; `share` is the loss as a share of the step time."""
 
     mode: ClassVar[str] = Mode.AMPLIFICATION
+    may_be_uneven_waiting: ClassVar[bool] = True
     makes_steps_differ: ClassVar[bool] = True
     share: float
 
     def words(self, said: Said) -> FindingWords:
         """Return the finding in words."""
         return jitter_words(self.share, said)
-
-    def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
-        """Return whether ranks lose as much because each step waits for whoever waits longest for a core."""
-        return finding.loss_share <= waiting.uneven_share
 
 
 def jitter_words(share: float, said: Said) -> FindingWords:

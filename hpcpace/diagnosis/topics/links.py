@@ -21,13 +21,13 @@ from hpcpace.diagnosis.finding import (
     DiagnosisFinding,
     Evidence,
     FindingWords,
-    Floats,
     Panels,
     Said,
     confidence_of,
     longer_words,
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
+from hpcpace.metrics import Floats
 from hpcpace.metrics.communication import Kind
 from hpcpace.metrics.flow_figures import (
     FigureThresholds,
@@ -45,16 +45,31 @@ from hpcpace.metrics.topology import Topology, unit_name
 _BITS = 8  # format: bits of a byte
 _MESSAGES = ("send", "recv")
 _WAYS = {"": "", "up": " (on the way up only)", "down": " (on the way down only)"}
-_ADVICE = {
-    LinkCause.FOREIGN: "find what else uses it (squeue -w HOST; files and checkpoints count, too), or keep the job off "
-    "it",
-    LinkCause.SLOW: "check the link's rate, errors and cables, or keep the job off it",
-    LinkCause.UPLINK: "place the job on fewer switches (#SBATCH --switches=1), or check the rate of the uplinks and "
-    "who else uses them",
-    LinkCause.FLAPPING: "check its cable, transceiver and switch port (dmesg, ip -s link), or keep the job off it",
-    LinkCause.LOSSY: "check its cable and transceiver for errors (ethtool -S), and the switch for dropped packets",
-    LinkCause.SMALL_MTU: "give all interfaces and switches on the way one MTU (ip link set dev eth0 mtu N)",
+_WORDS = {
+    LinkCause.FOREIGN: (
+        "foreign traffic on {}",
+        "find what else uses it (squeue -w HOST; files and checkpoints count, too), or keep the job off it",
+    ),
+    LinkCause.SLOW: ("{} is slow and", "check the link's rate, errors and cables, or keep the job off it"),
+    LinkCause.UPLINK: (
+        "{} is slow, oversubscribed or shared, and",
+        "place the job on fewer switches (#SBATCH --switches=1), or check the rate of the uplinks and who else uses "
+        "them",
+    ),
+    LinkCause.FLAPPING: (
+        "{} comes and goes, which",
+        "check its cable, transceiver and switch port (dmesg, ip -s link), or keep the job off it",
+    ),
+    LinkCause.LOSSY: (
+        "{} loses packets, which",
+        "check its cable and transceiver for errors (ethtool -S), and the switch for dropped packets",
+    ),
+    LinkCause.SMALL_MTU: (
+        "{} has a smaller MTU than the others, which",
+        "give all interfaces and switches on the way one MTU (ip link set dev eth0 mtu N)",
+    ),
 }
+"""By cause, the subject of its headline, and what to do."""
 _BROKEN = (LinkCause.LOSSY, LinkCause.SMALL_MTU)  # faults by themselves, however little they cost this job
 
 
@@ -62,11 +77,8 @@ _BROKEN = (LinkCause.LOSSY, LinkCause.SMALL_MTU)  # faults by themselves, howeve
 class CoreWaitThresholds(Thresholds, topic="links"):
     """How much waiting for cores excuses slow connections."""
 
-    shared_wait_part: float = number(
-        1 / 3,
-        "share",
-        "Part of the waiting for cores that all nodes have in common which excuses a connection: it slows all alike.",
-    )
+    shared_wait_part: float = number(1 / 3, "share")
+    """Part of the waiting for cores that all nodes have in common which excuses a connection: it slows all alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,79 +86,67 @@ class FlowEvidence(Evidence):
     """Connections that a link holds up.
 
     Attributes:
-        cause: the fault of the link.
-        is_certain: whether foreign traffic explains all of it.
+        fault: of the worst of the links.
         direction: `up` or `down` where only that one is slow; else empty.
-        effect: by which share they take longer for their bytes than others.
         share: exposed transfer, or the time for which they were busy if that is less, as a share of the step time.
-        slow_bytes_per_s, usual_bytes_per_s: rate of the slowest while it was busy, and of others of its kind.
-        foreign_bytes_per_s: foreign traffic on the link, 0 where none is known.
-        repeats, others_repeats: share of segments that these connections and the others sent again.
-        stalls: share of the time for which they stood still.
-        segment_bytes, usual_segment_bytes: largest payload of their segments and of those of others; 0 unknown.
-        flows: how many connections it holds up.
     """
 
     mode: ClassVar[str] = Mode.CONTENTION
     has_own_cause: ClassVar[bool] = True
-    cause: LinkCause
-    is_certain: bool
+    fault: LinkFault
     direction: str
-    effect: float
     share: float
-    slow_bytes_per_s: float
-    usual_bytes_per_s: float
-    foreign_bytes_per_s: float
-    repeats: float
-    others_repeats: float
-    stalls: float
-    segment_bytes: int
-    usual_segment_bytes: int
-    flows: int
 
     @property
     def variety(self) -> str:
         """The fault of the link."""
-        return str(self.cause)
+        return str(self.fault.cause)
+
+    def numbers(self) -> dict[str, float]:
+        """Return the figures by name."""
+        fault = self.fault
+        return {
+            "effect": fault.effect_share,
+            "share": self.share,
+            "slow_bytes_per_s": fault.slow_bytes_per_s,
+            "usual_bytes_per_s": fault.usual_bytes_per_s,
+            "foreign_bytes_per_s": fault.foreign_bytes_per_s,
+            "repeats": fault.repeat_share,
+            "others_repeats": fault.others_repeat_share,
+            "stalls": fault.stall_share,
+            "segment_bytes": float(fault.segment_bytes),
+            "usual_segment_bytes": float(fault.usual_segment_bytes),
+            "flows": float(len(fault.flows)),
+        }
 
     def words(self, said: Said) -> FindingWords:
         """Return the finding in words."""
+        subject, advice = _WORDS[self.fault.cause]
+        is_certain = self.fault.is_certain or self.fault.cause is not LinkCause.FOREIGN
+        link = subject.format(said.who + _WAYS[self.direction]) + ("" if is_certain else ", which may also be slow,")
         return FindingWords(
-            headline=f"fabric contention: {self._subject(said)} costs {said.lost}",
+            headline=f"fabric contention: {link} costs {said.lost}",
             why=self._why(longer_words(said.finding.culprits[0])),
-            next=_ADVICE[self.cause],
+            next=advice,
         )
-
-    def _subject(self, said: Said) -> str:
-        where = said.who + _WAYS[self.direction]
-        match self.cause:
-            case LinkCause.FOREIGN:
-                return f"foreign traffic on {where}" + ("" if self.is_certain else ", which may also be slow,")
-            case LinkCause.SLOW:
-                return f"{where} is slow and"
-            case LinkCause.UPLINK:
-                return f"{where} is slow, oversubscribed or shared, and"
-            case LinkCause.FLAPPING:
-                return f"{where} comes and goes, which"
-            case LinkCause.LOSSY:
-                return f"{where} loses packets, which"
-            case LinkCause.SMALL_MTU:
-                return f"{where} has a smaller MTU than the others, which"
 
     def _why(self, longer: str) -> str:
         """Return the figures behind the finding; `longer` says how much longer the connections take."""
-        through, s = f"{plural(self.flows, 'connection')} through it", "s" if self.flows == 1 else ""
+        fault = self.fault
+        through, s = f"{plural(len(fault.flows), 'connection')} through it", "s" if len(fault.flows) == 1 else ""
         slow, usual, foreign = (
             format_rate(round(bytes_per_s * _BITS))
-            for bytes_per_s in (self.slow_bytes_per_s, self.usual_bytes_per_s, self.foreign_bytes_per_s)
+            for bytes_per_s in (fault.slow_bytes_per_s, fault.usual_bytes_per_s, fault.foreign_bytes_per_s)
         )
-        match self.cause:
+        match fault.cause:
             case LinkCause.FLAPPING:
-                return f"{through} stand{s} still for {percent(self.stalls)} of the time, while others go on"
+                return f"{through} stand{s} still for {percent(fault.stall_share)} of the time, while others go on"
             case LinkCause.LOSSY:
-                return f"{through} send{s} {percent(self.repeats)} again, others {percent(self.others_repeats)}"
+                again, others = percent(fault.repeat_share), percent(fault.others_repeat_share)
+                return f"{through} send{s} {again} again, others {others}"
             case LinkCause.SMALL_MTU:
-                return f"{through} send{s} segments of {self.segment_bytes} bytes, others {self.usual_segment_bytes}"
+                sizes = f"{fault.segment_bytes} bytes, others {fault.usual_segment_bytes}"
+                return f"{through} send{s} segments of {sizes}"
             case LinkCause.FOREIGN:
                 return f"while busy, {through} get{s} {slow} beside {foreign} that is not this job's; alone, {usual}"
             case LinkCause.SLOW | LinkCause.UPLINK:
@@ -172,7 +172,7 @@ class SlowLinkEvidence(Evidence):
         return FindingWords(
             headline=f"fabric contention: {said.who} is slow and costs {said.lost}",
             why=f"transfers through it take {longer_words(said.finding.culprits[0])}",
-            next="check the link's rate, errors and cables, or keep the job off it",
+            next=_WORDS[LinkCause.SLOW][1],
         )
 
 
@@ -221,20 +221,7 @@ def _finding(faults: list[tuple[LinkFault, float]], panels: Panels, links: LinkF
     worst, loss_share = faults[0]
     return DiagnosisFinding(
         evidence=FlowEvidence(
-            cause=worst.cause,
-            is_certain=worst.is_certain,
-            direction=worst.direction if len(faults) == 1 else "",
-            effect=worst.effect_share,
-            share=_held_share(worst, panels),
-            slow_bytes_per_s=worst.slow_bytes_per_s,
-            usual_bytes_per_s=worst.usual_bytes_per_s,
-            foreign_bytes_per_s=worst.foreign_bytes_per_s,
-            repeats=worst.repeat_share,
-            others_repeats=worst.others_repeat_share,
-            stalls=worst.stall_share,
-            segment_bytes=worst.segment_bytes,
-            usual_segment_bytes=worst.usual_segment_bytes,
-            flows=len(worst.flows),
+            fault=worst, direction=worst.direction if len(faults) == 1 else "", share=_held_share(worst, panels)
         ),
         loss_share=loss_share,
         confidence=confidence_of(worst.p_value),
@@ -301,16 +288,11 @@ def find_by_transfers(case: Case) -> list[DiagnosisFinding]:
 
 def explains_transfers(case: Case) -> bool:
     """Return whether findings on links explain why transfers are slow, so that transfers are not judged again."""
-    found = [(finding, finding.evidence) for finding in case.findings]
-    causes = {evidence.cause for _, evidence in found if isinstance(evidence, FlowEvidence)}
-    is_costly = any(
-        finding.loss_share >= case.settings.contention_share
-        for finding, evidence in found
-        if isinstance(evidence, FlowEvidence)
-    )
-    if is_costly and causes - {LinkCause.FLAPPING, LinkCause.SMALL_MTU}:
+    by_flows = [finding for finding in case.findings if isinstance(finding.evidence, FlowEvidence)]
+    is_costly = any(finding.loss_share >= case.settings.contention_share for finding in by_flows)
+    if is_costly and {finding.variety for finding in by_flows} - {LinkCause.FLAPPING, LinkCause.SMALL_MTU}:
         return True
-    return any(isinstance(evidence, (SlowLinkEvidence, LocalityEvidence)) for _, evidence in found)
+    return any(isinstance(finding.evidence, (SlowLinkEvidence, LocalityEvidence)) for finding in case.findings)
 
 
 def flow_findings(
@@ -355,12 +337,9 @@ def _core_wait(places: Topology, panels: Panels, shared_part: float) -> Floats:
     """
     found, use = np.zeros(places.num_nodes), panels.cores
     if use is not None:
-        share = np.nan_to_num(np.fmax(use.waiting, use.throttled))
-        node_of = dict(zip(places.ranks, places.node.tolist(), strict=True))
-        for row, rank in enumerate(panels.rank.tolist()):
-            node = node_of.get(rank, -1)
-            if node >= 0:
-                found[node] = max(found[node], float(share[row]))
+        is_placed = np.isin(panels.rank, places.ranks)
+        node = places.node[np.searchsorted(places.ranks, panels.rank[is_placed])]
+        np.maximum.at(found, node, np.nan_to_num(np.fmax(use.waiting, use.throttled))[is_placed])
     usual = float(np.median(found)) if len(found) else 0.0
     return np.asarray(np.maximum(found - usual, 0.0) + shared_part * np.minimum(found, usual))
 

@@ -15,8 +15,6 @@ from hpcpace.diagnosis.finding import (
     CoreWaiting,
     DiagnosisFinding,
     FindingWords,
-    Floats,
-    Int64s,
     Panels,
     Said,
     block_error,
@@ -24,6 +22,7 @@ from hpcpace.diagnosis.finding import (
 )
 from hpcpace.diagnosis.summary import Causes, Culprit, Mode
 from hpcpace.diagnosis.topics.stages import StagedEvidence, advice_of_imbalance, by_stage, stage_sentences
+from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.recurrence import mean_interval
 from hpcpace.metrics.resampling import block_means
@@ -35,17 +34,11 @@ from hpcpace.metrics.what_if import stage_change
 class PipelineThresholds(Thresholds, topic="pipeline"):
     """When stages are alike, and a bubble is worth a remark."""
 
-    alike_level: float = number(
-        0.16,
-        "probability",
-        "One-sided level at which a stage counts as like the median one, here one standard error: more would average "
-        "stages that differ for good.",
-    )
-    large_bubble_share: float = number(
-        0.15,
-        "share",
-        "Share of the step that a bubble must take to be mentioned; smaller ones are the usual schedule's.",
-    )
+    alike_level: float = number(0.16, "probability")
+    """One-sided level at which a stage counts as like the median one, here one standard error: more would average
+    stages that differ for good."""
+    large_bubble_share: float = number(0.15, "share")
+    """Share of the step that a bubble must take to be mentioned; smaller ones are the usual schedule's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +78,8 @@ def find(case: Case) -> list[DiagnosisFinding]:
     if len(stages) < 2:
         return []
     blocks = block_means(panels.work_ns)
-    work = np.array([_lower_median(blocks[panels.stage == stage]) for stage in stages])
+    # Of each stage the lower median of its ranks.
+    work = np.array([np.sort(of, axis=0)[(len(of) - 1) // 2] for of in (blocks[panels.stage == s] for s in stages)])
     reference = others_median(work)
     share = (work - reference) / np.maximum(reference.mean(axis=1), 1.0)[:, None]
     mean, error, factor = block_error(share, case.settings.level / len(stages))
@@ -112,7 +106,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     ]
 
 
-def _aliases(panels: Panels, stage: int, members: Int64s) -> tuple[str, ...]:
+def _aliases(panels: Panels, stage: int, members: Ints) -> tuple[str, ...]:
     """Return the names of a stage: its slot, and its rank and its node where it has one that is not shared."""
     aliases = [f"slot pp{stage}"]
     if len(members) == 1:
@@ -122,7 +116,7 @@ def _aliases(panels: Panels, stage: int, members: Int64s) -> tuple[str, ...]:
     return tuple(aliases)
 
 
-def _stages(panels: Panels, members: Int64s) -> tuple[StageComparison | None, ...]:
+def _stages(panels: Panels, members: Ints) -> tuple[StageComparison | None, ...]:
     """Return what the ranks of a pipeline stage take longer for than those of the others."""
     if panels.parts_ns is None:
         return ()
@@ -131,7 +125,7 @@ def _stages(panels: Panels, members: Int64s) -> tuple[StageComparison | None, ..
     return (panels.qualified(compare_with_others(panels.parts_ns, members, others, every_step)),)
 
 
-def stage_excess(work_ns: Floats, stage: Int64s, slow: int, alike_level: float) -> tuple[float, tuple[float, float]]:
+def stage_excess(work_ns: Floats, stage: Ints, slow: int, alike_level: float) -> tuple[float, tuple[float, float]]:
     """Return by what share a stage's mean work exceeds the median of the others', with its 95 % interval.
 
     Stages within one standard error of the median one are averaged with it: the median of a few noisy stages, taken
@@ -154,11 +148,6 @@ def stage_excess(work_ns: Floats, stage: Int64s, slow: int, alike_level: float) 
     share = work[is_slow][0] / np.maximum(others[is_like].mean(axis=0), 1.0) - 1
     effect, low, high = mean_interval(share)
     return effect, (low, high)
-
-
-def _lower_median(values: Floats) -> Floats:
-    middle: Floats = np.sort(values, axis=0)[(len(values) - 1) // 2]
-    return middle
 
 
 def bubble_remarks(causes: Causes | None, limits: PipelineThresholds) -> list[str]:

@@ -1,4 +1,4 @@
-"""The end of a run before its time, from the events, operations and flushes of its ranks.
+"""A run that hangs, or that ends before its time, from the events, operations and flushes of its ranks.
 
 When one rank ends, operations of the others fail, and a launcher ends the rest: the first event on the common clock is
 the cause, and the rest follows from it. A rank that was killed leaves no event, only its last sign of life.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, assert_never
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,11 +26,107 @@ from hpcpace.diagnosis.finding import (
     rank_culprit,
 )
 from hpcpace.diagnosis.summary import EndKind, Incomplete, Mode, RankEnd, RunEnd
+from hpcpace.hang.verdict import describe
+from hpcpace.hang.views import Call, FoundHang, JobView
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.lost_operations import OpenOperation
 from hpcpace.metrics.operations import RankOperations, op_name
 from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
 from hpcpace.trace.tables import STOPPED_FOR_HANG, end_name, last_word
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangEvidence(Evidence):
+    """An operation that does not end.
+
+    Attributes:
+        found: the ranks that hold up others, and what was known of the job then.
+        op: name of the operation; empty where nobody waits in one.
+        age_ns: from the first enter to the time for which the hang was found: the last sign of life of the ranks
+            inside, or just before the operation failed on the first one.
+        step: in which it was entered; -1 where unknown.
+        inside: how many ranks wait inside then.
+        absent: how many members have not entered it by then.
+        completed: how many ranks have completed it by then.
+        failed: on how many of those inside it failed in the end, such as by a timeout.
+        late: how many ranks entered it after it had failed on others.
+        late_ranks: which ones.
+    """
+
+    mode: ClassVar[str] = Mode.HANG
+    precedence: ClassVar[int] = 1
+    needs_no_others: ClassVar[bool] = True
+    found: FoundHang
+    op: str
+    age_ns: int
+    step: int
+    inside: int
+    absent: int
+    completed: int
+    failed: int = 0
+    late: int = 0
+    late_ranks: tuple[int, ...] = ()
+
+    @property
+    def variety(self) -> str:
+        """The operation."""
+        return self.op
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        words = describe(self.found.hang, self.found.job)
+        late = named_ranks(self.late_ranks[:MAX_RANKS], said.hosts)
+        came = [f"{late} entered it only when it had failed on the others"] if self.late_ranks else []
+        first, *more = (*came, *words.why) or ("no rank is known to wait",)
+        return FindingWords(headline=words.headline, why=first, next=words.advice, more=tuple(more))
+
+
+def find_hanging(case: Case) -> list[DiagnosisFinding]:
+    """Return the finding on a hang; nothing without one."""
+    if case.hang is None:
+        return []
+    ranks = case.hang.hang.culprits
+    return [
+        DiagnosisFinding(
+            evidence=_evidence(case.hang, case.opened),
+            loss_share=1.0,
+            confidence=0.99,
+            culprits=tuple(rank_culprit(rank, 1.0, (1.0, 1.0), case.panels) for rank in ranks),
+        )
+    ]
+
+
+def members_of(call: Call, job: JobView) -> tuple[int, ...]:
+    """Return the ranks that an operation has: those of its group, or the two of a message."""
+    channel = call.channel
+    return job.groups[channel.group].members if channel.source < 0 else (channel.source, channel.destination)
+
+
+def _evidence(found: FoundHang, opened: Sequence[OpenOperation]) -> HangEvidence:
+    hang, job, call = found.hang, found.job, found.hang.call
+    age_ns = 0 if hang.since_ns is None else job.now_ns - hang.since_ns
+    if call is None:
+        return HangEvidence(found=found, op="", age_ns=age_ns, step=-1, inside=0, absent=0, completed=0)
+    place = (call.channel, call.seq)
+    members = members_of(call, job)
+    calls = {rank: one for rank in members for one in job.ranks[rank].calls if (one.channel, one.seq) == place}
+    inside = {rank for rank, one in calls.items() if one.is_open}
+    entered = {rank for rank in members if job.ranks[rank].entered.get(call.channel, 0) > call.seq}
+    of_same = [one for one in opened if (one.op, one.seq) == (call.op, call.seq) and inside & set(one.inside)]
+    late = max((one.late for one in of_same), key=len, default=())
+    return HangEvidence(
+        found=found,
+        op=call.op,
+        age_ns=age_ns,
+        step=call.step,
+        inside=len(inside),
+        absent=len(members) - len(entered | inside),
+        completed=len(entered - inside),
+        failed=max((len(one.failed) for one in of_same), default=0),
+        late=len(late),
+        late_ranks=late,
+    )
+
 
 _KINDS = {EventKind.EXCEPTION: EndKind.EXCEPTION, EventKind.EXIT: EndKind.EXIT, EventKind.SIGNAL: EndKind.SIGNAL}
 _EXPLAINED = (EndKind.EXCEPTION, EndKind.EXIT, EndKind.HANG)
@@ -42,18 +138,13 @@ _FOREVER_NS = 1 << 62  # format: later than any time
 class RunEndThresholds(Thresholds, topic="run_end"):
     """Which ends of ranks belong together."""
 
-    flush_ns: int = number(
-        1_500_000_000, "ns", "Time that a rank may live on after its trace ends: rows reach the disk once a second."
-    )
-    together_ns: int = number(
-        2_000_000_000, "ns", "Time within which a signal to a whole job reaches all of its ranks."
-    )
-    least_wait_ns: int = number(
-        50_000_000,
-        "ns",
-        "Duration from which a failed operation waited for others: a rank's own error, such as a tensor of the wrong "
-        "size, fails sooner.",
-    )
+    flush_ns: int = number(1_500_000_000, "ns")
+    """Time that a rank may live on after its trace ends: rows reach the disk once a second."""
+    together_ns: int = number(2_000_000_000, "ns")
+    """Time within which a signal to a whole job reaches all of its ranks."""
+    least_wait_ns: int = number(50_000_000, "ns")
+    """Duration from which a failed operation waited for others: a rank's own error, such as a tensor of the wrong size,
+    fails sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,23 +213,18 @@ def run_end_line(end: RunEnd, hosts: Mapping[int, str]) -> str:
     when = f"in step {end.step}" if end.step >= 0 else "before the first step"
     who = f"all {len(end.ranks)} ranks" if end.is_everywhere and end.ranks[1:] else named_ranks(end.ranks, hosts)
     waiting, what = named_ranks(end.waiting, hosts), printable(end.what)
-    match end.kind:
-        case EndKind.EXCEPTION:
-            line = f"{who} raised {what} {when}"
-        case EndKind.EXIT:
-            line = f"{who} exited with code {what} {when}"
-        case EndKind.HANG:
-            line = f"{who} {'were' if end.ranks[1:] else 'was'} ended by hpcpace {when}, because the job hung"
-        case EndKind.SIGNAL:
-            line = f"{who} {'were' if end.ranks[1:] else 'was'} ended by {what} {when}"
-        case EndKind.SILENT:
-            line = f"{who} ended without a word {when}: killed, crashed, or os._exit"
-        case EndKind.FAILURE:
-            missing = f"; {who} had not entered it" if end.ranks else ""
-            on = f" on {waiting}" if end.waiting else ""
-            return f"{what} failed {when}{on} after {format_duration(end.waited_ns)}{missing}"
-        case _:
-            assert_never(end.kind)
+    if end.kind is EndKind.FAILURE:
+        missing = f"; {who} had not entered it" if end.ranks else ""
+        on = f" on {waiting}" if end.waiting else ""
+        return f"{what} failed {when}{on} after {format_duration(end.waited_ns)}{missing}"
+    were = "were" if end.ranks[1:] else "was"
+    line = {
+        EndKind.EXCEPTION: f"{who} raised {what} {when}",
+        EndKind.EXIT: f"{who} exited with code {what} {when}",
+        EndKind.HANG: f"{who} {were} ended by hpcpace {when}, because the job hung",
+        EndKind.SIGNAL: f"{who} {were} ended by {what} {when}",
+        EndKind.SILENT: f"{who} ended without a word {when}: killed, crashed, or os._exit",
+    }[end.kind]
     return f"{line}; {waiting} then waited in {end.waited_in}" if end.waiting else line
 
 
@@ -217,10 +303,7 @@ class _Found:
 
 
 def find_end(
-    timed: TimedTraces,
-    incomplete: Incomplete,
-    opened: Sequence[RankOperations],
-    limits: RunEndThresholds | None = None,
+    timed: TimedTraces, incomplete: Incomplete, opened: Sequence[RankOperations], limits: RunEndThresholds | None = None
 ) -> RunEnd | None:
     """Return what ended a run before its time; None where it ended in order, still runs, or was killed as a whole.
 
@@ -275,22 +358,20 @@ def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
         rank, account, events = trace.header.rank, trace.tables["account"], trace.tables["events"]
         last_step = int(trace.tables["steps"]["step"].max(initial=-1))
         row = last_word(trace)
-        if row is None and (trace.closed_cleanly or not len(account)):
-            continue
-        own_ns = account["time_ns"].max() if row is None else events["time_ns"][row]
-        time_ns = int(reference_times(clock, np.array([own_ns], np.int64))[0])
-        time_ns = _FOREVER_NS if rank in timed.unknown_clocks else time_ns
         if row is None:
+            if trace.closed_cleanly or not len(account):
+                continue
+            own_ns, kind, what, code = account["time_ns"].max(), EndKind.SILENT, "", 0
             stood_in = [operation.step for operation in incomplete.open if rank in operation.absent]
             step = max(last_step + 1 + lost.get(rank, 0), *stood_in, 0)
-            yield _End(rank=rank, kind=EndKind.SILENT, what="", code=0, step=step, time_ns=time_ns)
         else:
-            kind, code = EventKind(events["kind"][row]), int(events["code"][row])
-            what = end_name(kind, code, bytes(events["text"][row]))
-            step = int(events["step"][row])
-            is_stopped = kind is EventKind.EXIT and bytes(events["text"][row]).rstrip(b"\0") == STOPPED_FOR_HANG
-            end_kind = EndKind.HANG if is_stopped else _KINDS[kind]
-            yield _End(rank=rank, kind=end_kind, what=what, code=code, step=step, time_ns=time_ns)
+            own_ns, step, text = events["time_ns"][row], int(events["step"][row]), bytes(events["text"][row])
+            event, code = EventKind(events["kind"][row]), int(events["code"][row])
+            is_stopped = event is EventKind.EXIT and text.rstrip(b"\0") == STOPPED_FOR_HANG
+            kind, what = EndKind.HANG if is_stopped else _KINDS[event], end_name(event, code, text)
+        is_known = rank not in timed.unknown_clocks
+        time_ns = int(reference_times(clock, np.array([own_ns], np.int64))[0]) if is_known else _FOREVER_NS
+        yield _End(rank=rank, kind=kind, what=what, code=code, step=step, time_ns=time_ns)
 
 
 def _first(causes: Sequence[_End], found: _Found) -> _End | None:
@@ -298,12 +379,8 @@ def _first(causes: Sequence[_End], found: _Found) -> _End | None:
     explained = [end for end in causes if end.kind in _EXPLAINED]
     until_ns = min((end.time_ns for end in explained), default=_FOREVER_NS)
     # Where a rank says why it ended, a launcher may have killed the silent ones for that.
-    others = [end for end in causes if end not in explained]
-    flush_ns = found.limits.flush_ns
-    others = [
-        end for end in others if end.kind is not EndKind.SILENT or not explained or end.time_ns + flush_ns < until_ns
-    ]
-    return min([*explained, *others], key=lambda end: end.time_ns, default=None)
+    kept = [end for end in causes if end.kind is not EndKind.SILENT or end.time_ns + found.limits.flush_ns < until_ns]
+    return min(kept if explained else causes, key=lambda end: (end.time_ns, end not in explained), default=None)
 
 
 def _is_earlier(failure: _Failure, first: _End, own: _End | None) -> bool:
@@ -318,10 +395,8 @@ def _is_earlier(failure: _Failure, first: _End, own: _End | None) -> bool:
 
 def _failed(failure: _Failure, found: _Found) -> RunEnd:
     """Return an operation that failed as the end of a run, or the rank that left the others in it."""
-    operation = next(
-        (one for one in found.open if one.op == failure.op and one.seq == failure.seq and failure.rank in one.failed),
-        None,
-    )
+    place = (failure.op, failure.seq)
+    operation = next((one for one in found.open if (one.op, one.seq) == place and failure.rank in one.failed), None)
     blamed = () if operation is None else operation.absent or operation.late
     left = [found.ends[rank] for rank in blamed if rank in found.ends and found.ends[rank].is_in_order]
     if left:

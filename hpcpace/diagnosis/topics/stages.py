@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from hpcpace.core.text import format_duration, listed
 from hpcpace.diagnosis.finding import Evidence, Said
@@ -55,20 +54,17 @@ class StagedEvidence(Evidence):
     stages: tuple[StageComparison | None, ...] = ()
 
 
-class Recurring(Protocol):
-    """Evidence on something that comes back: `period_ns` apart, or `period_steps` if at equal numbers of steps."""
+@dataclass(frozen=True, kw_only=True)
+class RecurringEvidence(StagedEvidence):
+    """Evidence on something that may come back.
 
-    @property
-    def period_ns(self) -> float | None:
-        """The distance in nanoseconds; None where it varies."""
+    Attributes:
+        period_ns: its distance in nanoseconds; None where it varies.
+        period_steps: the same in steps, where it comes at equal numbers of steps; else None.
+    """
 
-    @property
-    def period_steps(self) -> int | None:
-        """The distance in steps; None where it varies."""
-
-    @property
-    def stages(self) -> tuple[StageComparison | None, ...]:
-        """In which stage each culprit is late."""
+    period_ns: float | None = None
+    period_steps: int | None = None
 
 
 def by_stage(comparisons: Sequence[StageComparison | None]) -> str:
@@ -141,26 +137,26 @@ def _stages(comparisons: Sequence[StageComparison | None]) -> list[Stage]:
     return list(dict.fromkeys(stage for stages in named for stage in stages)) if all(named) else []
 
 
-def periodic_headline(evidence: Recurring, said: Said) -> str:
+def periodic_headline(evidence: RecurringEvidence, said: Said) -> str:
     """Return the line that names something periodic."""
     where = f" on {said.who}" if said.finding.culprits else ""
     what, often = subject_of_events(evidence), interval_words_of(evidence)
     return f"runtime and control plane: {what} that recurs every {often}{where} costs {said.lost}"
 
 
-def subject_of_events(evidence: Recurring) -> str:
+def subject_of_events(evidence: RecurringEvidence) -> str:
     """Return what recurs: a stage where one holds most of the events, else `something`."""
     stages = [stage for stage in _stages(evidence.stages) if stage in (Stage.DATA, Stage.COLLECTION)]
     return listed([_LATE_BY[stage] for stage in stages]) or "something"
 
 
-def interval_words_of(evidence: Recurring) -> str:
+def interval_words_of(evidence: RecurringEvidence) -> str:
     """Return the distance of events, in steps where they are bound to these, as in `50 steps (826 ms)`."""
     length = format_duration(evidence.period_ns or 0.0)
     return f"{evidence.period_steps} steps ({length})" if evidence.period_steps else length
 
 
-def advice_of_events(evidence: Recurring) -> str:
+def advice_of_events(evidence: RecurringEvidence) -> str:
     """Return what to do about events: what recurs in steps is the script's, what recurs in time is the system's."""
     stages = _stages(evidence.stages)
     known = [_CHECK_EVENTS[stage] for stage in stages if stage in _CHECK_EVENTS]

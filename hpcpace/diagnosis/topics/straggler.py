@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, assert_never
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -18,17 +18,15 @@ from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import format_duration, percent, place_name
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
-    Booleans,
     Case,
     CoreWaiting,
     DiagnosisFinding,
     Evidence,
     FindingWords,
-    Floats,
-    Int64s,
     Panels,
     Said,
     confidence_of,
+    place_culprit,
     rank_culprit,
     slowest_ns,
 )
@@ -36,13 +34,14 @@ from hpcpace.diagnosis.sentences import HOST_TIMES
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.diagnosis.topics.jitter import jitter_words
 from hpcpace.diagnosis.topics.stages import (
-    StagedEvidence,
+    RecurringEvidence,
     advice_of_events,
     advice_of_straggler,
     by_stage,
     periodic_headline,
     stage_sentences,
 )
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.recurrence import run_begins, steps_between
 from hpcpace.metrics.roles import (
     Stage,
@@ -55,6 +54,7 @@ from hpcpace.metrics.roles import (
 from hpcpace.metrics.stragglers import Straggler, StragglerSearch, find_stragglers
 from hpcpace.metrics.what_if import Change
 
+_PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 
 
@@ -62,20 +62,14 @@ _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 class StragglerThresholds(Thresholds, topic="straggler"):
     """When ranks differ by more than they do anyhow."""
 
-    least_compared: int = number(
-        3, "ranks", "Smallest role whose ranks show how much equal ranks differ: of two, either may be the odd one."
-    )
-    least_deviations: int = number(
-        8, "ranks", "Ranks that must show how much equal ranks differ; fewer cannot, and then no limit follows from it."
-    )
-    trimmed_share: float = number(
-        0.1, "share", "Ranks farthest from their role that do not count for that: some may be slow without being named."
-    )
-    everywhere_share: float = number(
-        0.25,
-        "share",
-        "Share of the nodes, or of the ranks of one node, beyond which a period is nobody's in particular.",
-    )
+    least_compared: int = number(3, "ranks")
+    """Smallest role whose ranks show how much equal ranks differ: of two, either may be the odd one."""
+    least_deviations: int = number(8, "ranks")
+    """Ranks that must show how much equal ranks differ; fewer cannot, and then no limit follows from it."""
+    trimmed_share: float = number(0.1, "share")
+    """Ranks farthest from their role that do not count for that: some may be slow without being named."""
+    everywhere_share: float = number(0.25, "share")
+    """Share of the nodes, or of the ranks of one node, beyond which a period is nobody's in particular."""
 
 
 class LatePattern(StrEnum):
@@ -89,19 +83,12 @@ class LatePattern(StrEnum):
     @property
     def mode(self) -> Mode:
         """The mode that lateness is counted to: periodic lateness is the control plane's, a rotation is jitter."""
-        match self:
-            case LatePattern.FIXED | LatePattern.TRANSIENT:
-                return Mode.STRAGGLER
-            case LatePattern.PERIODIC:
-                return Mode.RUNTIME
-            case LatePattern.ROTATING:
-                return Mode.AMPLIFICATION
-            case _:
-                assert_never(self)
+        modes = {LatePattern.PERIODIC: Mode.RUNTIME, LatePattern.ROTATING: Mode.AMPLIFICATION}
+        return modes.get(self, Mode.STRAGGLER)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatenessEvidence(StagedEvidence):
+class LatenessEvidence(RecurringEvidence):
     """Ranks that are late by their own work again and again.
 
     Attributes:
@@ -110,9 +97,7 @@ class LatenessEvidence(StagedEvidence):
         p_value: probability of as much by chance, over all ranks.
         late_share: share of the steps in which one of them is the latest beyond noise.
         share: loss as a share of the step time.
-        period_ns: the period of a periodic or rotating lateness; else None.
         first, stop: range of the steps of a transient lateness, indices into the used steps; else None.
-        period_steps: the period in steps, where the late steps come at equal numbers of steps; else None.
         ranks: numbers of all late ranks, those of named nodes and slots included.
     """
 
@@ -121,10 +106,8 @@ class LatenessEvidence(StagedEvidence):
     p_value: float
     late_share: float
     share: float
-    period_ns: float | None = None
     first: int | None = None
     stop: int | None = None
-    period_steps: int | None = None
     ranks: tuple[int, ...] = ()
 
     @property
@@ -304,28 +287,23 @@ def search_stragglers(panels: Panels, settings: DiagnosisConfig, limits: Straggl
     search = find_stragglers(
         panels.work_ns, panels.role, panels.node, floor_share=settings.straggler_share, level=settings.level
     )
-    slow = np.zeros(len(panels.rank), np.bool_)
-    slow[[rank for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER for rank in each.ranks]] = (
-        True
-    )
-    usual_excess, excess = (
-        _usual_excess(panels, slow, settings.level, limits),
-        work_excess(panels, np.flatnonzero(slow)),
-    )
+    lasting = [each for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER]
+    slow = sorted({rank for each in lasting for rank in each.ranks})
+    is_slow = np.isin(np.arange(len(panels.rank)), slow)
+    usual_excess, excess = _usual_excess(panels, is_slow, settings.level, limits), work_excess(panels, slow)
     found, num_steps = [_measured(each, excess) for each in search.found], panels.work_ns.shape[1]
     kept = tuple(each for each in found if _matters(each, usual_excess, num_steps, settings))
-    return replace(search, found=kept, slow=tuple(np.flatnonzero(slow).tolist()))
+    return replace(search, found=kept, slow=tuple(slow))
 
 
-def work_excess(panels: Panels, slow: Sequence[int] | Int64s) -> WorkExcess:
+def work_excess(panels: Panels, slow: Sequence[int] | Ints) -> WorkExcess:
     """Return the excess of own work of all ranks over their roles.
 
     Args:
         panels: the steps.
         slow: indices of the ranks that stand out, by `search_stragglers`: the usual work of a role is without theirs.
     """
-    is_slow = np.zeros(len(panels.rank), np.bool_)
-    is_slow[list(slow)] = True
+    is_slow = np.isin(np.arange(len(panels.rank)), slow)
     # Ranks whose roles are not known are compared with nobody.
     role = panels.role if panels.is_role_known else np.arange(len(panels.rank))
     return excess_over_role(panels.work_ns, role, is_slow)
@@ -346,7 +324,7 @@ def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings
     )
 
 
-def _usual_excess(panels: Panels, slow: Booleans, level: float, limits: StragglerThresholds) -> float:
+def _usual_excess(panels: Panels, slow: Bools, level: float, limits: StragglerThresholds) -> float:
     """Return what the mean work of the slowest of so many ranks exceeds its role by, because none are equally fast.
 
     Among many that differ by 1 percent some are 3 percent slower than the others. The limit that the largest of n
@@ -382,13 +360,10 @@ def _usual_excess(panels: Panels, slow: Booleans, level: float, limits: Straggle
 def _without_stages(panels: Panels, found: Sequence[Straggler], evidence: LatenessEvidence) -> Panels:
     """Return panels with the data loading, collection and idle devices of those put back whom these make late."""
     for straggler, stage in zip(found, evidence.stages, strict=False):
-        named = stage.stages if stage is not None else ()
-        if Stage.DATA in named:
-            panels = replace(panels, data_ns=_put_back(panels.data_ns, panels.role, [straggler]))
-        if Stage.COLLECTION in named:
-            panels = replace(panels, gc_ns=_put_back(panels.gc_ns, panels.role, [straggler]))
-        if Stage.HOST in named:
-            panels = replace(panels, host_ns=_put_back(panels.host_ns, panels.role, [straggler]))
+        for part in stage.stages if stage is not None else ():
+            if (name := _PANELS.get(part)) is not None:
+                changed: dict[str, Any] = {name: _put_back(getattr(panels, name), panels.role, [straggler])}
+                panels = replace(panels, **changed)
     return panels
 
 
@@ -428,7 +403,7 @@ def _stages(straggler: Straggler, found: Sequence[Straggler], panels: Panels) ->
     return panels.qualified(compare_with_others(panels.parts_ns, late, np.flatnonzero(is_other), steps))
 
 
-def _late_steps(straggler: Straggler, panels: Panels) -> Booleans:
+def _late_steps(straggler: Straggler, panels: Panels) -> Bools:
     """Return in which steps a periodic straggler is late by at least half of its effect, bool, (num_steps,)."""
     late = np.array(straggler.ranks)
     excess_ns = np.zeros(panels.work_ns.shape[1])
@@ -436,8 +411,7 @@ def _late_steps(straggler: Straggler, panels: Panels) -> Booleans:
         others = np.flatnonzero((panels.role == panels.role[rank]) & (np.arange(len(panels.role)) != rank))
         excess_ns += (panels.work_ns[rank] - np.median(panels.work_ns[others], axis=0)) / len(late)
     usual_ns = float(np.median(panels.work_ns[late]))
-    is_late: Booleans = excess_ns > straggler.effect_share * usual_ns / 2
-    return is_late
+    return np.asarray(excess_ns > straggler.effect_share * usual_ns / 2)
 
 
 def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
@@ -463,10 +437,9 @@ def _is_everywhere(found: Sequence[Straggler], panels: Panels, least_share: floa
     return num_struck > 1 and num_struck > least_share * num_nodes
 
 
-def _put_back(work_ns: Floats, role: Int64s, found: Sequence[Straggler]) -> Floats:
+def _put_back(work_ns: Floats, role: Ints, found: Sequence[Straggler]) -> Floats:
     replaced = work_ns.copy()
-    slow = np.zeros(len(work_ns), np.bool_)
-    slow[[rank for straggler in found for rank in straggler.ranks]] = True
+    slow = np.isin(np.arange(len(work_ns)), [rank for straggler in found for rank in straggler.ranks])
     for value in np.unique(role[slow]):
         others = work_ns[(role == value) & ~slow]
         if len(others):
@@ -480,5 +453,4 @@ def _straggler_culprit(straggler: Straggler, panels: Panels) -> Culprit:
     if straggler.kind == "rank":
         return rank_culprit(int(panels.rank[first]), effect, interval, panels)
     name = panels.host[first] if straggler.kind == "node" else f"local{straggler.ids[0]}"
-    aliases = (f"{straggler.kind} {name}", *([f"rank {panels.rank[first]}"] if len(straggler.ranks) == 1 else ()))
-    return Culprit(kind=straggler.kind, id=name, aliases=aliases, effect=effect, interval=interval)
+    return place_culprit(straggler.kind, name, straggler.ranks, effect, interval, panels)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from hpcpace.core.text import format_duration, listed, percent, plural
-from hpcpace.diagnosis.plot_data import Growth, PlotData
-from hpcpace.diagnosis.summary import Jitter, PacingFigures, Summary
+from hpcpace.diagnosis.plot_data import PlotData
+from hpcpace.diagnosis.summary import Growth, Jitter, PacingFigures, Summary
 from hpcpace.report.document import Block, Facts, Notes, Plot, Section, Table
-from hpcpace.report.drawing import axis, band, line, plot_text
+from hpcpace.report.drawing import axis, band, line
 
 _MIN_POINTS = 3  # of a curve that begins at 1
 _MAX_PACED = 4
@@ -39,7 +41,7 @@ def jitter_section(summary: Summary, plots: PlotData) -> Section:
         lead += f"{plural(jitter.num_segments, 'segment')} per step"
         content = [Facts(list(_jitter_facts(jitter)), has_terms=True)]
     if plots.growth is not None and len(plots.growth.k) >= _MIN_POINTS:
-        content.append(growth(plots.growth))
+        content.append(growth(plots.growth, "node" if jitter is not None and jitter.is_node_unit else "rank"))
     if jitter is not None:
         content += [_predictions(jitter), Notes([_EXPLAINED])]
     return Section("Jitter and scale", content, lead=lead)
@@ -99,16 +101,16 @@ def _predictions(jitter: Jitter) -> Table:
     )
 
 
-def growth(curve: Growth) -> Plot:
-    """Return A(k), measured and if units were independent, each with its 95 % interval."""
-    k = [int(value) for value in curve.k]
+def growth(curve: Growth, unit: str) -> Plot:
+    """Return A(k), measured with its 95 % interval, and if units, `rank` or `node`, were independent."""
+    k, curves = list(curve.k), (curve.low, curve.high, curve.null, curve.amplification)
+    low, high, null, measured = (np.array(values) for values in curves)
     traces = [
-        *band(k, curve.null_low, curve.null_high, "@null-band"),
-        *band(k, curve.low, curve.high, "@busy-band"),
-        line(k, curve.null, "@null", dash="dash", hover="independent: %{y:.3f} at %{x}"),
-        {**line(k, curve.measured, "@busy", hover="measured: %{y:.3f} at %{x}"), "mode": "lines+markers"},
+        *band(k, null, null, "@null-band"),
+        *band(k, low, high, "@busy-band"),
+        line(k, null, "@null", dash="dash", hover="independent: %{y:.3f} at %{x}"),
+        {**line(k, measured, "@busy", hover="measured: %{y:.3f} at %{x}"), "mode": "lines+markers"},
     ]
-    unit = plot_text(curve.unit)
     return Plot(
         name="growth",
         title="Growth with scale",

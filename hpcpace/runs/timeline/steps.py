@@ -139,8 +139,8 @@ def read_steps(
 
 def _contradiction(evidence: Evidence) -> Iterator[str]:
     """Yield that clocks are wrong by more than they say, where operations show it."""
-    found = causality_of(evidence)
-    if count := int(np.count_nonzero(found.size_ns > found.allowed_ns)):
+    *_, size_ns, allowed_ns = causality_of(evidence).violations
+    if count := int(np.count_nonzero(size_ns > allowed_ns)):
         yield (
             f"{plural(count, 'exit')} from collectives {'seems' if count == 1 else 'seem'} to come before the last rank"
             " has entered: a clock is wrong by more than its half-width, these waits are too long and have no arrows"
@@ -271,13 +271,9 @@ def _slowest(timed: TimedTraces) -> int | None:
     panel = common_steps([trace.tables["steps"] for trace in timed.traces])
     if not len(panel):
         return None
-    known = [row for row, trace in enumerate(timed.traces) if trace.header.rank not in timed.unknown_clocks] or [0]
-    times = [
-        np.array([reference_times(timed.clocks[row], times_ns[row]) for row in known])
-        for times_ns in (panel.begin_ns, panel.end_ns)
-    ]
+    common = timed.on_common_clock(panel)
     counts = regular_steps(panel.flags) & ~is_warmup(panel.flags)
-    times_ns = step_times(panel.step, *times)
+    times_ns = step_times(panel.step, common.begin_ns[timed.known], common.end_ns[timed.known])
     return int(panel.step[int(np.argmax(np.where(counts, times_ns, -1) if counts.any() else times_ns))])
 
 

@@ -5,7 +5,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.config import DiagnosisConfig
-from hpcpace.diagnosis.diagnose import NothingCompared, TooFewSteps, WrongClock, diagnose
+from hpcpace.diagnosis.diagnose import NOTHING_COMPARED, WRONG_CLOCK, diagnose, too_few_steps
 from hpcpace.diagnosis.finding import Case, Panels
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.hang.from_traces import hang_now
@@ -92,7 +92,7 @@ def test_a_stage_of_one_rank_may_as_well_be_the_rank():
 
 def test_ranks_of_unknown_roles_are_not_compared():
     found = diagnosed(panels(work_ns=slowed([5], 1.2), is_role_known=False))
-    assert found.findings == () and found.obstacle == NothingCompared()
+    assert found.findings == () and found.obstacle == NOTHING_COMPARED
 
 
 def test_ranks_of_unknown_roles_in_known_stages_are_compared_by_stage():
@@ -140,7 +140,7 @@ def test_a_slow_rank_comes_before_steady_transfers_that_take_twice_as_much_at_mo
 
 def test_transfers_are_not_judged_by_wrong_clocks():
     found = diagnosed(panels(transfer_ns=lambda t: t * 20), is_clock_wrong=True)
-    assert (found.findings, found.obstacle) == ((), WrongClock())
+    assert (found.findings, found.obstacle) == ((), WRONG_CLOCK)
 
 
 def test_waiting_for_data_is_input_bound():
@@ -204,7 +204,7 @@ def test_of_a_hang_that_some_ranks_completed_the_silent_rank_is_named(silences_s
 
 def test_few_steps_cannot_tell():
     found = diagnosed(panels(num_steps=8, work_ns=slowed([5], 1.5)))
-    assert (found.findings, found.obstacle) == ((), TooFewSteps(num_steps=8, least=20))
+    assert (found.findings, found.obstacle) == ((), too_few_steps(8, 20))
 
 
 def test_thresholds_are_settings():

@@ -5,24 +5,24 @@ from cases import each_case
 
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.diagnose import (
-    AbsentRanks,
+    ABSENT_RANKS,
+    NOTHING_COMPARED,
+    WRONG_CLOCK,
     Diagnosis,
-    NothingCompared,
-    NothingMeasured,
-    TooFewSteps,
-    TooMuchNoise,
-    UnmatchedOperations,
-    WrongClock,
+    Obstacle,
+    too_few_steps,
+    too_much_noise,
+    unmatched_operations,
 )
 from hpcpace.diagnosis.finding import DiagnosisFinding, culprit_name
 from hpcpace.diagnosis.summary import Causes, Culprit, PipelineBubble
 from hpcpace.diagnosis.topics.communication import BurstEvidence, TransferEvidence
 from hpcpace.diagnosis.topics.events import CollectionEvidence, EventEvidence
-from hpcpace.diagnosis.topics.hang import HangEvidence
-from hpcpace.diagnosis.topics.input import InputEvidence
+from hpcpace.diagnosis.topics.idle import InputEvidence
 from hpcpace.diagnosis.topics.jitter import JitterEvidence
 from hpcpace.diagnosis.topics.links import LocalityEvidence, SlowLinkEvidence
 from hpcpace.diagnosis.topics.pipeline import ImbalanceEvidence
+from hpcpace.diagnosis.topics.run_end import HangEvidence
 from hpcpace.diagnosis.topics.straggler import LatenessEvidence, LatePattern
 from hpcpace.diagnosis.verdict import remarks_of, verdict_of
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, Hang, HangKind, JobView, RankView
@@ -183,31 +183,31 @@ def test_healthy_says_what_would_have_been_seen():
 @each_case(
     ("obstacle", "reason", "advice"),
     [
-        (TooFewSteps(num_steps=5, least=20), "5 steps are too few: at least 20 are needed", "use more steps"),
-        (TooFewSteps(num_steps=1, least=20), "1 step is too few: at least 20 are needed", "use more steps"),
+        (too_few_steps(5, 20), "5 steps are too few: at least 20 are needed", "use more steps"),
+        (too_few_steps(1, 20), "1 step is too few: at least 20 are needed", "use more steps"),
         (
-            WrongClock(),
+            WRONG_CLOCK,
             "a clock is wrong, so transfers cannot be judged; the ranks' own work shows no fault",
             "see the clock error below",
         ),
         (
-            TooMuchNoise(smallest_share=0.3),
+            too_much_noise(0.3),
             "noise hides any rank that is less than 30% slower than its role",
             "use more steps",
         ),
-        (AbsentRanks(), "nothing that is certain explains the step time", "use more steps"),
+        (ABSENT_RANKS, "nothing that is certain explains the step time", "use more steps"),
         (
-            NothingCompared(),
+            NOTHING_COMPARED,
             "ranks send to each other, and which of them do the same work is not known",
             "say how ranks are laid out",
         ),
         (
-            UnmatchedOperations(share=0.31),
+            unmatched_operations(0.31),
             "31.0 % of the step time is in operations that match no other rank's: whether ranks wait or transfer there "
             "is not known",
             "record groups, numbers and peers",
         ),
-        (NothingMeasured(error="no step is left"), "no step is left", "use more steps"),
+        (Obstacle(words="no step is left"), "no step is left", "use more steps"),
     ],
 )
 def test_what_cannot_be_told_has_its_reason_and_what_to_do(obstacle, reason, advice):
@@ -253,7 +253,7 @@ def test_missing_ranks_are_in_the_headline_and_what_others_can_cost_is_at_most()
 
 
 def test_where_missing_ranks_leave_nothing_to_say_what_is_still_certain_is_said():
-    diagnosis = Diagnosis(findings=(), obstacle=AbsentRanks(), smallest_effect=0.03, absent=(3,), num_present=3)
+    diagnosis = Diagnosis(findings=(), obstacle=ABSENT_RANKS, smallest_effect=0.03, absent=(3,), num_present=3)
     verdict = verdict_of(diagnosis, hosts=HOSTS)
     assert (
         verdict.headline
@@ -264,7 +264,7 @@ def test_where_missing_ranks_leave_nothing_to_say_what_is_still_certain_is_said(
 
 def test_a_long_list_of_missing_ranks_is_shortened():
     diagnosis = Diagnosis(
-        findings=(), obstacle=AbsentRanks(), smallest_effect=None, absent=tuple(range(0, 200, 2)), num_present=100
+        findings=(), obstacle=ABSENT_RANKS, smallest_effect=None, absent=tuple(range(0, 200, 2)), num_present=100
     )
     assert (
         "100 ranks (ranks 0, 2, 4, 6, ...) of 200 have no usable trace" in verdict_of(diagnosis, hosts=HOSTS).headline

@@ -180,7 +180,7 @@ def test_shared_quantities_are_the_same_on_terminal_page_summary_and_in_scripts(
     run = RunDirectory(tmp_path / "run")
     measured = measure(read_attempt(run.attempts()[0]).traces, Selection())
     panels = panels_of(measured)
-    assert jitter_figures(measured, panels)[0] == jitter
+    assert jitter_figures(measured, panels) == jitter
     assert hotspot_figures(measured, panels).spots == summary.hotspots
 
     # The curve beside the tiles begins at no loss and ends at theirs.
@@ -192,8 +192,8 @@ def test_shared_quantities_are_the_same_on_terminal_page_summary_and_in_scripts(
 def printed_by(script, run, capsys, **examined) -> str:
     """Return what a script of analysis/ prints on one run."""
     if script is jitter_amplification:
-        jitter, curve = jitter_figures(examined["measured"], examined["panels"])
-        script.print_table([script.Found(run="run", jitter=jitter, curve=curve)], [])
+        jitter = jitter_figures(examined["measured"], examined["panels"])
+        script.print_table([script.Found(run="run", jitter=jitter)], [])
     elif script is topology_hotspots:
         figures = hotspot_figures(examined["measured"], examined["panels"])
         found = script.Found(run="run", figures=figures, remarks=())

@@ -14,9 +14,8 @@ import pytest
 from report_sample import HEALTHY, NASTY, SampleCulprit, SampleVerdict, sample_plots, sample_summary
 
 from hpcpace.core.rundir import json_text
-from hpcpace.diagnosis.plot_data import Growth, HostClock, HotspotRow, Matrix, PlotData
-from hpcpace.diagnosis.summary import AttemptRow, Jitter, Prediction, Predictions, SensitivityRow
-from hpcpace.diagnosis.summary import Growth as SummaryGrowth
+from hpcpace.diagnosis.plot_data import HostClock, Matrix, PlotData
+from hpcpace.diagnosis.summary import AttemptRow, Growth, Jitter, Prediction, Predictions, SensitivityRow
 from hpcpace.report.document import Document, Row, Section, Table
 from hpcpace.report.drawing import binned, bins, packed, plot_text, unique
 from hpcpace.report.glossary import GLOSSARY, terms_in
@@ -206,7 +205,6 @@ def test_text_from_files_is_only_text(tmp_path):
         sample_plots(num_ranks=2, hosts=(NASTY, "n1")),
         versions=((NASTY, NASTY),),
         leaf_matrix=Matrix(labels=(NASTY, "b"), ratio=np.ones((2, 2))),
-        hotspots=(HotspotRow(kind=NASTY, name=NASTY, effect_ms=1, low_ms=0, high_ms=2, aliases=(NASTY,)),),
         reasons={"node_matrix": NASTY},
         node_matrix=None,
     )
@@ -271,15 +269,12 @@ def test_constant_and_unknown_values_are_no_error(summary, value):
 
 def test_no_steps_and_empty_arrays_are_no_error(summary):
     none = np.zeros(0)
-    empty = Growth(
-        k=np.zeros(0, np.int64), measured=none, low=none, high=none, null=none, null_low=none, null_high=none
-    )
+    empty = Growth(k=(), amplification=(), low=(), high=(), null=(), exponent=None, exponent_interval=None)
     plots = PlotData(
         step=np.zeros(0, np.int64),
         step_ms=none,
         own_delay_ms=np.zeros((0, 0)),
         growth=empty,
-        hotspots=(),
         clocks=(HostClock(host="n0", time_s=none, halfwidth_us=none, residual_us=none, allowed_us=none),),
         leaf_matrix=Matrix(labels=(), ratio=np.zeros((0, 0))),
     )
@@ -441,8 +436,11 @@ def test_a_matrix_of_many_nodes_is_thinned_out():
 )
 def test_growth_is_marked_at_powers_of_two_and_at_its_end(largest, ticks):
     k = np.unique([1, largest])
-    curve = np.ones(len(k))
-    plot = growth(Growth(k=k, measured=curve, low=curve, high=curve, null=curve, null_low=curve, null_high=curve))
+    ones = (1.0,) * len(k)
+    curve = Growth(
+        k=tuple(k.tolist()), amplification=ones, low=ones, high=ones, null=ones, exponent=None, exponent_interval=None
+    )
+    plot = growth(curve, "rank")
     ticks = [tick for tick in ticks if tick < 0.75 * largest or tick == largest]
     assert plot.layout["xaxis"]["tickvals"] == ticks
 
@@ -482,9 +480,7 @@ def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path, summary):
 
 
 def _jitter(**changes: object) -> Jitter:
-    growth = SummaryGrowth(
-        k=(1, 4), amplification=(1.0, 1.1), low=(), high=(), null=(), exponent=0.42, exponent_interval=None
-    )
+    growth = Growth(k=(1, 4), amplification=(1.0, 1.1), low=(), high=(), null=(), exponent=0.42, exponent_interval=None)
     point = Prediction(num_nodes=64, loss_share=0.123, interval=(0.1, 0.15), is_speculative=True)
     jitter = Jitter(
         ranks=(0, 1, 2, 3),
