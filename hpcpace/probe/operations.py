@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcpace.core.compat import c10d
 from hpcpace.metrics import Floats
 from hpcpace.probe.world import ProbeWorld
 
@@ -143,10 +144,9 @@ class ProbeGroup:
 
     def _reduced(self, values: Sequence[float], op: str) -> list[float]:
         import torch
-        from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 
-        options = AllreduceOptions()
-        options.reduceOp = getattr(ReduceOp, op)
+        options = c10d().AllreduceOptions()
+        options.reduceOp = getattr(c10d().ReduceOp, op)
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         self.backend.allreduce([tensor], options).wait()
         reduced: list[float] = tensor.tolist()
@@ -156,14 +156,11 @@ class ProbeGroup:
 def _backend(name: str, store: Any, rank: int, num_ranks: int, timeout_s: float) -> Any:
     timeout = timedelta(seconds=timeout_s)
     if name == "gloo":
-        from torch._C._distributed_c10d import ProcessGroupGloo
-
-        return ProcessGroupGloo(store, rank, num_ranks, timeout=timeout)
-    from torch._C._distributed_c10d import ProcessGroupNCCL  # torch without CUDA has none
-
-    options = ProcessGroupNCCL.Options()
+        return c10d().ProcessGroupGloo(store, rank, num_ranks, timeout=timeout)
+    nccl = c10d().ProcessGroupNCCL  # torch without CUDA has none
+    options = nccl.Options()
     options._timeout = timeout
-    return ProcessGroupNCCL(store, rank, num_ranks, options)
+    return nccl(store, rank, num_ranks, options)
 
 
 ITEM_BYTES = 4  # float32
@@ -233,9 +230,7 @@ def _sum_of_values(num_ranks: int) -> float:
 
 
 def _broadcast(backend: Any, buffers: Buffers, own: int, size: int) -> list[Any]:
-    from torch._C._distributed_c10d import BroadcastOptions
-
-    options = BroadcastOptions()
+    options = c10d().BroadcastOptions()
     options.rootRank = 0
     return [backend.broadcast([buffers.send], options)]
 
