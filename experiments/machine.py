@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcpace.audit import cpusets
 
@@ -18,6 +19,11 @@ GPU, NIC, IB_NIC, BRIDGE = "0x030200", "0x020000", "0x020700", "0x060400"
 NVIDIA, AMD, MELLANOX, SLINGSHOT, VIRTIO = "0x10de", "0x1002", "0x15b3", "0x17db", "0x1af4"
 GEN1, GEN3, GEN4, GEN5 = "2.5 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe"
 
+_COUNTERS = {
+    "counters": ("symbol_error", "link_downed", "port_xmit_discards"),
+    "hw_counters": ("out_of_sequence", "local_ack_timeout_err"),
+}
+
 
 class Machine:
     """Files and links of one host."""
@@ -25,21 +31,27 @@ class Machine:
     def __init__(
         self, host: str, *, kernel: str = "6.8.0-51-generic", flags: str = "fpu vme", mounts: str = ""
     ) -> None:
-        self.files: dict[str, str | bytes] = {
-            "proc/sys/kernel/hostname": host,
-            "proc/sys/kernel/osrelease": kernel,
-            "proc/sys/kernel/random/boot_id": f"boot-of-{host}",
-            "proc/sys/kernel/numa_balancing": "0",
-            "proc/cmdline": "BOOT_IMAGE=/vmlinuz root=/dev/sda1",
-            "proc/cpuinfo": f"processor\t: 0\nmodel name\t: Test CPU\nflags\t\t: {flags}\n",
-            "proc/meminfo": "MemTotal:       2113560000 kB\n",
-            "proc/self/mounts": mounts or "tmpfs /dev/shm tmpfs rw,nosuid,nodev 0 0\n",
-            "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
-            "sys/kernel/mm/transparent_hugepage/defrag": "always defer defer+madvise [madvise] never",
-            "sys/module/kernel/parameters/x": "0",
-        }
+        self.files: dict[str, str | bytes] = {}
+        self.put(
+            "proc/sys/kernel",
+            hostname=host,
+            osrelease=kernel,
+            numa_balancing=0,
+            **{"random/boot_id": f"boot-of-{host}"},
+        )
+        self.put("proc", cmdline="BOOT_IMAGE=/vmlinuz root=/dev/sda1", meminfo="MemTotal:       2113560000 kB\n")
+        self.put("proc", cpuinfo=f"processor\t: 0\nmodel name\t: Test CPU\nflags\t\t: {flags}\n")
+        self.put("proc/self", mounts=mounts or "tmpfs /dev/shm tmpfs rw,nosuid,nodev 0 0\n")
+        modes = {"enabled": "always [madvise] never", "defrag": "always defer defer+madvise [madvise] never"}
+        self.put("sys/kernel/mm/transparent_hugepage", **modes)
+        self.put("sys/module/kernel/parameters", x=0)
         self.links: dict[str, str] = {}
         self.folders = {"sys/class/net", "sys/bus/pci/devices"}
+
+    def put(self, place: str, **values: object) -> Machine:
+        """Write files below a place, by their names."""
+        self.files |= {f"{place}/{name}": v if isinstance(v, bytes) else str(v) for name, v in values.items()}
+        return self
 
     def without(self, *prefixes: str) -> Machine:
         """Remove files and links whose path begins so."""
@@ -84,21 +96,16 @@ class Machine:
             everything |= own
             place = f"{_NODE}/node{node}"
             row = (distances or {}).get(node) or [10 if other == node else 20 for other in numa]
-            self.files[f"{place}/cpulist"] = cpusets.format_list(own)
-            self.files[f"{place}/distance"] = " ".join(map(str, row))
-            self.files[f"{place}/meminfo"] = f"Node {node} MemTotal:       1056780000 kB\n"
+            memory = f"Node {node} MemTotal:       1056780000 kB\n"
+            self.put(place, cpulist=cpusets.format_list(own), distance=" ".join(map(str, row)), meminfo=memory)
         for shared in l3 or [self.files[f"{_NODE}/node{node}/cpulist"] for node, cores in numa.items() if cores]:
             self._cache(3, "Unified", str(shared))
-        self.files[f"{_CPU}/online"] = cpusets.format_list(everything)
-        self.files[f"{_CPU}/offline"] = offline
-        self.files[f"{_CPU}/present"] = cpusets.format_list(everything | cpusets.parse_list(offline))
-        return self
+        present = cpusets.format_list(everything | cpusets.parse_list(offline))
+        return self.put(_CPU, online=cpusets.format_list(everything), offline=offline, present=present)
 
     def hybrid(self, fast: str, slow: str) -> Machine:
         """Say which CPUs are performance cores."""
-        self.files["sys/devices/cpu_core/cpus"] = fast
-        self.files["sys/devices/cpu_atom/cpus"] = slow
-        return self
+        return self.put("sys/devices", **{"cpu_core/cpus": fast, "cpu_atom/cpus": slow})
 
     def pci(
         self,
@@ -144,10 +151,7 @@ class Machine:
 
     def slot(self, address: str, *, width: int = 16, speed: str = GEN5) -> Machine:
         """Change what a bridge's link can do."""
-        place = self._place(address)
-        self.files[f"{place}/max_link_width"] = str(width)
-        self.files[f"{place}/max_link_speed"] = speed
-        return self
+        return self.put(self._place(address), max_link_width=width, max_link_speed=speed)
 
     def acs(self, address: str, control: int) -> Machine:
         """Give a bridge a configuration space, as root reads it, with an ACS capability."""
@@ -155,8 +159,7 @@ class Machine:
         config[0x100:0x104] = (0x0001 | 1 << 16 | 0x140 << 20).to_bytes(4, "little")  # AER, next at 0x140
         config[0x140:0x144] = (0x000D | 1 << 16).to_bytes(4, "little")
         config[0x146:0x148] = control.to_bytes(2, "little")
-        self.files[f"{self._place(address)}/config"] = bytes(config)
-        return self
+        return self.put(self._place(address), config=bytes(config))
 
     def rdma(
         self,
@@ -176,21 +179,12 @@ class Machine:
         place = f"sys/class/infiniband/{name}"
         port = f"{place}/ports/1"
         self.links[f"{place}/device"] = f"/{self._place(address)}"
-        self.files |= {
-            f"{place}/fw_ver": firmware,
-            f"{place}/board_id": board,
-            f"{port}/state": state,
-            f"{port}/phys_state": phys,
-            f"{port}/rate": rate,
-            f"{port}/link_layer": layer,
-        }
-        for counter in ("symbol_error", "link_downed", "port_xmit_discards"):
-            self.files[f"{port}/counters/{counter}"] = str((counters or {}).get(counter, 0))
-        for counter in ("out_of_sequence", "local_ack_timeout_err"):
-            self.files[f"{port}/hw_counters/{counter}"] = str((counters or {}).get(counter, 0))
+        self.put(place, fw_ver=firmware, board_id=board)
+        self.put(port, state=state, phys_state=phys, rate=rate, link_layer=layer)
+        for folder, names in _COUNTERS.items():
+            self.put(f"{port}/{folder}", **{name: (counters or {}).get(name, 0) for name in names})
         for index, (kind, net) in (gids or {}).items():
-            self.files[f"{port}/gid_attrs/types/{index}"] = kind
-            self.files[f"{port}/gid_attrs/ndevs/{index}"] = net
+            self.put(f"{port}/gid_attrs", **{f"types/{index}": kind, f"ndevs/{index}": net})
         self.files["dev/infiniband/uverbs0"] = ""
         self.module("ib_uverbs")
         return self
@@ -215,15 +209,8 @@ class Machine:
         place = f"sys/class/net/{name}"
         if address:
             self.links[f"{place}/device"] = f"/{self._place(address)}"
-        self.files |= {
-            f"{place}/mtu": str(mtu),
-            f"{place}/operstate": state,
-            f"{place}/type": str(kind),
-            f"{place}/speed": str(-1 if speed is None else speed),
-            f"{place}/statistics/rx_packets": "1000000",
-            f"{place}/statistics/rx_dropped": str(dropped),
-        }
-        return self
+        self.put(place, mtu=mtu, operstate=state, type=kind, speed=-1 if speed is None else speed)
+        return self.put(f"{place}/statistics", rx_packets=1_000_000, rx_dropped=dropped)
 
     def nvidia(self, *addresses: str, driver: str = "570.86.15", is_open: bool = True, name: str = "H100") -> Machine:
         """Add NVIDIA's driver with some GPUs."""
@@ -273,40 +260,28 @@ class Machine:
         """
         proc = f"proc/{1000 + rank}"
         local = rank if local is None else local
-        variables = {
-            "SLURM_JOB_ID": "17",
-            "SLURM_STEP_ID": "0",
-            "SLURM_STEP_NUM_TASKS": str(world),
-            "SLURM_PROCID": str(rank),
-            "SLURM_LOCALID": str(local),
-            "SLURM_NODEID": "0",
-            "OMP_NUM_THREADS": "1",
-            **(environ or {}),
-        }
-        group = f"sys/fs/cgroup/job_17/step_0/task_{rank}"
-        self.files |= {
-            f"{proc}/environ": "\0".join(f"{name}={value}" for name, value in variables.items()) + "\0",
-            f"{proc}/status": f"Name:\tpython\nCpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{mems}\n",
-            f"{proc}/limits": _limits(locked, open_files),
-            f"{proc}/numa_maps": f"55d0a0000000 {policy} file=/usr/bin/python3 mapped=1\n",
-            f"{proc}/cgroup": f"0::/job_17/step_0/task_{rank}\n",
-            f"{group}/cpu.max": quota,
-            f"{group}/cpuset.cpus.effective": cgroup or str(self.files[f"{_CPU}/online"]),
-            f"{group}/memory.max": "max",
-        }
-        return self
+        step = {"SLURM_JOB_ID": 17, "SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": world, "SLURM_PROCID": rank}
+        variables = {**step, "SLURM_LOCALID": local, "SLURM_NODEID": 0, "OMP_NUM_THREADS": 1, **(environ or {})}
+        group = f"job_17/step_0/task_{rank}"
+        self.put(
+            proc,
+            environ="\0".join(f"{name}={value}" for name, value in variables.items()) + "\0",
+            status=f"Name:\tpython\nCpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{mems}\n",
+            limits=_limits(locked, open_files),
+            numa_maps=f"55d0a0000000 {policy} file=/usr/bin/python3 mapped=1\n",
+            cgroup=f"0::/{group}\n",
+        )
+        effective = cgroup or str(self.files[f"{_CPU}/online"])
+        limits = {"cpu.max": quota, "cpuset.cpus.effective": effective, "memory.max": "max"}
+        return self.put(f"sys/fs/cgroup/{group}", **limits)
 
     def write(self, root: Path) -> Path:
         """Make the tree below a folder."""
         for folder in self.folders:
             (root / folder).mkdir(parents=True, exist_ok=True)
-        made: set[str] = set()
         for path, content in self.files.items():
             place = os.path.join(root, path)
-            parent = os.path.dirname(place)
-            if parent not in made:
-                os.makedirs(parent, exist_ok=True)
-                made.add(parent)
+            os.makedirs(os.path.dirname(place), exist_ok=True)
             with open(place, "wb") as stream:
                 stream.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
         for path, target in self.links.items():
@@ -315,9 +290,8 @@ class Machine:
         return root
 
     def _place(self, address: str) -> str:
-        return (
-            self.links[f"sys/bus/pci/devices/{address}"].removeprefix("../../../").replace("devices", "sys/devices", 1)
-        )
+        link = self.links[f"sys/bus/pci/devices/{address}"]
+        return link.removeprefix("../../../").replace("devices", "sys/devices", 1)
 
     def _pci(
         self,
@@ -332,26 +306,17 @@ class Machine:
     ) -> str:
         place = f"sys/devices/{way}"
         self.links[f"sys/bus/pci/devices/{way.split('/')[-1]}"] = f"../../../devices/{way}"
-        self.files |= {
-            f"{place}/class": kind,
-            f"{place}/vendor": vendor,
-            f"{place}/device": device,
-            f"{place}/numa_node": str(numa),
-            f"{place}/local_cpulist": cpus,
-        }
-        if width is not None:
-            self.files |= {f"{place}/current_link_width": str(width[0]), f"{place}/max_link_width": str(width[1])}
-        if speed is not None:
-            self.files |= {f"{place}/current_link_speed": speed[0], f"{place}/max_link_speed": speed[1]}
+        self.put(place, vendor=vendor, device=device, numa_node=numa, local_cpulist=cpus, **{"class": kind})
+        for name, values in (("width", width), ("speed", speed)):
+            if values is not None:
+                self.put(place, **{f"current_link_{name}": values[0], f"max_link_{name}": values[1]})
         return place
 
     def _cpu(self, cpu: int, core: str, package: int, governor: str, driver: str) -> None:
         place = f"{_CPU}/cpu{cpu}"
-        self.files[f"{place}/topology/physical_package_id"] = str(package)
-        self.files[f"{place}/topology/thread_siblings_list"] = core
+        self.put(f"{place}/topology", physical_package_id=package, thread_siblings_list=core)
         if governor:
-            self.files[f"{place}/cpufreq/scaling_governor"] = governor
-            self.files[f"{place}/cpufreq/scaling_driver"] = driver
+            self.put(f"{place}/cpufreq", scaling_governor=governor, scaling_driver=driver)
         if cpu == min(cpusets.members(cpusets.parse_list(core))):
             self._cache_of(cpu, 0, 2, "Unified", core, "2048K")
 
@@ -361,12 +326,7 @@ class Machine:
     def _cache_of(self, cpu: int, index: int, level: int, kind: str, shared: str, size: str) -> None:
         # A kernel shows a cache with each CPU that shares it; the first one is enough, and trees stay small.
         place = f"{_CPU}/cpu{cpu}/cache/index{index}"
-        self.files |= {
-            f"{place}/level": str(level),
-            f"{place}/type": kind,
-            f"{place}/shared_cpu_list": shared,
-            f"{place}/size": size,
-        }
+        self.put(place, level=level, type=kind, shared_cpu_list=shared, size=size)
 
 
 def memory_folder() -> str | None:
@@ -400,46 +360,18 @@ def dgx_h100(host: str = "dgx1", *, first_rank: int = 0, world: int = 8, ranks: 
         bus = int(root, 16)
         switch = f"pci0000:{root}/0000:{root}:01.0/0000:{bus + 1:02x}:00.0"
         nic, gpu = f"0000:{bus + 3:02x}:00.0", f"0000:{bus + 6:02x}:00.0"
-        machine.pci(
-            f"{switch}/0000:{bus + 2:02x}:00.0/{nic}",
-            IB_NIC,
-            MELLANOX,
-            CX7,
-            numa=numa,
-            cpus=local[numa],
-            driver="mlx5_core",
-            iommu=str(number),
-        )
-        machine.pci(
-            f"{switch}/0000:{bus + 2:02x}:02.0/{gpu}",
-            GPU,
-            NVIDIA,
-            H100,
-            numa=numa,
-            cpus=local[numa],
-            driver="nvidia",
-            iommu=str(number),
-        )
+        near: dict[str, Any] = {"numa": numa, "cpus": local[numa], "iommu": str(number)}
+        machine.pci(f"{switch}/0000:{bus + 2:02x}:00.0/{nic}", IB_NIC, MELLANOX, CX7, driver="mlx5_core", **near)
+        machine.pci(f"{switch}/0000:{bus + 2:02x}:02.0/{gpu}", GPU, NVIDIA, H100, driver="nvidia", **near)
         machine.rdma(f"mlx5_{number}", nic).net(f"ibs{number}", nic, mtu=4092, kind=32)
     for number, (root, numa) in enumerate((("f5", 1), ("70", 0))):
         nic = f"0000:{int(root, 16) + 1:02x}:00.0"
-        machine.pci(
-            f"pci0000:{root}/0000:{root}:01.0/{nic}",
-            NIC,
-            MELLANOX,
-            "0xa2dc",
-            numa=numa,
-            cpus=local[numa],
-            iommu=f"9{number}",
-        )
-        machine.rdma(
-            f"mlx5_bond_{number}",
-            nic,
-            layer="Ethernet",
-            rate="200 Gb/sec (2X NDR)",
-            board="MT_0000000884",
-            gids={0: ("IB/RoCE v1", f"ens{number}"), 1: ("RoCE v2", f"ens{number}")},
-        ).net(f"ens{number}", nic, mtu=9000, speed=200_000)
+        near = {"numa": numa, "cpus": local[numa], "iommu": f"9{number}"}
+        machine.pci(f"pci0000:{root}/0000:{root}:01.0/{nic}", NIC, MELLANOX, "0xa2dc", **near)
+        gids = {0: ("IB/RoCE v1", f"ens{number}"), 1: ("RoCE v2", f"ens{number}")}
+        ethernet: dict[str, Any] = {"layer": "Ethernet", "rate": "200 Gb/sec (2X NDR)", "board": "MT_0000000884"}
+        machine.rdma(f"mlx5_bond_{number}", nic, gids=gids, **ethernet)
+        machine.net(f"ens{number}", nic, mtu=9000, speed=200_000)
     gpus = [f"0000:{int(root, 16) + 6:02x}:00.0" for root in roots]
     machine.nvidia(*gpus, name="H100 80GB HBM3").module("ib_core", holders=("ib_uverbs", "nvidia_peermem"))
     machine.module("nvidia_peermem")

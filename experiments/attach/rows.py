@@ -85,44 +85,31 @@ def _callback(name: str, title: str, *program: str, package: str, **more: Any) -
     return _own(name, title, *program, "--callback", "--accumulate", "2", package=package, **more)
 
 
-_LIGHTNING: dict[str, Any] = {"package": "lightning"}
-_OWN_LAUNCHER: dict[str, Any] = {"package": "lightning", "launches_itself": True}
+_DEEPSPEED, _LIGHTNING, _TRANSFORMERS = {"package": "deepspeed"}, {"package": "lightning"}, {"package": "transformers"}
+_LAUNCHER: dict[str, Any] = {**_LIGHTNING, "launches_itself": True}
+_TENSOR, _PIPELINE = "DTensor, tensor parallel, `init_device_mesh` alone", "torch.distributed.pipelining, 1F1B"
+_OWN_CALLBACK = "Lightning with its own launcher and our callback"
 _OWN = (
     _own("ddp", "DDP", "loops", "ddp"),
     _own("ddp-accumulate", "DDP, accumulating over 2 microbatches", "loops", "ddp", "--accumulate", "2"),
     _own("fsdp1", "FSDP1 (`FullyShardedDataParallel`)", "loops", "fsdp1"),
     _own("fsdp2", "FSDP2 (`fully_shard`)", "loops", "fsdp2"),
-    _own(
-        "tensor-parallel", "DTensor, tensor parallel, `init_device_mesh` alone", "loops", "tensor", shares_batches=True
-    ),
-    _own("pipelining", "torch.distributed.pipelining, 1F1B", "loops", "pipeline", shares_batches=True),
+    _own("tensor-parallel", _TENSOR, "loops", "tensor", shares_batches=True),
+    _own("pipelining", _PIPELINE, "loops", "pipeline", shares_batches=True),
     _own("compile", "torch.compile inside DDP", "loops", "compile"),
     *(
-        _own(
-            f"zero{stage}",
-            f"DeepSpeed ZeRO-{stage}, two parameter groups",
-            "loops",
-            "zero",
-            "--stage",
-            f"{stage}",
-            package="deepspeed",
-        )
-        for stage in (1, 2, 3)
+        _own(f"zero{n}", f"DeepSpeed ZeRO-{n}, two parameter groups", "loops", "zero", "--stage", f"{n}", **_DEEPSPEED)
+        for n in (1, 2, 3)
     ),
-    _callback("zero-two-lines", "DeepSpeed with our two lines", "loops", "zero", "--stage", "2", package="deepspeed"),
+    _callback("zero-two-lines", "DeepSpeed with our two lines", "loops", "zero", "--stage", "2", **_DEEPSPEED),
     _own("lightning", "Lightning under torchrun", "lightning_fit", **_LIGHTNING),
-    _own("lightning-launcher", "Lightning with its own launcher", "lightning_fit", **_OWN_LAUNCHER),
+    _own("lightning-launcher", "Lightning with its own launcher", "lightning_fit", **_LAUNCHER),
     _callback("lightning-callback", "Lightning with our callback", "lightning_fit", **_LIGHTNING),
-    _callback(
-        "lightning-launcher-callback",
-        "Lightning with its own launcher and our callback",
-        "lightning_fit",
-        **_OWN_LAUNCHER,
-    ),
+    _callback("lightning-launcher-callback", _OWN_CALLBACK, "lightning_fit", **_LAUNCHER),
     _own("accelerate", "Accelerate", "loops", "accelerate", package="accelerate"),
     _callback("accelerate-two-lines", "Accelerate with our two lines", "loops", "accelerate", package="accelerate"),
-    _own("trainer", "Hugging Face Trainer", "trainer_fit", package="transformers"),
-    _callback("trainer-callback", "Hugging Face Trainer with our callback", "trainer_fit", package="transformers"),
+    _own("trainer", "Hugging Face Trainer", "trainer_fit", **_TRANSFORMERS),
+    _callback("trainer-callback", "Hugging Face Trainer with our callback", "trainer_fit", **_TRANSFORMERS),
 )
 _NANOGPT = Row(
     name="nanogpt",

@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from experiments.bench.pairs import python_taken, taken
 from experiments.machine import dgx_badly_bound, dgx_h100
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
@@ -36,18 +36,10 @@ NUM_RANKS, NUM_LAB_HOSTS = 8, 64
 _TIMEOUT_S = 60.0
 
 
-def process_times(*arguments: str) -> tuple[float, float]:
-    """Return wall and processor seconds of a Python process with these arguments."""
-    before, begin_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    wall_s, after = time.perf_counter() - begin_s, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def one_node(repeats: int) -> None:
     for name, arguments in (("python alone", ("-c", "pass")), ("hpcpace audit", ("-m", "hpcpace", "audit"))):
-        times = [process_times(*arguments) for _ in range(repeats)]
-        wall_s, cpu_s = (statistics.median(column) for column in zip(*times, strict=True))
+        times = [python_taken(*arguments) for _ in range(repeats)]
+        wall_s, cpu_s = (statistics.median(getattr(one, name) for one in times) for name in ("wall_s", "cpu_s"))
         print(f"{name}: wall {wall_s:.3f} s, processor {cpu_s:.3f} s (medians of {repeats})")
 
 
@@ -58,10 +50,11 @@ def in_a_session(repeats: int) -> None:
     times = []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(repeats):
-            begin_s, begin_wall_s = time.process_time(), time.perf_counter()
-            save_host_snapshots(SingleCoordinator(), world, [key], environ, Path(folder), print, Deadline(_TIMEOUT_S))
-            times.append((time.perf_counter() - begin_wall_s, time.process_time() - begin_s))
-    wall_s, cpu_s = (statistics.median(column) for column in zip(*times, strict=True))
+            with taken(resource.RUSAGE_SELF) as one:
+                deadline = Deadline(_TIMEOUT_S)
+                save_host_snapshots(SingleCoordinator(), world, [key], environ, Path(folder), print, deadline)
+            times.append(one)
+    wall_s, cpu_s = (statistics.median(getattr(one, name) for one in times) for name in ("wall_s", "cpu_s"))
     print(f"snapshot in a session: wall {1000 * wall_s:.1f} ms, processor {1000 * cpu_s:.1f} ms (medians of {repeats})")
 
 

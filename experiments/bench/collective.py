@@ -14,7 +14,6 @@ counted.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -29,14 +28,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from experiments.bench.device_marks import FreeEvent
+from experiments.bench.device_marks import anchored_clock
 from experiments.bench.models import words
-from experiments.bench.pairs import header, interval, take_turns
+from experiments.bench.pairs import header, interval, on_one_core, take_turns
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import Operator
 from hpcpace.observe.collectives.switched import CompiledObserver, find_layer
 from hpcpace.observe.device.clock import DeviceClock
-from hpcpace.observe.device.layer import find_device
 from hpcpace.observe.device.times import DeviceTimes
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES
@@ -139,7 +137,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--on-device", action="store_true", help="observe collectives as on a device")
     args = parser.parse_args()
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    on_one_core()
     torch.set_num_threads(1)
     if args.on_device:
         _measure_on_device(args)
@@ -173,10 +171,7 @@ def _measure_on_device(args: argparse.Namespace) -> None:
         device_id=value.device if has_gpu else None,
     )
     where = f"NCCL on {words(value.device)}" if has_gpu else "gloo, no device, events that do nothing"
-    clock = find_device(print) or DeviceClock(FreeEvent)
-    clock.anchor()
-    time.sleep(1.0)  # the second anchor says how fast the device's clock is
-    clock.anchor()
+    clock = anchored_clock()
     for name, is_async in WAYS:
         with _recorder(DEVICE_TABLES) as recorder:
             bench = Bench(recorder, num_calls=args.calls, is_async=is_async, value=value)

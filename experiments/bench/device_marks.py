@@ -8,7 +8,6 @@ costs. Blocks of plain clock reads, of events alone, and of marks (made, read la
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from experiments.bench.pairs import interval, take_turns
+from experiments.bench.pairs import interval, on_one_core, take_turns
 from hpcpace.observe.device.clock import MAX_EVENTS, DeviceClock, DeviceMarks, Event
 from hpcpace.observe.device.layer import find_device
 
@@ -95,21 +94,27 @@ class FreeEvent:
         return 1.0
 
 
+def anchored_clock() -> DeviceClock:
+    """Return the clock of the device, or one of events that do nothing, tied to the host's."""
+    clock = find_device(print) or DeviceClock(FreeEvent)
+    clock.anchor()
+    time.sleep(1.0)  # the second anchor says how fast the device's clock is
+    clock.anchor()
+    return clock
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--marks", type=int, default=1000)
     args = parser.parse_args()
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    on_one_core()
     if torch.cuda.is_available():
         torch.ones(1, device="cuda")  # without a context there are no marks
-    device = find_device(print) or DeviceClock(FreeEvent)
+    device = anchored_clock()
     event = torch.cuda.Event(enable_timing=True) if torch.cuda.is_available() else FreeEvent()
     marks = DeviceMarks(device)
-    device.anchor()
-    time.sleep(1.0)  # the second anchor says how fast the device's clock is
-    device.anchor()
 
     def marked() -> None:
         for _ in range(args.marks):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import resource
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +103,7 @@ def _places(rank: _Rank, begins: dict[Group, int]) -> np.ndarray:
 
 
 def main() -> None:
+    from experiments.bench.pairs import taken
     from experiments.bench.report_speed import write_run
     from hpcpace.core.rundir import RunDirectory
 
@@ -117,13 +117,13 @@ def main() -> None:
         if args.run is None:
             write_run(run, num_ranks=64, num_steps=args.steps)
         for _ in range(args.repeats):
-            begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-            found = split(run.attempt(0).trace_dir)
-            wall_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
+            with taken(resource.RUSAGE_SELF) as reading:
+                found = split(run.attempt(0).trace_dir)
+            peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             print(
                 f"floor: {found.num_records / 1e6:.2f} million records of {len(found.wait_ns)} ranks, "
-                f"{found.num_records / wall_s / 1e6:.1f} million records/s, {wall_s:.2f} s, {cpu_s:.2f} s of CPU, peak "
-                f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB; "
+                f"{found.num_records / reading.wall_s / 1e6:.1f} million records/s, {reading.wall_s:.2f} s, "
+                f"{reading.cpu_s:.2f} s of CPU, peak {peak_kib / 2**20:.2f} GiB; "
                 f"{found.wait_ns.sum() / (found.wait_ns + found.transfer_ns).sum():.1%} of communication is waiting",
                 flush=True,
             )

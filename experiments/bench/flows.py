@@ -21,12 +21,12 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+from experiments.bench.pairs import header
 from hpcpace.core.config import TraceConfig
 from hpcpace.observe.host import connections
 from hpcpace.observe.host.connections import FlowSampler, OwnConnections
 from hpcpace.observe.host.network import NetworkCounters, find_network_counters
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import TraceHeader
 
 _MESSAGE = bytes(1000)
 _NUM_SLICE_ROUNDS = 20
@@ -94,18 +94,8 @@ def _run_rank(rank: int, num_sockets: int, seconds: float, address: tuple[str, i
 def _recorded(rank: int, folder: Path, seconds: float) -> dict[str, Any]:
     """Record once a second, and return what that cost."""
     network = find_network_counters() if rank == 0 else None
-    header = TraceHeader(
-        run_id="bench",
-        attempt=0,
-        rank=rank,
-        world_size=rank + 1,
-        local_rank=rank,
-        local_size=rank + 1,
-        node=0,
-        host="bench",
-        interfaces=network.interfaces if network else (),
-    )
-    with Recorder(folder / "rank-00000.h5", header, warn=print) as recorder:
+    own = header(rank, rank + 1, interfaces=network.interfaces if network else ())
+    with Recorder(folder / "rank-00000.h5", own, warn=print) as recorder:
         recorder.flush()
         size_before = _size_bytes(folder)
         sample, rows = _sampler(recorder, network)
@@ -113,13 +103,8 @@ def _recorded(rank: int, folder: Path, seconds: float) -> dict[str, Any]:
         share, sampling_share = _share_of_core(sample, seconds / 2)
         recorder.flush()
         size_bytes = _size_bytes(folder) - size_before
-    return {
-        "share": share,
-        "idle_share": idle_share,
-        "sampling_share": sampling_share,
-        "num_rows": len(rows),
-        "file_bytes": size_bytes,
-    }
+    shares = {"share": share, "idle_share": idle_share, "sampling_share": sampling_share}
+    return {**shares, "num_rows": len(rows), "file_bytes": size_bytes}
 
 
 def _sampler(recorder: Recorder, network: NetworkCounters | None) -> tuple[Callable[[], None], list[None]]:

@@ -9,17 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
+from experiments.bench.pairs import Taken, python_taken
 from experiments.bench.report_speed import _OPERATIONS, write_run
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.config import Config
@@ -87,29 +83,12 @@ def _history(folder: Path, num_runs: int, repeats: int) -> None:
     shutil.rmtree(folder)
 
 
-class _Time(NamedTuple):
-    """Seconds of a clock on the wall, and of all cores together, which other load does not change."""
-
-    wall_s: float
-    cpu_s: float
+def _seconds(*words: str) -> Taken:
+    """Return how long a command takes; of a report, 3 is that nothing is wrong enough to tell."""
+    return python_taken("-P", "-m", "hpcpace", *words, codes=(0, 1, 3))
 
 
-def _seconds(*words: str) -> _Time:
-    """Return how long a command takes, imports included.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    begin_s, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-P", "-m", "hpcpace", *words], capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1, 3):  # of a report, 3 is that nothing is wrong enough to tell
-        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr[-1000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return _Time(time.perf_counter() - begin_s, cpu_s)
-
-
-def _shown(times: Sequence[_Time]) -> str:
+def _shown(times: Sequence[Taken]) -> str:
     return f"{median(one.wall_s for one in times):.2f} s ({median(one.cpu_s for one in times):.2f} s of all cores)"
 
 

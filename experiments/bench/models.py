@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import os
 import re
 import sys
 import time
@@ -25,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from experiments.bench.pairs import median_interval, take_turns
+from experiments.bench.pairs import median_interval, on_one_core, take_turns
 from hpcpace.core.config import SHORT_DTYPES
 from hpcpace.core.errors import WorldError
 from hpcpace.train.models import GPT2
@@ -341,7 +340,7 @@ def check_same_work(ours: GPT2, peer: Peer, inputs: Tensor, targets: Tensor) -> 
 @contextmanager
 def alone_on_a_core() -> Iterator[None]:
     """Be a world of one over gloo, on one core and with one thread."""
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    on_one_core()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield

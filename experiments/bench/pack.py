@@ -14,12 +14,11 @@ import resource
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from experiments.bench.pairs import measured_apart, processor_s
+from experiments.bench.pairs import measured_apart, taken
 from experiments.bench.report_speed import FEW, write_run
 from hpcpace.core.files import Folder
 from hpcpace.core.pool import map_processes
@@ -63,23 +62,21 @@ def main() -> None:
 
 
 def _print_packing(attempt: Attempt) -> None:
-    before_s, begin_s = processor_s(), time.perf_counter()
-    result = pack_attempt(attempt, PackPlan(), begin_stage=lambda name: lambda done, total: None)
-    taken_s = time.perf_counter() - begin_s
+    with taken() as packing:
+        result = pack_attempt(attempt, PackPlan(), begin_stage=lambda name: lambda done, total: None)
     peak_kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(
         f"packed {result.num_ranks} ranks: {result.files_before} to {result.files_after} files, "
-        f"{result.bytes_before / 1e6:.1f} to {result.bytes_after / 1e6:.1f} MB in {taken_s:.1f} s "
-        f"({processor_s() - before_s:.1f} s of CPU, at most {peak_kib / 2**20:.2f} GiB in a process)"
+        f"{result.bytes_before / 1e6:.1f} to {result.bytes_after / 1e6:.1f} MB in {packing.wall_s:.1f} s "
+        f"({packing.cpu_s:.1f} s of CPU, at most {peak_kib / 2**20:.2f} GiB in a process)"
     )
 
 
 def measure(attempt: Attempt) -> dict[str, float]:
     """Return seconds to read all but the collectives, and millions of collectives a second, each also of CPU time."""
-    measured: dict[str, float] = {}
-    before_s, begin_s = processor_s(), time.perf_counter()
-    found = read_attempt(attempt, most_rows=0, tables=TABLES_USED)
-    measured |= {"read_s": time.perf_counter() - begin_s, "read_cpu_s": processor_s() - before_s}
+    with taken() as reading:
+        found = read_attempt(attempt, most_rows=0, tables=TABLES_USED)
+    measured = {"read_s": reading.wall_s, "read_cpu_s": reading.cpu_s}
     streams = [table.stream for trace in found.traces if isinstance(table := trace.tables["collectives"], StoredTable)]
     num_blocks = max((stream.num_blocks for stream in streams), default=0)
     ranges = [(first, first + _BLOCKS_AT_ONCE) for first in range(0, num_blocks, _BLOCKS_AT_ONCE)]
@@ -90,10 +87,12 @@ def measure(attempt: Attempt) -> dict[str, float]:
 
 
 def _speed(name: str, count: Callable[..., int], tasks: list) -> dict[str, float]:
-    before_s, begin_s = processor_s(), time.perf_counter()
-    num_rows = sum(map_processes(count, tasks))
-    taken_s, cpu_s = time.perf_counter() - begin_s, processor_s() - before_s
-    return {f"{name}_million_per_s": num_rows / taken_s / 1e6, f"{name}_million_per_cpu_s": num_rows / cpu_s / 1e6}
+    with taken() as counting:
+        million = sum(map_processes(count, tasks)) / 1e6
+    return {
+        f"{name}_million_per_s": million / counting.wall_s,
+        f"{name}_million_per_cpu_s": million / counting.cpu_s,
+    }
 
 
 def _rows_by_rank(streams: list[TraceStream], blocks: tuple[int, int]) -> int:

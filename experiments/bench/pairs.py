@@ -14,9 +14,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -114,16 +115,8 @@ class Pairs:
 
 def alternate(a: Measure, b: Measure, *, num_pairs: int, num_warmups: int = 1) -> Pairs:
     """Measure A and B in turn, in changing order."""
-    times: list[tuple[float, float]] = []
-    for pair in range(num_pairs + num_warmups):
-        if pair % 2:
-            first = a()
-            times.append((first, b()))
-        else:
-            second = b()
-            times.append((a(), second))
-    kept = np.array(times[num_warmups:])
-    return Pairs(kept[:, 0], kept[:, 1])
+    times = take_turns({"a": a, "b": b}, num_rounds=num_pairs, num_warmups=num_warmups)
+    return Pairs(times["a"], times["b"])
 
 
 def take_turns(measures: Mapping[str, Measure], *, num_rounds: int, num_warmups: int = 1) -> dict[str, np.ndarray]:
@@ -150,10 +143,61 @@ def interval(values: np.ndarray, form: str, unit: str = "") -> str:
     return f"{median:{form}} {unit}[{low:{form}}, {high:{form}}]"
 
 
-def processor_s() -> float:
-    """Return the processor time of this process and of its children that have ended, in seconds."""
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+def processor_s(*who: int) -> float:
+    """Return the processor time of this process and of its children that have ended, or of one of both, in seconds."""
+    usage = [resource.getrusage(one) for one in who or (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(own.ru_utime + own.ru_stime for own in usage)
+
+
+@dataclass
+class Taken:
+    """Seconds of a clock on the wall, and of all cores together, which other load does not change."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+@contextmanager
+def taken(*who: int) -> Iterator[Taken]:
+    """Measure what a block takes, in this process and its children, or in one of both."""
+    found, cpu_s, begin_s = Taken(), processor_s(*who), time.perf_counter()
+    yield found
+    found.wall_s, found.cpu_s = time.perf_counter() - begin_s, processor_s(*who) - cpu_s
+
+
+def python_taken(*arguments: str, codes: Container[int] = range(256)) -> Taken:
+    """Return what a process of Python takes, imports included.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    with taken(resource.RUSAGE_CHILDREN) as found:
+        done = subprocess.run(
+            [sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+    if done.returncode not in codes or "Traceback" in done.stderr:
+        raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr[-1000:]}")
+    return found
+
+
+def timed(
+    function: Callable[..., Any], name: str, seconds: dict[str, float], clock: Callable[[], float] = time.perf_counter
+) -> Callable[..., Any]:
+    """Return a function that adds the seconds that each call takes under a name."""
+
+    @wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        begin_s = clock()
+        result = function(*args, **options)
+        seconds[name] = seconds.get(name, 0.0) + clock() - begin_s
+        return result
+
+    return called
+
+
+def on_one_core() -> None:
+    """Stay on the last core that this process may use."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def measured_apart(module: str, *arguments: object) -> dict[str, float]:

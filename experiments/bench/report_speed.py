@@ -12,19 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from experiments.bench.pairs import header, processor_s, timed
 from hpcpace.core.config import Config
 from hpcpace.core.pool import keep_freed_memory
 from hpcpace.core.rundir import RunDirectory, json_text
@@ -38,7 +37,7 @@ from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.metrics import kernels
 from hpcpace.report.run_report import page
 from hpcpace.trace.encoding import round_times, row_dtypes
-from hpcpace.trace.schema import Op, Phase, TraceHeader
+from hpcpace.trace.schema import Op, Phase
 from hpcpace.trace.writer import TraceWriter
 
 _SIZES = (1_000_000, 3_000_000, 10_000_000)
@@ -146,7 +145,7 @@ def measure(run: RunDirectory) -> dict[str, float]:
     """
     seconds: dict[str, float] = {}
     for module, name in _STAGES:
-        setattr(module, name, _timed(getattr(module, name), name, seconds))
+        setattr(module, name, timed(getattr(module, name), name, seconds))
     keep_freed_memory()
     begin_s = time.perf_counter()
     analysis = analyses.analyze(
@@ -159,23 +158,11 @@ def measure(run: RunDirectory) -> dict[str, float]:
     run.write(run.report_html.name, page(summary, main_verdict(summary.verdict), analysis.plots))
     all_s = time.perf_counter() - begin_s
     seconds["page"] = time.perf_counter() - written_s
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         **seconds,
         "rest": all_s - sum(seconds.values()),
-        "cpu": sum(own.ru_utime + own.ru_stime for own in usage) - _BEGIN_CPU_S,
+        "cpu": processor_s() - _BEGIN_CPU_S,
     }
-
-
-def _timed(function: Callable[..., Any], name: str, seconds: dict[str, float]) -> Callable[..., Any]:
-    @wraps(function)
-    def timed(*args: Any, **options: Any) -> Any:
-        begin_s = time.perf_counter()
-        result = function(*args, **options)
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin_s
-        return result
-
-    return timed
 
 
 def _floor_s(run: Path) -> float:
@@ -284,17 +271,14 @@ def write_run(run: RunDirectory, num_ranks: int, num_steps: int, operations: tup
 def _write_rank(folder: Path, num_ranks: int, num_steps: int, operations: tuple[tuple, ...], rank: int) -> None:
     rng = np.random.default_rng([num_ranks, num_steps, rank])
     node, local_rank = divmod(rank, _SLOT_SIZE)
-    header = TraceHeader(
-        run_id="bench", attempt=0, rank=rank, world_size=num_ranks, local_rank=local_rank, local_size=_SLOT_SIZE,
-        node=node, host=f"n{node}", host_key=f"n{node}", mesh=f"dp={num_ranks // _SLOT_SIZE},tp={_SLOT_SIZE}",
-        dp=node, pp=0, tp=local_rank,
-    )  # fmt: skip
+    mesh = {"mesh": f"dp={num_ranks // _SLOT_SIZE},tp={_SLOT_SIZE}", "dp": node, "pp": 0, "tp": local_rank}
+    place = {"local_rank": local_rank, "local_size": _SLOT_SIZE, "node": node, "host": f"n{node}"}
     begins_ns = _step_begins_ns(num_ranks, num_steps, operations)
     offset_ns = int(rng.integers(-NS_PER_S, NS_PER_S)) if rank else 0
     own_ns = begins_ns + (offset_ns + ((begins_ns - begins_ns[0]) * rng.uniform(-2e-5, 2e-5)).astype(np.int64)) * (
         rank > 0
     )
-    writer = TraceWriter(folder / f"rank-{rank:05d}.h5", header)
+    writer = TraceWriter(folder / f"rank-{rank:05d}.h5", header(rank, num_ranks, host_key=f"n{node}", **place, **mesh))
     dtypes = row_dtypes()
     for name, rows in (
         ("groups", _groups(rank, num_ranks)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -18,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from experiments.bench.pairs import measured_apart
+from experiments.bench.pairs import measured_apart, on_one_core, timed
 from experiments.bench.report_speed import FEW, write_run
 from hpcpace.core.config import Config
 from hpcpace.core.pool import keep_freed_memory
@@ -175,7 +173,7 @@ def measure(run: RunDirectory, max_rows: int) -> dict[str, float]:
         (analyses, "read_attempt", "read", read_and_weigh),
         (examination, "measure_operations", "ranges", operations.measure_operations),
     ):
-        setattr(place, name, _timed(function, part, seconds))
+        setattr(place, name, timed(function, part, seconds, time.process_time))
     keep_freed_memory()  # as the command does
     begin_s = time.process_time()
     analysis = analyses.analyze(
@@ -192,17 +190,6 @@ def measure(run: RunDirectory, max_rows: int) -> dict[str, float]:
         "peak_bytes": max(_peak_bytes() - before_bytes, resource.getpagesize()),
         "table_bytes": table_bytes[0],
     }
-
-
-def _timed(function: Callable[..., Any], name: str, seconds: dict[str, float]) -> Callable[..., Any]:
-    @wraps(function)
-    def timed(*args: Any, **options: Any) -> Any:
-        begin_s = time.process_time()
-        result = function(*args, **options)
-        seconds[name] = time.process_time() - begin_s
-        return result
-
-    return timed
 
 
 def _peak_bytes() -> int:
@@ -388,7 +375,7 @@ def main() -> None:
     args = parser.parse_args()
     # One core: what the parts take, not how well threads share it.
     if args.measure:
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        on_one_core()
         print(json.dumps(measure(RunDirectory(Path(args.measure[0])), int(args.measure[1]))))
         return
     if args.quick:

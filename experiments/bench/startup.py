@@ -7,17 +7,14 @@ turns in one run, each as a process of its own, so the ratios hold on a machine 
 from __future__ import annotations
 
 import argparse
-import resource
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from experiments.bench.many_runs import write_runs
-from experiments.bench.pairs import median_interval
+from experiments.bench.pairs import median_interval, python_taken, take_turns
 from experiments.synthetic_run import SyntheticRun
 
 FLOOR = ("-c", "import numpy, h5py, click, rich.table")
@@ -32,13 +29,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000, help="list this many reported runs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hpcpace-startup-") as name:
-        times = measure(commands(Path(name), num_runs=args.runs), num_rounds=args.rounds)
-    floor_s = np.array(times.pop("floor"))
+        todo = commands(Path(name), num_runs=args.runs)
+        measures = {name: lambda words=words: python_taken(*words).cpu_s for name, words in todo.items()}
+        times = take_turns(measures, num_rounds=args.rounds)
+    floor_s = times.pop("floor")
     print(f"floor: {np.median(floor_s):.3f} s of processor time (numpy, h5py, click, rich.table), {args.rounds} rounds")
-    for command, taken in times.items():
-        ratio, low, high = median_interval(np.array(taken) / floor_s)
+    for command, taken_s in times.items():
+        ratio, low, high = median_interval(taken_s / floor_s)
         print(
-            f"{command}: {np.median(taken):.3f} s, {ratio:.2f} times [{low:.2f}, {high:.2f}] the floor "
+            f"{command}: {np.median(taken_s):.3f} s, {ratio:.2f} times [{low:.2f}, {high:.2f}] the floor "
             f"(target {TARGETS[command]})"
         )
 
@@ -55,27 +54,6 @@ def commands(folder: Path, *, num_runs: int) -> dict[str, Sequence[str]]:
         "report of a run of 4 ranks": (*hpcpace, "report", str(folder / "run")),
         "list of runs": (*hpcpace, "list", str(folder / "runs")),
     }
-
-
-def measure(todo: Mapping[str, Sequence[str]], *, num_rounds: int) -> dict[str, list[float]]:
-    """Return the processor seconds of each command in each round; one more round warms the caches."""
-    times: dict[str, list[float]] = {name: [] for name in todo}
-    for number in range(num_rounds + 1):
-        for name, arguments in todo.items():
-            taken_s = processor_s(arguments)
-            if number:
-                times[name].append(taken_s)
-    return times
-
-
-def processor_s(arguments: Sequence[str]) -> float:
-    """Return the processor time of one process of Python, in seconds, user and system."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if "Traceback" in done.stderr:
-        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr}")
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

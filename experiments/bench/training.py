@@ -19,21 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.bench.models import (
-    Batch,
-    Peer,
-    add_options,
-    check_same_gradients,
-    check_same_work,
-    compare,
-    flops_per_token,
-    load_torchvision,
-    nanogpt_peer,
-    open_device,
-    peak_tflops,
-    training_step,
-    transformers_peer,
-)
+from experiments.bench import models
 from hpcpace.train.data import open_images, open_text
 from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.models import ResNet, autocast, build_gpt2, build_resnet
@@ -57,14 +43,14 @@ def main() -> None:
     parser.add_argument("--preset", choices=tuple(GPT2_PRESETS), default="small")
     parser.add_argument("--nanogpt", type=Path, metavar="PATH", help="compare with nanoGPT, from a checkout of it")
     parser.add_argument("--peak-tflops", type=float, help="peak of the device, for the MFU; default: of known GPUs")
-    add_options(parser)
+    models.add_options(parser)
     args = parser.parse_args()
     args.batch_size = args.batch_size or (32 if args.what == "images" else 1)
-    args.device = open_device(args.device)
+    args.device = models.open_device(args.device)
     {"tokens": _tokens, "images": _images, "compiled": _compiled}[args.what](args)
 
 
-def _text(args: argparse.Namespace) -> Batch:
+def _text(args: argparse.Namespace) -> models.Batch:
     """Return what makes the batch of tokens of a step."""
     text = open_text(None, args.seq_len)
 
@@ -77,7 +63,7 @@ def _text(args: argparse.Namespace) -> Batch:
 
 
 def _stepping(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    return training_step(loss, build_optimizer(model.parameters(), learning_rate=_LEARNING_RATE))
+    return models.training_step(loss, build_optimizer(model.parameters(), learning_rate=_LEARNING_RATE))
 
 
 def _tokens(args: argparse.Namespace) -> None:
@@ -87,13 +73,13 @@ def _tokens(args: argparse.Namespace) -> None:
     losses: dict[str, tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]] = {"hpcpace": (ours, ours)}
     for peer in _peers(args, shape):
         peer.model.to(args.device)
-        loss = check_same_work(ours, peer, inputs, targets)
+        loss = models.check_same_work(ours, peer, inputs, targets)
         print(f"same work as {peer.name}: loss {loss:.6f}, gradients agree")
         losses[peer.name] = (peer.model, peer.loss)
     for model, _ in losses.values():
         autocast(model, args.dtype, args.device)
     print(f"GPT-2 {args.preset}, {args.dtype}, batch {args.batch_size} x {args.seq_len}")
-    rates = compare(
+    rates = models.compare(
         {name: _stepping(*pair) for name, pair in losses.items()},
         batch,
         num_pairs=args.pairs,
@@ -104,15 +90,18 @@ def _tokens(args: argparse.Namespace) -> None:
         device=args.device,
     )
     is_known = args.device.type == "cuda" and args.dtype == "bfloat16"
-    peak = args.peak_tflops or (peak_tflops(torch.cuda.get_device_name(args.device)) if is_known else None)
+    peak = args.peak_tflops or (models.peak_tflops(torch.cuda.get_device_name(args.device)) if is_known else None)
     if peak is not None:
-        tflops = {name: rate * flops_per_token(shape, args.seq_len) / 1e12 for name, rate in rates.items()}
+        tflops = {name: rate * models.flops_per_token(shape, args.seq_len) / 1e12 for name, rate in rates.items()}
         shares = ", ".join(f"{name} {100 * value / peak:.1f} %" for name, value in tflops.items())
         print(f"  MFU at a peak of {peak:g} TFLOPS: {shares}")
 
 
-def _peers(args: argparse.Namespace, shape: GPT2Shape) -> list[Peer]:
-    return [transformers_peer(shape), *([] if args.nanogpt is None else [nanogpt_peer(shape, args.nanogpt)])]
+def _peers(args: argparse.Namespace, shape: GPT2Shape) -> list[models.Peer]:
+    return [
+        models.transformers_peer(shape),
+        *([] if args.nanogpt is None else [models.nanogpt_peer(shape, args.nanogpt)]),
+    ]
 
 
 def _compiled(args: argparse.Namespace) -> None:
@@ -128,7 +117,7 @@ def _compiled(args: argparse.Namespace) -> None:
     _check_same(compiled, mine, theirs, dict(plain.named_parameters()), plain)
     print(f"GPT-2 {args.preset}, float32, batch {args.batch_size} x {args.seq_len}")
     steps = {"--compile": _stepping(compiled, compiled), "without": _stepping(plain, plain)}
-    compare(steps, batch, num_pairs=args.pairs, samples_per_step=args.batch_size * args.seq_len, unit="tokens")
+    models.compare(steps, batch, num_pairs=args.pairs, samples_per_step=args.batch_size * args.seq_len, unit="tokens")
 
 
 def _check_same(
@@ -136,7 +125,7 @@ def _check_same(
 ) -> None:
     """Refuse to compare models of different losses or gradients, and forget the gradients."""
     torch.testing.assert_close(mine, theirs, rtol=slack * 1e-5, atol=0)
-    check_same_gradients(ours, pairs, tolerance=slack * 1e-3)
+    models.check_same_gradients(ours, pairs, tolerance=slack * 1e-3)
     for model in (ours, peer):
         model.zero_grad()
     print(f"same work: both losses {float(mine.detach()):.6f}, gradients agree")
@@ -164,7 +153,7 @@ def _images(args: argparse.Namespace) -> None:
     for model in (ours, peer):
         autocast(model, args.dtype, args.device)
     print(f"ResNet-18, {args.dtype}, batch {args.batch_size} of 32 x 32")
-    compare(
+    models.compare(
         {"hpcpace": _stepping(ours, ours), "torchvision": _stepping(peer, peer_loss)},
         batch,
         num_pairs=args.pairs,
@@ -177,7 +166,7 @@ def _images(args: argparse.Namespace) -> None:
 
 def _torchvision_model() -> nn.Module:
     """Return torchvision's model with the stem that is usual for CIFAR-10, as ours has it: 3 x 3, and no pooling."""
-    model: nn.Module = load_torchvision().models.resnet18(num_classes=RESNET18.num_classes)
+    model: nn.Module = models.load_torchvision().models.resnet18(num_classes=RESNET18.num_classes)
     model.conv1 = nn.Conv2d(3, RESNET18.widths[0], 3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model.train()

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from experiments.bench.pairs import header
 from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import RecordKind, encode_header, encode_records
@@ -103,18 +104,9 @@ class Writer:
         os.replace(new, path)
 
     def _header(self, rank: int) -> TraceHeader:
-        return TraceHeader(
-            run_id="run",
-            attempt=0,
-            rank=rank,
-            world_size=self._num_ranks,
-            local_rank=rank % _RANKS_A_HOST,
-            local_size=_RANKS_A_HOST,
-            node=rank // _RANKS_A_HOST,
-            host=f"n{rank // _RANKS_A_HOST}",
-            interfaces=("eth0",),
-            created_unix_ns=time.time_ns(),
-        )
+        node, local_rank = divmod(rank, _RANKS_A_HOST)
+        place = {"local_rank": local_rank, "local_size": _RANKS_A_HOST, "node": node, "host": f"n{node}"}
+        return header(rank, self._num_ranks, interfaces=("eth0",), created_unix_ns=time.time_ns(), **place)
 
     def _flush(self, tick: int) -> bytes:
         counts = {"steps": 1, "phases": _PHASES, "collectives": _CALLS}

@@ -11,8 +11,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.damage.bombs import Measured, measure
 from experiments.damage.campaign import KINDS, Input, Outcome, run_inputs, spread
@@ -21,7 +22,6 @@ from experiments.damage.hostile.__main__ import KINDS as HOSTILE_KINDS
 from experiments.damage.hostile.engine import Outcome as HostileOutcome
 from experiments.damage.hostile.engine import run_hostile
 from experiments.damage.races import RaceOutcome, all_races
-from experiments.jobs import teller
 from experiments.pages import RESULTS, counted, failures, minutes, page, table, with_section, write_page
 
 DOCUMENT = RESULTS / "reliability-input.md"
@@ -72,16 +72,22 @@ def main() -> None:
     sys.exit(1 if failed or lost or not all(one.is_kept for one in measured) else 0)
 
 
+def _kept(found: Iterable[Any], line: Callable[[Any], str]) -> list[Any]:
+    """Return all of some results, and print a line on each as it comes unless the line is empty."""
+    kept = []
+    for one in found:
+        kept.append(one)
+        if text := line(one):
+            print(text, flush=True)
+    return kept
+
+
 def _outcomes(inputs: Sequence[Input], args: argparse.Namespace) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    tell = teller()
-    for outcome in run_inputs(inputs, at_once=args.at_once, fresh=args.fresh, keep=args.keep):
-        outcomes.append(outcome)
-        for problem in outcome.problems:
-            print(f"{outcome.input.name} ({outcome.input.specimen}): {' '.join(problem.split())}", flush=True)
-        if len(outcomes) % 200 == 0:
-            tell(f"{len(outcomes)} of {len(inputs)}")
-    return outcomes
+    def line(outcome: Outcome) -> str:
+        problems = (" ".join(problem.split()) for problem in outcome.problems)
+        return "\n".join(f"{outcome.input.name} ({outcome.input.specimen}): {problem}" for problem in problems)
+
+    return _kept(run_inputs(inputs, at_once=args.at_once, fresh=args.fresh, keep=args.keep), line)
 
 
 def _inputs(only: list[str] | None, num_inputs: int) -> list[Input]:
@@ -109,43 +115,34 @@ def _compared(outcomes: Sequence[Outcome], at_once: int) -> list[Outcome]:
 
 
 def _hostile(num_inputs: int, at_once: int, keep: Path | None) -> list[HostileOutcome]:
-    found = []
-    for outcome in run_hostile(HOSTILE_KINDS, num_inputs, at_once=at_once, keep=keep):
-        found.append(outcome)
-        if outcome.problems:
-            print(outcome.line(), flush=True)
+    outcomes = run_hostile(HOSTILE_KINDS, num_inputs, at_once=at_once, keep=keep)
+    found = _kept(outcomes, lambda outcome: outcome.line() if outcome.problems else "")
     num_failed = sum(bool(outcome.problems) for outcome in found)
     print(f"{len(found)} hostile inputs of {len(HOSTILE_KINDS)} kinds, {num_failed} failed", flush=True)
     return found
 
 
 def _races(num_rounds: int) -> list[RaceOutcome]:
+    def line(race: RaceOutcome) -> str:
+        head = (
+            f"{race.program}, {race.swapper} exchanged: {race.num_rounds} rounds, {race.num_hit} hit, "
+            f"{race.num_exchanged} exchanges, exit codes {dict(race.codes)}, {len(race.problems)} problems"
+        )
+        return "\n  ".join([head, *race.problems[:_MAX_PROBLEMS]])
+
     preload()
-    found = []
     with tempfile.TemporaryDirectory(prefix="hpcpace-races-") as name:
-        for race in all_races(num_rounds, Path(name)):
-            found.append(race)
-            print(
-                f"{race.program}, {race.swapper} exchanged: {race.num_rounds} rounds, {race.num_hit} hit, "
-                f"{race.num_exchanged} exchanges, exit codes {dict(race.codes)}, {len(race.problems)} problems",
-                *(f"  {problem}" for problem in race.problems[:_MAX_PROBLEMS]),
-                sep="\n",
-                flush=True,
-            )
-    return found
+        return _kept(all_races(num_rounds, Path(name)), line)
 
 
 def _measured() -> list[Measured]:
-    found = []
+    def line(one: Measured) -> str:
+        peak = f"{one.most_bytes >> 20} MiB of {one.limit_bytes >> 20}"
+        failed = "" if one.is_kept else ": FAILED"
+        return f"{one.command} --memory {one.memory} of {one.what}: {peak}, exit {one.code}{failed}"
+
     with tempfile.TemporaryDirectory(prefix="hpcpace-memory-") as name:
-        for one in measure(Path(name)):
-            found.append(one)
-            print(
-                f"{one.command} --memory {one.memory} of {one.what}: {one.most_bytes >> 20} MiB of "
-                f"{one.limit_bytes >> 20}, exit {one.code}{'' if one.is_kept else ': FAILED'}",
-                flush=True,
-            )
-    return found
+        return _kept(measure(Path(name)), line)
 
 
 def _write(
@@ -181,41 +178,41 @@ def _write(
     )
 
 
-def _inputs_table(outcomes: Sequence[Outcome]) -> str:
-    def cells(name: str, found: Sequence[Outcome]) -> list[object]:
-        results = [outcome.result for outcome in found]
-        return [
-            name,
-            len({outcome.input.kind.name for outcome in found}),
-            counted(not outcome.problems for outcome in found),
-            *(sum(result.code == code for result in results) for code in range(4)),
-            f"{statistics.median(result.wall_s for result in results):.2f} s",
-            f"{max(result.wall_s for result in results):.2f} s",
-            f"{max(outcome.memory_bytes for outcome in found) >> 20} MiB",
-        ]
+def _by_group(
+    head: Sequence[str], outcomes: Sequence[Any], group_of: Callable[[Any], str], cells: Callable[[Any], list[object]]
+) -> str:
+    """Return a table with a row for each group of outcomes, and one for all."""
+    groups = {
+        name: [one for one in outcomes if group_of(one) == name] for name in dict.fromkeys(map(group_of, outcomes))
+    }
+    return table(head, [[name, *cells(found)] for name, found in {**groups, "all": outcomes}.items()])
 
-    groups = dict.fromkeys(outcome.input.kind.group for outcome in outcomes)
-    rows = [cells(name, [one for one in outcomes if one.input.kind.group == name]) for name in groups]
+
+def _passed(found: Sequence[Outcome | HostileOutcome], num_codes: int) -> list[object]:
+    """Return how many passed, and how many ended with each exit code."""
+    codes = [outcome.result.code for outcome in found]
+    return [counted(not outcome.problems for outcome in found), *map(codes.count, range(num_codes))]
+
+
+def _inputs_table(outcomes: Sequence[Outcome]) -> str:
+    def cells(found: Sequence[Outcome]) -> list[object]:
+        times_s = [outcome.result.wall_s for outcome in found]
+        largest = max(outcome.memory_bytes for outcome in found) >> 20
+        times = (f"{statistics.median(times_s):.2f} s", f"{max(times_s):.2f} s")
+        return [len({outcome.input.kind.name for outcome in found}), *_passed(found, 4), *times, f"{largest} MiB"]
+
     head = ("damage", "kinds", "passed", "exit 0", "1", "2", "3", "time, median", "longest", "memory, largest")
-    return table(head, [*rows, cells("all", outcomes)])
+    return _by_group(head, outcomes, lambda outcome: outcome.input.kind.group, cells)
 
 
 def _hostile_section(outcomes: Sequence[HostileOutcome]) -> str:
-    def cells(name: str, found: Sequence[HostileOutcome]) -> list[object]:
+    def cells(found: Sequence[HostileOutcome]) -> list[object]:
         kinds = {outcome.kind.name: outcome.kind for outcome in found}.values()
         bounds = (max(kind.most_cpu_s_per_mb for kind in kinds), max(kind.most_memory_bytes for kind in kinds) >> 20)
-        return [
-            name,
-            len(kinds),
-            counted(not outcome.problems for outcome in found),
-            *(sum(outcome.result.code == code for outcome in found) for code in range(5)),
-            f"{max(outcome.cpu_s_per_mb for outcome in found):.2f}",
-            f"{max(outcome.result.memory_bytes for outcome in found) >> 20} MiB",
-            f"{bounds[0]:g} s/MB, {bounds[1]} MiB",
-        ]
+        largest = max(outcome.result.memory_bytes for outcome in found) >> 20
+        took = f"{max(outcome.cpu_s_per_mb for outcome in found):.2f}"
+        return [len(kinds), *_passed(found, 5), took, f"{largest} MiB", f"{bounds[0]:g} s/MB, {bounds[1]} MiB"]
 
-    formats = dict.fromkeys(outcome.kind.format for outcome in outcomes)
-    rows = [cells(name, [one for one in outcomes if one.kind.format == name]) for name in formats]
     head = ("format", "kinds", "passed", "exit 0", "1", "2", "3", "4", "s/MB", "memory, largest", "bound")
     return page(
         "reliability-input-hostile",
@@ -223,7 +220,7 @@ def _hostile_section(outcomes: Sequence[HostileOutcome]) -> str:
         num_passed=f"{sum(not outcome.problems for outcome in outcomes):,}",
         num_all=f"{len(outcomes):,}",
         num_kinds=len({outcome.kind.name for outcome in outcomes}),
-        rows=table(head, [*rows, cells("all", outcomes)]),
+        rows=_by_group(head, outcomes, lambda outcome: outcome.kind.format, cells),
         failed=failures(f"`{one.kind.name}#{one.number}`: {problem}" for one in outcomes for problem in one.problems),
     )
 

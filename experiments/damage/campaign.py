@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import tempfile
-import traceback
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.damage import bombs, content, journals, links, names, packs, tables
-from experiments.damage.child import Child, Result, preload, wait_for_one
+from experiments.damage.chance import random_of
+from experiments.damage.child import Child, Result, each_outcome, preload
 from experiments.damage.judge import problems_of, problems_of_view, state_of, wrongly_written
 from experiments.damage.names import run_folder
 from experiments.damage.specimen import Damaged, Kind, RunCopy, Shelf, further_views
 
-KINDS = (
-    *content.KINDS,
-    *journals.KINDS,
-    *tables.KINDS,
-    *tables.CLOCKS,
-    *names.KINDS,
-    *names.SURROUNDINGS,
-    *journals.MIXED,
-    *packs.KINDS,
-    *links.KINDS,
-    *bombs.KINDS,
-)
+_MODULES = (content, journals, tables, names, packs, links, bombs)
+KINDS = tuple(kind for module in _MODULES for kind in module.KINDS)
 """All kinds of damage."""
 _JSON_EVERY = 5
 
@@ -61,7 +50,7 @@ class Input:
 
     def make(self, shelf: Shelf, path: Path) -> tuple[RunCopy, Damaged]:
         """Copy the specimen to a path and damage it."""
-        random = np.random.default_rng([zlib.crc32(self.kind.name.encode()), self.number])
+        random = random_of(self.kind.name, self.number)
         run = shelf.copy(self.specimen, path)
         return run, further_views(run, random, self.kind.damage(run, random))
 
@@ -120,20 +109,16 @@ def run_inputs(
         folder = Path(name)
         folder.chmod(0o755)
         shelf = shelf or Shelf(folder / "specimens")
-        running: list[_Running] = []
-        for index, one in enumerate(inputs):
-            running.append(_Running(one, shelf, folder / f"{index}", fresh=fresh))
-            if len(running) >= at_once:
-                yield _first_ended(running, keep)
-        while running:
-            yield _first_ended(running, keep)
+        numbered = enumerate(inputs)
+        jobs = (_Running(one, shelf, folder / f"{index}", keep, fresh=fresh) for index, one in numbered)
+        yield from each_outcome(jobs, at_once)
 
 
 class _Running:
     """One input and the command that looks at it now: the report first, then the further views."""
 
-    def __init__(self, one: Input, shelf: Shelf, place: Path, *, fresh: bool) -> None:
-        self._input, self._place, self._fresh = one, place, fresh
+    def __init__(self, one: Input, shelf: Shelf, place: Path, keep: Path | None, *, fresh: bool) -> None:
+        self._input, self._place, self._keep, self._fresh = one, place, keep, fresh
         (place / "runs").mkdir(parents=True)
         self._run, self._damaged = _forked(one.make, shelf, place / "runs" / "run")
         self._folder = run_folder(self._run) if self._run.path.is_dir() else self._run.path
@@ -146,28 +131,23 @@ class _Running:
         self._problems: list[str] = []
         self.child = self._started(arguments)
 
-    def goes_on(self, result: Result) -> bool:
-        """Judge the command that ended, and start the next one if there is one."""
+    def ended(self, result: Result) -> Outcome | None:
+        """Judge the command that ended, and start the next one, or remove the input if there is none."""
         secret = self._run.shelf.secret
         if not self._results:
             as_json = self._input.as_json
             self._problems += problems_of(result, self._damaged, self._run, self._folder, as_json=as_json)
         else:
-            self._problems += problems_of_view(self._view, result, self._damaged, secret, self._folder)
-        name = "report" if not self._results else Path(self._arguments[0]).name
+            self._problems += problems_of_view(self._arguments, result, self._damaged, secret, self._folder)
+        name = Path(self._arguments[0]).name
         written = wrongly_written(self._arguments, self._before, state_of(*self._watched), self._place)
         self._problems += [f"{name}: {problem}" for problem in written]
         self._results.append(result)
-        if not self._left:
-            return False
-        self._view = self._left.pop(0)
-        self.child = self._started(self._view)
-        return True
-
-    def outcome(self, keep: Path | None) -> Outcome:
-        """Return the result of the input, and remove it."""
-        if self._problems and keep is not None:
-            shutil.copytree(self._place, keep / self._input.name, symlinks=True, ignore=_no_plain_file)
+        if self._left:
+            self.child = self._started(self._left.pop(0))
+            return None
+        if self._problems and self._keep is not None:
+            shutil.copytree(self._place, self._keep / self._input.name, symlinks=True, ignore=_no_plain_file)
         _remove(self._place)
         report, *views = self._results
         return Outcome(input=self._input, result=report, views=tuple(views), problems=tuple(self._problems))
@@ -186,31 +166,16 @@ def _forked(make: Callable[[Shelf, Path], tuple[RunCopy, Damaged]], shelf: Shelf
 
     What a damage leaves in HDF5 and in memory would otherwise be in all reports that are forked later.
     """
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.close(reader)
-            with os.fdopen(writer, "wb") as stream:
-                pickle.dump(make(shelf, path), stream)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        content = stream.read()
-    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
-        raise RuntimeError(f"the damage could not be done to {path}")
-    return pickle.loads(content)
-
-
-def _first_ended(running: list[_Running], keep: Path | None) -> Outcome:
-    while True:
-        index, result = wait_for_one([one.child for one in running])
-        if not running[index].goes_on(result):
-            return running.pop(index).outcome(keep)
+    reader, writer = Pipe(duplex=False)
+    process = get_context("fork").Process(target=lambda: writer.send(make(shelf, path)))
+    process.start()
+    writer.close()
+    try:
+        return reader.recv()
+    except EOFError:
+        raise RuntimeError(f"the damage could not be done to {path}") from None
+    finally:
+        process.join()
 
 
 def _no_plain_file(folder: str, names: list[str]) -> list[str]:

@@ -19,10 +19,11 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 from hpcpace.core.text import parse_size
 
@@ -135,6 +136,25 @@ def wait_for_one(children: Sequence[Child]) -> tuple[int, Result]:
             return index, child.end(is_ended=True)
     index = min(range(len(children)), key=lambda index: children[index].left_s)
     return index, children[index].end(is_ended=False)
+
+
+class Job(Protocol):
+    """An input and the command that looks at it now."""
+
+    child: Child
+
+    def ended(self, result: Result) -> Any:
+        """Judge how the command ended, and return the outcome; None if another command was started."""
+
+
+def each_outcome(jobs: Iterable[Job], at_once: int) -> Iterator[Any]:
+    """Start jobs, some at one time, and yield their outcomes in the order in which they end."""
+    jobs, running = iter(jobs), list[Job]()
+    while running := [*running, *islice(jobs, at_once - len(running))]:
+        index, result = wait_for_one([job.child for job in running])
+        if (outcome := running[index].ended(result)) is not None:
+            del running[index]
+            yield outcome
 
 
 def _be_child(command: Command, stdout: Path, stderr: Path, *, without_rights: bool, fresh: bool) -> NoReturn:

@@ -1,4 +1,7 @@
-"""Damage to the bytes of files: cut, flipped, zeroed, overwritten, swapped for something else."""
+"""Damage to the bytes of files: cut, flipped, zeroed, overwritten, swapped for something else.
+
+Two tables are for every file of a run: `CHANGES` of bytes, and `NO_FILES` to put in its place.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,22 @@ import shutil
 import socket
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import chdir
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from experiments.damage.specimen import ALL_WITH_FILES, Damaged, Kind, Random, RunCopy, of_rank, of_ranks, some_rank
+from experiments.damage import specimen
+from experiments.damage.chance import Random
 from hpcpace.trace.schema import header_values
 
 SUPERBLOCK_BYTES, HEADER_BYTES = 48, 4096
-_ANY = (*ALL_WITH_FILES, "killed", "hang")
 
 Change = Callable[[bytearray, Random], None]
+Make = Callable[[Path, Random], object]
+"""Makes something at a path where nothing is."""
 
 
 def flips(num_bits: int, region_bytes: int | None = None) -> Change:
@@ -35,33 +41,33 @@ def flips(num_bits: int, region_bytes: int | None = None) -> Change:
 
 def truncate(content: bytearray, random: Random) -> None:
     """Cut the end off, often within the first kilobytes."""
-    bound = (len(content), 64, 4096)[int(random.integers(3))]
+    bound = random.one(len(content), 64, 4096)
     del content[int(random.integers(min(bound, len(content)))) :]
 
 
 def zero(content: bytearray, random: Random) -> None:
     """Zero some pages or sectors."""
-    size = (512, 4096)[int(random.integers(2))]
-    for _ in range(int(random.integers(1, 5))):
+    size = random.one(512, 4096)
+    for _ in range(random.count(1, 5)):
         begin = int(random.integers(len(content))) // size * size
         content[begin : begin + size] = bytes(len(content[begin : begin + size]))
 
 
 def overwrite(content: bytearray, random: Random) -> None:
     """Write noise over some place."""
-    begin, size = int(random.integers(len(content))), int(random.integers(1, 2000))
+    begin, size = int(random.integers(len(content))), random.count(1, 2000)
     content[begin : begin + size] = random.bytes(len(content[begin : begin + size]))
 
 
 def append(content: bytearray, random: Random) -> None:
     """Append noise."""
-    content += random.bytes(int(random.integers(1, 100_000)))
+    content += random.bytes(random.count(1, 100_000))
 
 
 def insert(content: bytearray, random: Random) -> None:
     """Insert noise, which moves all that follows."""
     begin = int(random.integers(len(content)))
-    content[begin:begin] = random.bytes(int(random.integers(1, 100)))
+    content[begin:begin] = random.bytes(random.count(1, 100))
 
 
 def exchange(content: bytearray, random: Random) -> None:
@@ -70,64 +76,28 @@ def exchange(content: bytearray, random: Random) -> None:
     content[one : one + 512], content[other : other + 512] = content[other : other + 512], content[one : one + 512]
 
 
-def in_container(change: Change) -> Callable[[RunCopy, Random], Damaged]:
-    """Return the damage that changes the bytes of one rank's HDF5 file."""
-
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
-        change_bytes(run.file(rank), change, random)
-        return of_rank(run, rank)
-
-    return damage
+CHANGES: Mapping[str, Change] = {
+    **{"truncate": truncate, "zero": zero, "overwrite": overwrite, "append": append, "insert": insert},
+    **{"exchange": exchange, "flip-1": flips(1), "flip-64": flips(64)},
+}
+"""Of the bytes of any file."""
 
 
-def change_bytes(path: Path, change: Change, random: Random) -> None:
-    """Change the bytes of a file in place."""
+def change_bytes(path: Path, random: Random, *changes: Change) -> None:
+    """Change the bytes of a file in place, by one of some changes."""
     content = bytearray(path.read_bytes())
-    change(content, random)
+    random.of(changes or [*CHANGES.values()])(content, random)
     path.write_bytes(content)
 
 
-def _several(run: RunCopy, random: Random) -> Damaged:
-    ranks = frozenset(random.permutation(run.num_ranks)[: max(run.num_ranks // 2, 1)].tolist())
-    changes = (flips(8), truncate, zero, overwrite, append, insert, exchange)
-    for rank in sorted(ranks):
-        change_bytes(run.file(rank), changes[int(random.integers(len(changes)))], random)
-    return of_ranks(run, ranks)
-
-
-def _all(run: RunCopy, random: Random) -> Damaged:
-    for rank in sorted(run.ranks):
-        change_bytes(run.file(rank), truncate, random)
-    return of_ranks(run, run.ranks)
-
-
-def instead(make: Callable[[Path, Random], None], suffix: str = ".h5") -> Callable[[RunCopy, Random], Damaged]:
-    """Return the damage that puts something else in the place of one rank's file."""
-
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
-        path = run.file(rank).with_suffix(suffix)
-        path.unlink(missing_ok=True)
-        make(path, random)
-        return of_rank(run, rank, f"rank-{rank:05d}")
-
-    return damage
-
-
-def write(content: bytes) -> Callable[[Path, Random], None]:
+def write(content: bytes) -> Make:
     """Return the maker of a file with this content."""
-    return lambda path, _: path.write_bytes(content) and None
+    return lambda path, _: path.write_bytes(content)
 
 
-def link(target: str) -> Callable[[Path, Random], None]:
+def link(target: str) -> Make:
     """Return the maker of a symbolic link."""
     return lambda path, _: path.symlink_to(target)
-
-
-def fifo(path: Path, random: Random) -> None:
-    """Make a FIFO: whoever opens it to read waits for a writer that never comes."""
-    os.mkfifo(path)
 
 
 def folder(path: Path, random: Random) -> None:
@@ -138,19 +108,65 @@ def folder(path: Path, random: Random) -> None:
 
 def sparse(path: Path, random: Random) -> None:
     """Make a file of a terabyte without content."""
-    with open(path, "wb") as file:
-        file.truncate(1 << 40)
+    path.touch()
+    os.truncate(path, 1 << 40)
 
 
 def bound_socket(path: Path, random: Random) -> None:
     """Make a socket."""
-    here = Path.cwd()
-    with socket.socket(socket.AF_UNIX) as made:
-        try:
-            os.chdir(path.parent)  # a socket's path is short
-            made.bind(path.name)
-        finally:
-            os.chdir(here)
+    with socket.socket(socket.AF_UNIX) as made, chdir(path.parent):  # a socket's path is short
+        made.bind(path.name)
+
+
+NO_FILES: Mapping[str, Make] = {
+    "empty": write(b""),
+    "text": write(b"slurmstepd: error: *** JOB 42 CANCELLED ***\n" * 50),
+    "folder": folder,
+    # Whoever opens a FIFO to read waits for a writer that never comes.
+    "fifo": lambda path, _: os.mkfifo(path),
+    "socket": bound_socket,
+    "sparse": sparse,
+    "dangling-link": link("nowhere/file"),
+    "link-to-zero": link("/dev/zero"),
+}
+"""What may have the name of a file of a run."""
+
+
+def in_container(change: Change) -> specimen.Damage:
+    """Return the damage that changes the bytes of one rank's HDF5 file."""
+
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        rank = specimen.some_rank(run, random)
+        change_bytes(run.file(rank), random, change)
+        return specimen.of_rank(run, rank)
+
+    return damage
+
+
+def instead(make: Make, suffix: str = ".h5") -> specimen.Damage:
+    """Return the damage that puts something else in the place of one rank's file."""
+
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        rank = specimen.some_rank(run, random)
+        path = run.file(rank).with_suffix(suffix)
+        path.unlink(missing_ok=True)
+        make(path, random)
+        return specimen.of_rank(run, rank, f"rank-{rank:05d}")
+
+    return damage
+
+
+def _several(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+    ranks = frozenset(random.permutation(run.num_ranks)[: max(run.num_ranks // 2, 1)].tolist())
+    for rank in sorted(ranks):
+        change_bytes(run.file(rank), random)
+    return specimen.of_ranks(run, ranks)
+
+
+def _all(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+    for rank in sorted(run.ranks):
+        change_bytes(run.file(rank), random, truncate)
+    return specimen.of_ranks(run, run.ranks)
 
 
 def _program(path: Path, random: Random) -> None:
@@ -158,12 +174,8 @@ def _program(path: Path, random: Random) -> None:
         path.write_bytes(file.read(100_000))
 
 
-def _noise(path: Path, random: Random) -> None:
-    path.write_bytes(random.bytes(int(random.integers(1, 200_000))))
-
-
 def _signed_noise(path: Path, random: Random) -> None:
-    path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes([int(random.integers(5))]) + random.bytes(20_000))
+    path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes([random.count(0, 5)]) + random.bytes(20_000))
 
 
 def _other_hdf5(path: Path, random: Random) -> None:
@@ -175,14 +187,14 @@ def _odd_format(path: Path, random: Random) -> None:
     """Make HDF5 whose attributes have types that no writer of traces uses."""
     odd = (np.arange(3), 1.5, np.array([b"hpcpace-trace"]), h5py.Empty("f"), "hpcpace\ud800".encode("utf-8", "replace"))
     with h5py.File(path, "w") as file:
-        file.attrs["format"] = odd[int(random.integers(len(odd)))]
-        file.attrs["format_version"] = odd[int(random.integers(len(odd)))]
+        file.attrs["format"], file.attrs["format_version"] = random.of(odd), random.of(odd)
 
 
 def _circular(path: Path, random: Random) -> None:
     """Make HDF5 that has the right attributes and tables that are links: to itself, to nothing, to other files."""
+    values = header_values(specimen.header_of(0, 4))
     with h5py.File(path, "w", libver="v110") as file:
-        file.attrs.update(_attributes())
+        file.attrs.update({name: values[name] for name in values.keys() - {"samples_unit", "interfaces"}})
         file["steps"] = h5py.SoftLink("/steps")
         file["collectives"] = file["/"]
         file["groups"] = h5py.ExternalLink("/etc/passwd", "/")
@@ -190,114 +202,95 @@ def _circular(path: Path, random: Random) -> None:
         file["phases"] = h5py.SoftLink("/nowhere")
 
 
-def _attributes() -> dict[str, object]:
-    from hpcpace.trace.schema import TraceHeader
-
-    header = TraceHeader(
-        run_id="synthetic", attempt=0, rank=0, world_size=4, local_rank=0, local_size=4, node=0, host="n0"
-    )
-    values = header_values(header)
-    return {name: value for name, value in values.items() if name not in ("samples_unit", "interfaces")}
-
-
-def _unreadable(run: RunCopy, random: Random) -> Damaged:
-    rank = some_rank(run, random)
+def _unreadable(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+    rank = specimen.some_rank(run, random)
     run.path.chmod(0o777)
     run.file(rank).chmod(0)
-    return Damaged(
-        hurt=frozenset({rank}), places=(f"rank-{rank:05d}",), says=(f"rank-{rank:05d}",), without_rights=True
-    )
+    return specimen.of_rank(run, rank, f"rank-{rank:05d}", without_rights=True)
 
 
-def _unreadable_folder(run: RunCopy, random: Random) -> Damaged:
+def _unreadable_folder(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     run.path.chmod(0o777)
-    run.attempt.trace_dir.chmod((0, 0o444, 0o111)[int(random.integers(3))])
-    return Damaged(hurt=run.ranks, places=(str(run.path),), without_rights=True)
+    run.attempt.trace_dir.chmod(random.one(0, 0o444, 0o111))
+    return specimen.Damaged(hurt=run.ranks, places=(str(run.path),), without_rights=True)
 
 
-def _copied_over(run: RunCopy, random: Random) -> Damaged:
+def _copied_over(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Copy one rank's file over another one's; the one that was copied stays sound."""
     source, target = random.permutation(run.num_ranks)[:2].tolist()
     shutil.copyfile(run.file(source), run.file(target))
-    return of_rank(run, target, f"rank-{target:05d}")
+    return specimen.of_rank(run, target, f"rank-{target:05d}")
 
 
-def _copied_beside(run: RunCopy, random: Random) -> Damaged:
-    source = some_rank(run, random)
-    new = run.num_ranks + int(random.integers(3))
-    shutil.copyfile(run.file(source), run.file(new))
-    return Damaged(places=(f"rank-{new:05d}",), says=(f"rank-{new:05d}",))
+def _copied_beside(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+    source = specimen.some_rank(run, random)
+    new = f"rank-{run.num_ranks + random.count(0, 3):05d}"
+    shutil.copyfile(run.file(source), run.attempt.trace_dir / f"{new}.h5")
+    return specimen.Damaged(places=(new,), says=(new,))
 
 
-def _exchanged(run: RunCopy, random: Random) -> Damaged:
+def exchange_files(one: Path, other: Path) -> None:
+    """Give two files each other's name."""
+    kept = one.read_bytes()
+    shutil.copyfile(other, one)
+    other.write_bytes(kept)
+
+
+def _exchanged(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     one, other = random.permutation(run.num_ranks)[:2].tolist()
-    kept = run.file(one).read_bytes()
-    shutil.copyfile(run.file(other), run.file(one))
-    run.file(other).write_bytes(kept)
-    return of_ranks(run, frozenset({one, other}))
+    exchange_files(run.file(one), run.file(other))
+    return specimen.of_ranks(run, {one, other})
 
 
-def _missing(run: RunCopy, random: Random) -> Damaged:
-    num_missing = int(random.integers(1, run.num_ranks))
-    ranks = frozenset(random.permutation(run.num_ranks)[:num_missing].tolist())
-    for rank in sorted(ranks):
+def _missing(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+    ranks = frozenset(random.permutation(run.num_ranks)[: random.count(1, run.num_ranks)].tolist())
+    for rank in ranks:
         run.file(rank).unlink()
-    first = min(ranks)
-    return of_ranks(run, ranks, f"{len(ranks)} of {run.num_ranks} ranks have no readable trace", f"{first}")
+    return specimen.of_ranks(
+        run, ranks, f"{len(ranks)} of {run.num_ranks} ranks have no readable trace", f"{min(ranks)}"
+    )
 
 
-def _png() -> bytes:
-    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\2\0\0\0\x90wS\xde"
-    return head + b"\0\0\0\x0cIDAT" + zlib.compress(b"\0\0\0\0") + b"\0\0\0\0IEND\xaeB`\x82"
+_PNG = (
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\2\0\0\0\x90wS\xde\0\0\0\x0cIDAT"
+    + zlib.compress(b"\0\0\0\0")
+    + b"\0\0\0\0IEND\xaeB`\x82"
+)
+_FOREIGN: Mapping[str, Make] = {
+    **NO_FILES,
+    **{"program": _program, "signed-noise": _signed_noise, "hdf5": _other_hdf5, "odd-format": _odd_format},
+    **{"png": write(_PNG), "noise": lambda path, random: path.write_bytes(random.bytes(random.count(1, 200_000)))},
+    **{"circular": _circular, "circular-link": link("rank-00000.h5"), "link-to-null": link("/dev/null")},
+    "link-to-folder": link("/"),
+}
+_FLIPS = {
+    f"{bits}-{name}": in_container(flips(bits, size))
+    for bits in (1, 8, 64)
+    for name, size in (("superblock", SUPERBLOCK_BYTES), ("header", HEADER_BYTES), ("anywhere", None))
+}
+_OF_BYTES = {name: in_container(change) for name, change in CHANGES.items() if not name.startswith("flip")}
+_CUT, _OVERWRITTEN, _FILES = "cut short", "zeroed, overwritten, shifted", "foreign files"
+_RANKS = {"copied-over": _copied_over, "exchanged": _exchanged, "missing": _missing}
+_ANY, _SEVERAL = (*specimen.ALL_WITH_FILES, "killed", "hang"), ("plain", "hosts", "pipeline")
 
-
-_CUT, _FLIPPED, _OVERWRITTEN, _FOREIGN = "cut short", "bits flipped", "zeroed, overwritten, shifted", "foreign files"
-_RANKS = "ranks missing, copied, exchanged"
-_SEVERAL = ("plain", "hosts", "pipeline")
-
-KINDS = (
-    Kind(name="truncate", group=_CUT, damage=in_container(truncate), specimens=_ANY, weight=6),
-    Kind(name="truncate-all", group=_CUT, damage=_all, specimens=ALL_WITH_FILES),
-    *(
-        Kind(
-            name=f"flip-{bits}-{name}", group=_FLIPPED, damage=in_container(flips(bits, size)), specimens=_ANY, weight=3
-        )
-        for bits in (1, 8, 64)
-        for name, size in (("superblock", SUPERBLOCK_BYTES), ("header", HEADER_BYTES), ("anywhere", None))
+KINDS: tuple[specimen.Kind, ...] = (
+    *specimen.kinds_of(_CUT, {"truncate": _OF_BYTES.pop("truncate")}, specimens=_ANY, weight=6),
+    *specimen.kinds_of(_CUT, {"truncate-all": _all}),
+    *specimen.kinds_of("bits flipped", _FLIPS, prefix="flip-", specimens=_ANY, weight=3),
+    *specimen.kinds_of(_OVERWRITTEN, {**_OF_BYTES, "several": _several}, specimens=_ANY, weight=3),
+    *specimen.kinds_of(
+        _FILES,
+        {name: instead(make) for name, make in _FOREIGN.items()},
+        prefix="foreign-",
+        specimens=("plain", "single"),
+        weight=0.4,
     ),
-    Kind(name="zero", group=_OVERWRITTEN, damage=in_container(zero), specimens=_ANY, weight=4),
-    Kind(name="overwrite", group=_OVERWRITTEN, damage=in_container(overwrite), specimens=_ANY, weight=4),
-    Kind(name="append", group=_OVERWRITTEN, damage=in_container(append), specimens=_ANY),
-    Kind(name="insert", group=_OVERWRITTEN, damage=in_container(insert), specimens=_ANY, weight=2),
-    Kind(name="exchange", group=_OVERWRITTEN, damage=in_container(exchange), specimens=_ANY, weight=2),
-    Kind(name="several", group=_OVERWRITTEN, damage=_several, specimens=_ANY, weight=4),
-    *(
-        Kind(name=f"foreign-{name}", group=_FOREIGN, damage=instead(make), specimens=("plain", "single"), weight=0.4)
-        for name, make in (
-            ("empty", write(b"")),
-            ("text", write(b"slurmstepd: error: *** JOB 42 CANCELLED ***\n" * 50)),
-            ("png", write(_png())),
-            ("program", _program),
-            ("noise", _noise),
-            ("signed-noise", _signed_noise),
-            ("hdf5", _other_hdf5),
-            ("odd-format", _odd_format),
-            ("circular", _circular),
-            ("folder", folder),
-            ("fifo", fifo),
-            ("socket", bound_socket),
-            ("sparse", sparse),
-            ("dangling-link", link("nowhere")),
-            ("circular-link", link("rank-00000.h5")),
-            ("link-to-zero", link("/dev/zero")),
-            ("link-to-null", link("/dev/null")),
-            ("link-to-folder", link("/")),
-        )
+    *specimen.kinds_of(
+        _FILES,
+        {"unreadable": _unreadable, "unreadable-folder": _unreadable_folder},
+        specimens=("plain",),
+        weight=0.4,
     ),
-    Kind(name="unreadable", group=_FOREIGN, damage=_unreadable, specimens=("plain",), weight=0.4),
-    Kind(name="unreadable-folder", group=_FOREIGN, damage=_unreadable_folder, specimens=("plain",), weight=0.4),
-    Kind(name="copied-over", group=_RANKS, damage=_copied_over, specimens=_SEVERAL),
-    Kind(name="copied-beside", group=_RANKS, damage=_copied_beside),
-    Kind(name="exchanged", group=_RANKS, damage=_exchanged, specimens=_SEVERAL),
-    Kind(name="missing", group=_RANKS, damage=_missing, specimens=_SEVERAL),
+    *specimen.kinds_of("ranks missing, copied, exchanged", _RANKS, specimens=_SEVERAL),
+    *specimen.kinds_of("ranks missing, copied, exchanged", {"copied-beside": _copied_beside}),
 )

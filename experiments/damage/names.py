@@ -1,4 +1,4 @@
-"""Headers with impossible sizes, and names that would steer a terminal or run as HTML."""
+"""Headers with impossible sizes, names that would steer a terminal or run as HTML, and what surrounds the traces."""
 
 from __future__ import annotations
 
@@ -12,234 +12,160 @@ from typing import Any
 import h5py
 import numpy as np
 
-from experiments.damage.content import fifo, flips, folder, in_container, link, sparse, truncate, write
-from experiments.damage.specimen import ALL_WITH_FILES, Damaged, Kind, Random, RunCopy, of_rank, of_ranks, some_rank
-from experiments.damage.tables import opened
+from experiments.damage import specimen
+from experiments.damage.chance import Random
+from experiments.damage.content import NO_FILES, Make, flips, in_container, link, truncate, write
+from experiments.damage.tables import change_all, changed, changed_all, opened, resize
 
 SCRIPT = "<script>alert(1)</script>"
 _RAW_HTML = (SCRIPT, "<img src=x onerror", "</script><b>")
 _NAMES = (
-    SCRIPT,
-    "<img src=x onerror=alert(1)>",
-    "</script><b>",
-    '"><svg/onload=alert(1)>',
-    "\x1b[31mred\x1b[0m",
-    "\x1b]0;title\x07",
-    "\x00\x01\x02\x7f",
-    "\x9b31m",
-    "a\nb\r\nc\td",
-    "n" * 10_000,
-    "\u202egnp.exe",
-    "\u200b\u2066\ufeff",
-    "[bold red]n1[/bold red]",
-    "[/]",
-    "{0} %s ${HOME}",
-    "",
-    " ",
-    "../../etc/passwd",
-    "n1,n2",
-    "日本語\U0001f600",
+    SCRIPT, "<img src=x onerror=alert(1)>", "</script><b>", '"><svg/onload=alert(1)>', "\x1b[31mred\x1b[0m",
+    "\x1b]0;title\x07", "\x01\x02\x7f", "\x9b31m", "a\nb\r\nc\td", "n" * 10_000, "\u202egnp.exe", "\u200b\u2066\ufeff",
+    "[bold red]n1[/bold red]", "[/]", "{0} %s ${HOME}", "", " ", "../../etc/passwd", "n1,n2", "日本語\U0001f600",
     "e" + "\u0301" * 500,
-)
+)  # fmt: skip
 _TEXTS = ("host", "host_key", "run_id", "mesh", "topology_addr", "job_id", "boot_id", "hpcpace_version", "clock")
 _SIZES = (-1, 0, 3, 10_000, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -(2**63))
 
 
-def _named(attribute: str) -> Callable[[RunCopy, Random], Damaged]:
-    """Return the damage that gives odd names to all ranks: all of them must be reported, with the names escaped."""
+def _sound(run: specimen.RunCopy, *says: str) -> specimen.Damaged:
+    return specimen.of_run(run, *says, never=(SCRIPT,))
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        # Ranks with different run ids are of different runs; see the kind "mixed-runs".
-        same = random.random() < 0.5 or attribute == "run_id"
-        name = _NAMES[int(random.integers(len(_NAMES)))]
-        for rank in sorted(run.ranks):
-            with opened(run.file(rank)) as file:
-                if not same:
-                    name = _NAMES[int(random.integers(len(_NAMES)))]
-                file.attrs[attribute] = name.replace("\x00", "\x01")
-        return Damaged(hurt=frozenset(), places=(str(run.path),), never=_RAW_HTML)
+
+def _in_all(attack: Callable[[h5py.File, Random], object]) -> specimen.Damage:
+    """Return the damage to the headers of all ranks, which must be reported, with the names escaped."""
+
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        change_all(run, random, attack)
+        return specimen.of_run(run, never=_RAW_HTML)
 
     return damage
 
 
-def _not_utf8(run: RunCopy, random: Random) -> Damaged:
-    rank = some_rank(run, random)
-    with opened(run.file(rank)) as file:
-        for name in ("host", "mesh", "run_id"):
-            file.attrs[name] = np.bytes_(b"n\xff\xfe\x80" + random.bytes(8).replace(b"\0", b"\1"))
-    return of_rank(run, rank)
+def _named(attribute: str) -> specimen.Damage:
+    """Return the damage that gives odd names to all ranks, different ones or the same."""
+
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        # Ranks with different run ids are of different runs; see the kind "mixed-runs".
+        names = [random.of(_NAMES)] if random.maybe() or attribute == "run_id" else _NAMES
+        return _in_all(lambda file, random: _set(file, attribute, random.of(names)))(run, random)
+
+    return damage
 
 
-def _group_names(run: RunCopy, random: Random) -> Damaged:
-    for rank in sorted(run.ranks):
-        with opened(run.file(rank)) as file:
-            groups = file["groups"]
-            name = _NAMES[int(random.integers(len(_NAMES)))].encode()[:64]
-            groups["name"][...] = np.full(len(groups["name"]), name, "S64")
-    return Damaged(places=(str(run.path),), never=_RAW_HTML)
+def _set(file: h5py.File, name: str, value: Any) -> None:
+    file.attrs[name] = value
 
 
-def _units(run: RunCopy, random: Random) -> Damaged:
-    for rank in sorted(run.ranks):
-        with opened(run.file(rank)) as file:
-            file["steps"].attrs["samples_unit"] = _NAMES[int(random.integers(len(_NAMES)))].replace("\x00", "\x01")
-            del file["network"].attrs["interfaces"]
-            file["network"].attrs.create("interfaces", ["<b>", "\x1b[2J"], dtype=h5py.string_dtype())
-    return Damaged(places=(str(run.path),), never=_RAW_HTML)
+def _not_utf8(file: h5py.File, random: Random) -> None:
+    for name in ("host", "mesh", "run_id"):
+        file.attrs[name] = np.bytes_(b"n\xff\xfe\x80" + random.bytes(8).replace(b"\0", b"\1"))
 
 
-def _run_folder(run: RunCopy, random: Random) -> Damaged:
+def _group_names(file: h5py.File, random: Random) -> None:
+    names = file["groups"]["name"]
+    names[...] = np.full(len(names), random.of(_NAMES).encode()[:64], "S64")
+
+
+def _units(file: h5py.File, random: Random) -> None:
+    file["steps"].attrs["samples_unit"] = random.of(_NAMES)
+    del file["network"].attrs["interfaces"]
+    file["network"].attrs.create("interfaces", ["<b>", "\x1b[2J"], dtype=h5py.string_dtype())
+
+
+def _run_folder(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Give the run's own folder a name that would steer a terminal; the caller finds it by the only entry there."""
     name = "run \x1b[31m" + SCRIPT.replace("/", "") + "\n\u202e[bold]"
     for path in sorted(run.path.iterdir()):
         (run.path / name).mkdir(exist_ok=True)
         path.rename(run.path / name / path.name)
-    return Damaged(places=("run ",), never=(SCRIPT.replace("/", ""),))
+    return specimen.Damaged(places=("run ",), never=(SCRIPT.replace("/", ""),))
 
 
-def _size(attribute: str, values: tuple[Any, ...] = _SIZES) -> Callable[[RunCopy, Random], Damaged]:
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
-        with opened(run.file(rank)) as file:
-            file.attrs[attribute] = values[int(random.integers(len(values)))]
-        return of_rank(run, rank)
-
-    return damage
-
-
-def _size_all(attribute: str) -> Callable[[RunCopy, Random], Damaged]:
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        value = _SIZES[int(random.integers(len(_SIZES)))]
-        for rank in sorted(run.ranks):
-            with opened(run.file(rank)) as file:
-                file.attrs[attribute] = value
-        return of_ranks(run, run.ranks)
-
-    return damage
-
-
-def _attribute_type(run: RunCopy, random: Random) -> Damaged:
-    rank = some_rank(run, random)
-    odd = (
-        1.5,
-        np.nan,
-        np.arange(3),
-        np.array(["a", "b"], h5py.string_dtype()),
-        h5py.Empty("i8"),
-        "text",
-        b"\xff",
-        True,
-    )
-    names = (*_TEXTS, "rank", "world_size", "node", "pp", "attempt", "format", "format_version", "created_unix_ns")
-    with opened(run.file(rank)) as file:
-        file.attrs[names[int(random.integers(len(names)))]] = odd[int(random.integers(len(odd)))]
-    return of_rank(run, rank)
-
-
-def _no_attribute(run: RunCopy, random: Random) -> Damaged:
-    rank = some_rank(run, random)
-    with opened(run.file(rank)) as file:
-        names = sorted(file.attrs)
-        del file.attrs[names[int(random.integers(len(names)))]]
-    return of_rank(run, rank)
-
-
-def _addresses(run: RunCopy, random: Random) -> Damaged:
-    """Give hosts addresses in Slurm's tree that contradict each other, are endless, or are none."""
-    odd = ("", ".", "...", "a." * 500 + "n", "spine.leaf1.n1", "leaf1.spine.n1", "n1", "spine..n", SCRIPT, "\x1b.\n.x")
-    for rank in sorted(run.ranks):
-        with opened(run.file(rank)) as file:
-            file.attrs["topology_addr"] = odd[int(random.integers(len(odd)))]
-    return Damaged(places=(str(run.path),), never=_RAW_HTML)
-
-
-def _nodes(run: RunCopy, random: Random) -> Damaged:
-    """Number the hosts so that host names and numbers contradict each other."""
-    for rank in sorted(run.ranks):
-        with opened(run.file(rank)) as file:
-            file.attrs["node"] = int(random.integers(-2, 3))
-            file.attrs["host"] = f"n{int(random.integers(3))}"
-            file.attrs["host_key"] = f"k{int(random.integers(3))}"
-    return Damaged(places=(str(run.path),))
-
-
-_NAMED, _SIZED = "names with HTML and control characters", "headers"
-KINDS = (
-    Kind(name="name-host", group=_NAMED, damage=_named("host"), specimens=(*ALL_WITH_FILES, "no-clock"), weight=4),
-    *(
-        Kind(name=f"name-{attribute}", group=_NAMED, damage=_named(attribute), weight=0.5)
-        for attribute in _TEXTS
-        if attribute != "host"
-    ),
-    Kind(name="name-group", group=_NAMED, damage=_group_names),
-    Kind(name="name-unit", group=_NAMED, damage=_units),
-    Kind(name="name-run-folder", group=_NAMED, damage=_run_folder, specimens=("plain",), weight=0.4),
-    Kind(name="name-not-utf8", group=_NAMED, damage=_not_utf8),
-    Kind(name="addresses", group=_SIZED, damage=_addresses, specimens=("hosts", "pipeline")),
-    Kind(name="nodes", group=_SIZED, damage=_nodes, specimens=("hosts", "pipeline")),
-    *(
-        Kind(name=f"size-{name}", group=_SIZED, damage=_size(name))
-        for name in ("world_size", "rank", "node", "attempt", "pp", "tp", "local_size")
-    ),
-    *(
-        Kind(name=f"size-{name}-all", group=_SIZED, damage=_size_all(name), weight=0.6)
-        for name in ("world_size", "node", "attempt", "pp", "dp")
-    ),
-    Kind(name="attribute-type", group=_SIZED, damage=_attribute_type, weight=4),
-    Kind(name="no-attribute", group=_SIZED, damage=_no_attribute, weight=2),
-)
-
-
-def run_folder(run: RunCopy) -> Path:
+def run_folder(run: specimen.RunCopy) -> Path:
     """Return the folder to report: the run's, or where it was moved to."""
     inside = [path for path in run.path.iterdir() if path.name.startswith("run ")]
     return inside[0] if inside else run.path
 
 
+def _size(attribute: str) -> Callable[[h5py.File, Random], None]:
+    return lambda file, random: _set(file, attribute, random.of(_SIZES))
+
+
+def _size_all(attribute: str) -> specimen.Damage:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        value = random.of(_SIZES)
+        return changed_all(lambda file, _: _set(file, attribute, value))(run, random)
+
+    return damage
+
+
+_ODD_TYPES = (
+    *(1.5, np.nan, np.arange(3), h5py.Empty("i8"), "text", b"\xff", True),
+    np.array(["a", "b"], h5py.string_dtype()),
+)
+_ATTRIBUTES = (*_TEXTS, "rank", "world_size", "node", "pp", "attempt", "format", "format_version", "created_unix_ns")
+_ADDRESSES = (
+    *("", ".", "...", "a." * 500 + "n", "spine.leaf1.n1", "leaf1.spine.n1", "n1", "spine..n", SCRIPT, "\x1b.\n.x"),
+)
+"""Addresses in Slurm's tree that contradict each other, are endless, or are none."""
+
+
+def _nodes(file: h5py.File, random: Random) -> None:
+    """Number the hosts so that host names and numbers contradict each other."""
+    file.attrs["node"] = random.count(-2, 3)
+    file.attrs["host"], file.attrs["host_key"] = f"n{random.count(0, 3)}", f"k{random.count(0, 3)}"
+
+
+_HEADERS: dict[str, specimen.Damage] = {
+    **{f"size-{name}": changed(_size(name)) for name in ("world_size", "rank", "node", "attempt", "pp", "tp")},
+    "size-local_size": changed(_size("local_size")),
+    "attribute-type": changed(lambda file, random: _set(file, random.of(_ATTRIBUTES), random.of(_ODD_TYPES))),
+    "no-attribute": changed(lambda file, random: file.attrs.pop(random.of(sorted(file.attrs)))),
+}
+_CONTRADICTING: dict[str, specimen.Damage] = {
+    "addresses": _in_all(lambda file, random: _set(file, "topology_addr", random.of(_ADDRESSES))),
+    "nodes": _in_all(_nodes),
+}
+
+# run.json, attempts, folders, and what is written
+
 _ODD_RECORDS: tuple[Any, ...] = (
-    None,
-    [],
-    "text",
-    5,
-    {"ranks": None},
-    {"ranks": {}},
-    {"ranks": [{"rank": "one", "host": 5}]},
+    *(
+        None,
+        [],
+        "text",
+        5,
+        {"ranks": None},
+        {"ranks": {}},
+        {"ranks": [{"rank": "one", "host": 5}]},
+        {"ranks": [[]] * 999},
+    ),
     {"ranks": [{"rank": 10**30, "host": "n"}, {"rank": -1, "host": None}, {"rank": 3, "host": SCRIPT}]},
     {"ranks": [{"rank": 3, "host": "\x1b[2J" * 100}], "environment": {"HPCPACE_LAB_EMULATION": "\x1b[31m" + SCRIPT}},
     {"environment": []},
     {"environment": {"HPCPACE_LAB_EMULATION": [1, 2, {"a": "b" * 10_000}]}},
-    {"ranks": [[]] * 1000},
+)
+_RECORD_BYTES = (
+    *(b"", b"{", b"\xff\xfe" * 50, b"[" * 200_000, b'{"a":' * 100_000, b"9" * 10_000, b"[NaN, Infinity, -Infinity]"),
+    b'{"ranks": [' + b'{"rank": 1, "host": "n"},' * 300_000 + b'{"rank": 2, "host": "n"}]}',
 )
 
 
-def _sound(run: RunCopy, *says: str) -> Damaged:
-    return Damaged(places=(str(run.path),), says=says, never=(SCRIPT,))
-
-
-def _record(run: RunCopy, random: Random) -> Damaged:
-    run.attempt.run_json.write_text(json.dumps(_ODD_RECORDS[int(random.integers(len(_ODD_RECORDS)))]))
+def _record(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+    run.attempt.run_json.write_text(json.dumps(random.of(_ODD_RECORDS)))
     run.file(run.num_ranks - 1).unlink()
-    return of_ranks(run, frozenset({run.num_ranks - 1}))
+    return specimen.of_ranks(run, {run.num_ranks - 1})
 
 
-def _record_bytes(run: RunCopy, random: Random) -> Damaged:
-    content = (
-        b"",
-        b"{",
-        b"\xff\xfe" * 50,
-        b"[" * 200_000,
-        b'{"a":' * 100_000,
-        b"9" * 10_000,
-        b"[NaN, Infinity, -Infinity]",
-        b'{"ranks": [' + b'{"rank": 1, "host": "n"},' * 300_000 + b'{"rank": 2, "host": "n"}]}',
-        random.bytes(1000),
-    )
-    run.attempt.run_json.write_bytes(content[int(random.integers(len(content)))])
+def _record_bytes(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+    run.attempt.run_json.write_bytes(random.one(*_RECORD_BYTES, random.bytes(1000)))
     return _sound(run)
 
 
-def _record_instead(make: Callable[[Path, Random], None]) -> Callable[[RunCopy, Random], Damaged]:
-    def damage(run: RunCopy, random: Random) -> Damaged:
+def _record_instead(make: Make) -> specimen.Damage:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         run.attempt.run_json.unlink(missing_ok=True)
         make(run.attempt.run_json, random)
         return _sound(run)
@@ -247,23 +173,23 @@ def _record_instead(make: Callable[[Path, Random], None]) -> Callable[[RunCopy, 
     return damage
 
 
-def _taken(make: Callable[[Path, Random], None]) -> Callable[[RunCopy, Random], Damaged]:
+def _taken(make: Make) -> specimen.Damage:
     """Return the damage that puts something where the report is written to."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        for name in (("summary.json",), ("report.html",), ("summary.json", "report.html"))[int(random.integers(3))]:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        for name in random.one(("summary.json",), ("report.html",), ("summary.json", "report.html")):
             make(run.path / name, random)
         return _sound(run)
 
     return damage
 
 
-def _read_only(run: RunCopy, random: Random) -> Damaged:
+def _read_only(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     run.path.chmod(0o555)
-    return Damaged(says=("cannot write", "summary.json"), without_rights=True)
+    return specimen.Damaged(says=("cannot write", "summary.json"), without_rights=True)
 
 
-def _extra(run: RunCopy, random: Random) -> Damaged:
+def _extra(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Put files of other programs, and unfinished files, next to the traces."""
     names = ("core.1234", ".nfs0001", "rank-00000.h5-new", "rank-00001.journal-new", "rank-x.h5", "rank-1.txt", "a b\n")
     for name in names:
@@ -272,118 +198,129 @@ def _extra(run: RunCopy, random: Random) -> Damaged:
     return _sound(run)
 
 
-def _many_digits(run: RunCopy, random: Random) -> Damaged:
+def _many_digits(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Leave a file whose name has a rank of tens or hundreds of digits."""
-    digits = "9" * (20, 200)[int(random.integers(2))]
-    shutil.copyfile(run.file(0), run.attempt.trace_dir / f"rank-{digits}.h5")
-    return Damaged(places=("rank-9999",), says=("rank-9999",))
+    shutil.copyfile(run.file(0), run.attempt.trace_dir / f"rank-{'9' * random.one(20, 200)}.h5")
+    return specimen.Damaged(places=("rank-9999",), says=("rank-9999",))
 
 
-def _first_attempt(run: RunCopy, random: Random) -> Damaged:
+def _first_attempt(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Damage an attempt that is not the one that is shown: nothing of it matters."""
-    traces = run.path / "attempt-0" / "trace"
-    for path in sorted(traces.iterdir()):
+    for path in sorted((run.path / "attempt-0" / "trace").iterdir()):
         path.write_bytes(random.bytes(500))
     return _sound(run)
 
 
-def _empty_attempt(run: RunCopy, random: Random) -> Damaged:
-    number = 2 + int(random.integers(5))
-    made = run.path / f"attempt-{number}"
-    made.mkdir()
-    if random.random() < 0.5:
-        (made / "trace").mkdir()
-    return Damaged(hurt=run.ranks, places=(f"attempt-{number}",))
+def _empty_attempt(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+    made = run.path / f"attempt-{random.count(2, 7)}"
+    random.one(made, made / "trace").mkdir(parents=True)
+    return specimen.Damaged(hurt=run.ranks, places=(made.name,))
 
 
-def _odd_attempts(run: RunCopy, random: Random) -> Damaged:
+def _odd_attempts(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Leave things that look like attempts and are none."""
     (run.path / "attempt-7").write_text("a file")
-    (run.path / "attempt-").mkdir()
-    (run.path / "attempt-x").mkdir()
-    (run.path / "attempt-8").symlink_to("nowhere")
-    (run.path / "attempt-9").symlink_to("attempt-9")
+    for name in ("attempt-", "attempt-x"):
+        (run.path / name).mkdir()
+    for name, target in (("attempt-8", "nowhere"), ("attempt-9", "attempt-9")):
+        (run.path / name).symlink_to(target)
     return _sound(run)
 
 
-def _attempt_of_digits(run: RunCopy, random: Random) -> Damaged:
+def _attempt_of_digits(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     shutil.copytree(run.attempt.path, run.path / ("attempt-" + "9" * 100))
     return _sound(run)
 
 
-def _trace_is_file(run: RunCopy, random: Random) -> Damaged:
-    traces = run.attempt.trace_dir
-    shutil.rmtree(traces)
-    if random.random() < 0.5:
-        traces.write_text("a file")
-    return Damaged(hurt=run.ranks, places=(str(traces),))
+def _gone(place: Callable[[specimen.RunCopy], Path], *, is_made: bool) -> specimen.Damage:
+    """Return the damage that removes a folder, or puts a file, or an empty folder, in its place."""
+
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        path = place(run)
+        shutil.rmtree(path)
+        if random.maybe():
+            path.write_text("a file")
+        elif is_made:
+            path.mkdir()
+        return specimen.Damaged(hurt=run.ranks, places=(str(path),))
+
+    return damage
 
 
-def _run_is_file(run: RunCopy, random: Random) -> Damaged:
-    shutil.rmtree(run.path)
-    if random.random() < 0.5:
-        run.path.write_text("a file")
-    else:
-        run.path.mkdir()
-    return Damaged(hurt=frozenset(range(run.num_ranks)), places=(str(run.path),))
-
-
-def _hang(run: RunCopy, random: Random) -> Damaged:
+def _hang(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Leave a hang as it is, or with a rank that has no trace: the operation and who is inside of it are named."""
-    says = ("never completed", "ranks 1-3 inside", "no record of it from rank 0")
-    if random.random() < 0.5:
-        return Damaged(says=says)
+    if random.maybe():
+        return specimen.Damaged(says=("never completed", "ranks 1-3 inside", "no record of it from rank 0"))
     for path in (run.file(3), run.journal(3)):
         path.unlink()
-    return Damaged(hurt=frozenset({3}), says=("never completed", "ranks 1-2 inside"))
+    return specimen.Damaged(hurt=frozenset({3}), says=("never completed", "ranks 1-2 inside"))
 
 
-def _hang_closed(run: RunCopy, random: Random) -> Damaged:
+def _hang_closed(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Let all ranks but one close their traces with an operation that never completed."""
-    absent = some_rank(run, random)
+    absent = specimen.some_rank(run, random)
     for rank in sorted(run.ranks):
         with opened(run.file(rank)) as file:
             table = file["collectives"]
             if rank == absent:
-                for column in table.values():
-                    column.resize((len(column) - 1,))
+                resize(table, len(table["step"]) - 1)
             else:
-                table["exit_kind"][-1] = 2
-                table["exit_ns"][-1] = 0
-    return Damaged(says=("never completed", f"{absent}"))
+                table["exit_kind"][-1], table["exit_ns"][-1] = 2, 0
+    return specimen.Damaged(says=("never completed", f"{absent}"))
 
 
+_NAMED, _SIZED = "names with HTML and control characters", "headers"
 _RECORD, _ATTEMPTS, _PLACES, _HANGS = "run.json", "attempts and folders", "places to write to", "hangs"
-SURROUNDINGS = (
-    Kind(name="record", group=_RECORD, damage=_record, specimens=("plain",), weight=2),
-    Kind(name="record-bytes", group=_RECORD, damage=_record_bytes, specimens=("plain",)),
-    *(
-        Kind(name=f"record-{name}", group=_RECORD, damage=_record_instead(make), specimens=("plain",), weight=0.3)
-        for name, make in (("fifo", fifo), ("folder", folder), ("sparse", sparse), ("link-to-zero", link("/dev/zero")))
+_PLAIN, _TWO = ("plain",), ("attempts",)
+_PLACED = {name: NO_FILES[name] for name in ("folder", "fifo", "dangling-link")}
+_PLACED |= {"circular-link": link("summary.json"), "old": write(b"{}")}
+_LAST = {"flip": in_container(flips(64)), "truncate": in_container(truncate)}
+_GONE = {
+    **{"trace": _gone(lambda run: run.attempt.trace_dir, is_made=False)},
+    **{"run": _gone(lambda run: run.path, is_made=True)},
+}
+KINDS: tuple[specimen.Kind, ...] = (
+    *specimen.kinds_of(
+        _NAMED, {"name-host": _named("host")}, specimens=(*specimen.ALL_WITH_FILES, "no-clock"), weight=4
     ),
-    *(
-        Kind(name=f"taken-{name}", group=_PLACES, damage=_taken(make), specimens=("plain", "single"), weight=0.4)
-        for name, make in (
-            ("folder", folder),
-            ("fifo", fifo),
-            ("dangling-link", link("nowhere/file")),
-            ("circular-link", link("summary.json")),
-            ("old", write(b"{}")),
-        )
+    *specimen.kinds_of(_NAMED, {name: _named(name) for name in _TEXTS[1:]}, prefix="name-", weight=0.5),
+    *specimen.kinds_of(
+        _NAMED,
+        {"group": _in_all(_group_names), "unit": _in_all(_units), "not-utf8": changed(_not_utf8)},
+        prefix="name-",
     ),
-    Kind(name="read-only", group=_PLACES, damage=_read_only, specimens=("plain",), weight=0.4),
-    Kind(name="extra-files", group=_ATTEMPTS, damage=_extra, specimens=ALL_WITH_FILES, weight=0.5),
-    Kind(name="many-digits", group=_ATTEMPTS, damage=_many_digits, specimens=ALL_WITH_FILES, weight=0.5),
-    Kind(name="last-attempt-flip", group=_ATTEMPTS, damage=in_container(flips(64)), specimens=("attempts",), weight=2),
-    Kind(
-        name="last-attempt-truncate", group=_ATTEMPTS, damage=in_container(truncate), specimens=("attempts",), weight=2
+    *specimen.kinds_of(_NAMED, {"name-run-folder": _run_folder}, specimens=_PLAIN, weight=0.4),
+    *specimen.kinds_of(_SIZED, _CONTRADICTING, specimens=("hosts", "pipeline")),
+    *specimen.kinds_of(_SIZED, _HEADERS, weight=1.5),
+    *specimen.kinds_of(
+        _SIZED,
+        {name: _size_all(name) for name in ("world_size", "node", "attempt", "pp", "dp")},
+        prefix="size-",
+        end="-all",
+        weight=0.6,
     ),
-    Kind(name="first-attempt", group=_ATTEMPTS, damage=_first_attempt, specimens=("attempts",)),
-    Kind(name="empty-attempt", group=_ATTEMPTS, damage=_empty_attempt, specimens=("attempts",), weight=0.5),
-    Kind(name="odd-attempts", group=_ATTEMPTS, damage=_odd_attempts, specimens=("attempts", "plain"), weight=0.4),
-    Kind(name="attempt-of-digits", group=_ATTEMPTS, damage=_attempt_of_digits, specimens=("plain",), weight=0.3),
-    Kind(name="trace-is-file", group=_ATTEMPTS, damage=_trace_is_file, specimens=("plain",), weight=0.3),
-    Kind(name="run-is-file", group=_ATTEMPTS, damage=_run_is_file, specimens=("plain",), weight=0.3),
-    Kind(name="hang", group=_HANGS, damage=_hang, specimens=("hang",), weight=0.5),
-    Kind(name="hang-closed", group=_HANGS, damage=_hang_closed, specimens=ALL_WITH_FILES[:3], weight=0.7),
+    *specimen.kinds_of(_RECORD, {"record": _record, "record-bytes": _record_bytes}, specimens=_PLAIN, weight=1.5),
+    *specimen.kinds_of(
+        _RECORD,
+        {name: _record_instead(NO_FILES[name]) for name in ("fifo", "folder", "sparse", "link-to-zero")},
+        prefix="record-",
+        specimens=_PLAIN,
+        weight=0.3,
+    ),
+    *specimen.kinds_of(
+        _PLACES,
+        {name: _taken(make) for name, make in _PLACED.items()},
+        prefix="taken-",
+        specimens=("plain", "single"),
+        weight=0.4,
+    ),
+    *specimen.kinds_of(_PLACES, {"read-only": _read_only}, specimens=_PLAIN, weight=0.4),
+    *specimen.kinds_of(_ATTEMPTS, {"extra-files": _extra, "many-digits": _many_digits}, weight=0.5),
+    *specimen.kinds_of(_ATTEMPTS, _LAST, prefix="last-attempt-", specimens=_TWO, weight=2),
+    *specimen.kinds_of(_ATTEMPTS, {"first-attempt": _first_attempt, "empty-attempt": _empty_attempt}, specimens=_TWO),
+    *specimen.kinds_of(_ATTEMPTS, {"odd-attempts": _odd_attempts}, specimens=("attempts", "plain"), weight=0.4),
+    *specimen.kinds_of(_ATTEMPTS, {"attempt-of-digits": _attempt_of_digits}, specimens=_PLAIN, weight=0.3),
+    *specimen.kinds_of(_ATTEMPTS, _GONE, end="-is-file", specimens=_PLAIN, weight=0.3),
+    *specimen.kinds_of(_HANGS, {"hang": _hang}, specimens=("hang",), weight=0.5),
+    *specimen.kinds_of(_HANGS, {"hang-closed": _hang_closed}, specimens=specimen.ALL_WITH_FILES[:3], weight=0.7),
 )

@@ -6,7 +6,8 @@ Half of the runs get packs of small chunks, so that a run of a few ranks has as 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
@@ -14,25 +15,23 @@ from unittest import mock
 import h5py
 import numpy as np
 
+from experiments.damage import specimen
+from experiments.damage.chance import Random
 from experiments.damage.content import (
+    CHANGES,
+    NO_FILES,
     SUPERBLOCK_BYTES,
     Change,
+    Make,
     append,
-    bound_socket,
     change_bytes,
-    exchange,
-    fifo,
     flips,
-    folder,
     insert,
-    link,
     overwrite,
-    sparse,
     truncate,
-    write,
     zero,
 )
-from experiments.damage.specimen import Damaged, Kind, Random, RunCopy, of_rank, of_ranks, seen_by_all, some_rank
+from experiments.damage.tables import opened, resize
 from hpcpace.core.rundir import Attempt
 from hpcpace.trace.pack_index import OF_RANKS, OPEN, PACK_CHUNK_ROWS
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
@@ -58,19 +57,17 @@ class Pack:
     ranks: frozenset[int]
 
 
-def pack_run(attempt: Attempt, random: Random, *, most_ranks: int, keep: bool = False) -> PackResult:
-    """Pack an attempt into packs of some ranks, with small chunks in half of the cases."""
-    chunk_rows = (PACK_CHUNK_ROWS, _SMALL_CHUNK)[int(random.integers(2))]
-    plan = PackPlan(has_ended=True, most_ranks=most_ranks, keep=keep)
-    with (
-        mock.patch("hpcpace.trace.pack_index.PACK_CHUNK_ROWS", chunk_rows),
-        mock.patch("hpcpace.trace.pack_writer.PACK_CHUNK_ROWS", chunk_rows),
-    ):
+def _pack(run: specimen.RunCopy, attempt: Attempt, random: Random, *, keep: bool = False) -> PackResult:
+    """Pack an attempt into two packs, a run of one rank into one, with small chunks in half of the cases."""
+    chunk_rows = random.one(PACK_CHUNK_ROWS, _SMALL_CHUNK)
+    plan = PackPlan(has_ended=True, most_ranks=max(run.num_ranks // 2, 1), keep=keep)
+    with ExitStack() as patched:
+        for module in ("pack_index", "pack_writer"):
+            patched.enter_context(mock.patch(f"hpcpace.trace.{module}.PACK_CHUNK_ROWS", chunk_rows))
         return pack_attempt(attempt, plan, begin_stage=lambda _: lambda done, total: None)
 
 
-def packs_of(attempt: Attempt) -> list[Pack]:
-    """Return the packs of an attempt."""
+def _packs_of(attempt: Attempt) -> list[Pack]:
     found = []
     for path in attempt.packs():
         with h5py.File(path) as file:
@@ -78,287 +75,246 @@ def packs_of(attempt: Attempt) -> list[Pack]:
     return found
 
 
-def _packed(run: RunCopy, random: Random, *, keep: bool = False) -> list[Pack]:
-    """Pack a run into two packs, a run of one rank into one."""
-    pack_run(run.attempt, random, most_ranks=max(run.num_ranks // 2, 1), keep=keep)
-    return packs_of(run.attempt)
+def _packed(run: specimen.RunCopy, random: Random, *, keep: bool = False) -> list[Pack]:
+    _pack(run, run.attempt, random, keep=keep)
+    return _packs_of(run.attempt)
 
 
-def _one(packs: Sequence[Pack], random: Random) -> Pack:
-    return packs[int(random.integers(len(packs)))]
+def _seen(run: specimen.RunCopy, random: Random, damaged: specimen.Damaged) -> specimen.Damaged:
+    """Let other programs read the damage, too: `pack` once more among them, and a report on what it leaves."""
+    seen = specimen.seen_by_all(run, random, damaged)
+    again = (("pack", str(run.path), "--ended"), ("report", str(run.path), "--json"))
+    return replace(seen, views=(*seen.views, *again)) if random.maybe() else seen
 
 
-def _of_pack(run: RunCopy, pack: Pack, *says: str) -> Damaged:
+def _seen_after(damage: specimen.Damage) -> specimen.Damage:
+    return lambda run, random: _seen(run, random, damage(run, random))
+
+
+def _to_one(
+    damage: Callable[[specimen.RunCopy, Pack, Random], specimen.Damaged], *, keep: bool = False
+) -> specimen.Damage:
+    """Return the damage to one of the packs of a run."""
+    return lambda run, random: damage(run, random.of(_packed(run, random, keep=keep)), random)
+
+
+def _of_pack(run: specimen.RunCopy, pack: Pack, *says: str) -> specimen.Damaged:
     """Return the expectation where one pack is damaged."""
-    said = of_ranks(run, pack.ranks, *says)
+    said = specimen.of_ranks(run, pack.ranks, *says)
     return replace(said, places=(*said.places, pack.path.name))
 
 
-def _seen(run: RunCopy, random: Random, damaged: Damaged) -> Damaged:
-    """Let other programs read the damage, too: `pack` once more among them, and a report on what it leaves."""
-    seen = seen_by_all(run, random, damaged)
-    again = (("pack", str(run.path), "--ended"), ("report", str(run.path), "--json"))
-    return replace(seen, views=(*seen.views, *again)) if random.random() < 0.5 else seen
-
-
-def _changed(change: Change) -> Callable[[RunCopy, Random], Damaged]:
+def _changed(change: Change) -> specimen.Damage:
     """Return the damage that changes the bytes of one pack."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        pack = _one(_packed(run, random), random)
-        change_bytes(pack.path, change, random)
-        return _seen(run, random, _of_pack(run, pack))
+    def damage(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
+        change_bytes(pack.path, random, change)
+        return _of_pack(run, pack)
 
-    return damage
+    return _to_one(damage)
 
 
-def _instead(make: Callable[[Path, Random], None]) -> Callable[[RunCopy, Random], Damaged]:
+def _instead(make: Make) -> specimen.Damage:
     """Return the damage that puts something else in the place of a pack."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        pack = _one(_packed(run, random), random)
+    def damage(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
         pack.path.unlink()
         make(pack.path, random)
-        return _seen(run, random, _of_pack(run, pack, pack.path.name))
+        return _of_pack(run, pack, pack.path.name)
 
-    return damage
+    return _to_one(damage)
 
 
-def _beside(make: Callable[[Path, Random], None]) -> Callable[[RunCopy, Random], Damaged]:
+def _beside(make: Make) -> specimen.Damage:
     """Return the damage that puts something that is no pack beside the packs of a run."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         _packed(run, random)
-        path = run.attempt.trace_dir / _other_name(random)
+        path = run.attempt.trace_dir / random.of(_OTHER_NAMES)
         make(path, random)
-        return _seen(run, random, Damaged(places=(path.name,), says=(path.name,)))
+        return specimen.Damaged(places=(path.name,), says=(path.name,))
 
     return damage
 
 
-def _other_name(random: Random) -> str:
-    return _OTHER_NAMES[int(random.integers(len(_OTHER_NAMES)))]
-
-
-def _missing(run: RunCopy, random: Random) -> Damaged:
-    pack = _one(_packed(run, random), random)
+def _missing(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     pack.path.unlink()
-    return _seen(run, random, of_ranks(run, pack.ranks, f"{len(pack.ranks)} of {run.num_ranks} ranks"))
+    return specimen.of_ranks(run, pack.ranks, f"{len(pack.ranks)} of {run.num_ranks} ranks")
 
 
-def _all_missing(run: RunCopy, random: Random) -> Damaged:
+def _all_missing(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     for pack in _packed(run, random):
         pack.path.unlink()
-    return _seen(run, random, of_ranks(run, run.ranks))
+    return specimen.of_ranks(run, run.ranks)
 
 
-def _twice(run: RunCopy, random: Random) -> Damaged:
+def _twice(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Copy a pack: its ranks are in two, both sound."""
-    pack = _one(_packed(run, random), random)
-    shutil.copyfile(pack.path, pack.path.with_name(_other_name(random)))
-    return _seen(run, random, Damaged(says=("in another pack, too",), blamed=frozenset()))
+    shutil.copyfile(pack.path, pack.path.with_name(random.of(_OTHER_NAMES)))
+    return specimen.Damaged(says=("in another pack, too",), blamed=frozenset())
 
 
-def _twice_one_damaged(run: RunCopy, random: Random) -> Damaged:
+def _twice_one_damaged(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Copy a pack and damage one of the two: the other one has all of its ranks."""
-    pack = _one(_packed(run, random), random)
-    copy = pack.path.with_name(_other_name(random))
-    shutil.copyfile(pack.path, copy)
-    hurt = (pack.path, copy)[int(random.integers(2))]
-    changes = (flips(8, _STRUCTURE_BYTES), flips(64), truncate, zero, overwrite)
-    change_bytes(hurt, changes[int(random.integers(len(changes)))], random)
-    return _seen(run, random, Damaged())
+    copy = shutil.copyfile(pack.path, pack.path.with_name(random.of(_OTHER_NAMES)))
+    change_bytes(random.one(pack.path, copy), random, flips(8, _STRUCTURE_BYTES), flips(64), truncate, zero, overwrite)
+    return specimen.Damaged()
 
 
-def _foreign(*, is_other_start: bool) -> Callable[[RunCopy, Random], Damaged]:
+def _foreign(run_id: str, attempt_number: int) -> specimen.Damage:
     """Return the damage that adds a pack of another job, whose slow rank must not be blamed."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        other = run.path.with_name("other")
-        shutil.copytree(run.shelf.kept("pipeline"), other)
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        other = shutil.copytree(run.shelf.kept("pipeline"), run.path.with_name("other"))
         attempt = Attempt(other / "attempt-0")
         for rank, path in attempt.trace_files().items():
             if rank >= run.num_ranks:
                 path.unlink()
                 continue
-            with h5py.File(path, "r+", libver=("v110", "v110")) as file:
-                file.attrs["run_id"], file.attrs["attempt"] = ("synthetic", 3) if is_other_start else ("other", 0)
+            with opened(path) as file:
+                file.attrs["run_id"], file.attrs["attempt"] = run_id, attempt_number
         # Fewer than the run has, which decides.
-        pack_run(attempt, random, most_ranks=max(run.num_ranks // 2, 1))
-        has_packs = random.random() < 0.7
-        if has_packs:
+        _pack(run, attempt, random)
+        if random.maybe(0.7):
             _packed(run, random)
-        target = run.attempt.trace_dir / _other_name(random)
-        shutil.copyfile(_one(packs_of(attempt), random).path, target)
+        target = run.attempt.trace_dir / random.of(_OTHER_NAMES)
+        shutil.copyfile(random.of(_packs_of(attempt)).path, target)
         shutil.rmtree(other)
-        return _seen(run, random, Damaged(places=(target.name,), says=(target.name,), blamed=frozenset()))
+        return specimen.Damaged(places=(target.name,), says=(target.name,), blamed=frozenset())
 
     return damage
 
 
-def _with_originals(run: RunCopy, random: Random) -> Damaged:
+def _with_originals(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Keep the files of the ranks beside a pack, and damage the pack, some of the files, or nothing."""
-    pack = _one(_packed(run, random, keep=True), random)
-    kind = int(random.integers(3))
-    if kind == 0:
-        change_bytes(pack.path, (flips(64), truncate, zero, overwrite)[int(random.integers(4))], random)
-        return _seen(run, random, Damaged(blamed=frozenset()))
-    rank = some_rank(run, random)
-    if kind == 1:
-        change_bytes(run.file(rank), (truncate, append, insert)[int(random.integers(3))], random)
-        return _seen(run, random, of_rank(run, rank))
-    return _seen(run, random, Damaged(blamed=frozenset()))
+    hurt = random.one("pack", "file", "")
+    if hurt == "file":
+        rank = specimen.some_rank(run, random)
+        change_bytes(run.file(rank), random, truncate, append, insert)
+        return specimen.of_rank(run, rank)
+    if hurt:
+        change_bytes(pack.path, random, flips(64), truncate, zero, overwrite)
+    return specimen.Damaged(blamed=frozenset())
 
 
-def _chunk_of_ranks(run: RunCopy, random: Random) -> Damaged:
+def _chunk_of_ranks(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Damage one chunk of a table in which each rank has rows of its own: only ranks with rows in it may lose any."""
-    pack = _one(_packed(run, random), random)
     with h5py.File(pack.path) as file:
-        name = [name for name in _RANK_TABLES if len(next(iter(file[name].values())))][int(random.integers(2))]
-        column = list(file[name].values())[int(random.integers(len(file[name])))]
-        index = int(random.integers(column.id.get_num_chunks()))
-        chunk = column.id.get_chunk_info(index)
+        name = random.of([name for name in _RANK_TABLES if len(next(iter(file[name].values())))][:2])
+        column = random.of([*file[name].values()])
+        chunk = column.id.get_chunk_info(random.count(0, column.id.get_num_chunks()))
         first, stop = chunk.chunk_offset[0], chunk.chunk_offset[0] + column.chunks[0]
         ends = np.cumsum(file[f"ranks/num_{name}"][()])
         begins = ends - file[f"ranks/num_{name}"][()]
-        numbers = file["ranks/rank"][()]
-    hurt = frozenset(numbers[(begins < stop) & (ends > first)].tolist())
+        hurt = file["ranks/rank"][()][(begins < stop) & (ends > first)].tolist()
     content = bytearray(pack.path.read_bytes())
     begin = chunk.byte_offset + int(random.integers(max(chunk.size - 8, 1)))
     content[begin : begin + 8] = random.bytes(8)
     pack.path.write_bytes(content)
-    said = of_ranks(run, hurt, pack.path.name, f"table {name}", "is damaged and left out")
-    return _seen(run, random, said)
+    return specimen.of_ranks(run, hurt, pack.path.name, f"table {name}", "is damaged and left out")
 
 
-def _emptied(run: RunCopy, random: Random) -> Damaged:
+def _emptied(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Leave a pack as HDF5 that has no ranks, no rows, or no tables."""
-    pack = _one(_packed(run, random), random)
-    kind = int(random.integers(3))
-    with h5py.File(pack.path, "r+", libver=("v110", "v110")) as file:
+    without = random.one("tables", "rows", "ranks")
+    with opened(pack.path) as file:
         for name in list(file):
-            if kind == 0:
+            if without == "tables":
                 del file[name]
-                continue
-            for column in file[name].values():
-                if kind == 1 or name == "ranks":
-                    column.resize((0,))
-    return _seen(run, random, _of_pack(run, pack, pack.path.name))
+            elif without == "rows" or name == "ranks":
+                resize(file[name], 0)
+    return _of_pack(run, pack, pack.path.name)
 
 
-def _original_changed(run: RunCopy, random: Random) -> Damaged:
+def _original_changed(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Damage the file of a rank and pack the run: the others are packed, and this one is read as it is."""
-    rank = some_rank(run, random)
-    changes = (flips(1), flips(64), truncate, zero, overwrite, append, insert, exchange)
-    path = run.file(rank)
-    if run.journal(rank).exists() and random.random() < 0.5:
-        path = run.journal(rank)
-    change_bytes(path, changes[int(random.integers(len(changes)))], random)
+    rank = specimen.some_rank(run, random)
+    has_journal = run.journal(rank).exists() and random.maybe()
+    change_bytes(run.journal(rank) if has_journal else run.file(rank), random)
     _packed(run, random)
-    return _seen(run, random, of_rank(run, rank))
+    return specimen.of_rank(run, rank)
 
 
-def _original_instead(make: Callable[[Path, Random], None]) -> Callable[[RunCopy, Random], Damaged]:
+def _original_instead(make: Make) -> specimen.Damage:
     """Return the damage that puts something else in the place of a rank's file, and packs the run."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        rank = specimen.some_rank(run, random)
         run.file(rank).unlink()
         make(run.file(rank), random)
-        result = _packed_with_result(run, random)
+        result = _pack(run, run.attempt, random)
         if not [sentence for sentence in result.kept if run.file(rank).name in sentence]:
             raise AssertionError(f"pack does not say that {run.file(rank)} stays: {result.kept}")
-        return _seen(run, random, of_rank(run, rank, run.file(rank).name))
+        return specimen.of_rank(run, rank, run.file(rank).name)
 
     return damage
 
 
-def _packed_with_result(run: RunCopy, random: Random) -> PackResult:
-    return pack_run(run.attempt, random, most_ranks=max(run.num_ranks // 2, 1))
-
-
-def _some_packed(run: RunCopy, random: Random) -> Damaged:
+def _some_packed(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Leave some ranks with files of their own, some in a sound pack, and some in a damaged one."""
-    packs = _packed(run, random)
-    kept = run.shelf.kept("plain") / "attempt-0" / "trace"
-    first, second = packs
-    for rank in sorted(first.ranks):
-        shutil.copyfile(kept / run.file(rank).name, run.file(rank))
+    first, second = _packed(run, random)
+    for rank in first.ranks:
+        shutil.copyfile(run.shelf.kept("plain") / "attempt-0" / "trace" / run.file(rank).name, run.file(rank))
     first.path.unlink()
-    change_bytes(second.path, (flips(64), truncate, overwrite)[int(random.integers(3))], random)
-    return _seen(run, random, _of_pack(run, second))
+    change_bytes(second.path, random, flips(64), truncate, overwrite)
+    return _of_pack(run, second)
 
 
-_BYTES, _OTHERS = "packs: bytes changed", "packs: missing, doubled, foreign, no files"
-_BEFORE = "packs: of damaged files"
-_ANY = ("plain", "hosts", "pipeline", "single", "killed", "hang")
-_SOME = ("plain", "hosts", "pipeline")
-_FILES = (
-    ("empty", write(b"")),
-    ("text", write(b"slurmstepd: error: *** JOB 42 CANCELLED ***\n" * 50)),
-    ("folder", folder),
-    ("fifo", fifo),
-    ("socket", bound_socket),
-    ("sparse", sparse),
-    ("dangling-link", link("nowhere")),
-    ("link-to-zero", link("/dev/zero")),
+_CHANGES = {
+    **CHANGES,
+    **{"flip-8-superblock": flips(8, SUPERBLOCK_BYTES), "flip-8-structure": flips(8, _STRUCTURE_BYTES)},
+}
+_ANY, _SOME = ("plain", "hosts", "pipeline", "single", "killed", "hang"), ("plain", "hosts", "pipeline")
+_BYTES, _OTHERS, _BEFORE = (
+    "packs: bytes changed",
+    "packs: missing, doubled, foreign, no files",
+    "packs: of damaged files",
 )
-KINDS = (
-    *(
-        Kind(name=f"pack-{name}", group=_BYTES, damage=_changed(change), specimens=_ANY, weight=weight)
-        for name, change, weight in (
-            ("truncate", truncate, 3),
-            ("flip-8-superblock", flips(8, SUPERBLOCK_BYTES), 1),
-            ("flip-8-structure", flips(8, _STRUCTURE_BYTES), 2),
-            ("flip-1", flips(1), 2),
-            ("flip-64", flips(64), 2),
-            ("zero", zero, 3),
-            ("overwrite", overwrite, 2),
-            ("append", append, 0.5),
-            ("insert", insert, 1),
-            ("exchange", exchange, 2),
-        )
+
+
+def _kinds(
+    group: str, damages: dict[str, specimen.Damage], prefix: str = "pack-", **more: object
+) -> list[specimen.Kind]:
+    seen = {name: _seen_after(damage) for name, damage in damages.items()}
+    return specimen.kinds_of(group, seen, prefix=prefix, **more)
+
+
+_TO_OTHERS = {
+    "missing": _to_one(_missing),
+    "twice-one-damaged": _to_one(_twice_one_damaged),
+    "all-missing": _all_missing,
+}
+_DOUBLED = {
+    **{"twice": _to_one(_twice), "with-originals": _to_one(_with_originals, keep=True)},
+    **{"of-another-run": _foreign("other", 0), "of-another-start": _foreign("synthetic", 3)},
+}
+KINDS: tuple[specimen.Kind, ...] = (
+    *_kinds(_BYTES, {name: _changed(change) for name, change in _CHANGES.items()}, specimens=_ANY, weight=2),
+    *_kinds(_BYTES, {"chunk-of-ranks": _to_one(_chunk_of_ranks)}, specimens=_SOME, weight=3),
+    *_kinds(_BYTES, {"emptied": _to_one(_emptied)}, specimens=_ANY, weight=0.5),
+    *_kinds(_OTHERS, _TO_OTHERS, specimens=_SOME, weight=1.5),
+    *_kinds(_OTHERS, _DOUBLED, specimens=("plain", "hosts")),
+    *_kinds(_OTHERS, {"of-some": _some_packed}, specimens=("plain",)),
+    *_kinds(
+        _OTHERS,
+        {name: _instead(make) for name, make in NO_FILES.items()},
+        "pack-is-",
+        specimens=("plain", "single"),
+        weight=0.3,
     ),
-    Kind(name="pack-chunk-of-ranks", group=_BYTES, damage=_chunk_of_ranks, specimens=_SOME, weight=3),
-    Kind(name="pack-emptied", group=_BYTES, damage=_emptied, specimens=_ANY, weight=0.5),
-    Kind(name="pack-missing", group=_OTHERS, damage=_missing, specimens=_SOME),
-    Kind(name="pack-all-missing", group=_OTHERS, damage=_all_missing, specimens=_SOME, weight=0.3),
-    Kind(name="pack-twice", group=_OTHERS, damage=_twice, specimens=("plain", "hosts")),
-    Kind(name="pack-twice-one-damaged", group=_OTHERS, damage=_twice_one_damaged, specimens=_SOME, weight=3),
-    *(
-        Kind(
-            name=f"pack-of-{name}",
-            group=_OTHERS,
-            damage=_foreign(is_other_start=is_start),
-            specimens=("plain", "hosts"),
-        )
-        for name, is_start in (("another-run", False), ("another-start", True))
+    *_kinds(
+        _OTHERS,
+        {name: _beside(make) for name, make in NO_FILES.items()},
+        "pack-beside-",
+        specimens=("plain",),
+        weight=0.2,
     ),
-    Kind(
-        name="pack-with-originals",
-        group=_OTHERS,
-        damage=_with_originals,
-        specimens=("plain", "hosts", "killed"),
-        weight=2,
-    ),
-    Kind(name="pack-of-some", group=_OTHERS, damage=_some_packed, specimens=("plain",)),
-    *(
-        Kind(name=f"pack-is-{name}", group=_OTHERS, damage=_instead(make), specimens=("plain", "single"), weight=0.3)
-        for name, make in _FILES
-    ),
-    *(
-        Kind(name=f"pack-beside-{name}", group=_OTHERS, damage=_beside(make), specimens=("plain",), weight=0.2)
-        for name, make in _FILES
-    ),
-    Kind(name="packed-damaged-original", group=_BEFORE, damage=_original_changed, specimens=_ANY, weight=4),
-    *(
-        Kind(
-            name=f"packed-{name}",
-            group=_BEFORE,
-            damage=_original_instead(make),
-            specimens=("plain", "hosts"),
-            weight=0.3,
-        )
-        for name, make in _FILES
+    *_kinds(_BEFORE, {"packed-damaged-original": _original_changed}, "", specimens=_ANY, weight=4),
+    *_kinds(
+        _BEFORE,
+        {name: _original_instead(make) for name, make in NO_FILES.items()},
+        "packed-",
+        specimens=("plain", "hosts"),
+        weight=0.3,
     ),
 )

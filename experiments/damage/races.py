@@ -6,7 +6,6 @@ files elsewhere that must neither be read nor changed are that user's own.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import os
@@ -21,9 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from experiments.damage.child import Child, Result, wait_for_one
-from experiments.damage.specimen import FIGURES, SCRIPT, Secret, Shelf
+from experiments.damage.specimen import FIGURES, SCRIPT, Secret, Shelf, header_of
 from experiments.damage.swappers import NOBODY, SWAPPERS, TEMPORARY, Field, swapping
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import save_snapshots
@@ -32,7 +32,6 @@ from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import NUM_OURS_OF_TRACES, RunDirectory
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import TraceHeader
 
 _NUM_FILES, _NUM_LOOKS, _NUM_CHECKPOINTS = 20, 1000, 3
 _NAIVE_BYTES, _MAX_PRINTED = 1 << 22, 100
@@ -56,9 +55,7 @@ def record_start(path: Path) -> int:
     warnings: list[str] = []
     try:
         attempt = run.new_attempt()
-        header = TraceHeader(
-            run_id="run", attempt=attempt.number, rank=0, world_size=1, local_rank=0, local_size=1, node=0, host="n0"
-        )
+        header = header_of(0, 1, run_id="run", attempt=attempt.number)
         open_folder = partial(Folder.open, attempt.trace_dir, make=True, num_ours=NUM_OURS_OF_TRACES)
         with Recorder(
             attempt.trace_file(0), header, warn=warnings.append, flush_interval_s=0.001, open_folder=open_folder
@@ -206,21 +203,14 @@ class Ground:
 
     def _state(self) -> dict[str, tuple[object, ...]]:
         """Return owner, mode, times and content of everything elsewhere; a change back and forth shows in ctime."""
-        found = {}
+        found: dict[str, tuple[object, ...]] = {}
         for folder, names, files in os.walk(self._elsewhere):
             for name in (".", *names, *files):
                 path = Path(folder, name)
                 facts = path.lstat()
                 content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(facts.st_mode) else ""
-                found[str(path.relative_to(self._elsewhere))] = (
-                    oct(facts.st_mode),
-                    facts.st_uid,
-                    facts.st_gid,
-                    facts.st_size,
-                    facts.st_mtime_ns,
-                    facts.st_ctime_ns,
-                    content,
-                )
+                numbers = (facts.st_uid, facts.st_gid, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+                found[str(path.relative_to(self._elsewhere))] = (oct(facts.st_mode), *numbers, content)
         return found
 
 
@@ -243,80 +233,48 @@ class Program:
     is_naive: bool = False
 
 
-_RANKS = tuple(f"run/attempt-0/trace/rank-{rank:05d}.h5" for rank in range(4))
+def _program(name: str, command: Callable[[Ground], Any], names: str, folders: str = "", **more: bool) -> Program:
+    return Program(name=name, command=command, names=tuple(names.split()), folders=tuple(folders.split()), **more)
+
+
+def _called(function: Callable[[Path], int], place: str) -> Callable[[Ground], Callable[[], int]]:
+    """Return the call of a function on a place in the home."""
+    return lambda ground: partial(function, ground.home / place)
+
+
+_TRACE = "run/attempt-0/trace"
+_RANK_0, _FIGURES = (
+    f"{_TRACE}/rank-00000.h5",
+    " ".join(f"{FIGURES}/{SCRIPT.stem}.{end}" for end in ("csv", "png", "svg")),
+)
+_SNAPSHOTS = "run/attempt-0/snapshot run/attempt-0/snapshot/n0.json"
+_OF_REPORT = f"run/attempt-0 {_TRACE} {_RANK_0} {_TRACE}/rank-00001.h5 run/attempt-0/run.json {_SNAPSHOTS}"
+_NEW = "run/attempt-0 run/attempt-1 run/attempt-1/trace run/attempt-1/trace/rank-00000.h5"
 PROGRAMS = (
-    Program(
-        name="report",
-        command=lambda ground: ("report", str(ground.run)),
-        folders=("run",),
-        names=(
-            "run/attempt-0",
-            "run/attempt-0/trace",
-            *_RANKS[:2],
-            "run/attempt-0/run.json",
-            "run/attempt-0/snapshot",
-            "run/attempt-0/snapshot/n0.json",
-            "run/summary.json",
-            "run/report.html",
-        ),
+    _program(
+        *("report", lambda ground: ("report", str(ground.run)), f"{_OF_REPORT} run/summary.json run/report.html", "run")
     ),
-    Program(
-        name="dump",
-        command=lambda ground: ("dump", str(ground.home / _RANKS[0])),
-        names=(_RANKS[0], _RANKS[0].replace(".h5", ".journal")),
+    _program(
+        "dump",
+        lambda ground: ("dump", str(ground.home / _RANK_0)),
+        f"{_RANK_0} {_RANK_0.replace('.h5', '.journal')}",
     ),
-    Program(
-        name="audit --from",
-        command=lambda ground: ("audit", "--from", str(ground.run)),
-        names=("run/attempt-0", "run/attempt-0/snapshot", "run/attempt-0/snapshot/n0.json"),
+    _program(*("audit --from", lambda ground: ("audit", "--from", str(ground.run)), f"run/attempt-0 {_SNAPSHOTS}")),
+    _program("audit --save", _called(save, "saved"), "saved/n0.json saved/n1.json", "saved"),
+    _program(
+        "script of figures",
+        lambda ground: (str(SCRIPT), str(ground.run), "--out", str(ground.home / FIGURES)),
+        f"{_FIGURES} run/attempt-0 {_TRACE} {_RANK_0}",
+        FIGURES,
     ),
-    Program(
-        name="audit --save",
-        command=lambda ground: functools.partial(save, ground.home / "saved"),
-        folders=("saved",),
-        names=("saved/n0.json", "saved/n1.json"),
-    ),
-    Program(
-        name="script of figures",
-        command=lambda ground: (str(SCRIPT), str(ground.run), "--out", str(ground.home / FIGURES)),
-        folders=(FIGURES,),
-        names=(
-            *(f"{FIGURES}/{SCRIPT.stem}.{ending}" for ending in ("csv", "png", "svg")),
-            "run/attempt-0",
-            "run/attempt-0/trace",
-            *_RANKS[:1],
-        ),
-    ),
-    Program(
-        name="session",
-        command=lambda ground: functools.partial(record_start, ground.run),
-        folders=("run", "run/attempt-0"),
-        names=("run/attempt-0", "run/attempt-1", "run/attempt-1/trace", "run/attempt-1/trace/rank-00000.h5"),
-    ),
+    _program("session", _called(record_start, "run"), _NEW, "run run/attempt-0"),
 )
-OF_TRAINING = (
-    Program(
-        name="checkpoints",
-        command=lambda ground: functools.partial(save_checkpoints, ground.run),
-        folders=("run",),
-        names=("run/checkpoints",),
-    ),
-)
+OF_TRAINING = (_program("checkpoints", _called(save_checkpoints, "run"), "run/checkpoints", "run"),)
 """They load torch, so they race in a separate process: what a process has loaded counts for its children, too."""
+_READ = "run/attempt-0/run.json"
 NAIVE = (
-    Program(
-        name="naive writer",
-        command=lambda ground: functools.partial(save_naively, ground.home / "saved"),
-        folders=("saved",),
-        names=(),
-        is_naive=True,
-    ),
-    Program(
-        name="naive reader",
-        command=lambda ground: functools.partial(read_naively, ground.attempt / "run.json"),
-        names=("run/attempt-0/run.json",),
-        is_naive=True,
-    ),
+    _program("naive writer", _called(save_naively, "saved"), "", "saved", is_naive=True),
+    _program("naive reader", _called(read_naively, _READ), _READ, is_naive=True),
 )
 """What hpcpace's writers and readers once were; the races have to catch them."""
 

@@ -6,13 +6,15 @@ import json
 import secrets
 import shutil
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
+from experiments.damage.chance import Random
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import snapshot_text
@@ -37,17 +39,13 @@ class Secret:
 
     Attributes:
         path: the folder of the files; `make` makes it.
+        token: what they hold.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._token = "".join(secrets.choice(string.ascii_uppercase) for _ in range(_TOKEN_LETTERS))
-        self._words = _words_of(self._token.encode()) | _words_of_environ()
-
-    @property
-    def token(self) -> str:
-        """What the files hold."""
-        return self._token
+        self.token = "".join(secrets.choice(string.ascii_uppercase) for _ in range(_TOKEN_LETTERS))
+        self._words = _words_of(self.token.encode()) | _words_of_environ()
 
     @property
     def text(self) -> Path:
@@ -75,7 +73,7 @@ class Secret:
         made = self.path.with_name(f"{self.path.name}-new")
         shutil.rmtree(made, ignore_errors=True)
         (made / "run" / "attempt-0" / "trace").mkdir(parents=True)
-        (made / "text").write_text(self._token * _NUM_TOKENS)
+        (made / "text").write_text(self.token * _NUM_TOKENS)
         self._write_traces(made / "run" / "attempt-0" / "trace")
         self._write_records(made / "run" / "attempt-0")
         for file in made.rglob("*"):
@@ -90,23 +88,12 @@ class Secret:
         return found[:3]
 
     def _write_traces(self, folder: Path) -> None:
-        numbers = np.frombuffer(self._token.encode() * _NUM_TOKENS, "<i8")
+        numbers = np.frombuffer(self.token.encode() * _NUM_TOKENS, "<i8")
         for rank in range(_NUM_RANKS):
-            header = TraceHeader(
-                run_id="synthetic",
-                attempt=0,
-                rank=rank,
-                world_size=_NUM_RANKS,
-                local_rank=rank,
-                local_size=_NUM_RANKS,
-                node=0,
-                host=self._token,
-                mesh=self._token,
-                samples_unit=self._token,
-            )
+            header = header_of(rank, _NUM_RANKS, host=self.token, mesh=self.token, samples_unit=self.token)
             path = folder / f"rank-{rank:05d}.h5"
             with Recorder(path, header, warn=_fail) as recorder:
-                recorder.add_group(0, rank, self._token.encode(), b"gloo")
+                recorder.add_group(0, rank, self.token.encode(), b"gloo")
                 for step in range(40):
                     recorder.add_step(step, step * 10**9, (step + 1) * 10**9, 1, 0)
             with h5py.File(path, "r+", libver=("v110", "v110"), locking=False) as file:
@@ -117,26 +104,17 @@ class Secret:
             path.with_suffix(".journal").write_bytes(encode_header(header, row_dtypes()))
 
     def _write_records(self, folder: Path) -> None:
-        token = self._token
-        records = {
-            "run.json": {
-                "ranks": [{"rank": rank, "host": token} for rank in range(_NUM_RANKS)],
-                "environment": {"HPCPACE_LAB_EMULATION": token},
-                "versions": {token: token},
-            },
-            "result.json": {"outcome": token, "cause": token, "peak_memory": []},
-            "trial.json": {
-                **dict.fromkeys(("policy", "tried", "sentence"), token),
-                "is_on": True,
-                "mechanisms": [token],
-                "points": [{"name": token}],
-                "trial": None,
-            },
-        }
+        token = self.token
+        ranks = [{"rank": rank, "host": token} for rank in range(_NUM_RANKS)]
+        said = dict.fromkeys(("policy", "tried", "sentence"), token)
+        trial = {**said, "is_on": True, "mechanisms": [token], "points": [{"name": token}], "trial": None}
+        run = {"ranks": ranks, "environment": {"HPCPACE_LAB_EMULATION": token}, "versions": {token: token}}
+        result = {"outcome": token, "cause": token, "peak_memory": []}
+        records = {"run.json": run, "result.json": result, "trial.json": trial}
         for name, content in records.items():
             (folder / name).write_text(json.dumps(content))
         (folder / "snapshot").mkdir()
-        (folder / "snapshot" / "n0.json").write_text(snapshot_text(take_host(Tree(), host=token)))
+        (folder / "snapshot" / "n0.json").write_text(snapshot_of(token))
 
 
 def _words_of(token: bytes) -> dict[str, bytes]:
@@ -154,12 +132,21 @@ def _words_of(token: bytes) -> dict[str, bytes]:
 def _words_of_environ() -> dict[str, bytes]:
     """Return the forms of what this process' children have as their environment, which no file may lead to either."""
     environ = _ENVIRON.read_bytes()
-    found = {"the environment": environ.split(b"\0")[0][:40]} if environ else {}
-    for start in range(0, min(len(environ), 8 * _NUM_WORDS) - 7, 8):
-        found[f"number {start // 8} of the environment"] = str(
-            int.from_bytes(environ[start : start + 8], "little")
-        ).encode()
+    numbers = np.frombuffer(environ[: min(len(environ) // 8, _NUM_WORDS) * 8], "<u8").tolist()
+    found = {f"number {place} of the environment": str(number).encode() for place, number in enumerate(numbers)}
+    found["the environment"] = environ.split(b"\0")[0][:40]
     return {form: word for form, word in found.items() if len(word) >= _TOKEN_LETTERS}
+
+
+def header_of(rank: int, num_ranks: int, **changes: Any) -> TraceHeader:
+    """Return the header of a trace of one host."""
+    values = {"run_id": "synthetic", "attempt": 0, "rank": rank, "world_size": num_ranks, "local_rank": rank}
+    return TraceHeader(**{**values, "local_size": num_ranks, "node": 0, "host": "n0", **changes})
+
+
+def snapshot_of(host: str) -> str:
+    """Return a snapshot of an audit of this machine, under the name of a host."""
+    return snapshot_text(take_host(Tree(), host=host))
 
 
 def _fail(message: str) -> None:
@@ -239,7 +226,6 @@ class Shelf:
         return kept
 
 
-Random = np.random.Generator
 ALL_WITH_FILES = ("plain", "hosts", "pipeline", "single")
 """Specimens whose files are all closed."""
 FIGURES = "figures"
@@ -294,15 +280,38 @@ class Kind:
     weight: float = 1.0
 
 
+Damage = Callable[[RunCopy, Random], Damaged]
+
+
+def kinds_of(
+    group: str, damages: Mapping[str, Damage], *, prefix: str = "", end: str = "", weight: float = 1.0, **more: Any
+) -> list[Kind]:
+    """Return the kinds of a table of damages, by their names without what all of them begin or end with."""
+    return [
+        Kind(name=f"{prefix}{name}{end}", group=group, damage=damage, weight=weight, **more)
+        for name, damage in damages.items()
+    ]
+
+
 def some_rank(run: RunCopy, random: Random) -> int:
     """Return a rank of the run by chance."""
     return int(random.integers(run.num_ranks))
 
 
-def of_rank(run: RunCopy, rank: int, *says: str) -> Damaged:
+def of_rank(run: RunCopy, rank: int, *says: str, **more: Any) -> Damaged:
     """Return the expectation where one rank's files are damaged."""
-    places = (f"rank-{rank:05d}", f"rank {rank}", str(run.attempt.path))
-    return Damaged(hurt=frozenset({rank}), places=places, says=says)
+    return of_ranks(run, {rank}, *says, **more)
+
+
+def of_ranks(run: RunCopy, ranks: Iterable[int], *says: str, **more: Any) -> Damaged:
+    """Return the expectation where several ranks' files are damaged."""
+    places = [name for rank in sorted(ranks) for name in (f"rank-{rank:05d}", f"rank {rank}")]
+    return Damaged(**{"hurt": frozenset(ranks), "places": (*places, str(run.attempt.path)), "says": says, **more})
+
+
+def of_run(run: RunCopy, *says: str, **more: Any) -> Damaged:
+    """Return the expectation where no rank is hurt."""
+    return Damaged(places=(str(run.path),), says=says, **more)
 
 
 def seen_by_all(run: RunCopy, random: Random, damaged: Damaged) -> Damaged:
@@ -310,12 +319,11 @@ def seen_by_all(run: RunCopy, random: Random, damaged: Damaged) -> Damaged:
 
     Besides the report these are `dump` of a rank that was hurt, `audit`, and for one input in four a script of figures.
     """
-    rank = min(damaged.hurt or run.ranks)
     memory = ("--memory", damaged.memory) if damaged.memory else ()
-    dump = ("dump", str(run.file(rank)), "--limit", "50", *memory)
+    dump = ("dump", str(run.file(min(damaged.hurt or run.ranks))), "--limit", "50", *memory)
     audit = ("audit", "--from", str(run.path))
     script = (str(SCRIPT), str(run.path), "--out", str(run.path / FIGURES))
-    views = (dump, (*dump, "--json"), audit, (*audit, "--json"), *([script] if random.random() < 0.25 else []))
+    views = (dump, (*dump, "--json"), audit, (*audit, "--json"), *([script] if random.maybe(0.25) else []))
     return replace(damaged, views=views)
 
 
@@ -351,9 +359,3 @@ def further_views(run: RunCopy, random: Random, damaged: Damaged) -> Damaged:
     )
     chosen = sorted(random.choice(len(views), 4 if damaged.views else 1, replace=False))
     return replace(damaged, views=(*damaged.views, *(views[number] for number in chosen)))
-
-
-def of_ranks(run: RunCopy, ranks: frozenset[int], *says: str) -> Damaged:
-    """Return the expectation where several ranks' files are damaged."""
-    places = [name for rank in sorted(ranks) for name in (f"rank-{rank:05d}", f"rank {rank}")]
-    return Damaged(hurt=ranks, places=(*places, str(run.attempt.path)), says=says)

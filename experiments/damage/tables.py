@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.damage.specimen import Damaged, Kind, Random, RunCopy, of_rank, of_ranks, some_rank
+from experiments.damage import specimen
+from experiments.damage.chance import Random
 
+TABLES = ("steps", "phases", "collectives", "groups", "clock", "account")
+_STEPPED = ("steps", "phases", "collectives")
+_OF_STEP = tuple(f"{table}/step" for table in _STEPPED)
 _HOUR_NS = 3_600_000_000_000
 _SEVERAL = ("plain", "hosts", "pipeline")
+Attack = Callable[[h5py.File, Random], object]
+"""Changes one rank's file through HDF5."""
+Value = Callable[[NDArray[Any], Random], Any]
+"""Returns new values of a column, or one for all rows, from the old ones."""
 
 
 @contextmanager
@@ -21,6 +30,67 @@ def opened(path: Path) -> Iterator[h5py.File]:
     """Open a closed trace file to change it."""
     with h5py.File(path, "r+", libver=("v110", "v110"), locking=False) as file:
         yield file
+
+
+def changed(attack: Attack, *says: str) -> specimen.Damage:
+    """Return the damage to one rank's file."""
+
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        rank = specimen.some_rank(run, random)
+        with opened(run.file(rank)) as file:
+            attack(file, random)
+        return specimen.of_rank(run, rank, *says)
+
+    return damage
+
+
+def change_all(run: specimen.RunCopy, random: Random, attack: Attack) -> None:
+    """Change the files of all ranks alike."""
+    for rank in sorted(run.ranks):
+        with opened(run.file(rank)) as file:
+            attack(file, random)
+
+
+def changed_all(attack: Attack) -> specimen.Damage:
+    """Return the damage to the files of all ranks alike."""
+
+    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        change_all(run, random, attack)
+        return specimen.of_ranks(run, run.ranks)
+
+    return damage
+
+
+def columns(value: Value | int, *names: str) -> Attack:
+    """Return the attack that writes values into some columns, each as `table/column`."""
+
+    def attack(file: h5py.File, random: Random) -> None:
+        for name in names:
+            file[name][...] = value if isinstance(value, int) else value(file[name][()], random)
+
+    return attack
+
+
+def sizes(num_rows: int, *names: str) -> Attack:
+    """Return the attack that gives tables so many rows."""
+
+    def attack(file: h5py.File, random: Random) -> None:
+        for name in names:
+            resize(file[name], num_rows)
+
+    return attack
+
+
+def resize(table: h5py.Group, num_rows: int) -> None:
+    """Give all columns of a table so many rows."""
+    for column in table.values():
+        column.resize((num_rows,))
+
+
+def some_column(file: h5py.File, random: Random, tables: Sequence[str] = TABLES) -> tuple[h5py.Group, str]:
+    """Return one of some tables, and the name of one of its columns."""
+    table = file[random.of(tables)]
+    return table, random.of([*table])
 
 
 def absurd(dtype: np.dtype, size: int, random: Random) -> NDArray[np.generic]:
@@ -32,89 +102,49 @@ def absurd(dtype: np.dtype, size: int, random: Random) -> NDArray[np.generic]:
     near = [limits.max - 1, limits.min + 1, limits.max // 2, limits.min // 2, 2**31 - 1, -(2**31), 2**62, 10**18]
     chosen = [value for value in (limits.min, limits.max, 0, -1, 1, 255, *near) if limits.min <= value <= limits.max]
     if random.random() < 0.3:
-        return np.full(size, chosen[int(random.integers(len(chosen)))], dtype)
+        return np.full(size, random.of(chosen), dtype)
     return np.array([chosen[index] for index in random.integers(len(chosen), size=size)], dtype)
 
 
-def absurd_values(table: str, columns: Sequence[str] = ()) -> Callable[[RunCopy, Random], Damaged]:
-    """Return the damage that puts absurd values into a few or all rows of columns of one rank's table."""
+def _absurd(table: str, *names: str) -> Attack:
+    """Return the attack that puts absurd values into a few or all rows of columns of a table."""
 
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
-        with opened(run.file(rank)) as file:
-            names = columns or tuple(file[table])
-            chosen = random.permutation(len(names))[: int(random.integers(1, len(names) + 1))].tolist()
-            for name in (names[index] for index in chosen):
-                column = file[table][name]
-                values = column[()]
-                if not len(values):
-                    column.resize((20,))
-                    values = column[()]
-                rows = _rows(len(values), random)
-                values[rows] = absurd(column.dtype, len(rows), random)
-                column[...] = values
-            longest = max(len(column) for column in file[table].values())
-            for column in file[table].values():
-                column.resize((longest,))
-        return of_rank(run, rank)
+    def attack(file: h5py.File, random: Random) -> None:
+        of = names or tuple(file[table])
+        for index in random.permutation(len(of))[: random.count(1, len(of) + 1)].tolist():
+            column = file[table][of[index]]
+            if not len(column):
+                column.resize((20,))
+            values = column[()]
+            rows = _rows(len(values), random)
+            values[rows] = absurd(column.dtype, len(rows), random)
+            column[...] = values
+        resize(file[table], max(len(column) for column in file[table].values()))
 
-    return damage
+    return attack
 
 
 def _rows(num_rows: int, random: Random) -> NDArray[np.int64]:
-    share = (1, 0.1, 0)[int(random.integers(3))]
-    count = min(max(int(num_rows * share), 1), num_rows)
+    count = min(max(int(num_rows * random.one(1, 0.1, 0)), 1), num_rows)
     return np.sort(random.permutation(num_rows)[:count])
 
 
-def changed(change: Callable[[h5py.File, Random], None], *says: str) -> Callable[[RunCopy, Random], Damaged]:
-    """Return the damage that changes one rank's file through HDF5."""
-
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        rank = some_rank(run, random)
-        with opened(run.file(rank)) as file:
-            change(file, random)
-        return of_rank(run, rank, *says)
-
-    return damage
+def _odd_groups(file: h5py.File, random: Random) -> None:
+    """Name members beyond the world, twice, negative, in many groups."""
+    groups = file["groups"]
+    resize(groups, 2000)
+    groups["id"][...] = random.integers(0, 2**16, size=2000)
+    groups["rank"][...] = random.integers(-5, 2**31 - 1, size=2000)
+    groups["name"][...] = np.array([random.bytes(int(size)) for size in random.integers(0, 64, size=2000)], "S64")
 
 
-def changed_all(change: Callable[[h5py.File, Random], None]) -> Callable[[RunCopy, Random], Damaged]:
-    """Return the damage that changes the files of all ranks alike through HDF5."""
-
-    def damage(run: RunCopy, random: Random) -> Damaged:
-        for rank in sorted(run.ranks):
-            with opened(run.file(rank)) as file:
-                change(file, random)
-        return of_ranks(run, run.ranks)
-
-    return damage
-
-
-def _resize(table: h5py.Group, num_rows: int) -> None:
-    for column in table.values():
-        column.resize((num_rows,))
-
-
-def _fewer_steps(file: h5py.File, random: Random) -> None:
-    _resize(file["steps"], int(random.integers(1, 20)))
-
-
-def _zero_steps(file: h5py.File, random: Random) -> None:
-    for name in ("steps", "phases", "collectives"):
-        _resize(file[name], 0)
-
-
-def _no_operations(file: h5py.File, random: Random) -> None:
-    _resize(file["collectives"], 0)
-
-
-def _no_groups(file: h5py.File, random: Random) -> None:
-    _resize(file["groups"], 0)
+def _operations(file: h5py.File, random: Random) -> None:
+    for column, least, stop in (("op", 0, random.one(12, 256)), ("peer", -3, 12), ("exit_kind", 0, 5)):
+        columns(lambda old, r, a=least, b=stop: r.integers(a, b, size=len(old)), f"collectives/{column}")(file, random)
 
 
 def _shuffled(file: h5py.File, random: Random) -> None:
-    for name in ("steps", "phases", "collectives"):
+    for name in _STEPPED:
         order = random.permutation(len(file[name]["step"]))
         for column in file[name].values():
             column[...] = column[()][order]
@@ -128,20 +158,6 @@ def _twice(file: h5py.File, random: Random) -> None:
             column[len(values) :] = values
 
 
-def _numbered(first: int) -> Callable[[h5py.File, Random], None]:
-    def change(file: h5py.File, random: Random) -> None:
-        for name in ("steps", "phases", "collectives"):
-            column = file[name]["step"]
-            column[...] = first + column[()]
-
-    return change
-
-
-def _same_number(file: h5py.File, random: Random) -> None:
-    for name in ("steps", "phases", "collectives"):
-        file[name]["step"][...] = 7
-
-
 def _backwards(file: h5py.File, random: Random) -> None:
     steps = file["steps"]
     begin, end = steps["begin_ns"][()], steps["end_ns"][()]
@@ -150,16 +166,8 @@ def _backwards(file: h5py.File, random: Random) -> None:
 
 def _moved(file: h5py.File, random: Random) -> None:
     """Move all times but those of the clock samples by hours: what the clock says of them is wrong."""
-    shift_ns = int(random.integers(-5, 6)) * _HOUR_NS
-    for table, columns in (("steps", ("begin_ns", "end_ns")), ("collectives", ("enter_ns", "exit_ns"))):
-        for name in columns:
-            file[table][name][...] = file[table][name][()] + shift_ns
-
-
-def _one_time(file: h5py.File, random: Random) -> None:
-    for table, columns in (("steps", ("begin_ns", "end_ns")), ("phases", ("begin_ns", "end_ns"))):
-        for name in columns:
-            file[table][name][...] = 5_000_000_000
+    shift_ns = random.count(-5, 6) * _HOUR_NS
+    columns(lambda old, _: old + shift_ns, *_BEGINS_AND_ENDS)(file, random)
 
 
 def _no_duration(file: h5py.File, random: Random) -> None:
@@ -168,62 +176,42 @@ def _no_duration(file: h5py.File, random: Random) -> None:
 
 
 def _ragged(file: h5py.File, random: Random) -> None:
-    table = file[_TABLES[int(random.integers(len(_TABLES)))]]
-    column = table[list(table)[int(random.integers(len(table)))]]
-    column.resize((int(random.integers(2 * len(column) + 5)),))
-
-
-def _endless(file: h5py.File, random: Random) -> None:
-    table = file[_TABLES[int(random.integers(len(_TABLES)))]]
-    _resize(table, int((10**6, 2**31, 2**40, 2**62)[int(random.integers(4))]))
+    table, name = some_column(file, random)
+    table[name].resize((int(random.integers(2 * len(table[name]) + 5)),))
 
 
 def _many_rows(file: h5py.File, random: Random) -> None:
     """Make a table of a million equal rows, which compress to nearly nothing."""
-    table = file[_TABLES[int(random.integers(len(_TABLES)))]]
-    for column in table.values():
+    for column in file[random.of(TABLES)].values():
         column.resize((10**6,))
         column[...] = np.zeros(10**6, column.dtype)
 
 
-def _no_table(file: h5py.File, random: Random) -> None:
-    del file[_TABLES[int(random.integers(len(_TABLES)))]]
-
-
 def _no_column(file: h5py.File, random: Random) -> None:
-    table = file[_TABLES[int(random.integers(len(_TABLES)))]]
-    del table[list(table)[int(random.integers(len(table)))]]
+    table, name = some_column(file, random)
+    del table[name]
 
 
 def _other_type(file: h5py.File, random: Random) -> None:
     """Give a column another type: float with NaN, text, two dimensions, none at all, a compound, another size."""
-    table = file[_TABLES[int(random.integers(len(_TABLES)))]]
-    name = list(table)[int(random.integers(len(table)))]
-    num_rows = len(table[name])
+    table, name = some_column(file, random)
+    count = len(table[name])
     del table[name]
-    made = (
-        np.full(num_rows, np.nan),
-        np.array(["x"] * num_rows, h5py.string_dtype()),
-        np.zeros((num_rows, 2), np.int64),
-        np.int64(3),
-        np.zeros(num_rows, [("a", "i4"), ("b", "f8")]),
-        np.full(num_rows, 2**64 - 1, np.uint64),
-        np.full(num_rows, -1, np.int8),
-        h5py.Empty("i8"),
-    )[int(random.integers(8))]
-    table.create_dataset(name, data=made)
+    texts, pairs = np.array(["x"] * count, h5py.string_dtype()), np.zeros(count, [("a", "i4"), ("b", "f8")])
+    numbers = (np.full(count, np.nan), np.full(count, 2**64 - 1, np.uint64), np.full(count, -1, np.int8), np.int64(3))
+    values = (*numbers, texts, pairs, np.zeros((count, 2), np.int64), h5py.Empty("i8"))
+    table.create_dataset(name, data=random.of(values))
 
 
 def _table_is_column(file: h5py.File, random: Random) -> None:
-    name = _TABLES[int(random.integers(len(_TABLES)))]
+    name = random.of(TABLES)
     del file[name]
     file[name] = np.arange(5)
 
 
 def _newer_minor(file: h5py.File, random: Random) -> None:
     """Write what a later minor version may: columns, tables, attributes and enum values that are not known yet."""
-    file.attrs["format_version"] = "1.999"
-    file.attrs["colour"] = "blue"
+    file.attrs["format_version"], file.attrs["colour"] = "1.999", "blue"
     num_rows = len(file["collectives"]["step"])
     file["collectives"].create_dataset("algorithm", data=np.zeros(num_rows, np.uint8))
     file.create_group("power").create_dataset("watts", data=np.ones(5))
@@ -231,152 +219,43 @@ def _newer_minor(file: h5py.File, random: Random) -> None:
     file["collectives"]["op"][num_rows // 2 :] = 99
 
 
-def _version(text: str) -> Callable[[h5py.File, Random], None]:
-    def change(file: h5py.File, random: Random) -> None:
-        file.attrs["format_version"] = text
-
-    return change
+def _version(text: str) -> specimen.Damage:
+    return changed(lambda file, _: file.attrs.__setitem__("format_version", text), text[:20])
 
 
-def _odd_groups(file: h5py.File, random: Random) -> None:
-    """Name members beyond the world, twice, negative, in many groups."""
-    groups = file["groups"]
-    _resize(groups, 2000)
-    groups["id"][...] = random.integers(0, 2**16, size=2000)
-    groups["rank"][...] = random.integers(-5, 2**31 - 1, size=2000)
-    groups["name"][...] = np.array([random.bytes(int(size)) for size in random.integers(0, 64, size=2000)], "S64")
+# Clocks
 
 
-def _sequence(file: h5py.File, random: Random) -> None:
-    seq = file["collectives"]["seq"]
-    seq[...] = (
-        np.zeros(len(seq), np.int64),
-        -seq[()],
-        seq[()] + 2**62,
-        seq[()] // 2,
-        random.permutation(seq[()]),
-    )[int(random.integers(5))]
-
-
-def _operations(file: h5py.File, random: Random) -> None:
-    table = file["collectives"]
-    size = len(table["op"])
-    table["op"][...] = random.integers(0, 256 if random.random() < 0.5 else 12, size=size)
-    table["peer"][...] = random.integers(-3, 12, size=size)
-    table["exit_kind"][...] = random.integers(0, 5, size=size)
-
-
-_TABLES = ("steps", "phases", "collectives", "groups", "clock", "account")
-_STEPS, _VALUES, _SHAPES, _VERSIONS = "steps", "values that cannot be", "tables of another shape", "versions"
-
-KINDS = (
-    *(
-        Kind(name=f"absurd-{table}", group=_VALUES, damage=absurd_values(table), weight=weight)
-        for table, weight in (("steps", 4), ("phases", 4), ("collectives", 6), ("groups", 3), ("account", 2))
-    ),
-    *(
-        Kind(name=f"absurd-{table}", group=_VALUES, damage=absurd_values(table), weight=0.5)
-        for table in ("pacing", "network", "host")
-    ),
-    Kind(
-        name="absurd-times",
-        group=_VALUES,
-        damage=absurd_values("collectives", ("enter_ns", "exit_ns", "blocked_ns")),
-        weight=3,
-    ),
-    Kind(name="odd-groups", group=_VALUES, damage=changed(_odd_groups)),
-    Kind(name="odd-groups-all", group=_VALUES, damage=changed_all(_odd_groups)),
-    Kind(name="odd-sequence", group=_VALUES, damage=changed(_sequence), specimens=_SEVERAL),
-    Kind(name="odd-sequence-all", group=_VALUES, damage=changed_all(_sequence)),
-    Kind(name="odd-operations", group=_VALUES, damage=changed(_operations)),
-    Kind(name="odd-operations-all", group=_VALUES, damage=changed_all(_operations)),
-    Kind(name="fewer-steps", group=_STEPS, damage=changed(_fewer_steps)),
-    Kind(name="zero-steps", group=_STEPS, damage=changed(_zero_steps)),
-    Kind(name="zero-steps-all", group=_STEPS, damage=changed_all(_zero_steps), weight=0.4),
-    Kind(name="shuffled", group=_STEPS, damage=changed(_shuffled)),
-    Kind(name="twice", group=_STEPS, damage=changed(_twice)),
-    Kind(name="negative-steps", group=_STEPS, damage=changed(_numbered(-50))),
-    Kind(name="shifted-steps", group=_STEPS, damage=changed(_numbered(20))),
-    Kind(name="largest-steps", group=_STEPS, damage=changed(_numbered(2**31 - 41))),
-    Kind(name="largest-steps-all", group=_STEPS, damage=changed_all(_numbered(2**31 - 41)), weight=0.4),
-    Kind(name="same-step", group=_STEPS, damage=changed(_same_number)),
-    Kind(name="backwards", group=_STEPS, damage=changed(_backwards)),
-    Kind(name="backwards-all", group=_STEPS, damage=changed_all(_backwards), weight=0.4),
-    Kind(name="moved", group=_STEPS, damage=changed(_moved)),
-    Kind(name="one-time", group=_STEPS, damage=changed(_one_time)),
-    Kind(name="one-time-all", group=_STEPS, damage=changed_all(_one_time), weight=0.4),
-    Kind(name="no-duration", group=_STEPS, damage=changed(_no_duration)),
-    Kind(name="no-duration-all", group=_STEPS, damage=changed_all(_no_duration), weight=0.4),
-    Kind(name="no-operations", group=_STEPS, damage=changed(_no_operations)),
-    Kind(name="no-groups", group=_STEPS, damage=changed(_no_groups)),
-    Kind(name="ragged", group=_SHAPES, damage=changed(_ragged), weight=2),
-    Kind(name="endless", group=_SHAPES, damage=changed(_endless), weight=2),
-    Kind(name="many-rows", group=_SHAPES, damage=changed(_many_rows)),
-    Kind(name="no-table", group=_SHAPES, damage=changed(_no_table)),
-    Kind(name="no-column", group=_SHAPES, damage=changed(_no_column)),
-    Kind(name="other-type", group=_SHAPES, damage=changed(_other_type), weight=2),
-    Kind(name="table-is-column", group=_SHAPES, damage=changed(_table_is_column)),
-    Kind(name="newer-minor", group=_VERSIONS, damage=changed(_newer_minor)),
-    *(
-        Kind(name=f"version-{text or 'empty'}", group=_VERSIONS, damage=changed(_version(text), text), weight=0.4)
-        for text in ("2.0", "999999.0", "0.9", "1", "one", "", "9" * 5000, "-1.0")
-    ),
-)
-
-
-_CLOCKS = "clocks"
-
-
-def _fill(file: h5py.File, num_samples: int) -> None:
-    """Spread the two samples that a specimen has over more of them."""
+def _fill(file: h5py.File) -> h5py.Group:
+    """Spread the two samples that a specimen has over twenty of them, and return the table."""
     clock = file["clock"]
-    local, columns = clock["local_ns"][()], {name: column[()] for name, column in clock.items()}
-    for name, column in clock.items():
-        column.resize((num_samples,))
-        column[...] = columns[name][0]
-    clock["local_ns"][...] = np.linspace(local[0], local[-1], num_samples).astype(np.int64)
+    local = clock["local_ns"][()]
+    for column in clock.values():
+        column.resize((20,))
+        column[...] = column[0]
+    clock["local_ns"][...] = np.linspace(local[0], local[-1], 20).astype(np.int64)
+    return clock
 
 
-def _empty(file: h5py.File, random: Random) -> None:
-    for column in file["clock"].values():
-        column.resize((0,))
+def _filled(name: str, value: Value) -> Attack:
+    """Return the attack that exchanges values of a column of the clock that has twenty samples."""
+
+    def attack(file: h5py.File, random: Random) -> None:
+        column = _fill(file)[name]
+        column[...] = value(column[()], random)
+
+    return attack
 
 
-def _jump(file: h5py.File, random: Random) -> None:
-    _fill(file, 20)
-    offset = file["clock"]["offset_ns"]
-    offset[int(random.integers(20)) :] = offset[0] + int(random.integers(-20, 21)) * _HOUR_NS
-
-
-def _local_jump(file: h5py.File, random: Random) -> None:
-    _fill(file, 20)
-    local = file["clock"]["local_ns"]
-    at = int(random.integers(20))
-    local[at:] = local[at:] + int(random.integers(-20, 21)) * _HOUR_NS
-
-
-def _references(file: h5py.File, random: Random) -> None:
-    _fill(file, 20)
-    file["clock"]["ref_rank"][...] = random.integers(-1, 6, size=20)
-
-
-def _width(value: int) -> Callable[[h5py.File, Random], None]:
-    def change(file: h5py.File, random: Random) -> None:
-        file["clock"]["halfwidth_ns"][...] = value
-
-    return change
-
-
-def _not_ascending(file: h5py.File, random: Random) -> None:
-    _fill(file, 20)
-    local = file["clock"]["local_ns"]
-    local[...] = random.permutation(local[()])
+def _jumped(old: NDArray[Any], random: Random) -> NDArray[Any]:
+    """Let values jump by hours from one of them on."""
+    return old + random.count(-20, 21) * _HOUR_NS * (np.arange(len(old)) >= random.count(0, 20))
 
 
 def _equal_times(file: h5py.File, random: Random) -> None:
-    _fill(file, 20)
-    file["clock"]["local_ns"][...] = file["clock"]["local_ns"][0]
-    file["clock"]["offset_ns"][...] = random.integers(-(2**62), 2**62, size=20)
+    clock = _fill(file)
+    clock["local_ns"][...] = clock["local_ns"][0]
+    clock["offset_ns"][...] = random.integers(-(2**62), 2**62, size=20)
 
 
 def _near_times(file: h5py.File, random: Random) -> None:
@@ -387,77 +266,97 @@ def _near_times(file: h5py.File, random: Random) -> None:
 
 
 def _limits(file: h5py.File, random: Random) -> None:
-    clock = file["clock"]
-    clock["offset_ns"][...] = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
-    if random.random() < 0.5:
-        clock["local_ns"][...] = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+    limits = np.iinfo(np.int64)
+    for name in random.one(("offset_ns",), ("offset_ns", "local_ns")):
+        file["clock"][name][...] = (limits.min, limits.max)
 
 
-def _noise(file: h5py.File, random: Random) -> None:
-    _fill(file, 20)
-    offset = file["clock"]["offset_ns"]
-    offset[...] = offset[()] + random.integers(-(10**9), 10**9, size=20)
-
-
-def _one_sample(file: h5py.File, random: Random) -> None:
-    for column in file["clock"].values():
-        column.resize((1,))
-
-
-def _wrong(run: RunCopy, random: Random) -> Damaged:
+def _wrong(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Make one host's clock wrong by 50 ms, which no half-width explains: it has to be named."""
-    rank = int(random.integers(run.num_ranks))
+    rank = specimen.some_rank(run, random)
     with opened(run.file(rank)) as file:
         host = str(file.attrs["host"])
-    for other in sorted(run.ranks):
-        with opened(run.file(other)) as file:
-            if str(file.attrs["host"]) == host:
-                file["clock"]["offset_ns"][...] = file["clock"]["offset_ns"][()] + 50_000_000
-    damaged = of_rank(run, rank)
-    return Damaged(places=damaged.places, says=("the clock of", host, "wrong by at least"))
+
+    def attack(file: h5py.File, random: Random) -> None:
+        if str(file.attrs["host"]) == host:
+            file["clock"]["offset_ns"][...] = file["clock"]["offset_ns"][()] + 50_000_000
+
+    change_all(run, random, attack)
+    return specimen.of_rank(run, rank, "the clock of", host, "wrong by at least", hurt=frozenset())
 
 
-CLOCKS = (
-    Kind(name="absurd-clock", group=_CLOCKS, damage=absurd_values("clock"), weight=6),
-    *(
-        Kind(
-            name=f"clock-{name}",
-            group=_CLOCKS,
-            damage=changed(change),
-            specimens=("plain", "hosts", "pipeline", "single"),
-        )
-        for name, change in (
-            ("empty", _empty),
-            ("jump", _jump),
-            ("local-jump", _local_jump),
-            ("references", _references),
-            ("negative-width", _width(-1000)),
-            ("endless-width", _width(2**62)),
-            ("not-ascending", _not_ascending),
-            ("equal-times", _equal_times),
-            ("near-times", _near_times),
-            ("limits", _limits),
-            ("noise", _noise),
-            ("one-sample", _one_sample),
-        )
+_BEGINS_AND_ENDS = ("steps/begin_ns", "steps/end_ns", "collectives/enter_ns", "collectives/exit_ns")
+_PHASES = ("phases/begin_ns", "phases/end_ns")
+_SEQUENCE = columns(
+    lambda old, r: r.one(np.zeros(len(old), np.int64), -old, old + 2**62, old // 2, r.permutation(old)),
+    "collectives/seq",
+)
+_IN_ONE: Mapping[str, Mapping[str, Attack]] = {
+    "values that cannot be": {
+        **{f"absurd-{table}": _absurd(table) for table in TABLES if table != "clock"},
+        **{f"absurd-{table}": _absurd(table) for table in ("pacing", "network", "host")},
+        "absurd-times": _absurd("collectives", "enter_ns", "exit_ns", "blocked_ns"),
+        **{"odd-groups": _odd_groups, "odd-operations": _operations},
+    },
+    "steps": {
+        "fewer-steps": lambda file, random: resize(file["steps"], random.count(1, 20)),
+        "zero-steps": sizes(0, *_STEPPED),
+        **{"shuffled": _shuffled, "twice": _twice},
+        "negative-steps": columns(lambda old, _: old - 50, *_OF_STEP),
+        "shifted-steps": columns(lambda old, _: old + 20, *_OF_STEP),
+        "largest-steps": columns(lambda old, _: old + (2**31 - 41), *_OF_STEP),
+        "same-step": columns(7, *_OF_STEP),
+        **{"backwards": _backwards, "moved": _moved, "no-duration": _no_duration},
+        "one-time": columns(5_000_000_000, *_BEGINS_AND_ENDS[:2], *_PHASES),
+        "no-operations": sizes(0, "collectives"),
+        "no-groups": sizes(0, "groups"),
+    },
+    "tables of another shape": {
+        **{"ragged": _ragged, "many-rows": _many_rows, "no-column": _no_column, "other-type": _other_type},
+        "endless": lambda file, random: resize(file[random.of(TABLES)], random.one(10**6, 2**31, 2**40, 2**62)),
+        "no-table": lambda file, random: file.pop(random.of(TABLES)),
+        "table-is-column": _table_is_column,
+    },
+    "versions": {"newer-minor": _newer_minor},
+    "clocks": {
+        "absurd-clock": _absurd("clock"),
+        "clock-empty": sizes(0, "clock"),
+        "clock-one-sample": sizes(1, "clock"),
+        "clock-jump": _filled("offset_ns", _jumped),
+        "clock-local-jump": _filled("local_ns", _jumped),
+        "clock-references": _filled("ref_rank", lambda old, r: r.integers(-1, 6, size=20)),
+        "clock-negative-width": columns(-1000, "clock/halfwidth_ns"),
+        "clock-endless-width": columns(2**62, "clock/halfwidth_ns"),
+        "clock-not-ascending": _filled("local_ns", lambda old, r: r.permutation(old)),
+        "clock-noise": _filled("offset_ns", lambda old, r: old + r.integers(-(10**9), 10**9, size=20)),
+        **{"clock-equal-times": _equal_times, "clock-near-times": _near_times, "clock-limits": _limits},
+    },
+}
+_IN_ALL = (
+    *("odd-groups", "odd-operations", "zero-steps", "largest-steps", "backwards", "one-time", "no-duration"),
+    *("clock-empty", "clock-jump", "clock-references", "clock-negative-width", "clock-endless-width"),
+    *("clock-near-times", "clock-limits"),
+)
+"""Kinds that are done to all ranks, too."""
+_VERSIONS = ("2.0", "999999.0", "0.9", "1", "one", "", "9" * 5000, "-1.0")
+_WEIGHTS = {"values that cannot be": 2.0, "clocks": 1.5, "tables of another shape": 1.5}
+
+
+def _kinds() -> Iterator[specimen.Kind]:
+    for group, attacks in _IN_ONE.items():
+        in_one = {name: changed(attack) for name, attack in attacks.items()}
+        in_all = {name: changed_all(attack) for name, attack in attacks.items() if name in _IN_ALL}
+        all_of = {"specimens": ("hosts", "pipeline") if group == "clocks" else specimen.ALL_WITH_FILES, "weight": 0.5}
+        yield from specimen.kinds_of(group, in_one, weight=_WEIGHTS.get(group, 1.0))
+        yield from specimen.kinds_of(group, in_all, end="-all", **all_of)
+
+
+KINDS: tuple[specimen.Kind, ...] = (
+    *_kinds(),
+    *specimen.kinds_of("values that cannot be", {"odd-sequence": changed(_SEQUENCE)}, specimens=_SEVERAL),
+    *specimen.kinds_of("values that cannot be", {"odd-sequence-all": changed_all(_SEQUENCE)}),
+    *specimen.kinds_of(
+        "versions", {text or "empty": _version(text) for text in _VERSIONS}, prefix="version-", weight=0.4
     ),
-    *(
-        Kind(
-            name=f"clock-{name}-all",
-            group=_CLOCKS,
-            damage=changed_all(change),
-            specimens=("hosts", "pipeline"),
-            weight=0.6,
-        )
-        for name, change in (
-            ("empty", _empty),
-            ("jump", _jump),
-            ("references", _references),
-            ("negative-width", _width(-1000)),
-            ("endless-width", _width(2**62)),
-            ("near-times", _near_times),
-            ("limits", _limits),
-        )
-    ),
-    Kind(name="clock-wrong", group=_CLOCKS, damage=_wrong, specimens=("hosts",)),
+    *specimen.kinds_of("clocks", {"clock-wrong": _wrong}, specimens=("hosts",)),
 )

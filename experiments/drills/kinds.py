@@ -15,19 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from experiments.drills.evidence import (
-    FLUSH_INTERVAL_S,
-    REPORT_TITLE,
-    check_counted,
-    check_named,
-    check_readable,
-    check_whole,
-    longest_step_ns,
-    missing_lines,
-    num_counted,
-    read_all,
-)
+from experiments.drills import evidence
 from experiments.labs import START_TIMEOUT_S, DrillJob, DrillSite, MisreadStart, RankEnds
 from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
@@ -52,7 +42,7 @@ _PACED = ("--inject", "rank=0,phase=data,size=100ms")
 _PACED_STEPS = 240
 ENVIRON = {
     "HPCPACE_WORLD_TIMEOUT_S": str(WORLD_TIMEOUT_S),
-    "HPCPACE_TRACE_FLUSH_INTERVAL_S": str(FLUSH_INTERVAL_S),
+    "HPCPACE_TRACE_FLUSH_INTERVAL_S": str(evidence.FLUSH_INTERVAL_S),
     "HPCPACE_CLOCK_INTERVAL_S": "5",
 }
 
@@ -188,18 +178,18 @@ def _cut_off(
     wait_s = max(begin_ns - time.monotonic_ns(), 0) / NS_PER_S + drill.limit_s + _PAST_LIMIT_S
     ended, end_ns = job.wait(wait_s)
     time_s = (end_ns - begin_ns) / NS_PER_S
-    traces, summary, log = read_all(job.run.attempt(0), job.num_ranks), job.summary(), job.log()
+    traces, summary, log = evidence.read_all(job.run.attempt(0), job.num_ranks), job.summary(), job.log()
     problems = [] if ended.state in state.split("|") else [f"the job is {ended.state}, and should be {state}"]
     if time_s > drill.limit_s:
         problems.append(f"{drill.timed}: {time_s:.1f} s, more than {drill.limit_s:g} s")
-    problems += check_readable(traces, ends.times_ns(), site.clock_offsets_ns(), begin_ns=begin_ns)
-    problems += check_named(log, traces, victims)
-    problems += check_counted(traces, summary)
+    problems += evidence.check_readable(traces, ends.times_ns(), site.clock_offsets_ns(), begin_ns=begin_ns)
+    problems += evidence.check_named(log, traces, victims)
+    problems += evidence.check_counted(traces, summary)
     if (status := job.report_status()) != 1:
         problems.append(f"hpcpace report ends with status {status}, not with 1")
-    lines = missing_lines(log)
+    lines = evidence.missing_lines(log)
     said = next((line for line in lines if "lost at least" in line), lines[0] if lines else "")
-    return Outcome(time_s=time_s, num_lost=num_counted(summary), said=said, problems=tuple(problems))
+    return Outcome(time_s=time_s, num_lost=evidence.num_counted(summary), said=said, problems=tuple(problems))
 
 
 def _goes_on(site: DrillSite, drill: Drill, environ: dict[str, str], *fault: str, warning: str = "") -> Outcome:
@@ -209,22 +199,24 @@ def _goes_on(site: DrillSite, drill: Drill, environ: dict[str, str], *fault: str
     fault_id = site.fault(*fault)
     ended, _ = job.wait(_PACED_STEPS * 0.5 + WORLD_TIMEOUT_S + REPORT_S)
     (begin_ns,), fault_end_ns = site.times_ns(fault_id, "fault-begin"), site.times_ns(fault_id, "fault-end")
-    traces, summary, log = read_all(job.run.attempt(0), job.num_ranks), job.summary(), job.log()
+    traces, summary, log = evidence.read_all(job.run.attempt(0), job.num_ranks), job.summary(), job.log()
     problems = [] if ended.state == "COMPLETED" else [f"the job is {ended.state}, and should be COMPLETED"]
-    longest_s = longest_step_ns(traces, begin_ns, site.clock_offsets_ns()) / NS_PER_S
+    longest_s = evidence.longest_step_ns(traces, begin_ns, site.clock_offsets_ns()) / NS_PER_S
     if longest_s > drill.limit_s:
         problems.append(f"{drill.timed}: {longest_s:.1f} s, more than {drill.limit_s:g} s")
     problems += _outside(traces, begin_ns, fault_end_ns, site)
-    problems += check_readable(traces, ends.times_ns(), site.clock_offsets_ns(), begin_ns=begin_ns)
-    problems += check_whole(traces, _PACED_STEPS)
-    problems += check_counted(traces, summary)
+    problems += evidence.check_readable(traces, ends.times_ns(), site.clock_offsets_ns(), begin_ns=begin_ns)
+    problems += evidence.check_whole(traces, _PACED_STEPS)
+    problems += evidence.check_counted(traces, summary)
     # 1 and 3 are verdicts on the fault, or that there is no fault; the log would name what is missing.
-    if (status := job.report_status()) not in (0, 1, 3) or REPORT_TITLE in log:
-        problems.append(f"hpcpace report ends with status {status} and says {missing_lines(log)}; nothing is missing")
+    if (status := job.report_status()) not in (0, 1, 3) or evidence.REPORT_TITLE in log:
+        problems.append(
+            f"hpcpace report ends with status {status} and says {evidence.missing_lines(log)}; nothing is missing"
+        )
     said = next((line.strip() for line in log.splitlines() if (warning or "Tracing ") in line), "")
     if not said:
         problems.append(f"the log does not say {warning!r}")
-    return Outcome(time_s=longest_s, num_lost=num_counted(summary), said=said, problems=tuple(problems))
+    return Outcome(time_s=longest_s, num_lost=evidence.num_counted(summary), said=said, problems=tuple(problems))
 
 
 def _outside(traces: Sequence[RankTrace], begin_ns: int, end_ns: Sequence[int], site: DrillSite) -> list[str]:
@@ -240,60 +232,35 @@ def _outside(traces: Sequence[RankTrace], begin_ns: int, end_ns: Sequence[int], 
     return []
 
 
+_TO_THE_END = "to the end of the job"
+_ENDS = (KILL_WAIT_S + REPORT_S, f"KillWait {KILL_WAIT_S} s + report {REPORT_S} s")
+_GOES_ON = ("longest step from the fault on", WORLD_TIMEOUT_S, f"world.timeout_s {WORLD_TIMEOUT_S} s")
+
+
+def _drill(name: str, title: str, run: Callable[[DrillSite, Drill], Outcome], *timed: Any, **more: Any) -> Drill:
+    what, limit_s, limit = timed
+    return Drill(name=name, title=title, run=run, timed=what, limit_s=limit_s, limit=limit, **more)
+
+
 DRILLS = (
-    Drill(
-        name="kill-rank",
-        title="kill -9 of a rank",
-        run=kill_rank,
-        timed="from the signal to the end of the job",
-        limit_s=KILL_WAIT_S + REPORT_S,
-        limit=f"KillWait {KILL_WAIT_S} s + report {REPORT_S} s",
-    ),
-    Drill(
-        name="kill-host",
-        title="death of a host",
-        run=kill_host,
-        timed="from its death to the end of the job",
+    _drill("kill-rank", "kill -9 of a rank", kill_rank, f"from the signal {_TO_THE_END}", *_ENDS),
+    _drill(
+        *("kill-host", "death of a host", kill_host, f"from its death {_TO_THE_END}"),
         # slurmctld pings a node three times within SlurmdTimeout, and the count starts at the next ping.
-        limit_s=NODE_TIMEOUT_S * 4 / 3 + KILL_WAIT_S + REPORT_S,
-        limit=f"4/3 of SlurmdTimeout {NODE_TIMEOUT_S} s + KillWait {KILL_WAIT_S} s + report {REPORT_S} s",
+        NODE_TIMEOUT_S * 4 / 3 + _ENDS[0],
+        f"4/3 of SlurmdTimeout {NODE_TIMEOUT_S} s + {_ENDS[1]}",
         is_quick=False,
     ),
-    Drill(
-        name="scancel",
-        title="scancel",
-        run=cancel,
-        timed="from scancel to the end of the job",
-        limit_s=KILL_WAIT_S + REPORT_S,
-        limit=f"KillWait {KILL_WAIT_S} s + report {REPORT_S} s",
-    ),
-    Drill(
-        name="time-limit",
-        title="time limit",
-        run=time_limit,
-        timed="from the limit to the end of the job",
-        limit_s=TIME_LIMIT_CHECK_S + KILL_WAIT_S + REPORT_S,
-        limit=f"Slurm's check every {TIME_LIMIT_CHECK_S} s + KillWait {KILL_WAIT_S} s + report {REPORT_S} s",
+    _drill("scancel", "scancel", cancel, f"from scancel {_TO_THE_END}", *_ENDS),
+    _drill(
+        *("time-limit", "time limit", time_limit, f"from the limit {_TO_THE_END}"),
+        TIME_LIMIT_CHECK_S + _ENDS[0],
+        f"Slurm's check every {TIME_LIMIT_CHECK_S} s + {_ENDS[1]}",
         at_once=3,
         is_quick=False,
     ),
-    Drill(
-        name="fill-disk",
-        title="disk full on one host, and freed",
-        run=fill_disk,
-        timed="longest step from the fault on",
-        limit_s=WORLD_TIMEOUT_S,
-        limit=f"world.timeout_s {WORLD_TIMEOUT_S} s",
-    ),
-    Drill(
-        name="flap-uplink",
-        title="an uplink that flaps",
-        run=flap_uplink,
-        timed="longest step from the fault on",
-        limit_s=WORLD_TIMEOUT_S,
-        limit=f"world.timeout_s {WORLD_TIMEOUT_S} s",
-        is_quick=False,
-    ),
+    _drill("fill-disk", "disk full on one host, and freed", fill_disk, *_GOES_ON),
+    _drill("flap-uplink", "an uplink that flaps", flap_uplink, *_GOES_ON, is_quick=False),
 )
 
 
@@ -353,7 +320,7 @@ def healthy_job(site: DrillSite) -> tuple[str, int]:
         except HpcpaceError as error:
             return f"the job after the drill: {error}", num_misread
         # Six steps are too few for a verdict; what is missing would stand in the log.
-        if ended.state == "COMPLETED" and job.report_status() in (0, 1, 3) and REPORT_TITLE not in job.log():
+        if ended.state == "COMPLETED" and job.report_status() in (0, 1, 3) and evidence.REPORT_TITLE not in job.log():
             return "", num_misread
         return f"the job after the drill is {ended.state}; its log:\n{job.log()}", num_misread
     return f"{MAX_MISREAD} jobs after the drill did not start", MAX_MISREAD

@@ -41,98 +41,60 @@ class Step:
     cells: Mapping[str, str]
 
 
+def _step(name: str, measure: str, limit_s: int, title: str, **cells: str) -> Step:
+    return Step(name=name, measure=measure, title=title, limit_s=limit_s, cells=cells)
+
+
+_MARKS = "How many marks have times on the device?"
 STEPS = (
-    Step(
-        name="a",
-        measure="machine",
-        title="versions, NVML, audit",
-        limit_s=20,
-        cells={
-            "versions": "What is installed, and what is compiled?",
-            "nvml": "What does NVML answer?",
-            "audit": "Does `hpcpace audit` end well and show the GPU?",
-        },
+    _step(
+        *("a", "machine", 20, "versions, NVML, audit"),
+        versions="What is installed, and what is compiled?",
+        nvml="What does NVML answer?",
+        audit="Does `hpcpace audit` end well and show the GPU?",
     ),
-    Step(
-        name="b",
-        measure="suite",
-        title="the tests of `make gpu`",
-        limit_s=90,
-        cells={"tests": "How many pass?", "failed": "Which do not?"},
+    _step("b", "suite", 90, "the tests of `make gpu`", tests="How many pass?", failed="Which do not?"),
+    _step(
+        *("c", "alone", 35, "GPT-2 small in bf16, 100 steps in a world of one over NCCL, traced"),
+        training="How fast does it train?",
+        device_times=_MARKS,
+        verdict="What does the report say?",
     ),
-    Step(
-        name="c",
-        measure="alone",
-        title="GPT-2 small in bf16, 100 steps in a world of one over NCCL, traced",
-        limit_s=35,
-        cells={
-            "training": "How fast does it train?",
-            "device_times": "How many marks have times on the device?",
-            "verdict": "What does the report say?",
-        },
+    _step(
+        *("d", "shared", 75, "four ranks on one GPU over gloo: sound, more work on rank 2, foreign kernels"),
+        device_times=_MARKS,
+        sound="Sound: is nobody blamed?",
+        work="More work on rank 2: is rank 2 alone named, by its computation?",
+        foreign="Kernels of another process: is nobody blamed?",
     ),
-    Step(
-        name="d",
-        measure="shared",
-        title="four ranks on one GPU over gloo: sound, more work on rank 2, foreign kernels",
-        limit_s=75,
-        cells={
-            "device_times": "How many marks have times on the device?",
-            "sound": "Sound: is nobody blamed?",
-            "work": "More work on rank 2: is rank 2 alone named, by its computation?",
-            "foreign": "Kernels of another process: is nobody blamed?",
-        },
+    _step(
+        *("e", "profiled", 35, "20 steps seen by torch.profiler and by hpcpace"),
+        phases="Do phases agree within 5 %?",
+        collectives="Do collectives agree within 5 %?",
+        imported="What does the report of the imported profile say?",
     ),
-    Step(
-        name="e",
-        measure="profiled",
-        title="20 steps seen by torch.profiler and by hpcpace",
-        limit_s=35,
-        cells={
-            "phases": "Do phases agree within 5 %?",
-            "collectives": "Do collectives agree within 5 %?",
-            "imported": "What does the report of the imported profile say?",
-        },
+    _step(
+        *("f", "cost", 105, "what tracing costs: 20 blocks, on and off in turn"),
+        mark="What does a mark cost?",
+        collective="What does an observed collective cost?",
+        short="What does tracing add to steps of 10 ms?",
+        long="What does tracing add to steps of 100 ms?",
     ),
-    Step(
-        name="f",
-        measure="cost",
-        title="what tracing costs: 20 blocks, on and off in turn",
-        limit_s=105,
-        cells={
-            "mark": "What does a mark cost?",
-            "collective": "What does an observed collective cost?",
-            "short": "What does tracing add to steps of 10 ms?",
-            "long": "What does tracing add to steps of 100 ms?",
-        },
+    _step(
+        *("g", "speed", 40, "GPT-2 small beside transformers and nanoGPT"),
+        tokens="How many tokens a second?",
+        mfu="Which share of the peak (MFU)?",
     ),
-    Step(
-        name="g",
-        measure="speed",
-        title="GPT-2 small beside transformers and nanoGPT",
-        limit_s=40,
-        cells={"tokens": "How many tokens a second?", "mfu": "Which share of the peak (MFU)?"},
+    _step(
+        *("h", "hangs", 45, "hangs: a rank that never calls, and a dump that NCCL writes"),
+        absent="Is the rank that never calls named?",
+        stopped="Does `--on-hang stop` end the job?",
+        dump="Does NCCL write a dump, and what does `hpcpace hang` say of it?",
     ),
-    Step(
-        name="h",
-        measure="hangs",
-        title="hangs: a rank that never calls, and a dump that NCCL writes",
-        limit_s=45,
-        cells={
-            "absent": "Is the rank that never calls named?",
-            "stopped": "Does `--on-hang stop` end the job?",
-            "dump": "Does NCCL write a dump, and what does `hpcpace hang` say of it?",
-        },
-    ),
-    Step(
-        name="i",
-        measure="habits",
-        title="tiny kernels, FSDP2 of one rank and of two, lower clocks",
-        limit_s=35,
-        cells={
-            "host_bound": "Tiny kernels: is the job called host-bound?",
-            "sharded": "FSDP2: are its steps and collectives recorded, and do all end?",
-            "clocks": "Lower clocks: are they in the trace?",
-        },
+    _step(
+        *("i", "habits", 35, "tiny kernels, FSDP2 of one rank and of two, lower clocks"),
+        host_bound="Tiny kernels: is the job called host-bound?",
+        sharded="FSDP2: are its steps and collectives recorded, and do all end?",
+        clocks="Lower clocks: are they in the trace?",
     ),
 )

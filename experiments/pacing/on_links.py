@@ -12,28 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.jobs import Tell
-from experiments.pacing.experiment import (
-    HEAD,
-    PUBLISHED,
-    TRIAL,
-    Claim,
-    Effort,
-    Experiment,
-    Finding,
-    LabJob,
-    Scene,
-    Series,
-    never_kept_in_vain,
-    run_together,
-    series_of,
-    slow_lab,
-    spelled,
-)
+from experiments.pacing import experiment
 from experiments.pacing.paced_job import JobSpec
 from hpcpace.metrics.resampling import Estimate, mean_of
 
 RATE = "50mbit"
-TURN_STEPS = {Effort.FULL: 140, Effort.TRY: 70}
+TURN_STEPS = {experiment.Effort.FULL: 140, experiment.Effort.TRY: 70}
 FIRST_STEPS = 50
 """Left out: the search for the pacing point, three windows without delays, and the way into the slot."""
 PERIOD_MS = 175.0
@@ -46,39 +30,41 @@ TURN_JOB = JobSpec(
     transport="gloo",
     message_kb=500.0,
 )
-REPEATS = {"none": 3, "stagger": 3, **dict.fromkeys(PUBLISHED, 1)}
+REPEATS = {"none": 3, "stagger": 3, **dict.fromkeys(experiment.PUBLISHED, 1)}
 
 
-def turn_jobs(policy: str, steps: int, seed: int) -> list[LabJob]:
+def turn_jobs(policy: str, steps: int, seed: int) -> list[experiment.LabJob]:
     found = []
     for slot, hosts in enumerate(TURN_HOSTS):
         turns = {"stagger_slots": 2, "stagger_slot": slot, "stagger_period_ms": PERIOD_MS}
         pace = {**TURN_JOB.pace, **(turns if policy == "stagger" else {})}
         found.append(
-            LabJob(spec=replace(TURN_JOB, policy=policy, pace=pace, steps=steps, seed=seed + slot), hosts=hosts)
+            experiment.LabJob(
+                spec=replace(TURN_JOB, policy=policy, pace=pace, steps=steps, seed=seed + slot), hosts=hosts
+            )
         )
     return found
 
 
-def run_turns(effort: Effort, tell: Tell) -> Finding:
+def run_turns(effort: experiment.Effort, tell: Tell) -> experiment.Finding:
     steps = TURN_STEPS[effort]
     measured: dict[str, list[tuple[float, ...]]] = {}
-    with slow_lab(RATE) as lab:
-        (alone,) = run_together(lab, turn_jobs("none", steps, 0)[:1])
+    with experiment.slow_lab(RATE) as lab:
+        (alone,) = experiment.run_together(lab, turn_jobs("none", steps, 0)[:1])
         alone_ms = alone.mean_ms(skipped=FIRST_STEPS)
         tell(f"one job alone: {alone_ms:.1f} ms a step")
         for repeat in range(max(REPEATS.values())):
             # In turn: what drifts strikes all policies alike.
             for policy, num_repeats in REPEATS.items():
-                if repeat < (num_repeats if effort == Effort.FULL else 1):
-                    both = run_together(lab, turn_jobs(policy, steps, 10 * repeat))
+                if repeat < (num_repeats if effort == experiment.Effort.FULL else 1):
+                    both = experiment.run_together(lab, turn_jobs(policy, steps, 10 * repeat))
                     means_ms = tuple(ran.mean_ms(skipped=FIRST_STEPS) for ran in both)
                     measured.setdefault(policy, []).append(means_ms)
                     tell(f"{policy}: {' and '.join(f'{mean_ms:.1f}' for mean_ms in means_ms)} ms; {both[0].sentence}")
     return finding(alone_ms, measured, steps)
 
 
-def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps: int) -> Finding:
+def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps: int) -> experiment.Finding:
     usual = np.mean(measured["none"], axis=0)
     changes: dict[str, Estimate] = {}
     table = [("policy of both", "pairs", "step of the first", "of the second", "change, both together")]
@@ -86,16 +72,18 @@ def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps
     for policy, pairs in measured.items():
         means = np.mean(pairs, axis=0)
         changes[policy] = mean_of([float(np.mean(np.array(pair) / usual)) - 1 for pair in pairs])
-        table.append((policy, str(len(pairs)), *(f"{value:.1f} ms" for value in means), spelled(changes[policy])))
+        table.append(
+            (policy, str(len(pairs)), *(f"{value:.1f} ms" for value in means), experiment.spelled(changes[policy]))
+        )
     stagger = changes["stagger"]
     claims = [
-        Claim(
+        experiment.Claim(
             text=f"two jobs on one uplink hold each other up: {usual.mean():.1f} ms a step, against {alone_ms:.1f} ms "
             "alone",
             holds=bool(usual.mean() > 1.02 * alone_ms),
         ),
-        Claim(
-            text=f"taking turns makes the steps of both shorter: {spelled(stagger)}",
+        experiment.Claim(
+            text=f"taking turns makes the steps of both shorter: {experiment.spelled(stagger)}",
             holds=True if stagger.high < 0 else False if stagger.low > 0 else None,
         ),
     ]
@@ -107,16 +95,16 @@ def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps
         f"stagger has two slots in {PERIOD_MS:g} ms and, like the published rule, is on from the start: two trials at "
         "once would disturb each other.",
     ]
-    return Finding(table=table, claims=claims, notes=notes)
+    return experiment.Finding(table=table, claims=claims, notes=notes)
 
 
-TURNS = Experiment(name="turns", title="Two jobs on one uplink", run=run_turns, needs_lab=True)
+TURNS = experiment.Experiment(name="turns", title="Two jobs on one uplink", run=run_turns, needs_lab=True)
 
 
 LINK_HOSTS = ("n1", "n2", "n3", "n4")
 GATHER, LIMIT = "gather from 8 ranks", "links at their limit"
 LINK_JOB = JobSpec(
-    pace={**TRIAL, "max_delay_share": 0.4},
+    pace={**experiment.TRIAL, "max_delay_share": 0.4},
     steps=490,
     work_ms=10.0,
     is_emulated=True,
@@ -126,37 +114,39 @@ LINK_SCENES: Mapping[str, tuple[JobSpec, int, Mapping[str, int]]] = {
     GATHER: (
         replace(LINK_JOB, collective="gather", message_kb=40.0),
         2,
-        {"stagger": 2, "slack": 1, **dict.fromkeys(PUBLISHED, 1), "auto": 1},
+        {"stagger": 2, "slack": 1, **dict.fromkeys(experiment.PUBLISHED, 1), "auto": 1},
     ),
-    LIMIT: (replace(LINK_JOB, message_kb=150.0), 1, {"slack": 2, **dict.fromkeys(PUBLISHED, 1), "auto": 1}),
+    LIMIT: (replace(LINK_JOB, message_kb=150.0), 1, {"slack": 2, **dict.fromkeys(experiment.PUBLISHED, 1), "auto": 1}),
 }
 
 
-def run_links(effort: Effort, tell: Tell) -> Finding:
+def run_links(effort: experiment.Effort, tell: Tell) -> experiment.Finding:
     found = []
-    with slow_lab(RATE) as lab:
+    with experiment.slow_lab(RATE) as lab:
         for name, (spec, per_host, policies) in LINK_SCENES.items():
-            scene = Scene(name=name, spec=spec, num_ranks=per_host * len(LINK_HOSTS), policies=policies)
+            scene = experiment.Scene(name=name, spec=spec, num_ranks=per_host * len(LINK_HOSTS), policies=policies)
             for policy, num_jobs in policies.items():
                 ran = []
-                for seed in range(num_jobs if effort == Effort.FULL else 1):
-                    of_job = replace(spec, policy=policy, seed=seed, steps=spec.steps if effort == Effort.FULL else 60)
-                    job = LabJob(spec=of_job, hosts=LINK_HOSTS, ranks_per_host=per_host)
-                    ran += run_together(lab, [job])
+                for seed in range(num_jobs if effort == experiment.Effort.FULL else 1):
+                    of_job = replace(
+                        spec, policy=policy, seed=seed, steps=spec.steps if effort == experiment.Effort.FULL else 60
+                    )
+                    job = experiment.LabJob(spec=of_job, hosts=LINK_HOSTS, ranks_per_host=per_host)
+                    ran += experiment.run_together(lab, [job])
                     tell(f"{name}, {policy}, seed {seed}: {ran[-1].mean_ms():.1f} ms a step; {ran[-1].sentence}")
-                found.append(Series(scene=scene, policy=policy, ran=tuple(ran)))
-    stagger, slack = series_of(found, GATHER, "stagger"), series_of(found, LIMIT, "slack")
+                found.append(experiment.Series(scene=scene, policy=policy, ran=tuple(ran)))
+    stagger, slack = experiment.series_of(found, GATHER, "stagger"), experiment.series_of(found, LIMIT, "slack")
     change = stagger.change
     claims = [
-        Claim(
-            text=f"a gather that many ranks send at once gains by turns: {spelled(change)}; "
+        experiment.Claim(
+            text=f"a gather that many ranks send at once gains by turns: {experiment.spelled(change)}; "
             + "; ".join(ran.sentence for ran in stagger.ran),
             holds=None if change is None else True if change.high < 0 else False if change.low > 0 else None,
         ),
-        Claim(
+        experiment.Claim(
             text="links at their limit: no policy is on at the end; slack: "
             + "; ".join(ran.sentence for ran in slack.ran),
-            holds=never_kept_in_vain([series for series in found if series.scene.name == LIMIT]),
+            holds=experiment.never_kept_in_vain([series for series in found if series.scene.name == LIMIT]),
         ),
     ]
     notes = [
@@ -168,7 +158,7 @@ def run_links(effort: Effort, tell: Tell) -> Finding:
         "the queue holds.",
         f"{LIMIT}: one rank on each host, {LINK_SCENES[LIMIT][0].message_kb:g} kB reduced by gloo.",
     ]
-    return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)
+    return experiment.Finding(table=[experiment.HEAD, *(series.row() for series in found)], claims=claims, notes=notes)
 
 
-LINKS = Experiment(name="links", title="Messages that meet on one link", run=run_links, needs_lab=True)
+LINKS = experiment.Experiment(name="links", title="Messages that meet on one link", run=run_links, needs_lab=True)

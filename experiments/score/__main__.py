@@ -8,49 +8,29 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from experiments.jobs import in_processes
-from experiments.pages import RESULTS, command
-from experiments.score.campaign import (
-    CELL_COLUMNS,
-    CONFIDENCE_COLUMNS,
-    LOST_COLUMNS,
-    TARGET_COLUMNS,
-    Outcome,
-    cell_rows,
-    confidence_rows,
-    document,
-    examined,
-    lost_rows,
-    mode_rows,
-    power_rows,
-    target_rows,
-    tasks,
-)
-from experiments.score.cells import CELLS, LOST_CELLS, power_cells
+from experiments.pages import RESULTS, command, table
+from experiments.score import campaign
+from experiments.score.cells import CELLS, LOST_CELLS, POWER_LEVELS, power_cells
 
 DOCUMENT = RESULTS / "diagnosis-score.md"
 _PER_CELL, _PER_POWER_CELL = 100, 20
 _QUICK, _QUICK_POWER = 6, 2
-_WIDTH = 160
 
 
 def main() -> None:
     args = _arguments()
     begin_s = time.monotonic()
     cells = [cell for cell in (*CELLS, *LOST_CELLS) if not args.cells or cell.name in args.cells]
-    todo = tasks(cells, per_cell=args.per_cell or (_QUICK if args.quick else _PER_CELL), of=args.seeds)
+    todo = campaign.tasks(cells, per_cell=args.per_cell or (_QUICK if args.quick else _PER_CELL), of=args.seeds)
     if args.power or not args.cells:
         per_point = args.per_point or (_QUICK_POWER if args.quick else _PER_POWER_CELL)
-        todo += tasks(power_cells(), per_cell=per_point, of=args.seeds)
-    console = Console(width=_WIDTH, highlight=False)
+        todo += campaign.tasks(power_cells(), per_cell=per_point, of=args.seeds)
     said = (lambda one: _line(one) if _is_failed(one) else "") if args.verbose else (lambda one: "")
-    outcomes = list(in_processes(examined, todo, processes=args.jobs, said=said))
-    _show(console, outcomes)
+    outcomes = list(in_processes(campaign.examined, todo, processes=args.jobs, said=said))
+    _show(outcomes)
     if args.write:
-        text = document(outcomes, command=command("experiments.score"), duration_s=time.monotonic() - begin_s)
+        text = campaign.document(outcomes, command=command("experiments.score"), duration_s=time.monotonic() - begin_s)
         args.write.write_text(text)
         print(f"written: {args.write}")
     if any(outcome.error for outcome in outcomes):
@@ -101,12 +81,12 @@ def _list_of(names: list[str]) -> Callable[[str], list[str]]:
     return cells
 
 
-def _is_failed(outcome: Outcome) -> bool:
+def _is_failed(outcome: campaign.Outcome) -> bool:
     found = outcome.judgement
     return found is None or not found.is_right or (found.has_culprit and not found.is_found)
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: campaign.Outcome) -> str:
     s, truth, found = outcome.scenario, outcome.truth, outcome.judgement
     said = outcome.error
     if found is not None:
@@ -119,30 +99,23 @@ def _line(outcome: Outcome) -> str:
     )
 
 
-def _show(console: Console, outcomes: list[Outcome]) -> None:
-    _table(console, CELL_COLUMNS, cell_rows(outcomes))
-    _table(console, ("cell", "modes given (not right)"), mode_rows(outcomes, (*CELLS, *LOST_CELLS)))
-    if lost := lost_rows(outcomes):
-        _table(console, LOST_COLUMNS, lost)
-    if targets := target_rows(outcomes):
-        _table(console, TARGET_COLUMNS, targets)
-    _table(console, CONFIDENCE_COLUMNS, confidence_rows(outcomes))
-    power = power_rows(outcomes)
-    if power:
-        _table(console, ("slower by", "noise 1 %", "2 %", "5 %", "10 %"), power)
+def _show(outcomes: list[campaign.Outcome]) -> None:
+    power = ("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS))
+    for head, rows in (
+        (campaign.CELL_COLUMNS, campaign.cell_rows(outcomes)),
+        (("cell", "modes given (not right)"), campaign.mode_rows(outcomes, (*CELLS, *LOST_CELLS))),
+        (campaign.LOST_COLUMNS, campaign.lost_rows(outcomes)),
+        (campaign.TARGET_COLUMNS, campaign.target_rows(outcomes)),
+        (campaign.CONFIDENCE_COLUMNS, campaign.confidence_rows(outcomes)),
+        (power, campaign.power_rows(outcomes)),
+    ):
+        if rows:
+            print(table(head, rows), end="\n\n")
     written = [outcome for outcome in outcomes if outcome.is_same_from_disk is not None]
     same = sum(bool(outcome.is_same_from_disk) for outcome in written)
-    console.print(f"{same} of {len(written)} runs written to files and read back got the same verdict")
+    print(f"{same} of {len(written)} runs written to files and read back got the same verdict")
     for outcome in [outcome for outcome in outcomes if outcome.error][:5]:
-        console.print(f"failed: {outcome.task.cell}, seed {outcome.task.seed}: {outcome.error}", style="red")
-
-
-def _table(console: Console, header: tuple[str, ...], rows: list[list[str]]) -> None:
-    table = Table(*header, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print()
+        print(f"failed: {outcome.task.cell}, seed {outcome.task.seed}: {outcome.error}")
 
 
 if __name__ == "__main__":

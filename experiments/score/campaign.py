@@ -6,6 +6,7 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,25 +65,16 @@ def examined(task: Task, *, examination: Callable[..., Verdict] = examine) -> Ou
     truth = truth_of(scenario)
     traces = with_losses(scenario, traces_of(scenario), lambda: traces_of(_another_run(scenario)))
     begin_s = time.perf_counter()
+    judgement, is_same, error = None, None, ""
     try:
         verdict = examination(traces, ())
-    except Exception as error:  # the boundary to what is scored: a failure is an outcome, and is counted
-        return Outcome(
-            task=task,
-            scenario=scenario,
-            truth=truth,
-            judgement=None,
-            duration_s=time.perf_counter() - begin_s,
-            error=f"{type(error).__name__}: {error}",
-        )
-    return Outcome(
-        task=task,
-        scenario=scenario,
-        truth=truth,
-        judgement=judge(scenario, truth, verdict),
-        duration_s=time.perf_counter() - begin_s,
-        is_same_from_disk=_from_disk(scenario, examination) == verdict if task.is_written else None,
-    )
+        duration_s = time.perf_counter() - begin_s
+        judgement = judge(scenario, truth, verdict)
+        is_same = _from_disk(scenario, examination) == verdict if task.is_written else None
+    except Exception as raised:  # the boundary to what is scored: a failure is an outcome, and is counted
+        duration_s, error = time.perf_counter() - begin_s, f"{type(raised).__name__}: {raised}"
+    found = {"judgement": judgement, "duration_s": duration_s, "is_same_from_disk": is_same, "error": error}
+    return Outcome(task=task, scenario=scenario, truth=truth, **found)
 
 
 def _another_run(scenario: Scenario) -> Scenario:
@@ -122,26 +114,29 @@ CELL_COLUMNS = (
 )
 
 
+def _by_cell(outcomes: Sequence[Outcome], cells: Sequence[Cell]) -> list[tuple[str, list[Outcome], list[Judgement]]]:
+    """Return name, outcomes and judgements of each cell that has any, and of all of them."""
+    chosen = [(cell.name, [o for o in outcomes if o.task.cell == cell.name]) for cell in cells]
+    chosen.append(("all", [o for _, some in chosen for o in some]))
+    return [(name, some, [o.judgement for o in some if o.judgement is not None]) for name, some in chosen if some]
+
+
 def cell_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """Return a row of text for each cell that has outcomes, columns as in CELL_COLUMNS, and one for all of them."""
-    by_cell = [(cell.name, [o for o in outcomes if o.task.cell == cell.name]) for cell in CELLS]
-    by_cell.append(("all", [o for _, chosen in by_cell for o in chosen]))
-    return [_cell_row(name, chosen) for name, chosen in by_cell if chosen]
+    return [_cell_row(*of_cell) for of_cell in _by_cell(outcomes, CELLS)]
 
 
-def _cell_row(name: str, outcomes: Sequence[Outcome]) -> list[str]:
-    done = [o.judgement for o in outcomes if o.judgement is not None]
+def _cell_row(name: str, outcomes: Sequence[Outcome], done: Sequence[Judgement]) -> list[str]:
     wanted = [j for j in done if j.has_culprit]
-    innocent = [o.judgement for o in outcomes if o.judgement is not None and not o.truth.culprits]
-    blamed = [o.judgement for o in outcomes if o.judgement is not None and o.truth.culprits]
-    num_named = sum(j.num_named for j in done)
+    innocent, blamed = (
+        [o.judgement for o in outcomes if o.judgement is not None and bool(o.truth.culprits) == is_blamed]
+        for is_blamed in (False, True)
+    )
     covered = [j.is_covered for j in done if j.is_covered is not None]
     return [
-        name,
-        str(len(outcomes)),
-        share(sum(j.is_mode_right for j in done), len(outcomes)),
+        *(name, str(len(outcomes)), share(sum(j.is_mode_right for j in done), len(outcomes))),
         share(sum(j.is_found for j in wanted), len(wanted)),
-        share(sum(j.num_named_right for j in done), num_named),
+        share(sum(j.num_named_right for j in done), sum(j.num_named for j in done)),
         share(sum(j.is_wrong for j in blamed), len(blamed)),
         share(sum(j.is_abstention for j in blamed), len(blamed)),
         share(sum(j.is_false_alarm for j in innocent), len(innocent)),
@@ -152,16 +147,11 @@ def _cell_row(name: str, outcomes: Sequence[Outcome]) -> list[str]:
 
 def lost_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """Return a row for each cell whose data cannot carry a verdict, columns as in LOST_COLUMNS, and one for all."""
-    by_cell = [(cell.name, [o for o in outcomes if o.task.cell == cell.name]) for cell in LOST_CELLS]
-    by_cell.append(("all", [o for _, chosen in by_cell for o in chosen]))
     rows = []
-    for name, chosen in by_cell:
-        done = [o.judgement for o in chosen if o.judgement is not None]
-        if chosen:
-            num_told = sum(j.mode != CANNOT_TELL and j.is_right for j in done)
-            num_wrong = sum(j.is_wrong_and_confident for j in done)
-            shares = (sum(j.mode == CANNOT_TELL for j in done), num_told, num_wrong)
-            rows.append([name, str(len(chosen)), *(share(number, len(chosen)) for number in shares), "0.5 %"])
+    for name, chosen, done in _by_cell(outcomes, LOST_CELLS):
+        num_told = sum(j.mode != CANNOT_TELL and j.is_right for j in done)
+        counts = (sum(j.mode == CANNOT_TELL for j in done), num_told, sum(j.is_wrong_and_confident for j in done))
+        rows.append([name, str(len(chosen)), *(share(number, len(chosen)) for number in counts), "0.5 %"])
     return rows
 
 
@@ -200,12 +190,8 @@ def mode_rows(outcomes: Sequence[Outcome], cells: Sequence[Cell] = CELLS) -> lis
     """Return for each cell the modes that were given, the most frequent first; those that are not right in brackets."""
     rows = []
     for cell in cells:
-        said: dict[str, int] = {}
-        for outcome in outcomes:
-            if outcome.task.cell == cell.name:
-                found = outcome.judgement
-                mode = "(failed)" if found is None else found.mode if found.is_mode_right else f"({found.mode})"
-                said[mode] = said.get(mode, 0) + 1
+        done = [outcome.judgement for outcome in outcomes if outcome.task.cell == cell.name]
+        said = Counter("(failed)" if j is None else j.mode if j.is_mode_right else f"({j.mode})" for j in done)
         if said:
             ordered = sorted(said.items(), key=lambda item: (-item[1], item[0]))
             rows.append([cell.name, ", ".join(f"{mode} {count}" for mode, count in ordered)])

@@ -99,20 +99,31 @@ def _cell(
     name: str,
     title: str,
     layout: Callable[[np.random.Generator], dict[str, Any]],
+    fault: str = "none",
+    sizes: tuple[float, ...] = (0.0,),
     *,
     levels: tuple[float, ...] = (0.01, 0.02, 0.05),
-    sizes: tuple[float, ...] = (0.0,),
     cost: int = 1,
     **fixed: Any,
 ) -> Cell:
     def draw(random: np.random.Generator) -> dict[str, Any]:
-        drawn = {**layout(random), **_noise(random, *levels), "size": _pick(random, *sizes)}
+        drawn = {**layout(random), **_noise(random, *levels), "size": _pick(random, *sizes), "fault": fault}
         return drawn | fixed
 
     return Cell(name=name, title=title, draw=draw, cost=cost)
 
 
-_SIZES = (0.05, 0.10, 0.20, 0.50)
+def _in_fours(random: np.random.Generator) -> dict[str, Any]:
+    return _data_parallel(random) | {"ranks_per_node": 4}
+
+
+def _lone_pipeline(random: np.random.Generator) -> dict[str, Any]:
+    return {"num_ranks": 8, "num_stages": 8, "ranks_per_node": _pick(random, 1, 4), "num_steps": 200}
+
+
+_SIZES, _LARGE, _TWO, _OF_LINKS = (0.05, 0.10, 0.20, 0.50), (0.10, 0.20, 0.50), (0.20, 0.50), (0.20, 0.50, 1.0)
+_WRONG_CLOCK = {"clock_error_ns": _CLOCK_ERROR_NS}
+_OF_1024 = {"num_ranks": 1024, "ranks_per_node": 8, "nodes_per_leaf": 16, "num_steps": 200}
 
 CELLS: tuple[Cell, ...] = (
     _cell("healthy", "no fault, noise of 1 %", _any, levels=(0.01,)),
@@ -121,80 +132,42 @@ CELLS: tuple[Cell, ...] = (
     _cell("common-mode", "no fault, noise that all ranks share", _any, levels=_LEVELS, noise="common_mode"),
     _cell("node-jitter", "no fault, noise that ranks of a node share", _any, levels=_LEVELS, noise="per_node"),
     _cell("uneven", "no fault, ranks differ by 1 % for good", _any, spread=0.01),
-    _cell("clock-error", "no fault, the clock of a node is 3 ms wrong", _any, clock_error_ns=_CLOCK_ERROR_NS),
-    _cell("slow-rank", "one slow rank", _any, sizes=_SIZES, fault="slow_rank"),
+    _cell("clock-error", "no fault, the clock of a node is 3 ms wrong", _any, **_WRONG_CLOCK),
+    _cell("slow-rank", "one slow rank", _any, "slow_rank", _SIZES),
     _cell(
         "slow-rank-clock",
         "one slow rank, and the clock of another node is 3 ms wrong",
-        _data_parallel,
-        sizes=_SIZES,
-        fault="slow_rank",
-        clock_error_ns=_CLOCK_ERROR_NS,
+        *(_data_parallel, "slow_rank", _SIZES),
+        **_WRONG_CLOCK,
     ),
-    _cell("slow-node", "one slow node", _any, sizes=_SIZES, fault="slow_node"),
-    _cell("slow-stage", "one slow stage, several pipelines", _piped, sizes=_SIZES, fault="slow_stage"),
-    _cell(
-        "lone-pipeline",
-        "one slow stage, one pipeline of a rank a stage",
-        lambda random: {"num_ranks": 8, "num_stages": 8, "ranks_per_node": _pick(random, 1, 4), "num_steps": 200},
-        sizes=(0.10, 0.20, 0.50),
-        fault="slow_stage",
-    ),
-    _cell("slow-link", "a node's link is slow, several groups", _linked, sizes=(0.20, 0.50, 1.0), fault="slow_link"),
-    _cell(
-        "slow-link-global",
-        "a node's link is slow, one group of all ranks",
-        lambda random: _data_parallel(random) | {"ranks_per_node": 4},
-        sizes=(0.10, 0.20, 0.50),
-        fault="slow_link",
-    ),
-    _cell(
-        "slow-switch", "a leaf's uplink is slow, several groups", _linked, sizes=(0.20, 0.50, 1.0), fault="slow_switch"
-    ),
+    _cell("slow-node", "one slow node", _any, "slow_node", _SIZES),
+    _cell("slow-stage", "one slow stage, several pipelines", _piped, "slow_stage", _SIZES),
+    _cell("lone-pipeline", "one slow stage, one pipeline of a rank a stage", _lone_pipeline, "slow_stage", _LARGE),
+    _cell("slow-link", "a node's link is slow, several groups", _linked, "slow_link", _OF_LINKS),
+    _cell("slow-link-global", "a node's link is slow, one group of all ranks", _in_fours, "slow_link", _LARGE),
+    _cell("slow-switch", "a leaf's uplink is slow, several groups", _linked, "slow_switch", _OF_LINKS),
     _cell(
         "slow-switch-global",
         "a leaf's uplink is slow, one group of all ranks",
-        lambda random: _data_parallel(random) | {"num_ranks": 64, "ranks_per_node": 4},
-        sizes=(0.10, 0.20, 0.50),
-        fault="slow_switch",
+        lambda random: _in_fours(random) | {"num_ranks": 64},
+        *("slow_switch", _LARGE),
     ),
-    _cell("rotating", "another slow rank each step", _data_parallel, sizes=(0.10, 0.20, 0.50), fault="rotating"),
-    _cell("transient", "one slow rank for a quarter of the run", _any, sizes=(0.20, 0.50), fault="transient"),
-    _cell("service", "a service on one node every 1.5 s", _data_parallel, sizes=(1.0, 2.0), fault="periodic_service"),
+    _cell("rotating", "another slow rank each step", _data_parallel, "rotating", _LARGE),
+    _cell("transient", "one slow rank for a quarter of the run", _any, "transient", _TWO),
+    _cell("service", "a service on one node every 1.5 s", _data_parallel, "periodic_service", (1.0, 2.0)),
     _cell(
         "service-everywhere",
         "a service on every node every 1.5 s, at different times",
-        _data_parallel,
-        sizes=(0.20, 0.50),
-        fault="periodic_service",
+        *(_data_parallel, "periodic_service", _TWO),
         target=EVERYWHERE,
     ),
-    _cell("contention", "bursts of other traffic", _any, sizes=(0.10, 0.20, 0.50), fault="contention"),
-    _cell("input", "input takes long on every rank", _any, sizes=(0.20, 0.50), fault="input_bound"),
-    _cell("communication", "large messages", _any, sizes=(0.20, 0.50), fault="communication_bound"),
-    _cell(
-        "shared-cores",
-        "twice as many ranks as cores",
-        lambda random: _data_parallel(random) | {"ranks_per_node": 4},
-        sizes=(0.5, 1.0),
-        fault="shared_cores",
-    ),
-    _cell(
-        "foreign-load",
-        "other processes on the cores of a node",
-        _data_parallel,
-        sizes=(0.20, 0.50),
-        fault="foreign_load",
-    ),
-    _cell("hang", "a rank never enters an all_reduce", _any, fault="hang"),
-    _cell(
-        "large",
-        "one slow rank of 1,024",
-        lambda random: {"num_ranks": 1024, "ranks_per_node": 8, "nodes_per_leaf": 16, "num_steps": 200},
-        sizes=_SIZES,
-        fault="slow_rank",
-        cost=10,
-    ),
+    _cell("contention", "bursts of other traffic", _any, "contention", _LARGE),
+    _cell("input", "input takes long on every rank", _any, "input_bound", _TWO),
+    _cell("communication", "large messages", _any, "communication_bound", _TWO),
+    _cell("shared-cores", "twice as many ranks as cores", _in_fours, "shared_cores", (0.5, 1.0)),
+    _cell("foreign-load", "other processes on the cores of a node", _data_parallel, "foreign_load", _TWO),
+    _cell("hang", "a rank never enters an all_reduce", _any, "hang"),
+    _cell("large", "one slow rank of 1,024", lambda _: _OF_1024, "slow_rank", _SIZES, cost=10),
 )
 
 
@@ -231,68 +204,40 @@ def _lost_cell(name: str, title: str, *, faults: tuple[str, ...] = _FAULTS, cost
 
 
 _SLOW = ("slow_rank", "slow_node")
-LOST_CELLS: tuple[Cell, ...] = (
-    _lost_cell("lost-one", "one trace is missing", data="missing", lost_share=0.0),
-    _lost_cell(
-        "lost-culprit",
-        "the trace of the slow rank or node is missing",
-        faults=_SLOW,
-        data="missing",
-        lost_share=0.0,
-        is_culprit_lost=True,
-    ),
-    _lost_cell("lost-half", "half of the traces are missing", data="missing", lost_share=0.5),
-    _lost_cell(
-        "lost-half-culprit",
-        "half of the traces are missing, that of the slow rank or node among them",
-        faults=_SLOW,
-        data="missing",
-        lost_share=0.5,
-        is_culprit_lost=True,
-    ),
-    _lost_cell("lost-most", "all traces but one are missing", data="missing", lost_share=0.999),
-    _lost_cell(
-        "lost-others",
-        "all traces but that of the slow rank are missing",
-        faults=_SLOW,
-        data="missing",
-        lost_share=0.999,
-    ),
-    _lost_cell(
-        "mixed-runs",
-        "some traces are of another run, or of another start under the same names",
-        data=("other_run", "other_start"),
-        lost_share=(0.0, 0.25),
-        is_culprit_lost=(False, True),
-    ),
-    _lost_cell(
-        "contradictory-all",
-        "all traces contradict themselves",
-        data=_CONTRADICTIONS[:-1],
-        lost_share=1.0,
-    ),
-    _lost_cell(
-        "contradictory-some",
-        "some traces contradict themselves, or the others by an hour, or lack their operations",
-        data=(*_CONTRADICTIONS, "no_collectives"),
-        lost_share=(0.0, 0.25),
-        is_culprit_lost=(False, True),
-    ),
-    _lost_cell(
-        "host-times",
-        "ranks with a device have times of their hosts alone",
-        data="host_times",
-        device=("synchronised", "ahead"),
-    ),
-    _lost_cell(
-        "host-times-straggler",
-        "ranks with a device have times of their hosts alone, and one rank is 30 % slower",
-        faults=("slow_rank",),
-        data="host_times",
-        device=("synchronised", "ahead"),
-        size=0.30,
-    ),
-)
+_MISSING: dict[str, Any] = {"data": "missing", "lost_share": 0.0}
+_CULPRIT: dict[str, Any] = {**_MISSING, "is_culprit_lost": True, "faults": _SLOW}
+_SOME: dict[str, Any] = {"lost_share": (0.0, 0.25), "is_culprit_lost": (False, True)}
+_HOST_TIMES: dict[str, Any] = {"data": "host_times", "device": ("synchronised", "ahead")}
+_TITLES = {
+    "lost-one": "one trace is missing",
+    "lost-culprit": "the trace of the slow rank or node is missing",
+    "lost-half": "half of the traces are missing",
+    "lost-half-culprit": "half of the traces are missing, that of the slow rank or node among them",
+    "lost-most": "all traces but one are missing",
+    "lost-others": "all traces but that of the slow rank are missing",
+    "mixed-runs": "some traces are of another run, or of another start under the same names",
+    "contradictory-all": "all traces contradict themselves",
+    "contradictory-some": "some traces contradict themselves, or the others by an hour, or lack their operations",
+    "host-times": "ranks with a device have times of their hosts alone",
+    "host-times-straggler": "ranks with a device have times of their hosts alone, and one rank is 30 % slower",
+}
+_VALUES: dict[str, dict[str, Any]] = {
+    "lost-one": _MISSING,
+    "lost-culprit": _CULPRIT,
+    "lost-half": {**_MISSING, "lost_share": 0.5},
+    "lost-half-culprit": {**_CULPRIT, "lost_share": 0.5},
+    "lost-most": {**_MISSING, "lost_share": 0.999},
+    "lost-others": {**_MISSING, "lost_share": 0.999, "faults": _SLOW},
+    "mixed-runs": {"data": ("other_run", "other_start"), **_SOME},
+    "contradictory-all": {"data": _CONTRADICTIONS[:-1], "lost_share": 1.0},
+    "contradictory-some": {"data": (*_CONTRADICTIONS, "no_collectives"), **_SOME},
+    "host-times": _HOST_TIMES,
+    "host-times-straggler": {**_HOST_TIMES, "faults": ("slow_rank",), "size": 0.30},
+}
+LOST_CELLS: tuple[Cell, ...] = tuple(_lost_cell(name, title, **_VALUES[name]) for name, title in _TITLES.items())
+
+
+_OF_POWER = {"fault": "slow_rank", "num_ranks": 64, "ranks_per_node": 8}
 
 
 def power_cells() -> tuple[Cell, ...]:
@@ -301,13 +246,7 @@ def power_cells() -> tuple[Cell, ...]:
         Cell(
             name=f"power-{size:g}-{level:g}",
             title=f"a rank {size:.0%} slower, noise of {level:.0%}",
-            draw=lambda _, size=size, level=level: {
-                "fault": "slow_rank",
-                "size": size,
-                "level": level,
-                "num_ranks": 64,
-                "ranks_per_node": 8,
-            },
+            draw=lambda _, size=size, level=level: {**_OF_POWER, "size": size, "level": level},
         )
         for level in POWER_LEVELS
         for size in POWER_SIZES

@@ -173,40 +173,34 @@ def _other_start(trace: RankTrace) -> RankTrace:
     return _changed(trace, **times)
 
 
-def _zero_times(trace: RankTrace) -> RankTrace:
+def _all_zero(trace: RankTrace) -> RankTrace:
     return _changed(trace, **{name: {key: 0 for key in table if key in _TIMES} for name, table in trace.tables.items()})
 
 
-def _unknown_enums(trace: RankTrace) -> RankTrace:
-    return _changed(trace, collectives={"op": _UNKNOWN, "exit_kind": _UNKNOWN}, phases={"phase": _UNKNOWN})
-
-
-def _exits_before_enters(trace: RankTrace) -> RankTrace:
-    return _changed(trace, collectives={"exit_ns": trace.tables["collectives"]["enter_ns"] - _HOUR_NS})
-
-
-def _overlapping_steps(trace: RankTrace) -> RankTrace:
-    steps = trace.tables["steps"]
-    return _changed(trace, steps={"end_ns": steps["end_ns"] + (steps["end_ns"] - steps["begin_ns"]) // 2})
-
-
-def _wrong_clock(trace: RankTrace) -> RankTrace:
-    return _changed(trace, clock={"offset_ns": trace.tables["clock"]["offset_ns"] + _HOUR_NS})
-
-
-def _no_collectives(trace: RankTrace) -> RankTrace:
+def _without_collectives(trace: RankTrace) -> RankTrace:
     return replace(trace, tables={**trace.tables, "collectives": trace.tables["collectives"].select(slice(0))})
 
 
+_UNKNOWN_ENUMS = {"collectives": {"op": _UNKNOWN, "exit_kind": _UNKNOWN}, "phases": {"phase": _UNKNOWN}}
 _CHANGES: dict[str, Callable[[RankTrace], RankTrace]] = {
     "other_start": _other_start,
-    "zero_times": _zero_times,
-    "unknown_enums": _unknown_enums,
-    "exits_before_enters": _exits_before_enters,
-    "overlapping_steps": _overlapping_steps,
-    "wrong_clock": _wrong_clock,
-    "no_collectives": _no_collectives,
+    "zero_times": _all_zero,
+    "unknown_enums": lambda trace: _changed(trace, **_UNKNOWN_ENUMS),
+    "exits_before_enters": lambda trace: _moved(trace, "collectives", "exit_ns", "enter_ns", -_HOUR_NS),
+    "overlapping_steps": lambda trace: _moved(trace, "steps", "end_ns", "end_ns", _half_of(trace.tables["steps"])),
+    "wrong_clock": lambda trace: _moved(trace, "clock", "offset_ns", "offset_ns", _HOUR_NS),
+    "no_collectives": _without_collectives,
 }
+
+
+def _moved(trace: RankTrace, table: str, column: str, source: str, by_ns: Any) -> RankTrace:
+    """Return a trace with a column that is another one, moved."""
+    return _changed(trace, **{table: {column: trace.tables[table][source] + by_ns}})
+
+
+def _half_of(steps: Table) -> Int64s:
+    half_ns: Int64s = (steps["end_ns"] - steps["begin_ns"]) // 2
+    return half_ns
 
 
 START_NS = 5_000_000_000_000
@@ -245,19 +239,17 @@ def clocks_of(scenario: Scenario) -> NodeClocks:
 
 def traces_of(scenario: Scenario) -> list[RankTrace]:
     """Return the traces of all ranks as the reader would return them."""
-    traces = []
-    for header, rows, open_rows in _ranks(scenario):
-        traces.append(
-            RankTrace(
-                path=Path(f"trace/rank-{header.rank:05d}.h5"),
-                header=header,
-                tables={name: Table.from_rows(rows[name]) for name in TABLES},
-                problems=(),
-                closed_cleanly=scenario.fault != "hang",
-                open_collectives=Table.from_rows(open_rows),
-            )
+    return [
+        RankTrace(
+            path=Path(f"trace/rank-{header.rank:05d}.h5"),
+            header=header,
+            tables={name: Table.from_rows(rows[name]) for name in TABLES},
+            problems=(),
+            closed_cleanly=scenario.fault != "hang",
+            open_collectives=Table.from_rows(open_rows),
         )
-    return traces
+        for header, rows, open_rows in _ranks(scenario)
+    ]
 
 
 def write_run(scenario: Scenario, folder: Path, *, truth: Mapping[str, Any] | None = None) -> RunDirectory:

@@ -326,17 +326,14 @@ def judged(case: Case, truth: Truth, summary: Mapping[str, Any], run: Path) -> O
     )
 
 
+_OF_CULPRITS = tuple(field.name for field in dataclasses.fields(Culprit))
+
+
 def said(verdict: Mapping[str, Any]) -> Said:
     """Return a verdict of summary.json as the judge reads it."""
     culprits = tuple(
-        Culprit(
-            kind=culprit["kind"],
-            id=culprit["id"],
-            aliases=tuple(culprit["aliases"]),
-            effect=culprit["effect"],
-            interval=tuple(culprit["interval"]),
-        )
-        for culprit in verdict["culprits"]
+        Culprit(**{name: tuple(of[name]) if isinstance(of[name], list) else of[name] for name in _OF_CULPRITS})
+        for of in verdict["culprits"]
     )
     return Said(mode=verdict["mode"], variety=verdict["variety"], culprits=culprits, confidence=verdict["confidence"])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -331,6 +332,11 @@ def _exit_lags(scenario: Scenario, num_operations: int) -> FloatArray:
     return np.asarray(bias + random.exponential(_EXIT_NOISE_NS, shape))
 
 
+def _all_reduce(group: int, size_bytes: int, num_stages: int, enter: FloatArray, exit_: FloatArray) -> OperationTimes:
+    of = {"op": Op.ALL_REDUCE, "group": group, "size_bytes": size_bytes, "peer_distance": 0, "stages": (0, num_stages)}
+    return OperationTimes(**of, enter=enter, exit=exit_)
+
+
 def _data_parallel(scenario: Scenario, work: Work, transfers: Transfers) -> Timeline:
     steps, buckets, ranks = scenario.total_steps, scenario.num_buckets, scenario.num_ranks
     lag = _exit_lags(scenario, buckets)
@@ -350,15 +356,7 @@ def _data_parallel(scenario: Scenario, work: Work, transfers: Transfers) -> Time
     forward_begin = (begin + work.data)[:, None]
     forward_end = forward_begin + work.forward
     size_bytes = int(ALL_REDUCE_BYTES * transfers.size_factor / buckets)
-    operation = OperationTimes(
-        op=Op.ALL_REDUCE,
-        group=DEFAULT_GROUP,
-        size_bytes=size_bytes,
-        peer_distance=0,
-        stages=(0, 1),
-        enter=enter,
-        exit=exit_,
-    )
+    operation = _all_reduce(DEFAULT_GROUP, size_bytes, 1, enter, exit_)
     return Timeline(
         begin=begin,
         data_end=forward_begin[:, 0],
@@ -436,17 +434,7 @@ def _piped(scenario: Scenario, work: Work, transfers: Transfers) -> Timeline:
         for group, rows, size_bytes in groups:
             size = size_bytes if group == DEFAULT_GROUP else int(size_bytes * transfers.size_factor / buckets)
             times = [array[:, rows].reshape(steps, -1, ranks) for array in (enter, exit_)]
-            operations.append(
-                OperationTimes(
-                    op=Op.ALL_REDUCE,
-                    group=group,
-                    size_bytes=size,
-                    peer_distance=0,
-                    stages=(0, stages),
-                    enter=times[0],
-                    exit=times[1],
-                )
-            )
+            operations.append(_all_reduce(group, size, stages, *times))
     optimizer_begin = exit_[:, -1].reshape(flat) if buckets else done_at[1][:, -1]
     return Timeline(
         begin=begin.reshape(flat),
@@ -469,23 +457,10 @@ def _messages(
     stages = scenario.num_stages
     inner, outer = ((1, stages), (0, stages - 1)) if distance > 0 else ((0, stages - 1), (1, stages))
     entered = np.concatenate([ready[:, None], free[:, :-1]], axis=1)
-    group = DEFAULT_GROUP if scenario.layout == "pp" else PIPELINE_GROUP
-    recv = OperationTimes(
-        op=Op.RECV,
-        group=group,
-        size_bytes=MESSAGE_BYTES,
-        peer_distance=-distance,
-        stages=inner,
-        enter=entered,
-        exit=began,
-    )
-    send = OperationTimes(
-        op=Op.SEND,
-        group=group,
-        size_bytes=MESSAGE_BYTES,
-        peer_distance=distance,
-        stages=outer,
-        enter=computed,
-        exit=free,
-    )
+    of: dict[str, Any] = {
+        "group": DEFAULT_GROUP if scenario.layout == "pp" else PIPELINE_GROUP,
+        "size_bytes": MESSAGE_BYTES,
+    }
+    recv = OperationTimes(op=Op.RECV, peer_distance=-distance, stages=inner, enter=entered, exit=began, **of)
+    send = OperationTimes(op=Op.SEND, peer_distance=distance, stages=outer, enter=computed, exit=free, **of)
     return recv, send

@@ -16,26 +16,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.studies import lab_set_up
 from experiments.studies.document import Measured, draw_plots, run_scaling, section, write_document, write_scaling
-from experiments.studies.lab_set_up import (
-    REPOSITORY,
-    SetUp,
-    calibrated,
-    expected_step_s,
-    run_study,
-    set_up,
-    single,
-    steps_for,
-    study_lab,
-)
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.text import format_duration, nanoseconds
 from hpcpace.studies.figures import study_figures
 from hpcpace.studies.published import BATCH, PublishedRow, read_published
 from hpcpace.studies.setups import NanoCluster, Setup, StudyFolder, model_size_setups, parse_layout, repeated
 
-PUBLISHED = REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
-DOCUMENT = REPOSITORY / "docs" / "results" / "studies-lab.md"
+PUBLISHED = lab_set_up.REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
+DOCUMENT = lab_set_up.REPOSITORY / "docs" / "results" / "studies-lab.md"
 SHRINK, IMAGE_SHRINK, IMAGE_BATCH_DIVISOR = 16, 8, 8
 _START_S = 1.2
 """Time of a run in addition to its steps, for the printed estimate."""
@@ -78,9 +68,9 @@ def paper_studies(args: argparse.Namespace) -> None:
     for name in [args.only] if args.only else ["nano-cluster", "model-size"]:
         studies[name] = planned_study(args.folder / name, name, found, args.repetitions, args.seconds)
     if any(study.open_runs() for study in studies.values()):
-        with study_lab(args.name, quota=args.quota, link_bps=found.lab.link_bps) as lab:
+        with lab_set_up.study_lab(args.name, quota=args.quota, link_bps=found.lab.link_bps) as lab:
             for study in studies.values():
-                run_study(lab, study, timeout_s=3 * 3600)
+                lab_set_up.run_study(lab, study, timeout_s=3 * 3600)
     if args.write:
         figures = {name: study_figures(study)[0] for name, study in studies.items()}
         times_s = {name: measured_at(study) for name, study in studies.items()}
@@ -103,15 +93,17 @@ def scaling_study(args: argparse.Namespace) -> None:
         print(f"written: {DOCUMENT}")
 
 
-def prepared(folder: Path, *, quota: float, lab_name: str) -> SetUp:
+def prepared(folder: Path, *, quota: float, lab_name: str) -> lab_set_up.SetUp:
     """Return the lab's link, from the throughput of single ranks, which is measured where that has not been done."""
     text, image = lab_sweep().setups()[0], lab_sweep().setups()[-1]
     text = dataclasses.replace(text, batch=BATCH, stands_for=BATCH)
     image = dataclasses.replace(image, batch=256 // IMAGE_BATCH_DIVISOR, stands_for=256)
     study = StudyFolder(folder / "calibration")
-    calibrated(study, [single(text, steps=20), single(image, steps=20)], lab_name=lab_name, quota=quota)
+    lab_set_up.calibrated(
+        study, [lab_set_up.single(text, steps=20), lab_set_up.single(image, steps=20)], lab_name=lab_name, quota=quota
+    )
     rows, _ = study_figures(study)
-    return set_up(
+    return lab_set_up.set_up(
         reference_set_up(text),
         published_rows(),
         quota=quota,
@@ -135,7 +127,7 @@ def lab_sweep() -> NanoCluster:
     )
 
 
-def planned_study(path: Path, name: str, found: SetUp, repetitions: int, duration_s: float) -> StudyFolder:
+def planned_study(path: Path, name: str, found: lab_set_up.SetUp, repetitions: int, duration_s: float) -> StudyFolder:
     """Write the plan of a study, with as many steps of each set-up as take about a time, and say what it takes."""
     study = StudyFolder(path)
     setups = model_size_setups(batch=BATCH, shrink=SHRINK, warmup_steps=1)
@@ -144,13 +136,13 @@ def planned_study(path: Path, name: str, found: SetUp, repetitions: int, duratio
     facts = found.facts()
 
     def steps_of(setup: Setup) -> int:
-        return steps_for(setup, facts, duration_s)
+        return lab_set_up.steps_for(setup, facts, duration_s)
 
     study.write_plan(name, repeated(setups, repetitions, steps_of=steps_of), facts=facts)
     if study.facts() != facts:
         raise UsageError(f"{path} was planned with {study.facts()}, and now it is {facts}: remove it, or name another")
     left = study.open_runs()
-    expected_s = sum(_START_S + run.setup.steps * expected_step_s(run.setup, facts) for run in left)
+    expected_s = sum(_START_S + run.setup.steps * lab_set_up.expected_step_s(run.setup, facts) for run in left)
     print(f"{name}: {len(left)} of {len(study.runs())} runs to do, about {expected_s / 60:.0f} min", flush=True)
     return study
 

@@ -11,21 +11,18 @@ import os
 import re
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from experiments.damage.child import Child, Result, preload, wait_for_one
+from experiments.damage.chance import Random, random_of
+from experiments.damage.child import Child, Result, each_outcome, preload, wait_for_one
 from experiments.damage.judge import state_of, wrongly_written
 from experiments.synthetic_run import SyntheticRun
 
-Random = np.random.Generator
 MIN_BYTES = 100_000
 """Of smaller inputs the start is most of what the command takes."""
 SECRET = "root-only-5e1f"
@@ -84,7 +81,7 @@ class Hostile:
 
     def input(self, folder: Path, number: int) -> Call:
         """Write the input of a number, always the same, into an empty folder."""
-        return self.make(folder, np.random.default_rng([zlib.crc32(self.name.encode()), number]))
+        return self.make(folder, random_of(self.name, number))
 
 
 def kinds_of(prefix: str, format_: str, makers: Mapping[str, Make] | Sequence[Make], **bounds: Any) -> list[Hostile]:
@@ -94,38 +91,10 @@ def kinds_of(prefix: str, format_: str, makers: Mapping[str, Make] | Sequence[Ma
     return [Hostile(name=f"{prefix}-{name}", format=format_, make=make, **bounds) for name, make in makers.items()]
 
 
-def one_of(choices: Sequence[Any], random: Random) -> Any:
-    """Return one of several by chance."""
-    return choices[int(random.integers(len(choices)))]
-
-
-def text_size(random: Random) -> int:
-    """Return the size of a large text by chance: 0.1 to 4 MB, small ones more often."""
-    return int(100_000 * 40 ** random.random())
-
-
-def size_between(random: Random, least: int, most: int) -> int:
-    """Return a size by chance, as often below as above the geometric mean of its bounds."""
-    return int(least * (most / least) ** random.random())
-
-
-def numbered(count: int, line: Callable[[int], str]) -> str:
-    """Return that many lines."""
-    return "\n".join(map(line, range(count))) + "\n"
-
-
 def size_bytes(folder: Path) -> int:
     """Return what is in all regular files of a folder, without the holes of sparse ones."""
     found = [path.stat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     return sum(min(one.st_size, 512 * one.st_blocks) for one in found)
-
-
-def with_changed_bytes(content: bytes | bytearray, most: int, random: Random) -> bytearray:
-    """Return a content with up to that many bytes changed by chance."""
-    found = bytearray(content)
-    for _ in range(int(random.integers(1, most))):
-        found[int(random.integers(len(found)))] = int(random.integers(256))
-    return found
 
 
 @cache
@@ -158,8 +127,12 @@ def secret_file() -> Path:
 
 def put_no_file(path: Path, random: Random, *more: Callable[[Path], object]) -> None:
     """Put something that is no file at a path: a link to the secret or to a device, a FIFO, a folder, or more."""
-    secret, device = secret_file(), "/dev/zero"
-    one_of((os.mkfifo, os.mkdir, lambda p: p.symlink_to(device), lambda p: p.symlink_to(secret), *more), random)(path)
+    links = [partial(_link, target) for target in (secret_file(), "/dev/zero", path.name)]
+    random.one(os.mkfifo, os.mkdir, *links, *more)(path)
+
+
+def _link(target: Path | str, path: Path) -> None:
+    path.symlink_to(target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,14 +179,8 @@ def run_hostile(
     """
     preload()
     starts: dict[str, float] = {}
-    running: list[_Running] = []
-    for kind in kinds:
-        for number in range(num_inputs):
-            running.append(_Running(kind, number, keep, starts))
-            if len(running) >= at_once:
-                yield _first_ended(running)
-    while running:
-        yield _first_ended(running)
+    jobs = (_Running(kind, number, keep, starts) for kind in kinds for number in range(num_inputs))
+    yield from each_outcome(jobs, at_once)
 
 
 class _Running:
@@ -234,7 +201,7 @@ class _Running:
         with chdir(self._folders[1]):  # what is written into the working folder is found there
             self.child = Child(self._call.arguments, self._place / "output")
 
-    def outcome(self, result: Result) -> Outcome:
+    def ended(self, result: Result) -> Outcome:
         """Judge how it ended, and remove the input unless it is to be kept."""
         call = self._call
         wrong = wrongly_written(call.arguments, self._before, state_of(*self._folders), self._place)
@@ -244,11 +211,6 @@ class _Running:
         self._temporary.cleanup()
         found = {"call": call, "result": result, "start_s": self._start_s, "problems": problems}
         return Outcome(kind=self._kind, number=self._number, **found)
-
-
-def _first_ended(running: list[_Running]) -> Outcome:
-    index, result = wait_for_one([one.child for one in running])
-    return running.pop(index).outcome(result)
 
 
 def _start_s(call: Call, folder: Path, place: Path) -> float:
