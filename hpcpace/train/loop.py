@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from hpcpace import Session, session
+from hpcpace.core.compat import host_backend
 from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo, process_redaction
 from hpcpace.core.errors import TrainingFailed
@@ -89,7 +90,7 @@ class StopVote:
 
     def __init__(self, group: dist.ProcessGroup | None, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
         # The operators of torch.distributed would be observed as part of the training.
-        self._backend: Any = None if group is None else group._get_backend(torch.device("cpu"))
+        self._backend: Any = None if group is None else host_backend(group)
         self._num_ranks = 1 if group is None else group.size()
         self._clock = clock
         self._steps_left = 0
