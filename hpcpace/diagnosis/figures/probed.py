@@ -77,7 +77,7 @@ def _kinds(measured: Measured) -> dict[_Compared, list[GroupTransfers]]:
     places = measured.places
     node_of = dict(zip(places.ranks, places.node.tolist(), strict=True))
     found: dict[_Compared, list[GroupTransfers]] = {}
-    for group in measured.groups:
+    for group in measured.operations.transfers:
         if not all(member in node_of for member in group.members) or not np.isfinite(group.transfer_ns).any():
             continue
         num_nodes = len({node_of[member] for member in group.members})
