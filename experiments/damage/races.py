@@ -255,9 +255,7 @@ PROGRAMS = (
         *("report", lambda ground: ("report", str(ground.run)), f"{_OF_REPORT} run/summary.json run/report.html", "run")
     ),
     _program(
-        "dump",
-        lambda ground: ("dump", str(ground.home / _RANK_0)),
-        f"{_RANK_0} {_RANK_0.replace('.h5', '.journal')}",
+        "dump", lambda ground: ("dump", str(ground.home / _RANK_0)), f"{_RANK_0} {_RANK_0.replace('.h5', '.journal')}"
     ),
     _program(*("audit --from", lambda ground: ("audit", "--from", str(ground.run)), f"run/attempt-0 {_SNAPSHOTS}")),
     _program("audit --save", _called(save, "saved"), "saved/n0.json saved/n1.json", "saved"),
