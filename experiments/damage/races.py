@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.damage.child import Child, Result, wait_for_one
-from experiments.damage.specimen import FIGURES, SCRIPT, Secret, Shelf, header_of
+from experiments.damage.specimen import FIGURES, SCRIPT, Secret, Shelf
 from experiments.damage.swappers import NOBODY, SWAPPERS, TEMPORARY, Field, swapping
+from experiments.synthetic_run import header_of
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import save_snapshots
 from hpcpace.audit.tree import Tree
