@@ -134,7 +134,7 @@ def rows_of(found: Found) -> list[Row]:
         values = [*(effects_ns / NS_PER_MS).tolist(), share, *interval]
         rows.append((spot.kind, spot.id, *values, spot.loss_share, spot.p_value, None, "; ".join(spot.aliases)))
     for link in figures.links:
-        values = [None, None, None, link.effect_share, *link.interval]
+        values = [None, None, None, link.effect.value, *link.effect.interval]
         ends = "; ".join(figures.link_ends[name] for name in link.ids)
         rows.append(("link", " or ".join(link.ids), *values, None, link.p_value, ends, "; ".join(link.aliases)))
     whole = [(found.run, position, *row, figures.exclude) for position, row in enumerate(rows, start=1)]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_MS
-from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error, share_of
+from hpcpace.metrics.resampling import block_means, log_error, share_of
 from hpcpace.runs.compare import Outcome, compare
 from hpcpace.runs.load import load_runs
 from hpcpace.runs.measured import MeasuredRun, RankTimes, Transfers
@@ -162,8 +162,8 @@ def _measured(name: str, work_ns: NDArray[np.float64], hosts: Sequence[str]) -> 
         is_from_summary=False,
         p50_ns=float(np.median(times_ns)),
         mean_ns=float(times_ns.mean()),
-        log_p50_error=log_median_error(times_ns, num_draws=50),
-        log_mean_error=log_mean_error(times_ns, num_draws=50),
+        log_p50_error=log_error(times_ns, np.median, num_draws=50),
+        log_mean_error=log_error(times_ns, np.mean, num_draws=50),
         cv=float(times_ns.std() / times_ns.mean()),
         samples_per_s=None,
         samples_per_step=64.0,

@@ -102,10 +102,7 @@ def flows(
         sender_limited_ns=zero,
         rtt_ns=zero,
         least_rtt_ns=zero,
-        delivery_bytes_per_s=zero.astype(np.float64),
-        is_application_limited=zero.astype(np.bool_),
         unsent_bytes=zero,
-        marked_packets=zero,
     )
 
 

@@ -211,10 +211,7 @@ def _flows(
         sender_limited_ns=zero,
         rtt_ns=np.concatenate([rtt, nothing]),
         least_rtt_ns=zero + round(MIN_ROUND_TRIP_S * NS_PER_S),
-        delivery_bytes_per_s=zero.astype(np.float64),
-        is_application_limited=zero.astype(np.bool_),
         unsent_bytes=zero,
-        marked_packets=zero,
         segment_bytes=np.tile(np.where(is_small, 548, SEGMENT_BYTES), 2),
     )
 

@@ -25,12 +25,12 @@ from hpcpace.audit.result import audit
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import snapshot_from, snapshot_text
 from hpcpace.audit.verdict import verdict_lines
-from hpcpace.core.config import LabConfig
+from hpcpace.core.config import Config, LabConfig
 from hpcpace.core.environment import host_identity, locate, process_environ, rank_info
 from hpcpace.lab.lab import Lab
-from hpcpace.observe.active import save_host_snapshots
-from hpcpace.observe.coordination import SingleCoordinator
+from hpcpace.observe.joined import JoinedRank, SessionSettings, save_host_snapshots
 from hpcpace.world.deadline import Deadline
+from hpcpace.world.messages import NoMessages
 
 NUM_RANKS, NUM_LAB_HOSTS = 8, 64
 _TIMEOUT_S = 60.0
@@ -45,14 +45,22 @@ def one_node(repeats: int) -> None:
 
 def in_a_session(repeats: int) -> None:
     """Print what a rank that is the first of its host pays, with all modules loaded."""
-    environ, key = process_environ(), host_identity().host_key
-    world = locate(rank_info(environ), [key])
+    environ, identity = process_environ(), host_identity()
+    keys = [identity.host_key]
+    joined = JoinedRank(
+        settings=SessionSettings(),
+        config=Config(),
+        messages=NoMessages(),
+        identity=identity,
+        host_keys=keys,
+        world=locate(rank_info(environ), keys),
+        deadline=Deadline(_TIMEOUT_S * repeats),
+    )
     times = []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(repeats):
             with taken(resource.RUSAGE_SELF) as one:
-                deadline = Deadline(_TIMEOUT_S)
-                save_host_snapshots(SingleCoordinator(), world, [key], environ, Path(folder), print, deadline)
+                save_host_snapshots(joined, environ, Path(folder), warn=print)
             times.append(one)
     wall_s, cpu_s = (statistics.median(getattr(one, name) for one in times) for name in ("wall_s", "cpu_s"))
     print(f"snapshot in a session: wall {1000 * wall_s:.1f} ms, processor {1000 * cpu_s:.1f} ms (medians of {repeats})")

@@ -100,8 +100,8 @@ def _traced_us(step: TinyStep, num_steps: int, *, has_phases: bool = True, finds
         if has_phases:
             session.watch(step.model)
         else:
-            assert session._active is not None
-            session._active.recording.phases.uninstall()
+            assert session._recording is not None
+            session._recording.phases.uninstall()
         return _block_us(step, num_steps, session, finds=finds)
 
 

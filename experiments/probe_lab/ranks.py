@@ -20,7 +20,7 @@ from hpcpace.probe.start import begin_record, probe_world
 from hpcpace.probe.world import ProbeWorld
 from hpcpace.world.connection import connect
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.gloo import own_store
+from hpcpace.world.messages import own_store
 from hpcpace.world.process_group import init_process_group
 
 _TIMEOUT_S = 20.0

@@ -9,12 +9,12 @@ import atexit
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from hpcpace import Session
 from hpcpace.core.environment import process_redaction
+from hpcpace.observe.guest import replace
 from hpcpace.trace.schema import StepFlag
 
 _MARKS = {"eval": StepFlag.EVAL, "checkpoint": StepFlag.CHECKPOINT}
@@ -36,15 +36,10 @@ class TracedLoop:
         self._settings = dict(settings)
         self._session: Session | None = None
         self._phases: dict[str, AbstractContextManager[Any]] = {}
-        self._replaced: list[tuple[Any, str, bool, Any]] = []
+        self._replaced = ExitStack()
         self._flags = StepFlag.NONE
         self._samples = 0
         self._has_warned = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the session is open, recording or not."""
-        return self._session is not None
 
     def begin(self, model: Any = None) -> None:
         """Open the session; the ranks must be connected. Collective: every rank calls this."""
@@ -92,9 +87,7 @@ class TracedLoop:
             wrap: gets the method and returns what takes its place.
         """
         with self.guarded():
-            original = getattr(owner, name)
-            self._replaced.append((owner, name, name in vars(owner), original))
-            setattr(owner, name, wraps(original)(wrap(original)))
+            replace(self._replaced, owner, name, wrap)
 
     def timed(self, name: str) -> Callable[[Any], Any]:
         """Return a wrapper of methods that are a phase, for `replace`."""
@@ -135,12 +128,7 @@ class TracedLoop:
             atexit.unregister(self.abandon)
             for name in list(self._phases):
                 self.end_phase(name)
-            while self._replaced:
-                owner, name, is_own, original = self._replaced.pop()
-                if is_own:
-                    setattr(owner, name, original)
-                else:
-                    delattr(owner, name)
+            self._replaced.close()
             session, self._session = self._session, None
             if session is not None:
                 session.__exit__(kind, None, None)

@@ -198,7 +198,7 @@ def _probe(call: _Call, config: Config, info: RankInfo, connection: Connection) 
     set_environ_default("OMP_NUM_THREADS", "1")
     # Imported this late because torch takes more than a second and reads the variable above.
     from hpcpace.probe.start import begin_record, probe_world
-    from hpcpace.world.gloo import own_store
+    from hpcpace.world.messages import own_store
     from hpcpace.world.process_group import init_process_group
 
     with init_process_group(

@@ -344,8 +344,7 @@ def command(
     setting is wrong, the program runs untraced.
     """
     from hpcpace.core.environment import change_environ
-    from hpcpace.observe.launch.launch import Wishes
-    from hpcpace.observe.launch.traced_program import become_traced
+    from hpcpace.observe.launch.launch import Wishes, become_traced
 
     if on_hang is not None:
         change_environ({ON_HANG_VARIABLE: on_hang})

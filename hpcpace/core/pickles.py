@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
+from hpcpace.core.compat import PythonUnpickler
 from hpcpace.core.text import shown
 
 MAX_VALUES = 1 << 21
@@ -57,7 +58,7 @@ def _counted(carry_out: Callable[[Any], None]) -> Callable[[Any], None]:
     return count
 
 
-class _InertUnpickler(pickle._Unpickler):
+class _InertUnpickler(PythonUnpickler):
     """Makes plain values, and refuses every name and every instruction beyond these."""
 
     stack: list[Any]
@@ -73,8 +74,8 @@ class _InertUnpickler(pickle._Unpickler):
         self.stack.append(_Table())
 
     dispatch: ClassVar[dict[int, Any]] = {
-        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES},
-        **{code[0]: _counted(pickle._Unpickler.dispatch[code[0]]) for code in _MAKERS},
+        **{code[0]: PythonUnpickler.dispatch[code[0]] for code in _OPCODES},
+        **{code[0]: _counted(PythonUnpickler.dispatch[code[0]]) for code in _MAKERS},
         pickle.EMPTY_DICT[0]: _counted(_empty_table),
     }
 

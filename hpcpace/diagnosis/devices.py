@@ -17,7 +17,7 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import IdlePhase
 from hpcpace.diagnosis.incomplete import sound_stream
 from hpcpace.metrics import Bools, Ints
-from hpcpace.metrics.host_waits import NO_PHASE, Stretches, UsualLength, idle_ns, stretches_between_marks, usual_lengths
+from hpcpace.metrics.host_waits import NO_PHASE, Stretches, idle_ns, stretches_between_marks, usual_lengths
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
 from hpcpace.trace.reader import RankTrace, Table
@@ -96,7 +96,7 @@ def on_devices(traces: Sequence[RankTrace], limits: DeviceThresholds | None = No
     found = {index: _stretches(views[index], traces[index]) for index in changed}
     roles = {index: (traces[index].header.pp, traces[index].header.tp) for index in changed}
     usual = {
-        role: usual_lengths(found[index] for index in changed if roles[index] == role) for role in set(roles.values())
+        role: usual_lengths([found[index] for index in changed if roles[index] == role]) for role in set(roles.values())
     }
     for index in changed:
         recorded = traces[index].tables["phases"]
@@ -225,7 +225,7 @@ def _idle_rows(
     }
 
 
-def _with_idle(view: RankTrace, stretches: Stretches, usual: Mapping[int, UsualLength]) -> RankTrace:
+def _with_idle(view: RankTrace, stretches: Stretches, usual: NDArray[np.float64]) -> RankTrace:
     """Return a trace with phases in which its device was idle, in front of the marks at which it had run dry."""
     waited_ns, collected_ns = idle_ns(stretches, usual)
     found = []

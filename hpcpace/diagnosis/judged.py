@@ -185,10 +185,10 @@ def _widened(found: LinkFindings, groups: Sequence[GroupTransfers], halfwidth_ns
     share = halfwidth_ns / max(float(np.quantile(usual_ns, _LOWER_QUARTILE)), 1.0)
     culprits = []
     for culprit in found.culprits:
-        extra = share * (1 + culprit.effect_share)
-        low, high = (culprit.effect_share - end for end in culprit.interval)
-        low, high = culprit.effect_share - np.hypot(low, extra), culprit.effect_share + np.hypot(high, extra)
-        culprits.append(replace(culprit, interval=(float(low), float(high))))
+        effect, extra = culprit.effect, share * (1 + culprit.effect.value)
+        low = effect.value - float(np.hypot(effect.value - effect.low, extra))
+        high = effect.value + float(np.hypot(effect.value - effect.high, extra))
+        culprits.append(replace(culprit, effect=replace(effect, low=low, high=high)))
     return replace(found, culprits=tuple(culprits))
 
 

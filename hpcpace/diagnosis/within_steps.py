@@ -28,11 +28,11 @@ from hpcpace.metrics.operations import (
     select_rows,
     synchronises,
 )
-from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part, parts_of_steps
+from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, CoveredTime, Part, parts_of_steps
 from hpcpace.metrics.propagation import Origins, delay_origins, join_origins, last_partner
 from hpcpace.metrics.segments import Blocking, blocks_caller
 from hpcpace.metrics.steps import StepPanel, columns_of
-from hpcpace.metrics.waits import Blocks, HeldUp, Stretches, exposed_waits_ns
+from hpcpace.metrics.waits import Blocks, HeldUp, exposed_waits_ns
 from hpcpace.trace.schema import Op, Phase
 from hpcpace.trace.tables import Table
 
@@ -146,7 +146,7 @@ class WithinSteps:
         self._stop: int | None = None
         num_ranks = len(self._ranks)
         none = np.zeros(num_ranks)
-        self.origins = Origins(direct_ns=none, propagated_ns=none, waited_ns=none, num_rounds=0)
+        self.origins = Origins(direct_ns=none, propagated_ns=none, waited_ns=none)
         self.path = PathSums(work_ns=np.zeros(num_ranks, np.int64), transfer_ns={})
 
     def begin(self, stop: int, evidence: Evidence) -> None:
@@ -241,7 +241,7 @@ def _held_up_by_rank(timed: TimedTraces) -> dict[int, HeldUp | None]:
     """Return for each rank when it was away or waited inside torch; None for one that never was."""
     away, inside = (_intervals_by_rank(timed, of) for of in (_AWAY, (*_AWAY, Phase.GRAD_SYNC)))
     return {
-        rank: HeldUp(away=Stretches.of(*of_away), inside=Stretches.of(*of_both)) if len(of_both[0]) else None
+        rank: HeldUp(away=CoveredTime.of(*of_away), inside=CoveredTime.of(*of_both)) if len(of_both[0]) else None
         for rank, of_away, of_both in zip(timed.ranks, away, inside, strict=True)
     }
 

@@ -12,10 +12,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.resampling import MeanTest, block_length, lag_one, mean_above_zero, moving_block_bootstrap
+from hpcpace.metrics.resampling import block_length, chance_above_zero, lag_one, moving_block_bootstrap
 
-_FEWEST_OPERATIONS = 10
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseThresholds(Thresholds, topic="jitter"):
+    """When noise is shared, amplified, or large enough to say anything of."""
+
+    bound_margin: float = number(0.05, "share")
+    """Part by which computation must exceed communication, or the reverse, for a step to change sides."""
+    min_operations: int = number(10, "operations")
+    """Collectives with a known skew; fewer give no slope of transfers."""
+    min_skew_errors: float = number(3.0, "times")
+    """Skew over the clocks' error; the error of smaller ones alone gives a negative slope."""
+    shared_level: float = number(0.01, "probability")
+    """Chance below which ranks of a node count as sharing noise."""
+    min_shared_correlation: float = number(0.05, "correlation")
+    """Correlation within nodes up to which shared noise is too little to matter."""
+    min_noise: float = number(1e-4, "share")
+    """Noise relative to the work, up to which its amplification is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +40,12 @@ class BoundSwitches:
     """What the steps are bound by.
 
     Attributes:
-        compute_share: share of steps in the compute-bound regime.
-        communication_share: share in the communication-bound regime; both 0 if no step is decided.
+        compute_share: share of steps in the compute-bound regime, the others being communication-bound; 0 if no step is
+            decided.
         num_switches: how often one regime follows the other.
     """
 
     compute_share: float
-    communication_share: float
     num_switches: int
 
 
@@ -48,34 +64,38 @@ class Sensitivity:
     num_operations: int
 
 
-def bound_switches(compute_ns: Floats, communication_ns: Floats, *, hysteresis: float = 0.05) -> BoundSwitches | None:
+def bound_switches(
+    compute_ns: Floats, communication_ns: Floats, *, margin: float = NoiseThresholds.bound_margin
+) -> BoundSwitches | None:
     """Return how many steps are compute-bound or communication-bound, and how often that changes; None without steps.
 
-    A step is decided if one of the two exceeds the other by more than `hysteresis`. Other steps keep the regime of the
+    A step is decided if one of the two exceeds the other by more than `margin`. Other steps keep the regime of the
     previous step, the first ones that of the first decided step, so that noise around a balance causes no switches.
 
     Args:
         compute_ns, communication_ns: of each step, float64, (num_steps,).
-        hysteresis: share by which the larger must exceed the smaller.
+        margin: share by which the larger must exceed the smaller.
     """
     num_steps = len(compute_ns)
     if not num_steps:
         return None
-    is_compute = compute_ns > (1 + hysteresis) * communication_ns
-    is_communication = communication_ns > (1 + hysteresis) * compute_ns
+    is_compute = compute_ns > (1 + margin) * communication_ns
+    is_communication = communication_ns > (1 + margin) * compute_ns
     decided = np.flatnonzero(is_compute | is_communication)
     if not len(decided):
-        return BoundSwitches(compute_share=0.0, communication_share=0.0, num_switches=0)
+        return BoundSwitches(compute_share=0.0, num_switches=0)
     last = np.maximum(np.searchsorted(decided, np.arange(num_steps), side="right") - 1, 0)
     compute = is_compute[decided[last]]
-    share = float(compute.mean())
-    return BoundSwitches(
-        compute_share=share, communication_share=1.0 - share, num_switches=int((compute[1:] != compute[:-1]).sum())
-    )
+    num_switches = int((compute[1:] != compute[:-1]).sum())
+    return BoundSwitches(compute_share=float(compute.mean()), num_switches=num_switches)
 
 
 def collective_sensitivity(
-    transfer_ns: Floats, skew_ns: Floats, clock_error_ns: float | Floats, place: Ints | None = None
+    transfer_ns: Floats,
+    skew_ns: Floats,
+    clock_error_ns: float | Floats,
+    place: Ints | None = None,
+    limits: NoiseThresholds = NoiseThresholds(),
 ) -> Sensitivity | None:
     """Return how the transfer of collectives of one kind and size depends on the skew of their ranks.
 
@@ -90,19 +110,20 @@ def collective_sensitivity(
         clock_error_ns: half-width of the common clock, one or float64, (num_operations,).
         place: number of its process group and place in the step, between which transfers differ, int64,
             (num_operations,); one for all by default.
+        limits: which skews count, and how many of them are enough.
 
     Returns:
         None for fewer than 10 such operations, 9 more than places, or if the standard deviation of their skew does not
         exceed the clock error.
     """
     error_ns = np.broadcast_to(np.asarray(clock_error_ns, np.float64), skew_ns.shape)
-    is_used = (skew_ns >= 3 * error_ns) & np.isfinite(error_ns)
+    is_used = (skew_ns >= limits.min_skew_errors * error_ns) & np.isfinite(error_ns)
     num_used = int(is_used.sum())
     of_place = np.zeros(num_used, np.int64)
     if place is not None:
         _, of_place = np.unique(place[is_used], return_inverse=True)
     num_places = int(of_place.max(initial=0)) + 1
-    if num_used - num_places < _FEWEST_OPERATIONS - 1:
+    if num_used - num_places < limits.min_operations - 1:
         return None
     most = float(np.abs(skew_ns[is_used]).max())
     skew, transfer = (_less_means(values[is_used], of_place) for values in (skew_ns, transfer_ns))
@@ -129,8 +150,7 @@ def _long_run_variance(score: Floats) -> float:
     return max(variance, 0.0)
 
 
-_MAX_BLOCKS = 64  # for the null of the persistent part: more blocks make it slower, not better
-_MIN_NOISE = 1e-4
+_MAX_BLOCKS = 64  # statistics: for the null of the persistent part: more blocks make it slower, not better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,30 +159,19 @@ class Amplification:
 
     Attributes:
         amplification: A = E[max] / E[mean]; 1 means none.
-        low, high: its 95 % interval, moving-block bootstrap over steps; None for fewer than 8 steps.
+        interval: its 95 % interval, moving-block bootstrap over steps; None for fewer than 8 steps.
         persistent: A_p = max E[c] / mean E[c], a slow rank.
         transient: A_t = E[max] / max E[c] >= 1, jitter proper; amplification = persistent * transient.
-        mean_ns: E[mean].
-        loss_ns: E[max] - E[mean], the sum of the two below.
-        persistent_ns: max E[c] - mean E[c].
-        transient_ns: E[max] - max E[c].
+        loss_ns: E[max] - E[mean].
         persistent_null: A_p expected from noise alone, without any slow rank; None for fewer than 8 steps.
-        persistent_p_value: probability that noise alone gives as large an A_p; None if the null is.
-        slowest: the rank with the largest mean in each segment, int64, (num_segments,).
     """
 
     amplification: float
-    low: float | None
-    high: float | None
+    interval: tuple[float, float] | None
     persistent: float
     transient: float
-    mean_ns: float
     loss_ns: float
-    persistent_ns: float
-    transient_ns: float
     persistent_null: float | None
-    persistent_p_value: float | None
-    slowest: Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,22 +216,13 @@ def amplification(work_ns: Floats, *, seed: int = 0, num_draws: int = 99) -> Amp
     largest = max(float(largest_ns.mean(axis=0).sum()), worst)
     interval = moving_block_bootstrap(np.column_stack([largest_ns.sum(axis=1), mean_ns.sum(axis=1)]), _ratio, seed=seed)
     null_ns = _persistent_null(work_ns - mean_ns, num_draws, np.random.default_rng(seed))
-    p_value = None
-    if null_ns is not None:
-        p_value = float((1 + (null_ns >= worst - mean - 1e-12 * mean).sum()) / (1 + len(null_ns)))
     return Amplification(
         amplification=largest / mean,
-        low=None if interval is None else max(float(interval[0]), 1.0),
-        high=None if interval is None else float(interval[1]),
+        interval=None if interval is None else (max(float(interval[0]), 1.0), float(interval[1])),
         persistent=worst / mean,
         transient=largest / worst,
-        mean_ns=mean,
         loss_ns=largest - mean,
-        persistent_ns=worst - mean,
-        transient_ns=largest - worst,
         persistent_null=None if null_ns is None else 1 + float(null_ns.mean()) / mean,
-        persistent_p_value=p_value,
-        slowest=of_rank_ns.argmax(axis=0),
     )
 
 
@@ -275,7 +275,9 @@ def noise_intensity(work_ns: Floats) -> float | None:
     return float(np.mean(work[is_usable].mean(axis=1) / quiet[is_usable] - 1.0))
 
 
-def noise_amplification(step_ns: Floats, work_ns: Floats, transfer_ns: Floats) -> float | None:
+def noise_amplification(
+    step_ns: Floats, work_ns: Floats, transfer_ns: Floats, min_noise: float = NoiseThresholds.min_noise
+) -> float | None:
     """Return how much of local noise reaches the step time: alpha > 1 means amplified, < 1 absorbed.
 
     alpha = (E[T] / T_ideal - 1) / nu, T_ideal = max_r q05(c_r) + median exposed transfer, c_r the rank's step sums.
@@ -284,13 +286,14 @@ def noise_amplification(step_ns: Floats, work_ns: Floats, transfer_ns: Floats) -
         step_ns: step times T, float64, (num_steps,).
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
         transfer_ns: exposed transfer of each step, float64, (num_steps,).
+        min_noise: nu, up to which nothing is known.
 
     Returns:
-        None without steps, if nu is 0.01 % or less, of which no part can be told, or if T_ideal is not above 0. None
-        above the number of ranks as well: all noise of all ranks in a row is less, so that T_ideal lacks something.
+        None without steps, if nu is `min_noise` or less, or if T_ideal is not above 0. None above the number of ranks
+        as well: all noise of all ranks in a row is less, so that T_ideal lacks something.
     """
     noise = noise_intensity(work_ns)
-    if noise is None or noise <= _MIN_NOISE or not len(step_ns):
+    if noise is None or noise <= min_noise or not len(step_ns):
         return None
     transfer = float(np.median(transfer_ns)) if len(transfer_ns) else 0.0
     ideal_ns = float(np.quantile(work_ns.sum(axis=2), 0.05, axis=1).max()) + transfer
@@ -326,25 +329,7 @@ def _persistent_null(deviation_ns: Floats, num_draws: int, generator: np.random.
     return draws
 
 
-_SHARED_P_VALUE = 0.01
-_SHARED_CORRELATION = 0.05
-_NUM_FIRST_STEPS = 250
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedNoise:
-    """Whether the ranks of a node share their noise.
-
-    Attributes:
-        is_shared: the p-value is below 0.01 and the correlation above 0.05.
-        correlation: intraclass correlation of the residuals within nodes; None if no node has two ranks, or with only
-            one node.
-        p_value: one-sided, that the correlation is above 0 by chance; None if it is, or for fewer than 8 steps.
-    """
-
-    is_shared: bool
-    correlation: float | None
-    p_value: float | None
+_NUM_FIRST_STEPS = 250  # speed: of the first pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +344,7 @@ class WorkParts:
         unit: the unit that each rank belongs to, 0, 1, ...: its node if ranks of a node share noise, else the rank
             itself, int64, (num_ranks,).
         num_units: number of units.
-        shared: how the units were chosen.
+        is_node_unit: whether nodes are the units.
     """
 
     location_ns: Floats
@@ -368,11 +353,11 @@ class WorkParts:
     residual_ns: Floats
     unit: Ints
     num_units: int
-    shared: SharedNoise
+    is_node_unit: bool
 
 
-def shared_noise(deviation_ns: Floats, node: Ints) -> SharedNoise:
-    """Return whether the ranks of a node share their noise.
+def shared_noise(deviation_ns: Floats, node: Ints) -> tuple[float, float] | None:
+    """Return how the noise of ranks within nodes correlates, and the probability of such a correlation by chance.
 
     Each step gives mean squares between nodes and within them (one-way analysis of variance). The correlation is
     (MSB - MSW) / (MSB + (k0 - 1) MSW), ICC(1) of Shrout & Fleiss 1979 with k0 of Donner 1986 for unequal nodes. The
@@ -381,11 +366,14 @@ def shared_noise(deviation_ns: Floats, node: Ints) -> SharedNoise:
     Args:
         deviation_ns: work per step less the rank's mean, float64, (num_ranks, num_steps).
         node: index of the host, int64, (num_ranks,).
+
+    Returns:
+        None if no node has two ranks, with only one node, and for fewer than 8 steps or constant work.
     """
     _, unit, size = np.unique(node, return_inverse=True, return_counts=True)
     num_ranks, num_nodes = len(node), len(size)
     if num_nodes < 2 or num_nodes == num_ranks or deviation_ns.shape[1] == 0:
-        return SharedNoise(is_shared=False, correlation=None, p_value=None)
+        return None
     node_mean = unit_means(deviation_ns, unit, num_nodes)
     grand = deviation_ns.mean(axis=0)
     within = np.einsum("ri,ri->i", deviation_ns, deviation_ns) - size @ node_mean**2
@@ -393,15 +381,13 @@ def shared_noise(deviation_ns: Floats, node: Ints) -> SharedNoise:
     within = np.maximum(within, 0.0) / (num_ranks - num_nodes)
     typical = (num_ranks - (size**2).sum() / num_ranks) / (num_nodes - 1)
     total = float(between.mean() + (typical - 1) * within.mean())
-    tested: MeanTest | None = mean_above_zero(between - within)
-    if total <= 0.0 or tested is None:
-        return SharedNoise(is_shared=False, correlation=None, p_value=None)
-    correlation = float(between.mean() - within.mean()) / total
-    is_shared = tested.p_value < _SHARED_P_VALUE and correlation > _SHARED_CORRELATION
-    return SharedNoise(is_shared=is_shared, correlation=correlation, p_value=tested.p_value)
+    chance = chance_above_zero(between - within)
+    return None if total <= 0.0 or chance is None else (float(between.mean() - within.mean()) / total, chance)
 
 
-def split_work(work_ns: Floats, node: Ints, *, seed: int = 0) -> WorkParts | None:
+def split_work(
+    work_ns: Floats, node: Ints, *, seed: int = 0, limits: NoiseThresholds = NoiseThresholds()
+) -> WorkParts | None:
     """Split work into location, rank effects and residuals, or return None for fewer than 2 ranks or 2 steps.
 
     The location is the step median m_i, shrunk towards its mean with weight w = 1 - V0 / V1: V1 is its variance, V0 the
@@ -419,13 +405,16 @@ def split_work(work_ns: Floats, node: Ints, *, seed: int = 0) -> WorkParts | Non
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
         node: index of the host, int64, (num_ranks,).
         seed: of the draws that V0 is taken from.
+        limits: when ranks of a node share noise.
     """
     num_ranks, num_steps = work_ns.shape[:2]
     if num_ranks < 2 or num_steps < 2 or work_ns.shape[2] == 0:
         return None
     per_step = work_ns.sum(axis=2)
     shared = shared_noise(per_step - per_step.mean(axis=1, keepdims=True), node)
-    unit = np.unique(node, return_inverse=True)[1] if shared.is_shared else np.arange(num_ranks)
+    correlation, chance = shared or (0.0, 1.0)
+    is_node_unit = correlation > limits.min_shared_correlation and chance < limits.shared_level
+    unit = np.unique(node, return_inverse=True)[1] if is_node_unit else np.arange(num_ranks)
     num_units = int(unit.max()) + 1
     median_ns = np.median(work_ns, axis=0)
     shared_ns = median_ns - median_ns.mean(axis=0)
@@ -447,7 +436,7 @@ def split_work(work_ns: Floats, node: Ints, *, seed: int = 0) -> WorkParts | Non
         residual_ns=residual,
         unit=unit,
         num_units=num_units,
-        shared=shared,
+        is_node_unit=is_node_unit,
     )
 
 
@@ -478,19 +467,19 @@ def unit_means(values: Floats, unit: Ints, num_units: int) -> Floats:
     """Return the mean over the ranks of each unit, (num_units, ...), of values with ranks first."""
     if num_units == len(unit):
         return values[np.argsort(unit)]
-    by_unit = np.argsort(unit, kind="stable")
-    starts = np.searchsorted(unit[by_unit], np.arange(num_units))
-    size = np.diff(np.append(starts, len(unit))).reshape(-1, *[1] * (values.ndim - 1))
-    return np.asarray(np.add.reduceat(values[by_unit], starts, axis=0) / size)
+    size = np.bincount(unit, minlength=num_units).reshape(-1, *[1] * (values.ndim - 1))
+    return np.asarray(_over_units(np.add, values, unit, num_units) / size)
 
 
 def unit_maxima(values: Floats, unit: Ints, num_units: int) -> Floats:
     """Return the maximum over the ranks of each unit, (num_units, ...), of values with ranks first."""
-    if num_units == len(unit):
-        return values[np.argsort(unit)]
+    return values[np.argsort(unit)] if num_units == len(unit) else _over_units(np.maximum, values, unit, num_units)
+
+
+def _over_units(function: np.ufunc, values: Floats, unit: Ints, num_units: int) -> Floats:
     by_unit = np.argsort(unit, kind="stable")
     starts = np.searchsorted(unit[by_unit], np.arange(num_units))
-    return np.asarray(np.maximum.reduceat(values[by_unit], starts, axis=0))
+    return np.asarray(function.reduceat(values[by_unit], starts, axis=0))
 
 
 def _weight(work_ns: Floats, shared_ns: Floats, unit: Ints, weight: Floats, generator: np.random.Generator) -> Floats:

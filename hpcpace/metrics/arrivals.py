@@ -1,8 +1,8 @@
-"""Which ranks are late at collectives: by their own work, by their arrival, and by the duration of the collective.
+"""Which ranks are late at collectives, by arrival and by duration of the collective, and whose clocks are wrong.
 
-Blame follows own delay, which needs no common clock. Arrival order alone blames ranks that merely inherited a delay,
-and a wrong clock can make any rank look late. Host times of a rank with a device do not show its work, but its arrival
-at a collective on the device is real: there, arrival and duration must agree, in all groups of the rank.
+Arrival order alone blames ranks that merely inherited a delay, and a wrong clock can make any rank look late. Host
+times of a rank with a device do not show its work, but its arrival at a collective on the device is real: there,
+arrival and duration must agree, in all groups of the rank.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.kernels import grouped_medians, others_median, stable_order
+from hpcpace.metrics.kernels import grouped_medians, numbered, stable_order
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import MESSAGES, Operations, is_one_of, synchronises
 from hpcpace.metrics.segments import LocalWork
@@ -22,51 +22,12 @@ from hpcpace.metrics.segments import LocalWork
 _MIN_RANKS = 3
 _MIN_BLOCKS = 4
 _MAX_BLOCKS = 20
-LATE_LEVEL = 0.005
-"""How many standard errors a difference must exceed, beyond the half-widths, to count."""
-
-
-def own_delay(operations: Operations, work: LocalWork) -> Floats:
-    """Return by how much each operation's local work exceeds what is usual, nanoseconds, float64, (num_operations,).
-
-    own_delay = work - median of the others of the same role at the same position of the same step. If fewer than three
-    ranks have that position in that step, the median is over all steps: of the other rank if there are two, of the rank
-    itself if it is alone in its role. 0 if the work is not known.
-    """
-    delay = np.zeros(len(operations))
-    rows = np.flatnonzero(work.is_known)
-    if not len(rows):
-        return delay
-    value = work.work_ns[rows].astype(np.float64)
-    cell = _numbered(work.role[rows], work.position[rows])
-    in_step = _numbered(cell, operations.step[rows])
-    reference = _median_of_others(in_step, value)
-    few = np.bincount(in_step)[in_step] < _MIN_RANKS
-    if few.any():
-        reference[few] = _over_steps(cell[few], operations.rank[rows][few], value[few])
-    delay[rows] = value - reference
-    return delay
 
 
 def _numbered(first: Ints, second: Ints) -> Ints:
     """Return one number per pair, without large gaps."""
     first, second = first - first.min(), second - second.min()
-    key = first * (int(second.max()) + 1) + second
-    if int(key.max()) > 4 * len(key) + 4096:
-        key = np.unique(key, return_inverse=True)[1].astype(np.int64)
-    return np.asarray((np.cumsum(np.bincount(key) > 0) - 1)[key], np.int64)
-
-
-def _median_of_others(cell: Ints, value: Floats) -> Floats:
-    """Return for each value the median of the other values of its cell; the value itself if it is alone."""
-    order = stable_order(cell)
-    count = np.bincount(cell)
-    first = np.cumsum(count) - count
-    median = value.copy()
-    for size in np.unique(count[count > 1]).tolist():
-        rows = order[first[count == size] + np.arange(size)[:, None]]
-        median[rows] = others_median(value[rows])
-    return median
+    return numbered(first * (int(second.max()) + 1) + second)[1]
 
 
 def beyond_median(cell: Ints, value: Floats) -> Floats:
@@ -84,20 +45,6 @@ def beyond_median(cell: Ints, value: Floats) -> Floats:
     return beyond
 
 
-def _over_steps(cell: Ints, rank: Ints, value: Floats) -> Floats:
-    """Return the median over steps: of the other rank of the cell, or of the rank itself if it is alone."""
-    pair = _numbered(cell, rank)
-    num_pairs = int(pair.max()) + 1
-    median = grouped_medians(pair, value, num_pairs)
-    of_pair = np.zeros(num_pairs, np.int64)
-    of_pair[pair] = cell
-    pairs_of_cell = np.bincount(of_pair)
-    total = np.bincount(of_pair, weights=median)
-    others = pairs_of_cell[of_pair] - 1
-    reference = np.where(others > 0, (total[of_pair] - median) / np.maximum(others, 1), median)
-    return np.asarray(reference[pair], np.float64)
-
-
 def arrival_lateness(operations: Operations, matching: Matching) -> Floats:
     """Return enter minus the median enter of the operation's ranks, on the common clock, nanoseconds.
 
@@ -108,7 +55,7 @@ def arrival_lateness(operations: Operations, matching: Matching) -> Floats:
     if len(rows):
         instance = matching.instance[rows]
         enter = (operations.enter_ns[rows] - operations.enter_ns[rows].min()).astype(np.float64)
-        late[rows] = beyond_median(_numbered(instance, np.zeros_like(instance)), enter)
+        late[rows] = beyond_median(numbered(instance)[1], enter)
     return late
 
 
@@ -150,34 +97,7 @@ def compared_rows(operations: Operations, matching: Matching) -> Ints:
     return np.flatnonzero(synchronises(operations.op) & matching.is_matched & (operations.group_size > 1))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """Three estimates of how late each rank is in synchronising operations, and whether they contradict each other.
-
-    All per operation, relative to the median rank, float64, (num_ranks,), NaN for a rank without such operations.
-
-    Attributes:
-        rank: int64, (num_ranks,).
-        arrival_ns: lateness of the enter on the common clock.
-        own_delay_ns: lateness that the rank's own work explains; needs no common clock.
-        duration_ns: lateness that follows from how short the operation was for the rank; needs no common clock.
-        allowed_ns: by how much arrival_ns and duration_ns may differ: half-widths, the spread of exits and two standard
-            errors together.
-        is_suspected: whether the two differ by more, compared with the median rank: its clock is suspected, bool.
-        is_late: whether own delay and duration both show the rank late beyond chance (t test of both, LATE_LEVEL over
-            all ranks together), bool.
-    """
-
-    rank: Ints
-    arrival_ns: Floats
-    own_delay_ns: Floats
-    duration_ns: Floats
-    allowed_ns: Floats
-    is_suspected: Bools
-    is_late: Bools
-
-
-def agreement(
+def suspected_clocks(
     operations: Operations,
     matching: Matching,
     work: LocalWork,
@@ -185,12 +105,13 @@ def agreement(
     ranks: Sequence[int],
     halfwidth_ns: Floats,
     node: Ints | None = None,
-) -> Agreement:
-    """Compare arrival order on the common clock, own delay and duration excess of each rank.
+) -> Bools:
+    """Return the ranks whose arrival on the common clock contradicts how long their operations last, (num_ranks,).
 
     All ranks leave a synchronising operation together, up to the spread of their exits, so lateness by arrival and by
     duration differ by the clock error. That error is systematic: more steps do not shrink the half-widths. The spread
-    is three robust standard deviations over the ranks, but no more than the shortest duration.
+    is three robust standard deviations over the ranks, but no more than the shortest duration. The difference of a
+    rank from the median one may be as large as half-widths, the spread of exits and two standard errors together.
 
     Args:
         operations: rows of all ranks.
@@ -203,36 +124,24 @@ def agreement(
     names = np.asarray(ranks, np.int64)
     rows = compared_rows(operations, matching)
     rows = rows[work.is_known[rows] & np.isin(operations.rank[rows], names)]
-    arrival, own, duration = np.full((3, 2, len(names)), np.nan)
-    spread, halfwidth = 0.0, np.asarray(halfwidth_ns, np.float64)
-    if len(rows):
-        late = -duration_excess(operations, matching, node=node)
-        instance = _numbered(matching.instance[rows], np.zeros(len(rows), np.int64))
-        late[rows] = beyond_median(instance, late[rows])
-        slot = np.searchsorted(names, operations.rank[rows])
-        values = np.stack([arrival_lateness(operations, matching), own_delay(operations, work), late])[:, rows]
-        arrival, own, duration = _means_and_errors(values, slot, len(names))
-        shortest = np.full(int(instance.max()) + 1, np.inf)
-        np.minimum.at(shortest, instance, (operations.exit_ns[rows] - operations.enter_ns[rows]).astype(np.float64))
-        spread = float(np.median(shortest))
+    if not len(rows):
+        return np.zeros(len(names), np.bool_)
+    _, instance = numbered(matching.instance[rows])
+    late = beyond_median(instance, -duration_excess(operations, matching, node=node)[rows])
+    slot = np.searchsorted(names, operations.rank[rows])
+    values = np.stack([arrival_lateness(operations, matching)[rows], late])
+    arrival, duration = _means_and_errors(values, slot, len(names))
+    shortest = np.full(int(instance.max()) + 1, np.inf)
+    np.minimum.at(shortest, instance, (operations.exit_ns[rows] - operations.enter_ns[rows]).astype(np.float64))
+    spread = float(np.median(shortest))
     disagreement = arrival[0] - duration[0]
     known = disagreement[np.isfinite(disagreement)]
     if len(known) >= _MIN_RANKS:
         disagreement = disagreement - np.median(known)  # the two medians are of different ranks
     if len(known) > _MIN_RANKS:
         spread = min(spread, 3 * 1.4826 * float(np.median(np.abs(known - np.median(known)))))
-    critical = float(stdtrit(_num_blocks(len(rows), len(names)) - 1, 1 - LATE_LEVEL / max(len(names), 1)))
-    other = float(np.median(halfwidth)) if len(halfwidth) else 0.0
-    allowed = halfwidth + other + spread + _NUM_ERRORS * np.hypot(arrival[1], duration[1])
-    return Agreement(
-        rank=names,
-        arrival_ns=arrival[0],
-        own_delay_ns=own[0],
-        duration_ns=duration[0],
-        allowed_ns=allowed,
-        is_suspected=np.abs(disagreement) > allowed,
-        is_late=(own[0] > critical * own[1]) & (duration[0] > critical * duration[1]),
-    )
+    widths = halfwidth_ns + float(np.median(halfwidth_ns))
+    return np.asarray(np.abs(disagreement) > widths + spread + _NUM_ERRORS * np.hypot(arrival[1], duration[1]))
 
 
 def _num_blocks(num_rows: int, num_ranks: int) -> int:

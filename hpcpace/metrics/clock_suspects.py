@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.kernels import numbered
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import (
     UNKNOWN_GROUP,
@@ -64,24 +65,22 @@ def pair_violations(exit_node: Ints, enter_node: Ints, size_ns: Ints, allowed_ns
         size_ns: by how much the exit comes before the enter.
         allowed_ns: how much of that half-widths and rounding explain.
     """
-    pairs = [
-        _pair(int(a), int(b), size_ns[chosen], allowed_ns[chosen])
-        for a, b in np.unique(np.stack([exit_node, enter_node], axis=1), axis=0)
-        for chosen in [(exit_node == a) & (enter_node == b)]
-    ]
+    pairs = []
+    for a, b in np.unique(np.stack([exit_node, enter_node], axis=1), axis=0).tolist():
+        chosen = (exit_node == a) & (enter_node == b)
+        sizes_ns = size_ns[chosen]
+        pairs.append(
+            PairViolations(
+                exit_node=a,
+                enter_node=b,
+                num_violations=len(sizes_ns),
+                median_ns=int(np.median(sizes_ns)),
+                max_ns=int(sizes_ns.max()),
+                num_unexplained=int((sizes_ns > allowed_ns[chosen]).sum()),
+            )
+        )
     pairs.sort(key=lambda pair: (-pair.num_unexplained, -pair.num_violations, pair.exit_node, pair.enter_node))
     return tuple(pairs)
-
-
-def _pair(exit_node: int, enter_node: int, sizes_ns: Ints, allowed_ns: Floats) -> PairViolations:
-    return PairViolations(
-        exit_node=exit_node,
-        enter_node=enter_node,
-        num_violations=len(sizes_ns),
-        median_ns=int(np.median(sizes_ns)),
-        max_ns=int(sizes_ns.max()),
-        num_unexplained=int((sizes_ns > allowed_ns).sum()),
-    )
 
 
 _MAX_STRETCHES = 64
@@ -219,24 +218,16 @@ def contradictions(operations: Operations, matching: Matching, waits: Waits) -> 
     if len(rows) and not matching.slices:
         usable &= _is_usable(operations, matching)[rows]
     causes, effects = _roles(own, usable)
-    instance, num_instances = _numbered(matching.instance[rows], len(matching.num_rows))
-    last_ns, first_ns = _extremes(instance, num_instances, own.enter_ns, own.exit_ns, causes, effects)
+    names, instance = numbered(matching.instance[rows])
+    last_ns, first_ns = _extremes(instance, len(names), own.enter_ns, own.exit_ns, causes, effects)
     chosen = np.flatnonzero((last_ns > first_ns)[instance] & (causes | effects))
     return Contradictions(
         rows=rows[chosen],
-        instance=_numbered(instance[chosen], num_instances)[0],
+        instance=numbered(instance[chosen])[1],
         is_cause=causes[chosen],
         is_effect=effects[chosen],
         num_messages=int((own.op[chosen] == Op.RECV).sum()),
     )
-
-
-def _numbered(instance: Ints, num_instances: int) -> tuple[Ints, int]:
-    """Return operations renumbered in order without gaps, and how many there are."""
-    occurs = np.zeros(num_instances, np.bool_)
-    occurs[instance] = True
-    number = np.cumsum(occurs) - 1
-    return number[instance], int(np.count_nonzero(occurs))
 
 
 def _roles(own: Operations, usable: Bools) -> tuple[Bools, Bools]:
@@ -301,17 +292,17 @@ def judge(leads_ns: Mapping[tuple[int, int], int]) -> ClockVerdict:
         num_wrong, nodes = MAX_WRONG + 1, {node for edge in edges for node in edge}
     # Two wrong clocks contradict each other by more than either is wrong, so a wrong one is compared with sound ones.
     sound = {pair: lead for pair, lead in leads_ns.items() if not nodes.issuperset(pair)}
-    suspects = (_suspect(node, sound if len(nodes) == num_wrong else leads_ns) for node in sorted(nodes))
-    return ClockVerdict(num_wrong=num_wrong, suspects=tuple(suspects))
-
-
-def _suspect(node: int, leads_ns: Mapping[tuple[int, int], int]) -> Suspect:
-    return Suspect(
-        node=node,
-        ahead_ns=max((lead for (_, ahead), lead in leads_ns.items() if ahead == node), default=0),
-        behind_ns=max((lead for (behind, _), lead in leads_ns.items() if behind == node), default=0),
-        against=tuple(sorted({sum(pair) - node for pair in leads_ns if node in pair})),
+    proven = sound if len(nodes) == num_wrong else leads_ns
+    suspects = tuple(
+        Suspect(
+            node=node,
+            ahead_ns=max((lead for (_, ahead), lead in proven.items() if ahead == node), default=0),
+            behind_ns=max((lead for (behind, _), lead in proven.items() if behind == node), default=0),
+            against=tuple(sorted({sum(pair) - node for pair in proven if node in pair})),
+        )
+        for node in sorted(nodes)
     )
+    return ClockVerdict(num_wrong=num_wrong, suspects=suspects)
 
 
 def _covers(edges: Iterable[tuple[int, int]], size: int) -> set[frozenset[int]]:

@@ -47,24 +47,14 @@ class CommonClock:
         local_ns: int64, (num_samples,), strictly increasing.
         offset_ns: int64, (num_samples,), local minus reference.
         halfwidth_ns: int64, (num_samples,).
-        drift_ppm: bound on the relative rate if there is only one sample.
-        wander_ppm: least bound on the change of rate between two samples.
     """
 
     local_ns: Ints
     offset_ns: Ints
     halfwidth_ns: Ints
-    drift_ppm: float = DRIFT_PPM
-    wander_ppm: float = WANDER_PPM
 
     @classmethod
-    def from_table(
-        cls,
-        table: NDArray[Any] | Mapping[str, ArrayLike],
-        *,
-        drift_ppm: float = DRIFT_PPM,
-        wander_ppm: float = WANDER_PPM,
-    ) -> CommonClock:
+    def from_table(cls, table: NDArray[Any] | Mapping[str, ArrayLike]) -> CommonClock:
         """Return the clock that a trace's `clock` table describes, in any order; of equal times the first row counts.
 
         Raises:
@@ -81,8 +71,6 @@ class CommonClock:
             local_ns=local_ns,
             offset_ns=np.asarray(table["offset_ns"], dtype=np.int64)[first],
             halfwidth_ns=np.asarray(table["halfwidth_ns"], dtype=np.int64)[first],
-            drift_ppm=drift_ppm,
-            wander_ppm=wander_ppm,
         )
 
     @property
@@ -111,7 +99,7 @@ class CommonClock:
             return ReferenceTimes(times, np.full(times.shape, np.inf), np.ones(times.shape, dtype=bool))
         if self.num_samples == 1:
             distance_ns = np.abs(times - self.local_ns[0]).astype(np.float64)
-            halfwidth_ns = self.halfwidth_ns[0] + distance_ns * self.drift_ppm * 1e-6
+            halfwidth_ns = self.halfwidth_ns[0] + distance_ns * DRIFT_PPM * 1e-6
             return ReferenceTimes(times - self.offset_ns[0], halfwidth_ns, self._outside(times))
         return self._interpolate(times)
 
@@ -147,7 +135,7 @@ class CommonClock:
     def _interpolate(self, times: Ints) -> ReferenceTimes:
         length_ns = np.diff(self.local_ns)
         rates = np.diff(self.offset_ns) / length_ns
-        wander = self._wander(rates)
+        wander = _wander(rates)
         segment = np.clip(np.searchsorted(self.local_ns, times, side="right") - 1, 0, self.num_samples - 2)
         since_ns = times - self.local_ns[segment]
         until_ns = self.local_ns[segment + 1] - times
@@ -161,11 +149,12 @@ class CommonClock:
         halfwidth_ns = before + (after - before) * part + nearer_ns * rate_error
         return ReferenceTimes(times - offset_ns, halfwidth_ns, outside)
 
-    def _wander(self, rates: Floats) -> Floats:
-        """Return how much the rate of each segment may vary: its difference from the neighbours, or the least bound."""
-        seen = np.abs(np.diff(rates))
-        around = np.maximum(np.concatenate([seen, [0.0]]), np.concatenate([[0.0], seen]))
-        return np.asarray(np.maximum(around, self.wander_ppm * 1e-6))
+
+def _wander(rates: Floats) -> Floats:
+    """Return how much the rate of each segment may vary: its difference from the neighbours, or the least bound."""
+    seen = np.abs(np.diff(rates))
+    around = np.maximum(np.append(seen, 0.0), np.append(0.0, seen))
+    return np.asarray(np.maximum(around, WANDER_PPM * 1e-6))
 
 
 def whole_ns(values_ns: NDArray[Any]) -> Ints:

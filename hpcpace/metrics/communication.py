@@ -7,17 +7,18 @@ bins are at most a thousandth of their value wide, and so are the errors of medi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads, run_threads
-from hpcpace.metrics import Bools, Bytes, Floats, Ints
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import checked, library
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import Operations, op_name
+from hpcpace.metrics.phases import CoveredTime
 from hpcpace.metrics.waits import Waits
 from hpcpace.trace.schema import Op
 
@@ -123,8 +124,6 @@ def blocks(num_rows: int) -> list[slice]:
 _DROPPED_BITS, _FIRST_BIN = 42, 1023 << 10
 _NUM_BINS = 62 << 10
 _RANK_BITS, _RANK_MASK = 32, 0xFFFFFFFF
-_NUM_SUMS = 3
-_DURATION, _WAIT, _MATCHED = range(_NUM_SUMS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,39 +163,44 @@ def totals_by_kind(operations: Operations, matching: Matching, waits: Waits, mas
     group_sizes, kind, num_rows = kind_numbers(operations, mask)
     numbers = np.flatnonzero(num_rows)
     # Rows that are masked out or without a match go to one place after the others.
-    nowhere = len(numbers)
+    nowhere, num_instances = len(numbers), len(matching.num_rows)
     place = np.full(len(num_rows), nowhere)
     place[numbers] = np.arange(nowhere)
-    sums = np.zeros((_NUM_SUMS, nowhere + 1))
+    matched_rows, duration_sum, wait_sum = np.zeros((3, nowhere + 1))
     size_bytes, durations = np.zeros(nowhere + 1, np.int64), np.zeros((nowhere + 1) * _NUM_BINS, np.int64)
-    transfers = _LargestTransfers(len(matching.num_rows), nowhere)
+    # Of each operation the largest transfer counts; a message has two, because its two sides are different kinds.
+    largest_ns, kind_of_side = np.full(2 * num_instances, -1), np.full(2 * num_instances, nowhere)
     ranks_unmatched: list[set[int]] = [set() for _ in range(nowhere + 1)]
     for rows in blocks(len(operations)):
         own = np.where(mask[rows], place[kind[rows]], nowhere)
         matched = np.where(matching.is_matched[rows], own, nowhere)
         duration_ns = operations.exit_ns[rows] - operations.enter_ns[rows]
         np.add.at(size_bytes, own, operations.size_bytes[rows])
-        sums[_DURATION] += np.bincount(own, duration_ns, nowhere + 1)
-        sums[_WAIT] += np.bincount(matched, waits.wait_ns[rows], nowhere + 1)
-        sums[_MATCHED] += np.bincount(matched, minlength=nowhere + 1)
+        duration_sum += np.bincount(own, duration_ns, nowhere + 1)
+        wait_sum += np.bincount(matched, waits.wait_ns[rows], nowhere + 1)
+        matched_rows += np.bincount(matched, minlength=nowhere + 1)
         np.add.at(durations, own * _NUM_BINS + np.minimum(_bins(duration_ns), _NUM_BINS - 1), 1)
-        transfers.add(matched, matching.instance[rows], operations.op[rows], waits.transfer_ns[rows])
+        used = np.flatnonzero(matched != nowhere)
+        side = (matching.instance[rows] + np.where(operations.op[rows] == Op.RECV, num_instances, 0))[used]
+        kind_of_side[side] = matched[used]
+        np.maximum.at(largest_ns, side, waits.transfer_ns[rows][used])
         lacking = np.flatnonzero(own != matched)
         if len(lacking):
             for code in np.unique(own[lacking] << _RANK_BITS | operations.rank[rows][lacking]).tolist():
                 ranks_unmatched[code >> _RANK_BITS].add(code & _RANK_MASK)
-    num_operations, transfer_ns = transfers.sums()
+    num_operations = np.bincount(kind_of_side, minlength=nowhere + 1)
+    transfer_ns = np.bincount(kind_of_side, np.maximum(largest_ns, 0), nowhere + 1)
     histograms = durations.reshape(nowhere + 1, _NUM_BINS)
     return [
         KindTotals(
             op=number & 0xFF,
             group_size=int(group_sizes[number >> 8]),
             num_rows=int(num_rows[number]),
-            num_matched=int(sums[_MATCHED, index]),
+            num_matched=int(matched_rows[index]),
             num_operations=int(num_operations[index]),
             size_bytes=int(size_bytes[index]),
-            duration_ns=float(sums[_DURATION, index]),
-            wait_ns=float(sums[_WAIT, index]),
+            duration_ns=float(duration_sum[index]),
+            wait_ns=float(wait_sum[index]),
             transfer_ns=float(transfer_ns[index]),
             durations=histograms[index],
             ranks_unmatched=frozenset(ranks_unmatched[index]),
@@ -205,78 +209,39 @@ def totals_by_kind(operations: Operations, matching: Matching, waits: Waits, mas
     ]
 
 
-class _LargestTransfers:
-    """The largest transfer of each operation; a message has two, because its two sides are different kinds."""
-
-    def __init__(self, num_instances: int, nowhere: int) -> None:
-        self._num_instances, self._nowhere = num_instances, nowhere
-        self._largest_ns = np.full(2 * num_instances, -1)
-        self._kind = np.full(2 * num_instances, nowhere)
-
-    def add(self, kind: Ints, instance: Ints, op: Bytes, transfer_ns: Ints) -> None:
-        """Add rows, each (num_rows,); rows of the kind after all others do not count."""
-        is_some = kind != self._nowhere
-        if not is_some.all():
-            kind, instance, op, transfer_ns = kind[is_some], instance[is_some], op[is_some], transfer_ns[is_some]
-        side = instance + np.where(op == Op.RECV, self._num_instances, 0)
-        self._kind[side] = kind
-        np.maximum.at(self._largest_ns, side, transfer_ns)
-
-    def sums(self) -> tuple[Ints, Floats]:
-        """Return the number of operations of each kind and the sum of their transfers, each (num_kinds + 1,)."""
-        num_operations = np.bincount(self._kind, minlength=self._nowhere + 1).astype(np.int64)
-        transfer_ns = np.bincount(self._kind, np.maximum(self._largest_ns, 0), self._nowhere + 1)
-        return num_operations, transfer_ns.astype(np.float64)
-
-
 def join_kinds(parts: Iterable[KindTotals]) -> list[Kind]:
     """Return the kinds of operations of all parts of a run together, the one with most time first."""
-    of_kind: dict[tuple[int, int], list[KindTotals]] = {}
-    for part in parts:
-        of_kind.setdefault((part.group_size, part.op), []).append(part)
-    joined = [_joined(of_kind[key]) for key in sorted(of_kind)]
-    return [kind for _, kind in sorted(joined, key=lambda pair: -pair[0])]
+    sums: dict[tuple[int, int], KindTotals] = {}
+    add_kinds(sums, parts)
+    longest = sorted((sums[key] for key in sorted(sums)), key=lambda total: -total.duration_ns)
+    return [_kind(total) for total in longest]
 
 
-def add_kinds(sums: dict[tuple[int, int], KindTotals], parts: Sequence[KindTotals]) -> None:
+def add_kinds(sums: dict[tuple[int, int], KindTotals], parts: Iterable[KindTotals]) -> None:
     """Add the totals of one more part to `sums`, by (group_size, op), in place."""
     for part in parts:
         key = (part.group_size, part.op)
-        sums[key] = _added([sums[key], part]) if key in sums else part
+        if key in sums:
+            before, names = sums[key], [field.name for field in fields(part) if field.name not in ("op", "group_size")]
+            added = {name: getattr(before, name) + getattr(part, name) for name in names if name != "ranks_unmatched"}
+            part = replace(before, **added, ranks_unmatched=before.ranks_unmatched | part.ranks_unmatched)
+        sums[key] = part
 
 
-def _added(parts: Sequence[KindTotals]) -> KindTotals:
-    return KindTotals(
-        op=parts[0].op,
-        group_size=parts[0].group_size,
-        num_rows=sum(part.num_rows for part in parts),
-        num_matched=sum(part.num_matched for part in parts),
-        num_operations=sum(part.num_operations for part in parts),
-        size_bytes=sum(part.size_bytes for part in parts),
-        duration_ns=sum(part.duration_ns for part in parts),
-        wait_ns=sum(part.wait_ns for part in parts),
-        transfer_ns=sum(part.transfer_ns for part in parts),
-        durations=np.add.reduce([part.durations for part in parts]),
-        ranks_unmatched=frozenset().union(*(part.ranks_unmatched for part in parts)),
-    )
-
-
-def _joined(parts: Sequence[KindTotals]) -> tuple[float, Kind]:
-    found = _added(parts)
-    median_ns, p95_ns = (_quantile_ns(found.durations, share) for share in (0.5, 0.95))
-    kind = Kind(
-        op=op_name(found.op),
-        group_size=found.group_size,
-        num_rows=found.num_rows,
-        size_bytes=found.size_bytes,
+def _kind(total: KindTotals) -> Kind:
+    median_ns, p95_ns = (_quantile_ns(total.durations, share) for share in (0.5, 0.95))
+    return Kind(
+        op=op_name(total.op),
+        group_size=total.group_size,
+        num_rows=total.num_rows,
+        size_bytes=total.size_bytes,
         median_ns=median_ns,
         p95_ns=p95_ns,
-        mean_wait_ns=found.wait_ns / found.num_matched if found.num_matched else None,
-        mean_transfer_ns=found.transfer_ns / found.num_operations if found.num_operations else None,
-        num_unmatched=found.num_rows - found.num_matched,
-        ranks_unmatched=tuple(sorted(found.ranks_unmatched)),
+        mean_wait_ns=total.wait_ns / total.num_matched if total.num_matched else None,
+        mean_transfer_ns=total.transfer_ns / total.num_operations if total.num_operations else None,
+        num_unmatched=total.num_rows - total.num_matched,
+        ranks_unmatched=tuple(sorted(total.ranks_unmatched)),
     )
-    return found.duration_ns, kind
 
 
 def _bins(duration_ns: Ints) -> Ints:
@@ -316,17 +281,7 @@ def under_way_ns(enter_ns: Ints, exit_ns: Ints, begin_ns: Ints, end_ns: Ints) ->
         total_ns = np.empty(len(begin_ns))
         checked(kernels.under_way(len(enter_ns), enter_ns, exit_ns, len(begin_ns), begin_ns, end_ns, total_ns))
         return total_ns
-    # The union of all operations, as stretches that do not overlap.
-    until = np.maximum.accumulate(exit_ns)
-    begin = np.maximum(enter_ns, np.concatenate([enter_ns[:1], until[:-1]]))
-    total = np.append(0, np.cumsum(np.maximum(until - begin, 0)))
-    before = []
-    for times_ns in (begin_ns, end_ns):
-        count = np.searchsorted(enter_ns, times_ns, side="right")
-        last = np.maximum(count - 1, 0)
-        # What has begun and lasts longest covers all time until its end.
-        before.append(total[count] - np.where(count > 0, np.maximum(until[last] - times_ns, 0), 0))
-    return np.asarray(np.maximum(before[1] - before[0], 0), np.float64)
+    return CoveredTime.of(enter_ns, exit_ns).inside_ns(begin_ns, end_ns).astype(np.float64)
 
 
 def overlap_share(under_way_ns: Floats, exposed_ns: Floats) -> float | None:

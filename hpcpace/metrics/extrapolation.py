@@ -6,14 +6,14 @@ as a generalised Pareto distribution.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.amplification import WorkParts, split_work, unit_maxima
+from hpcpace.metrics.amplification import WorkParts, unit_maxima
 from hpcpace.metrics.resampling import block_length, lag_one
 
 FEWEST_EXCEEDANCES = 30
@@ -21,6 +21,7 @@ SPECULATIVE_BEYOND = 16
 """Predictions for more than this many times the measured nodes are marked."""
 _TAIL_SHARE = 0.05
 _MAX_EXCEEDANCES = 2000  # per segment; more would reach into the body of the distribution
+_NUM_DRAWS = 100
 _NUM_BODY_POINTS = 256
 _NUM_TAIL_POINTS = 128
 _MIN_TAIL = 1e-12  # tail probability up to which the integral is numeric; analytic beyond
@@ -66,24 +67,18 @@ class Extrapolation:
     """Predicted loss per step.
 
     Attributes:
-        num_nodes: the numbers of nodes asked for, int64, (num_points,).
         loss_ns: E[max] - E[mean] on that many nodes, plus the growth of the transfer; float64, (num_points,).
         low_ns, high_ns: its 95 % interval over resampled steps, float64, (num_points,). It does not include that other
             nodes may differ from the measured ones.
-        transfer_ns: exposed transfer per step, float64, (num_points,); None without a transfer term.
         is_speculative: whether it is for more than 16 times the measured nodes, bool, (num_points,).
         label: "waiting only" without a transfer term, else "waiting and transfer".
-        shape: of the tail in each segment, float64, (num_segments,).
     """
 
-    num_nodes: Ints
     loss_ns: Floats
     low_ns: Floats
     high_ns: Floats
-    transfer_ns: Floats | None
     is_speculative: Bools
     label: str
-    shape: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +129,9 @@ def extrapolate(
     node: Ints,
     num_nodes: Ints,
     *,
-    parts: WorkParts | None = None,
+    parts: WorkParts | None,
     transfer: TransferTerm | None = None,
     seed: int = 0,
-    num_draws: int = 100,
 ) -> Extrapolation | Refusal:
     """Return the loss to waiting on more nodes, or the reason why it cannot be predicted.
 
@@ -152,40 +146,37 @@ def extrapolate(
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
         node: index of the host, int64, (num_ranks,).
         num_nodes: numbers of nodes, none below the measured number, int64, (num_points,).
-        parts: the parts of the work; computed if None.
+        parts: the parts of the work; None for fewer than 2 ranks or 2 steps.
         transfer: how the transfer grows; waiting only if None.
         seed: of the bootstrap over blocks of steps.
-        num_draws: of the bootstrap.
     """
     unit = np.unique(node, return_inverse=True)[1]
     num_units = int(unit.max(initial=-1)) + 1
     num_nodes = np.asarray(num_nodes, np.int64)
     reason = _obstacle(work_ns, num_units, num_nodes)
-    if reason is None and parts is None:
-        parts = split_work(work_ns, node, seed=seed)
     if reason is not None or parts is None:
         return Refusal(reason=reason or "there is nothing to separate")
     highest_ns = unit_maxima(work_ns - parts.location_ns, unit, num_units).max(axis=0)
-    tails = _tails(parts, unit, num_units)
+    # Of each unit its largest work in a step, without what all ranks share.
+    pooled_ns = unit_maxima(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], unit, num_units)
+    tails = [_tail(pooled_ns[:, :, segment]) for segment in range(pooled_ns.shape[2])]
     fewest = min(len(tail.excess_ns) for tail in tails)
     if fewest < FEWEST_EXCEEDANCES:
         return Refusal(reason=f"{fewest} values of a segment are in the tail, {FEWEST_EXCEEDANCES} are needed")
     base_ns = (parts.location_ns + highest_ns - work_ns.mean(axis=0)).sum(axis=1)
-    counts = _resampled_counts(base_ns, num_draws, seed)
-    loss_ns, shape = _losses(tails, highest_ns, base_ns, counts, num_units, num_nodes)
-    transfer_ns = None if transfer is None else extrapolated_transfer(transfer, num_units, num_nodes)
-    if transfer is not None and transfer_ns is not None:
-        loss_ns += transfer_ns - transfer.transfer_ns
-    low_ns, high_ns = np.quantile(loss_ns[1:], (0.025, 0.975), axis=0) if num_draws else (loss_ns[0], loss_ns[0])
+    counts = _resampled_counts(base_ns, _NUM_DRAWS, seed)
+    loss_ns = np.repeat((counts @ base_ns / len(base_ns))[:, np.newaxis], len(num_nodes), axis=1)
+    for tail, own_ns in zip(tails, highest_ns.T, strict=True):
+        loss_ns += _added(tail, own_ns, counts, num_units, num_nodes - num_units)
+    if transfer is not None:
+        loss_ns += extrapolated_transfer(transfer, num_units, num_nodes) - transfer.transfer_ns
+    low_ns, high_ns = np.quantile(loss_ns[1:], (0.025, 0.975), axis=0)
     return Extrapolation(
-        num_nodes=num_nodes,
         loss_ns=loss_ns[0],
         low_ns=np.minimum(low_ns, loss_ns[0]),
         high_ns=np.maximum(high_ns, loss_ns[0]),
-        transfer_ns=transfer_ns,
         is_speculative=num_nodes > SPECULATIVE_BEYOND * num_units,
         label="waiting only" if transfer is None else "waiting and transfer",
-        shape=shape,
     )
 
 
@@ -215,12 +206,6 @@ def _obstacle(work_ns: Floats, num_units: int, num_nodes: Ints) -> str | None:
     if len(num_nodes) and int(num_nodes.min()) < num_units:
         return f"{int(num_nodes.min())} nodes are fewer than the {num_units} measured: see the growth curve"
     return None
-
-
-def _tails(parts: WorkParts, unit: Ints, num_units: int) -> list[_Tail]:
-    """Return the tail of each segment: of each unit's largest work in a step, without what all ranks share."""
-    pooled_ns = unit_maxima(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], unit, num_units)
-    return [_tail(pooled_ns[:, :, segment]) for segment in range(pooled_ns.shape[2])]
 
 
 def _tail(pooled_ns: Floats) -> _Tail:
@@ -259,32 +244,16 @@ def _resampled_counts(values: Floats, num_draws: int, seed: int) -> Floats:
     return np.concatenate([np.ones((1, num_steps)), drawn])
 
 
-def _losses(
-    tails: list[_Tail], highest_ns: Floats, base_ns: Floats, counts: Floats, num_units: int, num_nodes: Ints
-) -> tuple[Floats, Floats]:
-    """Return the loss in each resample on each number of nodes, and the shapes of the tails.
+def _added(tail: _Tail, highest_ns: Floats, counts: Floats, num_units: int, num_new: Ints) -> Floats:
+    """Return E[max(M, Y)] - E[M] of one segment, (1 + num_draws, num_points).
 
     Args:
-        tails: of each segment.
-        highest_ns: M_i, (num_steps, num_segments).
-        base_ns: the measured loss of each step, (num_steps,).
+        tail: of the segment.
+        highest_ns: M_i, (num_steps,).
         counts: how often each step is drawn, (1 + num_draws, num_steps).
         num_units: measured nodes.
-        num_nodes: (num_points,).
-
-    Returns:
-        float64, (1 + num_draws, num_points) and (num_segments,).
+        num_new: numbers of new nodes, (num_points,).
     """
-    loss_ns = np.repeat((counts @ base_ns / len(base_ns))[:, np.newaxis], len(num_nodes), axis=1)
-    shape = np.empty(len(tails))
-    for segment, tail in enumerate(tails):
-        added_ns, shape[segment] = _added(tail, highest_ns[:, segment], counts, num_units, num_nodes - num_units)
-        loss_ns += added_ns
-    return loss_ns, shape
-
-
-def _added(tail: _Tail, highest_ns: Floats, counts: Floats, num_units: int, num_new: Ints) -> tuple[Floats, float]:
-    """Return E[max(M, Y)] - E[M] of one segment, (1 + num_draws, num_points), and the shape of its tail."""
     num_steps = len(highest_ns)
     weight = counts[:, tail.step]
     # A resample without any exceedance gets the measured tail.
@@ -292,15 +261,14 @@ def _added(tail: _Tail, highest_ns: Floats, counts: Floats, num_units: int, num_
     fit = fit_pareto(tail.excess_ns, weight)
     share = weight.sum(axis=1) / (num_units * num_steps)
     added_ns = np.empty((len(counts), len(num_new)))
-    for draw, count in enumerate(counts):
-        pareto = float(fit.shape[draw]), float(fit.scale[draw])
+    for draw, (count, *pareto) in enumerate(zip(counts, fit.shape.tolist(), fit.scale.tolist(), strict=True)):
         beyond_ns = _mean_beyond(tail, pareto, float(share[draw]), highest_ns, num_new)
         added_ns[draw] = [count @ of_steps / num_steps for of_steps in beyond_ns]
-    return added_ns, float(fit.shape[0])
+    return added_ns
 
 
 def _mean_beyond(
-    tail: _Tail, pareto: tuple[float, float], share: float, highest_ns: Floats, num_new: Ints
+    tail: _Tail, pareto: Sequence[float], share: float, highest_ns: Floats, num_new: Ints
 ) -> Iterator[Floats]:
     """Yield, for each number of new nodes, the integral of 1 - F^num_new from M_i on, float64, (num_steps,).
 
@@ -323,7 +291,7 @@ def _mean_beyond(
         yield np.interp(highest_ns, grid, above + beyond, right=beyond)
 
 
-def _survival(tail: _Tail, pareto: tuple[float, float], share: float) -> tuple[Floats, Floats]:
+def _survival(tail: _Tail, pareto: Sequence[float], share: float) -> tuple[Floats, Floats]:
     """Return ascending values, and the probability of exceeding each: empirical body, generalised Pareto tail."""
     shape, scale = pareto
     relative = np.geomspace(1.0, _MIN_TAIL, _NUM_TAIL_POINTS)[1:]

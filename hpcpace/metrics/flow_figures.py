@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 from hpcpace.core.text import NS_PER_S
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.flows import Flows
+from hpcpace.metrics.flows import Flows, in_window
 from hpcpace.metrics.interface_use import RECEIVED, SENT, InterfaceLoads, interface_totals
-from hpcpace.metrics.topology import Topology, unit_name
+from hpcpace.metrics.resampling import Estimate
+from hpcpace.metrics.topology import Topology
 
 UP, DOWN = 0, 1
 """The directions of a link: towards the top of the network, and back."""
 
-_USUAL_SEGMENT = 1448
-_DELAYED_ACK_S = 0.04  # TCP_DELACK_MIN of Linux, for the last segment of what is sent at once
+_USUAL_SEGMENT = 1448  # format: payload of Ethernet, IPv4, TCP with timestamps
+_DELAYED_ACK_S = 0.04  # timing: TCP_DELACK_MIN of Linux, for the last segment of what is sent at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,16 +147,14 @@ def flow_figures(
         thresholds: which connections count.
     """
     of = flows.connections
-    middle_ns = flows.begin_ns + (flows.end_ns - flows.begin_ns) // 2
-    is_meant = (middle_ns >= begin_ns) & (middle_ns < end_ns) & (flows.connection >= 0)
+    is_meant = in_window(flows, begin_ns, end_ns) & (flows.connection >= 0)
     total = np.bincount(flows.connection[is_meant], flows.acked_bytes[is_meant], minlength=len(of.rank))
     is_between = (of.node >= 0) & (of.peer_node >= 0) & (of.node != of.peer_node)
     least = max(thresholds.min_bytes, thresholds.min_bytes_share * float(total[is_between].max(initial=0.0)))
     chosen = np.flatnonzero(is_between & (total >= least))
     order = np.flatnonzero(is_meant)[np.argsort(flows.connection[is_meant], kind="stable")]
-    edges = np.searchsorted(flows.connection[order], chosen, side="left")
-    ends = np.searchsorted(flows.connection[order], chosen, side="right")
-    rows = [order[begin:end] for begin, end in zip(edges, ends, strict=True)]
+    edges = (np.searchsorted(flows.connection[order], chosen, side=side) for side in ("left", "right"))
+    rows = [order[begin:end] for begin, end in zip(*edges, strict=True)]
     sums = [_sums_of(flows, of_one, thresholds) for of_one in rows]
     keep = [index for index, found in enumerate(sums) if found]
     columns: dict[str, NDArray[Any]] = {
@@ -164,20 +163,17 @@ def flow_figures(
     source, destination = of.node[chosen[keep]], of.peer_node[chosen[keep]]
     waits = np.zeros(topology.num_nodes) if core_wait is None else core_wait
     delayed_s = columns["num_bytes"] / message_bytes * _DELAYED_ACK_S
+    with np.errstate(divide="ignore"):
+        most_log_rate = np.log(columns["num_bytes"]) - np.log(np.maximum(columns["busy_s"] - delayed_s, 0.0))
     return FlowFigures(
         source=source,
         destination=destination,
         paths=flow_paths(topology, source, destination),
         window_s=(end_ns - begin_ns) / NS_PER_S,
         core_wait=np.maximum(waits[source], waits[destination]),
-        most_log_rate=_log_rate(columns["num_bytes"], np.maximum(columns["busy_s"] - delayed_s, 0.0)),
+        most_log_rate=most_log_rate,
         **columns,
     )
-
-
-def _log_rate(num_bytes: Floats, time_s: Floats) -> Floats:
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(num_bytes) - np.log(time_s))
 
 
 _SUMS = {
@@ -203,6 +199,10 @@ def _sums_of(flows: Flows, rows: Ints, least: FigureThresholds) -> dict[str, flo
     usual_rate = _weighted_median(num_bytes / busy_s, num_bytes)
     excess_s = busy_s - num_bytes / usual_rate
     is_stalled = excess_s > np.maximum(least.min_stall_s, least.min_stall_share * busy_s)
+    # Stalls end in repetitions, as those in the intervals around them.
+    is_near = is_stalled.copy()
+    is_near[1:] |= is_stalled[:-1]
+    is_near[:-1] |= is_stalled[1:]
     sent, again = flows.sent_bytes[rows], flows.retransmitted_bytes[rows]
     sizes = flows.segment_bytes[rows] if flows.segment_bytes is not None else np.zeros(1, np.int64)
     segment = int(np.median(sizes[sizes > 0])) if (sizes > 0).any() else 0
@@ -220,17 +220,9 @@ def _sums_of(flows: Flows, rows: Ints, least: FigureThresholds) -> dict[str, flo
         "queue_s": float(np.median(queue_ns)) / NS_PER_S,
         "packets": float(sent.sum()) / (segment or _USUAL_SEGMENT),
         "repeats": float(again.sum()) / (segment or _USUAL_SEGMENT),
-        "steady_repeat_share": _steady_share(again, sent, is_stalled),
+        "steady_repeat_share": float(again[~is_near].sum()) / max(float(sent[~is_near].sum()), 1.0),
         "segment_bytes": segment,
     }
-
-
-def _steady_share(again: Ints, sent: Ints, is_stalled: Bools) -> float:
-    """Return which share was sent again, without stalls and the intervals around them."""
-    is_near = is_stalled.copy()
-    is_near[1:] |= is_stalled[:-1]
-    is_near[:-1] |= is_stalled[1:]
-    return float(again[~is_near].sum()) / max(float(sent[~is_near].sum()), 1.0)
 
 
 def _weighted_median(values: Floats, weights: Floats) -> float:
@@ -289,8 +281,7 @@ class LinkFault:
         direction: `up` or `down` where the other direction is known to be well; else empty.
         flows: which connections it holds up, as (source node, destination node).
         returning: connections whose acknowledgements pass it, and may be slow for that.
-        effect_share: by which share they take longer for their bytes than others.
-        interval: 95 % interval of the share.
+        effect: by which share they take longer for their bytes than others.
         p_value: probability that chance alone gives as much, over all connections.
         slow_bytes_per_s, usual_bytes_per_s: rate of the slowest of them while it was busy, and of others of its kind.
         foreign_bytes_per_s: foreign traffic on it, in the direction of these connections; 0 where none is known.
@@ -307,8 +298,7 @@ class LinkFault:
     direction: str
     flows: tuple[tuple[int, int], ...]
     returning: tuple[tuple[int, int], ...]
-    effect_share: float
-    interval: tuple[float, float]
+    effect: Estimate
     p_value: float
     slow_bytes_per_s: float
     usual_bytes_per_s: float
@@ -320,11 +310,6 @@ class LinkFault:
     segment_bytes: int = 0
     usual_segment_bytes: int = 0
 
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """The links as `link n3`, `link leaf2 uplink`."""
-        return tuple(unit_name(("link", name)) for name in self.ids)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FlowFindings:
@@ -332,7 +317,6 @@ class FlowFindings:
 
     Attributes:
         faults: links that hold connections up, largest effect first.
-        num_flows: how many connections were compared.
         is_compared: whether a slow link would have shown: at least two connections of a kind, which differ in links.
         reason: why nothing is compared; empty otherwise.
         crossing_factor: how many times as long connections between leaves take as those within one; None without both.
@@ -341,7 +325,6 @@ class FlowFindings:
     """
 
     faults: tuple[LinkFault, ...]
-    num_flows: int
     is_compared: bool
     reason: str
     crossing_factor: float | None = None

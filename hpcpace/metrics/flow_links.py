@@ -6,7 +6,8 @@ explain all slow ones are named. A ring of all ranks is enough for that, where c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import pdtr, pdtrc, stdtr, stdtrit
@@ -15,6 +16,7 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flow_figures import DOWN, UP, FlowFigures, FlowFindings, LinkCause, LinkFault
 from hpcpace.metrics.links import cleared_links, explanations
+from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.topology import Topology
 
 BETWEEN_SWITCHES = "between switches"
@@ -113,7 +115,7 @@ def locate_by_flows(
     if len(figures) < 2 or not job.is_compared:
         few = "fewer than two TCP connections between hosts carried enough to be compared"
         reason = few if len(figures) < 2 else "no two TCP connections of a kind pass different links"
-        return FlowFindings(faults=(), num_flows=len(figures), is_compared=False, reason=reason)
+        return FlowFindings(faults=(), is_compared=False, reason=reason)
     faults: list[LinkFault] = []
     for search in (_beside_others, _slow, _slow_uplinks, _lossy, _stalled, _small):
         explained = {flow for fault in faults for flow in fault.flows}
@@ -123,8 +125,7 @@ def locate_by_flows(
         faults += search(job, is_left)
     is_hidden = job.is_hidden(np.ones(len(figures), np.bool_))
     return FlowFindings(
-        faults=tuple(sorted(faults, key=lambda fault: -fault.effect_share)),
-        num_flows=len(figures),
+        faults=tuple(sorted(faults, key=lambda fault: -fault.effect.value)),
         is_compared=not is_hidden,
         reason="messages are so short that delayed acknowledgements may be most of their time" if is_hidden else "",
         crossing_factor=job.crossing_factor,
@@ -206,25 +207,6 @@ class _Job:
         return fast, error
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Accusation:
-    """Connections that something is wrong with, and where that may be.
-
-    Attributes:
-        rows: which ones.
-        suspects: the ways that each passes and that no well one clears, bool, (num_rows, num_links, 2).
-        p_values: of each, (num_rows,).
-        cause: what is wrong; None where that follows from what else they show.
-        usual: logarithm of the rate that each would have, (num_rows,); None for that of other connections.
-    """
-
-    rows: Ints
-    suspects: Bools
-    p_values: Floats
-    cause: LinkCause | None = None
-    usual: Floats | None = None
-
-
 def _beside_others(job: _Job, is_left: Bools) -> list[LinkFault]:
     """Return the links on which foreign traffic holds connections up.
 
@@ -250,14 +232,9 @@ def _beside_others(job: _Job, is_left: Bools) -> list[LinkFault]:
     has_full = np.asarray(is_full[rows].any(axis=(1, 2)))
     suspects = np.where(has_full[:, None, None], is_full[rows], shared[rows])
     foreign = np.where(suspects, job.foreign_bytes_per_s, 0.0).max(axis=(1, 2), initial=0.0)
-    accusation = _Accusation(
-        rows=rows,
-        suspects=np.asarray(suspects),
-        p_values=p_values[rows],
-        cause=LinkCause.FOREIGN,
-        usual=np.log(rate[rows] + foreign),
-    )
-    return _faults(job, accusation)
+    alone = np.full(len(figures), -np.inf)
+    alone[rows] = np.log(rate[rows] + foreign)
+    return _faults(job, rows, np.asarray(suspects), p_values, LinkCause.FOREIGN, alone)
 
 
 def _slow(job: _Job, is_left: Bools) -> list[LinkFault]:
@@ -282,7 +259,7 @@ def _slow(job: _Job, is_left: Bools) -> list[LinkFault]:
     by_alike = cleared_links(figures.paths, is_faster & is_alike)
     suspects[is_cleared] = (figures.paths[rows] & ~by_alike)[is_cleared]
     suspects = _with_queues(job, rows, suspects)
-    return _faults(job, _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows]))
+    return _faults(job, rows, suspects, p_values)
 
 
 def _exceeds_core_wait(figures: FlowFigures, behind: Floats) -> Bools:
@@ -329,7 +306,7 @@ def _slow_uplinks(job: _Job, is_left: Bools) -> list[LinkFault]:
         return []
     # What is above the leaves may be at fault as well, so no uplink is named alone: all explain all.
     suspects = np.repeat((figures.paths[rows].any(axis=0) & job.topology.is_uplink[:, None])[None], len(rows), axis=0)
-    return _faults(job, _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows]))
+    return _faults(job, rows, suspects, p_values)
 
 
 def _lossy(job: _Job, is_left: Bools) -> list[LinkFault]:
@@ -350,7 +327,8 @@ def _lossy(job: _Job, is_left: Bools) -> list[LinkFault]:
         # What overflows a queue, as in front of a slow link, fills it first; chance losses keep queues short.
         usual_queue_s = max(float(np.median(figures.queue_s[is_clean])), least.min_queue_s)
         is_lossy &= figures.queue_s <= least.full_queue_ratio * usual_queue_s
-    return _faults(job, _accused(job, is_lossy, is_clean, p_values, LinkCause.LOSSY))
+    rows, suspects = _accused(job, is_lossy, is_clean)
+    return _faults(job, rows, suspects, p_values, LinkCause.LOSSY)
 
 
 def _stalled(job: _Job, is_left: Bools) -> list[LinkFault]:
@@ -366,15 +344,17 @@ def _stalled(job: _Job, is_left: Bools) -> list[LinkFault]:
     worst = int(np.argmax(stalls))
     expected = stalls[worst] * np.minimum(sending_s / sending_s[worst], 1.0)
     is_well = np.asarray((stalls < least) & (pdtr(stalls, expected) <= job.thresholds.clearing_chance))
-    accusation = _accused(job, stalls >= least, is_well, np.ones(len(figures)), LinkCause.FLAPPING)
+    rows, suspects = _accused(job, stalls >= least, is_well)
     all_stalls, all_intervals = int(figures.num_stalls.sum()), int(figures.num_intervals.sum())
-    faults = []
-    for place in _places(accusation):
-        count, intervals = int(figures.num_stalls[place.rows].sum()), int(figures.num_intervals[place.rows].sum())
-        chance = _stall_chance(count, intervals, all_stalls, all_intervals) * len(job.topology.links)
-        if count >= job.thresholds.min_stalls and chance <= job.limits.level:
-            faults.append(_fault(job, replace(place, p_value=chance), LinkCause.FLAPPING))
-    return faults
+
+    def chance(held_up: Ints) -> float:
+        count, intervals = int(figures.num_stalls[held_up].sum()), int(figures.num_intervals[held_up].sum())
+        if count < job.thresholds.min_stalls:
+            return 1.0
+        return _stall_chance(count, intervals, all_stalls, all_intervals) * len(job.topology.links)
+
+    faults = _faults(job, rows, suspects, chance, LinkCause.FLAPPING)
+    return [fault for fault in faults if fault.p_value <= job.limits.level]
 
 
 def _stall_chance(count: int, intervals: int, all_stalls: int, all_intervals: int) -> float:
@@ -396,8 +376,8 @@ def _small(job: _Job, is_left: Bools) -> list[LinkFault]:
     """Return the links whose connections send smaller segments than others."""
     sizes = job.figures.segment_bytes
     is_small = sizes < job.thresholds.small_segment_share * sizes.max()
-    accused = is_left & is_small & (sizes > 0)
-    return _faults(job, _accused(job, accused, ~is_small, np.zeros(len(sizes)), LinkCause.SMALL_MTU))
+    rows, suspects = _accused(job, is_left & is_small & (sizes > 0), ~is_small)
+    return _faults(job, rows, suspects, np.zeros(len(sizes)), LinkCause.SMALL_MTU)
 
 
 def _p_above(figures: FlowFigures, behind: Floats, error: Floats | float, near: float) -> Floats:
@@ -407,69 +387,63 @@ def _p_above(figures: FlowFigures, behind: Floats, error: Floats | float, near: 
     return np.asarray(np.minimum(p_values, 1.0))
 
 
-def _accused(job: _Job, is_accused: Bools, is_well: Bools, p_values: Floats, cause: LinkCause) -> _Accusation:
-    """Return an accusation in which whatever a connection that is well passes is cleared."""
+def _accused(job: _Job, is_accused: Bools, is_well: Bools) -> tuple[Ints, Bools]:
+    """Return the accused connections, and the ways that each passes and that no connection that is well clears."""
     paths, rows = job.figures.paths, np.flatnonzero(is_accused)
-    suspects = np.asarray(paths[rows] & ~cleared_links(paths, is_well))
-    return _Accusation(rows=rows, suspects=suspects, p_values=p_values[rows], cause=cause)
+    return rows, np.asarray(paths[rows] & ~cleared_links(paths, is_well))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Links of which at least one explains some accused connections.
+def _faults(
+    job: _Job,
+    rows: Ints,
+    suspects: Bools,
+    p_values: Floats | Callable[[Ints], float],
+    cause: LinkCause | None = None,
+    usual: Floats | None = None,
+) -> list[LinkFault]:
+    """Return the links that explain what is wrong with some connections.
 
-    Attributes:
-        links: which ones, (num_links,).
-        ways: which directions of them, (num_links, 2).
-        rows: the connections.
-        p_value: the smallest of theirs.
-        usual: logarithm of the rate that the connections would have; None for that of others.
+    Args:
+        job: the connections.
+        rows: those that something is wrong with.
+        suspects: the ways that each of them passes and that no well one clears, bool, (num_rows, num_links, 2).
+        p_values: of each connection, of which the smallest counts, (num_flows,); or that of some connections together.
+        cause: the fault; None where that follows from what else the connections show.
+        usual: logarithm of the rate that each would have, (num_flows,); None for that of other connections.
     """
-
-    links: Bools
-    ways: Bools
-    rows: Ints
-    p_value: float
-    usual: float | None = None
-
-
-def _places(accusation: _Accusation) -> list[_Place]:
-    places = []
-    for links, own in explanations(np.asarray(accusation.suspects.any(axis=2))):
-        ways = np.asarray(accusation.suspects[own].any(axis=0) & links[:, None])
-        p_value = float(accusation.p_values[own].min())
-        usual = None if accusation.usual is None else float(accusation.usual[own].max())
-        places.append(_Place(links=links, ways=ways, rows=accusation.rows[own], p_value=p_value, usual=usual))
-    return places
+    faults = []
+    for links, own in explanations(np.asarray(suspects.any(axis=2))):
+        held_up, ways = rows[own], np.asarray(suspects[own].any(axis=0) & links[:, None])
+        p_value = p_values(held_up) if callable(p_values) else float(p_values[held_up].min())
+        least_usual = -np.inf if usual is None else float(usual[held_up].max())
+        faults.append(_fault(job, held_up, links, ways, cause, p_value, least_usual))
+    return faults
 
 
-def _faults(job: _Job, accusation: _Accusation) -> list[LinkFault]:
-    return [_fault(job, place, accusation.cause) for place in _places(accusation)]
-
-
-def _fault(job: _Job, place: _Place, cause: LinkCause | None) -> LinkFault:
-    """Return what is wrong at a place; without a cause it is slow, and why follows from what else is seen there."""
-    figures, rows = job.figures, place.rows
+def _fault(
+    job: _Job, rows: Ints, links: Bools, ways: Bools, cause: LinkCause | None, p_value: float, least_usual: float
+) -> LinkFault:
+    """Return what is wrong at some links; without a cause they are slow, and why follows from what else is seen."""
+    figures = job.figures
     log_rate = figures.most_log_rate if cause is None else figures.log_rate
     worst = int(rows[np.argmin(log_rate[rows])])
-    others_usual, usual_error = _usual(job, rows, worst, place.ways)
-    usual = others_usual if place.usual is None else max(place.usual, others_usual)
+    usual, usual_error = _usual(job, rows, worst, ways)
+    usual = max(usual, least_usual)
     slow_rate, usual_rate = float(np.exp(log_rate[worst])), float(np.exp(usual))
-    foreign = float(job.foreign_bytes_per_s[place.ways].max())
-    behind = usual - float(log_rate[worst])
+    foreign = float(job.foreign_bytes_per_s[ways].max())
     half_width = float(stdtrit(max(figures.num_intervals[worst] - 1, 1), 0.975))
     half_width *= float(np.hypot(figures.error[worst], usual_error))
+    returning = np.flatnonzero((figures.paths[:, :, ::-1] & ways).any(axis=(1, 2)))
     others = np.setdiff1d(np.arange(len(figures)), rows)
     return LinkFault(
-        cause=cause or _cause_of_slowness(job, place),
+        cause=cause or _cause_of_slowness(job, rows, links),
         is_certain=cause is not LinkCause.FOREIGN or slow_rate + foreign >= job.thresholds.explained_share * usual_rate,
-        ids=_names(job.topology, place.links),
-        direction=_direction(figures, place.ways),
+        ids=_names(job.topology, links),
+        direction=_direction(figures, ways),
         flows=tuple(job.pairs[row] for row in rows),
-        returning=tuple(job.pairs[row] for row in _returning(figures, place.ways)),
-        effect_share=float(np.expm1(behind)),
-        interval=(float(np.expm1(behind - half_width)), float(np.expm1(behind + half_width))),
-        p_value=place.p_value,
+        returning=tuple(job.pairs[row] for row in returning),
+        effect=Estimate.around(usual - float(log_rate[worst]), half_width).through(np.expm1),
+        p_value=p_value,
         slow_bytes_per_s=slow_rate,
         usual_bytes_per_s=usual_rate,
         foreign_bytes_per_s=foreign,
@@ -480,12 +454,6 @@ def _fault(job: _Job, place: _Place, cause: LinkCause | None) -> LinkFault:
         segment_bytes=int(figures.segment_bytes[rows].min()),
         usual_segment_bytes=int(figures.segment_bytes.max()),
     )
-
-
-def _returning(figures: FlowFigures, ways: Bools) -> list[int]:
-    """Return the connections whose acknowledgements pass some ways."""
-    rows: list[int] = np.flatnonzero((figures.paths[:, :, ::-1] & ways).any(axis=(1, 2))).tolist()
-    return rows
 
 
 def _usual(job: _Job, rows: Ints, worst: int, ways: Bools | None = None) -> tuple[float, float]:
@@ -508,14 +476,13 @@ def _usual(job: _Job, rows: Ints, worst: int, ways: Bools | None = None) -> tupl
     return float(figures.log_rate[middle]), float(figures.error[middle])
 
 
-def _cause_of_slowness(job: _Job, place: _Place) -> LinkCause:
+def _cause_of_slowness(job: _Job, rows: Ints, links: Bools) -> LinkCause:
     """Return why connections are slow, from what else they show."""
-    figures, rows = job.figures, place.rows
-    fast, _ = job.fast_of_kind()
+    figures, (fast, _) = job.figures, job.fast_of_kind()
     is_usually_fast = fast[rows] - figures.usual_log_rate[rows] < np.log1p(job.limits.rate_share)
     if is_usually_fast.all() and (figures.num_stalls[rows] > 0).all():
         return LinkCause.FLAPPING
-    return LinkCause.SLOW if (place.links & ~job.topology.is_uplink).any() else LinkCause.UPLINK
+    return LinkCause.SLOW if (links & ~job.topology.is_uplink).any() else LinkCause.UPLINK
 
 
 def _repeat_share(figures: FlowFigures, rows: Ints) -> float:

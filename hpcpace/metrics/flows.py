@@ -25,7 +25,7 @@ from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.common_clock import CommonClock, reference_times
 from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.topology import Topology
-from hpcpace.trace.schema import OTHER_CONNECTIONS, FlowFlag
+from hpcpace.trace.schema import OTHER_CONNECTIONS
 from hpcpace.trace.tables import RankTrace, Table
 
 
@@ -65,10 +65,7 @@ class Flows:
         busy_ns: time in which data was outstanding.
         receiver_limited_ns, sender_limited_ns: parts of busy_ns limited by the receiver's window, by the send buffer.
         rtt_ns, least_rtt_ns: smoothed round trip at the end of the interval, and the least of the connection so far.
-        delivery_bytes_per_s: the kernel's latest estimate of the rate at which data was delivered.
-        is_application_limited: whether that estimate was limited by the application.
         unsent_bytes: waiting in the send buffer at the end of the interval.
-        marked_packets: delivered with a congestion mark (ECN).
         segment_bytes: the largest payload of a packet that the connection sends, at the end of the interval (TCP_INFO's
             tcpi_snd_mss), 0 unknown; None where it was not recorded.
     """
@@ -86,10 +83,7 @@ class Flows:
     sender_limited_ns: Ints
     rtt_ns: Ints
     least_rtt_ns: Ints
-    delivery_bytes_per_s: Floats
-    is_application_limited: Bools
     unsent_bytes: Ints
-    marked_packets: Ints
     segment_bytes: Ints | None = None
 
 
@@ -106,8 +100,6 @@ class InterfaceUse:
         sent_bytes, received_bytes: with headers, as the interface counts them.
         errors, drops, pauses, marks: events by counter: frames with errors, dropped frames, pause frames (or, for RDMA,
             ticks in which a port could not send), congestion marks (RDMA: CNPs handled).
-        retransmits: of RDMA, packets sent or asked for again; None if not known.
-        link_downs: how often the link went down; None if not known.
     """
 
     names: tuple[tuple[str, str], ...]
@@ -122,35 +114,38 @@ class InterfaceUse:
     drops: Ints
     pauses: Ints
     marks: Ints
-    retransmits: Ints | None = None
-    link_downs: Ints | None = None
 
 
 KINDS = ("errors", "drops", "pauses", "marks")
 """The counters of interfaces, in the order of `interface_events`."""
 
-_MIN_EVENTS, _MIN_RATIO, _DEVIATIONS = 10, 3.0, 5.0
+_MINKINDS, _MIN_RATIO, _DEVIATIONS = 10, 3.0, 5.0
 
 
 def interface_events(use: InterfaceUse, *, begin_ns: int, end_ns: int) -> Ints:
     """Return the events of each interface in intervals whose middle is between two times, (4, num_interfaces)."""
-    middle_ns = use.begin_ns + (use.end_ns - use.begin_ns) // 2
-    rows = np.flatnonzero((middle_ns >= begin_ns) & (middle_ns < end_ns))
-    counters = (use.errors, use.drops, use.pauses, use.marks)
-    counts = [np.bincount(use.interface[rows], values[rows], minlength=len(use.names)) for values in counters]
-    return np.rint(np.array(counts)).astype(np.int64)
+    rows = np.flatnonzero(in_window(use, begin_ns, end_ns))
+    counters = (getattr(use, kind)[rows] for kind in KINDS)
+    return np.array([_summed(use.interface[rows], values, len(use.names)) for values in counters])
 
 
 def retransmitted(flows: Flows, num_nodes: int, *, begin_ns: int, end_ns: int) -> tuple[Ints, Ints]:
     """Return the bytes that each node sent and those that it sent again, in such intervals, (num_nodes,) each."""
-    middle_ns = flows.begin_ns + (flows.end_ns - flows.begin_ns) // 2
     node = np.append(flows.connections.node, -1)[flows.connection]
-    rows = np.flatnonzero((middle_ns >= begin_ns) & (middle_ns < end_ns) & (node >= 0))
-    sent, again = (
-        np.rint(np.bincount(node[rows], values[rows], minlength=num_nodes)).astype(np.int64)
-        for values in (flows.sent_bytes, flows.retransmitted_bytes)
-    )
-    return sent, again
+    rows = np.flatnonzero(in_window(flows, begin_ns, end_ns) & (node >= 0))
+    sent, again = flows.sent_bytes[rows], flows.retransmitted_bytes[rows]
+    return _summed(node[rows], sent, num_nodes), _summed(node[rows], again, num_nodes)
+
+
+def in_window(rows: Flows | InterfaceUse, begin_ns: int, end_ns: int) -> Bools:
+    """Return the intervals whose middle is between two times, bool, (num_rows,)."""
+    middle_ns = rows.begin_ns + (rows.end_ns - rows.begin_ns) // 2
+    return np.asarray((middle_ns >= begin_ns) & (middle_ns < end_ns))
+
+
+def _summed(number: Ints, values: NDArray[np.number], num_numbers: int) -> Ints:
+    """Return the sum of the values of each number from 0, int64, (num_numbers,)."""
+    return np.rint(np.bincount(number, values, minlength=num_numbers)).astype(np.int64)
 
 
 def usual_rate(counts: NDArray[np.number], exposures: NDArray[np.number]) -> Floats:
@@ -175,7 +170,7 @@ def is_raised(counts: NDArray[np.number], exposures: NDArray[np.number]) -> Bool
     """
     expected = usual_rate(counts, exposures) * exposures
     beyond = expected + _DEVIATIONS * np.sqrt(np.maximum(expected, 0.0))
-    least = np.maximum(np.maximum(beyond, _MIN_RATIO * expected), _MIN_EVENTS)
+    least = np.maximum(np.maximum(beyond, _MIN_RATIO * expected), _MINKINDS)
     return np.asarray(np.isfinite(expected) & (counts >= least))
 
 
@@ -215,18 +210,13 @@ class PairTraffic:
 def rank_pairs(flows: Flows, *, begin_ns: int, end_ns: int) -> PairTraffic:
     """Return the traffic between ranks in intervals whose middle is between two times."""
     of = flows.connections
-    return _pairs(flows, of.rank, of.peer_rank, _in_window(flows, begin_ns, end_ns))
+    return _pairs(flows, of.rank, of.peer_rank, in_window(flows, begin_ns, end_ns))
 
 
 def node_pairs(flows: Flows, *, begin_ns: int, end_ns: int) -> PairTraffic:
     """Return the traffic between nodes, likewise."""
     of = flows.connections
-    return _pairs(flows, of.node, of.peer_node, _in_window(flows, begin_ns, end_ns))
-
-
-def _in_window(flows: Flows, begin_ns: int, end_ns: int) -> Bools:
-    middle_ns = flows.begin_ns + (flows.end_ns - flows.begin_ns) // 2
-    return np.asarray((middle_ns >= begin_ns) & (middle_ns < end_ns))
+    return _pairs(flows, of.node, of.peer_node, in_window(flows, begin_ns, end_ns))
 
 
 def _pairs(flows: Flows, end: Ints, far_end: Ints, is_meant: Bools) -> PairTraffic:
@@ -242,8 +232,7 @@ def _pairs(flows: Flows, end: Ints, far_end: Ints, is_meant: Bools) -> PairTraff
     pairs, pair = np.unique(sources * base + destinations, return_inverse=True)
 
     def summed(values: Ints, of_back: Ints) -> Ints:
-        total = np.bincount(pair, np.concatenate([values[rows], of_back]), minlength=len(pairs))
-        return np.rint(total).astype(np.int64)
+        return _summed(pair, np.concatenate([values[rows], of_back]), len(pairs))
 
     acked_bytes = summed(flows.acked_bytes, flows.received_bytes[back])
     order = np.argsort(-acked_bytes, kind="stable")
@@ -266,7 +255,7 @@ def _busy_ns(flows: Flows, rows: Ints, pair: Ints, num_pairs: int) -> Ints:
     cells, cell = np.unique(pair[first] * num_seconds + second[first], return_inverse=True)
     busiest = np.zeros(len(cells))
     np.maximum.at(busiest, cell, of_connection)
-    return np.rint(np.bincount(cells // num_seconds, busiest, minlength=num_pairs)).astype(np.int64)
+    return _summed(cells // num_seconds, busiest, num_pairs)
 
 
 _MOST = 1 << 60
@@ -325,7 +314,6 @@ def counter_steps(
 
 
 _BYTES = ("tx_bytes", "rx_bytes")
-_EVENTS = ("errors", "drops", "pauses", "marks", "retransmits", "link_downs")
 _LOOPBACK = "lo"
 
 
@@ -333,7 +321,6 @@ def interface_use(
     traces: Sequence[RankTrace],
     clocks: Sequence[CommonClock],
     topology: Topology,
-    line_rates_bps: Mapping[tuple[str, str], int] | None = None,
 ) -> InterfaceUse:
     """Return what each interface carried between two samples, interface after interface by time.
 
@@ -344,8 +331,6 @@ def interface_use(
         traces: of the ranks; `network` was read.
         clocks: of these ranks.
         topology: places of these ranks, and maybe of more.
-        line_rates_bps: line rate in bit/s by (host, interface), of what was found when the job began. Where the trace
-            has another one, the lower one counts: a shaped interface, or one that agreed on less than it can.
     """
     names: list[tuple[str, str]] = []
     nodes: list[int] = []
@@ -361,9 +346,7 @@ def interface_use(
         host = topology.node_names[node]
         names += [(host, name) for name in known]
         nodes += [node] * len(known)
-        rates += [
-            _line_rate(table, keys == number[name], (line_rates_bps or {}).get((host, name), 0)) for name in known
-        ]
+        rates += [_line_rate_bps(table, keys == number[name]) for name in known]
         parts.append(_use(table, keys, clock))
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else _no_use()
     return InterfaceUse(
@@ -390,7 +373,7 @@ def _sources(
 
 
 def _use(table: Table, keys: Ints, clock: CommonClock) -> dict[str, Ints]:
-    steps = counter_steps(keys, table, _BYTES, _EVENTS)
+    steps = counter_steps(keys, table, _BYTES, KINDS)
     begin_ns, end_ns = (reference_times(clock, times_ns) for times_ns in (steps.begin_ns, steps.end_ns))
     is_sound = (steps.key >= 0) & (end_ns > begin_ns)
     found = {"interface": steps.key, "begin_ns": begin_ns, "end_ns": end_ns, **steps.grown}
@@ -398,28 +381,18 @@ def _use(table: Table, keys: Ints, clock: CommonClock) -> dict[str, Ints]:
 
 
 def _no_use() -> dict[str, Ints]:
-    return {name: np.zeros(0, np.int64) for name in ("interface", "begin_ns", "end_ns", *_BYTES, *_EVENTS)}
+    return {name: np.zeros(0, np.int64) for name in ("interface", "begin_ns", "end_ns", *_BYTES, *KINDS)}
 
 
-def _line_rate(table: Table, is_own: Bools, at_start_bps: int) -> int:
+def _line_rate_bps(table: Table, is_own: Bools) -> int:
     """Return the usual line rate of an interface in bit/s, 0 if it is not known."""
     seen_bps = table["rate_bps"][is_own & (table["rate_bps"] > 0)]
-    rates = [rate for rate in (int(np.median(seen_bps)) if len(seen_bps) else 0, at_start_bps) if rate > 0]
-    return min(rates, default=0)
+    return int(np.median(seen_bps)) if len(seen_bps) else 0
 
 
-_CUMULATIVE = (
-    "sent_bytes",
-    "acked_bytes",
-    "received_bytes",
-    "retransmitted_bytes",
-    "busy_ns",
-    "receiver_limited_ns",
-    "sender_limited_ns",
-    "marked_packets",
-)
 _FLOW_BYTES = ("sent_bytes", "acked_bytes", "received_bytes")
-_AT_THE_END = ("rtt_ns", "least_rtt_ns", "delivery_bytes_per_s", "unsent_bytes", "segment_bytes")
+_CUMULATIVE = (*_FLOW_BYTES, "retransmitted_bytes", "busy_ns", "receiver_limited_ns", "sender_limited_ns")
+_AT_THE_END = ("rtt_ns", "least_rtt_ns", "unsent_bytes", "segment_bytes")
 _MAX_BYTES_PER_NS = 1250
 """10 Tb/s, more than any host sends: larger differences are damage."""
 _BUSY_SLACK_NS = NS_PER_S
@@ -438,21 +411,15 @@ def flows_of(traces: Sequence[RankTrace], clocks: Sequence[CommonClock], topolog
         topology: places of these ranks, and maybe of more.
     """
     row_of = {rank: row for row, rank in enumerate(topology.ranks)}
-    nodes = [int(topology.node[row_of[trace.header.rank]]) for trace in traces]
-    ends = [end for index, trace in enumerate(traces) for end in _ends(index, trace)]
-    place = {(end.trace, end.number): row for row, end in enumerate(ends)}
+    ends = [end for trace in traces for end in _ends(trace, int(topology.node[row_of[trace.header.rank]]))]
+    place = {(end.rank, end.number): row for row, end in enumerate(ends)}
     parts = [
-        _flows_of_rank(index, trace.tables["flows"], clock, place)
-        for index, (trace, clock) in enumerate(zip(traces, clocks, strict=True))
+        _flows_of_rank(trace.header.rank, trace.tables["flows"], clock, place)
+        for trace, clock in zip(traces, clocks, strict=True)
         if clock.num_samples
     ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else _flow_columns()
-    return Flows(
-        connections=_connections(ends, traces, nodes, row_of, topology),
-        is_application_limited=(columns.pop("flags") & FlowFlag.APPLICATION_LIMITED) > 0,
-        delivery_bytes_per_s=columns.pop("delivery_bytes_per_s").astype(np.float64),
-        **columns,
-    )
+    return Flows(connections=_connections(ends, row_of, topology), **columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,12 +427,13 @@ class _End:
     """One end of a connection, as a rank lists it.
 
     Attributes:
-        trace: index of the rank's trace.
-        number: of the connection in this trace.
+        rank, node: who lists it, and the index of its node.
+        number: of the connection in the rank's trace.
         first_ns, last_ns: first and last row of its flow on the rank's own clock, 0 without any.
     """
 
-    trace: int
+    rank: int
+    node: int
     number: int
     peer_rank: int
     peer_host: str
@@ -476,7 +444,10 @@ class _End:
     last_ns: int
 
 
-def _ends(index: int, trace: RankTrace) -> list[_End]:
+_TEXTS = ("peer_host", "local", "remote", "interface")
+
+
+def _ends(trace: RankTrace, node: int) -> list[_End]:
     """Return the connections of a rank; of rows with one number the first counts."""
     table, flows = trace.tables["connections"], trace.tables["flows"]
     numbers, first = np.unique(table["connection"], return_index=True)
@@ -485,13 +456,11 @@ def _ends(index: int, trace: RankTrace) -> list[_End]:
     begins, ends = (np.searchsorted(of, numbers, side=side) for side in ("left", "right"))
     return [
         _End(
-            trace=index,
+            rank=trace.header.rank,
+            node=node,
             number=int(number),
             peer_rank=int(table["peer_rank"][row]),
-            peer_host=_text(table["peer_host"][row]),
-            local=_text(table["local"][row]),
-            remote=_text(table["remote"][row]),
-            interface=_text(table["interface"][row]),
+            **{name: table[name][row].decode("utf-8", "replace") for name in _TEXTS},
             first_ns=int(times_ns[begin]) if begin < end else 0,
             last_ns=int(times_ns[end - 1]) if begin < end else 0,
         )
@@ -500,37 +469,29 @@ def _ends(index: int, trace: RankTrace) -> list[_End]:
     ]
 
 
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
-
-
 def _flows_of_rank(
-    index: int, table: Table, clock: CommonClock, place: Mapping[tuple[int, int], int]
+    rank: int, table: Table, clock: CommonClock, place: Mapping[tuple[int, int], int]
 ) -> dict[str, Ints]:
     """Return the columns of `Flows` for one rank, with the flags in place of what they mean."""
     numbers = table["connection"].astype(np.int64)
     listed = np.unique(numbers)
-    rows = np.array(
-        [OTHER_CONNECTIONS if number == OTHER_CONNECTIONS else place.get((index, number), -2) for number in listed],
-        np.int64,
-    )
+    known = {**place, (rank, OTHER_CONNECTIONS): OTHER_CONNECTIONS}
+    rows = np.array([known.get((rank, number), -2) for number in listed.tolist()], np.int64)
     steps = counter_steps(numbers, table, _CUMULATIVE)
-    found = _flow_columns()
     connection = rows[np.searchsorted(listed, steps.key)] if len(listed) else steps.key
     is_sound = (connection > -2) & _is_possible(steps, connection)
     begin_ns, end_ns = (reference_times(clock, times_ns) for times_ns in (steps.begin_ns, steps.end_ns))
     is_sound &= end_ns > begin_ns
-    found |= {"connection": connection, "begin_ns": begin_ns, "end_ns": end_ns}
+    found = {"connection": connection, "begin_ns": begin_ns, "end_ns": end_ns}
     found |= {name: steps.grown[name] for name in _CUMULATIVE}
     for name in ("receiver_limited_ns", "sender_limited_ns"):
         found[name] = np.minimum(found[name], found["busy_ns"])
     found |= {name: np.maximum(table[name][steps.last_row].astype(np.int64), 0) for name in _AT_THE_END}
-    found["flags"] = table["flags"][steps.last_row].astype(np.int64)
     return {name: values[is_sound] for name, values in found.items()}
 
 
 def _flow_columns() -> dict[str, Ints]:
-    names = ("connection", "begin_ns", "end_ns", *_CUMULATIVE, *_AT_THE_END, "flags")
+    names = ("connection", "begin_ns", "end_ns", *_CUMULATIVE, *_AT_THE_END)
     return {name: np.zeros(0, np.int64) for name in names}
 
 
@@ -544,37 +505,30 @@ def _is_possible(steps: CounterSteps, connection: Ints) -> Bools:
     return possible
 
 
-def _connections(
-    ends: Sequence[_End],
-    traces: Sequence[RankTrace],
-    nodes: Sequence[int],
-    row_of: Mapping[int, int],
-    topology: Topology,
-) -> Connections:
+def _connections(ends: Sequence[_End], row_of: Mapping[int, int], topology: Topology) -> Connections:
     mirror = defaultdict[tuple[str, str], list[_End]](list)
     nodes_at = defaultdict[str, set[int]](set)
     node_of_host = {name: node for node, name in enumerate(topology.node_names)}
     for end in ends:
         mirror[end.local, end.remote].append(end)
-        nodes_at[_address(end.local)].add(nodes[end.trace])
-    peer_ranks, peer_nodes = [], []
+        nodes_at[_address(end.local)].add(end.node)
+    peers = []
     for end in ends:
-        peer = _meeting(end, [other for other in mirror[end.remote, end.local] if other.trace != end.trace])
-        rank = end.peer_rank if peer is None else traces[peer.trace].header.rank
+        peer = _meeting(end, [other for other in mirror[end.remote, end.local] if other.rank != end.rank])
+        rank = end.peer_rank if peer is None else peer.rank
         at_address = nodes_at.get(_address(end.remote), set())
         if rank in row_of:
             node = int(topology.node[row_of[rank]])
-        elif len(at_address) == 1:
-            node = min(at_address)
         else:
-            node = node_of_host.get(end.peer_host, -1)
-        peer_ranks.append(rank)
-        peer_nodes.append(node)
+            node = min(at_address) if len(at_address) == 1 else node_of_host.get(end.peer_host, -1)
+        peers.append((rank, node))
+    own = np.array([(end.rank, end.node) for end in ends], np.int64).reshape(-1, 2)
+    others = np.array(peers, np.int64).reshape(-1, 2)
     return Connections(
-        rank=np.array([traces[end.trace].header.rank for end in ends], np.int64),
-        peer_rank=np.array(peer_ranks, np.int64),
-        node=np.array([nodes[end.trace] for end in ends], np.int64),
-        peer_node=np.array(peer_nodes, np.int64),
+        rank=own[:, 0],
+        peer_rank=others[:, 0],
+        node=own[:, 1],
+        peer_node=others[:, 1],
         local=tuple(end.local for end in ends),
         remote=tuple(end.remote for end in ends),
         interface=tuple(end.interface for end in ends),
@@ -586,9 +540,9 @@ def _meeting(end: _End, peers: Sequence[_End]) -> _End | None:
 
     Clocks of hosts count from boot, but ports are reused after minutes only: where several ranks fit, none is named.
     """
-    if len({peer.trace for peer in peers}) > 1:
+    if len({peer.rank for peer in peers}) > 1:
         peers = [peer for peer in peers if peer.first_ns <= end.last_ns and end.first_ns <= peer.last_ns]
-    return peers[0] if len({peer.trace for peer in peers}) == 1 else None
+    return peers[0] if len({peer.rank for peer in peers}) == 1 else None
 
 
 def _address(text: str) -> str:

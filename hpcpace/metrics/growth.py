@@ -17,14 +17,13 @@ import numpy as np
 from scipy.special import gammaln
 
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.amplification import SharedNoise, WorkParts, deal, dealt, split_work, unit_maxima
-from hpcpace.metrics.resampling import block_length, lag_one, moving_block_bootstrap
+from hpcpace.metrics.amplification import WorkParts, deal, dealt, unit_maxima
+from hpcpace.metrics.resampling import Estimate, block_length, lag_one, moving_block_bootstrap
 
 MAX_ELEMENTS = 160_000_000
 """The most values that all draws of a null model may shuffle together; beyond it, fewer draws are made."""
 FEWEST_DRAWS = 39
 """Draws that are always made: the two outermost of them bound 95 %."""
-_NUM_UNSHARED_DRAWS = 3
 
 
 class Comparison(StrEnum):
@@ -40,42 +39,19 @@ class NullModel:
     """The measured loss against that of independent units.
 
     Attributes:
-        observed_loss_ns: E[max] - E[mean] per step, summed over segments.
-        expected_loss_ns: the same for independent units, mean over draws.
-        low_ns, high_ns: interval of 95 % of the draws.
-        unshared_loss_ns: the loss if what all ranks share also hit each unit independently; far above the measured loss
-            if the noise is common mode.
-        observed, expected, low, high: the same losses as amplification, 1 + loss / mean work.
+        amplification: that of independent units: the mean over draws with 95 % of them.
         comparison: where the measured loss is: outside the interval by more than the tolerance, or within it. The
             tolerance is weight / num_units of the expected loss, because few units cannot separate what they share
             from their own noise.
-        p_value: two-sided, allowing for the tolerance; at least 1 / (num_draws + 1).
-        num_draws: draws made, fewer than asked for if the data are large.
         is_node_unit: whether nodes, not ranks, were taken as independent units.
-        num_units: number of units.
-        shared: how the units were chosen.
     """
 
-    observed_loss_ns: float
-    expected_loss_ns: float
-    low_ns: float
-    high_ns: float
-    unshared_loss_ns: float
-    observed: float
-    expected: float
-    low: float
-    high: float
+    amplification: Estimate
     comparison: Comparison
-    p_value: float
-    num_draws: int
     is_node_unit: bool
-    num_units: int
-    shared: SharedNoise
 
 
-def null_model(
-    work_ns: Floats, node: Ints, *, parts: WorkParts | None = None, seed: int = 0, num_draws: int = 199
-) -> NullModel | None:
+def null_model(work_ns: Floats, parts: WorkParts, *, seed: int = 0, num_draws: int = 199) -> NullModel | None:
     """Return the loss that independent units would have, and how the measured loss compares.
 
     Each unit's residuals are shuffled over the steps independently, in the same way for all its segments and ranks, and
@@ -83,37 +59,37 @@ def null_model(
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
-        node: index of the host, int64, (num_ranks,).
-        parts: the parts of the work; computed if None.
+        parts: the parts of the work.
         seed: of the generator.
         num_draws: draws asked for; at least 39 are made, and no more than fit into 160 million values.
 
     Returns:
         None for fewer than 2 units, fewer than 8 steps, or no work.
     """
-    parts = parts or split_work(work_ns, node, seed=seed)
     mean_ns = float(work_ns.mean(axis=(0, 1)).sum()) if work_ns.size else 0.0
-    if parts is None or parts.num_units < 2 or work_ns.shape[1] < 8 or mean_ns <= 0.0:
+    if parts.num_units < 2 or work_ns.shape[1] < 8 or mean_ns <= 0.0:
         return None
     num_draws = min(num_draws, max(FEWEST_DRAWS, MAX_ELEMENTS // work_ns.size))
     generator = np.random.default_rng([seed, 1])
     length = serial_length(parts.residual_ns)
-
-    def losses_ns(values: Floats, num_draws: int) -> Floats:
-        losses = np.empty(num_draws)
-        for draw in range(num_draws):
-            order = deal(parts.num_units, work_ns.shape[1], length, generator)[parts.unit]
-            losses[draw] = dealt(values, order).max(axis=0).mean(axis=0).sum() - mean_ns
-        return losses
-
-    base_ns = float(parts.location_ns.mean(axis=0).sum())
-    return _compared(
-        parts,
-        observed_ns=float(work_ns.max(axis=0).mean(axis=0).sum()) - mean_ns,
-        losses_ns=losses_ns(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], num_draws) + base_ns,
-        unshared_ns=float(losses_ns(work_ns, _NUM_UNSHARED_DRAWS).mean()),
-        mean_ns=mean_ns,
-    )
+    values = parts.residual_ns + parts.rank_effect_ns[:, np.newaxis]
+    losses_ns = np.empty(num_draws)
+    for draw in range(num_draws):
+        order = deal(parts.num_units, work_ns.shape[1], length, generator)[parts.unit]
+        losses_ns[draw] = dealt(values, order).max(axis=0).mean(axis=0).sum() - mean_ns
+    losses_ns += float(parts.location_ns.mean(axis=0).sum())
+    observed_ns = float(work_ns.max(axis=0).mean(axis=0).sum()) - mean_ns
+    low_ns, high_ns = np.quantile(losses_ns, (0.025, 0.975))
+    expected = Estimate(value=float(losses_ns.mean()), low=float(low_ns), high=float(high_ns))
+    # Allow for rounding: with constant work all losses are equal.
+    allowed_ns = float(parts.weight.max()) / parts.num_units * abs(expected.value) + 1e-9 * mean_ns
+    comparison = Comparison.WITHIN
+    if observed_ns > expected.high + allowed_ns:
+        comparison = Comparison.ABOVE
+    elif observed_ns < expected.low - allowed_ns:
+        comparison = Comparison.BELOW
+    amplification = expected.through(lambda loss_ns: 1 + loss_ns / mean_ns)
+    return NullModel(amplification=amplification, comparison=comparison, is_node_unit=parts.is_node_unit)
 
 
 def serial_length(residual_ns: Floats) -> int:
@@ -126,42 +102,9 @@ def serial_length(residual_ns: Floats) -> int:
     return block_length(residual_ns.shape[1], correlation, shortest=1) if correlation > 0.1 else 1
 
 
-def _compared(
-    parts: WorkParts, *, observed_ns: float, losses_ns: Floats, unshared_ns: float, mean_ns: float
-) -> NullModel:
-    expected = float(losses_ns.mean())
-    low, high = (float(value) for value in np.quantile(losses_ns, (0.025, 0.975)))
-    tolerance = float(parts.weight.max()) / parts.num_units * abs(expected)
-    # Allow for rounding: with constant work all losses are equal.
-    allowed = tolerance + 1e-9 * mean_ns
-    if observed_ns > high + allowed:
-        comparison = Comparison.ABOVE
-    elif observed_ns < low - allowed:
-        comparison = Comparison.BELOW
-    else:
-        comparison = Comparison.WITHIN
-    as_far = int((np.abs(losses_ns - expected) >= abs(observed_ns - expected) - allowed).sum())
-    return NullModel(
-        observed_loss_ns=observed_ns,
-        expected_loss_ns=expected,
-        low_ns=low,
-        high_ns=high,
-        unshared_loss_ns=unshared_ns,
-        observed=1 + observed_ns / mean_ns,
-        expected=1 + expected / mean_ns,
-        low=1 + low / mean_ns,
-        high=1 + high / mean_ns,
-        comparison=comparison,
-        p_value=(1 + as_far) / (1 + len(losses_ns)),
-        num_draws=len(losses_ns),
-        is_node_unit=parts.shared.is_shared,
-        num_units=parts.num_units,
-        shared=parts.shared,
-    )
-
-
 MAX_POINTS = 32
 """The most points of a growth curve that `default_points` chooses."""
+_NUM_NULL_DRAWS = 4
 _MAX_DEALT = 4_000_000  # values in all draws of the null together, except the first: bounds the time
 
 
@@ -171,26 +114,21 @@ class GrowthCurve:
 
     Attributes:
         k: numbers of units, ascending, int64, (num_points,).
-        amplification: A(k) of residuals, 1 + E[max of k] / E[mean work], or of the work itself, E[max of k] / E[mean],
-            float64, (num_points,).
-        low, high: its 95 % interval, float64, (num_points,); None for fewer than 8 steps.
-        null: the same of independent units, float64, (num_points,); None if not asked for.
+        amplification: A(k) = E[max of k] / E[mean] of the work, float64, (num_points,).
+        interval: both ends of its 95 % interval, each float64, (num_points,); None for fewer than 8 steps.
+        null: the same of independent units, float64, (num_points,).
         exponent: gamma, slope of ln(A(k) - 1) of residuals over ln k in the upper half; None if A(k) - 1 is not above
             0 there, or for fewer than 2 points. Near 0 for bounded noise, about 1 / index for heavy tails, 1 for rare
             events; light tails of few units are still above their limit (normal 0.12 up to 1,024 units).
-        exponent_low, exponent_high: its 95 % interval; None if the exponent is.
-        null_exponent: the slope of the null.
+        exponent_interval: its 95 % interval; None if the exponent is.
     """
 
     k: Ints
     amplification: Floats
-    low: Floats | None
-    high: Floats | None
-    null: Floats | None
+    interval: tuple[Floats, Floats] | None
+    null: Floats
     exponent: float | None
-    exponent_low: float | None
-    exponent_high: float | None
-    null_exponent: float | None
+    exponent_interval: tuple[float, float] | None
 
 
 def default_points(num_units: int) -> Ints:
@@ -233,68 +171,37 @@ def expected_maxima(residual_ns: Floats, k: Ints) -> Floats:
     return np.asarray(maxima.reshape(num_steps, -1, len(k)).sum(axis=1))
 
 
-def growth_curve(
-    residual_ns: Floats,
-    mean_ns: float,
-    k: Ints | None = None,
-    *,
-    null_ns: Floats | None = None,
-    seed: int = 0,
-    num_draws: int = 500,
-) -> GrowthCurve | None:
-    """Return how amplification grows with the number of units, or None without units, steps, or work.
-
-    E[max of k of P] = sum over j >= k of x_(j) C(j-1, k-1) / C(P, k), x ascending, per step and segment.
+def growth_exponent(excess: Floats, k: Ints, *, seed: int = 0) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the exponent by which the excess of the largest of k units grows, and its 95 % interval.
 
     Args:
-        residual_ns: of each unit, float64, (num_units, num_steps, num_segments), or without the last axis.
-        mean_ns: E[mean] of the work per step, summed over segments.
-        k: numbers of units; `default_points` if None.
-        null_ns: expected maxima of independent units, from `independent_maxima` with the same `k`, (num_points,).
+        excess: in each step, relative to E[mean] of the work, float64, (num_steps, num_points).
+        k: numbers of units, int64, (num_points,).
         seed: of the bootstrap over steps.
-        num_draws: of the bootstrap.
     """
-    if residual_ns.size == 0 or mean_ns <= 0.0:
-        return None
-    residual_ns = residual_ns.reshape(*residual_ns.shape[:2], -1)
-    k = default_points(len(residual_ns)) if k is None else k
-    maxima = expected_maxima(residual_ns, k) / mean_ns
-    excess = maxima.mean(axis=0)
-    interval = moving_block_bootstrap(maxima, seed=seed, num_draws=num_draws)
-    exponent = _number(_slopes(k, excess[np.newaxis])[0])
-    exponents = None
-    if exponent is not None:
-        exponents = moving_block_bootstrap(maxima, lambda means: _slopes(k, means), seed=seed, num_draws=num_draws)
-    null = None if null_ns is None else null_ns / mean_ns
-    return GrowthCurve(
-        k=k,
-        amplification=1 + excess,
-        low=None if interval is None else 1 + interval[0],
-        high=None if interval is None else 1 + interval[1],
-        null=None if null is None else 1 + null,
-        exponent=exponent,
-        exponent_low=None if exponents is None else _number(exponents[0]),
-        exponent_high=None if exponents is None else _number(exponents[1]),
-        null_exponent=None if null is None else _number(_slopes(k, null[np.newaxis])[0]),
-    )
+    exponent = float(_slopes(k, excess.mean(axis=0)[np.newaxis])[0])
+    if np.isnan(exponent):
+        return None, None
+    found = moving_block_bootstrap(excess, lambda means: _slopes(k, means), seed=seed)
+    interval = None if found is None or np.isnan(found).any() else (float(found[0]), float(found[1]))
+    return exponent, interval
 
 
-def independent_maxima(parts: WorkParts, k: Ints, *, seed: int = 0, num_draws: int = 4) -> Floats:
+def independent_maxima(parts: WorkParts, k: Ints, *, seed: int = 0) -> Floats:
     """Return the expected maximum of k independent units in nanoseconds, summed over segments, (num_points,).
 
     Each unit's residuals are shuffled over the steps independently, as in the null model. Few draws suffice, because
-    each is a mean over all steps.
+    each is a mean over all steps: four, or as many, at least one, as hold 4 million values together.
 
     Args:
         parts: the parts of the work.
         k: numbers of units, int64, (num_points,).
         seed: of the generator.
-        num_draws: draws asked for; fewer, but at least one, if they would hold more than 4 million values.
     """
     generator = np.random.default_rng([seed, 2])
     residual_ns = unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
     length = serial_length(parts.residual_ns)
-    num_draws = max(min(num_draws, _MAX_DEALT // max(residual_ns.size, 1)), 1)
+    num_draws = max(min(_NUM_NULL_DRAWS, _MAX_DEALT // max(residual_ns.size, 1)), 1)
     total = np.zeros(len(k))
     for _ in range(num_draws):
         order = deal(parts.num_units, residual_ns.shape[1], length, generator)
@@ -302,27 +209,15 @@ def independent_maxima(parts: WorkParts, k: Ints, *, seed: int = 0, num_draws: i
     return total / num_draws
 
 
-def growth_of(parts: WorkParts, mean_ns: float, *, seed: int = 0) -> GrowthCurve | None:
-    """Return the growth curve of some work with its null; the units are nodes if ranks of a node share noise.
-
-    For nodes, A(1) - 1 is above 0: it is what the ranks of one node cost each other.
-
-    Args:
-        parts: the parts of the work.
-        mean_ns: E[mean] of the work per step, summed over segments.
-        seed: of the bootstrap and the null.
-    """
-    k = default_points(parts.num_units)
-    residual_ns = unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
-    return growth_curve(residual_ns, mean_ns, k, null_ns=independent_maxima(parts, k, seed=seed), seed=seed)
-
-
 def work_growth(work_ns: Floats, parts: WorkParts, *, seed: int = 0) -> GrowthCurve | None:
-    """Return how amplification grows, lasting differences included: with all units it is that of `amplification`.
+    """Return how amplification grows with the number of units, or None without units, steps, or work.
+
+    Lasting differences are included: with all units it is that of `amplification`.
 
     A(k) = E[max of k of P] / E[mean] of the work itself, per step and segment. The null deals the residuals out anew
-    and adds the rank effects back, as the null model does. The exponent is that of `growth_of`, without lasting
-    differences, which grow by their own law.
+    and adds the rank effects back, as the null model does. The exponent is that of the residuals, without lasting
+    differences, which grow by their own law. Units are nodes if ranks of a node share noise: then A(1) - 1 is above 0,
+    which is what the ranks of one node cost each other.
 
     Args:
         work_ns: c_irj, float64, (num_ranks, num_steps, num_segments).
@@ -330,20 +225,22 @@ def work_growth(work_ns: Floats, parts: WorkParts, *, seed: int = 0) -> GrowthCu
         seed: of the bootstrap and the null.
     """
     of_step_ns = work_ns.mean(axis=0).sum(axis=1)
-    mean_ns, alone = float(of_step_ns.mean()), growth_of(parts, float(of_step_ns.mean()), seed=seed)
-    if alone is None:
+    mean_ns, residual_ns = float(of_step_ns.mean()), unit_maxima(parts.residual_ns, parts.unit, parts.num_units)
+    if residual_ns.size == 0 or mean_ns <= 0.0:
         return None
-    k = alone.k
+    k = default_points(parts.num_units)
+    exponent, exponent_interval = growth_exponent(expected_maxima(residual_ns, k) / mean_ns, k, seed=seed)
     maxima_ns = expected_maxima(unit_maxima(work_ns, parts.unit, parts.num_units), k)
     interval = moving_block_bootstrap(np.column_stack([maxima_ns, of_step_ns]), _over_last, seed=seed)
     lasting = replace(parts, residual_ns=parts.residual_ns + parts.rank_effect_ns[:, np.newaxis])
     null_ns = independent_maxima(lasting, k, seed=seed) + float(parts.location_ns.mean(axis=0).sum())
-    return replace(
-        alone,
+    return GrowthCurve(
+        k=k,
         amplification=maxima_ns.mean(axis=0) / mean_ns,
-        low=None if interval is None else np.maximum(interval[0], 1.0),
-        high=None if interval is None else interval[1],
+        interval=None if interval is None else (np.maximum(interval[0], 1.0), interval[1]),
         null=null_ns / mean_ns,
+        exponent=exponent,
+        exponent_interval=exponent_interval,
     )
 
 
@@ -364,7 +261,3 @@ def _slopes(k: Ints, excess: Floats) -> Floats:
     is_growing = (values > 1e-12).all(axis=1)
     logarithm = np.log(np.where(values > 1e-12, values, 1.0))
     return np.where(is_growing, logarithm @ upper / (upper @ upper), np.nan)
-
-
-def _number(value: Floats | np.float64) -> float | None:
-    return None if np.isnan(value) else float(value)

@@ -12,7 +12,7 @@ only bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.phases import innermost
+from hpcpace.metrics.phases import CoveredTime, innermost
 from hpcpace.trace.schema import Phase
 
 _MIN_ROWS = 3
@@ -171,50 +171,39 @@ def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], colle
     row = np.searchsorted(steps[1], edges[:-1], side="right") - 1
     is_used = (row >= 0) & (edges[:-1] < steps[2][row])
     least = np.maximum(LEAD_NS, _LEAD_SHARE * (arrived[1:] - left[:-1]))
-    collected = np.diff(_covered_until(*collections, edges))
-    return Stretches(
-        step=steps[0].astype(np.int64)[row[is_used]],
-        phase=phase[is_used],
-        begin_ns=left[:-1][is_used],
-        end_ns=arrived[1:][is_used],
-        is_dry_before=((left - edges)[:-1] < least)[is_used],
-        is_dry_after=((arrived - edges)[1:] < least)[is_used],
-        collected_ns=collected[is_used],
-    )
+    collected = np.diff(CoveredTime(begin_ns=collections[0], end_ns=collections[1]).until_ns(edges))
+    columns = {
+        "step": steps[0].astype(np.int64)[row],
+        "phase": phase,
+        "begin_ns": left[:-1],
+        "end_ns": arrived[1:],
+        "is_dry_before": (left - edges)[:-1] < least,
+        "is_dry_after": (arrived - edges)[1:] < least,
+        "collected_ns": collected,
+    }
+    return Stretches(**{name: values[is_used] for name, values in columns.items()})
 
 
-def _covered_until(begin_ns: Ints, end_ns: Ints, times_ns: Ints) -> Ints:
-    """Return how much of disjoint ascending intervals lies before some times, (num_times,)."""
-    total = np.append(0, np.cumsum(end_ns - begin_ns))
-    begun = np.searchsorted(begin_ns, times_ns, side="right")
-    last = np.append(end_ns, 0)[begun - 1]
-    return np.asarray(total[begun] - np.where(begun > 0, np.maximum(last - times_ns, 0), 0))
+def usual_lengths(of_role: Sequence[Stretches]) -> Floats:
+    """Return how long stretches of each phase last where the device sets the pace: median, and what 5 % of them exceed.
 
+    Args:
+        of_role: those of each rank.
 
-@dataclass(frozen=True, kw_only=True)
-class UsualLength:
-    """How long stretches of a phase last where the device sets the pace: median, and what 5 % of them exceed."""
-
-    median_ns: float
-    most_ns: float
-
-
-def usual_lengths(of_role: Iterable[Stretches]) -> dict[int, UsualLength]:
-    """Return the usual length by phase, of the phases of which enough stretches are known; `of_role` is by rank."""
-    found = list(of_role)
-    phase = np.concatenate([each.phase for each in found])
-    length = np.concatenate([each.length_ns for each in found])
-    is_own = np.concatenate([~each.is_dry_after & (each.collected_ns == 0) for each in found])
-    usual = {}
+    Returns:
+        float64, (2, num_phases + 1); NaN for phases of which too few stretches are known.
+    """
+    phase, length = (np.concatenate([getattr(each, name) for each in of_role]) for name in ("phase", "length_ns"))
+    is_own = np.concatenate([~each.is_dry_after & (each.collected_ns == 0) for each in of_role])
+    usual = np.full((2, NO_PHASE + 1), np.nan)
     for number in _PACED:
         lengths = length[is_own & (phase == number)]
         if len(lengths) >= _MIN_SAMPLES:
-            median, most = np.quantile(lengths, (0.5, _FARTHEST))
-            usual[int(number)] = UsualLength(median_ns=float(median), most_ns=float(most))
+            usual[:, number] = np.quantile(lengths, (0.5, _FARTHEST))
     return usual
 
 
-def idle_ns(stretches: Stretches, usual: Mapping[int, UsualLength]) -> tuple[Ints, Ints]:
+def idle_ns(stretches: Stretches, usual: Floats) -> tuple[Ints, Ints]:
     """Return how long the device was idle in each stretch: for its host, and for a garbage collection of the host.
 
     A stretch that begins and ends dry was paced by its host: idle is what exceeds the usual length, or at most all of
@@ -224,14 +213,12 @@ def idle_ns(stretches: Stretches, usual: Mapping[int, UsualLength]) -> tuple[Int
 
     Args:
         stretches: of a rank.
-        usual: by phase, from `usual_lengths`.
+        usual: from `usual_lengths`.
 
     Returns:
         Both int64, (num_stretches,).
     """
-    median, most = np.full((2, NO_PHASE + 1), np.nan)
-    for phase, each in usual.items():
-        median[phase], most[phase] = each.median_ns, each.most_ns
+    median, most = usual
     length = stretches.length_ns.astype(np.float64)
     beyond = np.maximum(length - np.nan_to_num(median[stretches.phase]), 0.0)
     is_far = length > most[stretches.phase]

@@ -20,7 +20,6 @@ SENT, RECEIVED = 0, 1
 """Rows of the first dimension of loads."""
 
 _MAX_CELLS = 4_000_000
-_BITS = 8
 _MIN_COVERED = 0.5  # of a cell, for its bytes to be known
 _USUAL_MTU = 1500
 _HEADER_BYTES = 14 + 20 + 32  # Ethernet, IPv4, TCP with timestamps: docs/network-volume.md
@@ -68,21 +67,6 @@ class InterfaceLoads:
         below 0.
         """
         return self.total_bytes - self.job_bytes
-
-    @property
-    def utilisation(self) -> Floats:
-        """Share of the line rate, (2, num_interfaces, num_cells); NaN where the line rate is not known."""
-        return self.total_bytes / self._capacity_bytes
-
-    @property
-    def foreign_utilisation(self) -> Floats:
-        """Share of the line rate that foreign traffic took, likewise."""
-        return self.foreign_bytes / self._capacity_bytes
-
-    @property
-    def _capacity_bytes(self) -> Floats:
-        capacity = np.where(self.line_rate_bps > 0, self.line_rate_bps, np.nan) / _BITS * self.cell_s
-        return np.asarray(capacity[None, :, None])
 
 
 @dataclass(frozen=True, kw_only=True)

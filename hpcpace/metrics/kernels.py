@@ -124,6 +124,7 @@ def has_order(values: Floats) -> bool:
 
 
 _MAX_NUMBERS_PER_VALUE = 2
+_MAX_GAPS, _MAX_UNUSED = 4, 4096  # memory: numbers from 0 for each key, and besides
 
 
 def stable_order(number: Ints) -> Ints:
@@ -136,6 +137,21 @@ def stable_order(number: Ints) -> Ints:
             checked(kernels.count_order(len(number), number, highest, order))
             return order
     return np.argsort(number, kind="stable")
+
+
+def numbered(keys: Ints) -> tuple[Ints, Ints]:
+    """Return what `np.unique(keys, return_inverse=True)` does, of keys from 0, by counting where these are few."""
+    if int(keys.max(initial=0)) > _MAX_GAPS * len(keys) + _MAX_UNUSED:
+        names, number = np.unique(keys, return_inverse=True)
+        return names, number.astype(np.int64)
+    occurs = np.bincount(keys) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[keys]
+
+
+def ordinals(is_first: Bools) -> Ints:
+    """Return how many rows each row is behind the last first one, int64; `is_first` begins with one."""
+    index = np.arange(len(is_first))
+    return index - np.maximum.accumulate(np.where(is_first, index, 0))
 
 
 def grouped_medians(number: Ints, value: Floats, num_groups: int) -> Floats:

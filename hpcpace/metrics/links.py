@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.topology import Topology, unit_name
 
 MIN_STEPS = 10
@@ -191,14 +192,12 @@ class LinkCulprit:
 
     Attributes:
         ids: the host name for a node's link, or `leaf2 uplink`; several if the data cannot separate them.
-        effect_share: by which share transfers that pass it take longer than those of similar groups.
-        interval: 95 % interval of the share.
+        effect: by which share transfers that pass it take longer than those of similar groups.
         p_value: probability that noise alone gives its slowest group, Bonferroni over groups.
     """
 
     ids: tuple[str, ...]
-    effect_share: float
-    interval: tuple[float, float]
+    effect: Estimate
     p_value: float
 
     @property
@@ -230,16 +229,11 @@ class Locality:
 
     Attributes:
         factor: transfer across leaves over transfer inside.
-        interval: 95 % interval.
         p_value: probability of such a factor, or a larger one, without a true difference.
-        num_inside, num_crossing: number of groups compared.
     """
 
-    factor: float
-    interval: tuple[float, float]
+    factor: Estimate
     p_value: float
-    num_inside: int
-    num_crossing: int
 
 
 def locate_links(
@@ -276,7 +270,7 @@ def locate_links(
         why = "no similar groups differ in it over enough steps"
         reasons += [f"one of the links {_listed(candidates, topology)} may be slow without showing: {why}"]
     return LinkFindings(
-        culprits=tuple(sorted(culprits, key=lambda culprit: -culprit.effect_share)),
+        culprits=tuple(sorted(culprits, key=lambda culprit: -culprit.effect.value)),
         is_identifiable=not reasons,
         reason="; ".join(reasons),
         candidates=candidates,
@@ -293,7 +287,7 @@ def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality |
         groups: transfers by group, operation and size.
         topology: where the ranks are.
     """
-    parts, weights, num_inside, num_crossing = [], [], 0, 0
+    parts, weights = [], []
     for stratum in strata(groups, topology):
         crosses = stratum.touches[:, topology.is_uplink].any(axis=1)
         if not stratum.compared_links[topology.is_uplink].any() or crosses.all():
@@ -301,25 +295,16 @@ def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality |
         inside, across = stratum.log_transfer[~crosses], stratum.log_transfer[crosses]
         parts.append(mean_difference((np.median(across, axis=0) - np.median(inside, axis=0))[None]))
         weights.append(min(len(inside), len(across)))
-        num_inside, num_crossing = num_inside + len(inside), num_crossing + len(across)
     if not parts:
         return None
-    whole = _weighted_mean(parts, np.array(weights) / sum(weights))
-    mean, half_width = float(whole.mean[0]), float(whole.half_width(0.025)[0])
-    return Locality(
-        factor=float(np.exp(mean)),
-        interval=(float(np.exp(mean - half_width)), float(np.exp(mean + half_width))),
-        p_value=float(whole.p_above(0.0)[0]),
-        num_inside=num_inside,
-        num_crossing=num_crossing,
+    shares = np.array(weights) / sum(weights)
+    whole = MeanDifference(
+        mean=np.array([sum(part.mean[0] * share for part, share in zip(parts, shares, strict=True))]),
+        error=np.sqrt([sum((part.error[0] * share) ** 2 for part, share in zip(parts, shares, strict=True))]),
+        freedom=min(part.freedom for part in parts),
     )
-
-
-def _weighted_mean(parts: Sequence[MeanDifference], share: Floats) -> MeanDifference:
-    """Return the mean of independent differences, each of one group, with weights that add up to 1."""
-    mean = float(sum(part.mean[0] * weight for part, weight in zip(parts, share, strict=True)))
-    error = float(np.sqrt(sum((part.error[0] * weight) ** 2 for part, weight in zip(parts, share, strict=True))))
-    return MeanDifference(mean=np.array([mean]), error=np.array([error]), freedom=min(part.freedom for part in parts))
+    factor = Estimate.around(float(whole.mean[0]), float(whole.half_width(0.025)[0])).through(np.exp)
+    return Locality(factor=factor, p_value=float(whole.p_above(0.0)[0]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,17 +361,7 @@ def _explanations(slow: _SlowGroups, is_uplink: Bools) -> list[tuple[Bools, Bool
 
 
 def _culprit(links: Sequence[str], slow: _SlowGroups, is_meant: Bools, rows: Bools) -> LinkCulprit:
-    mean, half_width = _mean_slowness(slow, rows)
-    return LinkCulprit(
-        ids=_names(links, is_meant),
-        effect_share=float(np.expm1(mean)),
-        interval=(float(np.expm1(mean - half_width)), float(np.expm1(mean + half_width))),
-        p_value=float(slow.p_value[rows].min()),
-    )
-
-
-def _mean_slowness(slow: _SlowGroups, rows: Bools) -> tuple[float, float]:
-    """Return the mean logarithm over some of the slow groups, and half of its 95 % interval.
+    """Return some links with the mean logarithm over the slow groups that they explain.
 
     Groups of one stratum are averaged step by step, because they are compared with the same fast ones.
     """
@@ -396,7 +371,12 @@ def _mean_slowness(slow: _SlowGroups, rows: Bools) -> tuple[float, float]:
     total = sum(number for _, number in parts)
     mean = sum(float(part.mean[0]) * number for part, number in parts) / total
     error = float(np.sqrt(sum((float(part.error[0]) * number) ** 2 for part, number in parts))) / total
-    return mean, float(stdtrit(min(part.freedom for part, _ in parts), 0.975)) * error
+    half_width = float(stdtrit(min(part.freedom for part, _ in parts), 0.975)) * error
+    return LinkCulprit(
+        ids=_names(links, is_meant),
+        effect=Estimate.around(mean, half_width).through(np.expm1),
+        p_value=float(slow.p_value[rows].min()),
+    )
 
 
 def _names(links: Sequence[str], is_meant: Bools) -> tuple[str, ...]:
@@ -415,12 +395,11 @@ class TransferMatrix:
 
     Attributes:
         labels: names of nodes or leaves, (num_units,).
-        mean_ns: mean transfer of an operation, float64, (num_units, num_units).
-        relative: mean transfer relative to the median of the same operation, size and number of members, likewise.
+        relative: mean transfer relative to the median of the same operation, size and number of members, float64,
+            (num_units, num_units).
     """
 
     labels: tuple[str, ...]
-    mean_ns: Floats
     relative: Floats
 
 
@@ -451,35 +430,25 @@ def _matrix(
     timed = [group for group in groups if np.isfinite(group.transfer_ns).any()]
     num_members = topology.members_by([group.members for group in timed], unit, len(labels))
     mean_ns = np.array([np.nanmean(group.transfer_ns) for group in timed], np.float64)
-    relative = mean_ns / np.maximum(_usual_ns(timed, mean_ns), 1.0)
-    is_pair = np.array([len(group.members) == 2 for group in timed], np.bool_)
-    both = np.vstack([mean_ns, relative])
-    of_pairs, of_groups = (_means_of_both(num_members[rows], both[:, rows]) for rows in (is_pair, ~is_pair))
-    chosen = np.where(np.isnan(of_pairs), of_groups, of_pairs)
-    return TransferMatrix(labels=labels, mean_ns=chosen[0], relative=chosen[1])
-
-
-def _usual_ns(groups: Sequence[GroupTransfers], mean_ns: Floats) -> Floats:
-    """Return for each group the median over the groups of its kind, (num_groups,)."""
     kinds: dict[tuple[str, int, int], list[int]] = {}
-    for row, group in enumerate(groups):
+    for row, group in enumerate(timed):
         kinds.setdefault((group.op, group.size_bytes, len(group.members)), []).append(row)
-    usual_ns = np.zeros(len(groups))
-    for rows in kinds.values():
-        usual_ns[rows] = np.median(mean_ns[rows])
-    return usual_ns
+    relative = np.zeros(len(timed))
+    for alike in kinds.values():
+        relative[alike] = mean_ns[alike] / max(np.median(mean_ns[alike]), 1.0)
+    is_pair = np.array([len(group.members) == 2 for group in timed], np.bool_)
+    of_pairs, of_groups = (_means_of_both(num_members[rows], relative[rows]) for rows in (is_pair, ~is_pair))
+    return TransferMatrix(labels=labels, relative=np.where(np.isnan(of_pairs), of_groups, of_pairs))
 
 
 def _means_of_both(num_members: Ints, values: Floats) -> Floats:
-    """Return the mean of values over the groups with members on both units, (num_values, num_units, num_units).
+    """Return the mean of values over the groups with members on both units, (num_units, num_units).
 
     On the diagonal, over groups with all members in the unit.
     """
     is_on = (num_members > 0).astype(np.float64)
-    sums = np.stack([(is_on * value[:, None]).T @ is_on for value in values])
-    counts = is_on.T @ is_on
+    sums, counts = (is_on * values[:, None]).T @ is_on, is_on.T @ is_on
     lies_in = is_on * (is_on.sum(axis=1, keepdims=True) == 1) * (num_members > 1)
-    diagonal = np.arange(num_members.shape[1])
-    sums[:, diagonal, diagonal] = values @ lies_in
-    counts[diagonal, diagonal] = lies_in.sum(axis=0)
+    np.fill_diagonal(sums, values @ lies_in)
+    np.fill_diagonal(counts, lies_in.sum(axis=0))
     return np.asarray(np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0))

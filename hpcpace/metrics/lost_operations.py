@@ -6,13 +6,13 @@ least: a rank that left an all_reduce has seen all members enter, a receiver has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from hpcpace.metrics import Bools, Bytes, Ints
+from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.matching import Matching, match
 from hpcpace.metrics.operations import (
     MESSAGES,
@@ -126,25 +126,11 @@ def _describe(opened: Operations, done: Operations, rows: Ints, age_ns: int, ins
 _NONE = -1
 _NEVER = np.iinfo(np.int64).max
 _Key = TypeVar("_Key")
-
-
-class _Range(NamedTuple):
-    """Numbers of operations, from the first to the last."""
-
-    first: int
-    last: int
-
-    def joined(self, other: _Range) -> _Range:
-        """Return the range of both."""
-        return _Range(min(self.first, other.first), max(self.last, other.last))
-
-    @classmethod
-    def of(cls, numbers: Ints) -> _Range:
-        """Return the range of some numbers; one that nothing is in without any."""
-        return cls(int(numbers.min()), int(numbers.max())) if len(numbers) else _NOTHING
-
-
-_NOTHING = _Range(_NEVER, _NONE)
+_Value = TypeVar("_Value")
+_Range = tuple[int, int]
+"""The smallest and the largest number of some operations."""
+_Channel = tuple[int, int, int]
+"""What numbers operations in order for a rank: the rank, a group, and the rank that it sends to, -1 for collectives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +156,7 @@ class Records:
         reached: the largest number that all members of a group are shown to have entered, -1 for none, int64,
             (num_groups,).
         reached_by_root: the same for a root that others heard from, by (group, root).
-        own: the smallest and the largest number of a collective that a rank has a row of, by (rank, group).
-        sent: those of a message that a rank has a send row of, by (rank, group, target).
+        recorded: the numbers of collectives and of sends that ranks have rows of.
         num_steps_apart: the most steps by which ranks disagree on the step of an operation.
     """
 
@@ -179,8 +164,7 @@ class Records:
     rows: Operations
     reached: Ints
     reached_by_root: Mapping[tuple[int, int], int]
-    own: Mapping[tuple[int, int], _Range]
-    sent: Mapping[tuple[int, int, int], _Range]
+    recorded: Mapping[_Channel, _Range]
     num_steps_apart: int
 
 
@@ -215,9 +199,8 @@ def records_of(done: Operations, matching: Matching) -> Records:
         rows=select_rows(done, np.flatnonzero(~is_complete)),
         reached=reached[:-1],
         reached_by_root=_last_of_each((done.group, done.peer), done.seq, heard),
-        own=_own_ranges(done, is_message),
-        sent=_range_of_each((done.rank, done.group, done.peer), done.seq, np.flatnonzero(done.op == Op.SEND)),
-        num_steps_apart=_num_steps_apart(done, matching) if (is_apart & ~is_message).any() else 0,
+        recorded={**_collective_ranges(done, is_message), **_send_ranges(done)},
+        num_steps_apart=_num_steps_apart(done) if (is_apart & ~is_message).any() else 0,
     )
 
 
@@ -227,9 +210,8 @@ def join_records(parts: Sequence[Records]) -> Records:
         groups=parts[0].groups,
         rows=join_rows([part.rows for part in parts]),
         reached=np.maximum.reduce([part.reached for part in parts]),
-        reached_by_root=_largest(part.reached_by_root for part in parts),
-        own=_joined_ranges(part.own for part in parts),
-        sent=_joined_ranges(part.sent for part in parts),
+        reached_by_root=_joined((part.reached_by_root for part in parts), max),
+        recorded=_joined((part.recorded for part in parts), _whole),
         num_steps_apart=max(part.num_steps_apart for part in parts),
     )
 
@@ -252,52 +234,38 @@ def lost_operations(
     """
     if not len(records.rows.rank):
         return {}
-    known, sent = _known_collectives(records), _known_messages(records)
     groups_of: dict[int, list[int]] = {}
     for index, group in enumerate(records.groups):
         for rank in group.ranks:
             groups_of.setdefault(rank, []).append(index)
     rows = select_rows(records.rows, np.argsort(records.rows.rank, kind="stable"))
+    collectives, messages = _known_collectives(rows), _known_messages(rows)
     found = {}
     for rank, is_closed in ranks.items():
-        own, first_step = _own_rows(rank, rows, opened), (first_steps or {}).get(rank, _NEVER)
-        lost = [known.lost(group, rank, own, first_step, is_closed=is_closed) for group in groups_of.get(rank, [])]
-        lost += [sent.lost(rank, own, first_step, is_closed=is_closed)]
-        steps = np.concatenate(lost)
+        search = _Search(records, rank, is_closed, (first_steps or {}).get(rank, _NEVER), rows, opened)
+        steps = np.concatenate([*search.collectives(*collectives, groups_of.get(rank, [])), *search.sends(*messages)])
         if len(steps):
             found[rank] = LostOperations(num_operations=len(steps), step=int(steps.max()) - records.num_steps_apart)
     return found
 
 
-class _Rows(NamedTuple):
-    """Rows of one rank, each (num_rows,)."""
-
-    group: Ints
-    op: Bytes
-    peer: Ints
-    seq: Ints
-
-
-def _own_ranges(done: Operations, is_message: Bools) -> dict[tuple[int, int], _Range]:
-    ranges: dict[tuple[int, int], _Range] = {}
+def _collective_ranges(done: Operations, is_message: Bools) -> dict[_Channel, _Range]:
+    ranges: dict[_Channel, _Range] = {}
     for rows in done.slices or []:
         first, last = np.full(len(done.groups) + 1, _NEVER), np.full(len(done.groups) + 1, _NONE)
-        group = done.group[rows]
-        if is_message[rows].any():
-            group = np.where(is_message[rows], UNKNOWN_GROUP, group)
+        group = np.where(is_message[rows], UNKNOWN_GROUP, done.group[rows])
         np.minimum.at(first, group, done.seq[rows])
         np.maximum.at(last, group, done.seq[rows])
-        rank = int(done.rank[rows.start])
-        ranges |= {
-            (rank, own): _Range(int(first[own]), int(last[own])) for own in np.flatnonzero(last[:-1] > _NONE).tolist()
-        }
+        own, rank = np.flatnonzero(last[:-1] > _NONE), int(done.rank[rows.start])
+        numbers = zip(own.tolist(), first[own].tolist(), last[own].tolist(), strict=True)
+        ranges |= {(rank, number, _NONE): (smallest, largest) for number, smallest, largest in numbers}
     return ranges
 
 
-def _range_of_each(keys: Sequence[Ints], seq: Ints, rows: Ints) -> dict[Any, _Range]:
-    """Return the smallest and the largest number of some rows, by their keys."""
-    firsts = _last_of_each(keys, -seq, rows)
-    return {key: _Range(-firsts[key], last) for key, last in _last_of_each(keys, seq, rows).items()}
+def _send_ranges(done: Operations) -> dict[_Channel, _Range]:
+    keys, rows = (done.rank, done.group, done.peer), np.flatnonzero(done.op == Op.SEND)
+    firsts = _last_of_each(keys, -done.seq, rows)
+    return {key: (-firsts[key], last) for key, last in _last_of_each(keys, done.seq, rows).items()}
 
 
 def _last_of_each(keys: Sequence[Ints], seq: Ints, rows: Ints) -> dict[Any, int]:
@@ -308,135 +276,90 @@ def _last_of_each(keys: Sequence[Ints], seq: Ints, rows: Ints) -> dict[Any, int]
     return dict(zip(zip(*(key[lasts].tolist() for key in keys), strict=True), seq[lasts].tolist(), strict=True))
 
 
-def _num_steps_apart(done: Operations, matching: Matching) -> int:
+def _num_steps_apart(done: Operations) -> int:
     """Return the most steps by which ranks disagree, comparing rows of the same (group, number)."""
-    rows = np.flatnonzero(~np.isin(done.op, MESSAGES) & (done.group != UNKNOWN_GROUP))
-    lowest, highest = done.step[matching.first], done.step[matching.first]
-    np.minimum.at(lowest, matching.instance[rows], done.step[rows])
-    np.maximum.at(highest, matching.instance[rows], done.step[rows])
-    group, seq = done.group[matching.first], done.seq[matching.first]
-    of = np.flatnonzero(~np.isin(done.op[matching.first], MESSAGES) & (group != UNKNOWN_GROUP))
-    of = of[np.lexsort((seq[of], group[of]))]
-    begins = _begins(group[of], seq[of])
-    if not len(of):
-        return 0
-    return int((np.maximum.reduceat(highest[of], begins) - np.minimum.reduceat(lowest[of], begins)).max())
+    _, _, step, begins = _by_number(done)
+    return int((np.maximum.reduceat(step, begins) - np.minimum.reduceat(step, begins)).max()) if len(begins) else 0
 
 
-def _begins(group: Ints, seq: Ints) -> Ints:
-    return np.flatnonzero(np.append(True, (np.diff(group) != 0) | (np.diff(seq) != 0))[: len(group)])
-
-
-def _largest(parts: Iterable[Mapping[_Key, int]]) -> dict[_Key, int]:
-    joined: dict[_Key, int] = {}
-    for part in parts:
-        for key, number in part.items():
-            joined[key] = max(number, joined.get(key, number))
-    return joined
-
-
-def _joined_ranges(parts: Iterable[Mapping[_Key, _Range]]) -> dict[_Key, _Range]:
-    joined: dict[_Key, _Range] = {}
-    for part in parts:
-        for key, numbers in part.items():
-            joined[key] = numbers.joined(joined.get(key, numbers))
-    return joined
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Collectives:
-    """Collectives that some rank completed and another has no row of, by ascending group and number.
-
-    Attributes:
-        group, seq, step: each (num_known,); the step is the smallest that any rank recorded.
-    """
-
-    records: Records
-    group: Ints
-    seq: Ints
-    step: Ints
-
-    def lost(self, group: int, rank: int, own: _Rows, first_step: int, *, is_closed: bool) -> Ints:
-        """Return the steps of the operations of a group that a rank entered but has no record of."""
-        last = max(int(self.records.reached[group]), self.records.reached_by_root.get((group, rank), _NONE))
-        begin, end = np.searchsorted(self.group, [group, group + 1])
-        end = begin + int(np.searchsorted(self.seq[begin:end], last, side="right"))
-        of_group = own.seq[(own.group == group) & ~np.isin(own.op, MESSAGES)]
-        recorded = _Range.of(of_group).joined(self.records.own.get((rank, group), _NOTHING))
-        seq, step = self.seq[begin:end], self.step[begin:end]
-        return step[_is_missing(seq, of_group, recorded if is_closed else None, step > first_step)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Messages:
-    """Messages that were received but have no row of their sending, by ascending sender; each (num_known,)."""
-
-    records: Records
-    source: Ints
-    target: Ints
-    group: Ints
-    seq: Ints
-    step: Ints
-
-    def lost(self, rank: int, own: _Rows, first_step: int, *, is_closed: bool) -> Ints:
-        """Return the steps of the messages that a rank sent but has no record of."""
-        mine = slice(*np.searchsorted(self.source, [rank, rank + 1]))
-        group, target, seq, step = self.group[mine], self.target[mine], self.seq[mine], self.step[mine]
-        lost = [np.zeros(0, np.int64)]
-        for of_group, to in np.unique(np.stack([group, target], axis=1), axis=0).tolist():
-            here = (group == of_group) & (target == to)
-            sends = own.seq[(own.group == of_group) & (own.peer == to) & (own.op == Op.SEND)]
-            recorded = _Range.of(sends).joined(self.records.sent.get((rank, of_group, to), _NOTHING))
-            was_recorded = step[here] > first_step
-            lost.append(step[here][_is_missing(seq[here], sends, recorded if is_closed else None, was_recorded)])
-        return np.concatenate(lost)
-
-
-def _known_collectives(records: Records) -> _Collectives:
-    done = records.rows
+def _by_number(done: Operations) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return group, number and step of collectives by ascending group and number, and where each of these begins."""
     rows = np.flatnonzero(~np.isin(done.op, MESSAGES) & (done.group != UNKNOWN_GROUP))
     rows = rows[np.lexsort((done.seq[rows], done.group[rows]))]
-    group, seq, step = done.group[rows], done.seq[rows], done.step[rows]
-    begins = _begins(group, seq)
-    return _Collectives(
-        records=records,
-        group=group[begins],
-        seq=seq[begins],
-        step=np.minimum.reduceat(step, begins) if len(rows) else step,
-    )
+    group, seq = done.group[rows], done.seq[rows]
+    differs = (np.diff(group) != 0) | (np.diff(seq) != 0)
+    return group, seq, done.step[rows], np.flatnonzero(np.append(True, differs)[: len(rows)])
 
 
-def _known_messages(records: Records) -> _Messages:
-    done = records.rows
-    is_received = (done.op == Op.RECV) & (done.exit_kind != ExitKind.FAILED)
-    rows = np.flatnonzero(is_received & (done.peer >= 0) & (done.group != UNKNOWN_GROUP))
-    rows = rows[np.argsort(done.peer[rows], kind="stable")]
-    return _Messages(
-        records=records,
-        source=done.peer[rows],
-        target=done.rank[rows],
-        group=done.group[rows],
-        seq=done.seq[rows],
-        step=done.step[rows],
-    )
+def _joined(parts: Iterable[Mapping[_Key, _Value]], join: Callable[[_Value, _Value], _Value]) -> dict[_Key, _Value]:
+    joined: dict[_Key, _Value] = {}
+    for part in parts:
+        for key, value in part.items():
+            joined[key] = join(value, joined[key]) if key in joined else value
+    return joined
 
 
-def _own_rows(rank: int, done: Operations, opened: Operations) -> _Rows:
-    parts = [(table, slice(*np.searchsorted(table.rank, [rank, rank + 1]))) for table in (done, opened)]
-    columns = (np.concatenate([getattr(table, name)[rows] for table, rows in parts]) for name in _Rows._fields)
-    return _Rows(*columns)
+def _whole(one: _Range, other: _Range) -> _Range:
+    return min(one[0], other[0]), max(one[1], other[1])
 
 
-def _is_missing(known: Ints, own: Ints, recorded: _Range | None, was_recorded: Bools) -> Bools:
-    """Return which known numbers are not among a rank's own, bool, (num_known,).
+def _known_collectives(rows: Operations) -> tuple[Ints, Ints, Ints]:
+    """Return group, number and smallest step of collectives that another rank has no row of, ascending."""
+    group, seq, step, begins = _by_number(rows)
+    return group[begins], seq[begins], np.minimum.reduceat(step, begins) if len(begins) else step
 
-    Args:
-        known: of one group or two ranks of it, (num_known,).
-        own: of the rank.
-        recorded: the first and the last one that the rank recorded; None where all count.
-        was_recorded: whether the rank recorded its steps by then, in which case what is before its first one counts.
-    """
-    missing = ~np.isin(known, own)
-    if recorded is None:
-        return missing
-    return np.asarray(missing & (was_recorded | (known > recorded.first)) & (known < recorded.last))
+
+def _known_messages(rows: Operations) -> tuple[Ints, ...]:
+    """Return source, target, group, number and step of messages without a row of their sending, by source."""
+    is_received = (rows.op == Op.RECV) & (rows.exit_kind != ExitKind.FAILED)
+    at = np.flatnonzero(is_received & (rows.peer >= 0) & (rows.group != UNKNOWN_GROUP))
+    at = at[np.argsort(rows.peer[at], kind="stable")]
+    return rows.peer[at], rows.rank[at], rows.group[at], rows.seq[at], rows.step[at]
+
+
+class _Search:
+    """The search for what one rank has lost."""
+
+    def __init__(
+        self, records: Records, rank: int, is_closed: bool, first_step: int, done: Operations, opened: Operations
+    ) -> None:
+        """Take the rows of the rank, from tables ordered by rank."""
+        self._records, self._rank, self._is_closed, self._first_step = records, rank, is_closed, first_step
+        parts = [(table, slice(*np.searchsorted(table.rank, [rank, rank + 1]))) for table in (done, opened)]
+        self._group, self._op, self._peer, self._seq = (
+            np.concatenate([getattr(table, name)[rows] for table, rows in parts])
+            for name in ("group", "op", "peer", "seq")
+        )
+
+    def collectives(self, group: Ints, seq: Ints, step: Ints, groups: Iterable[int]) -> Iterator[Ints]:
+        """Yield the steps of the operations of each group that the rank entered but has no record of."""
+        is_own = ~np.isin(self._op, MESSAGES)
+        for number in groups:
+            last = max(
+                int(self._records.reached[number]), self._records.reached_by_root.get((number, self._rank), _NONE)
+            )
+            begin, end = np.searchsorted(group, [number, number + 1])
+            here = slice(begin, begin + int(np.searchsorted(seq[begin:end], last, side="right")))
+            yield self._missing(seq[here], step[here], self._seq[is_own & (self._group == number)], number, _NONE)
+
+    def sends(self, source: Ints, target: Ints, group: Ints, seq: Ints, step: Ints) -> Iterator[Ints]:
+        """Yield the steps of the messages of each channel that the rank sent but has no record of."""
+        yield np.zeros(0, np.int64)
+        mine = np.flatnonzero(source == self._rank)
+        for number, to in np.unique(np.stack([group[mine], target[mine]], axis=1), axis=0).tolist():
+            here = mine[(group[mine] == number) & (target[mine] == to)]
+            is_own = (self._group == number) & (self._peer == to) & (self._op == Op.SEND)
+            yield self._missing(seq[here], step[here], self._seq[is_own], number, to)
+
+    def _missing(self, seq: Ints, step: Ints, own: Ints, group: int, target: int) -> Ints:
+        """Return the steps of known numbers that are not among the rank's own, int64.
+
+        Of a closed trace, those before its first number and after its last one do not count, but for those before its
+        first number where it had recorded a step by then.
+        """
+        missing = ~np.isin(seq, own)
+        if self._is_closed:
+            first, last = self._records.recorded.get((self._rank, group, target), (_NEVER, _NONE))
+            first, last = int(own.min(initial=first)), int(own.max(initial=last))
+            missing &= ((step > self._first_step) | (seq > first)) & (seq < last)
+        return step[missing]

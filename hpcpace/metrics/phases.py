@@ -8,6 +8,7 @@ communication is taken out of the phase around it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -110,15 +111,6 @@ def innermost(begin_ns: Ints, end_ns: Ints, edges_ns: Ints) -> Ints:
     return np.where(cover >= 0, order[cover], -1)
 
 
-def covered(begin_ns: Ints, end_ns: Ints, edges_ns: Ints) -> Bools:
-    """Return for each segment between two edges whether any interval covers it; arguments as for `innermost`."""
-    valid = end_ns > begin_ns
-    opened = np.bincount(np.searchsorted(edges_ns, begin_ns[valid]), minlength=len(edges_ns))
-    closed = np.bincount(np.searchsorted(edges_ns, end_ns[valid]), minlength=len(edges_ns))
-    depth: Ints = np.cumsum(opened - closed)[:-1]
-    return depth > 0
-
-
 def parts_of_steps(
     steps: tuple[Ints, Ints], phases: tuple[Bytes, Ints, Ints], operations: tuple[Ints, Ints, Ints, Ints]
 ) -> Floats:
@@ -219,9 +211,8 @@ def _states(operations: tuple[Ints, Ints, Ints, Ints], edges_ns: Ints, in_torch:
         enter, exit_, blocked, wait = (times[near] for times in operations)
         # Time in which something waits and nothing blocks: the union of both, less the blocks.
         block_begin = np.maximum(enter, exit_ - blocked)
-        begin, end = union(np.concatenate([enter, block_begin]), np.concatenate([enter + wait, exit_]))
-        until_low, until_high = (_measures_until(begin, end, end, times)[0] for times in (low, high))
-        wait_ns[in_torch] = until_high - until_low - transfer_ns[in_torch]
+        both = CoveredTime.of(np.concatenate([enter, block_begin]), np.concatenate([enter + wait, exit_]))
+        wait_ns[in_torch] = both.inside_ns(low, high) - transfer_ns[in_torch]
     return np.diff(edges_ns) - wait_ns - transfer_ns, wait_ns, transfer_ns
 
 
@@ -263,12 +254,31 @@ def _may_touch(begin_ns: Ints, end_ns: Ints, low_ns: Ints, high_ns: Ints) -> Int
     return np.flatnonzero(np.cumsum(opened - closed)[:-1] > 0)
 
 
-def union(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
-    """Return begins and ends, ascending and disjoint, of the time that any interval covers."""
-    order = np.argsort(begin_ns, kind="stable")
-    begin, end = begin_ns[order], np.maximum.accumulate(np.maximum(begin_ns, end_ns)[order])
-    begin[1:] = np.maximum(begin[1:], end[:-1])
-    return begin, end
+@dataclass(frozen=True, kw_only=True)
+class CoveredTime:
+    """The time that some intervals of one clock cover, ascending and disjoint; each int64, (num_stretches,)."""
+
+    begin_ns: Ints
+    end_ns: Ints
+
+    @classmethod
+    def of(cls, begin_ns: Ints, end_ns: Ints) -> CoveredTime:
+        """Return the time that any of some intervals covers, which may overlap and be in any order."""
+        order = np.argsort(begin_ns, kind="stable")
+        begin, end = begin_ns[order], np.maximum.accumulate(np.maximum(begin_ns, end_ns)[order])
+        begin[1:] = np.maximum(begin[1:], end[:-1])
+        return cls(begin_ns=begin, end_ns=end)
+
+    def until_ns(self, times_ns: Ints) -> Ints:
+        """Return how much of it lies before each of some times, int64, (num_times,)."""
+        total = np.append(0, np.cumsum(self.end_ns - self.begin_ns))
+        begun = np.searchsorted(self.begin_ns, times_ns, side="right")
+        last_ns = np.append(self.end_ns, 0)[begun - 1]
+        return np.asarray(total[begun] - np.where(begun > 0, np.maximum(last_ns - times_ns, 0), 0), np.int64)
+
+    def inside_ns(self, begin_ns: Ints, end_ns: Ints) -> Ints:
+        """Return how much of each of some intervals it covers, int64, (num_intervals,)."""
+        return self.until_ns(end_ns) - self.until_ns(begin_ns)
 
 
 def _measures_until(begin_ns: Ints, middle_ns: Ints, end_ns: Ints, edges_ns: Ints) -> tuple[Ints, Ints]:

@@ -59,7 +59,7 @@ def contradictions(tables: Mapping[str, Columns]) -> list[Contradiction]:
         tables: `steps`, `phases` and `collectives` by name.
     """
     found = [
-        Contradiction(name, what, int(bad(tables[name]).sum()), len(tables[name]["step"]))
+        Contradiction(name, what, int(np.count_nonzero(bad(tables[name]))), len(tables[name]["step"]))
         for name, checks in _CHECKS.items()
         for what, bad in checks
     ]
@@ -69,10 +69,6 @@ def contradictions(tables: Mapping[str, Columns]) -> list[Contradiction]:
 def collectives_contradict(collectives: Columns) -> tuple[tuple[str, Bools], ...]:
     """Return how rows of a table of collectives can contradict themselves, and which do, bool, (num_rows,) each."""
     return tuple((what, bad(collectives)) for what, bad in _CHECKS["collectives"])
-
-
-def _takes_no_time(steps: Columns) -> Bools:
-    return np.asarray(steps["end_ns"] <= steps["begin_ns"])
 
 
 def _overlaps(steps: Columns) -> Bools:
@@ -88,10 +84,6 @@ def _overlaps(steps: Columns) -> Bools:
     return overlaps
 
 
-def _ends_before_it_begins(phases: Columns) -> Bools:
-    return np.asarray(phases["end_ns"] < phases["begin_ns"])
-
-
 def _ends_before_it_begins_there(rows: Columns) -> Bools:
     """Return which rows end on the device before they begin there, bool, (num_rows,); 0 is an unknown time."""
     if DEVICE_BEGIN_COLUMN not in rows:
@@ -100,34 +92,24 @@ def _ends_before_it_begins_there(rows: Columns) -> Bools:
     return np.asarray((end_ns < begin_ns) & (end_ns != 0))
 
 
-def _exits_before_it_enters(collectives: Columns) -> Bools:
-    bad: Bools = collectives["exit_ns"] < collectives["enter_ns"]
-    bad &= collectives["exit_kind"] != ExitKind.NEVER
-    return bad
-
-
-def _unknown(column: str, largest: int) -> Callable[[Columns], Bools]:
-    def bad(table: Columns) -> Bools:
-        return np.asarray(table[column] > largest)
-
-    return bad
-
-
 _CHECKS: Mapping[str, tuple[tuple[str, Callable[[Columns], Bools]], ...]] = {
     "steps": (
-        ("take no time", _takes_no_time),
+        ("take no time", lambda steps: steps["end_ns"] <= steps["begin_ns"]),
         ("end after the next one has begun", _overlaps),
         ("end on the device before they begin there", _ends_before_it_begins_there),
     ),
     "phases": (
-        ("end before they begin", _ends_before_it_begins),
+        ("end before they begin", lambda phases: phases["end_ns"] < phases["begin_ns"]),
         ("end on the device before they begin there", _ends_before_it_begins_there),
-        ("are of phases that this version does not know", _unknown("phase", max(Phase))),
+        ("are of phases that this version does not know", lambda phases: phases["phase"] > max(Phase)),
     ),
     "collectives": (
-        ("exit before they enter", _exits_before_it_enters),
-        ("are of operations that this version does not know", _unknown("op", max(Op))),
-        ("have ends that this version does not know", _unknown("exit_kind", max(ExitKind))),
+        (
+            "exit before they enter",
+            lambda rows: (rows["exit_ns"] < rows["enter_ns"]) & (rows["exit_kind"] != ExitKind.NEVER),
+        ),
+        ("are of operations that this version does not know", lambda rows: rows["op"] > max(Op)),
+        ("have ends that this version does not know", lambda rows: rows["exit_kind"] > max(ExitKind)),
     ),
 }
 

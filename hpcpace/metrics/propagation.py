@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,13 +49,11 @@ class Origins:
         propagated_ns: waiting that reached others through ranks that had waited for this one.
         waited_ns: how long the rank itself waited. The sum over ranks is that of direct_ns and propagated_ns, but for
             rounding to nanoseconds.
-        num_rounds: how often delays were passed on.
     """
 
     direct_ns: Floats
     propagated_ns: Floats
     waited_ns: Floats
-    num_rounds: int
 
     @property
     def caused_ns(self) -> Floats:
@@ -66,10 +64,7 @@ class Origins:
 def join_origins(parts: Sequence[Origins]) -> Origins:
     """Return the origins of several portions of a run together; at least one, all of the same ranks."""
     return Origins(
-        direct_ns=np.sum([part.direct_ns for part in parts], axis=0),
-        propagated_ns=np.sum([part.propagated_ns for part in parts], axis=0),
-        waited_ns=np.sum([part.waited_ns for part in parts], axis=0),
-        num_rounds=max(part.num_rounds for part in parts),
+        **{field.name: np.sum([getattr(part, field.name) for part in parts], axis=0) for field in fields(Origins)}
     )
 
 
@@ -173,7 +168,7 @@ def delay_origins(
         mass = np.rint(covered[place] * (wait / (1 << _RATE_BITS))).astype(np.int64)
         active, count = np.flatnonzero(mass), count + 1
     found[1] += _by_slot(cause[active], mass[active], len(names))
-    return Origins(direct_ns=found[0], propagated_ns=found[1], waited_ns=waited, num_rounds=count)
+    return Origins(direct_ns=found[0], propagated_ns=found[1], waited_ns=waited)
 
 
 def _delay_origins_compiled(
@@ -187,37 +182,24 @@ def _delay_origins_compiled(
 ) -> Origins:
     num_rows, bounds = len(operations), operations.bounds
     of_slices = operations.rank[bounds[:-1]]
-    groups = _met_groups(kernels, operations, matching)
-    of_each = np.zeros((0, len(of_slices)), np.int32)
-    if len(groups.used):
-        of_each = np.stack(_groups_of_ranks(operations, groups.used))[:, of_slices]
+    # The group in which each row meets all of its group, -1 for none, and those that occur.
+    met, is_used = np.empty(num_rows, np.int32), np.zeros(len(operations.groups), np.uint8)
+    kernels.met_groups(
+        *(num_rows, operations.op, bytes_of(matching.is_matched), operations.group),
+        *(operation_roles(), operations.group_sizes, met, is_used),
+    )
+    used, of_each = np.flatnonzero(is_used), np.zeros((0, len(of_slices)), np.int32)
+    if len(used):
+        of_each = np.stack(_groups_of_ranks(operations, used))[:, of_slices]
     found, waited = np.empty((2, len(names) + 1)), np.empty(len(names) + 1)
     num_rounds = kernels.delay_origins(
         *(num_rows, len(of_slices), bounds, _order(operations), operations.step, _slots(of_slices, names)),
-        *(len(of_each), of_each, groups.of_row, partner, wait_ns),
+        *(len(of_each), of_each, met, partner, wait_ns),
         bytes_of(np.ones(num_rows, np.bool_) if mask is None else mask),
         *(len(names), MAX_ROUNDS, _MIN_PASSED_NS, float(1 << _RATE_BITS), float(_MAX_RATE), found, waited),
     )
     checked(num_rounds < 0)
-    return Origins(
-        direct_ns=found[0, :-1], propagated_ns=found[1, :-1], waited_ns=waited[:-1], num_rounds=int(num_rounds)
-    )
-
-
-class _MetGroups(NamedTuple):
-    """The group in which each row meets all of its group, -1 for none, int32; and those that occur, ascending."""
-
-    of_row: NDArray[np.int32]
-    used: Ints
-
-
-def _met_groups(kernels: Any, operations: Operations, matching: Matching) -> _MetGroups:
-    of_row, is_used = np.empty(len(operations), np.int32), np.zeros(len(operations.groups), np.uint8)
-    kernels.met_groups(
-        *(len(operations), operations.op, bytes_of(matching.is_matched), operations.group),
-        *(operation_roles(), operations.group_sizes, of_row, is_used),
-    )
-    return _MetGroups(of_row=of_row, used=np.flatnonzero(is_used))
+    return Origins(direct_ns=found[0, :-1], propagated_ns=found[1, :-1], waited_ns=waited[:-1])
 
 
 class _Timeline:

@@ -14,6 +14,7 @@ from scipy.special import betainc, gammaincc, stdtr, stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import others_median
+from hpcpace.metrics.resampling import Estimate
 
 _NUM_DEVIATIONS = 4.0
 _EARLY, _DISTANCE = (5, 25), 0.97  # percentiles below the late steps, and the standard deviations between them
@@ -151,18 +152,9 @@ class FixedShift:
     p_value: Floats
     critical_error: float
 
-    def interval(self, ranks: Ints) -> tuple[float, float, float]:
-        """Return the mean shift of some ranks and its 95 % confidence interval."""
-        return mean_interval(self.means[ranks].mean(axis=0), inflation(self.means))
-
-
-def mean_interval(values: Floats, widened: float = 1.0) -> tuple[float, float, float]:
-    """Return the mean of values, (num_values,), and its 95 % confidence interval (t): the mean for one value."""
-    mean = float(values.mean())
-    if len(values) < 2:
-        return mean, mean, mean
-    half = float(stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / np.sqrt(len(values))) * widened
-    return mean, mean - half, mean + half
+    def effect_of(self, ranks: Ints) -> Estimate:
+        """Return the mean shift of some ranks."""
+        return Estimate.of_mean(self.means[ranks].mean(axis=0), widened=inflation(self.means))
 
 
 def fixed_shifts(late: Lateness, *, level: float, random: np.random.Generator) -> FixedShift:

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import numpy as np
@@ -20,18 +20,45 @@ _MAX_BLOCKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanTest:
-    """A mean over steps, tested against 0.
+class Estimate:
+    """A value with its interval, of 95 % unless said otherwise.
 
-    Attributes:
-        mean: the mean.
-        standard_error: its standard error, serial correlation allowed for.
-        p_value: one-sided, of a mean as far above 0.
+    The ends are infinite, or the value itself, if a single value says nothing about the spread.
     """
 
-    mean: float
-    standard_error: float
-    p_value: float
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def around(cls, value: float, half_width: float) -> Estimate:
+        """Return a value with an interval of the same width on both sides."""
+        return cls(value=value, low=value - half_width, high=value + half_width)
+
+    @classmethod
+    def of_mean(cls, values: Floats, *, widened: float = 1.0) -> Estimate:
+        """Return the mean of values with Student's interval, wider by a factor; without width for a single value."""
+        mean, num_values = float(values.mean()), len(values)
+        if num_values < 2:
+            return cls.around(mean, 0.0)
+        half = float(stdtrit(num_values - 1, 0.975) * values.std(ddof=1) / np.sqrt(num_values)) * widened
+        return cls.around(mean, half)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Both ends of the interval."""
+        return self.low, self.high
+
+    def through(self, function: Callable[[float], float]) -> Estimate:
+        """Return the estimate of a rising function of the value, such as a change of units."""
+        value, low, high = (float(function(part)) for part in (self.value, self.low, self.high))
+        return Estimate(value=value, low=low, high=high)
+
+    def as_percent(self, digits: int = 1, *, is_change: bool = True) -> str:
+        """Return shares in percent: a change as `+3.1 % [+2.0, +4.2]`, a part of a whole without signs."""
+        sign = "+" if is_change else ""
+        value, low, high = (f"{100 * part:{sign}.{digits}f}" for part in (self.value, self.low, self.high))
+        return f"{value} % [{low}, {high}]"
 
 
 def lag_one(values: Floats) -> float:
@@ -67,12 +94,10 @@ def moving_block_bootstrap(
     values: Floats,
     statistic: Callable[[Floats], Floats] | None = None,
     *,
-    length: int | None = None,
     num_draws: int = 500,
     seed: int = 0,
-    confidence: float = 0.95,
 ) -> tuple[Floats, Floats] | None:
-    """Return the interval of a statistic of means over steps, or None for fewer than 8 steps.
+    """Return the 95 % interval of a statistic of means over steps, or None for fewer than 8 steps.
 
     Moving-block bootstrap (Künsch 1989; Liu & Singh 1992), centred on the mean of the data (Lahiri 1992). The interval
     holds the quantiles of the draws, moved away from the estimate by t / z with as many degrees of freedom as there
@@ -82,10 +107,8 @@ def moving_block_bootstrap(
         values: what is averaged, float64, (num_steps,) or (num_steps, num_columns).
         statistic: function of means, (num_draws, num_columns), along its last axis: (num_draws,) or (num_draws,
             num_statistics); the means themselves if None. May return NaN for a draw, which then does not count.
-        length: steps of a block; by `block_length` if None.
         num_draws: resamples.
         seed: of the generator.
-        confidence: of the interval.
 
     Returns:
         `low, high`, float64, each of the shape of one statistic: () or (num_statistics,). A statistic that is NaN in
@@ -95,9 +118,10 @@ def moving_block_bootstrap(
     if num_steps < 8:
         return None
     table = values.reshape(num_steps, -1 if values.size else 0).astype(np.float64)
-    if length is None:
-        length = block_length(num_steps, lag_one(_scaled(table)))
-    length = min(max(length, 1), num_steps)
+    # Columns of equal variance, so that the block length does not depend on units of measurement.
+    spread = table.std(axis=0)
+    scaled = np.divide(table, spread, out=np.zeros_like(table), where=spread > 0.0)
+    length = block_length(num_steps, lag_one(scaled))
     num_blocks = -(-num_steps // length)
     mean = table.mean(axis=0)
     block_means = _block_means(table - mean, length)
@@ -105,7 +129,7 @@ def moving_block_bootstrap(
     freedom = max(num_blocks - 1, 1)
     # The draws average num_blocks * length values instead of num_steps.
     variance_factor = num_blocks * length / num_steps * num_blocks / freedom
-    upper = 0.5 + confidence / 2
+    upper = 0.5 + 0.95 / 2
     factor = float(np.sqrt(variance_factor) * stdtrit(freedom, upper) / ndtri(upper))
     take = statistic or (lambda means: means[..., 0] if values.ndim == 1 else means)
     estimate, drawn = take(mean[np.newaxis])[0], take(mean + draws)
@@ -113,48 +137,34 @@ def moving_block_bootstrap(
     return estimate + (low - estimate) * factor, estimate + (high - estimate) * factor
 
 
-def log_median_error(values: Floats, *, num_draws: int = 200, seed: int = 0) -> float | None:
-    """Return the standard error of the logarithm of a median over steps, or None for fewer than 8 steps.
+def log_error(values: Floats, statistic: Callable[..., Floats], *, num_draws: int = 200, seed: int = 0) -> float | None:
+    """Return the standard error of the logarithm of a statistic over steps, or None for fewer than 8 steps.
 
     Moving-block bootstrap, as of `moving_block_bootstrap`; the error is the standard deviation of the draws, with the
     same correction for few blocks.
 
     Args:
         values: float64, positive, (num_steps,).
+        statistic: `np.median`, `np.mean` or another one of values and an axis.
         num_draws: resamples.
         seed: of the generator.
     """
-    return _log_error(values, np.median, num_draws, seed)
-
-
-def log_mean_error(values: Floats, *, num_draws: int = 200, seed: int = 0) -> float | None:
-    """Return the same of the logarithm of a mean over steps; arguments as of `log_median_error`."""
-    return _log_error(values, np.mean, num_draws, seed)
-
-
-def _log_error(values: Floats, statistic: Callable[..., Floats], num_draws: int, seed: int) -> float | None:
     num_steps = len(values)
     if num_steps < 8:
         return None
     length = block_length(num_steps, lag_one(values))
     num_blocks = -(-num_steps // length)
-    generator = np.random.default_rng(seed)
-    starts = generator.integers(num_steps - length + 1, size=(num_draws, num_blocks))
-    at_once = max(_MAX_ELEMENTS // (num_blocks * length), 1)
-    drawn = np.concatenate(
-        [
-            statistic(
-                values[starts[i : i + at_once, :, np.newaxis] + np.arange(length)].reshape(-1, num_blocks * length), 1
-            )
-            for i in range(0, num_draws, at_once)
-        ]
-    )
+    starts = np.random.default_rng(seed).integers(num_steps - length + 1, size=(num_draws, num_blocks))
+    at_once, drawn = max(_MAX_ELEMENTS // (num_blocks * length), 1), np.zeros(0)
+    for first in range(0, num_draws, at_once):
+        rows = starts[first : first + at_once, :, np.newaxis] + np.arange(length)
+        drawn = np.append(drawn, statistic(values[rows].reshape(-1, num_blocks * length), 1))
     factor = num_blocks * length / num_steps * num_blocks / max(num_blocks - 1, 1)
     return float(np.log(drawn).std(ddof=1) * factor**0.5)
 
 
-def mean_above_zero(values: Floats) -> MeanTest | None:
-    """Return whether the mean over steps is above 0, or None for fewer than 8 steps or constant data.
+def chance_above_zero(values: Floats) -> float | None:
+    """Return the probability of a mean over steps this far above 0 by chance; None for constant data or under 8 steps.
 
     Method of batch means: t-test of the means of blocks that do not overlap (Alexopoulos & Goldsman 2004, section 2).
 
@@ -167,17 +177,8 @@ def mean_above_zero(values: Floats) -> MeanTest | None:
     num_batches = num_steps // block_length(num_steps, lag_one(values), shortest=1)
     edges = np.arange(num_batches + 1) * num_steps // num_batches
     means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
-    error = float(means.std(ddof=1)) / num_batches**0.5
-    mean = float(values.mean())
-    if error <= 1e-12 * abs(mean):
-        return None
-    return MeanTest(mean=mean, standard_error=error, p_value=float(stdtr(num_batches - 1, -mean / error)))
-
-
-def _scaled(table: Floats) -> Floats:
-    """Return columns of equal variance, so that the block length does not depend on units of measurement."""
-    spread = table.std(axis=0)
-    return np.asarray(np.divide(table, spread, out=np.zeros_like(table), where=spread > 0.0))
+    error, mean = float(means.std(ddof=1)) / num_batches**0.5, float(values.mean())
+    return None if error <= 1e-12 * abs(mean) else float(stdtr(num_batches - 1, -mean / error))
 
 
 def _block_means(table: Floats, length: int) -> Floats:
@@ -236,33 +237,14 @@ def half_width(error: float, num_blocks: int) -> float:
     return float(stdtrit(num_blocks - 1, 0.975) * error)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A value with its 95 % interval, whose ends are infinite if a single value says nothing about the spread."""
-
-    value: float
-    low: float
-    high: float
-
-    def as_percent(self, digits: int = 1, *, is_change: bool = True) -> str:
-        """Return shares in percent: a change as `+3.1 % [+2.0, +4.2]`, a part of a whole without signs."""
-        sign = "+" if is_change else ""
-        value, low, high = (f"{100 * part:{sign}.{digits}f}" for part in (self.value, self.low, self.high))
-        return f"{value} % [{low}, {high}]"
-
-
 def mean_of(values: Sequence[float]) -> Estimate:
     """Return the mean over independent runs with Student's interval.
 
     Args:
         values: one per run, at least one.
     """
-    found = np.asarray(values, np.float64)
-    mean = float(found.mean())
-    if len(found) < 2:
-        return Estimate(value=mean, low=-inf, high=inf)
-    half = float(stdtrit(len(found) - 1, 0.975)) * float(found.std(ddof=1)) / sqrt(len(found))
-    return Estimate(value=mean, low=mean - half, high=mean + half)
+    found = Estimate.of_mean(np.asarray(values, np.float64))
+    return found if len(values) > 1 else replace(found, low=-inf, high=inf)
 
 
 def share_of(count: int, total: int) -> Estimate:

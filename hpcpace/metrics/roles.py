@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import OWN_WORK, Part
-from hpcpace.metrics.resampling import block_means, half_width, trimmed_mean
+from hpcpace.metrics.resampling import Estimate, block_means, half_width, trimmed_mean
 
 _MAX_BLOCKS = 20
 _LEVEL = 0.05
@@ -212,12 +212,10 @@ class DataVariation:
         shared: correlation between neighbouring stages of a replica, median over these pairs: 1 if all of the variation
             comes with the microbatch, 0 if none does.
         spread: standard deviation of the work of a pass within a step, relative to it, median over ranks.
-        num_passes: passes compared in each pair.
     """
 
     shared: float
     spread: float
-    num_passes: int
 
 
 def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation | None:
@@ -228,14 +226,13 @@ def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation 
         stage: pipeline stage of each rank, int64, (num_ranks,).
         replica: of each rank, ranks of a replica share their data, int64, (num_ranks,).
     """
-    num_kinds, num_steps, num_microbatches = own_ns.shape[1:]
-    num_passes = num_kinds * num_steps * num_microbatches
+    num_kinds, _, num_microbatches = own_ns.shape[1:]
     pairs = [
         (first, second)
         for first in range(len(stage))
         for second in np.flatnonzero((replica == replica[first]) & (stage == stage[first] + 1))[:1].tolist()
     ]
-    if not pairs or num_microbatches < 2 or num_passes < _MIN_PASSES or not (own_ns > 0).all():
+    if not pairs or num_microbatches < 2 or own_ns[0].size < _MIN_PASSES or not (own_ns > 0).all():
         return None
     logs = np.log(own_ns)
     logs = logs - logs.mean(axis=2, keepdims=True)  # the place in the schedule
@@ -245,9 +242,7 @@ def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation 
     standard = varying / np.maximum(spread[:, :, None], 1e-12)
     first, second = (np.array(side) for side in zip(*pairs, strict=True))
     shared = (standard[first] * standard[second]).mean(axis=(1, 2))
-    return DataVariation(
-        shared=float(np.median(shared)), spread=float(np.median(spread.mean(axis=1))), num_passes=num_passes
-    )
+    return DataVariation(shared=float(np.median(shared)), spread=float(np.median(spread.mean(axis=1))))
 
 
 EXCESS_FLOOR = 0.05
@@ -288,25 +283,24 @@ class WorkExcess:
     of_block: Floats
     num_compared: int
 
-    def of(self, ranks: Sequence[int]) -> tuple[float, tuple[float, float]] | None:
-        """Return the mean excess of some ranks, by index, and its 95 % interval; None if none of them is compared."""
+    def of(self, ranks: Sequence[int]) -> Estimate | None:
+        """Return the mean excess of some ranks, by index; None if none of them is compared."""
         found = self.of_block[list(ranks)]
         found = found[np.isfinite(found).all(axis=1)]
         if not len(found):
             return None
         blocks = found.mean(axis=0)
-        share, half = float(blocks.mean()), half_width(_error(blocks), len(blocks))
-        return share, (share - half, share + half)
+        return Estimate.around(float(blocks.mean()), half_width(_error(blocks), len(blocks)))
 
     def of_rank(self, rank: int) -> Excess | None:
         """Return the excess of one rank, by index; None if it is not compared."""
         found = self.of([rank])
         if found is None:
             return None
-        share, interval = found
         blocks = self.of_block[rank]
         noise = float(stdtrit(len(blocks) - 1, 1 - NOISE_LEVEL / max(self.num_compared, 1))) * _error(blocks)
-        return Excess(share=share, interval=interval, noise=noise, is_marked=share > max(EXCESS_FLOOR, noise))
+        is_marked = found.value > max(EXCESS_FLOOR, noise)
+        return Excess(share=found.value, interval=found.interval, noise=noise, is_marked=is_marked)
 
 
 def excess_over_role(work_ns: Floats, role: Ints, is_slow: Bools | None = None) -> WorkExcess:

@@ -21,6 +21,7 @@ import numpy as np
 from scipy.special import bdtrc, ndtri, stdtr, stdtrit
 
 from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics.resampling import Estimate
 
 MIN_REPEATS = 3
 MIN_PLACES = 8
@@ -34,19 +35,14 @@ _OF_KEPT = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogDifference:
-    """The difference of two groups of runs in the logarithm of a time, which is ln(B / A).
+class LogDifference(Estimate):
+    """The difference of two groups of runs in the logarithm of a time, which is ln(B / A), with its interval.
 
     Attributes:
-        value: mean of B less mean of A.
-        low, high: its interval.
         from_repeats: whether the spread between runs was measured, and not the prior.
         spread: standard deviation between runs of one group, pooled over both.
     """
 
-    value: float
-    low: float
-    high: float
     from_repeats: bool
     spread: float
 
@@ -160,33 +156,25 @@ def log_difference(
         num_compared: how many such differences are looked at; the interval is wider by Bonferroni's rule.
         confidence: of the interval, of all of them together.
     """
-    sides = [
-        (np.asarray(before, np.float64), np.asarray(before_errors, np.float64)),
-        (np.asarray(after, np.float64), np.asarray(after_errors, np.float64)),
-    ]
+    values = [np.asarray(side, np.float64) for side in (before, after)]
+    own = [float((np.asarray(errors, np.float64) ** 2).mean()) for errors in (before_errors, after_errors)]
     upper = 1 - (1 - confidence) / (2 * num_compared)
-    value = float(sides[1][0].mean() - sides[0][0].mean())
-    own = [float((errors**2).mean()) for _, errors in sides]
+    value = float(values[1].mean() - values[0].mean())
     has_repeats = min(len(before), len(after)) >= MIN_REPEATS
     if spread is None and not has_repeats:
         spread = spread_beyond_prior(spread_of_repeats([[before], [after]]), prior_cv)
     if spread is not None:
-        variances = [
-            (spread.value**2 + of_steps) / len(values) for (values, _), of_steps in zip(sides, own, strict=True)
-        ]
+        pooled = spread.value
+        variances = [(pooled**2 + of_steps) / len(side) for side, of_steps in zip(values, own, strict=True)]
         quantile = ndtri(upper) if spread.freedom == inf else stdtrit(spread.freedom, upper)
         half = float(quantile) * sqrt(sum(variances))
-        return LogDifference(
-            value=value, low=value - half, high=value + half, from_repeats=has_repeats, spread=spread.value
-        )
-    spreads = [
-        max(float(values.var(ddof=1)), of_steps, MIN_CV**2) for (values, _), of_steps in zip(sides, own, strict=True)
-    ]
-    variances = [spread / len(values) for spread, (values, _) in zip(spreads, sides, strict=True)]
-    freedoms = [len(values) - 1 for values, _ in sides]
-    half = welch_half_width(variances, freedoms, upper)
-    pooled = sqrt(sum(s * f for s, f in zip(spreads, freedoms, strict=True)) / sum(freedoms))
-    return LogDifference(value=value, low=value - half, high=value + half, from_repeats=True, spread=pooled)
+    else:
+        of_runs = [float(side.var(ddof=1)) for side in values]
+        spreads = [max(*both, MIN_CV**2) for both in zip(of_runs, own, strict=True)]
+        freedoms = [len(side) - 1 for side in values]
+        half = welch_half_width([s / len(side) for s, side in zip(spreads, values, strict=True)], freedoms, upper)
+        pooled = sqrt(sum(s * f for s, f in zip(spreads, freedoms, strict=True)) / sum(freedoms))
+    return LogDifference(value=value, low=value - half, high=value + half, from_repeats=has_repeats, spread=pooled)
 
 
 MIN_RUNS = 3

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
-from hpcpace.metrics.kernels import stable_order
+from hpcpace.metrics.kernels import numbered, ordinals, stable_order
 from hpcpace.metrics.operations import UNKNOWN_GROUP, Operations, synchronises
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.metrics.waits import NO_BLOCKS, Blocks, blocked_before, blocks_of, rows_of_ranks
@@ -131,18 +131,14 @@ def _positions(operations: Operations, ranks: Ints, role: Ints, slot: Ints) -> t
     is_named = is_message & (ranks[peer] == operations.peer)
     peer_role = np.where(is_named, role[peer] - role.min() + 1, 0)
     key = (operations.op.astype(np.int64) * (len(number) + 1) + group_role) * (int(np.ptp(role)) + 2) + peer_role
-    key = _dense(key)
-
+    _, key = numbered(key)
     span = operations.step - operations.step.min()
     place = (slot * (int(span.max()) + 1) + span) * (int(key.max()) + 1) + key
     order = _in_order(place, operations.enter_ns, slot)
-    new = np.ones(len(order), np.bool_)
-    new[1:] = np.diff(place[order]) != 0
-    index = np.arange(len(order))
     ordinal = np.empty(len(order), np.int64)
-    ordinal[order] = index - np.maximum.accumulate(np.where(new, index, 0))
-    position = _dense(key * (int(ordinal.max()) + 1) + ordinal)
-    return position, int(position.max()) + 1
+    ordinal[order] = ordinals(np.diff(place[order], prepend=-1) != 0)
+    names, position = numbered(key * (int(ordinal.max()) + 1) + ordinal)
+    return position, len(names)
 
 
 def _in_order(place: Ints, enter_ns: Ints, slot: Ints) -> Ints:
@@ -153,14 +149,6 @@ def _in_order(place: Ints, enter_ns: Ints, slot: Ints) -> Ints:
         if (own_ns[1:] < own_ns[:-1]).any():
             order[rows] = rows.start + np.argsort(own_ns, kind="stable")
     return order[stable_order(place[order])]
-
-
-def _dense(key: Ints) -> Ints:
-    """Return keys, no less than 0, renumbered in order without gaps."""
-    if int(key.max()) > 4 * len(key) + 4096:
-        key = np.unique(key, return_inverse=True)[1].astype(np.int64)
-    number: Ints = np.cumsum(np.bincount(key) > 0) - 1
-    return number[key]
 
 
 def blocks_caller(operations: Operations) -> Bools:
@@ -207,19 +195,6 @@ def _paused(enter: Ints, start: Ints, pauses: Blocks, ranks: Sequence[int], slot
         stop = np.searchsorted(end, enter[rows] + ROUNDING_NS, side="right")
         total[rows] = np.maximum(sums[stop] - sums[np.minimum(first, stop)], 0)
     return total
-
-
-def step_work(
-    operations: Operations, steps: StepPanel, work: LocalWork, *, ranks: Sequence[int], blocks: Blocks = NO_BLOCKS
-) -> Floats:
-    """Return the local work of each rank in each step, nanoseconds, float64, (num_ranks, num_steps).
-
-    That is the step without the stretches in which the rank was blocked, which is comparable between ranks of different
-    groups. Arguments as for `segment_panels`.
-    """
-    slot, _, _ = _places(operations, steps, ranks)
-    _, at_begin, at_end = blocked_before(operations, steps, work.is_blocking, blocks, ranks, slot)
-    return np.asarray(np.maximum(steps.end_ns - steps.begin_ns - (at_end - at_begin), 0), np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)

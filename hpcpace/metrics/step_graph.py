@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
-from hpcpace.metrics.kernels import library
+from hpcpace.metrics.kernels import library, numbered
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import Operations, depends_on_others, releases_others
 from hpcpace.metrics.segments import LocalWork
@@ -119,7 +119,7 @@ def recurring_slots(
         return None
     column = np.searchsorted(steps.step, operations.step[rows])
     key = np.searchsorted(np.asarray(ranks), operations.rank[rows]) * work.num_positions + work.position[rows]
-    names, slot = _named(key)
+    names, slot = numbered(key)
     present = np.full((len(names), len(steps)), -1, np.int64)
     present[slot, column] = rows
     usual = 2 * (present >= 0).sum(axis=1) > len(steps)
@@ -137,15 +137,6 @@ def recurring_slots(
         names[usual] % work.num_positions,
         partner[:, 0],
     )
-
-
-def _named(key: Ints) -> tuple[Ints, Ints]:
-    """Return what `np.unique` does with the inverse, of keys from 0 that mostly are not much more than there are."""
-    if int(key.max()) > 4 * len(key) + 4096:
-        names, slot = np.unique(key, return_inverse=True)
-        return names, slot.astype(np.int64)
-    occurs = np.bincount(key) > 0
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[key]
 
 
 def _first_slots(matching: Matching, table: Ints) -> Ints:
@@ -191,12 +182,8 @@ def step_graph(
     if slots is None or not len(slots.column):
         return None
     events = _events(operations, work, slots, _block_begins(blocks, steps, ranks, slots.column))
-    builder = _Builder(operations, waits, slots, events, _starts(steps, slots.column, events.released_ns[events.last]))
-    builder.connect_work()
-    builder.connect_gates()
-    builder.connect_transfers()
-    builder.connect_waits()
-    return builder.graph(steps, role)
+    start_ns = _starts(steps, slots.column, events.released_ns[events.last])
+    return _Builder(operations, waits, slots, events, start_ns).graph(steps, role)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,18 +245,10 @@ def _events(operations: Operations, work: LocalWork, slots: Slots, block_begin_n
 
 
 class _Builder:
-    """A graph under construction: the nodes exist from the beginning, edges are added by kind of target.
-
-    Attributes:
-        start: node of each rank's start, int64, (num_ranks,).
-        work: node of the work up to each event, int64, (num_events,).
-        gate: node of the gate of each slot's operation, int64, (num_slots,).
-        transfer: node of each slot's transfer, int64, (num_slots,).
-        wait: node of the end of each wait, those for one slot first, int64, (num_waits,).
-    """
+    """A graph under construction: its nodes, then its edges by kind of target."""
 
     def __init__(self, operations: Operations, waits: Waits, slots: Slots, events: _Events, start_ns: Ints) -> None:
-        """Add all nodes.
+        """Add all nodes and edges.
 
         Args:
             operations, waits: rows of all ranks.
@@ -278,47 +257,44 @@ class _Builder:
             start_ns: when each rank starts each step, int64, (num_ranks, num_steps).
         """
         self._slots, self._events, self._start_ns = slots, events, start_ns
-        rows = slots.table[:, 0]
-        self._op, self._is_root = operations.op[rows], operations.rank[rows] == operations.peer[rows]
         self._nodes: list[tuple[Ints, Ints, Ints, NDArray[Any]]] = []
         self._edges: list[tuple[Ints, Ints]] = []
         self._num_nodes = 0
-
+        op, num_slots, previous = operations.op[slots.table[:, 0]], len(slots.table), events.previous
         _, gate_of = np.unique(slots.partner, return_inverse=True)
-        self._meets = _meets(operations, slots.table, gate_of)
+        meets = _meets(operations, slots.table, gate_of)
         travelling, way_ns = messages_in_flight(operations, slots.table, gate_of)
-        travelling, way_ns = (found[~self._meets[travelling]] for found in (travelling, way_ns))
-        self.start = self._add_starts()
-        self.work = self._add_work()
-        self.gate = self._add_gates(gate_of, travelling, way_ns)[gate_of]
-        self.transfer = self._add_transfers(operations, waits, gate_of, travelling, way_ns)
-        self.wait = self._add_waits()
+        travelling, way_ns = (found[~meets[travelling]] for found in (travelling, way_ns))
 
-    def connect_work(self) -> None:
-        """Work follows the rank's previous event, or its start: an enter at once, a wait when it ends."""
-        num_slots, previous = len(self._slots.table), self._events.previous
-        follows = np.append(self.work[:num_slots], self.wait)
-        self._connect(np.where(previous >= 0, follows[previous], self.start[self._events.rank]), self.work)
+        ranks, position = np.arange(len(start_ns)), np.append(slots.position, _NONE)[events.slot]
+        start = self._add(START, ranks, np.full(len(ranks), _NONE), start_ns - start_ns.min(axis=0))
+        # The work up to an event begins when the rank's previous event released it.
+        begin_ns = np.where((previous >= 0)[:, None], events.released_ns[previous], start_ns[events.rank])
+        self._work_begin_ns = np.asarray(begin_ns, np.int64)
+        work = self._add(WORK, events.rank, position, np.maximum(events.time_ns - begin_ns, 0))
+        gate = self._add_gates(gate_of, travelling, way_ns)[gate_of]
+        transfer = self._add_transfers(operations, waits, (op == Op.SEND) & ~meets, gate_of, travelling, way_ns)
+        nothing_ns = np.zeros(events.time_ns[num_slots:].shape, np.int64)
+        wait = self._add(WAIT, events.rank[num_slots:], position[num_slots:], nothing_ns)
 
-    def connect_gates(self) -> None:
-        """A gate opens when all have entered that others wait for, and that of a message by its sender, or by both."""
-        releases = np.flatnonzero(releases_others(self._op, self._is_root) & ((self._op != Op.RECV) | self._meets))
-        self._connect(self.work[releases], self.gate[releases])
-
-    def connect_transfers(self) -> None:
-        """A transfer follows the rank's enter, the gate if it waits for others, and the previous one in its queue."""
-        self._connect(self.work[: len(self.transfer)], self.transfer)
-        depends = np.flatnonzero(depends_on_others(self._op, self._is_root) & ((self._op != Op.SEND) | self._meets))
-        self._connect(self.gate[depends], self.transfer[depends])
-        first, second = self._events.queue
-        self._connect(self.transfer[first], self.transfer[second])
-
-    def connect_waits(self) -> None:
-        """A wait ends no earlier than it begins, and with its transfer, or with all that are under way."""
-        events, num_blocking = self._events, len(self._events.blocking)
-        self._connect(self.work[len(self.transfer) :], self.wait)
-        self._connect(self.transfer[events.blocking], self.wait[:num_blocking])
-        self._connect(self.transfer[events.under_way], self.wait[num_blocking:][self._slots.rank[events.under_way]])
+        # Work follows the rank's previous event, or its start: an enter at once, a wait when it ends.
+        follows = np.append(work[:num_slots], wait)
+        self._connect(np.where(previous >= 0, follows[previous], start[events.rank]), work)
+        # A gate opens when all have entered that others wait for, and that of a message by its sender, or by both.
+        is_root = operations.rank[slots.table[:, 0]] == operations.peer[slots.table[:, 0]]
+        releases = np.flatnonzero(releases_others(op, is_root) & ((op != Op.RECV) | meets))
+        self._connect(work[releases], gate[releases])
+        # A transfer follows the rank's enter, the gate if it waits for others, and the previous one in its queue.
+        self._connect(work[:num_slots], transfer)
+        depends = np.flatnonzero(depends_on_others(op, is_root) & ((op != Op.SEND) | meets))
+        self._connect(gate[depends], transfer[depends])
+        self._connect(*(transfer[ends] for ends in events.queue))
+        # A wait ends no earlier than it begins, and with its transfer, or with all that are under way.
+        num_blocking = len(events.blocking)
+        self._connect(work[num_slots:], wait)
+        self._connect(transfer[events.blocking], wait[:num_blocking])
+        self._connect(transfer[events.under_way], wait[num_blocking:][slots.rank[events.under_way]])
+        self._end = follows[events.last]
 
     def graph(self, steps: StepPanel, role: Ints) -> StepGraph | None:
         """Return the graph with edges ordered by level; None if edges form a circle."""
@@ -328,7 +304,6 @@ class _Builder:
             return None
         kind, rank, position, weight_ns = zip(*self._nodes, strict=True)
         events, order = self._events, np.lexsort((target, levels[target]))
-        end = np.append(self.work[: len(self.transfer)], self.wait)[events.last]
         measured_ns = events.released_ns[events.last].max(axis=0) - self._start_ns.max(axis=0)
         return StepGraph(
             step=steps.step[self._slots.column],
@@ -339,25 +314,12 @@ class _Builder:
             source=source[order],
             target=target[order],
             bounds=np.searchsorted(levels[target][order], np.arange(1, int(levels.max()) + 2)),
-            end=end,
+            end=self._end,
             role=np.asarray(role, np.int64),
             measured_ns=measured_ns.astype(np.float64),
             num_left_out=len(steps) - len(self._slots.column),
             work_begin_ns=self._work_begin_ns,
         )
-
-    def _add_starts(self) -> Ints:
-        num_ranks = len(self._start_ns)
-        after_first_ns = self._start_ns - self._start_ns.min(axis=0)
-        return self._add_nodes(START, np.arange(num_ranks), np.full(num_ranks, _NONE), after_first_ns)
-
-    def _add_work(self) -> Ints:
-        """Add the work up to each event, which begins when the rank's previous event released it."""
-        events, previous = self._events, self._events.previous
-        begin_ns = np.where((previous >= 0)[:, None], events.released_ns[previous], self._start_ns[events.rank])
-        self._work_begin_ns = np.asarray(begin_ns, np.int64)
-        local_ns = np.maximum(events.time_ns - begin_ns, 0)
-        return self._add_nodes(WORK, events.rank, self._positions(events.slot), local_ns)
 
     def _add_gates(self, gate_of: Ints, travelling: Ints, way_ns: Ints) -> Ints:
         """Add a gate for each operation, int64, (num_gates,); a message that travels takes time at its gate."""
@@ -367,34 +329,29 @@ class _Builder:
         rank[of_travelling], position[of_travelling] = self._slots.rank[travelling], self._slots.position[travelling]
         weight_ns = np.zeros((num_gates, self._start_ns.shape[1]))
         weight_ns[of_travelling] = way_ns
-        return self._add_nodes(kind, rank, position, weight_ns)
+        return self._add(kind, rank, position, weight_ns)
 
     def _add_transfers(
-        self, operations: Operations, waits: Waits, gate_of: Ints, travelling: Ints, way_ns: Ints
+        self, operations: Operations, waits: Waits, is_free: Bools, gate_of: Ints, travelling: Ints, way_ns: Ints
     ) -> Ints:
-        """Add the transfers; of a message that travels, what is left once it has arrived and its receiver is ready."""
-        table, is_send, (first, second) = self._slots.table, self._op == Op.SEND, self._events.queue
+        """Add the transfers; of a message that travels, what is left once it has arrived and its receiver is ready.
+
+        The wait of a sender that no gate holds back, as `is_free` says of each slot, is part of its transfer.
+        """
+        table, (first, second) = self._slots.table, self._events.queue
         enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
+        is_send = operations.op[table[:, 0]] == Op.SEND
         sent_ns = np.zeros((int(gate_of.max()) + 1, table.shape[1]), np.int64)
         sent_ns[gate_of[is_send]] = enter[is_send]
         before_ns = np.zeros(table.shape, np.int64)
         before_ns[second] = exit_[first]
         ready_ns = np.maximum(np.maximum(enter, before_ns)[travelling], sent_ns[gate_of[travelling]] + way_ns)
-        # The wait of a sender that no gate holds back is part of its transfer.
-        is_free = (is_send & ~self._meets)[:, None]
-        weight_ns = np.where(is_free, (waits.wait_ns + waits.transfer_ns)[table], waits.transfer_ns[table])
+        whole_ns = (waits.wait_ns + waits.transfer_ns)[table]
+        weight_ns = np.where(is_free[:, None], whole_ns, waits.transfer_ns[table])
         weight_ns[travelling] = np.maximum(exit_[travelling] - ready_ns, 0)
-        return self._add_nodes(TRANSFER, self._slots.rank, self._slots.position, weight_ns)
+        return self._add(TRANSFER, self._slots.rank, self._slots.position, weight_ns)
 
-    def _add_waits(self) -> Ints:
-        num_slots, events = len(self._slots.table), self._events
-        slot, nothing_ns = events.slot[num_slots:], np.zeros(events.time_ns[num_slots:].shape, np.int64)
-        return self._add_nodes(WAIT, events.rank[num_slots:], self._positions(slot), nothing_ns)
-
-    def _positions(self, slot: Ints) -> Ints:
-        return np.where(slot >= 0, self._slots.position[slot], _NONE)
-
-    def _add_nodes(self, kind: int | Ints, rank: Ints, position: Ints, weight_ns: NDArray[Any]) -> Ints:
+    def _add(self, kind: int | Ints, rank: Ints, position: Ints, weight_ns: NDArray[Any]) -> Ints:
         """Add nodes and return their numbers, int64, (num_added,)."""
         first, self._num_nodes = self._num_nodes, self._num_nodes + len(rank)
         self._nodes.append((np.broadcast_to(np.asarray(kind, np.int64), rank.shape), rank, position, weight_ns))
@@ -433,11 +390,17 @@ def _has_several_blocks(blocks: Blocks, steps: StepPanel, ranks: Sequence[int]) 
         return False
     num_several = 0
     for index, (begin, end) in enumerate(blocks_of(blocks.select(pauses=False), ranks)):
-        begin = begin[end - begin > _MIN_BLOCK * (steps.end_ns[index] - steps.begin_ns[index]).mean()]
-        at = np.searchsorted(steps.begin_ns[index], begin, side="right") - 1
-        inside = (at >= 0) & (begin < steps.end_ns[index][np.maximum(at, 0)])
-        num_several += int((np.bincount(at[inside], minlength=1) > 1).sum())
+        least_ns = _MIN_BLOCK * (steps.end_ns[index] - steps.begin_ns[index]).mean()
+        at, _ = _in_steps(begin[end - begin > least_ns], steps, index)
+        num_several += int((np.bincount(at, minlength=1) > 1).sum())
     return num_several > steps.begin_ns.size / 10
+
+
+def _in_steps(time_ns: Ints, steps: StepPanel, index: int) -> tuple[Ints, Ints]:
+    """Return the columns of the steps of a rank in which some times are, and these times."""
+    at = np.searchsorted(steps.begin_ns[index], time_ns, side="right") - 1
+    inside = (at >= 0) & (time_ns < steps.end_ns[index][np.maximum(at, 0)])
+    return at[inside], time_ns[inside]
 
 
 def _block_begins(blocks: Blocks, steps: StepPanel, ranks: Sequence[int], column: Ints) -> Ints | None:
@@ -447,10 +410,8 @@ def _block_begins(blocks: Blocks, steps: StepPanel, ranks: Sequence[int], column
     """
     begins = np.full(steps.begin_ns.shape, _NONE, np.int64)
     for index, (begin, _) in enumerate(blocks_of(blocks, ranks)):
-        begin = np.sort(begin)
-        at = np.searchsorted(steps.begin_ns[index], begin, side="right") - 1
-        inside = (at >= 0) & (begin < steps.end_ns[index][np.maximum(at, 0)])
-        begins[index, at[inside]] = begin[inside]
+        at, inside_ns = _in_steps(np.sort(begin), steps, index)
+        begins[index, at] = inside_ns
     begins = begins[:, column]
     return begins if begins.size and 2 * (begins >= 0).sum() > begins.size else None
 

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Bools, Bytes, Ints
 from hpcpace.trace.schema import StepFlag
 
-_MAX_LENGTH_PER_STEP = 64
+_MAX_LENGTH_PER_STEP = 64  # memory: of a lookup table, for each step
+_PERCENTILES = (50, 95, 99)  # display: of the step time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,11 +185,11 @@ def throughput(times_ns: Ints, samples: Ints) -> Throughput:
     """
     wall_ns, num_samples = int(times_ns.sum()), int(samples.sum())
     mean_ns = float(times_ns.mean())
-    p50_ns, p95_ns, p99_ns = (float(value) for value in np.percentile(times_ns, (50, 95, 99)))
+    p50_ns, p95_ns, p99_ns = (float(value) for value in np.percentile(times_ns, _PERCENTILES))
     return Throughput(
         wall_ns=wall_ns,
         samples=num_samples,
-        samples_per_s=num_samples / wall_ns * 1e9 if num_samples > 0 and wall_ns else None,
+        samples_per_s=num_samples / wall_ns * NS_PER_S if num_samples > 0 and wall_ns else None,
         mean_ns=mean_ns,
         p50_ns=p50_ns,
         p95_ns=p95_ns,

@@ -6,11 +6,14 @@ with others of their role.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.recurrence import (
     FixedShift,
@@ -18,17 +21,32 @@ from hpcpace.metrics.recurrence import (
     fixed_shifts,
     intervals,
     lateness,
-    mean_interval,
     periods,
     rotation,
 )
+from hpcpace.metrics.resampling import Estimate
 
-FLOOR_SHARE = 0.03
-LEVEL = 0.005
-MIN_STEPS = 20
-_MAX_SMALLEST = 0.2  # if only a rank that is a fifth slower would be found, finding none means nothing
-_ALIKE = 0.5
-_WHOLE = 0.8
+MIN_STEPS = 20  # statistics: fewer have too few blocks for the tests
+_NUM_TESTS = 3  # statistics: rotations, lasting or passing shifts, periods
+_POWER, _PERCENTILE = 1.28, 90  # statistics: normal deviate of 90 % power, for nine ranks of ten
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatenessThresholds(Thresholds, topic="straggler"):
+    """When lateness has a pattern, and when a search would have found it."""
+
+    max_smallest_share: float = number(0.2, "share")
+    """Excess over the usual work; if only larger ones would be found, finding none means nothing."""
+    alike_part: float = number(0.5, "share")
+    """Part of the largest excess that all ranks of a node or slot must have to be one straggler."""
+    passing_part: float = number(0.8, "share")
+    """Part of the steps from which on a slow stretch is no longer passing."""
+    passing_ratio: float = number(3.0, "times")
+    """Excess in a slow stretch over that outside of it; below it, the rank is slow all the time."""
+    apart_part: float = number(0.8, "share")
+    """Part of the late steps of several ranks that must not coincide for these to take turns."""
+    min_turns: int = number(3, "ranks")
+    """Ranks with the same period that may take turns; fewer are late by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +58,7 @@ class Straggler:
         ids: its number; several for rotating ranks or nodes.
         ranks: indices of all ranks concerned, ascending.
         pattern: "fixed", "transient", "periodic" or "rotating".
-        effect_share: local work above the others of the role in the steps concerned, relative to the role's median.
-        interval: its 95 % confidence interval.
+        effect: local work above the others of the role in the steps concerned, relative to the role's median.
         p_value: probability of as much by chance, over all ranks together.
         late_share: share of all steps in which it, or one of its ranks, is the latest beyond noise.
         step_range: first and last + 1 column of the steps concerned if transient.
@@ -53,8 +70,7 @@ class Straggler:
     ids: tuple[int, ...]
     ranks: tuple[int, ...]
     pattern: str
-    effect_share: float
-    interval: tuple[float, float]
+    effect: Estimate
     p_value: float
     late_share: float
     step_range: tuple[int, int] | None = None
@@ -90,7 +106,14 @@ class StragglerSearch:
 
 
 def find_stragglers(
-    work_ns: Floats, role: Ints, node: Ints, *, floor_share: float = FLOOR_SHARE, level: float = LEVEL, seed: int = 0
+    work_ns: Floats,
+    role: Ints,
+    node: Ints,
+    *,
+    floor_share: float,
+    level: float,
+    seed: int = 0,
+    limits: LatenessThresholds = LatenessThresholds(),
 ) -> StragglerSearch:
     """Return the ranks, nodes and slots that are late again and again.
 
@@ -107,6 +130,7 @@ def find_stragglers(
         floor_share: the smallest effect that is named, relative to the role's median work.
         level: probability of a false accusation over all ranks.
         seed: of the permutations.
+        limits: the other thresholds.
     """
     late = lateness(np.asarray(work_ns, np.float64), np.asarray(role), floor_share=floor_share)
     num_compared = int(late.is_compared.sum())
@@ -115,7 +139,7 @@ def find_stragglers(
         return replace(nothing, obstacle=SearchObstacle.NOBODY_COMPARED)
     if late.excess.shape[1] < MIN_STEPS:
         return replace(nothing, obstacle=SearchObstacle.TOO_FEW_STEPS)
-    node, level = _numbered(np.asarray(node)), level / 3
+    node, level = np.unique(node, return_inverse=True)[1].astype(np.int64), level / _NUM_TESTS
     random = np.random.default_rng(seed)
 
     found = _rotating(late, node, level=level, random=random)
@@ -123,11 +147,11 @@ def find_stragglers(
     for straggler in found:
         free[list(straggler.ranks)] = False
     shifts = fixed_shifts(late, level=level, random=random)
-    rhythmic = _periodic(late, free, level=level)
-    of_rank = _steady(late, shifts, free, rhythmic, floor_share=floor_share, level=level)
-    found += _taking_turns(late, _merged(late, of_rank, shifts, node))
+    rhythmic = _periodic(late, free, level=level, limits=limits)
+    of_rank = _steady(late, shifts, free, rhythmic, floor_share=floor_share, level=level, limits=limits)
+    found += _taking_turns(late, _merged(late, of_rank, shifts, node, limits.alike_part), limits)
     smallest = _smallest(shifts, late, floor_share)
-    is_blind = not found and _smallest(shifts, late, 0.0) > _MAX_SMALLEST
+    is_blind = not found and _smallest(shifts, late, 0.0) > limits.max_smallest_share
     return StragglerSearch(
         found=tuple(sorted(found, key=lambda each: -_size(each, late))),
         obstacle=SearchObstacle.TOO_MUCH_NOISE if is_blind else None,
@@ -138,8 +162,17 @@ def find_stragglers(
 
 def _smallest(shifts: FixedShift, late: Lateness, floor_share: float) -> float:
     """Return the lasting shift that is found with 90 % power on nine of ten ranks."""
-    error = float(np.percentile(shifts.error[late.is_compared], 90))
-    return max(shifts.critical_error * error, floor_share) + 1.28 * error
+    error = float(np.percentile(shifts.error[late.is_compared], _PERCENTILE))
+    return max(shifts.critical_error * error, floor_share) + _POWER * error
+
+
+def _straggler(
+    late: Lateness, ranks: Sequence[int], pattern: str, effect: Estimate, p_value: float, **more: Any
+) -> Straggler:
+    """Return some ranks as a straggler; `more` are the fields of units other than ranks and of single patterns."""
+    late_share = float(late.is_latest[list(ranks)].any(axis=0).mean())
+    whole = {"kind": "rank", "ids": tuple(ranks), "late_share": late_share, **more}
+    return Straggler(ranks=tuple(ranks), pattern=pattern, effect=effect, p_value=float(p_value), **whole)
 
 
 def _share_of_steps(straggler: Straggler, late: Lateness) -> float:
@@ -149,10 +182,6 @@ def _share_of_steps(straggler: Straggler, late: Lateness) -> float:
     if straggler.pattern == "periodic":
         return 1 / max(straggler.period_steps or 1, 1)
     return 1.0
-
-
-def _numbered(names: Ints) -> Ints:
-    return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
 def _rotating(late: Lateness, node: Ints, *, level: float, random: np.random.Generator) -> list[Straggler]:
@@ -168,51 +197,37 @@ def _rotating(late: Lateness, node: Ints, *, level: float, random: np.random.Gen
         if not len(units) or p_value > level:
             continue
         ranks = np.flatnonzero(np.isin(unit_of, units))
-        at = events[unit_of[ranks]]
-        effect, low, high = mean_interval(late.excess[ranks][at])
         period, chance = periods(events[units], num_compared=len(units))
         is_periodic = 2 * int((chance <= level).sum()) > len(units)
-        return [
-            Straggler(
-                kind=kind,
-                ids=tuple(units.tolist()),
-                ranks=tuple(ranks.tolist()),
-                pattern="rotating",
-                effect_share=effect,
-                interval=(low, high),
-                p_value=p_value,
-                late_share=float(late.is_latest[ranks].any(axis=0).mean()),
-                period_steps=int(np.median(period[chance <= level])) if is_periodic else None,
-            )
-        ]
+        effect = Estimate.of_mean(late.excess[ranks][events[unit_of[ranks]]])
+        period_steps = int(np.median(period[chance <= level])) if is_periodic else None
+        unit = {"kind": kind, "ids": tuple(units.tolist())}
+        return [_straggler(late, ranks.tolist(), "rotating", effect, p_value, period_steps=period_steps, **unit)]
     return []
 
 
-def _periodic(late: Lateness, free: Bools, *, level: float) -> dict[int, Straggler]:
+def _periodic(late: Lateness, free: Bools, *, level: float, limits: LatenessThresholds) -> dict[int, Straggler]:
     ranks = np.flatnonzero(free)
     period, p_value = periods(late.is_outlier[ranks], num_compared=max(len(ranks), 1))
     found = {}
     for index in np.flatnonzero((period > 0) & (p_value <= level)).tolist():
         rank, at = int(ranks[index]), late.is_outlier[ranks[index]]
-        effect, low, high = mean_interval(late.excess[rank][at])
-        if float(np.median(late.excess[rank][~at])) > _ALIKE * effect:
+        effect = Estimate.of_mean(late.excess[rank][at])
+        if float(np.median(late.excess[rank][~at])) > limits.alike_part * effect.value:
             continue  # late all the time: the period is in its noise
-        found[rank] = Straggler(
-            kind="rank",
-            ids=(rank,),
-            ranks=(rank,),
-            pattern="periodic",
-            effect_share=effect,
-            interval=(low, high),
-            p_value=float(p_value[index]),
-            late_share=float(late.is_latest[rank].mean()),
-            period_steps=int(period[index]),
-        )
+        found[rank] = _straggler(late, [rank], "periodic", effect, p_value[index], period_steps=int(period[index]))
     return found
 
 
 def _steady(
-    late: Lateness, shifts: FixedShift, free: Bools, rhythmic: dict[int, Straggler], *, floor_share: float, level: float
+    late: Lateness,
+    shifts: FixedShift,
+    free: Bools,
+    rhythmic: dict[int, Straggler],
+    *,
+    floor_share: float,
+    level: float,
+    limits: LatenessThresholds,
 ) -> dict[int, Straggler]:
     """Return the ranks that are always slow, or slow in one interval of steps and hardly outside it, and `rhythmic`.
 
@@ -222,25 +237,18 @@ def _steady(
     num_steps = late.excess.shape[1]
     is_fixed = free & (shifts.p_value <= level) & (shifts.effect >= floor_share)
     is_passing = free & (scan.p_value <= level) & (scan.inside >= floor_share)
-    is_passing &= (scan.stop - scan.first < _WHOLE * num_steps) & (scan.outside < scan.inside / 3)
+    is_passing &= scan.stop - scan.first < limits.passing_part * num_steps
+    is_passing &= scan.outside < scan.inside / limits.passing_ratio
     found = dict(rhythmic)
     for rank in np.flatnonzero(is_fixed | is_passing).tolist():
         first, stop = int(scan.first[rank]), int(scan.stop[rank])
         passing = bool(is_passing[rank])
-        effect, low, high = (
-            mean_interval(late.excess[rank, first:stop]) if passing else shifts.interval(np.array([rank]))
-        )
-        straggler = Straggler(
-            kind="rank",
-            ids=(rank,),
-            ranks=(rank,),
-            pattern="transient" if passing else "fixed",
-            effect_share=effect,
-            interval=(low, high),
-            p_value=float(scan.p_value[rank] if passing else shifts.p_value[rank]),
-            late_share=float(late.is_latest[rank].mean()),
-            step_range=(first, stop) if passing else None,
-        )
+        if passing:
+            inside = Estimate.of_mean(late.excess[rank, first:stop])
+            chance, step_range = scan.p_value[rank], (first, stop)
+            straggler = _straggler(late, [rank], "transient", inside, chance, step_range=step_range)
+        else:
+            straggler = _straggler(late, [rank], "fixed", shifts.effect_of(np.array([rank])), shifts.p_value[rank])
         other = rhythmic.get(rank)
         if other is None or (
             _size(straggler, late) > _size(other, late)
@@ -251,10 +259,12 @@ def _steady(
 
 
 def _size(straggler: Straggler, late: Lateness) -> float:
-    return straggler.effect_share * _share_of_steps(straggler, late)
+    return straggler.effect.value * _share_of_steps(straggler, late)
 
 
-def _merged(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, node: Ints) -> list[Straggler]:
+def _merged(
+    late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, node: Ints, alike_part: float
+) -> list[Straggler]:
     """Return stragglers with those of a node or slot merged into one if all its ranks are equally slow."""
     size = np.bincount(node)
     place = np.zeros(len(node), np.int64)
@@ -267,7 +277,7 @@ def _merged(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, n
     for kind, unit_of in candidates:
         for unit in sorted({int(unit_of[rank]) for rank in left}):
             ranks = np.flatnonzero((unit_of == unit) & late.is_compared)
-            if len(ranks) > 1 and (whole := _alike(late, left, shifts, ranks)) is not None:
+            if len(ranks) > 1 and (whole := _alike(late, left, shifts, ranks, alike_part)) is not None:
                 found.append(replace(whole, kind=kind, ids=(unit,)))
                 left = {rank: straggler for rank, straggler in left.items() if rank not in ranks}
     for rank, straggler in left.items():
@@ -276,7 +286,7 @@ def _merged(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, n
     return found
 
 
-def _taking_turns(late: Lateness, found: list[Straggler]) -> list[Straggler]:
+def _taking_turns(late: Lateness, found: list[Straggler], limits: LatenessThresholds) -> list[Straggler]:
     """Return stragglers with those that have the same period but are late at different steps merged into a rotation.
 
     The test of rotations may miss these, because shifts by whole periods do not change them.
@@ -286,63 +296,41 @@ def _taking_turns(late: Lateness, found: list[Straggler]) -> list[Straggler]:
     for kind, period in dict.fromkeys((straggler.kind, straggler.period_steps) for straggler in rest):
         same = [straggler for straggler in rest if (straggler.kind, straggler.period_steps) == (kind, period)]
         events = np.array([late.is_outlier[list(straggler.ranks)].any(axis=0) for straggler in same])
-        if len(same) < min(3, int(late.is_compared.sum())) or events.any(axis=0).sum() < _WHOLE * events.sum():
+        least = min(limits.min_turns, int(late.is_compared.sum()))
+        if len(same) < least or events.any(axis=0).sum() < limits.apart_part * events.sum():
             result += same
             continue
         ranks = sorted(rank for straggler in same for rank in straggler.ranks)
-        effect, low, high = mean_interval(late.excess[ranks][late.is_outlier[ranks]])
-        turns = Straggler(
-            kind=kind,
-            ids=tuple(sorted(number for straggler in same for number in straggler.ids)),
-            ranks=tuple(ranks),
-            pattern="rotating",
-            effect_share=effect,
-            interval=(low, high),
-            p_value=max(straggler.p_value for straggler in same),
-            late_share=float(late.is_latest[ranks].any(axis=0).mean()),
-            period_steps=period,
-        )
-        result.append(turns)
+        effect = Estimate.of_mean(late.excess[ranks][late.is_outlier[ranks]])
+        unit = {"kind": kind, "ids": tuple(sorted(number for straggler in same for number in straggler.ids))}
+        p_value = max(straggler.p_value for straggler in same)
+        result.append(_straggler(late, ranks, "rotating", effect, p_value, period_steps=period, **unit))
     return result
 
 
-def _alike(late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, ranks: Ints) -> Straggler | None:
+def _alike(
+    late: Lateness, of_rank: dict[int, Straggler], shifts: FixedShift, ranks: Ints, alike_part: float
+) -> Straggler | None:
     """Return the ranks as one straggler if all of them are late in the same way and by about as much, else None."""
     own = [of_rank[rank] for rank in ranks.tolist() if rank in of_rank]
-    largest = max((straggler.effect_share for straggler in own), default=0.0)
-    first = max(own, key=lambda straggler: straggler.effect_share, default=None)
+    largest = max((straggler.effect.value for straggler in own), default=0.0)
+    first = max(own, key=lambda straggler: straggler.effect.value, default=None)
     if first is None or any(straggler.pattern != first.pattern for straggler in own):
         return None
-    late_share = float(late.is_latest[ranks].any(axis=0).mean())
-    ids = tuple(ranks.tolist())
     p_value = min(straggler.p_value for straggler in own)
     if first.pattern == "fixed":
-        if (shifts.effect[ranks] < _ALIKE * largest).any():
-            return None
-        effect, low, high = shifts.interval(ranks)
-        return replace(
-            first, ranks=ids, effect_share=effect, interval=(low, high), p_value=p_value, late_share=late_share
-        )
-    if len(own) < len(ranks) or min(straggler.effect_share for straggler in own) < _ALIKE * largest:
+        is_one = (shifts.effect[ranks] >= alike_part * largest).all()
+        return _straggler(late, ranks.tolist(), "fixed", shifts.effect_of(ranks), p_value) if is_one else None
+    if len(own) < len(ranks) or min(straggler.effect.value for straggler in own) < alike_part * largest:
         return None
-    if (
-        first.pattern == "periodic"
-        and late.is_outlier[ranks].all(axis=0).sum() < _ALIKE * late.is_outlier[ranks[0]].sum()
-    ):
+    is_outlier = late.is_outlier[ranks]
+    if first.pattern == "periodic" and is_outlier.all(axis=0).sum() < alike_part * is_outlier[0].sum():
         return None
     ranges = [straggler.step_range for straggler in own if straggler.step_range is not None]
     step_range = (max(low for low, _ in ranges), min(high for _, high in ranges)) if ranges else None
     if len({straggler.period_steps for straggler in own}) > 1 or (step_range and step_range[0] >= step_range[1]):
         return None
-    return replace(
-        first,
-        ranks=ids,
-        effect_share=float(np.mean([straggler.effect_share for straggler in own])),
-        interval=(
-            float(np.mean([straggler.interval[0] for straggler in own])),
-            float(np.mean([straggler.interval[1] for straggler in own])),
-        ),
-        p_value=p_value,
-        late_share=late_share,
-        step_range=step_range,
-    )
+    parts = [(straggler.effect.value, straggler.effect.low, straggler.effect.high) for straggler in own]
+    value, low, high = (float(np.mean(part)) for part in zip(*parts, strict=True))
+    effect, when = Estimate(value=value, low=low, high=high), {"period_steps": first.period_steps}
+    return _straggler(late, ranks.tolist(), first.pattern, effect, p_value, step_range=step_range, **when)

@@ -31,7 +31,7 @@ from hpcpace.metrics.operations import (
     shares,
     synchronises,
 )
-from hpcpace.metrics.phases import union
+from hpcpace.metrics.phases import CoveredTime
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.schema import ExitKind, Op
 
@@ -103,48 +103,13 @@ def blocked_before(
         waits = is_blocking[rows]
         end = operations.exit_ns[rows][waits]
         begin = np.maximum(end - operations.blocked_ns[rows][waits], operations.enter_ns[rows][waits])
-        begin, end = np.concatenate([begin, own[index][0]]), np.concatenate([end, own[index][1]])
-        order = np.argsort(begin, kind="stable")
-        begin, end = begin[order], end[order]
-        covered = np.maximum.accumulate(np.append(_NEVER_NS, end))[:-1]
-        length = np.maximum(end - np.maximum(begin, covered), 0) if len(end) else end
-        total = np.append(0, np.cumsum(length))
-        reach = np.maximum.accumulate(np.append(_NEVER_NS, end))
-        for times, into in (
-            (operations.enter_ns[rows], at_enter[rows]),
-            (steps.begin_ns[index], at_begin[index]),
-            (steps.end_ns[index], at_end[index]),
-        ):
-            count = np.searchsorted(begin, times, side="right")
-            into[:] = total[count] - np.maximum(np.where(count > 0, reach[count], times) - times, 0)
+        blocked = CoveredTime.of(np.concatenate([begin, own[index][0]]), np.concatenate([end, own[index][1]]))
+        at_enter[rows] = blocked.until_ns(operations.enter_ns[rows])
+        at_begin[index], at_end[index] = blocked.until_ns(steps.begin_ns[index]), blocked.until_ns(steps.end_ns[index])
     return at_enter, at_begin, at_end
 
 
-_MAX_NS = 1 << 62
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stretches:
-    """Some time of one rank, on the clock of its operations, ascending and disjoint; each int64, (num_stretches,)."""
-
-    begin_ns: Ints
-    end_ns: Ints
-
-    @classmethod
-    def of(cls, begin_ns: Ints, end_ns: Ints) -> Stretches:
-        """Return the time that any of some intervals covers."""
-        begin, end = union(begin_ns, end_ns)
-        return cls(begin_ns=begin, end_ns=end)
-
-    def inside_ns(self, begin_ns: Ints, end_ns: Ints) -> Ints:
-        """Return how much of each of some intervals it covers, int64, (num_intervals,)."""
-        return self._until_ns(end_ns) - self._until_ns(begin_ns)
-
-    def _until_ns(self, time_ns: Ints) -> Ints:
-        total = np.append(0, np.cumsum(self.end_ns - self.begin_ns))
-        begun = np.searchsorted(self.begin_ns, time_ns, side="right")
-        last_ns = self.end_ns[np.maximum(begun - 1, 0)] if len(self.end_ns) else time_ns
-        return np.asarray(total[begun] - np.where(begun > 0, np.maximum(last_ns - time_ns, 0), 0), np.int64)
+_MAX_NS = 1 << 62  # format: beyond all times, and twice it fits into int64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +121,8 @@ class HeldUp:
         inside: these, and waits inside torch for gradients (phase grad_sync).
     """
 
-    away: Stretches
-    inside: Stretches
+    away: CoveredTime
+    inside: CoveredTime
 
 
 def exposed_waits_ns(operations: Operations, wait_ns: Ints, held_up: Sequence[HeldUp | None]) -> Ints:
@@ -262,7 +227,8 @@ def waits(operations: Operations, matching: Matching) -> Waits:
 
 def _waits_compiled(kernels: Any, operations: Operations, matching: Matching) -> Waits:
     bounds = operations.bounds
-    wait_ns, transfer_ns, negative_ns = (np.empty(len(operations), np.int64) for _ in range(3))
+    wait_ns, transfer_ns = (np.empty(len(operations), np.int64) for _ in range(2))
+    negative_ns = np.empty_like(wait_ns)
     may_contradict = np.zeros(len(matching.num_rows), np.uint8)
     checked(
         kernels.waits(

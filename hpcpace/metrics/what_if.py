@@ -12,19 +12,20 @@ pass that of all backward passes, and so on; a transfer takes its usual time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from hpcpace.core.pool import map_threads
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.kernels import checked, library, others_median
+from hpcpace.metrics.kernels import checked, library, ordinals, others_median
 from hpcpace.metrics.phases import innermost
-from hpcpace.metrics.recurrence import mean_interval
+from hpcpace.metrics.resampling import Estimate
 
-START, WORK, GATE, TRANSFER, WAIT = range(5)
+START, WORK, GATE, TRANSFER, WAIT = range(5)  # format: kinds of nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +72,6 @@ class StepGraph:
         starts = np.flatnonzero(np.diff(self.target, prepend=-1))
         return self.target[starts], np.append(starts, len(self.target))
 
-    @cached_property
-    def rounds(self) -> list[list[tuple[Ints, Ints]]]:
-        """For each level its nodes with equally many predecessors: nodes, (n,), and predecessors, (num_before, n)."""
-        return [
-            _by_count(self.source[first:stop], self.target[first:stop])
-            for first, stop in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True)
-        ]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced:
@@ -107,12 +100,10 @@ def replay(graph: StepGraph, weight_ns: Floats | None = None) -> Floats:
         _replay_compiled(kernels, graph, weight, values=values)
         return values
     value = weight.copy()
-    for level in graph.rounds:
-        for nodes, before in level:
-            latest = value[before[0]]
-            for other in before[1:]:
-                np.maximum(latest, value[other], out=latest)
-            value[nodes] += latest
+    for first, stop in pairwise(graph.bounds.tolist()):
+        target = graph.target[first:stop]
+        starts = np.flatnonzero(np.diff(target, prepend=-1))
+        value[target[starts]] += np.maximum.reduceat(value[graph.source[first:stop]], starts, axis=0)
     return value
 
 
@@ -169,17 +160,7 @@ def _replay_compiled(
     )
 
 
-def _by_count(source: Ints, target: Ints) -> list[tuple[Ints, Ints]]:
-    """Return the targets with one source, two, ... and their sources; edges are ordered by target."""
-    starts = np.flatnonzero(np.diff(target, prepend=-1))
-    count = np.diff(np.append(starts, len(target)))
-    return [
-        (target[starts[count == number]], source[starts[count == number] + np.arange(number)[:, None]])
-        for number in np.unique(count).tolist()
-    ]
-
-
-_MAX_BLOCKS = 20
+_MAX_BLOCKS = 20  # statistics: blocks of steps, from which intervals come
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,15 +209,12 @@ class Gain:
 
     Attributes:
         change: the change.
-        step_ns: predicted mean time of a step: the measured mean less the predicted gain.
-        gain_share: gain relative to the measured mean.
-        interval: its 95 % confidence interval, from blocks of steps; does not include the error of rebuilding.
+        share: gain relative to the measured mean; its interval, from blocks of steps, does not include the error of
+            rebuilding.
     """
 
     change: Change
-    step_ns: float
-    gain_share: float
-    interval: tuple[float, float]
+    share: Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,15 +261,9 @@ class Rebuilt:
     def gain_of(self, change: Change, replaced: Replaced) -> Gain:
         """Return what a change would bring that makes some nodes take something else."""
         gain_ns = self.base_ns - replayed_ns(self.graph, replaced)
-        num_blocks = min(_MAX_BLOCKS, len(gain_ns))
-        mean_ns = float(gain_ns.mean())
-        _, low, high = mean_interval(np.array([block.mean() for block in np.array_split(gain_ns, num_blocks)]))
-        return Gain(
-            change=change,
-            step_ns=self.measured_ns - mean_ns,
-            gain_share=mean_ns / self.measured_ns,
-            interval=(low / self.measured_ns, high / self.measured_ns),
-        )
+        blocks = np.array([block.mean() for block in np.array_split(gain_ns, min(_MAX_BLOCKS, len(gain_ns)))])
+        mean = replace(Estimate.of_mean(blocks), value=float(gain_ns.mean()))
+        return Gain(change=change, share=mean.through(lambda ns: ns / self.measured_ns))
 
 
 def rebuild(graph: StepGraph) -> Rebuilt | None:
@@ -324,7 +296,7 @@ def what_if(rebuilt: Rebuilt, changes: Sequence[Change]) -> GainPrediction:
         error_share=float(np.median(np.abs(rebuilt.base_ns - graph.measured_ns)[valid] / graph.measured_ns[valid])),
         num_steps=len(graph.step),
         num_left_out=graph.num_left_out,
-        gains=tuple(sorted(gains, key=lambda gain: -gain.gain_share)),
+        gains=tuple(sorted(gains, key=lambda gain: -gain.share.value)),
     )
 
 
@@ -370,12 +342,8 @@ def _usual(graph: StepGraph) -> Floats:
     order = nodes[np.argsort(cell.ravel(), kind="stable")]
     for alike in np.split(order, np.cumsum(np.bincount(cell.ravel()))[:-1]):
         weight = graph.weight_ns[alike]
-        if graph.kind[alike[0]] == TRANSFER:
-            usual[alike] = np.median(weight)
-        elif len(alike) > 1:
-            usual[alike] = others_median(weight)
-        else:
-            usual[alike] = np.median(weight)
+        is_of_all = graph.kind[alike[0]] == TRANSFER or len(alike) == 1
+        usual[alike] = np.median(weight) if is_of_all else others_median(weight)
     return usual
 
 
@@ -383,13 +351,9 @@ def _ordinals(graph: StepGraph, nodes: Ints) -> Ints:
     """Number the nodes of each rank, kind and position from 0: the work up to an enter precedes that up to its wait."""
     order = np.lexsort((nodes, graph.position[nodes], graph.kind[nodes], graph.rank[nodes]))
     chosen = nodes[order]
-    same = np.ones(len(order), np.bool_)
-    for values in (graph.rank[chosen], graph.kind[chosen], graph.position[chosen]):
-        same[1:] &= np.diff(values) == 0
-    same[:1] = False
-    index = np.arange(len(order))
+    differs = np.any([np.diff(of[chosen], prepend=-2) != 0 for of in (graph.rank, graph.kind, graph.position)], axis=0)
     ordinal = np.empty(len(order), np.int64)
-    ordinal[order] = index - np.maximum.accumulate(np.where(same, 0, index))
+    ordinal[order] = ordinals(differs)
     return ordinal
 
 
@@ -435,18 +399,15 @@ def even_gain(rebuilt: Rebuilt, passes: Sequence[Passes]) -> Gain | None:
     graph = rebuilt.graph
     if not all(len(one.kind) for one in passes):
         return None
-    work, rows, lines = _lines(graph, passes)
-    kinds = np.concatenate([line.kind for line in lines])
-    own_ns = np.concatenate([line.own_ns for line in lines])
-    num_kinds = int(kinds.max()) + 1
-    is_done = own_ns > 0
+    lines = _lines(graph, passes)
+    kinds, own_ns = (np.concatenate([getattr(line, name) for line in lines]) for name in ("kind", "own_ns"))
+    num_kinds, is_done = int(kinds.max()) + 1, own_ns > 0
     count = np.bincount(kinds[is_done], minlength=num_kinds)
     mean_ns = np.asarray(np.bincount(kinds[is_done], own_ns[is_done], num_kinds) / np.maximum(count, 1), np.float64)
-    evened = np.concatenate([line.evened(mean_ns) for line in lines])
     transfers = np.flatnonzero(graph.kind == TRANSFER)
     replaced = Replaced(
-        nodes=np.concatenate([*(work[own] for own in rows), transfers]),
-        weight_ns=np.concatenate([evened, rebuilt.usual_ns[transfers]]),
+        nodes=np.concatenate([*(line.nodes for line in lines), transfers]),
+        weight_ns=np.concatenate([*(line.evened(mean_ns) for line in lines), rebuilt.usual_ns[transfers]]),
     )
     return rebuilt.gain_of(Change(kind="even", id=0), replaced)
 
@@ -458,23 +419,23 @@ def own_work(graph: StepGraph, passes: Sequence[Passes]) -> list[Floats]:
         graph: the steps.
         passes: those of each rank, at least one, in the order of the graph's ranks.
     """
-    return [line.own_ns for line in _lines(graph, passes)[2]]
+    return [line.own_ns for line in _lines(graph, passes)]
 
 
-def _lines(graph: StepGraph, passes: Sequence[Passes]) -> tuple[Ints, list[Ints], list[_Line]]:
-    """Return the nodes of work, which of them each rank has, and the work of each rank."""
+def _lines(graph: StepGraph, passes: Sequence[Passes]) -> list[_Line]:
+    """Return the work of each rank."""
     work = np.flatnonzero(graph.kind == WORK)
     order = np.argsort(graph.rank[work], kind="stable")
     rows = np.split(order, np.searchsorted(graph.rank[work][order], np.arange(1, len(passes))))
-    lines = [_Line.of(graph, work[own], graph.work_begin_ns[own], one) for own, one in zip(rows, passes, strict=True)]
-    return work, rows, lines
+    return [_Line.of(graph, work[own], graph.work_begin_ns[own], one) for own, one in zip(rows, passes, strict=True)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Line:
     """The work of a rank on its time line.
 
     Attributes:
+        nodes: of its work, (num_nodes,).
         begin_ns, end_ns: of each node in each step, float64, (num_nodes, num_steps).
         edges_ns: begins and ends of passes, ascending, (num_edges,).
         of_pass: the pass between two edges, -1 outside of all, (num_edges - 1,).
@@ -482,6 +443,7 @@ class _Line:
         own_ns: work in each pass, float64, (num_passes,).
     """
 
+    nodes: Ints
     begin_ns: Floats
     end_ns: Floats
     edges_ns: Floats
@@ -496,7 +458,7 @@ class _Line:
         begin = (begin_ns - origin_ns).astype(np.float64)
         end = begin + graph.weight_ns[nodes]
         edges = np.unique(np.concatenate([passes.begin_ns, passes.end_ns]))
-        of_pass = innermost(passes.begin_ns, passes.end_ns, edges)
+        of_pass, edges_ns = innermost(passes.begin_ns, passes.end_ns, edges), (edges - origin_ns).astype(np.float64)
         # Work done until each edge: its slope is 1 where a node works, and nodes of a rank do not overlap.
         order = np.argsort(begin, axis=None, kind="stable")
         starts, stops = begin.ravel()[order], np.maximum.accumulate(end.ravel()[order])
@@ -505,17 +467,10 @@ class _Line:
         times = np.stack([starts, stops], axis=1).ravel()
         done = np.repeat(np.cumsum(stops - starts), 2)
         done[::2] -= stops - starts
-        between = np.diff(np.interp((edges - origin_ns).astype(np.float64), times, done))
+        between = np.diff(np.interp(edges_ns, times, done))
         inside = of_pass >= 0
         own_ns = np.asarray(np.bincount(of_pass[inside], between[inside], len(passes.kind)), np.float64)
-        return cls(
-            begin_ns=begin,
-            end_ns=end,
-            edges_ns=(edges - origin_ns).astype(np.float64),
-            of_pass=of_pass,
-            kind=passes.kind,
-            own_ns=own_ns,
-        )
+        return cls(nodes, begin, end, edges_ns, of_pass, passes.kind, own_ns)
 
     def evened(self, mean_ns: Floats) -> Floats:
         """Return what the nodes take if each pass takes the mean of its kind, float64, (num_nodes, num_steps)."""

@@ -23,7 +23,8 @@ from pathlib import Path
 import msgspec
 
 from hpcpace.core.codec import read_json
-from hpcpace.core.environment import host_identity
+from hpcpace.core.config import HangConfig
+from hpcpace.core.environment import RankInfo, host_identity
 from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.core.text import NS_PER_S, format_duration, rank_list, shell_word
 from hpcpace.hang.notices import HangFolder, Notice, read_notices, write
@@ -85,6 +86,12 @@ class Alarm:
         self._asked_at = (-1, 0)
         self._may_have_ended = False
         self._since_ns = self._last_ns = 0
+
+    @classmethod
+    def of(cls, attempt: Attempt, world: RankInfo, settings: HangConfig, *, tell: Callable[[str], None]) -> Alarm:
+        """Return the alarm of a rank by the settings of its job."""
+        stops, pause_s = settings.on_hang == "stop", min(PAUSE_S, settings.least_s)
+        return cls(attempt, world.rank, num_ranks=world.world_size, stops=stops, tell=tell, pause_s=pause_s)
 
     def raised(self, now_ns: int) -> None:
         """Begin to watch the notices of the others: this rank has just written its own."""

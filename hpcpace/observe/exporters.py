@@ -13,8 +13,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcpace import __version__
 from hpcpace.core.config import MetricsConfig
@@ -23,33 +23,31 @@ from hpcpace.core.exposition import Family, Kind, exposition
 from hpcpace.core.files import target_folder, write_file
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, format_duration, plural, shell_word
-from hpcpace.observe.recording import Recording
+
+if TYPE_CHECKING:
+    from hpcpace.observe.recording import Recording
 
 _TIMEOUT_S = 5.0
 _LAST_WRITE_TIMEOUT_S = 2.0
 # Slurm keeps comments in its database, where they may have 64 KiB; users read them in a column.
 _MAX_COMMENT = 1000
 
-Run = Callable[[list[str]], str]
 
-
-def add_to_comment(job_id: str, line: str, *, run: Run | None = None) -> str:
+def add_to_comment(job_id: str, line: str) -> str:
     """Add a line to the comment of a job, behind what is there; return why that failed, empty if it did not.
 
     Args:
         job_id: of Slurm.
         line: without line breaks.
-        run: runs a command and returns its output; raises what subprocess raises.
     """
-    run = run or _run
     try:
-        found = re.search(r"^\s*Comment=(.*?)\s*$", run(["scontrol", "show", "job", job_id]), re.MULTILINE)
+        found = re.search(r"^\s*Comment=(.*?)\s*$", _output_of("scontrol", "show", "job", job_id), re.MULTILINE)
         before = "" if found is None or found[1] == "(null)" else found[1]
         if line in before:
             return ""
         if len(before) + len(line) > _MAX_COMMENT:
             return f"the comment of job {job_id} has {len(before)} characters already"
-        run(["scontrol", "update", f"JobId={job_id}", f"Comment={f'{before}; ' if before else ''}{line}"])
+        _output_of("scontrol", "update", f"JobId={job_id}", f"Comment={f'{before}; ' if before else ''}{line}")
     except subprocess.CalledProcessError as error:
         return str(error.stderr or error).strip().splitlines()[-1]
     except (OSError, subprocess.SubprocessError) as error:
@@ -57,133 +55,10 @@ def add_to_comment(job_id: str, line: str, *, run: Run | None = None) -> str:
     return ""
 
 
-def _run(command: list[str]) -> str:
+def _output_of(*command: str) -> str:
     return subprocess.run(
         command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
     ).stdout
-
-
-class StepTally:
-    """Counts the steps of this rank; the training thread adds to it, another one reads it."""
-
-    def __init__(self) -> None:
-        self.num_steps = self.total_ns = self.num_samples = self.last_end_ns = 0
-
-    def add(self, begin_ns: int, end_ns: int, samples: int) -> None:
-        """Take a step; the sums may be read while one of them lacks it."""
-        self.num_steps += 1
-        self.total_ns += end_ns - begin_ns
-        self.num_samples += samples
-        self.last_end_ns = end_ns
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What this rank's recorder says besides steps.
-
-    Attributes:
-        num_dropped: rows given up.
-        cost_ns: the recorder's own time.
-        halfwidth_ns: uncertainty of this rank's clock at its last comparison; None without one.
-    """
-
-    num_dropped: int
-    cost_ns: int
-    halfwidth_ns: int | None = None
-
-
-class MetricsFile:
-    """Writes the metrics of one rank until it is closed, and then removes them: a job that has ended has none.
-
-    Args:
-        path: the file.
-        labels: jobid, step and node.
-        info: what else the job is, for the info metric.
-        tally: its steps.
-        reading: returns what the recorder says.
-        warn: takes one warning if the file cannot be written; writing goes on.
-        clock, unix_clock: nanoseconds of the clock of steps, and of the time of day.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        labels: dict[str, str],
-        info: dict[str, str],
-        tally: StepTally,
-        reading: Callable[[], Reading],
-        interval_s: float,
-        warn: Callable[[str], None],
-        clock: Callable[[], int] = time.monotonic_ns,
-        unix_clock: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._path, self._labels, self._info = path, labels, info
-        self._tally, self._reading, self._interval_s, self._warn = tally, reading, interval_s, warn
-        self._clock, self._unix_clock = clock, unix_clock
-        self._before = (0, 0)
-        self._step_s: float | None = None
-        self._is_closed = threading.Event()
-        self._has_failed = False
-        self._thread = threading.Thread(target=self._run, name="hpcpace-metrics", daemon=True)
-
-    def start(self) -> None:
-        """Begin to write."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End and remove the file; a disk that hangs is not waited for."""
-        self._is_closed.set()
-        self._thread.join(_LAST_WRITE_TIMEOUT_S)
-
-    def write(self) -> None:
-        """Write the file once."""
-        try:
-            write_file(self._path, self.text())
-        except OSError as error:
-            if not self._has_failed:
-                self._warn(f"metrics cannot be written to {self._path} ({error.strerror}): the job goes on without")
-            self._has_failed = True
-
-    def text(self) -> str:
-        """Return the metrics: the step time is the mean since the last text, or the one before if no step has ended."""
-        num_steps, total_ns = self._tally.num_steps, self._tally.total_ns
-        if num_steps > self._before[0]:
-            self._step_s = (total_ns - self._before[1]) / (num_steps - self._before[0]) / NS_PER_S
-            self._before = num_steps, total_ns
-        return exposition(self._families(self._reading(), num_steps))
-
-    def _families(self, reading: Reading, num_steps: int) -> list[Family]:
-        ended_ns = self._unix_clock() - (self._clock() - self._tally.last_end_ns)
-        halfwidth_s = None if reading.halfwidth_ns is None else reading.halfwidth_ns / NS_PER_S
-        values: list[tuple[str, Kind, str, str, float | None]] = [
-            ("hpcpace_running", Kind.GAUGE, "", "Whether the run is under way.", 1),
-            ("hpcpace_step_seconds", Kind.GAUGE, "seconds", "Mean time of the last steps of this rank.", self._step_s),
-            ("hpcpace_last_step_timestamp_seconds", Kind.GAUGE, "seconds", "Unix time of the end of the last step.",
-             ended_ns / NS_PER_S if num_steps else None),
-            ("hpcpace_clock_error_seconds", Kind.GAUGE, "seconds", "Uncertainty of this rank's clock.", halfwidth_s),
-            ("hpcpace_steps", Kind.COUNTER, "", "Steps that this rank has ended in this attempt.", num_steps),
-            ("hpcpace_samples", Kind.COUNTER, "", "Samples credited to this rank.", self._tally.num_samples),
-            ("hpcpace_dropped_rows", Kind.COUNTER, "", "Rows that this rank gave up.", reading.num_dropped),
-            ("hpcpace_recorder_seconds", Kind.COUNTER, "seconds", "The recorder's own time on this rank.",
-             reading.cost_ns / NS_PER_S),
-        ]  # fmt: skip
-        families = []
-        for name, kind, unit, text, value in values:
-            families.append(Family(name=name, kind=kind, help=text, unit=unit))
-            families[-1].add(value, self._labels)
-        families.append(Family(name="hpcpace_run", kind=Kind.INFO, help="What the run is."))
-        families[-1].add(1, {**self._labels, **self._info})
-        return families
-
-    def _run(self) -> None:
-        try:
-            while not self._is_closed.wait(self._interval_s):
-                self.write()
-            with contextlib.suppress(OSError), target_folder(self._path) as folder:
-                folder.remove(self._path.name)
-        except Exception as error:  # the boundary of this thread: the job does not depend on metrics
-            self._warn(f"metrics stop: {type(error).__name__}: {error}")
 
 
 def metrics_path(pattern: str, labels: dict[str, str], rank: int) -> Path:
@@ -195,7 +70,10 @@ def metrics_path(pattern: str, labels: dict[str, str], rank: int) -> Path:
 
 
 class Exporters:
-    """Exports one rank's steps until it is closed; what fails is a warning.
+    """Exports one rank's steps until it is closed; what fails is a warning, and writing goes on.
+
+    The training thread counts steps, another one writes them; the sums may be read while one of them lacks a step. The
+    file is removed at the end: a job that has ended has no metrics.
 
     Args:
         config: what is asked for.
@@ -204,6 +82,7 @@ class Exporters:
         attempt: the folder of this attempt.
         recording: what records this rank.
         warn: takes a warning.
+        clock, unix_clock: nanoseconds of the clock of steps, and of the time of day.
     """
 
     def __init__(
@@ -215,55 +94,97 @@ class Exporters:
         attempt: Attempt,
         recording: Recording,
         warn: Callable[[str], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+        unix_clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._recording, self._warn = recording, warn
-        self._run = attempt.path.parent
+        self._recording, self._interval_s, self._warn = recording, config.interval_s, warn
+        self._clock, self._unix_clock = clock, unix_clock
+        self._num_steps = self._total_ns = self._num_samples = self._last_end_ns = 0
+        self._before = (0, 0)
+        self._step_s: float | None = None
         self._job_id = world.job_id if config.job_comment and world.rank == 0 else ""
-        self._tally = StepTally()
-        self._file: MetricsFile | None = None
-        has_file = world.rank == 0 if config.ranks == "first" else world.local_rank <= 0
-        if config.prometheus is not None and has_file:
-            redaction = process_redaction()
-            run, name = redaction.text(str(self._run)), redaction.text(self._run.name)
-            labels = {"jobid": world.job_id or name, "step": world.step_id, "node": host}
-            self._file = MetricsFile(
-                metrics_path(config.prometheus, labels, world.rank),
-                labels=labels,
-                info={"run": run, "name": name, "hpcpace_version": __version__},
-                tally=self._tally,
-                reading=self._reading,
-                interval_s=config.interval_s,
-                warn=warn,
-            )
+        redaction, run = process_redaction(), attempt.path.parent
+        self._run, name = redaction.text(str(run)), redaction.text(run.name)
+        self._labels = {"jobid": world.job_id or name, "step": world.step_id, "node": host}
+        self._info = {"run": self._run, "name": name, "hpcpace_version": __version__}
+        self._path: Path | None = None
+        if config.prometheus is not None and (world.rank == 0 if config.ranks == "first" else world.local_rank <= 0):
+            self._path = metrics_path(config.prometheus, self._labels, world.rank)
+        self._is_closed = threading.Event()
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._write_until_closed, name="hpcpace-metrics", daemon=True)
 
     def start(self) -> None:
         """Begin to export."""
-        if self._file is not None:
-            self._file.start()
+        if self._path is not None:
+            self._thread.start()
 
     def end_step(self, begin_ns: int, end_ns: int, samples: int) -> None:
         """Take a step."""
-        self._tally.add(begin_ns, end_ns, samples)
+        self._num_steps += 1
+        self._total_ns += end_ns - begin_ns
+        self._num_samples += samples
+        self._last_end_ns = end_ns
 
     def close(self) -> None:
-        """End the metrics, and say in the job's comment what was recorded."""
-        if self._file is not None:
-            self._file.close()
-        if not self._job_id:
-            return
-        problem = add_to_comment(self._job_id, self.line())
-        if problem:
+        """End the metrics, and say in the job's comment what was recorded; a disk that hangs is not waited for."""
+        self._is_closed.set()
+        if self._path is not None:
+            self._thread.join(_LAST_WRITE_TIMEOUT_S)
+        if self._job_id and (problem := add_to_comment(self._job_id, self.line())):
             self._warn(f"the comment of job {self._job_id} stays as it is ({problem})")
 
     def line(self) -> str:
-        """Return what the job's comment gets."""
-        tally, dropped = self._tally, self._recording.recorder.num_dropped
-        mean = f" of {format_duration(tally.total_ns / tally.num_steps)}" if tally.num_steps else ""
+        """Return what the job's comment gets, which others see."""
+        dropped = self._recording.recorder.num_dropped
+        mean = f" of {format_duration(self._total_ns / self._num_steps)}" if self._num_steps else ""
         lost = f", {plural(dropped, 'row')} dropped" if dropped else ""
-        # Others see comments of jobs.
-        run = shell_word(process_redaction().text(str(self._run)))
-        return f"hpcpace: {plural(tally.num_steps, 'step')}{mean}{lost}, see hpcpace report {run}"
+        return f"hpcpace: {plural(self._num_steps, 'step')}{mean}{lost}, see hpcpace report {shell_word(self._run)}"
 
-    def _reading(self) -> Reading:
+    def write(self, path: Path) -> None:
+        """Write the metrics once."""
+        try:
+            write_file(path, self.text())
+        except OSError as error:
+            if not self._has_failed:
+                self._warn(f"metrics cannot be written to {path} ({error.strerror}): the job goes on without")
+            self._has_failed = True
+
+    def text(self) -> str:
+        """Return the metrics: the step time is the mean since the last text, or the one before if no step has ended."""
+        num_steps, total_ns = self._num_steps, self._total_ns
+        if num_steps > self._before[0]:
+            self._step_s = (total_ns - self._before[1]) / (num_steps - self._before[0]) / NS_PER_S
+            self._before = num_steps, total_ns
+        ended_ns = self._unix_clock() - (self._clock() - self._last_end_ns)
         recorder, halfwidth_ns = self._recording.recorder, self._recording.halfwidth_ns
-        return Reading(num_dropped=recorder.num_dropped, cost_ns=recorder.cost_ns, halfwidth_ns=halfwidth_ns)
+        values: list[tuple[str, Kind, str, str, float | None]] = [
+            ("hpcpace_running", Kind.GAUGE, "", "Whether the run is under way.", 1),
+            ("hpcpace_step_seconds", Kind.GAUGE, "seconds", "Mean time of the last steps of this rank.", self._step_s),
+            ("hpcpace_last_step_timestamp_seconds", Kind.GAUGE, "seconds", "Unix time of the end of the last step.",
+             ended_ns / NS_PER_S if num_steps else None),
+            ("hpcpace_clock_error_seconds", Kind.GAUGE, "seconds", "Uncertainty of this rank's clock.",
+             None if halfwidth_ns is None else halfwidth_ns / NS_PER_S),
+            ("hpcpace_steps", Kind.COUNTER, "", "Steps that this rank has ended in this attempt.", num_steps),
+            ("hpcpace_samples", Kind.COUNTER, "", "Samples credited to this rank.", self._num_samples),
+            ("hpcpace_dropped_rows", Kind.COUNTER, "", "Rows that this rank gave up.", recorder.num_dropped),
+            ("hpcpace_recorder_seconds", Kind.COUNTER, "seconds", "The recorder's own time on this rank.",
+             recorder.cost_ns / NS_PER_S),
+        ]  # fmt: skip
+        families = []
+        for name, kind, unit, text, value in values:
+            families.append(Family(name=name, kind=kind, help=text, unit=unit))
+            families[-1].add(value, self._labels)
+        families.append(Family(name="hpcpace_run", kind=Kind.INFO, help="What the run is."))
+        families[-1].add(1, {**self._labels, **self._info})
+        return exposition(families)
+
+    def _write_until_closed(self) -> None:
+        assert self._path is not None
+        try:
+            while not self._is_closed.wait(self._interval_s):
+                self.write(self._path)
+            with contextlib.suppress(OSError), target_folder(self._path) as folder:
+                folder.remove(self._path.name)
+        except Exception as error:  # the boundary of this thread: the job does not depend on metrics
+            self._warn(f"metrics stop: {type(error).__name__}: {error}")

@@ -15,15 +15,17 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from hpcpace.core.codec import FOREIGN_ERRORS
+from hpcpace.core.environment import process_environ
 from hpcpace.core.files import Folder, copy_file, other_writers, read_most, write_all
 from hpcpace.core.rundir import NUM_OURS_OF_TRACES, rank_of
+from hpcpace.trace.schema import TraceHeader
 from hpcpace.world.deadline import Deadline, in_time
 
 AUTO = Path("auto")
@@ -108,6 +110,45 @@ def file_system(folder: Path, mounts: str) -> str:
         if (point == folder or point in folder.parents) and len(point.parts) >= longest:
             found, longest = source.split()[0], len(point.parts)
     return found
+
+
+_PLACE_TIMEOUT_S = 5.0
+
+
+def place_on_node(
+    trace_dir: Path | None, header: TraceHeader, path: Path, *, warn: Callable[[str], None]
+) -> NodeLocalTrace | None:
+    """Return where a rank's trace is on node-local disk while the job runs; None if that is the run itself.
+
+    Args:
+        trace_dir: the setting `trace.trace_dir`.
+        header: of the trace.
+        path: where it belongs in the run.
+        warn: takes a warning that the disk cannot be used.
+    """
+    if trace_dir is None:
+        return None
+    try:
+        return in_time(partial(_make_place, trace_dir, header, path), _PLACE_TIMEOUT_S, "the node-local disk")
+    except OSError as error:
+        # The ranks of a node have one disk. That a name is taken is a matter of one rank.
+        if header.local_rank <= 0 or isinstance(error, FileExistsError):
+            reason = error.strerror or str(error)
+            warn(f"trace.trace_dir is {trace_dir}, but the trace is written into the run at once: {reason}")
+        return None
+
+
+def _make_place(trace_dir: Path, header: TraceHeader, path: Path) -> NodeLocalTrace:
+    """Make a folder for a rank's trace on node-local disk, by a name that no other rank and no earlier job has used."""
+    if trace_dir == AUTO:
+        trace_dir = find_node_local_disk(process_environ(), max(header.local_size, 1))
+    if trace_dir.exists() and not trace_dir.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(trace_dir))
+    run_id = header.run_id[:_MAX_RUN_ID]
+    name = f"{PREFIX}{run_id}-attempt-{header.attempt}-rank-{header.rank}-{header.created_unix_ns}"
+    trace = NodeLocalTrace(trace_dir.absolute(), name, path)
+    trace.open_folder().close()
+    return trace
 
 
 # Of the time to copy a trace, what is kept for removing what was copied of one that takes longer.
@@ -233,6 +274,30 @@ class NodeLocalTrace:
                 os.rmdir(self.path.parent.name, dir_fd=parent.descriptor)
         self._release()
 
+    def come_home(self, timeout_s: float, *, is_last: bool, warn: Callable[[str], None]) -> None:
+        """Copy this rank's trace into the run, and with it those of ranks of this node that were killed.
+
+        Args:
+            timeout_s: how long it may take.
+            is_last: whether nothing is recorded after this, so that the trace is removed from the disk.
+            warn: takes a warning that the trace stays on the disk.
+        """
+        deadline = Deadline(timeout_s)
+        try:
+            self.bring_home(timeout_s)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            warn(
+                f"the trace stays in {self.path}: copying it to {self.destination} failed: {reason}; "
+                "copy it, and the journal next to it, before the disk is cleared"
+            )
+        else:
+            if is_last:
+                self.remove()
+        with contextlib.suppress(OSError):  # `hpcpace collect` finds what is left
+            homes, own = [self.destination.parent], self.path.parent
+            bring_left_traces_home(own.parent, homes, timeout_s=deadline.left_s, own_name=own.name)
+
     def release(self) -> None:
         """Leave the trace where it is, to other processes."""
         self._release()
@@ -292,6 +357,8 @@ def _read_claim(descriptor: int) -> Path:
 PREFIX = "hpcpace-"
 """Beginning of the names of traces' folders on node-local disk."""
 
+# File systems take names of 255 bytes.
+_MAX_RUN_ID = 40
 _NAME = re.compile(rf"{PREFIX}.+-attempt-[0-9]+-rank-[0-9]+-[0-9]+", re.DOTALL)
 
 _Place = tuple[int, int]

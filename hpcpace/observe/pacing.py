@@ -7,14 +7,9 @@ Observation knows no policy. Whoever starts a session hands in what opens the pa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from hpcpace.core.environment import RankInfo
-from hpcpace.core.rundir import Attempt
 from hpcpace.trace.schema import StepFlag
-
-if TYPE_CHECKING:
-    from hpcpace.observe.recording import Recording
 
 Arrival = Any
 """Stands for one wait, from `arrive` to `leave`: the pacer's own note, or None where the wait does not matter to it."""
@@ -53,28 +48,6 @@ class Pacer(Protocol):
         """End, and save the result. Collective if `in_order`."""
 
 
-class OpenPacing(Protocol):
-    """Connects the ranks for pacing, and returns what makes the pacer of this rank. Collective: every rank calls it."""
-
-    def __call__(
-        self,
-        settings: Any,
-        *,
-        comm: Any,
-        world: RankInfo,
-        host_key: str,
-        attempt: Attempt,
-        first_step: int,
-        warn: Callable[[str], None],
-    ) -> Callable[[Recording], Pacer]:
-        """Open pacing.
-
-        Args:
-            settings: section `[pace]` of the configuration.
-            comm: an MPI communicator of all ranks, or None.
-            world: this rank's place.
-            host_key: equal on ranks of one host.
-            attempt: the folder of this attempt.
-            first_step: the first step after the warm-up.
-            warn: takes a warning.
-        """
+OpenPacing = Callable[..., Callable[[Any], Pacer]]
+"""Connects the ranks for pacing, and returns what makes the pacer of this rank for its recording; see `open_pacing` of
+`hpcpace.pace.job`. Collective: every rank calls it."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hpcpace.observe.compat import loader_iterator
+from hpcpace.core.compat import loader_iterator
 from hpcpace.observe.guest import Replacements, leave_out_own_frame
 from hpcpace.observe.samples import BatchSizes, ParameterProbe
 from hpcpace.observe.steps import StepFinder
@@ -37,7 +37,8 @@ _SAVING = (
 )
 # Iterators over batches: the method that returns the next one.
 _LOADING = (("nvidia.dali.plugin.base_iterator", "_DaliBaseIterator.__next__"),)
-
+# What is observed of libraries as soon as the job has loaded them.
+_PLACES = (*((*place, Phase.CHECKPOINT) for place in _SAVING), *((*place, Phase.DATA) for place in _LOADING))
 
 _SHORTEST_GC_NS = 50_000
 _FORWARD, _EVAL, _EVAL_LOOP = range(3)
@@ -83,7 +84,9 @@ class PhaseObserver:
             ended=self._backward_ended,
             now=now,
         )
-        self._libraries: LoadedLibraries | None = None
+        self._is_installed = False
+        self._missing: list[tuple[str, str, Phase]] = []
+        self._num_modules = self._thread = 0
         self._watched: list[Any] = []
         self._probe = ParameterProbe()
         self._microbatch = -1
@@ -110,8 +113,9 @@ class PhaseObserver:
         self._begin_ns = self._now()
         self._calls.install()
         self._cleanup.callback(self._calls.uninstall)
-        self._libraries = LoadedLibraries(self._timed, self._cleanup)
-        self._libraries.look()
+        self._is_installed, self._missing = True, [*_PLACES]
+        self._num_modules, self._thread = 0, threading.get_ident()
+        self._look_for_libraries()
         for model in self._watched:
             self._watch(model)
         if self._steps is not None:
@@ -127,13 +131,13 @@ class PhaseObserver:
     def uninstall(self) -> None:
         """Remove every hook and wrapper."""
         self._end_eval_loop()
-        self._libraries = None
+        self._is_installed, self._missing = False, []
         self._cleanup.close()
 
     def watch(self, model: Any) -> None:
         """Record the microbatches of a pipeline stage; modules are seen without this."""
         self._watched.append(model)
-        if self._libraries is not None:
+        if self._is_installed:
             self._watch(model)
 
     def _watch(self, model: Any) -> None:
@@ -147,8 +151,7 @@ class PhaseObserver:
         A step with evaluation or a checkpoint is a special one, unless the step before had the same.
         """
         self._end_eval_loop()
-        if self._libraries is not None:
-            self._libraries.look()
+        self._look_for_libraries()
         flags, self._flags = self._flags, StepFlag.NONE
         special, self._last_flags = flags & ~self._last_flags, flags
         return special
@@ -227,21 +230,44 @@ class PhaseObserver:
         self._num_rows[phase] += 1
         recorder.add_phase(recorder.step, phase, begin_ns, end_ns or self._now(), self._microbatch)
 
+    def _look_for_libraries(self) -> None:
+        """Observe the functions of libraries that were loaded since the last call."""
+        if self._missing and len(sys.modules) != self._num_modules:
+            self._num_modules = len(sys.modules)
+            self._missing = [place for place in self._missing if not self._observe(*place)]
+
+    def _observe(self, module_name: str, path: str, phase: Phase) -> bool:
+        owner: Any = sys.modules.get(module_name)
+        if owner is None:
+            return False
+        *outer, name = path.split(".")
+        for part in outer:
+            owner = getattr(owner, part, None)
+        if callable(getattr(owner, name, None)):
+            self._cleanup.replace(owner, name, lambda call: self._timed(phase, call))
+        return True
+
     def _timed(self, phase: Phase, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Record only in the thread that trains: what is saved in the background takes no time from a step."""
+        this_thread = threading.get_ident
+
         def timed(*args: Any, **kwargs: Any) -> Any:
-            self._end_eval_loop()
-            if phase == Phase.CHECKPOINT:
-                self._flags |= StepFlag.CHECKPOINT
-            begin_ns = self._now()
-            outer, self._under_way = self._under_way, (phase, begin_ns)
+            begin_ns, outer, is_seen = 0, self._under_way, this_thread() == self._thread
+            if is_seen:
+                self._end_eval_loop()
+                if phase == Phase.CHECKPOINT:
+                    self._flags |= StepFlag.CHECKPOINT
+                begin_ns = self._now()
+                self._under_way = phase, begin_ns
             try:
                 return call(*args, **kwargs)
             except BaseException as error:
                 leave_out_own_frame(error)
                 raise
             finally:
-                self._under_way = outer
-                self._add(phase, begin_ns)
+                if is_seen:
+                    self._under_way = outer
+                    self._add(phase, begin_ns)
 
         return timed
 
@@ -368,51 +394,3 @@ class PhaseObserver:
             self._gc_begin_ns = now_ns
         elif now_ns - self._gc_begin_ns >= _SHORTEST_GC_NS:
             self._add(Phase.GC, self._gc_begin_ns, now_ns)
-
-
-class LoadedLibraries:
-    """Records phases in functions of libraries, as soon as the job has loaded them.
-
-    Args:
-        timed: returns a function that records a phase around another function.
-        cleanup: puts the functions back.
-    """
-
-    def __init__(self, timed: Callable[[Phase, Callable[..., Any]], Callable[..., Any]], cleanup: Replacements) -> None:
-        self._timed, self._cleanup = timed, cleanup
-        self._thread = threading.get_ident()
-        self._missing = [(*place, Phase.CHECKPOINT) for place in _SAVING]
-        self._missing += [(*place, Phase.DATA) for place in _LOADING]
-        self._num_modules = 0
-
-    def look(self) -> None:
-        """Observe what has been loaded since the last call."""
-        if not self._missing or len(sys.modules) == self._num_modules:
-            return
-        self._num_modules = len(sys.modules)
-        self._missing = [place for place in self._missing if not self._observe(*place)]
-
-    def _observe(self, module_name: str, path: str, phase: Phase) -> bool:
-        module = sys.modules.get(module_name)
-        if module is None:
-            return False
-        owner: Any = module
-        *outer, name = path.split(".")
-        for part in outer:
-            owner = getattr(owner, part, None)
-        if callable(getattr(owner, name, None)):
-            self._cleanup.replace(owner, name, lambda call: self._in_one_thread(phase, call))
-        return True
-
-    def _in_one_thread(self, phase: Phase, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Record only in the thread that trains: what is saved in the background takes no time from a step."""
-        timed, this_thread = self._timed(phase, call), threading.get_ident
-
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return (timed if this_thread() == self._thread else call)(*args, **kwargs)
-            except BaseException as error:
-                leave_out_own_frame(error)
-                raise
-
-        return observed

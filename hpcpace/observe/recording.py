@@ -1,140 +1,181 @@
-"""Everything that runs while a rank records, started and stopped in order."""
+"""Everything that runs while a rank records, started and stopped in order: what observes, what paces, what exports."""
 
 from __future__ import annotations
 
-import errno
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hpcpace.core.compat import keep_uncompiled
 from hpcpace.core.config import Config
-from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan
-from hpcpace.core.environment import process_environ
+from hpcpace.core.detail import Detail
+from hpcpace.core.environment import RankInfo, process_environ
 from hpcpace.core.errors import ClockSyncError
 from hpcpace.core.files import Folder
-from hpcpace.core.rundir import NUM_OURS_OF_TRACES
+from hpcpace.core.rundir import NUM_OURS_OF_TRACES, Attempt, RunDirectory
+from hpcpace.observe.alarm import Alarm
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import GroupNumbers
 from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives, find_layer
-from hpcpace.observe.compat import keep_uncompiled
 from hpcpace.observe.device.layer import DeviceLayer, find_device
 from hpcpace.observe.ends import EndEvent, TerminationTrap, end_by_signal
+from hpcpace.observe.exporters import Exporters
+from hpcpace.observe.guest import Warner
 from hpcpace.observe.hang_snapshot import Operations, operations
 from hpcpace.observe.host.connections import FlowSampler, OwnConnections
 from hpcpace.observe.host.counters import HostCounters, gpu_in_use
-from hpcpace.observe.host.network import NetworkCounters
-from hpcpace.observe.node_local import (
-    AUTO,
-    PREFIX,
-    NodeLocalTrace,
-    bring_left_traces_home,
-    find_node_local_disk,
-)
+from hpcpace.observe.host.network import NetworkCounters, find_network_counters
+from hpcpace.observe.joined import JoinedRank, save_host_snapshots
+from hpcpace.observe.node_local import place_on_node
 from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.steps import StepFinder, StepSource
-from hpcpace.observe.switching import Switching
-from hpcpace.observe.watchdog import Seen
+from hpcpace.observe.switching import NO_SIGNAL, OrderFile, OrderSignal, find_switching
+from hpcpace.observe.watchdog import Seen, Watchdog
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, EventKind, Phase, StepFlag, TraceHeader
-from hpcpace.world.clock import ClockSync
-from hpcpace.world.deadline import Deadline, in_time
 
 _FIRST_FLUSH_TIMEOUT_S = 5.0
 # A disk that hangs must not cost the seconds that Slurm leaves between SIGTERM and SIGKILL (KillWait, 30 by default).
 _RESCUE_TIMEOUT_S = 3.0
 _RESCUE_COPY_TIMEOUT_S = 20.0
-_PLACE_TIMEOUT_S = 5.0
-# File systems take names of 255 bytes.
-_MAX_RUN_ID = 40
 _EVENT_BYTES = TABLES["events"].dtype["text"].itemsize
 
 
 class Recording:
-    """Records one rank's trace.
+    """Records one rank and paces it, from `start` to `close`. Collective: every rank makes one.
 
     Args:
-        path: where the trace belongs in the run.
-        network: the host's interfaces; None on ranks that do not record them.
-        clock_sync: compares clocks with the other ranks; None if that is switched off.
+        joined: this rank, with a trace enabled.
+        attempt: the folder of this attempt.
+        warner: warns the user.
         steps: finds steps; None if the job says itself where they end.
-        switching: says in how much detail each step is recorded.
-        warn: takes a warning.
-        warn_once_for_all: takes a warning that concerns all ranks alike.
+        make_pacer: makes the pacer; None where the job is not paced.
 
     Attributes:
-        num_steps: steps that have ended.
+        step: number of the step that is running.
+        steps: finds steps, as the argument.
         halfwidth_ns: uncertainty of this rank's clock at the last comparison; None before the first.
         now: the clock of what happens in the training: that of the host, and on ranks with a device a mark there, too.
+        recorder: takes the rows.
+        phases: observes phases.
+        watchdog: notices steps that last too long; None where no step is watched.
     """
 
     def __init__(
         self,
+        joined: JoinedRank,
+        attempt: Attempt,
+        warner: Warner,
         *,
-        path: Path,
-        header: TraceHeader,
-        config: Config,
-        clock_sync: ClockSync | None,
-        network: NetworkCounters | None,
-        steps: StepFinder | None,
-        warn: Callable[[str], None],
-        warn_once_for_all: Callable[[str], None],
-        switching: Switching | None = None,
+        steps: StepFinder | None = None,
+        make_pacer: Callable[[Recording], Pacer] | None = None,
     ) -> None:
+        config, world, settings = joined.config, joined.world, joined.settings
+        self.step = self._first_step = settings.first_step
+        self._first_counted_step = settings.first_step + settings.warmup_steps
+        self._warner, self._num_ranks = warner, world.world_size
         self._copy_timeout_s = config.trace.copy_timeout_s
-        self._warn, self._warn_once_for_all = warn, warn_once_for_all
-        self._local = self._place_on_node(config, header, path)
-        self._trap = TerminationTrap(self._rescue)
-        self.num_steps = 0
+        self._begin_ns = self._num_ended = 0
+        self._step_flags = StepFlag.NONE
         self.halfwidth_ns: int | None = None
-        self._clock_sync = clock_sync
+        self._clock_sync = joined.make_clock_sync()
+        if config.trace.snapshot:
+            # Not the environment in the settings: since then torch's group has set the interface of gloo and NCCL.
+            save_host_snapshots(joined, process_environ(), attempt.snapshot_dir, warn=warner.warn)
+        # What it warns of, all ranks find alike.
+        self._switching = find_switching(config, warn=warner.warn if world.rank == 0 else lambda message: None)
+        self._trap = TerminationTrap(self.rescue)
         self._cleanup = ExitStack()
-        clock = find_device(warn)
+        clock = find_device(warner.warn)
         self._device = None if clock is None else DeviceLayer(clock)
         self.now = time.monotonic_ns if self._device is None else self._device.marks.now
+        path, header = attempt.trace_file(world.rank), joined.make_header(attempt)
+        self._local = place_on_node(config.trace.trace_dir, header, path, warn=warner.warn)
+        self.recorder = self._new_recorder(config, header, path)
+        if self._device is not None:
+            self._device.record_into(self.recorder)
+        self.recorder.keeps = self._switching.keeps
+        self._groups = GroupNumbers(self.recorder)
+        self._collectives = SwitchedCollectives(partial(self._new_observer, config))
+        self.recorder.open_collectives = self._collectives.open_collectives
+        self.steps = steps
+        self.phases = PhaseObserver(
+            self.recorder,
+            has_open_collectives=lambda: self._collectives.has_open,
+            steps=steps,
+            warn=warner.warn,
+            take_last_ranks=lambda: self._collectives.current.take_last_ranks(),
+            now=self.now,
+        )
+        self._host = HostCounters(warn=warner.warn)
+        self._counters = self._new_counters(config, world) if config.trace.counters else None
+        self._seeks_gpu = self._device is not None and config.trace.counters
+        self._find_gpu()
+        self._orders: list[OrderFile | OrderSignal] = []
+        if self._clock_sync is not None and make_pacer is None:  # ranks hear of orders as they compare their clocks
+            self._orders = self._order_sources(config.trace.switch_signal, attempt, is_first=world.rank == 0)
+        self._pacer: Pacer | None = None if make_pacer is None else make_pacer(self)
+        if self._pacer is not None:
+            self._pace_by(self._pacer)
+        self.watchdog = self._new_watchdog(joined, attempt) if config.hang.on_hang != "off" else None
+        self._exporters = self._new_exporters(joined, attempt)
+
+    def _new_recorder(self, config: Config, header: TraceHeader, path: Path) -> Recorder:
         open_folder = partial(Folder.open, path.parent, make=True, num_ours=NUM_OURS_OF_TRACES)
-        self.recorder = Recorder(
+        return Recorder(
             path if self._local is None else self._local.path,
             header,
             flush_interval_s=config.trace.flush_interval_s,
             max_rows=config.trace.max_rows,
-            warn=warn,
+            warn=self._warner.warn,
             mark=self.now,
             device_tables=() if self._device is None else DEVICE_TABLES,
             open_folder=open_folder if self._local is None else self._local.open_folder,
             keep_last=config.trace.keep_last,
         )
-        if self._device is not None:
-            self._device.record_into(self.recorder)
-        self._switching = switching or Switching(DetailPlan.of([ALL_STEPS], Detail.FULL), "", warn=warn)
-        self.recorder.keeps = None if switching is None else switching.keeps
-        self._groups = GroupNumbers(self.recorder)
-        self._collectives = SwitchedCollectives(partial(self._new_observer, config))
-        self.recorder.open_collectives = self._collectives.open_collectives
-        self.phases = PhaseObserver(
-            self.recorder,
-            has_open_collectives=lambda: self._collectives.has_open,
-            steps=steps,
-            warn=warn,
-            take_last_ranks=lambda: self._collectives.current.take_last_ranks(),
-            now=self.now,
-        )
-        self.steps = steps
-        self._host = HostCounters(warn=warn)
-        self._counters: CounterThread | None = None
-        if config.trace.counters:
-            most = config.trace.flows
-            flows = FlowSampler(self.recorder, OwnConnections().read, most=most) if most else None
-            self._counters = CounterThread(self.recorder, self._host, network, flows, warn=warn)
-        self._seeks_gpu = self._device is not None and config.trace.counters
-        self._find_gpu()
 
-    def start(self, first_step: int = 0) -> None:
+    def _new_counters(self, config: Config, world: RankInfo) -> CounterThread:
+        most = config.trace.flows
+        flows = FlowSampler(self.recorder, OwnConnections().read, most=most) if most else None
+        network = find_network_counters() if world.local_rank == 0 else None
+        return CounterThread(self.recorder, self._host, network, flows, warn=self._warner.warn)
+
+    def _order_sources(self, signal_name: str, attempt: Attempt, *, is_first: bool) -> list[OrderFile | OrderSignal]:
+        """Return where orders come from: the file on rank 0, and the signal on all ranks."""
+        found: list[OrderFile | OrderSignal] = []
+        if is_first:
+            run = RunDirectory(attempt.path.parent)
+            found.append(OrderFile(run, give=self._switching.give, warn=self._warner.warn))
+        if signal_name != NO_SIGNAL:
+            toggle = self._switching.toggle if is_first else None
+            found.append(OrderSignal(signal_name, toggle, warn=self._warner.warn))
+        return found
+
+    def _new_exporters(self, joined: JoinedRank, attempt: Attempt) -> Exporters | None:
+        config, world, host = joined.config.metrics, joined.world, joined.identity.host
+        if config.prometheus is None and not config.job_comment:
+            return None
+        return Exporters(config, world=world, host=host, attempt=attempt, recording=self, warn=self._warner.warn)
+
+    def _new_watchdog(self, joined: JoinedRank, attempt: Attempt) -> Watchdog:
+        world, settings = joined.world, joined.config.hang
+        return Watchdog(
+            rank=world.rank,
+            identity=joined.identity,
+            attempt=attempt,
+            settings=settings,
+            watched=self,
+            alarm=Alarm.of(attempt, world, settings, tell=self._warner.tell),
+            warn=self._warner.warn,
+        )
+
+    def start(self) -> None:
         """Start to record. Collective: the clocks are compared for the first time."""
         self.recorder.start()
         # The file exists from the first step on, even if the rank dies within its first second.
@@ -143,11 +184,11 @@ class Recording:
             self._cleanup.callback(self._trap.remove)
         if self._counters is not None:
             self._counters.start()
-        if self._clock_sync is not None and self._clock_sync.due(first_step):
-            self._synchronise(first_step)
-        self.recorder.step = first_step
+        if self._clock_sync is not None and self._clock_sync.due(self.step):
+            self._synchronise(self.step)
+        self.recorder.step = self.step
         keep_uncompiled()
-        self._switching.live = self._switching.plan.at(first_step)
+        self._switching.live = self._switching.plan.at(self.step)
         if not self._switching.plan.is_always_full:
             self._add_event(EventKind.SWITCH, self._switching.live, self._switching.why)
         if self._switching.live >= Detail.COLLECTIVES:
@@ -156,22 +197,53 @@ class Recording:
             self.phases.install()
         if self._device is not None:
             self._device.start(self._cleanup)
+        for source in self._orders:
+            source.start()
+        if self._exporters is not None:
+            self._exporters.start()
+        self._begin_ns = self.now()
+        if self.watchdog is not None:
+            self.watchdog.start()
 
-    def pace_by(self, pacer: Pacer) -> None:
-        """Call the pacer wherever this rank is blocked; use this before `start`."""
+    def _pace_by(self, pacer: Pacer) -> None:
         assert isinstance(self._collectives.current, CollectiveObserver)
         self._collectives.current.pacer = self.phases.backward.pacer = pacer
-
-    def add_pacing(self, *row: int) -> None:
-        """Record a row of the `pacing` table."""
-        self.recorder.add_pacing(*row)
+        pacer.start()
 
     def add_delay(self, begin_ns: int, end_ns: int) -> None:
         """Record a delay in the current step."""
         self.recorder.add_phase(self.recorder.step, Phase.PACE, begin_ns, end_ns, -1)
 
-    def end_step(self, step: int, begin_ns: int, end_ns: int, samples: int, flags: int) -> None:
-        """Record a step and prepare the next. Collective in those steps in which the clocks are compared."""
+    def add_pacing(self, *row: int) -> None:
+        """Record a row of the `pacing` table."""
+        self.recorder.add_pacing(*row)
+
+    def end_step(self, end_ns: int, samples: int, flags: StepFlag) -> None:
+        """End the step that is running. Collective in those steps in which the clocks are compared.
+
+        Args:
+            end_ns: when it ended.
+            samples, flags: see `Session.step`.
+        """
+        step, begin_ns = self.step, self._begin_ns
+        flags |= self._step_flags
+        if step < self._first_counted_step:
+            flags |= StepFlag.WARMUP
+        self._record_step(step, begin_ns, end_ns, samples, flags)
+        self._num_ended += 1
+        if self._seeks_gpu:
+            self._find_gpu()
+        if self._device is not None:
+            self._device.end_step(self._num_ended, is_shared=self._clock_sync is not None)
+        self.recorder.step = step + 1
+        if self._clock_sync is not None and self._clock_sync.due(step + 1):
+            self._synchronise(step + 1)
+        if self._exporters is not None:
+            self._exporters.end_step(begin_ns, end_ns, samples)
+        if self._pacer is not None:
+            self._pacer.end_step(step, end_ns - begin_ns, flags)
+
+    def _record_step(self, step: int, begin_ns: int, end_ns: int, samples: int, flags: StepFlag) -> None:
         # Less than the plan says where steps are found only after they have ended.
         detail = min(self._switching.plan.at(step), self._switching.live)
         if detail < Detail.FULL:
@@ -180,18 +252,18 @@ class Recording:
             flags |= StepFlag.WARMUP | (StepFlag.PLAIN if is_plain else StepFlag.UNPHASED)
         self.recorder.add_step(step, begin_ns, end_ns, samples, flags)
         self._collectives.end_step(step)
-        self.num_steps += 1
-        if self._seeks_gpu:
-            self._find_gpu()
-        if self._device is not None:
-            self._device.end_step(self.num_steps, is_shared=self._clock_sync is not None)
-        self.recorder.step = step + 1
-        if self._clock_sync is not None and self._clock_sync.due(step + 1):
-            self._synchronise(step + 1)
 
-    def begin_step(self, step: int) -> None:
-        """Switch to the detail of a step that begins now, between two operations that are the same on all ranks."""
-        detail, before = self._switching.plan.at(step), self._switching.live
+    def begin_step(self, begin_ns: int = 0) -> None:
+        """Start the next step, now or at another time; its detail is switched only now."""
+        self.step += 1
+        if not begin_ns:
+            self._switch_detail()
+        self._begin_ns = begin_ns or self.now()
+        self._step_flags = StepFlag.NONE if self._pacer is None else self._pacer.begin_step()
+
+    def _switch_detail(self) -> None:
+        """Switch to the detail of the step that begins now, between two operations that are the same on all ranks."""
+        detail, before = self._switching.plan.at(self.step), self._switching.live
         if detail == before:
             return
         had_phases = self._observes_phases
@@ -200,7 +272,7 @@ class Recording:
             self._collectives.switch_off()
         elif detail >= Detail.COLLECTIVES > before:
             # Ranks that begin with the same step number the same operations alike; others have other numbers.
-            self._collectives.switch_on(step << NUMBER_BITS)
+            self._collectives.switch_on(self.step << NUMBER_BITS)
         if had_phases and not self._observes_phases:
             self.phases.uninstall()
         elif self._observes_phases and not had_phases:
@@ -213,20 +285,20 @@ class Recording:
         """Whether phases are seen: without them, steps could not be found either."""
         return self._switching.live == Detail.FULL or self.steps is not None
 
+    @contextmanager
+    def paced_block(self, name: str) -> Iterator[None]:
+        """Pace a block of the job's own, in which all ranks wait for each other."""
+        arrival = None if self._pacer is None else self._pacer.arrive(name)
+        yield
+        if self._pacer is not None:
+            self._pacer.leave(arrival, tuple(range(self._num_ranks)))
+
     def _find_gpu(self) -> None:
         """Have the counters of this rank's GPU read once this thread uses one: each has a current device of its own."""
         gpu = gpu_in_use() if self._seeks_gpu else None
         if gpu is not None:
             self._host.use_gpu(gpu)
             self._seeks_gpu = False
-
-    def add_end(self, end: EndEvent) -> None:
-        """Record how the program of this rank ends."""
-        self.recorder.add_event(time.monotonic_ns(), self.recorder.step, *end)
-
-    def hold_steps_after(self, step: int) -> None:
-        """Keep the rows of later steps in memory until `settle_steps`."""
-        self.recorder.hold_steps_after(step)
 
     def number_rows(self, step: int) -> None:
         """Give a step number to all rows from here on."""
@@ -242,7 +314,47 @@ class Recording:
         """Record how steps are found."""
         self._add_event(EventKind.STEP_SOURCE, source.num_irregular, str(source))
 
-    def finish_steps(self, *, in_order: bool) -> None:
+    def _add_event(self, kind: EventKind, code: int, text: str) -> None:
+        self._add_end((kind, code, text.encode()[:_EVENT_BYTES]))
+
+    def _add_end(self, end: EndEvent) -> None:
+        self.recorder.add_event(time.monotonic_ns(), self.recorder.step, *end)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what was recorded, see `Session.recorded`; complete once the recording is closed."""
+        return {
+            "steps": self.step - self._first_step,
+            "steps_from": "named by the script" if self.steps is None else self.steps.source.evidence,
+            "phases": [phase.name.lower() for phase in Phase if phase in self.recorder.phases_seen],
+        }
+
+    def close(self, *, in_order: bool, end: EndEvent | None = None) -> None:
+        """End pacing and recording; what fails is a warning. Collective if `in_order`.
+
+        Args:
+            in_order: whether all ranks end here, none by an error; the clocks are compared for the last time then.
+            end: how the program of this rank ends, if that is to be recorded.
+        """
+        for source in self._orders:
+            source.stop()
+        if self.watchdog is not None:
+            self.watchdog.stop(by_error=not in_order)
+        if end is not None:
+            self._add_end(end)
+        if self._pacer is not None:
+            self._end(partial(self._pacer.close, in_order=in_order), "the result of pacing is lost")
+        self._end(partial(self._finish_steps, in_order), "the last steps may be missing")
+        self._end(partial(self._close_trace, in_order), "the trace may lack its end")
+        if self._exporters is not None:
+            self._end(self._exporters.close, "the centre is not told of the end")
+
+    def _end(self, part: Callable[[], object], loss: str) -> None:
+        try:
+            part()
+        except Exception as error:  # the boundary to somebody else's job
+            self._warner.warn(f"{loss}: {error or type(error).__name__}")
+
+    def _finish_steps(self, in_order: bool) -> None:
         """Decide on the last steps and record how steps, phases and samples were found. Collective if `in_order`."""
         if not in_order:
             self._clock_sync = None  # the other ranks may not come to another comparison
@@ -252,14 +364,8 @@ class Recording:
                 self._add_event(EventKind.SAMPLES_SOURCE, 1, self.phases.samples.source)
         self._add_event(EventKind.PHASE_SOURCE, len(self.phases.seen), self.phases.source)
 
-    def _add_event(self, kind: EventKind, code: int, text: str) -> None:
-        self.recorder.add_event(time.monotonic_ns(), self.recorder.step, kind, code, text.encode()[:_EVENT_BYTES])
-
-    def close(self, *, in_order: bool) -> None:
-        """End the recording. Collective if `in_order`: the clocks are compared for the last time.
-
-        Every part ends, whatever another one raises; the last error is raised again.
-        """
+    def _close_trace(self, in_order: bool) -> None:
+        """End every part, whatever another one raises; the last error is raised again."""
         with ExitStack() as parts:  # which end in the opposite order
             parts.callback(self._end_clock, in_order)
             parts.callback(self._end_file)
@@ -280,7 +386,7 @@ class Recording:
             is_written = self.recorder.close()
         # Of a disk that hangs, the recorder has said so.
         if self._local is not None and is_written:
-            self._bring_home(self._local, self._copy_timeout_s, is_last=True)
+            self._local.come_home(self._copy_timeout_s, is_last=True, warn=self._warner.warn)
 
     def _end_clock(self, in_order: bool) -> None:
         clock_sync, self._clock_sync = self._clock_sync, None
@@ -290,11 +396,11 @@ class Recording:
     def _new_observer(self, config: Config, first_number: int) -> CollectiveObserver | CompiledObserver:
         may_be_compiled = config.trace.compiled and not config.pace.is_on and self._device is None
         layer = find_layer() if may_be_compiled else None
-        numbers: dict[str, Any] = {"groups": self._groups, "first_number": first_number}
+        shared: dict[str, Any] = {"warn": self._warner.warn, "groups": self._groups, "first_number": first_number}
         if layer is not None:
-            return CompiledObserver(layer, self.recorder, warn=self._warn, **numbers)
+            return CompiledObserver(layer, self.recorder, **shared)
         device_times = None if self._device is None else self._device.times
-        return CollectiveObserver(self.recorder, warn=self._warn, device_times=device_times, **numbers)
+        return CollectiveObserver(self.recorder, device_times=device_times, **shared)
 
     def _synchronise(self, step: int) -> None:
         if self._clock_sync is None:
@@ -307,7 +413,7 @@ class Recording:
             sample = self._clock_sync.sync(step)
         except ClockSyncError as error:
             self._clock_sync = None
-            self._warn_once_for_all(
+            self._warner.warn_once_for_all(
                 f"clock comparisons stop: {error}; times of different hosts lose precision from here on"
             )
         else:
@@ -339,15 +445,14 @@ class Recording:
             is_complete=self._collectives.is_complete,
         )
 
-    def rescue(self, end: EndEvent) -> None:
-        """Bring to disk what is in memory, and record how the program ends: it does so without closing the trace."""
-        self._save(end, is_last=True)
+    def rescue(self, end: EndEvent | None = None) -> None:
+        """Bring to disk what is in memory, and record how the program ends: it does so without closing the trace.
 
-    def _rescue(self) -> None:
-        self._save(end_by_signal(signal.SIGTERM), is_last=self._trap.is_decisive)
-
-    def _save(self, end: EndEvent, *, is_last: bool) -> None:
-        self.add_end(end)
+        Args:
+            end: how it ends; None for SIGTERM, which may be no end where the job has a handler of its own.
+        """
+        is_last = end is not None or self._trap.is_decisive
+        self._add_end(end or end_by_signal(signal.SIGTERM))
         self.recorder.settle_steps()
         if self._device is not None:
             self._device.marks.resolve()
@@ -359,57 +464,7 @@ class Recording:
                 self.recorder.tell_losses()
             if self._local is not None and is_held:
                 timeout_s = min(self._copy_timeout_s, _RESCUE_COPY_TIMEOUT_S)
-                self._bring_home(self._local, timeout_s, is_last=is_last)
-
-    def _place_on_node(self, config: Config, header: TraceHeader, path: Path) -> NodeLocalTrace | None:
-        """Return where the trace is on node-local disk while the job runs; None if that is the run itself."""
-        trace_dir = config.trace.trace_dir
-        if trace_dir is None:
-            return None
-        try:
-            return in_time(partial(_make_place, trace_dir, header, path), _PLACE_TIMEOUT_S, "the node-local disk")
-        except OSError as error:
-            # The ranks of a node have one disk. That a name is taken is a matter of one rank.
-            if header.local_rank <= 0 or isinstance(error, FileExistsError):
-                reason = error.strerror or str(error)
-                self._warn(f"trace.trace_dir is {trace_dir}, but the trace is written into the run at once: {reason}")
-            return None
-
-    def _bring_home(self, trace: NodeLocalTrace, timeout_s: float, *, is_last: bool) -> None:
-        """Copy the trace from a node-local disk into the run, and with it those of ranks of this node that were killed.
-
-        Args:
-            is_last: whether nothing is recorded after this, so that the trace is removed from the disk.
-        """
-        deadline = Deadline(timeout_s)
-        try:
-            trace.bring_home(timeout_s)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            self._warn(
-                f"the trace stays in {trace.path}: copying it to {trace.destination} failed: {reason}; "
-                "copy it, and the journal next to it, before the disk is cleared"
-            )
-        else:
-            if is_last:
-                trace.remove()
-        with suppress(OSError):  # `hpcpace collect` finds what is left
-            place = trace.path.parent
-            homes = [trace.destination.parent]
-            bring_left_traces_home(place.parent, homes, timeout_s=deadline.left_s, own_name=place.name)
-
-
-def _make_place(trace_dir: Path, header: TraceHeader, path: Path) -> NodeLocalTrace:
-    """Make a folder for a rank's trace on node-local disk, by a name that no other rank and no earlier job has used."""
-    if trace_dir == AUTO:
-        trace_dir = find_node_local_disk(process_environ(), max(header.local_size, 1))
-    if trace_dir.exists() and not trace_dir.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(trace_dir))
-    run_id = header.run_id[:_MAX_RUN_ID]
-    name = f"{PREFIX}{run_id}-attempt-{header.attempt}-rank-{header.rank}-{header.created_unix_ns}"
-    trace = NodeLocalTrace(trace_dir.absolute(), name, path)
-    trace.open_folder().close()
-    return trace
+                self._local.come_home(timeout_s, is_last=is_last, warn=self._warner.warn)
 
 
 class CounterThread:

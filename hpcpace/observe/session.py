@@ -15,31 +15,33 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
 from hpcpace.core.config import Config, ProbeConfig
-from hpcpace.core.environment import RankInfo, host_identity, locate, process_environ
+from hpcpace.core.environment import RankInfo, host_identity, locate
 from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.observe.active import ActiveSession, InferredSteps
-from hpcpace.observe.coordination import Attendance, Coordinator, NotEveryRank, coordinate
+from hpcpace.core.settings import unknown_sentence, unknown_variables
+from hpcpace.observe.coordination import Attendance, NotEveryRank, coordinate
 from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
 from hpcpace.observe.guest import Warner
-from hpcpace.observe.joined import JoinedRank, SessionSettings, shared_settings
-from hpcpace.observe.pacing import OpenPacing
-from hpcpace.observe.steps import StepFinder, StepFrom
+from hpcpace.observe.joined import JoinedRank, SessionSettings, find_rank, resolved_config, shared_settings
+from hpcpace.observe.pacing import OpenPacing, Pacer
+from hpcpace.observe.recording import Recording
+from hpcpace.observe.steps import InferredSteps, StepFinder, StepFrom
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag
 from hpcpace.world.deadline import Deadline
-from hpcpace.world.gloo import own_store
+from hpcpace.world.messages import Messages, NoMessages, own_store
 
 START, END = "start", "end"
 
 
-class Session:
+@dataclass(kw_only=True, eq=False, repr=False)
+class Session(SessionSettings):
     """Observes a training job between `__enter__` and `__exit__`; `hpcpace.session` is this class.
 
     Collective: every rank of the job enters and leaves it. With several ranks, enter it after
@@ -81,62 +83,19 @@ class Session:
     If the job leaves SIGTERM its default action, the session writes what it has in memory before that action.
     """
 
-    phase: Callable[[str], AbstractContextManager[Any]]
     # What paces is plugged in by the package, as observation imports no pacing.
     open_pacing: ClassVar[OpenPacing | None] = None
     # Torch's operators and hooks are there once in a process, and so is what observes them; a fork is another process.
     _recorded_pid: ClassVar[int] = 0
 
-    def __init__(
-        self,
-        *,
-        name: str = "train",
-        run_dir: str | os.PathLike[str] | None = None,
-        config: Config | None = None,
-        config_file: str | os.PathLike[str] | None = None,
-        mesh: Mapping[str, int] | None = None,
-        coords: Mapping[str, int] | None = None,
-        samples_unit: str = "samples",
-        warmup_steps: int = 1,
-        first_step: int = 0,
-        record: Mapping[str, Any] | None = None,
-        world: RankInfo | None = None,
-        comm: Any = None,
-        step_from: str | None = None,
-        pace: str | None = None,
-        trace_dir: str | os.PathLike[str] | None = None,
-        steps: str | None = None,
-        detail: str | None = None,
-        keep_last: int | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.run: RunDirectory | None = None
         self.attempt: Attempt | None = None
-        self.phase = NullRecorder().phase
-        self._settings = SessionSettings(
-            environ=process_environ(),
-            name=name,
-            run_dir=run_dir,
-            config=config,
-            config_file=config_file,
-            mesh=mesh or {},
-            coords=coords or {},
-            samples_unit=samples_unit,
-            warmup_steps=warmup_steps,
-            first_step=first_step,
-            record=record or {},
-            world=world,
-            comm=comm,
-            step_from=step_from,
-            pace=pace,
-            trace_dir=trace_dir,
-            steps=steps,
-            detail=detail,
-            keep_last=keep_last,
-        )
-        self._warner = Warner(self._settings.environ)
+        self.phase: Callable[[str], AbstractContextManager[Any]] = NullRecorder().phase
+        self._warner = Warner(self.environ)
         self._config = Config()
-        self._coordinator: Coordinator | None = None
-        self._active: ActiveSession | None = None
+        self._messages: Messages | NoMessages | None = None
+        self._recording: Recording | None = None
         self.recorded: dict[str, Any] | None = None
         self._known_error: BaseException | None = None
         self._probe: Callable[[str], None] | None = None
@@ -149,12 +108,12 @@ class Session:
     @property
     def is_recording(self) -> bool:
         """Whether this rank records a trace."""
-        return self._active is not None
+        return self._recording is not None
 
     def watch(self, model: Any) -> None:
         """Record the microbatches of a stage of `torch.distributed.pipelining`; modules are seen without this."""
-        if self._active is not None:
-            self._active.recording.phases.watch(model)
+        if self._recording is not None:
+            self._recording.phases.watch(model)
 
     def step(self, samples: int = 0, *, flags: StepFlag = StepFlag.NONE) -> None:
         """End a step.
@@ -165,34 +124,34 @@ class Session:
             samples: this rank's share of the global batch; the shares of all ranks add up to it.
             flags: what marks the step as special; warm-up is added automatically.
         """
-        active = self._active
-        if active is None:
+        recording = self._recording
+        if recording is None:
             return
         try:
-            end_ns = active.recording.now()
-            active.end_step(end_ns, samples, flags | active.recording.phases.end_step())
+            end_ns = recording.now()
+            recording.end_step(end_ns, samples, flags | recording.phases.end_step())
         except Exception as error:  # the boundary to somebody else's job
             self._end_early(error)
         else:
-            active.begin_step()
+            recording.begin_step()
 
     def pacing_point(self, name: str = "point") -> AbstractContextManager[None]:
         """Name a block that waits for all ranks, and that hpcpace cannot see: `with session.pacing_point(): ...`.
 
         hpcpace sees operations of torch.distributed without it; use it for those of MPI or of other libraries.
         """
-        return nullcontext() if self._active is None else self._active.paced_block(name)
+        return nullcontext() if self._recording is None else self._recording.paced_block(name)
 
     def before_stop(self, told: Callable[[str], None]) -> None:
         """Have a function called with the verdict before `hang.on_hang` ends this process, in another thread."""
-        if self._active is not None and self._active.watchdog is not None:
-            self._active.watchdog.stopping = told
+        if self._recording is not None and self._recording.watchdog is not None:
+            self._recording.watchdog.stopping = told
 
     def __enter__(self) -> Session:
         self._known_error = error_in_flight(None)
         if Session._recorded_pid == os.getpid():
             with suppress(WorldError):
-                self._warner.rank = self._settings.find_rank().rank
+                self._warner.rank = find_rank(self).rank
             self._warner.warn_once_for_all("this session records nothing: `hpcpace trace`, or a session, does already")
             return self
         try:
@@ -200,7 +159,7 @@ class Session:
         except Exception as error:  # the boundary to somebody else's job, which goes on without us
             self._explain(error)
             if isinstance(error, (WorldError, ClockSyncError)):
-                self._coordinator = None  # the others have not come, and will not come to the end either
+                self._messages = None  # the others have not come, and will not come to the end either
             self._stop(in_order=False)
         return self
 
@@ -212,20 +171,20 @@ class Session:
         self._stop(in_order=error is None, end=None if error is None else end_by(error))
         if self._probe is not None and error is None:
             self._probe(END)
-        if self._coordinator is not None and error is None:
-            self._leave_together(self._coordinator)
+        if self._messages is not None and error is None:
+            self._leave_together(self._messages)
 
     def _start(self) -> None:
-        coordinator, world = self._meet()
+        messages, world = self._meet()
         if self.is_switched_off:
             return
         deadline = Deadline(self._config.trace.start_timeout_s)
         identity = host_identity()
-        host_keys = coordinator.allgather(identity.host_key, deadline.left_s)
+        host_keys = messages.allgather(identity.host_key, deadline.left_s)
         joined = JoinedRank(
-            settings=self._settings,
+            settings=self,
             config=self._config,
-            coordinator=coordinator,
+            messages=messages,
             identity=identity,
             host_keys=host_keys,
             world=locate(world, host_keys),
@@ -243,40 +202,52 @@ class Session:
             settings=self._config.probe,
             world=joined.world,
             attempt=attempt,
-            environ=self._settings.environ,
+            environ=self.environ,
             warn=self._warner.warn_once_for_all,
         )
         if self._config.probe.when == START:
             self._probe(START)
             joined = replace(joined, deadline=Deadline(self._config.trace.start_timeout_s))
-        step_from = self._settings.step_from
-        steps = None if step_from is None else StepFinder(StepFrom.parse(step_from))
-        open_pacing = type(self).open_pacing if self._config.pace.is_on else None
-        if self._config.pace.is_on and open_pacing is None:
-            raise WorldError("this session cannot pace the job: start it as `hpcpace.session`")
-        active = self._active = ActiveSession(joined, attempt, self._warner, steps=steps, open_pacing=open_pacing)
+        steps = None if self.step_from is None else StepFinder(StepFrom.parse(self.step_from))
+        # Before anything that can fail on one rank alone: the others would wait for it here.
+        make_pacer = self._open_pacing(joined, attempt) if self._config.pace.is_on else None
+        recording = self._recording = Recording(joined, attempt, self._warner, steps=steps, make_pacer=make_pacer)
         if steps is not None:
-            steps.sink = InferredSteps(active, failed=self._end_early)
-        active.start()
+            steps.sink = InferredSteps(recording, failed=self._end_early)
+        recording.start()
         Session._recorded_pid = os.getpid()
-        self.phase = active.recording.recorder.phase
+        self.phase = recording.recorder.phase
+
+    def _open_pacing(self, joined: JoinedRank, attempt: Attempt) -> Callable[[Any], Pacer]:
+        open_pacing = type(self).open_pacing
+        if open_pacing is None:
+            raise WorldError("this session cannot pace the job: start it as `hpcpace.session`")
+        return open_pacing(
+            self._config.pace,
+            comm=self.comm,
+            world=joined.world,
+            host_key=joined.identity.host_key,
+            attempt=attempt,
+            first_step=self.first_step + max(self.warmup_steps, 1),
+            warn=self._warner.warn,
+        )
 
     @property
     def is_switched_off(self) -> bool:
         """Whether user or site want no recording; of a program that brings its own settings, only the trace is off."""
-        return self._settings.config is None and not self._config.trace.enabled
+        return self.config is None and not self._config.trace.enabled
 
-    def _meet(self) -> tuple[Coordinator, RankInfo]:
+    def _meet(self) -> tuple[Messages | NoMessages, RankInfo]:
         """Find settings and place, and meet the other ranks; they learn it where this rank cannot take part."""
-        settings, self._config = self._settings, Config()
-        self._warner.rank = None if settings.world is None else settings.world.rank
+        self._config = Config()
+        self._warner.rank = None if self.world is None else self.world.rank
         try:
-            self._config = settings.load_config()
-            world = settings.find_rank()
+            self._config = resolved_config(self)
+            world = find_rank(self)
         except Exception as error:  # the boundary to somebody else's job, whose other ranks wait for our answer
             problem = str(error) or type(error).__name__
             try:
-                self._take_roll(settings.world, problem)
+                self._take_roll(self.world, problem)
             except NotEveryRank as decision:
                 if decision.is_told and problem.startswith(str(decision)):
                     raise decision from error  # another rank has the same problem, and warns of it
@@ -284,15 +255,16 @@ class Session:
                 pass
             raise
         self._warner.rank = world.rank
-        if world.rank == 0 and (sentence := settings.unknown_variables()):
-            self._warner.warn(sentence)
-        self._coordinator = self._take_roll(world)
-        return self._coordinator, world
+        # Of a program that brings its own settings, no variable counts.
+        if world.rank == 0 and self.config is None and (unknown := unknown_variables(self.environ)):
+            self._warner.warn(f"{unknown_sentence(unknown)}; ignored")
+        self._messages = self._take_roll(world)
+        return self._messages, world
 
-    def _take_roll(self, world: RankInfo | None, problem: str = "") -> Coordinator:
+    def _take_roll(self, world: RankInfo | None, problem: str = "") -> Messages | NoMessages:
         return coordinate(
             world,
-            self._settings.comm,
+            self.comm,
             Attendance(problem=problem, settings=shared_settings(self._config)),
             timeout_s=self._config.trace.start_timeout_s,
         )
@@ -306,24 +278,24 @@ class Session:
         warn(f"nothing is recorded: {str(error) or type(error).__name__}")
 
     def _end_early(self, error: Exception) -> None:
-        if self._active is not None:
-            self._warner.warn(f"recording ends at step {self._active.step}: {error or type(error).__name__}")
+        if self._recording is not None:
+            self._warner.warn(f"recording ends at step {self._recording.step}: {error or type(error).__name__}")
             self._stop(in_order=False)
 
     def _stop(self, *, in_order: bool, end: EndEvent | None = None) -> None:
-        active, self._active = self._active, None
+        recording, self._recording = self._recording, None
         self.phase = NullRecorder().phase
-        if active is not None:
+        if recording is not None:
             Session._recorded_pid = 0
-            active.close(in_order=in_order, end=end)
-            self.recorded = active.recorded()
+            recording.close(in_order=in_order, end=end)
+            self.recorded = recording.recorded()
 
-    def _leave_together(self, coordinator: Coordinator) -> None:
+    def _leave_together(self, messages: Messages | NoMessages) -> None:
         """Wait for the other ranks, up to a timeout, so that rank 0 may read every trace from here on."""
         try:
-            with closing(coordinator):
-                coordinator.meet(self._config.clock.timeout_s)
-            self._coordinator = None
+            with closing(messages):
+                messages.meet(self._config.clock.timeout_s)
+            self._messages = None
         except Exception as error:  # the job may have ended torch's process group already: no reason to fail it
             self._warner.warn_once_for_all(f"the ranks did not leave the session together: {error}")
 

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import plural
+from hpcpace.trace.schema import StepFlag
+
+if TYPE_CHECKING:
+    from hpcpace.observe.recording import Recording
 
 _FORM = re.compile(r"(auto)|(optimizer|backward)(?::([1-9][0-9]{0,5}))?")
 # A period that has not shown itself after so many updates is not awaited any longer.
@@ -141,28 +146,6 @@ def _listed(names: tuple[str, ...]) -> str:
     return " and ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 
-class StepSink(Protocol):
-    """What is told of steps."""
-
-    def mark(self) -> None:
-        """Number rows provisionally: a step may have ended here."""
-
-    def settle(self, steps: Sequence[int], ends_ns: Sequence[int]) -> None:
-        """Number the rows between marks.
-
-        Args:
-            steps: step of the rows before each mark, and last of those after all of them, counted from the step in
-                which marking began.
-            ends_ns: when each step that is over ended.
-        """
-
-    def end_step(self, end_ns: int) -> None:
-        """End the step that is running."""
-
-    def tell_source(self, source: StepSource) -> None:
-        """Take how steps are found from here on."""
-
-
 @dataclass(frozen=True)
 class _Mark:
     key: Hashable
@@ -186,7 +169,7 @@ class StepFinder:
 
     def __init__(self, step_from: StepFrom) -> None:
         self.count_idle: Callable[[], int] = int
-        self.sink: StepSink | None = None
+        self.sink: InferredSteps | None = None
         self.follows_updates = step_from.is_auto
         self.source = StepSource(kind="unknown", evidence="no optimizer has stepped and no backward pass was seen")
         self._step_from = step_from
@@ -352,3 +335,66 @@ class StepFinder:
             self.source = replace(self.source, kind=kind, evidence=evidence, num_irregular=self._num_irregular)
         if self.sink is not None:
             self.sink.tell_source(self.source)
+
+
+class InferredSteps:
+    """Ends the steps of a session as a StepFinder finds them; see there for `mark`, `settle` and the others.
+
+    Args:
+        recording: of the session.
+        failed: takes an error of the recording, which must not reach the job.
+    """
+
+    def __init__(self, recording: Recording, *, failed: Callable[[Exception], None]) -> None:
+        self._recording, self._failed = recording, failed
+        self._marked: list[tuple[int, StepFlag]] = []  # samples and marks of the rows before each mark
+        self._first = 0
+        self._carried = (0, StepFlag.NONE)
+
+    def mark(self) -> None:
+        """Number rows provisionally: a step may have ended here."""
+        with self._boundary():
+            if not self._marked:
+                self._first = self._recording.step
+                self._recording.recorder.hold_steps_after(self._first)
+            self._recording.number_rows(self._first + len(self._marked) + 1)
+            self._marked.append(self._take())
+
+    def settle(self, steps: Sequence[int], ends_ns: Sequence[int]) -> None:
+        """Number the rows between marks, and record the steps that are over."""
+        with self._boundary():
+            marked, self._marked = self._marked, []
+            numbers = {self._first + mark: self._first + step for mark, step in enumerate(steps)}
+            self._recording.settle_steps(numbers, self._first + steps[-1])
+            totals = [(0, StepFlag.NONE)] * (len(ends_ns) + 1)
+            totals[0] = self._carried
+            for step, (samples, flags) in zip(steps, marked, strict=False):
+                totals[step] = (totals[step][0] + samples, totals[step][1] | flags)
+            for end_ns, (samples, flags) in zip(ends_ns, totals, strict=False):
+                self._recording.end_step(end_ns, samples, flags)
+                self._recording.begin_step(end_ns)
+            self._carried = totals[-1]
+
+    def end_step(self, end_ns: int) -> None:
+        """End the step that is running."""
+        with self._boundary():
+            samples, flags = self._take()
+            (carried, marks), self._carried = self._carried, (0, StepFlag.NONE)
+            self._recording.end_step(end_ns, samples + carried, flags | marks)
+            self._recording.begin_step()
+
+    def tell_source(self, source: StepSource) -> None:
+        """Record how steps are found from here on."""
+        with self._boundary():
+            self._recording.add_step_source(source)
+
+    def _take(self) -> tuple[int, StepFlag]:
+        phases = self._recording.phases
+        return phases.samples.take(), phases.end_step()
+
+    @contextmanager
+    def _boundary(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the boundary to somebody else's job
+            self._failed(error)

@@ -181,71 +181,36 @@ def _read_order(folder: Folder, name: str) -> bytes:
         os.close(descriptor)
 
 
-class OrderSources:
-    """Where orders come from while a session records: the file on rank 0, and the signal on all ranks.
-
-    Args:
-        switching: of this rank.
-        run: the run directory.
-        rank: this rank.
-        signal_name: of the signal, such as `USR1`; `none` for none.
-        warn: takes a warning.
-    """
-
-    def __init__(
-        self, switching: Switching, run: RunDirectory, *, rank: int, signal_name: str, warn: Callable[[str], None]
-    ) -> None:
-        self._warn = warn
-        self._file = OrderFile(run, give=switching.give, warn=warn) if rank == 0 else None
-        self._signal: OrderSignal | None = None
-        self._signal_name = signal_name
-        if signal_name != NO_SIGNAL:
-            number = signal.Signals[f"SIG{signal_name}"]
-            self._signal = OrderSignal(number, switching.toggle if rank == 0 else None)
-
-    def start(self) -> None:
-        """Begin to take orders."""
-        if self._file is not None:
-            self._file.start()
-        if self._signal is not None and (problem := self._signal.install()):
-            self._warn(f"SIG{self._signal_name} switches nothing: {problem}")
-            self._signal = None
-
-    def stop(self) -> None:
-        """Take no further orders."""
-        if self._file is not None:
-            self._file.stop()
-        if self._signal is not None:
-            self._signal.remove()
-
-
 class OrderSignal:
     """Turns detail off and on again by a signal, unless the program or its libraries have a handler for it.
 
     All ranks take the signal, whose default action would end them; only rank 0 gives an order.
 
     Args:
-        number: the signal.
+        name: of the signal, such as `USR1`.
         toggle: called on rank 0 when it arrives; None on other ranks.
+        warn: takes a warning that it is not taken.
     """
 
-    def __init__(self, number: signal.Signals, toggle: Callable[[], None] | None) -> None:
-        self._number, self._toggle, self._is_over = number, toggle, False
+    def __init__(self, name: str, toggle: Callable[[], None] | None, *, warn: Callable[[str], None]) -> None:
+        self._number, self._toggle, self._warn = signal.Signals[f"SIG{name}"], toggle, warn
+        self._is_installed = self._is_over = False
 
-    def install(self) -> str:
-        """Take the signal; return why that does not work, empty if it does."""
+    def start(self) -> None:
+        """Take the signal."""
         if threading.current_thread() is not threading.main_thread():
-            return "the session was not entered in the main thread"
-        if not has_default_action(self._number):
-            return "the program handles it itself"
-        signal.signal(self._number, self._arrived)
-        signal.siginterrupt(self._number, False)  # system calls of the job go on
-        return ""
+            self._warn(f"{self._number.name} switches nothing: the session was not entered in the main thread")
+        elif not has_default_action(self._number):
+            self._warn(f"{self._number.name} switches nothing: the program handles it itself")
+        else:
+            signal.signal(self._number, self._arrived)
+            signal.siginterrupt(self._number, False)  # system calls of the job go on
+            self._is_installed = True
 
-    def remove(self) -> None:
+    def stop(self) -> None:
         """Give the signal its default action back, unless the program has taken it since."""
         self._is_over = True
-        is_ours = signal.getsignal(self._number) == self._arrived
+        is_ours = self._is_installed and signal.getsignal(self._number) == self._arrived
         if is_ours and threading.current_thread() is threading.main_thread():
             signal.signal(self._number, signal.SIG_DFL)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
 import torch
 
-from hpcpace.observe.compat import queue_final_callback, tell_dynamo
+from hpcpace.core.compat import queue_final_callback, tell_dynamo
 from hpcpace.observe.guest import Replacements, leave_out_own_frame
 from hpcpace.observe.pacing import Arrival, Pacer
 from hpcpace.trace.schema import Phase
@@ -96,38 +97,30 @@ class ModuleCalls:
 _ENGINE = "_engine_run_backward"
 
 
+@dataclass(eq=False)
 class BackwardPasses:
     """Wraps the functions of torch that compute gradients.
 
-    Args:
+    Attributes:
         calls: is told that modules are inside a backward pass, where checkpointed ones run again, and who trains.
         add: takes a phase with its begin and end.
         has_open_collectives, take_last_ranks: see PhaseObserver.
         begins: called before a backward pass that is not part of another.
         ended: called after it, with its end.
         now: the clock.
-
-    Attributes:
         pacer: called where the caller waits for gradients, and may delay it; None if the job is not paced.
         depth: backward passes that are running; one may call another.
     """
 
-    def __init__(
-        self,
-        calls: ModuleCalls,
-        add: Callable[[Phase, int, int], None],
-        *,
-        has_open_collectives: Callable[[], bool],
-        take_last_ranks: Callable[[], tuple[int, ...]],
-        begins: Callable[[], None],
-        ended: Callable[[int], None],
-        now: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self.pacer: Pacer | None = None
-        self.depth = 0
-        self._calls, self._add, self._begins, self._ended = calls, add, begins, ended
-        self._now = now
-        self._has_open_collectives, self._take_last_ranks = has_open_collectives, take_last_ranks
+    calls: ModuleCalls
+    add: Callable[[Phase, int, int], None]
+    has_open_collectives: Callable[[], bool]
+    take_last_ranks: Callable[[], tuple[int, ...]]
+    begins: Callable[[], None]
+    ended: Callable[[int], None]
+    now: Callable[[], int]
+    pacer: Pacer | None = None
+    depth: int = 0
 
     def install(self, cleanup: Replacements) -> None:
         """Begin to observe, until the stack closes.
@@ -139,7 +132,7 @@ class BackwardPasses:
         cleanup.replace(torch.autograd, _ENGINE if hasattr(torch.autograd, _ENGINE) else "backward", self._timed)
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        is_compiling, now = torch.compiler.is_compiling, self._now
+        is_compiling, now = torch.compiler.is_compiling, self.now
 
         def timed(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
@@ -149,12 +142,12 @@ class BackwardPasses:
             handle = None
             if kwargs.get("accumulate_grad", True):  # DDP does not see `torch.autograd.grad`
                 if self.pacer is not None:
-                    self._take_last_ranks()
+                    self.take_last_ranks()
                 handle = self._at_local_end(tensors, local_end_ns, arrivals)
-            is_inside, self._calls.is_inside = self._calls.is_inside, True
+            is_inside, self.calls.is_inside = self.calls.is_inside, True
             if not self.depth:
-                self._calls.thread = threading.get_ident()
-                self._begins()
+                self.calls.thread = threading.get_ident()
+                self.begins()
             self.depth += 1
             begin_ns = now()
             try:
@@ -165,16 +158,16 @@ class BackwardPasses:
             finally:
                 end_ns = now()
                 if arrivals and self.pacer is not None:
-                    self.pacer.leave(arrivals[0], self._take_last_ranks())
-                self._add(Phase.BACKWARD, begin_ns, end_ns)
+                    self.pacer.leave(arrivals[0], self.take_last_ranks())
+                self.add(Phase.BACKWARD, begin_ns, end_ns)
                 if local_end_ns:
-                    self._add(Phase.GRAD_SYNC, local_end_ns[0], end_ns)
+                    self.add(Phase.GRAD_SYNC, local_end_ns[0], end_ns)
                 if handle is not None:
                     handle.remove()
-                self._calls.is_inside = is_inside
+                self.calls.is_inside = is_inside
                 self.depth -= 1
                 if not self.depth:
-                    self._ended(end_ns)
+                    self.ended(end_ns)
 
         return timed
 
@@ -190,8 +183,8 @@ class BackwardPasses:
             return None
 
         def local_end() -> None:
-            if self._has_open_collectives():
-                local_end_ns.append(self._now())
+            if self.has_open_collectives():
+                local_end_ns.append(self.now())
             # Also where all gradients have come already: the rank that need not wait is the critical one.
             if self.pacer is not None:
                 arrivals.append(self.pacer.arrive("backward"))

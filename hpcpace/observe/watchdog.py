@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from os import _exit
+from os import _exit  # bound before others replace it: a wrapper would end the session in this thread first
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
@@ -30,10 +30,13 @@ from hpcpace.hang.notices import Notice, write
 from hpcpace.hang.views import Doing
 from hpcpace.observe.alarm import FILES_TIMEOUT_S, Alarm
 from hpcpace.observe.ends import EndEvent
-from hpcpace.observe.hang_snapshot import Operations, excuse_of, thread_stacks
+from hpcpace.observe.hang_snapshot import excuse_of, thread_stacks
 from hpcpace.trace.schema import EventKind, Phase
 from hpcpace.trace.tables import STOPPED_FOR_HANG
 from hpcpace.world.deadline import in_time
+
+if TYPE_CHECKING:
+    from hpcpace.observe.recording import Recording
 
 STOPPED: EndEvent = (EventKind.EXIT, EXIT_FAILED, STOPPED_FOR_HANG)
 """How a rank ends that `on_hang = stop` ends."""
@@ -210,22 +213,6 @@ class StepAge:
         return _TIMES_USUAL_PHASE * self._tick_ns if phase in seen.phases_before else UNSEEN * self._first_ns
 
 
-# Bound before others replace it: a wrapper would end the session in this thread first, which may take long.
-
-
-class Watched(Protocol):
-    """What is watched: the recording of one rank."""
-
-    def seen(self) -> Seen:
-        """Return what shows whether the rank moves."""
-
-    def operations(self, rank: int) -> Operations:
-        """Return its operations."""
-
-    def rescue(self, end: EndEvent) -> None:
-        """Bring its trace to disk."""
-
-
 class Watchdog:
     """Watches one rank, from `start` to `stop`.
 
@@ -234,7 +221,7 @@ class Watchdog:
         identity: of its host.
         attempt: whose folder takes the notice.
         settings: the limits, and what to do beyond them.
-        watched: what is watched.
+        watched: the recording of the rank.
         alarm: speaks for all ranks.
         warn: takes a warning.
         clock: the time, ns of CLOCK_MONOTONIC.
@@ -250,7 +237,7 @@ class Watchdog:
         identity: HostIdentity,
         attempt: Attempt,
         settings: HangConfig,
-        watched: Watched,
+        watched: Recording,
         alarm: Alarm,
         warn: Callable[[str], None],
         clock: Callable[[], int] = time.monotonic_ns,

@@ -138,10 +138,6 @@ class RankProfile:
     gc_share: float = 0.0
     waits_on_device: bool = False
 
-    def measured(self, *, polling_share: float, gc_share: float) -> RankProfile:
-        """Return the same profile with the measurements of the first steps."""
-        return replace(self, polling_share=polling_share, gc_share=gc_share)
-
 
 def crowding(ranks: Sequence[RankProfile]) -> float:
     """Return the ranks per core on the most crowded host."""
@@ -266,7 +262,8 @@ class PointSearch:
         self.is_open = self._first_step <= step + 1 < end_step
         if step + 1 < end_step:
             return False
-        self.profile = self.profile.measured(
+        self.profile = replace(
+            self.profile,
             polling_share=self._polled_ns / max(self._waited_ns, 1),
             gc_share=(collected_ns - self._collected_ns) / max(self._steps_ns, 1),
         )

@@ -50,24 +50,17 @@ class Measurement:
         """How far this rank was ahead of the critical rank, whose slack is 0: (exit - ready) - minimum."""
         return tuple(own - least for own, least in zip(self.own_ns, self.least_ns, strict=True))
 
-    def problem(self) -> str:
-        """Return why this measurement cannot be used, or an empty text."""
-        if not self.own_ns:
-            return "it holds no step"
-        if not len(self.own_ns) == len(self.least_ns) == len(self.most_ns) == len(self.work_ns) == len(self.step_ns):
-            return "its columns differ in length"
-        for own, least, most in zip(self.own_ns, self.least_ns, self.most_ns, strict=True):
-            if not (math.isfinite(own) and math.isfinite(least) and math.isfinite(most)):
-                return "a wait is missing"
-            if not 0 <= least <= own <= most <= _MAX_NS:
-                return "the waits contradict each other"
-        if any(time_ns < 0 or math.isinf(time_ns) for time_ns in self.step_ns):
-            return "a step has no duration"
-        if any(time_ns < 0 or math.isinf(time_ns) for time_ns in self.work_ns):
-            return "the time between two waits contradicts itself"
-        if any(not 0 <= late_ns <= _MAX_NS for late_ns in (*self.delayed_ns, *self.overshoot_ns)):
-            return "a delay has no duration"
-        return ""
+    @property
+    def is_usable(self) -> bool:
+        """Whether the measurement can be trusted: nothing is missing, too long, or contradicts itself."""
+        columns = (self.own_ns, self.least_ns, self.most_ns, self.step_ns, self.work_ns)
+        own, least, most, steps, works = (np.asarray(column, dtype=float) for column in columns)
+        late = np.array([*self.delayed_ns, *self.overshoot_ns])
+        if not own.size or len({column.shape for column in (own, least, most, steps, works)}) > 1:
+            return False
+        waits_fit = (least >= 0) & (least <= own) & (own <= most) & (most <= _MAX_NS)
+        are_wrong = [(column < 0) | np.isinf(column) for column in (steps, works)]
+        return bool(waits_fit.all() and not np.any(are_wrong) and ((late >= 0) & (late <= _MAX_NS)).all())
 
 
 _NUM_SLACKS = 16
@@ -202,14 +195,14 @@ class Controller:
         Never raises: if a window cannot be trusted, the delay is zero and the history starts afresh.
         """
         try:
-            problem = measurement.problem()
-            if not problem:
+            is_usable = measurement.is_usable
+            if is_usable:
                 self._note(measurement)
                 self._judge(measurement.arm)
                 self.delay_ns = self._decide(len(measurement.own_ns))
-        except Exception as error:  # the boundary of a law that must not cost a job anything
-            problem = str(error) or type(error).__name__
-        if problem:
+        except Exception:  # the boundary of a law that must not cost a job anything
+            is_usable = False
+        if not is_usable:
             self.delay_ns = 0
             self._off.works_ns.clear()
             self._off.slacks_ns.clear()

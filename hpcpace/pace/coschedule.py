@@ -18,7 +18,7 @@ _NEVER = 2**31 - 1
 _LONGEST_BLOCK_STEPS = 400
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CollectionCount:
     """Full collections of one rank over some steps.
 
@@ -61,12 +61,10 @@ class CollectionWatch:
         """Assign the collections since the last call to a step with or without the schedule."""
         if not is_scheduled:
             self.steps_since = 0 if self._num_full else self.steps_since + 1
-        before = self.counts[is_scheduled]
-        self.counts[is_scheduled] = CollectionCount(
-            num_steps=before.num_steps + 1,
-            num_full=before.num_full + self._num_full,
-            time_ns=before.time_ns + self._time_ns,
-        )
+        count = self.counts[is_scheduled]
+        count.num_steps += 1
+        count.num_full += self._num_full
+        count.time_ns += self._time_ns
         self._num_full = self._time_ns = 0
 
     @property

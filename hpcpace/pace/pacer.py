@@ -7,10 +7,11 @@ where steps begin and end. Any error in here ends pacing on all ranks with one w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 
+from hpcpace.core.codec import convert, plain
 from hpcpace.core.config import PaceSettings
 from hpcpace.pace.choice import PointSearch, RankProfile, RankReport, choose
 from hpcpace.pace.coschedule import CollectionCount, CollectionSchedule, CollectionWatch
@@ -82,11 +83,9 @@ class Pacer:
         """
         if self._is_over or (not self._search.is_open and (self._active is None or self._active.point is None)):
             return None
-        try:
+        with self._boundary(self._withdraw):
             return self._arrive(kind, on_device=on_device)
-        except Exception as error:  # the boundary to somebody else's job, which goes on unpaced
-            self._withdraw(error)
-            return None
+        return None
 
     def leave(self, arrival: Arrival | None, ranks: tuple[int, ...], size_bytes: int = 0) -> None:
         """Note that the rank is released.
@@ -96,28 +95,22 @@ class Pacer:
             ranks: global ranks of those who met here; empty if unknown.
             size_bytes: of the message; where it changes, all ranks start to learn afresh.
         """
-        if arrival is None or self._is_over:
-            return
-        try:
-            self._leave(arrival, ranks, size_bytes)
-        except Exception as error:  # the boundary to somebody else's job
-            self._withdraw(error)
+        if arrival is not None and not self._is_over:
+            with self._boundary(self._withdraw):
+                self._leave(arrival, ranks, size_bytes)
 
     def begin_step(self) -> StepFlag:
         """Collect garbage if that is due; return the flag of such a step."""
-        if self._active is None or self._is_over:
-            return StepFlag.NONE
-        try:
-            return self._active.begin_step()
-        except Exception as error:  # the boundary to somebody else's job
-            self._withdraw(error)
-            return StepFlag.NONE
+        if self._active is not None and not self._is_over:
+            with self._boundary(self._withdraw):
+                return self._active.begin_step()
+        return StepFlag.NONE
 
     def end_step(self, step: int, duration_ns: int, flags: int) -> None:
         """Take a step that has ended, between it and the next. Collective at the end of each window."""
         if self._is_over or self._exchange is None:
             return
-        try:
+        with self._boundary(self._fail):
             self._counts.clear()
             self._watch.end_step(is_scheduled=self._schedule.is_on)
             if self._active is not None:
@@ -125,21 +118,18 @@ class Pacer:
                 if self._active.is_over:
                     self._end(self._active.reason)
             elif self._search.end_step(step, duration_ns, self._watch.counts[False].time_ns):
-                report = self._search.report(self._clocks.unix())
-                self._activate(self._exchange.allgather(report), self._exchange)
-        except Exception as error:  # the boundary to somebody else's job, which goes on unpaced
-            self._fail(error)
+                report = plain(self._search.report(self._clocks.unix()))
+                reports = [convert(other, RankReport) for other in self._exchange.allgather(report)]
+                self._activate(reports, self._exchange)
 
     def close(self, *, in_order: bool) -> PacingRecord:
         """End pacing and return its record. Collective if `in_order`: waits for the exchange in flight."""
         active = self._active
-        try:
+        with self._boundary(self._fail):
             if active is not None and not self._is_over and in_order:
                 active.finish()
             if active is not None:
                 active.record_rest()
-        except Exception as error:  # the boundary to somebody else's job
-            self._fail(error)
         self._is_over = True
         self._watch.stop()
         self._schedule.turn_off()
@@ -149,9 +139,17 @@ class Pacer:
                 self._exchange.close()
         if active is not None:
             self._record.reason = self._record.reason or active.reason
-            self._record.finish(trial=active.trial_result, policy=active.policy)
-        self._record.count(self._watch.counts)
+            self._record.trial = active.trial_result
+            self._record.num_harms = getattr(active.policy, "num_harms", 0)
+        self._record.collections = {"off": asdict(self._watch.counts[False]), "on": asdict(self._watch.counts[True])}
         return self._record
+
+    @contextmanager
+    def _boundary(self, end: Callable[[Exception], None]) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the boundary to somebody else's job, which goes on unpaced
+            end(error)
 
     def _arrive(self, kind: str, *, on_device: bool) -> Arrival | None:
         index = self._counts[kind]

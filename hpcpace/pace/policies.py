@@ -8,6 +8,7 @@ written, with the length as a setting. Neither measures what it costs; the trial
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Protocol
 
@@ -67,7 +68,7 @@ class Passive:
         return 0
 
 
-class _Bounded:
+class _Bounded(ABC):
     """A policy that looks back on a number of steps; bounded like the controller, and without a delay on errors."""
 
     harm_ns = 0
@@ -88,7 +89,7 @@ class _Bounded:
         """Take a window of steps; return the delay for the next steps, in nanoseconds."""
         self.delay_ns = 0
         try:
-            if measurement.problem():
+            if not measurement.is_usable:
                 self._values_ns.clear()
                 self._own_ns.clear()
                 return 0
@@ -104,8 +105,8 @@ class _Bounded:
         """Return the delay decided after the last window."""
         return self.delay_ns
 
-    def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float: ...
 
 
 class PublishedWindow(_Bounded):
@@ -160,11 +161,6 @@ class StaggeredJobs(_Bounded):
 
     If the slot is further away than the bound, each step moves closer by the bound.
     """
-
-    def update(self, measurement: Measurement) -> int:
-        """Take a window of steps; return the longest delay, in nanoseconds."""
-        self.delay_ns = super().update(measurement)
-        return self.delay_ns
 
     def _wanted_ns(self, measurement: Measurement, median_ns: float) -> float:
         return math.inf if median_ns else 0.0

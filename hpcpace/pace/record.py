@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpcpace.core.config import MIN_PAIRS
 from hpcpace.pace.choice import PacingChoice, PacingPoint, crowding
-from hpcpace.pace.coschedule import CollectionCount
-from hpcpace.pace.policies import Policy
 from hpcpace.pace.trial import Interval, TrialOutcome, TrialResult
 
 SCHEMA = "hpcpace-trial/1"
@@ -53,15 +50,6 @@ class PacingRecord:
             "ranks_per_core": crowding(choice.profiles),
             "waits_on_device": any(profile.waits_on_device for profile in choice.profiles),
         }
-
-    def finish(self, *, trial: TrialResult | None, policy: Policy) -> None:
-        """Take the results of pacing at its end."""
-        self.trial = trial
-        self.num_harms = getattr(policy, "num_harms", 0)
-
-    def count(self, counts: Mapping[bool, CollectionCount]) -> None:
-        """Take this rank's full garbage collections, without and with a schedule."""
-        self.collections = {"off": asdict(counts[False]), "on": asdict(counts[True])}
 
     @property
     def is_on(self) -> bool:

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hpcpace.core.text import NS_PER_S
 from hpcpace.pace.choice import PacingChoice
 from hpcpace.pace.controller import Measurement
-from hpcpace.pace.coschedule import CollectionPlan, CollectionSchedule, CollectionWatch
+from hpcpace.pace.coschedule import CollectionCount, CollectionPlan, CollectionSchedule, CollectionWatch
 from hpcpace.pace.policies import make_policy
 from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult
 from hpcpace.trace.schema import PaceArm, PacePolicy, StepFlag
@@ -150,74 +153,78 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowMessage:
-    """What the ranks exchange after each window: minimum and maximum, as means would hide stragglers that rotate.
+    """What the ranks learn after each window: minimum and maximum, as means would hide stragglers that rotate.
 
     Attributes:
-        status: what the rank asks for.
-        num_full: full garbage collections of it so far, in steps without a schedule; the most over the ranks.
-        full_ns: their total time; the most over the ranks.
-        step_ns: duration of each step on rank 0; NaN if it does not count, and on other ranks.
-        least_ns: exit - ready in each step by group, (num_groups, num_steps); NaN if any rank lacks it.
+        status: the lowest that a rank asks for.
+        num_full: the most full garbage collections of a rank so far, in steps without a schedule.
+        full_ns: their total time, the most over the ranks.
+        step_ns: duration of each step on rank 0, float64, (num_steps,); NaN if it does not count.
+        least_ns: exit - ready in each step by group, float64, (num_groups, num_steps); NaN if any rank lacks it.
         most_ns: the same, the maximum.
     """
 
     status: Status
     num_full: int
     full_ns: int
-    step_ns: tuple[float, ...]
-    least_ns: tuple[tuple[float, ...], ...]
-    most_ns: tuple[tuple[float, ...], ...]
+    step_ns: NDArray[np.float64]
+    least_ns: NDArray[np.float64]
+    most_ns: NDArray[np.float64]
 
 
-def pack(message: WindowMessage, *, group: int, is_first: bool) -> list[float]:
+def pack(
+    status: Status,
+    count: CollectionCount,
+    *,
+    step_ns: Sequence[float] | None,
+    own_ns: Sequence[float],
+    group: int,
+    num_groups: int,
+) -> list[float]:
     """Return the vector of one rank, of which the minimum over the ranks is taken; maxima are negated.
 
     Args:
-        message: its window; `least_ns` and `most_ns` have one row, its own values.
+        status: what it asks for.
+        count: its garbage collections in steps without a schedule.
+        step_ns: duration of each step; None of another rank than 0, whose durations do not count.
+        own_ns: exit - ready in each step.
         group: index of its group, -1 for none.
-        is_first: whether it is rank 0, whose durations count.
+        num_groups: how many there are.
     """
-    values = [float(message.status), -float(message.num_full), -float(message.full_ns)]
-    values += [_known(time_ns) if is_first else math.inf for time_ns in message.step_ns]
-    for index, own_ns in enumerate(message.least_ns):
-        if index != group:
-            values += [math.inf] * (2 * len(own_ns))
-            continue
-        values += [_known(time_ns) for time_ns in own_ns]
+    rows = np.full((1 + 2 * num_groups, len(own_ns)), math.inf)
+    if step_ns is not None:
+        rows[0] = np.where(_are_known(step_ns), step_ns, _UNKNOWN)
+    if group >= 0:
+        are_known = _are_known(own_ns)
+        rows[1 + 2 * group] = np.where(are_known, own_ns, _UNKNOWN)
         # A missing value wins the minimum in both halves.
-        values += [-time_ns if _is_known(time_ns) else -math.inf for time_ns in own_ns]
-    return values
+        rows[2 + 2 * group] = np.where(are_known, np.negative(own_ns), -math.inf)
+    return [float(status), -float(count.num_full), -float(count.time_ns), *rows.ravel().tolist()]
 
 
 def unpack(values: Sequence[float], *, num_steps: int, num_groups: int) -> WindowMessage:
-    """Return the message of all ranks together.
+    """Return what the ranks learn from the minimum of their vectors.
 
     Raises:
         ValueError: the vector has another length, or no rank gave its status.
     """
     if len(values) != _NUM_HEADS + num_steps * (1 + 2 * num_groups):
         raise ValueError(f"an exchange of {len(values)} values, not of {num_steps} steps and {num_groups} groups")
-    rows = [values[start : start + num_steps] for start in range(_NUM_HEADS, len(values), num_steps)]
+    rows = np.reshape(values[_NUM_HEADS:], (-1, num_steps))
+    rows[2::2] *= -1
+    rows = np.where(_are_known(rows), rows, math.nan)
     return WindowMessage(
         status=Status(int(values[0])),
         num_full=int(-values[1]),
         full_ns=int(-values[2]),
-        step_ns=tuple(map(_or_nan, rows[0])),
-        least_ns=tuple(tuple(map(_or_nan, row)) for row in rows[1::2]),
-        most_ns=tuple(tuple(_or_nan(-value) for value in row) for row in rows[2::2]),
+        step_ns=rows[0],
+        least_ns=rows[1::2],
+        most_ns=rows[2::2],
     )
 
 
-def _is_known(time_ns: float) -> bool:
-    return math.isfinite(time_ns) and time_ns >= 0
-
-
-def _known(time_ns: float) -> float:
-    return time_ns if _is_known(time_ns) else _UNKNOWN
-
-
-def _or_nan(value: float) -> float:
-    return float(value) if _is_known(value) else math.nan
+def _are_known(times_ns: Sequence[float] | NDArray[np.float64]) -> NDArray[np.bool_]:
+    return np.isfinite(times_ns) & (np.asarray(times_ns) >= 0)
 
 
 @dataclass(kw_only=True)
@@ -376,30 +383,28 @@ class Rounds:
         return math.nan if self._last_exit_ns is None else ready_ns - self._last_exit_ns
 
     def _start_exchange(self, window: Window) -> None:
-        own_ns, count = window.own_ns, self._watch.counts[False]
-        nothing = (math.nan,) * len(own_ns)
-        rows = tuple(own_ns if group == self._group else nothing for group in range(self._num_groups))
-        message = WindowMessage(
-            status=self._status,
-            num_full=count.num_full,
-            full_ns=count.time_ns,
-            step_ns=tuple(window.step_ns),
-            least_ns=rows,
-            most_ns=rows,
+        values = pack(
+            self._status,
+            self._watch.counts[False],
+            step_ns=window.step_ns if self._is_first else None,
+            own_ns=window.own_ns,
+            group=self._group,
+            num_groups=self._num_groups,
         )
-        self._exchange.start(pack(message, group=self._group, is_first=self._is_first))
+        self._exchange.start(values)
         self._pending, self._window = window, self._new_window()
         self._status = Status.GO_ON if self._status == Status.RESET else self._status
 
     def _decide(self, window: Window, message: WindowMessage) -> None:
+        step_ns = tuple(message.step_ns.tolist())
         if message.status == Status.RESET:
             self.policy.reset()
         if self._group >= 0:
             measurement = Measurement(
                 own_ns=window.own_ns,
-                least_ns=message.least_ns[self._group],
-                most_ns=message.most_ns[self._group],
-                step_ns=message.step_ns,
+                least_ns=tuple(message.least_ns[self._group].tolist()),
+                most_ns=tuple(message.most_ns[self._group].tolist()),
+                step_ns=step_ns,
                 work_ns=tuple(timing.work_ns for timing in window.timings),
                 delayed_ns=tuple(float(timing.delayed_ns) for timing in window.timings),
                 overshoot_ns=window.overshoot_ns,
@@ -409,13 +414,13 @@ class Rounds:
             self._record(window, measurement.slack_ns)
         if self._plan is not None:
             self._plan.note(
-                message.step_ns,
+                step_ns,
                 num_full=message.num_full,
                 full_ns=message.full_ns,
                 is_scheduled=window.arm == PaceArm.ON,
             )
         if self._trial is not None:
-            self._trial.add_window(message.step_ns)
+            self._trial.add_window(step_ns)
             self.is_over = self._trial.is_over and not self._trial.result().is_on
         self.is_over |= message.status == Status.END
 

@@ -193,8 +193,7 @@ class Trial:
         self._current: _Block | None = None
         self._pairs_planned = 0
         self._done: dict[int, list[_Block]] = {}
-        self._aa_effects: list[float] = []
-        self._effects: list[float] = []
+        self._effects: dict[PaceArm, list[float]] = {PaceArm.AA: [], PaceArm.ON: []}
         self._blocks_ns: dict[PaceArm, list[float]] = {arm: [] for arm in PaceArm}
         self._medians_ns: list[float] = []
         self._steps_ns: dict[PaceArm, list[float]] = {arm: [] for arm in PaceArm}
@@ -250,13 +249,13 @@ class Trial:
             off_ns = self._steps_ns[PaceArm.AA]
         return TrialResult(
             outcome=self._outcome,
-            effect=self._interval(),
-            aa_effect=self._aa_interval(),
+            effect=self._interval(PaceArm.ON),
+            aa_effect=self._interval(PaceArm.AA),
             step_off_ns=_mean(off_ns),
             step_on_ns=_mean(on_ns),
             variation_off=_variation(off_ns),
             variation_on=_variation(on_ns),
-            num_pairs=len(self._effects),
+            num_pairs=len(self._effects[PaceArm.ON]),
             num_blocks_on=len(self._blocks_ns[PaceArm.ON]),
             worst_block=self._worst,
         )
@@ -317,43 +316,34 @@ class Trial:
         if not first.steps_ns or not second.steps_ns:
             return
         off, on = (second, first) if first.is_treated else (first, second)
-        effect = math.log(_mean(off.steps_ns) / _mean(on.steps_ns))
-        if off.arm == PaceArm.AA:
-            self._aa_effects.append(effect)
-            self._judge_aa()
-        else:
-            self._effects.append(effect)
-            self._judge()
-
-    def _judge_aa(self) -> None:
-        """Claim nothing if blocks that were both unpaced differ; decided once, after the last such pair."""
-        found = self._aa_interval()
-        if found is not None and len(self._aa_effects) == self._settings.aa_pairs and not found.low <= 0 <= found.high:
-            self._outcome = TrialOutcome.NO_CLAIM
-
-    def _judge(self) -> None:
-        if len(self._effects) < MIN_PAIRS:
+        self._effects[on.arm].append(math.log(_mean(off.steps_ns) / _mean(on.steps_ns)))
+        num_pairs, found = len(self._effects[on.arm]), self._interval(on.arm)
+        if found is None:
             return
-        found = self._interval()
-        assert found is not None
-        if found.low > 0:
+        settings = self._settings
+        if on.arm == PaceArm.AA:  # decided once, after the last such pair
+            if num_pairs == settings.aa_pairs and not found.low <= 0 <= found.high:
+                self._outcome = TrialOutcome.NO_CLAIM
+        elif num_pairs < MIN_PAIRS:
+            return
+        elif found.low > 0:
             self._outcome = TrialOutcome.GAIN
         elif found.high < 0:
             self._outcome = TrialOutcome.HARM
-        elif found.high < self._settings.least_gain or len(self._effects) >= self._settings.max_pairs:
+        elif found.high < settings.least_gain or num_pairs >= settings.max_pairs:
             self._outcome = TrialOutcome.NO_EFFECT
 
-    def _interval(self) -> Interval | None:
-        if len(self._effects) < 2:
-            return None
-        # Before the first look the interval is only shown, with its bound; nothing is decided on it.
-        return interval(self._effects, first=MIN_PAIRS, last=self._settings.max_pairs, level=self._settings.level)
+    def _interval(self, arm: PaceArm) -> Interval | None:
+        """Return the effect over the pairs with blocks of an arm; None with fewer than two.
 
-    def _aa_interval(self) -> Interval | None:
-        num_pairs = self._settings.aa_pairs
-        if len(self._aa_effects) < 2:
+        Before the first look the interval is only shown, with its bound; nothing is decided on it.
+        """
+        effects, settings = self._effects[arm], self._settings
+        if len(effects) < 2:
             return None
-        return interval(self._aa_effects, first=num_pairs, last=num_pairs, level=_AA_LEVEL)
+        if arm == PaceArm.AA:
+            return interval(effects, first=settings.aa_pairs, last=settings.aa_pairs, level=_AA_LEVEL)
+        return interval(effects, first=MIN_PAIRS, last=settings.max_pairs, level=settings.level)
 
 
 def _mean(values: Sequence[float]) -> float:

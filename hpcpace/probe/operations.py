@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcpace.core.compat import c10d
 from hpcpace.metrics import Floats
 
 if TYPE_CHECKING:
@@ -155,9 +156,8 @@ class ProbeGroup:
 
     def _reduced(self, values: Sequence[float], op: Any) -> list[float]:
         import torch
-        from torch._C._distributed_c10d import AllreduceOptions
 
-        options = AllreduceOptions()
+        options = c10d().AllreduceOptions()
         options.reduceOp = op
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         self.backend.allreduce([tensor], options).wait()
@@ -168,14 +168,11 @@ class ProbeGroup:
 def _backend(name: str, store: Any, rank: int, num_ranks: int, timeout_s: float) -> Any:
     timeout = timedelta(seconds=timeout_s)
     if name == "gloo":
-        from torch._C._distributed_c10d import ProcessGroupGloo
-
-        return ProcessGroupGloo(store, rank, num_ranks, timeout=timeout)
-    from torch._C._distributed_c10d import ProcessGroupNCCL  # torch without CUDA has none
-
-    options = ProcessGroupNCCL.Options()
+        return c10d().ProcessGroupGloo(store, rank, num_ranks, timeout=timeout)
+    nccl = c10d().ProcessGroupNCCL  # torch without CUDA has none
+    options = nccl.Options()
     options._timeout = timeout
-    return ProcessGroupNCCL(store, rank, num_ranks, options)
+    return nccl(store, rank, num_ranks, options)
 
 
 ITEM_BYTES = 4  # float32
@@ -245,9 +242,7 @@ def _sum_of_values(num_ranks: int) -> float:
 
 
 def _broadcast(backend: Any, buffers: Buffers, own: int, size: int) -> list[Any]:
-    from torch._C._distributed_c10d import BroadcastOptions
-
-    options = BroadcastOptions()
+    options = c10d().BroadcastOptions()
     options.rootRank = 0
     return [backend.broadcast([buffers.send], options)]
 

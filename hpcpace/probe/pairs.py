@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from hpcpace.core.codec import convert, plain
 from hpcpace.core.environment import host_identity, process_environ
 from hpcpace.core.errors import WorldError
 from hpcpace.core.text import format_duration, format_rate, listed, printable
@@ -305,7 +306,7 @@ def _introduced(world: ProbeWorld, own_addresses: Callable[[str], HostAddresses]
     leaders = {world.leader_of(node): node for node in world.nodes}
     if world.rank in leaders:
         own = own_addresses(_interfaces_of_job(world))
-        world.board.post(f"{name}/{world.rank}", {"addresses": own.to_json(), "machine": host_identity().boot_id})
+        world.board.post(f"{name}/{world.rank}", {"addresses": plain(own), "machine": host_identity().boot_id})
     table: dict[str, Any] = {}
     if world.is_first:
         found = world.board.gather(name, leaders, world.timeout_s)
@@ -320,7 +321,7 @@ def _interfaces_of_job(world: ProbeWorld) -> str:
 
 
 def _table(world: ProbeWorld, found: Mapping[int, Mapping[str, Any]]) -> _Table:
-    hosts = {str(node): HostAddresses.from_json(each["addresses"]) for node, each in sorted(found.items())}
+    hosts = {str(node): convert(each["addresses"], HostAddresses) for node, each in sorted(found.items())}
     interfaces, addresses = [], []
     try:
         routes = choose_route(hosts)

@@ -12,11 +12,13 @@ import os
 import struct
 import threading
 from collections.abc import Collection, Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import h5py
 import numpy as np
+
+from hpcpace.core.compat import hdf5_library
 
 # A live writer finishes a write within microseconds; this many attempts take longer than that.
 _READ_ATTEMPTS = 16
@@ -63,7 +65,7 @@ def open_trace(descriptor: int) -> h5py.File:
     access.set_file_locking(False, True)
     # A reader of a live file retries 100 times if a checksum is wrong, with pauses that double each time: for ever on a
     # damaged file.
-    _library().H5Pset_metadata_read_attempts(ctypes.c_int64(access.id), ctypes.c_uint(_READ_ATTEMPTS))
+    hdf5_library().H5Pset_metadata_read_attempts(ctypes.c_int64(access.id), ctypes.c_uint(_READ_ATTEMPTS))
     # The name leads to the open file itself, whatever is at its path by now (proc(5)).
     name = f"/proc/self/fd/{descriptor}".encode()
     return h5py.File(h5py.h5f.open(name, h5py.h5f.ACC_RDONLY | h5py.h5f.ACC_SWMR_READ, access))
@@ -146,24 +148,14 @@ def attribute_values(place: h5py.h5g.GroupID | h5py.h5d.DatasetID, names: Collec
             raise ValueError(f"attribute {name} has {num_values} values in {size_bytes} bytes: too many")
         if kind.get_class() not in _KINDS:
             raise ValueError(f"attribute {name} is neither number nor text")
-        values[name] = _value(place, name, attribute, kind, space)
+        if kind.get_class() == h5py.h5t.STRING or space.get_simple_extent_type() != h5py.h5s.SCALAR:
+            holder = h5py.Dataset(place) if isinstance(place, h5py.h5d.DatasetID) else h5py.Group(place)
+            values[name] = holder.attrs[name]
+        else:  # as h5py does, without opening the attribute again: most are numbers
+            value = np.zeros((), stored_dtype(kind.encode()))
+            attribute.read(value)
+            values[name] = value[()]
     return values
-
-
-def _value(
-    place: h5py.h5g.GroupID | h5py.h5d.DatasetID,
-    name: str,
-    attribute: h5py.h5a.AttrID,
-    kind: h5py.h5t.TypeID,
-    space: h5py.h5s.SpaceID,
-) -> Any:
-    """Return what h5py returns of an attribute, which it opens again; numbers are read here, for most are."""
-    if kind.get_class() == h5py.h5t.STRING or space.get_simple_extent_type() != h5py.h5s.SCALAR:
-        holder = h5py.Dataset(place) if isinstance(place, h5py.h5d.DatasetID) else h5py.Group(place)
-        return holder.attrs[name]
-    value = np.zeros((), stored_dtype(kind.encode()))
-    attribute.read(value)
-    return value[()]
 
 
 @lru_cache(maxsize=128)
@@ -184,14 +176,8 @@ def check_object(place: h5py.h5g.GroupID) -> None:
     if max(sizes) > _MAX_OBJECT_BYTES:
         raise ValueError(f"it has {max(sizes)} bytes of attributes or links; a trace has some thousand")
     properties = place.get_create_plist()
-    if _library().H5Pget_nfilters(ctypes.c_int64(properties.id)):
+    if hdf5_library().H5Pget_nfilters(ctypes.c_int64(properties.id)):
         raise ValueError("it has filters")
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    """Return HDF5 itself, for the few calls that h5py does not wrap."""
-    return ctypes.CDLL(h5py.h5p.__file__)
 
 
 def _is_hard_link(parent: h5py.h5g.GroupID, name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,19 +137,6 @@ class HostAddresses:
         known = self.links.get(interface)
         return known or Link(speed_mbps=max(self.speed_mbps.get(interface, 0), 0), cables=(interface,))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> HostAddresses:
-        """Return what to_json made plain."""
-        links = {
-            name: Link(**{**values, "cables": tuple(values["cables"])})
-            for name, values in content.get("links", {}).items()
-        }
-        return cls(**{**content, "links": links})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
@@ -173,15 +160,6 @@ class Route:
     def reach(self, address: str) -> str:
         """Return another host's address as this one has to write it."""
         return f"{address}%{self.interface}" if _is_link_local6(address) else address
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Route:
-        """Return what to_json made plain."""
-        return cls(**{**content, "interfaces": tuple(content["interfaces"])})
 
 
 class _Rating(NamedTuple):
@@ -310,15 +288,8 @@ def _networks(hosts: Mapping[str, HostAddresses]) -> Iterator[_Network]:
             member = (interface, str(address.ip))
             by_family = 2 * (address.version == 6)
             # All links have the same link-local subnet, which therefore tells nothing.
-            places = (
-                [(by_family + 1, interface)]
-                if address.is_link_local
-                else [
-                    (by_family, str(address.network)),
-                    (by_family + 1, interface),
-                ]
-            )
-            for place in places:
+            by_network = [] if address.is_link_local else [(by_family, str(address.network))]
+            for place in (*by_network, (by_family + 1, interface)):
                 found.setdefault(place, {}).setdefault(host_name, []).append(member)
     for (level, _), members in found.items():
         addresses = [address for each in members.values() for _, address in each]

@@ -14,10 +14,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from hpcpace.core.codec import convert, plain
+from hpcpace.core.compat import set_group_timeout
 from hpcpace.core.environment import RankInfo, host_identity, process_environ, set_environ_default
 from hpcpace.core.errors import ImpossibleWorld, WorldError
 from hpcpace.core.hostlist import exclude_option, expand, short_list
@@ -69,30 +71,6 @@ class Attendee:
         """The process in words, which distinguishes two that have the same rank."""
         return f"process {self.pid} on {self.host}"
 
-    def to_json(self) -> str:
-        """Return it as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Attendee:
-        """Return what to_json made text."""
-        values = json.loads(text)
-        return cls(**{**values, "addresses": HostAddresses.from_json(values["addresses"])})
-
-
-def introduce(info: RankInfo, *, device: str, backend: str, problem: str, addresses: HostAddresses) -> Attendee:
-    """Return what this rank tells the others; the arguments are attributes of `Attendee`."""
-    return Attendee(
-        rank=info.rank,
-        world_size=info.world_size,
-        pid=os.getpid(),
-        host_key=host_identity().host_key,
-        device=device,
-        backend=backend,
-        problem=problem,
-        addresses=addresses,
-    )
-
 
 def meet_over_mpi(comm: Any, own: Attendee) -> Route:
     """Return this rank's route. Collective: every rank of `comm` calls this.
@@ -101,8 +79,7 @@ def meet_over_mpi(comm: Any, own: Attendee) -> Route:
         ImpossibleWorld: the ranks cannot work together; the same on all of them.
     """
     # Each rank decides the same from the same list, so a refusal is the same on all of them.
-    attendees = [Attendee.from_json(text) for text in comm.allgather(own.to_json())]
-    return _decided(attendees, is_told=own.rank > 0)[own.host_key]
+    return _decided(comm.allgather(own), is_told=own.rank > 0)[own.host_key]
 
 
 def meet_over_store(store: Any, own: Attendee, info: RankInfo, hosts: Sequence[str], deadline: Deadline) -> Route:
@@ -140,7 +117,7 @@ def _met(store: Any, own: Attendee, hosts: Sequence[str], deadline: Deadline) ->
         )
     # The same processes may meet more than once.
     meeting = dist.PrefixStore(str(store.add(f"round/{own.rank}", 1)), store)
-    meeting.set(f"rank/{own.rank}", own.to_json())
+    meeting.set(f"rank/{own.rank}", json.dumps(plain(own)))
     meeting.add("num-came", 1)
     if own.rank == 0:
         _decide(meeting, own.world_size, hosts, deadline)
@@ -152,7 +129,7 @@ def _met(store: Any, own: Attendee, hosts: Sequence[str], deadline: Deadline) ->
         if own.rank == 0:
             _let_others_read(meeting)
         raise ImpossibleWorld(refusal, is_told=own.rank > 0)
-    return Route.from_json(json.loads(meeting.get(f"route/{own.host_key}")))
+    return convert(json.loads(meeting.get(f"route/{own.host_key}")), Route)
 
 
 def _decide(meeting: Any, world_size: int, hosts: Sequence[str], deadline: Deadline) -> None:
@@ -162,7 +139,7 @@ def _decide(meeting: Any, world_size: int, hosts: Sequence[str], deadline: Deadl
     while (num_came := meeting.add("num-came", 0)) < world_size and not deadline.is_over:
         time.sleep(_POLL_S)
     came = keys if num_came == world_size else [key for key in keys if meeting.check([key])]
-    attendees = [Attendee.from_json(text) for text in meeting.multi_get(came)]
+    attendees = [convert(json.loads(text), Attendee) for text in meeting.multi_get(came)]
     routes, refusal = {}, ""
     try:
         if len(came) < world_size:
@@ -174,7 +151,7 @@ def _decide(meeting: Any, world_size: int, hosts: Sequence[str], deadline: Deadl
     if refusal:
         meeting.set("refused", refusal)
     for host in {each.host_key for each in attendees}:
-        meeting.set(f"route/{host}", json.dumps(routes[host].to_json()) if host in routes else "")
+        meeting.set(f"route/{host}", json.dumps(plain(routes[host])) if host in routes else "")
 
 
 def _let_others_read(meeting: Any) -> None:
@@ -367,15 +344,23 @@ def _introduction(
     if backend == "nccl" and chosen.type != "cuda" and not problem:
         problem = "backend is nccl, but there is no GPU: use gloo, or request GPUs"
     addresses = host_addresses(interface_of_user(process_environ(), interface), process_environ())
-    return introduce(info, device=chosen.type, backend=backend, problem=problem, addresses=addresses), chosen
+    own = Attendee(
+        rank=info.rank,
+        world_size=info.world_size,
+        pid=os.getpid(),
+        host_key=host_identity().host_key,
+        device=chosen.type,
+        backend=backend,
+        problem=problem,
+        addresses=addresses,
+    )
+    return own, chosen
 
 
 def _set_timeouts(store: Any, timeout_s: float) -> None:
     """Give collectives, and the store that makes further groups, their own time, after the start had another one."""
-    import torch.distributed as dist
-
     store.set_timeout(timedelta(seconds=timeout_s))
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
+    set_group_timeout(timedelta(seconds=timeout_s))
 
 
 def _cannot_connect(own: Attendee, start_timeout_s: float, error: RuntimeError) -> str:

@@ -64,7 +64,7 @@ def arm(fault: str, moment: str) -> None:
     elif moment == "clock":
         ClockSync.sync = before(ClockSync.sync, at_call=2)
     elif moment == "end":
-        Recording.close = before(Recording.close)
+        Recording._close_trace = before(Recording._close_trace)
 
 
 def run(run_dir: Path, fault: str, moment: str, *, rank: int, victim: int, comm: Any) -> None:

@@ -68,8 +68,8 @@ def by_orders(run_dir: Path) -> list[str]:
     orders, seen = ["off", "on collectives", "steps 0:1", "on"], []
     job, comm = Job(), MPI.COMM_WORLD
     with hpcpace.session(run_dir=run_dir, comm=comm) as session:
-        assert session._active is not None
-        live = session._active.recording._switching
+        assert session._recording is not None
+        live = session._recording._switching
         before = None
         for _ in range(MAX_STEPS):
             job.step()

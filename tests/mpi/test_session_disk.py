@@ -26,7 +26,7 @@ with hpcpace.session(run_dir=run, name="job") as session:
             pass
         session.step(samples=1)
         if step == 200:
-            assert session._active.recording.recorder.flush()
+            assert session._recording.recorder.flush()
             {happens}
 print("trained", num_steps)
 """
@@ -175,7 +175,7 @@ with hpcpace.session(run_dir=sys.argv[1], name="job") as session:
         dist.all_reduce(torch.ones(3))
         session.step()
         if step == 10 and dist.get_rank() == 1:
-            session._active.recording.recorder.flush()
+            session._recording.recorder.flush()
             os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -9,7 +9,8 @@ import time
 
 from hpcpace.core.environment import host_identity, process_environ, rank_info
 from hpcpace.core.errors import ClockSyncError, MeshError
-from hpcpace.world.clock import ClockSync, GlooTransport, MpiTransport
+from hpcpace.world.clock import ClockSync
+from hpcpace.world.messages import GlooMessages, MpiMessages
 from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 from hpcpace.world.process_group import choose_device, init_process_group
 
@@ -68,20 +69,20 @@ def finish(info, comm):
 
 def clock_samples(info, comm):
     pretended = [f"host{rank}" for rank in range(info.world_size)]
-    with_clock(info, MpiTransport(comm) if comm else None, pretended)
+    with_clock(info, MpiMessages(comm, 30) if comm else None, pretended)
 
 
 def clock_on_one_host(info, comm):
-    with_clock(info, MpiTransport(comm) if comm else None, ["host"] * info.world_size)
+    with_clock(info, MpiMessages(comm, 30) if comm else None, ["host"] * info.world_size)
 
 
 def clock_over_gloo(info, comm):
     with init_process_group(info, comm, device=choose_device("cpu", info.local_rank), timeout_s=60):
-        with_clock(info, GlooTransport(), [f"host{rank}" for rank in range(info.world_size)])
+        with_clock(info, GlooMessages("clock", 30), [f"host{rank}" for rank in range(info.world_size)])
 
 
-def with_clock(info, transport, host_keys):
-    sync = ClockSync(transport, info.rank, host_keys, timeout_s=30)
+def with_clock(info, messages, host_keys):
+    sync = ClockSync(messages, info.rank, host_keys, timeout_s=30)
     for step in range(50):
         sample = sync.sync(step)
         say(rank=info.rank, sample=sample)
@@ -89,16 +90,16 @@ def with_clock(info, transport, host_keys):
 
 
 def stalled_rank(info, comm):
-    stall(info, MpiTransport(comm))
+    stall(info, MpiMessages(comm, 30))
 
 
 def stalled_rank_over_gloo(info, comm):
     with init_process_group(info, comm, device=choose_device("cpu", info.local_rank), timeout_s=60):
-        stall(info, GlooTransport())
+        stall(info, GlooMessages("clock", 30))
 
 
-def stall(info, transport):
-    sync = ClockSync(transport, info.rank, [f"host{r}" for r in range(info.world_size)], timeout_s=1)
+def stall(info, messages):
+    sync = ClockSync(messages, info.rank, [f"host{r}" for r in range(info.world_size)], timeout_s=1)
     sync.sync(0)
     if info.rank == info.world_size - 1:
         time.sleep(3)

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import Config
+from hpcpace.core.config import Config, TraceConfig
+from hpcpace.core.environment import host_identity, rank_info
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import RunDirectory, default_run_path, is_recorded, open_run
+from hpcpace.observe.guest import Warner
+from hpcpace.observe.joined import JoinedRank, SessionSettings
 from hpcpace.observe.recording import Recording
-from hpcpace.trace.schema import TraceHeader
+from hpcpace.world.deadline import Deadline
+from hpcpace.world.messages import NoMessages
 
 
 @pytest.fixture
@@ -54,22 +58,18 @@ def test_a_run_whose_attempt_is_gone_by_now_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["attempt-0", "attempt-0/trace"])
-def test_a_recording_follows_no_link_in_its_run(tmp_path, elsewhere, name):
+def test_a_recording_follows_no_link_in_its_run(tmp_path, elsewhere, name, monkeypatch):
     attempt = RunDirectory(tmp_path / "run").new_attempt()
     (tmp_path / "run" / name).rename(tmp_path / "moved")
     (tmp_path / "run" / name).symlink_to(elsewhere)
     warnings: list[str] = []
-    header = TraceHeader(run_id="run", attempt=0, rank=0, world_size=1, local_rank=0, local_size=1, node=0, host="n0")
-    recording = Recording(
-        path=attempt.trace_file(0),
-        header=header,
-        config=Config(),
-        clock_sync=None,
-        network=None,
-        steps=None,
-        warn=warnings.append,
-        warn_once_for_all=warnings.append,
-    )
+    joined = JoinedRank(
+        settings=SessionSettings(), config=Config(trace=TraceConfig(snapshot=False)), messages=NoMessages(),
+        identity=host_identity(), host_keys=["a"], world=rank_info({}), deadline=Deadline(30),
+    )  # fmt: skip
+    warner = Warner({})
+    monkeypatch.setattr(warner, "warn", warnings.append)
+    recording = Recording(joined, attempt, warner)
     recording.recorder.add_step(0, 0, 1, 1, 0)
     recording.recorder.start()
     recording.recorder.close()

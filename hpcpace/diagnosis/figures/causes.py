@@ -24,6 +24,7 @@ from hpcpace.diagnosis.summary import (
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, stage_excess
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.amplification import (
+    NoiseThresholds,
     WorkParts,
     amplification,
     bound_switches,
@@ -33,8 +34,8 @@ from hpcpace.metrics.amplification import (
     noise_shares,
     split_work,
 )
-from hpcpace.metrics.arrivals import agreement
-from hpcpace.metrics.critical_path import microbatches, pipeline_bubble
+from hpcpace.metrics.arrivals import suspected_clocks
+from hpcpace.metrics.critical_path import ideal_bubble, microbatches, pipeline_bubble
 from hpcpace.metrics.extrapolation import Refusal, TransferTerm, extrapolate
 from hpcpace.metrics.growth import GrowthCurve, NullModel, null_model, work_growth
 from hpcpace.metrics.kernels import grouped_medians, others_median
@@ -92,8 +93,8 @@ def _gains(
     rows = [
         GainRow(
             name=names.get((gain.change.kind, gain.change.id), _EVEN),
-            gain_share=gain.gain_share,
-            interval=gain.interval,
+            gain_share=gain.share.value,
+            interval=gain.share.interval,
         )
         for gain in (*found.gains, *([even] if even is not None else []))
     ]
@@ -207,7 +208,7 @@ def _path(measured: Measured) -> tuple[PathRow, ...]:
 def _suspected(measured: Measured, close_up: CloseUp, panels: Panels) -> tuple[int, ...]:
     """Return the ranks whose arrival on the common clock contradicts how long their operations last."""
     evidence = close_up.evidence
-    found = agreement(
+    is_suspected = suspected_clocks(
         evidence.operations,
         evidence.matching,
         close_up.work,
@@ -215,18 +216,19 @@ def _suspected(measured: Measured, close_up: CloseUp, panels: Panels) -> tuple[i
         halfwidth_ns=measured.halfwidth_ns,
         node=node_by_rank(evidence.ranks, panels.node),
     )
-    return tuple(found.rank[found.is_suspected].tolist())
+    return tuple(np.asarray(evidence.ranks)[is_suspected].tolist())
 
 
 def _bubble(measured: Measured, close_up: CloseUp, panels: Panels) -> PipelineBubble | None:
     if len(np.unique(panels.stage)) < 2 or not panels.is_role_known:
         return None
     waited_ns = measured.operations.panels.message_wait_ns
-    num_microbatches = microbatches(close_up.evidence.operations, close_up.work)
-    found = pipeline_bubble(waited_ns, panels.times_ns, panels.stage, num_microbatches=num_microbatches)
-    if found is None:
+    by_stage = pipeline_bubble(waited_ns, panels.times_ns, panels.stage)
+    if by_stage is None:
         return None
-    return PipelineBubble(share=found.share, ideal_share=found.ideal_share, by_stage=tuple(found.by_stage.tolist()))
+    number = microbatches(close_up.evidence.operations, close_up.work)
+    ideal_share = ideal_bubble(len(by_stage), number) if number else None
+    return PipelineBubble(share=float(by_stage.mean()), ideal_share=ideal_share, by_stage=tuple(by_stage.tolist()))
 
 
 def jitter_figures(measured: Measured, panels: Panels, transfer: TransferTerm | None = None) -> Jitter | None:
@@ -242,9 +244,11 @@ def jitter_figures(measured: Measured, panels: Panels, transfer: TransferTerm | 
     found = amplification(work_ns)
     if found is None:
         return None
-    parts = split_work(work_ns, node)
-    null = null_model(work_ns, node, parts=parts)
-    shares, bound = noise_shares(work_ns), bound_switches(panels.work_ns.mean(axis=0), panels.transfer_ns.mean(axis=0))
+    limits = measured.thresholds.of(NoiseThresholds)
+    parts = split_work(work_ns, node, limits=limits)
+    null = null_model(work_ns, parts) if parts is not None else None
+    shares, transfer_ns = noise_shares(work_ns), panels.transfer_ns.mean(axis=0)
+    bound = bound_switches(panels.work_ns.mean(axis=0), transfer_ns, margin=limits.bound_margin)
     columns = np.isin(measured.chosen.step, panel.step)
     is_everywhere = len(np.unique(node)) == len(np.unique(panels.node))
     return Jitter(
@@ -252,13 +256,13 @@ def jitter_figures(measured: Measured, panels: Panels, transfer: TransferTerm | 
         num_steps=work_ns.shape[1],
         num_segments=work_ns.shape[2],
         amplification=found.amplification,
-        interval=(found.low, found.high) if found.low is not None and found.high is not None else None,
+        interval=found.interval,
         persistent=found.persistent,
         persistent_null=found.persistent_null,
         transient=found.transient,
         loss_share=found.loss_ns / panels.mean_time_ns,
-        null=null.expected if null else None,
-        null_interval=(null.low, null.high) if null else None,
+        null=null.amplification.value if null else None,
+        null_interval=null.amplification.interval if null else None,
         comparison=str(null.comparison) if null else "",
         is_node_unit=bool(null and null.is_node_unit),
         common_share=shares.common if shares else None,
@@ -268,7 +272,7 @@ def jitter_figures(measured: Measured, panels: Panels, transfer: TransferTerm | 
         # A pipeline's step is longer than any rank's work by its bubble, which is no noise. Nor are waits that look
         # like transfers.
         noise_amplification=noise_amplification(
-            panels.times_ns[columns], work_ns, panels.transfer_ns.mean(axis=0)[columns]
+            panels.times_ns[columns], work_ns, transfer_ns[columns], limits.min_noise
         )
         if len(np.unique(panels.stage)) == 1 and measured.are_waits_known
         else None,
@@ -309,22 +313,17 @@ def _of_role(panels: Panels, measured: Measured, value: int) -> SegmentPanel:
 def _growth(curve: GrowthCurve | None, null: NullModel | None) -> Growth | None:
     if curve is None:
         return None
-    expected = curve.null
-    if expected is not None and null is not None:
-        # With all units it is what the null model has from many more draws.
-        expected = np.append(expected[:-1], null.expected)
-    low, high, of_null = (() if of is None else tuple(of.tolist()) for of in (curve.low, curve.high, expected))
-    interval = None
-    if curve.exponent_low is not None and curve.exponent_high is not None:
-        interval = (curve.exponent_low, curve.exponent_high)
+    # With all units it is what the null model has from many more draws.
+    expected = curve.null if null is None else np.append(curve.null[:-1], null.amplification.value)
+    low, high = (tuple(end.tolist()) for end in curve.interval or np.zeros((2, 0)))
     return Growth(
         k=tuple(curve.k.tolist()),
         amplification=tuple(curve.amplification.tolist()),
         low=low,
         high=high,
-        null=of_null,
+        null=tuple(expected.tolist()),
         exponent=curve.exponent,
-        exponent_interval=interval,
+        exponent_interval=curve.exponent_interval,
     )
 
 
@@ -343,7 +342,7 @@ def _predictions(
             is_speculative=bool(speculative),
         )
         for count, loss, low, high, speculative in zip(
-            found.num_nodes, found.loss_ns, found.low_ns, found.high_ns, found.is_speculative, strict=True
+            num_nodes, found.loss_ns, found.low_ns, found.high_ns, found.is_speculative, strict=True
         )
     )
     return Predictions(refused="", label=found.label, points=points)
@@ -363,7 +362,7 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     close_up = measured.close_up
     if close_up is None or measured.host_timed:
         return ()
-    evidence = close_up.evidence
+    evidence, limits = close_up.evidence, measured.thresholds.of(NoiseThresholds)
     done, matching = evidence.operations, evidence.matching
     mask = synchronises(done.op) & matching.is_matched & close_up.work.is_known & (done.group_size > 1)
     rows = matching.order[mask[matching.order]]
@@ -383,7 +382,7 @@ def sensitivity_figures(measured: Measured) -> tuple[SensitivityRow, ...]:
     for number in total_ns.argsort()[::-1].tolist():
         of_kind = np.flatnonzero(kind == number)
         of_kind = of_kind[np.argsort(done.enter_ns[first[of_kind]], kind="stable")]
-        slope = collective_sensitivity(transfer_ns[of_kind], skew_ns[of_kind], error_ns, place[of_kind])
+        slope = collective_sensitivity(transfer_ns[of_kind], skew_ns[of_kind], error_ns, place[of_kind], limits)
         if slope is None:
             continue
         row = first[example[number]]

@@ -36,7 +36,7 @@ from hpcpace.metrics.communication import overlap_share
 from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.plausibility import Alternation, num_far_shorter
-from hpcpace.metrics.resampling import block_means, log_mean_error, log_median_error
+from hpcpace.metrics.resampling import Estimate, block_means, log_error
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.metrics.steps import common_steps, is_plain, is_unphased, is_warmup, step_times
 from hpcpace.metrics.topology import Topology
@@ -127,7 +127,8 @@ def _named(values: Floats) -> dict[str, float]:
 
 def place_excess(excess: WorkExcess, places: Topology, spot: Hotspot) -> tuple[float, tuple[float, float]]:
     """Return the mean excess of a place's ranks over their roles, with its 95 % interval; `excess` by `work_excess`."""
-    return excess.of(places.rows_of(spot.kind, spot.id).tolist()) or (0.0, (0.0, 0.0))
+    found = excess.of(places.rows_of(spot.kind, spot.id).tolist()) or Estimate.around(0.0, 0.0)
+    return found.value, found.interval
 
 
 _SEE = "see --step-from"
@@ -321,8 +322,8 @@ def comparable_figures(run: JudgedRun) -> Comparable:
     return Comparable(
         is_all=run.selection == Selection(),
         samples_per_step=float(measured.chosen.samples.mean()),
-        log_p50_error=log_median_error(times_ns) if has_times else None,
-        log_mean_error=log_mean_error(times_ns) if has_times else None,
+        log_p50_error=log_error(times_ns, np.median) if has_times else None,
+        log_mean_error=log_error(times_ns, np.mean) if has_times else None,
         block_p50_ns=tuple(float(np.median(block)) for block in blocks),
         ranks=_ranks(measured),
     )

@@ -106,7 +106,7 @@ class FlowEvidence(Evidence):
         """Return the figures by name."""
         fault = self.fault
         return {
-            "effect": fault.effect_share,
+            "effect": fault.effect.value,
             "share": self.share,
             "slow_bytes_per_s": fault.slow_bytes_per_s,
             "usual_bytes_per_s": fault.usual_bytes_per_s,
@@ -254,8 +254,8 @@ def _culprit(fault: LinkFault, links: LinkFindings | None) -> Culprit:
         kind="link",
         id=ids[0],
         aliases=tuple(unit_name(("link", name)) for name in ids),
-        effect=fault.effect_share,
-        interval=fault.interval,
+        effect=fault.effect.value,
+        interval=fault.effect.interval,
     )
 
 
@@ -267,19 +267,26 @@ def find_by_transfers(case: Case) -> list[DiagnosisFinding]:
     share = float(panels.transfer_ns.mean(axis=0).mean()) / panels.mean_length_ns
     is_one_link = links is not None and any(len(culprit.ids) == 1 for culprit in links.culprits)
     is_sure = crossing is not None and crossing.p_value < settings.level
-    if crossing is not None and not is_one_link and is_sure and crossing.interval[0] > 1 + settings.link_share:
-        locality, loss_share = LocalityEvidence(factor=crossing.factor, share=share), share * (1 - 1 / crossing.factor)
-        return [DiagnosisFinding(evidence=locality, loss_share=loss_share, confidence=0.95)]
+    if crossing is not None and not is_one_link and is_sure and crossing.factor.low > 1 + settings.link_share:
+        factor = crossing.factor.value
+        locality = LocalityEvidence(factor=factor, share=share)
+        return [DiagnosisFinding(evidence=locality, loss_share=share * (1 - 1 / factor), confidence=0.95)]
     if links is None or not links.culprits:
         return []
-    first = links.culprits[0]
+    first, effect = links.culprits[0], links.culprits[0].effect.value
     return [
         DiagnosisFinding(
-            evidence=SlowLinkEvidence(effect=first.effect_share, share=share),
-            loss_share=share * first.effect_share / (1 + first.effect_share),
+            evidence=SlowLinkEvidence(effect=effect, share=share),
+            loss_share=share * effect / (1 + effect),
             confidence=confidence_of(first.p_value),
             culprits=tuple(
-                Culprit(kind="link", id=one.ids[0], aliases=one.aliases, effect=one.effect_share, interval=one.interval)
+                Culprit(
+                    kind="link",
+                    id=one.ids[0],
+                    aliases=one.aliases,
+                    effect=one.effect.value,
+                    interval=one.effect.interval,
+                )
                 for one in links.culprits
             ),
         )

@@ -24,8 +24,7 @@ from hpcpace.diagnosis.summary import Causes, Culprit, Mode
 from hpcpace.diagnosis.topics.stages import StagedEvidence, advice_of_imbalance, by_stage, stage_sentences
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.kernels import others_median
-from hpcpace.metrics.recurrence import mean_interval
-from hpcpace.metrics.resampling import block_means
+from hpcpace.metrics.resampling import Estimate, block_means
 from hpcpace.metrics.roles import StageComparison, compare_with_others
 from hpcpace.metrics.what_if import stage_change
 
@@ -92,7 +91,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     loss_ns = float((work.max(axis=0) - work.mean(axis=0)).mean())
     if steps is not None:
         gain = steps.gain(stage_change(stage, members, panels.work_ns, effect))
-        loss_ns = gain.gain_share * steps.measured_ns
+        loss_ns = gain.share.value * steps.measured_ns
     num_blocks = block_means(share).shape[1]
     p_value = float(stdtr(num_blocks - 1, -mean[slowest] / error[slowest])) if error[slowest] > 0 else 0.0
     aliases = _aliases(panels, stage, members)
@@ -146,8 +145,8 @@ def stage_excess(work_ns: Floats, stage: Ints, slow: int, alike_level: float) ->
     middle = np.sort(mean)[[(len(mean) - 1) // 2, len(mean) // 2]]
     is_like = (mean >= middle[0] - factor * error) & (mean <= middle[1] + factor * error)
     share = work[is_slow][0] / np.maximum(others[is_like].mean(axis=0), 1.0) - 1
-    effect, low, high = mean_interval(share)
-    return effect, (low, high)
+    effect = Estimate.of_mean(share)
+    return effect.value, effect.interval
 
 
 def bubble_remarks(causes: Causes | None, limits: PipelineThresholds) -> list[str]:

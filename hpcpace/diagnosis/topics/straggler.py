@@ -51,7 +51,7 @@ from hpcpace.metrics.roles import (
     compare_with_others,
     excess_over_role,
 )
-from hpcpace.metrics.stragglers import Straggler, StragglerSearch, find_stragglers
+from hpcpace.metrics.stragglers import LatenessThresholds, Straggler, StragglerSearch, find_stragglers
 from hpcpace.metrics.what_if import Change
 
 _PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
@@ -217,7 +217,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     plane's, and lateness that goes round is amplification, for which no rank is to blame.
     """
     panels, limits = case.panels, case.thresholds.of(StragglerThresholds)
-    case.search = search = search_stragglers(panels, case.settings, limits)
+    case.search = search = search_stragglers(panels, case.settings, limits, case.thresholds.of(LatenessThresholds))
     findings = []
     for mode in (Mode.STRAGGLER, Mode.RUNTIME, Mode.AMPLIFICATION):
         found = [straggler for straggler in search.found if LatePattern(straggler.pattern).mode is mode]
@@ -228,7 +228,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
         if case.steps is not None and mode is Mode.STRAGGLER:
             ranks = sorted({rank for each in found for rank in each.ranks})
             gain = case.steps.gain(Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks)))
-            loss_ns = gain.gain_share * case.steps.measured_ns
+            loss_ns = gain.share.value * case.steps.measured_ns
         loss_share = max(loss_ns, 0.0) / panels.mean_time_ns
         # What nobody waits for is no loss, but a slow rank will hold others up at a larger scale.
         if loss_share < case.settings.runtime_share and mode is not Mode.STRAGGLER:
@@ -280,12 +280,22 @@ def find_by_arrival(case: Case) -> list[DiagnosisFinding]:
     return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=confidence, culprits=tuple(culprits))]
 
 
-def search_stragglers(panels: Panels, settings: DiagnosisConfig, limits: StragglerThresholds) -> StragglerSearch:
+def search_stragglers(
+    panels: Panels,
+    settings: DiagnosisConfig,
+    limits: StragglerThresholds,
+    lateness: LatenessThresholds | None = None,
+) -> StragglerSearch:
     """Return who is late again and again; ranks are not compared if their roles are not known."""
     if not panels.is_role_known:
         return StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=0)
     search = find_stragglers(
-        panels.work_ns, panels.role, panels.node, floor_share=settings.straggler_share, level=settings.level
+        panels.work_ns,
+        panels.role,
+        panels.node,
+        floor_share=settings.straggler_share,
+        level=settings.level,
+        limits=lateness or LatenessThresholds(),
     )
     lasting = [each for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER]
     slow = sorted({rank for each in lasting for rank in each.ranks})
@@ -315,11 +325,11 @@ def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings
     A periodic one costs its size over its period, a passing one its share of the steps.
     """
     if straggler.pattern == LatePattern.PERIODIC:
-        return straggler.effect_share / max(straggler.period_steps or 1, 1) >= settings.runtime_share
+        return straggler.effect.value / max(straggler.period_steps or 1, 1) >= settings.runtime_share
     if straggler.step_range is not None:
         first, stop = straggler.step_range
-        return straggler.effect_share * (stop - first) / num_steps >= settings.runtime_share
-    return straggler.pattern != LatePattern.FIXED or straggler.effect_share >= max(
+        return straggler.effect.value * (stop - first) / num_steps >= settings.runtime_share
+    return straggler.pattern != LatePattern.FIXED or straggler.effect.value >= max(
         usual_excess, settings.straggler_share
     )
 
@@ -373,7 +383,7 @@ def _evidence(found: Sequence[Straggler], loss_share: float, panels: Panels) -> 
     is_periodic = straggler.pattern == LatePattern.PERIODIC
     return LatenessEvidence(
         pattern=LatePattern(straggler.pattern),
-        effect=straggler.effect_share,
+        effect=straggler.effect.value,
         p_value=straggler.p_value,
         late_share=straggler.late_share,
         share=loss_share,
@@ -411,7 +421,7 @@ def _late_steps(straggler: Straggler, panels: Panels) -> Bools:
         others = np.flatnonzero((panels.role == panels.role[rank]) & (np.arange(len(panels.role)) != rank))
         excess_ns += (panels.work_ns[rank] - np.median(panels.work_ns[others], axis=0)) / len(late)
     usual_ns = float(np.median(panels.work_ns[late]))
-    return np.asarray(excess_ns > straggler.effect_share * usual_ns / 2)
+    return np.asarray(excess_ns > straggler.effect.value * usual_ns / 2)
 
 
 def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
@@ -420,10 +430,7 @@ def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:
     What finds a straggler is more robust, and a little too small where many of a role are slow.
     """
     found = excess.of(straggler.ranks) if straggler.pattern == LatePattern.FIXED else None
-    if found is None:
-        return straggler
-    share, interval = found
-    return replace(straggler, effect_share=share, interval=interval)
+    return straggler if found is None else replace(straggler, effect=found)
 
 
 def _is_everywhere(found: Sequence[Straggler], panels: Panels, least_share: float) -> bool:
@@ -449,7 +456,7 @@ def _put_back(work_ns: Floats, role: Ints, found: Sequence[Straggler]) -> Floats
 
 
 def _straggler_culprit(straggler: Straggler, panels: Panels) -> Culprit:
-    first, effect, interval = straggler.ranks[0], straggler.effect_share, straggler.interval
+    first, effect, interval = straggler.ranks[0], straggler.effect.value, straggler.effect.interval
     if straggler.kind == "rank":
         return rank_culprit(int(panels.rank[first]), effect, interval, panels)
     name = panels.host[first] if straggler.kind == "node" else f"local{straggler.ids[0]}"

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcpace.core.compat import dispatch_key, source_rank
 from hpcpace.observe.collectives.operations import (
     FORGET_AFTER_STEPS,
     MESSAGES,
@@ -37,7 +38,6 @@ from hpcpace.observe.collectives.operations import (
     Operator,
     operators,
 )
-from hpcpace.observe.compat import DISPATCH_KEY, source_rank
 from hpcpace.observe.device.layer import device_work, follow_coalescing, follow_streams, runs_on_host
 from hpcpace.observe.device.times import DeviceTimes, SideStreams
 from hpcpace.observe.guest import replace
@@ -45,9 +45,9 @@ from hpcpace.observe.pacing import Arrival, Pacer
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
 
-_KEY, _CUDA = DISPATCH_KEY.BackendSelect, DISPATCH_KEY.CUDA
+_KEY, _CUDA = dispatch_key().BackendSelect, dispatch_key().CUDA
 # Of a meta tensor, which only torch.compile passes here while it traces, nothing is sent, and it has no address.
-_META = DISPATCH_KEY.Meta
+_META = dispatch_key().Meta
 _EXIT_KIND = 9
 
 
@@ -192,8 +192,10 @@ class CollectiveObserver:
             if self.paused or keyset.has(_META):
                 return redispatch(keyset.remove(_KEY), *args)
             arrival = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
-            if device_times is not None and self._is_on_device(keyset, operator, args):
-                return self._observed_on_device(device_times, operator, redispatch, keyset, args)
+            times = device_times if device_times is not None and self._is_on_device(keyset, operator, args) else None
+            if times is not None and times.cannot_follow():
+                return redispatch(keyset.remove(_KEY), *args)
+            begin = None if times is None else times.begin()
             enter_ns = clock()
             try:
                 result = redispatch(keyset.remove(_KEY), *args)
@@ -203,6 +205,12 @@ class CollectiveObserver:
             try:
                 opened = self._new(operator, args, enter_ns)
                 opened.arrival = arrival
+                if times is not None:
+                    if begin is not None:
+                        is_blocking, address = operator.is_blocking(args), operator.result_address(args)
+                        work = device_work(result)
+                        times.follow(opened.row(), begin, work, is_blocking=is_blocking, address=address)
+                    return result
                 opened.blocked_ns = clock() - enter_ns  # gloo may do part of the work before it returns
                 if not operator.has_work:
                     opened.kind = ExitKind.WAIT
@@ -225,32 +233,6 @@ class CollectiveObserver:
             self._on_host[name] = runs_on_host(process_group)
         return not self._on_host[name]
 
-    def _observed_on_device(
-        self, device_times: DeviceTimes, operator: Operator, redispatch: Any, keyset: Any, args: tuple[Any, ...]
-    ) -> Any:
-        if device_times.cannot_follow():
-            return redispatch(keyset.remove(_KEY), *args)
-        begin = device_times.begin()
-        enter_ns = time.monotonic_ns()
-        try:
-            result = redispatch(keyset.remove(_KEY), *args)
-        except Exception:
-            self._record_failed(operator, args, enter_ns)
-            raise
-        try:
-            opened = self._new(operator, args, enter_ns)
-            if begin is not None:
-                device_times.follow(
-                    opened.row(),
-                    begin,
-                    device_work(result),
-                    is_blocking=operator.is_blocking(args),
-                    address=operator.result_address(args),
-                )
-        except Exception as error:  # the boundary between hpcpace and the training job: degrade, never raise
-            self._degrade(operator, error)
-        return result
-
     def _arrive(self, pacer: Pacer, operator: Operator, keyset: Any, args: tuple[Any, ...]) -> Arrival:
         """Let the pacer delay a caller that blocks at once; a caller that blocks later arrives at its wait."""
         if operator.op in MESSAGES or not operator.has_work or not operator.is_blocking(args):
@@ -266,7 +248,7 @@ class CollectiveObserver:
         size_bytes = operator.size_bytes(args, len(group.ranks))
         if operator.op not in MESSAGES:
             self._last_ranks = group.members
-        return OpenOperation(operator.op, group, operator.group_peer(args), size_bytes, self._recorder.step, enter_ns)
+        return group.begin(operator.op, operator.group_peer(args), size_bytes, self._recorder.step, enter_ns)
 
     def _record_failed(self, operator: Operator, args: tuple[Any, ...], enter_ns: int) -> None:
         """Record an operation whose call raised."""
@@ -393,8 +375,9 @@ class CollectiveObserver:
         return next(group for group in self._groups.values() if group.group_id == opened.group)
 
     def _name_source(self, opened: OpenOperation) -> None:
-        group = self._group_of(opened)
-        source = source_rank(opened.work)
+        group, source = self._group_of(opened), source_rank(opened.work)
+        if source < 0:
+            return
         opened.peer = group.ranks[source]
         opened.seq = group.sequences[Op.RECV, source]
         group.sequences[Op.RECV, source] += 1

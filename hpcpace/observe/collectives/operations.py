@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcpace.core.compat import backend_name
 from hpcpace.core.environment import process_redaction
-from hpcpace.observe.compat import backend_name
 from hpcpace.observe.pacing import Arrival
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
@@ -191,49 +191,48 @@ class ObservedGroup:
         self.members = tuple(ranks)
         self.sequences: dict[object, int] = defaultdict(lambda: first_number)
 
+    def begin(self, op: Op, peer: int, size_bytes: int, step: int, enter_ns: int) -> OpenOperation:
+        """Return an operation of the group with the next number.
 
-class OpenOperation:
-    """An operation that has started and is not recorded yet."""
-
-    __slots__ = (
-        "address",
-        "arrival",
-        "blocked_ns",
-        "enter_ns",
-        "exit_ns",
-        "future",
-        "group",
-        "key",
-        "kind",
-        "op",
-        "peer",
-        "seq",
-        "size_bytes",
-        "step",
-        "waiting",
-        "work",
-    )  # fmt: skip
-
-    def __init__(self, op: Op, group: ObservedGroup, peer: int, size_bytes: int, step: int, enter_ns: int) -> None:
-        # Collectives of a group are called in one order on all members; send and recv only between two ranks.
+        Collectives of a group are called in one order on all members; send and recv only between two ranks.
+        """
         channel: object = (op, peer) if op in MESSAGES else None
-        self.op = op
-        self.group = group.group_id
-        self.peer = group.ranks[peer] if peer >= 0 else -1
-        self.seq = group.sequences[channel]
-        group.sequences[channel] += 1
-        self.size_bytes = size_bytes
-        self.step = step
-        self.enter_ns = enter_ns
-        self.exit_ns = 0
-        self.blocked_ns = 0
-        self.kind = ExitKind.COMPLETION
-        self.waiting = False
-        self.work: Any = None
-        self.future: Any = None
-        self.key = 0
-        self.address = 0
-        self.arrival: Arrival = None
+        number = self.sequences[channel]
+        self.sequences[channel] = number + 1
+        return OpenOperation(
+            op, self.group_id, self.ranks[peer] if peer >= 0 else -1, number, size_bytes, step, enter_ns
+        )
+
+
+@dataclass(slots=True, eq=False)
+class OpenOperation:
+    """An operation that has started and is not recorded yet; the first fields, and some others, are columns of its row.
+
+    Attributes:
+        kind: how it ends.
+        waiting: whether its caller waits for it.
+        work, future: of torch, as far as it has them.
+        key: of the work among the open operations.
+        address: of its result.
+        arrival: of its caller at the pacer.
+    """
+
+    op: Op
+    group: int
+    peer: int
+    seq: int
+    size_bytes: int
+    step: int
+    enter_ns: int
+    exit_ns: int = 0
+    blocked_ns: int = 0
+    kind: ExitKind = ExitKind.COMPLETION
+    waiting: bool = False
+    work: Any = None
+    future: Any = None
+    key: int = 0
+    address: int = 0
+    arrival: Arrival = None
 
     @property
     def has_failed(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpcpace.observe.compat import device_backend, has_context, stream_reader
+from hpcpace.core.compat import device_backend, has_context, stream_reader
 from hpcpace.observe.device.clock import DeviceClock, DeviceMarks
 from hpcpace.observe.device.times import DeviceTimes, SideStreams
 from hpcpace.observe.guest import replace

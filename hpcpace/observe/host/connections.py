@@ -87,12 +87,8 @@ class _Socket(NamedTuple):
     ends: Ends | None
 
 
-def parse_tcp_info(content: bytes) -> Counters | None:
-    """Return what a `struct tcp_info` says; 0 for what a shorter one lacks, None if there is no connection."""
-    return _counters(content[: _TCP_INFO.size].ljust(_TCP_INFO.size, b"\0"))
-
-
-def _counters(content: Any) -> Counters | None:
+def parse_tcp_info(content: Any) -> Counters | None:
+    """Return what a buffer with a `struct tcp_info` says, padded with zeros; None if there is no connection."""
     (
         state, limited, segment_bytes, rtt_us, acked_bytes, received_bytes, unsent_bytes, least_rtt_us, rate, busy_us,
         receiver_limited_us, sender_limited_us, marked_packets, sent_bytes, retransmitted_bytes,
@@ -178,7 +174,7 @@ class OwnConnections:
         self._size.value = _TCP_INFO.size
         if self._getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, self._info, self._size_at):
             return None
-        counters = _counters(self._info)
+        counters = parse_tcp_info(self._info)
         return None if counters is None else Reading(known.inode, known.ends, self._clock(), counters)
 
     def _ends_of(self, descriptor: int) -> Ends | None:

@@ -99,6 +99,27 @@ def read_counter(path: Path) -> bytes:
         return b""
 
 
+class Device(NamedTuple):
+    """The counters of a network device in /proc/net/dev."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    errors: int = 0
+    drops: int = 0
+
+
+def read_devices(net_dev: Path) -> dict[str, Device]:
+    """Return the network devices in the kernel's table, by name; none if it cannot be read."""
+    table = {}
+    for line in _read(net_dev).splitlines()[2:]:
+        name, _, counters = line.partition(":")
+        # Bytes, packets, errors and drops received, four more columns, and the same sent.
+        columns = [int(column) for column in counters.split()]
+        if len(columns) >= 16:
+            table[name.strip()] = Device(columns[8], columns[0], columns[2] + columns[10], columns[3] + columns[11])
+    return table
+
+
 class Gpu(NamedTuple):
     """A rank's GPU: its identity for NVML, like `GPU-3f...`, and its number in torch, which is another than NVML's."""
 
@@ -214,7 +235,6 @@ class HostCounters:
         gpu_memory_bytes, gpu_clock_mhz, gpu_throttle_reasons, *gpu_health = self._gpu() if self._gpu else UNKNOWN
         statm = _read(self._proc / "statm").split()
         tcp = [line.split() for line in _read(self._proc / "net" / "snmp").splitlines() if line.startswith("Tcp:")]
-        devices = [line.partition(":")[2].split() for line in _read(self._proc / "net" / "dev").splitlines()[2:]]
         return (
             usage.ru_nivcsw,
             usage.ru_majflt,
@@ -224,7 +244,7 @@ class HostCounters:
             gpu_clock_mhz,
             gpu_throttle_reasons,
             int(tcp[1][tcp[0].index("RetransSegs")]) if len(tcp) == 2 else 0,
-            sum(int(columns[3]) + int(columns[11]) for columns in devices if len(columns) >= 16),
+            sum(device.drops for device in read_devices(self._proc / "net" / "dev").values()),
             *self._cores.read(),
             *gpu_health,
         )

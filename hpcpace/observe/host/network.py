@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcpace.core import netlink
-from hpcpace.observe.host.counters import read_counter
+from hpcpace.observe.host.counters import Device, read_counter, read_devices
 from hpcpace.trace.schema import LinkState
 
 _SIOCETHTOOL, _GSET = 0x8946, 1
@@ -283,15 +283,6 @@ _MAX_INTERFACES = 256
 """Numbers of interfaces are one byte in the trace."""
 
 
-class _Device(NamedTuple):
-    """What /proc/net/dev counts of a device."""
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    errors: int = 0
-    drops: int = 0
-
-
 class NetworkCounters:
     """Reads the counters of fixed interfaces; an interface that goes away reads as zero.
 
@@ -335,10 +326,10 @@ class NetworkCounters:
                 self._link(self._devices[asked]) if is_device else self._ports[asked - num_devices].details()
             )
             self._next += 1
-        table = _read_net_dev(self._net_dev)
+        table = read_devices(self._net_dev)
         rows: list[tuple[int, ...]] = []
         for number, name in enumerate(self._devices):
-            found = table.get(name, _Device())
+            found = table.get(name, Device())
             details = self._details[number]._replace(errors=found.errors, drops=found.drops)
             rows.append((number, found.sent_bytes, found.received_bytes, *details))
         for number, port in enumerate(self._ports, start=len(self._devices)):
@@ -353,20 +344,4 @@ def find_network_counters(*, proc: Path = Path("/proc"), sys: Path = Path("/sys"
     mounted outside of it. Bytes sent by RDMA pass no network device: the ports of the adapters count them.
     """
     net_dev = proc / "self" / "net" / "dev"
-    return NetworkCounters(tuple(sorted(_read_net_dev(net_dev))), find_fabric_ports(sys), net_dev)
-
-
-def _read_net_dev(path: Path) -> dict[str, _Device]:
-    try:
-        lines = path.read_text().splitlines()[2:]
-    except OSError:
-        return {}
-    table = {}
-    for line in lines:
-        name, _, counters = line.partition(":")
-        # Bytes, packets, errors and drops received, four more columns, and the same sent.
-        columns = [int(column) for column in counters.split()]
-        if len(columns) >= 16:
-            errors, drops = columns[2] + columns[10], columns[3] + columns[11]
-            table[name.strip()] = _Device(columns[8], columns[0], errors, drops)
-    return table
+    return NetworkCounters(tuple(sorted(read_devices(net_dev))), find_fabric_ports(sys), net_dev)

@@ -16,6 +16,7 @@ from hpcpace.diagnosis.topics.communication import TransferEvidence
 from hpcpace.diagnosis.topics.links import FlowEvidence
 from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, LinkFault
 from hpcpace.metrics.links import LinkCulprit, LinkFindings, Locality
+from hpcpace.metrics.resampling import Estimate
 from tests.unit.diagnosis.test_diagnose import MS, panels
 
 HOSTS = {rank: f"n{rank // 4}" for rank in range(16)}
@@ -33,8 +34,7 @@ def fault(cause=LinkCause.SLOW, ids=("n2",), **changed):
         "direction": "",
         "flows": ((1, 0), (2, 1)),
         "returning": (),
-        "effect_share": 3.0,
-        "interval": (2.5, 3.5),
+        "effect": Estimate(value=3.0, low=2.5, high=3.5),
         "p_value": 1e-6,
         "slow_bytes_per_s": 25e6 / 8,
         "usual_bytes_per_s": 100e6 / 8,
@@ -50,7 +50,7 @@ def fault(cause=LinkCause.SLOW, ids=("n2",), **changed):
 
 
 def flows(*faults, **changed):
-    figures = {"num_flows": 4, "is_compared": True, "reason": "", "crossing_factor": 1.0}
+    figures = {"is_compared": True, "reason": "", "crossing_factor": 1.0}
     return FlowFindings(faults=faults, **{**figures, **changed})
 
 
@@ -96,8 +96,8 @@ def test_what_is_broken_is_told_however_little_it_costs(cause):
 
 @each_case("cause", [LinkCause.SLOW, LinkCause.FOREIGN, LinkCause.UPLINK, LinkCause.LOSSY])
 def test_transfers_that_connections_explain_are_not_told_again(cause):
-    crossing = Locality(factor=4.0, interval=(3.5, 4.5), p_value=1e-9, num_inside=2, num_crossing=2)
-    culprit = LinkCulprit(ids=("n2",), effect_share=3.0, interval=(2.5, 3.5), p_value=1e-9)
+    crossing = Locality(factor=Estimate(value=4.0, low=3.5, high=4.5), p_value=1e-9)
+    culprit = LinkCulprit(ids=("n2",), effect=Estimate.around(3.0, 0.5), p_value=1e-9)
     links = LinkFindings(culprits=(culprit,), is_identifiable=True, reason="", candidates=())
     found = diagnosed(busy(), flows=flows(fault(cause)), links=links, crossing=crossing).findings
     assert [each.variety for each in found if each.mode is not Mode.AMPLIFICATION] == [str(cause)]
@@ -112,7 +112,7 @@ def test_a_flapping_link_explains_bursts():
 
 
 def test_groups_single_out_a_link_of_a_set():
-    culprit = LinkCulprit(ids=("leaf2 uplink",), effect_share=3.0, interval=(2.5, 3.5), p_value=1e-9)
+    culprit = LinkCulprit(ids=("leaf2 uplink",), effect=Estimate.around(3.0, 0.5), p_value=1e-9)
     links = LinkFindings(culprits=(culprit,), is_identifiable=True, reason="", candidates=())
     both = fault(LinkCause.UPLINK, ids=("leaf1 uplink", "leaf2 uplink"))
     assert diagnosed(busy(), flows=flows(both)).findings[0].culprits[0].aliases == (

@@ -77,7 +77,7 @@ def test_beyond_the_samples_it_is_flagged_and_wider():
 
 
 def test_one_sample_is_an_offset_whose_error_grows_with_the_drift():
-    clock = CommonClock.from_table(table([NS_PER_S], [500]), drift_ppm=200)
+    clock = CommonClock.from_table(table([NS_PER_S], [500]))
     found = clock.to_reference([0, NS_PER_S, 3 * NS_PER_S])
     assert (found.time_ns + 500).tolist() == [0, NS_PER_S, 3 * NS_PER_S]
     assert found.halfwidth_ns.tolist() == [201_000.0, 1000.0, 401_000.0]

@@ -4,8 +4,8 @@ import numpy as np
 from cases import each_case
 from known_runs import MS, known_run
 
-from hpcpace.metrics.phases import EXPOSED_WAIT, parts_of_steps
-from hpcpace.metrics.waits import HeldUp, Stretches, exposed_waits_ns
+from hpcpace.metrics.phases import EXPOSED_WAIT, CoveredTime, parts_of_steps
+from hpcpace.metrics.waits import HeldUp, exposed_waits_ns
 from hpcpace.trace.schema import ExitKind, Op, Phase
 
 NOTHING = np.zeros(0, np.int64)
@@ -23,7 +23,7 @@ def run_of(rows):
 def held_up(grad_sync=(), away=()):
     def stretches(intervals):
         begin, end = np.array(sorted(intervals), np.int64).reshape(-1, 2).T * MS
-        return Stretches.of(begin, end)
+        return CoveredTime.of(begin, end)
 
     return HeldUp(away=stretches(away), inside=stretches([*grad_sync, *away]))
 

@@ -80,10 +80,7 @@ def pipeline(
         sender_limited_ns=none,
         rtt_ns=(queue_s * NS_PER_S).astype(np.int64) + 10_000,
         least_rtt_ns=none + 10_000,
-        delivery_bytes_per_s=np.full(8 * NUM_S, RATE),
-        is_application_limited=np.zeros(8 * NUM_S, np.bool_),
         unsent_bytes=none,
-        marked_packets=none,
     )
 
 
@@ -103,7 +100,7 @@ def test_a_slow_link_is_named_by_long_messages(host: str, seed: int) -> None:
     flows = pipeline(message_bytes=1 << 20, seed=seed, rate_factor=np.where(through(host), 0.25, 1.0))
     found = located(flows, 1 << 20)
     assert named(found) == [(LinkCause.SLOW, (host,))]
-    assert 1.0 < found.faults[0].effect_share < 4.5
+    assert 1.0 < found.faults[0].effect.value < 4.5
 
 
 def test_short_messages_that_pass_a_slow_link_at_once_do_not_clear_it() -> None:

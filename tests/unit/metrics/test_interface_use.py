@@ -44,17 +44,16 @@ def test_spreads_nothing_where_nothing_accrued() -> None:
     assert spread(none, none, none, ints([0, 1, 2])).tolist() == [0, 0]
 
 
-def test_utilisation_is_that_of_each_second_and_direction() -> None:
+def test_what_is_carried_is_that_of_each_second_and_direction() -> None:
     use = interface_use({("n1", "eth0"): [0, 0, 25 * MB, 50 * MB, 125 * MB, 0, 0, 0, 0, 0]}, nodes=[0], rates=[GIGABIT])
     loads = _loads(use, None, recorded=[False])
-    assert loads.utilisation[SENT, 0] == pytest.approx([0.2, 0.4, 1.0, 0, 0, 0])
+    assert loads.total_bytes[SENT, 0] * 8 / GIGABIT == pytest.approx([0.2, 0.4, 1.0, 0, 0, 0])
     assert interface_totals(loads).peak_bytes_per_s[RECEIVED, 0] == pytest.approx(125 * MB)
     assert interface_totals(loads).bytes_per_s[SENT, 0] == pytest.approx(200 * MB / 6)
 
 
-def test_has_no_utilisation_without_a_line_rate() -> None:
+def test_without_a_line_rate_it_is_known_what_was_carried() -> None:
     loads = _loads(interface_use({("n1", "veth0"): [MB] * 10}, nodes=[0], rates=[0]), None, recorded=[False])
-    assert np.isnan(loads.utilisation).all()
     assert interface_totals(loads).bytes_per_s[SENT, 0] == pytest.approx(MB)
 
 
@@ -76,7 +75,7 @@ def test_foreign_traffic_is_what_no_connection_carried(foreign: int) -> None:
     found = interface_totals(loads)
     assert loads.carries_job.tolist() == [True, True]
     assert found.is_foreign.tolist() == [[False, foreign > 0]] * 2
-    assert loads.foreign_utilisation[SENT].mean(axis=1) == pytest.approx([0, foreign * 8 / GIGABIT], abs=1e-6)
+    assert loads.foreign_bytes[SENT].mean(axis=1) * 8 / GIGABIT == pytest.approx([0, foreign * 8 / GIGABIT], abs=1e-6)
 
 
 def test_headers_that_a_virtual_link_does_not_count_are_no_foreign_traffic() -> None:

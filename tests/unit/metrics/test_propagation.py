@@ -101,4 +101,3 @@ def test_the_last_partner_is_the_root_the_sender_or_the_latest():
 def test_runs_without_waits_have_no_origins(shape):
     found = origins(data_parallel(np.full(shape, MS)))
     assert found.caused_ns.tolist() == [0] * shape[0]
-    assert found.num_rounds == 0

@@ -89,4 +89,4 @@ def test_where_all_are_slow_they_are_compared_with_each_other():
 def test_some_ranks_together_have_the_mean_of_their_excess():
     values = work(5)
     found = excess_over_role(values, np.zeros(5, np.int64))
-    assert found.of([1, 2])[0] == pytest.approx((found.of_rank(1).share + found.of_rank(2).share) / 2)
+    assert found.of([1, 2]).value == pytest.approx((found.of_rank(1).share + found.of_rank(2).share) / 2)

@@ -5,7 +5,7 @@ import pytest
 from cases import each_case
 from known_runs import MS, data_parallel, known_run, pipeline
 
-from hpcpace.metrics.segments import local_work, segment_panels, step_work
+from hpcpace.metrics.segments import local_work, segment_panels
 from hpcpace.metrics.waits import Blocks
 from hpcpace.trace.schema import ExitKind, Op
 
@@ -101,17 +101,6 @@ def test_segments_of_a_step_sum_to_its_work_through_messages():
     _, (panel,) = measured(pipeline(truth, num_microbatches=4), role=[0, 1, 2])
     assert panel.work_ns.shape == (3, 10, 1)
     assert np.allclose(panel.work_ns[:, :, 0], 4 * truth, atol=4000)
-
-
-def test_work_of_a_step_is_the_step_without_what_blocked():
-    truth = works()
-    run = data_parallel(truth)
-    work, _ = measured(run)
-    assert (step_work(run.operations, run.steps, work, ranks=run.ranks) == truth.sum(axis=2)).all()
-    truth = works(shape=(4, 10))
-    run, blocks = overlapped(truth)
-    work, _ = measured(run, blocks=blocks)
-    assert (step_work(run.operations, run.steps, work, ranks=run.ranks, blocks=blocks) == truth).all()
 
 
 def test_buckets_under_way_together_are_one_synchronisation():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.metrics.phases import Part, covered, innermost, parts_of_steps
+from hpcpace.metrics.phases import CoveredTime, Part, innermost, parts_of_steps
 from hpcpace.trace.schema import Phase
 
 NONE = np.zeros(0, np.int64)
@@ -107,7 +107,8 @@ def test_innermost_and_covered_agree_with_looking_at_each_segment(seed):
     same = [(begin[a], end[a]) == (begin[b], end[b]) for a, b in zip(found, expected, strict=True) if a >= 0]
     assert (found >= 0).tolist() == [value >= 0 for value in expected]
     assert all(same)
-    assert covered(begin, end, edges).tolist() == (found >= 0).tolist()
+    covered_ns = CoveredTime.of(begin, end).inside_ns(edges[:-1], edges[1:])
+    assert covered_ns.tolist() == np.where(found >= 0, np.diff(edges), 0).tolist()
 
 
 def test_parts_add_up_to_the_step_whatever_the_rows_are():

@@ -36,9 +36,8 @@ def healthy(num_ranks=8, num_steps=200, *, seed=0, kind="normal", size=0.05):
 
 def search(work_ns, *, per_node=1, role=None, **options):
     ranks = np.arange(len(work_ns))
-    return find_stragglers(
-        work_ns, np.zeros_like(ranks) if role is None else np.asarray(role), ranks // per_node, **options
-    )
+    role = np.zeros_like(ranks) if role is None else np.asarray(role)
+    return find_stragglers(work_ns, role, ranks // per_node, **{"floor_share": 0.03, "level": 0.005, **options})
 
 
 def only(work_ns, **options):
@@ -65,7 +64,7 @@ def test_a_rank_ten_percent_slower_is_found(num_ranks, kind):
         work_ns[1] *= 1.1
         found = only(work_ns)
         assert (found.kind, found.ids, found.pattern) == ("rank", (1,), "fixed")
-        assert found.effect_share == pytest.approx(0.1, abs=0.03)
+        assert found.effect.value == pytest.approx(0.1, abs=0.03)
         assert found.p_value <= 0.005
 
 
@@ -84,7 +83,7 @@ def test_the_interval_covers_the_effect():
     for seed in range(40):
         work_ns = healthy(seed=seed)
         work_ns[3] *= 1.1
-        low, high = only(work_ns).interval
+        low, high = only(work_ns).effect.interval
         covered += low <= 0.1 <= high
     assert covered >= 35
 
@@ -124,7 +123,7 @@ def test_a_slow_interval_is_transient_and_dated():
     assert (found.pattern, found.ids) == ("transient", (1,))
     assert abs(found.step_range[0] - 60) <= 5
     assert abs(found.step_range[1] - 110) <= 5
-    assert found.effect_share == pytest.approx(0.2, abs=0.05)
+    assert found.effect.value == pytest.approx(0.2, abs=0.05)
 
 
 @each_case("period", [2, 4, 20])
@@ -133,7 +132,7 @@ def test_a_periodic_delay_has_its_period(period):
     work_ns[2, 1::period] *= 1.5
     found = only(work_ns)
     assert (found.pattern, found.ids, found.period_steps) == ("periodic", (2,), period)
-    assert found.effect_share == pytest.approx(0.5, abs=0.06)
+    assert found.effect.value == pytest.approx(0.5, abs=0.06)
     assert found.late_share == pytest.approx(1 / period, abs=0.02)
 
 

@@ -21,13 +21,13 @@ def end(number):
     os.write(1, b"still here\\n")
 """
 _OURS = {
-    signal.SIGTERM: "ours = TerminationTrap(lambda: None)",
-    signal.SIGUSR2: "ours = OrderSignal(signal.SIGUSR2, lambda: None)",
+    signal.SIGTERM: "ours = TerminationTrap(lambda: None)\ninstall, remove = ours.install, ours.remove",
+    signal.SIGUSR2: "ours = OrderSignal('USR2', lambda: None, warn=print)\ninstall, remove = ours.start, ours.stop",
 }
 
 
 def run(number: signal.Signals, program: str) -> tuple[int, list[str]]:
-    text = f"{_START}\n{_OURS[number]}\nnumber = signal.{number.name}\nours.install()\n{program}"
+    text = f"{_START}\n{_OURS[number]}\nnumber = signal.{number.name}\ninstall()\n{program}"
     done = subprocess.run([sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     return done.returncode, done.stdout.splitlines()
@@ -35,7 +35,7 @@ def run(number: signal.Signals, program: str) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("number", _OURS)
 def test_a_signal_ends_a_script_that_has_put_our_handler_back(number: signal.Signals) -> None:
-    program = "before = signal.signal(number, own)\nours.remove()\nsignal.signal(number, before)\nend(number)"
+    program = "before = signal.signal(number, own)\nremove()\nsignal.signal(number, before)\nend(number)"
     assert run(number, program) == (-number, [])
 
 
@@ -43,6 +43,6 @@ def test_a_signal_ends_a_script_that_has_put_our_handler_back(number: signal.Sig
 def test_a_handler_that_calls_ours_ends_nothing(number: signal.Signals) -> None:
     program = (
         "before = signal.getsignal(number)\nsignal.signal(number, lambda *given: (own(*given), before(*given)))\n"
-        "ours.remove()\nend(number)"
+        "remove()\nend(number)"
     )
     assert run(number, program) == (0, ["own", "still here"])

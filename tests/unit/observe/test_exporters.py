@@ -15,9 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from hpcpace.core.config import MetricsConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.core.rundir import Attempt
-from hpcpace.observe.exporters import Exporters, MetricsFile, Reading, StepTally, add_to_comment, metrics_path
+from hpcpace.observe.exporters import Exporters, add_to_comment, metrics_path
 
-LABELS = {"jobid": "17", "step": "0", "node": "n1"}
 LINE = "hpcpace: 3 steps of 100 ms, see hpcpace report runs/17.0-gpt2"
 S = 1_000_000_000
 
@@ -43,24 +42,20 @@ def test_the_comment_of_a_job_names_its_run_as_a_line_to_paste_without_secrets(n
     assert exporters.line() == f"hpcpace: 0 steps, see hpcpace report {shown}"
 
 
-@pytest.fixture
-def tally() -> StepTally:
-    return StepTally()
-
-
-def made(tally: StepTally, path: Path, warnings: list[str] | None = None) -> MetricsFile:
-    return MetricsFile(
-        path, labels=LABELS, info={"name": 'a"b'}, tally=tally, interval_s=3600.0,
-        reading=lambda: Reading(num_dropped=2, cost_ns=S // 2, halfwidth_ns=5000),
-        warn=(warnings if warnings is not None else []).append, clock=lambda: 50 * S, unix_clock=lambda: 1000 * S,
+def made(path: Path, warnings: list[str] | None = None) -> Exporters:
+    recording: Any = SimpleNamespace(recorder=SimpleNamespace(num_dropped=2, cost_ns=S // 2), halfwidth_ns=5000)
+    return Exporters(
+        MetricsConfig(prometheus=str(path), interval_s=3600.0), world=rank_info({}), host="n1", recording=recording,
+        attempt=Attempt(Path('/runs/a"b/attempt-0')), warn=(warnings if warnings is not None else []).append,
+        clock=lambda: 50 * S, unix_clock=lambda: 1000 * S,
     )  # fmt: skip
 
 
-def test_the_metrics_of_a_rank(tally: StepTally, tmp_path: Path) -> None:
-    file = made(tally, tmp_path / "a.prom")
+def test_the_metrics_of_a_rank(tmp_path: Path) -> None:
+    file = made(tmp_path / "a.prom")
     assert "hpcpace_step_seconds" not in metrics(file.text())
     for second in (46, 47, 48):
-        tally.add(second * S, second * S + S // 2, 32)
+        file.end_step(second * S, second * S + S // 2, 32)
     found = metrics(file.text())
     assert found["hpcpace_step_seconds"] == 0.5 and found["hpcpace_last_step_timestamp_seconds"] == 998.5
     assert (found["hpcpace_steps_total"], found["hpcpace_samples_total"]) == (3, 96)
@@ -68,41 +63,41 @@ def test_the_metrics_of_a_rank(tally: StepTally, tmp_path: Path) -> None:
     assert found["hpcpace_clock_error_seconds"] == 5e-6
 
 
-def test_a_pipe_in_place_of_the_metrics_is_neither_replaced_nor_removed(tally: StepTally, tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_metrics_is_neither_replaced_nor_removed(tmp_path: Path) -> None:
     pipe, warnings = tmp_path / "a.prom", list[str]()
     os.mkfifo(pipe)
     before = pipe.lstat().st_ino
-    file = made(tally, pipe, warnings)
+    file = made(pipe, warnings)
     file.start()
-    file.write()
+    file.write(pipe)
     file.close()
     assert pipe.lstat().st_ino == before
     assert len(warnings) == 1 and "is not replaced by a file" in warnings[0]
 
 
-def test_the_step_time_is_that_since_the_last_text(tally: StepTally, tmp_path: Path) -> None:
-    file = made(tally, tmp_path / "a.prom")
-    tally.add(0, S, 1)
+def test_the_step_time_is_that_since_the_last_text(tmp_path: Path) -> None:
+    file = made(tmp_path / "a.prom")
+    file.end_step(0, S, 1)
     file.text()
-    tally.add(S, 4 * S, 1)
+    file.end_step(S, 4 * S, 1)
     assert metrics(file.text())["hpcpace_step_seconds"] == 3.0
     assert metrics(file.text())["hpcpace_step_seconds"] == 3.0
 
 
-def test_the_file_goes_at_the_end(tally: StepTally, tmp_path: Path) -> None:
-    file = made(tally, tmp_path / "a.prom")
+def test_the_file_goes_at_the_end(tmp_path: Path) -> None:
+    file = made(tmp_path / "a.prom")
     file.start()
-    file.write()
+    file.write(tmp_path / "a.prom")
     assert (tmp_path / "a.prom").exists()
     file.close()
     assert not (tmp_path / "a.prom").exists()
 
 
-def test_a_file_that_cannot_be_written_is_one_warning(tally: StepTally, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     warnings: list[str] = []
-    file = made(tally, tmp_path / "none" / "a.prom", warnings)
-    file.write()
-    file.write()
+    file = made(tmp_path / "none" / "a.prom", warnings)
+    file.write(tmp_path / "none" / "a.prom")
+    file.write(tmp_path / "none" / "a.prom")
     assert len(warnings) == 1 and "metrics cannot be written" in warnings[0]
 
 
@@ -120,21 +115,25 @@ def test_the_pattern_of_a_path() -> None:
         ("JobId=17\n   AdminComment=theirs\n", LINE),
     ],
 )
-def test_a_line_goes_behind_what_a_user_has_put_there(shown: str, comment: str) -> None:
+def test_a_line_goes_behind_what_a_user_has_put_there(
+    shown: str, comment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[list[str]] = []
 
-    def run(command: list[str]) -> str:
-        calls.append(command)
+    def run(*command: str) -> str:
+        calls.append([*command])
         return shown
 
-    assert add_to_comment("17", LINE, run=run) == ""
+    monkeypatch.setattr("hpcpace.observe.exporters._output_of", run)
+    assert add_to_comment("17", LINE) == ""
     assert calls == [["scontrol", "show", "job", "17"], ["scontrol", "update", "JobId=17", f"Comment={comment}"]]
 
 
 @pytest.mark.parametrize("shown", [f"   Comment={LINE}\n", f"   Comment={'x' * 990}\n"])
-def test_a_line_that_is_there_or_finds_no_room_is_not_added(shown: str) -> None:
-    calls: list[list[str]] = []
-    add_to_comment("17", LINE, run=lambda command: calls.append(command) or shown)
+def test_a_line_that_is_there_or_finds_no_room_is_not_added(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr("hpcpace.observe.exporters._output_of", lambda *command: calls.append(command) or shown)
+    add_to_comment("17", LINE)
     assert len(calls) == 1
 
 
@@ -146,8 +145,9 @@ def test_a_line_that_is_there_or_finds_no_room_is_not_added(shown: str) -> None:
         subprocess.CalledProcessError(1, "scontrol", stderr="slurm_update error: Invalid job id\n"),
     ],
 )
-def test_what_fails_is_said_and_never_raised(error: Exception) -> None:
-    def run(command: list[str]) -> str:
+def test_what_fails_is_said_and_never_raised(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*command: str, **_: Any) -> str:
         raise error
 
-    assert add_to_comment("17", LINE, run=run)
+    monkeypatch.setattr(subprocess, "run", run)
+    assert add_to_comment("17", LINE)

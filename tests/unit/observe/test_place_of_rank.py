@@ -10,30 +10,15 @@ from typing import Any
 import pytest
 
 from hpcpace.core.errors import WorldError
-from hpcpace.observe.joined import SessionSettings
+from hpcpace.observe.joined import SessionSettings, find_rank
 
 _TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 def _settings(environ: Mapping[str, str], comm: Any = None) -> SessionSettings:
-    return SessionSettings(
-        environ=environ,
-        name="train",
-        run_dir=None,
-        config=None,
-        config_file=None,
-        mesh={},
-        coords={},
-        samples_unit="samples",
-        warmup_steps=0,
-        first_step=0,
-        record={},
-        world=None,
-        comm=comm,
-        step_from=None,
-        pace=None,
-        trace_dir=None,
-    )
+    settings = SessionSettings(comm=comm)
+    settings.environ = environ
+    return settings
 
 
 @pytest.fixture(autouse=True)
@@ -64,19 +49,19 @@ _STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
 def test_the_group_that_connects_the_ranks_knows_their_places(
     environ: Mapping[str, str], comm: Any, place: tuple[int, int]
 ) -> None:
-    info = _settings(environ, comm).find_rank()
+    info = find_rank(_settings(environ, comm))
     assert (info.rank, info.world_size) == place
 
 
 def test_what_a_launcher_says_of_the_same_place_is_kept(group: SimpleNamespace) -> None:
     group.get_rank, group.get_world_size = lambda: 1, lambda: 2
-    info = _settings(_TORCHRUN).find_rank()
+    info = find_rank(_settings(_TORCHRUN))
     assert (info.rank, info.world_size, info.local_rank, info.launcher) == (1, 2, 1, "torchrun")
 
 
 def test_a_rank_without_a_group_is_alone(group: SimpleNamespace) -> None:
     group.is_initialized = lambda: False
-    assert _settings({}).find_rank().world_size == 1
+    assert find_rank(_settings({})).world_size == 1
 
 
 @pytest.mark.parametrize("environ", [{**_TORCHRUN, "WORLD_SIZE": "many"}, _LIGHTNING])
@@ -85,4 +70,4 @@ def test_variables_that_contradict_each_other_are_an_error_without_a_group(
 ) -> None:
     group.is_initialized = lambda: False
     with pytest.raises(WorldError):
-        _settings(environ).find_rank()
+        find_rank(_settings(environ))

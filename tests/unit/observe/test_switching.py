@@ -23,7 +23,7 @@ from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import GroupNumbers
 from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives
 from hpcpace.observe.guest import Replacements
-from hpcpace.observe.switching import NO_NOTICE, OrderFile, OrderSignal, OrderSources, Switching, find_switching
+from hpcpace.observe.switching import NO_NOTICE, OrderFile, OrderSignal, Switching, find_switching
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
 
@@ -211,20 +211,21 @@ def free_signal() -> Iterator[signal.Signals]:
 
 def test_a_signal_switches_off_and_on_again(free_signal: signal.Signals) -> None:
     switching, warnings = _switching(), list[str]()
-    sources = OrderSources(switching, RunDirectory(Path("none")), rank=1, signal_name="USR2", warn=warnings.append)
-    sources.start()
+    ignored = OrderSignal("USR2", None, warn=warnings.append)
+    ignored.start()
     signal.raise_signal(free_signal)  # a rank other than 0 survives it
     assert switching.notice == NO_NOTICE and warnings == []
-    sources.stop()
+    ignored.stop()
     assert signal.getsignal(free_signal) is signal.SIG_DFL
-    taken = OrderSignal(free_signal, switching.toggle)
-    assert taken.install() == ""
+    taken = OrderSignal("USR2", switching.toggle, warn=warnings.append)
+    taken.start()
+    assert warnings == []
     signal.raise_signal(free_signal)
     assert switching.notice[1] == Detail.STEPS
     switching.live = Detail.STEPS
     signal.raise_signal(free_signal)
     assert switching.notice[:2] == (2, Detail.FULL)
-    taken.remove()
+    taken.stop()
 
 
 def test_a_handler_of_the_program_is_left_alone(free_signal: signal.Signals) -> None:
@@ -235,18 +236,18 @@ def test_a_handler_of_the_program_is_left_alone(free_signal: signal.Signals) -> 
 
     signal.signal(free_signal, handler)
     warnings: list[str] = []
-    sources = OrderSources(_switching(), RunDirectory(Path("none")), rank=1, signal_name="USR2", warn=warnings.append)
-    sources.start()
+    left = OrderSignal("USR2", None, warn=warnings.append)
+    left.start()
     assert signal.getsignal(free_signal) is handler
     assert len(warnings) == 1 and "the program handles it" in warnings[0]
-    sources.stop()
+    left.stop()
     assert signal.getsignal(free_signal) is handler
     # One that the program sets later stays as well.
     signal.signal(free_signal, signal.SIG_DFL)
-    taken = OrderSignal(free_signal, None)
-    taken.install()
+    taken = OrderSignal("USR2", None, warn=warnings.append)
+    taken.start()
     signal.signal(free_signal, handler)
-    taken.remove()
+    taken.stop()
     assert signal.getsignal(free_signal) is handler
 
 

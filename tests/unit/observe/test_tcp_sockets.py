@@ -177,6 +177,10 @@ def info(size: int = INFO_BYTES, **values: int) -> bytes:
     return bytes(content[:size])
 
 
+def padded(content: bytes) -> bytes:
+    return content.ljust(INFO_BYTES, b"\0")
+
+
 def test_every_field_is_where_linux_has_it():
     content = info(
         limited=1, mss=1448, rtt=32_800, acked=3, received=4, unsent=5, least_rtt=210, rate=6, busy=7, receiver=8,
@@ -187,8 +191,8 @@ def test_every_field_is_where_linux_has_it():
         receiver_limited_ns=8_000, sender_limited_ns=9_000, rtt_ns=32_800_000, least_rtt_ns=210_000,
         delivery_bytes_per_s=6, unsent_bytes=5, marked_packets=10, segment_bytes=1448, flags=1,
     )  # fmt: skip
-    assert parse_tcp_info(content) == expected
-    assert parse_tcp_info(content + bytes(40)) == expected
+    assert parse_tcp_info(padded(content)) == expected
+    assert parse_tcp_info(padded(content + bytes(40))) == expected
 
 
 @pytest.mark.parametrize(
@@ -201,19 +205,19 @@ def test_every_field_is_where_linux_has_it():
 )
 def test_a_shorter_structure_of_an_older_kernel_gives_what_it_has(size, lacks):
     content = info(size, rtt=1, acked=3, received=4, unsent=5, least_rtt=6, rate=7, busy=8, sent=9, again=9, marked=1)
-    found = parse_tcp_info(content)
+    found = parse_tcp_info(padded(content))
     assert found is not None and found.rtt_ns == 1_000
     assert all(getattr(found, name) == 0 for name in lacks)
 
 
 @pytest.mark.parametrize("state", [0, 2, 7, 10])
 def test_sockets_without_a_connection_give_nothing(state):
-    assert parse_tcp_info(info(state=state)) is None
-    assert parse_tcp_info(b"") is None
+    assert parse_tcp_info(padded(info(state=state))) is None
+    assert parse_tcp_info(padded(b"")) is None
 
 
 def test_a_least_round_trip_that_was_never_measured_is_zero():
-    found = parse_tcp_info(info(least_rtt=0xFFFFFFFF))
+    found = parse_tcp_info(padded(info(least_rtt=0xFFFFFFFF)))
     assert found is not None and found.least_rtt_ns == 0
 
 

@@ -16,8 +16,7 @@ from hpcpace.core.errors import DataError
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.observe.launch.import_hook import ImportWatch
 from hpcpace.observe.launch.last_line import last_line
-from hpcpace.observe.launch.launch import Launch, find_launch, run_place
-from hpcpace.observe.launch.traced_program import program_of, python_options, run_name
+from hpcpace.observe.launch.launch import Launch, find_launch, program_of, python_options, run_name, run_place
 
 LAUNCH = Launch(
     run_dir="/scratch/run",

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from cases import each_case
 
+from hpcpace.pace.coschedule import CollectionCount
 from hpcpace.pace.rounds import Status, WindowMessage, pack, unpack
 
 NAN = math.nan
 
 
-def _message(rows: tuple[tuple[float, ...], ...], **values: object) -> WindowMessage:
-    given = {"status": Status.GO_ON, "num_full": 0, "full_ns": 0, "step_ns": (7.0, 8.0)}
-    return WindowMessage(**(given | values), least_ns=rows, most_ns=rows)
+def _vector(*own_ns: float, group: int, step_ns: tuple[float, ...] | None = None, **values: int) -> list[float]:
+    count = CollectionCount(num_full=values.get("num_full", 0), time_ns=values.get("full_ns", 0))
+    status = Status(values.get("status", 0))
+    return pack(status, count, step_ns=step_ns, own_ns=own_ns, group=group, num_groups=2)
 
 
 def _exchange(*vectors: list[float]) -> WindowMessage:
@@ -23,24 +25,20 @@ def _exchange(*vectors: list[float]) -> WindowMessage:
 
 
 def test_every_group_gets_minimum_and_maximum_of_each_step() -> None:
-    nothing = (NAN, NAN)
     found = _exchange(
-        pack(_message(((1.0, 0.0), nothing)), group=0, is_first=True),
-        pack(_message(((3.0, 2.0), nothing), step_ns=(1.0, 1.0)), group=0, is_first=False),
-        pack(_message((nothing, (5.0, 6.0)), step_ns=(1.0, 1.0)), group=1, is_first=False),
+        _vector(1.0, 0.0, group=0, step_ns=(7.0, 8.0)), _vector(3.0, 2.0, group=0), _vector(5.0, 6.0, group=1)
     )
-    assert found.step_ns == (7.0, 8.0)
-    assert found.least_ns == ((1.0, 0.0), (5.0, 6.0))
-    assert found.most_ns == ((3.0, 2.0), (5.0, 6.0))
+    assert found.step_ns.tolist() == [7.0, 8.0]
+    assert found.least_ns.tolist() == [[1.0, 0.0], [5.0, 6.0]]
+    assert found.most_ns.tolist() == [[3.0, 2.0], [5.0, 6.0]]
     assert found.status == Status.GO_ON
 
 
 def test_the_lowest_wish_and_the_most_collections_win() -> None:
-    rows = ((1.0, 1.0), (1.0, 1.0))
     found = _exchange(
-        pack(_message(rows, num_full=3, full_ns=50), group=0, is_first=True),
-        pack(_message(rows, num_full=5, full_ns=20, status=Status.RESET), group=1, is_first=False),
-        pack(_message(rows, status=Status.END), group=-1, is_first=False),
+        _vector(1.0, 1.0, group=0, step_ns=(7.0, 8.0), num_full=3, full_ns=50),
+        _vector(1.0, 1.0, group=1, num_full=5, full_ns=20, status=Status.RESET),
+        _vector(1.0, 1.0, group=-1, status=Status.END),
     )
     assert (found.status, found.num_full, found.full_ns) == (Status.END, 5, 50)
 
@@ -48,9 +46,7 @@ def test_the_lowest_wish_and_the_most_collections_win() -> None:
 @each_case("missing", [NAN, -1.0, math.inf])
 def test_a_value_that_one_rank_misses_is_missing(missing: float) -> None:
     found = _exchange(
-        pack(_message(((1.0, missing), (0.0, 0.0)), step_ns=(NAN, 8.0)), group=0, is_first=True),
-        pack(_message(((3.0, 2.0), (0.0, 0.0))), group=0, is_first=False),
-        pack(_message(((0.0, 0.0), (4.0, 4.0))), group=1, is_first=False),
+        _vector(1.0, missing, group=0, step_ns=(NAN, 8.0)), _vector(3.0, 2.0, group=0), _vector(4.0, 4.0, group=1)
     )
     assert found.least_ns[0][0] == 1.0 and found.most_ns[0][0] == 3.0
     assert math.isnan(found.least_ns[0][1]) and math.isnan(found.most_ns[0][1])

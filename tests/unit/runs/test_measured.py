@@ -18,7 +18,7 @@ from hpcpace.core.config import Config
 from hpcpace.core.rundir import RunDirectory, json_text
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.metrics.resampling import log_median_error
+from hpcpace.metrics.resampling import log_error
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_run, load_runs
 
 RUN = SyntheticRun(num_ranks=4, num_steps=20, hosts=("n0", "n1"), noise=0.01)
@@ -187,6 +187,6 @@ def test_the_error_of_a_median_is_that_of_repeated_runs() -> None:
     random = np.random.default_rng(0)
     runs = np.exp(random.normal(0.0, 0.05, (400, 200)))
     spread = float(np.log(np.median(runs, axis=1)).std(ddof=1))
-    errors = [log_median_error(run) for run in runs[:60]]
+    errors = [log_error(run, np.median) for run in runs[:60]]
     assert np.mean([error for error in errors if error is not None]) == pytest.approx(spread, rel=0.15)
-    assert log_median_error(runs[0][:7]) is None
+    assert log_error(runs[0][:7], np.median) is None

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
+from hpcpace.core.codec import convert, plain
 from hpcpace.world.interfaces import HostAddresses, Link, Route, choose_route, has_active_rdma, read_link
 
 NIC, VIRTUAL = {"type": "1", "device/vendor": "0x15b3"}, {"type": "1"}
@@ -131,4 +132,4 @@ def test_a_link_local_address_is_written_with_the_interface_of_who_connects() ->
     both = routes({"eth0": CABLE_1G}, "fe80::{host}/64")
     assert both[1].reach(both[0].address) == "fe80::1%eth0"
     assert both[1].reach("fd00::1") == "fd00::1"
-    assert Route.from_json(both[0].to_json()) == both[0]
+    assert convert(plain(both[0]), Route) == both[0]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from cases import each_case
 
+from hpcpace.core.codec import convert, plain
 from hpcpace.core.errors import WorldError
 from hpcpace.world.interfaces import HostAddresses, choose_route, host_addresses, interface_of_user
 
@@ -98,5 +99,5 @@ def test_refuses_an_option_against_a_variable():
 
 def test_sees_the_loopback_of_this_host_and_survives_json():
     found = host_addresses("lo")
-    assert HostAddresses.from_json(found.to_json()) == found
+    assert convert(plain(found), HostAddresses) == found
     assert choose_route({found.host: found})[found.host].address == "127.0.0.1"
