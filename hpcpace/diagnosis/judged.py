@@ -34,8 +34,6 @@ from hpcpace.hang.notices import Notice
 from hpcpace.hang.views import FoundHang
 from hpcpace.metrics import Ints
 from hpcpace.metrics.arrivals import LateArrival, late_arrivals
-from hpcpace.metrics.communication import Kind
-from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.links import GroupTransfers, LinkFindings, locality, locate_links
 from hpcpace.metrics.roles import WorkExcess
@@ -92,12 +90,10 @@ class JudgedRun:
     def panels(self) -> Panels:
         """What is judged, with what the job's connections show."""
         panels, kinds = panels_of(self.measured), self.measured.operations.kinds
-        panels = replace(panels, flows=self._flows(kinds, panels))
+        flows = flow_findings(self.network, self.thresholds, kinds, panels, self.config.thresholds)
+        panels = replace(panels, flows=flows)
         # Hosts of a lab share the cores of one machine, which says nothing of the cluster that it shows.
         return replace(panels, cores=None, lab_cores=panels.cores) if self.records.run.is_lab else panels
-
-    def _flows(self, kinds: Sequence[Kind], panels: Panels) -> FlowFindings | None:
-        return flow_findings(self.network, self.thresholds, kinds, panels, self.config.thresholds)
 
     @cached_property
     def hang(self) -> FoundHang | None:
@@ -112,7 +108,7 @@ class JudgedRun:
     def diagnosis(self) -> Diagnosis:
         """What is wrong with the run."""
         measured, settings, panels = self.measured, self.thresholds, self.panels
-        groups, places, clocks = measured.groups, measured.places, measured.clocks
+        groups, places, clocks = measured.operations.transfers, measured.places, measured.clocks
         # How long a message takes depends on its receiver, too; that of a collective depends on the link alone.
         collectives = [group for group in groups if group.op != "send"] or groups
         links = locate_links(collectives, places, floor_share=settings.link_share, level=settings.level)
