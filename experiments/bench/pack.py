@@ -91,10 +91,7 @@ def measure(attempt: Attempt) -> dict[str, float]:
 def _speed(name: str, count: Callable[..., int], tasks: list) -> dict[str, float]:
     with taken() as counting:
         million = sum(map_processes(count, tasks)) / 1e6
-    return {
-        f"{name}_million_per_s": million / counting.wall_s,
-        f"{name}_million_per_cpu_s": million / counting.cpu_s,
-    }
+    return {f"{name}_million_per_s": million / counting.wall_s, f"{name}_million_per_cpu_s": million / counting.cpu_s}
 
 
 def _rows_by_rank(streams: list[TraceStream], blocks: tuple[int, int]) -> int:
