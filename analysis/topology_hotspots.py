@@ -17,9 +17,9 @@ from hpcpace.core.hostlist import exclusion
 from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, place_name, printable
 from hpcpace.diagnosis.figures.overview import place_excess
 from hpcpace.diagnosis.finding import Panels
+from hpcpace.diagnosis.incomplete import suspect_line
 from hpcpace.diagnosis.judged import hotspots_of
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
-from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.topics.straggler import StragglerThresholds, search_stragglers, work_excess
 from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.links import LinkCulprit, TransferMatrix, leaf_matrix, locate_links, node_matrix
@@ -77,7 +77,7 @@ def hotspot_figures(measured: Measured, panels: Panels, settings: DiagnosisConfi
         panels: its panels.
         settings: the thresholds of the diagnosis.
     """
-    settings, places, groups = settings or DiagnosisConfig(), measured.places, measured.groups
+    settings, places, groups = settings or DiagnosisConfig(), measured.places, measured.operations.transfers
     wrong = suspect_line(measured.clocks)
     # What a wrong clock makes of transfers would blame the innocent.
     found = locate_links([] if wrong else groups, places, floor_share=settings.link_share, level=settings.level)

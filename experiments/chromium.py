@@ -18,19 +18,10 @@ INSTALL = "apt-get install --yes --no-install-recommends chromium"
 _DEADLINE_S = 120
 # The browser's own traffic (updates, lists of safe sites) would look like that of the page.
 _OPTIONS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-default-apps",
-    "--disable-extensions",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--no-first-run",
-    "--remote-debugging-pipe",
-)
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
+    "--disable-component-update", "--disable-default-apps", "--disable-extensions", "--disable-sync",
+    "--hide-scrollbars", "--no-first-run", "--remote-debugging-pipe",
+)  # fmt: skip
 
 
 def find_chromium() -> str | None:

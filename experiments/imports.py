@@ -106,16 +106,8 @@ def own() -> None:
             (folder / "train.py").write_text(_SCRIPT)
             (folder / "profiles").mkdir()
             train = [str(folder / "train.py"), str(folder / "profiles"), str(NUM_WARMUP), str(NUM_STEPS)]
-            launch = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nproc-per-node",
-                str(num_ranks),
-                "-m",
-                "hpcpace",
-            ]
-            traced = [*launch, "trace", "--run-dir", str(folder / "run"), "--", *train]
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
+            traced = [*torchrun, "-m", "hpcpace", "trace", "--run-dir", str(folder / "run"), "--", *train]
             subprocess.run(traced, check=True, capture_output=True)
             imported = {one.header.rank: one.tables for one in import_kineto([folder / "profiles"]).ranks}
             differences = [_differences(folder / "run", rank, tables) for rank, tables in imported.items()]

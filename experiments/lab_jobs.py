@@ -14,17 +14,9 @@ from hpcpace.lab.lab import Lab
 
 _POLL_INTERVAL_S = 0.1
 _UNFINISHED = {
-    "PENDING",
-    "CONFIGURING",
-    "RUNNING",
-    "COMPLETING",
-    "SUSPENDED",
-    "REQUEUED",
-    "RESIZING",
-    "SIGNALING",
-    "STAGE_OUT",
+    "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING", "STAGE_OUT",
     "STOPPED",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

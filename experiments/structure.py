@@ -182,9 +182,7 @@ def used_once(modules: Sequence[Module]) -> list[str]:
     return [name for name, number in count.items() if number == 1]
 
 
-_NO_CODE = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
-}
+_NO_CODE = {*(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)}
 
 
 def num_code_lines(text: str) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,12 @@ from hpcpace.trace.schema import EventKind, ExitKind, Op, Phase, StepFlag, Trace
 MS = 1_000_000
 DATA_NS, FORWARD_NS, BACKWARD_NS, TRANSFER_NS, OPTIMIZER_NS = 1 * MS, 10 * MS, 20 * MS, 2 * MS, 3 * MS
 START_NS = 5_000 * MS
+
+
+def header_of(rank: int, num_ranks: int, **changes: Any) -> TraceHeader:
+    """Return the header of a trace of one host."""
+    values = {"run_id": "synthetic", "attempt": 0, "rank": rank, "world_size": num_ranks, "local_rank": rank}
+    return TraceHeader(**{**values, "local_size": num_ranks, "node": 0, "host": "n0", **changes})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,22 +161,10 @@ class SyntheticRun:
 
     def _open(self, attempt: Attempt, rank: int) -> Recorder:
         node = rank * len(self.hosts) // self.num_ranks
-        header = TraceHeader(
-            run_id="synthetic",
-            attempt=attempt.number,
-            rank=rank,
-            world_size=self.num_ranks,
-            local_rank=rank,
-            local_size=self.num_ranks,
-            node=node,
-            host=self.hosts[node],
-            host_key=f"key-{node}",
-            mesh=f"dp={self.num_ranks // self.pipeline},pp={self.pipeline},tp=1",
-            dp=rank // self.pipeline,
-            pp=rank % self.pipeline,
-            tp=0,
-            samples_unit="tokens",
-        )
+        pipelines = {"mesh": f"dp={self.num_ranks // self.pipeline},pp={self.pipeline},tp=1", "tp": 0}
+        pipelines |= {"dp": rank // self.pipeline, "pp": rank % self.pipeline}
+        place = {"node": node, "host": self.hosts[node], "host_key": f"key-{node}", "samples_unit": "tokens"}
+        header = header_of(rank, self.num_ranks, attempt=attempt.number, **place, **pipelines)
         num_kept = self.num_steps - self.lost_steps.get(rank, 0)
         end_ns = START_NS + num_kept * 100 * MS + self.offsets_ns.get(rank, 0)
         for ending in self.endings:

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcpace.audit.findings import Severity
-from hpcpace.audit.rulebook import RULES, Rule
-from hpcpace.audit.verdict import SEVERITY_WORDS
+from hpcpace.audit.rulebook import BY_ID, Rule
 from hpcpace.core.config import AuditConfig
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "audit.md"
@@ -25,7 +24,7 @@ _WIDTH = 120
 
 def rules_text() -> str:
     """Return the sections of all rules, in the order in which they run."""
-    return "\n\n".join(map(_rule_text, RULES))
+    return "\n\n".join(map(_rule_text, BY_ID.values()))
 
 
 def settings_text() -> str:
@@ -45,7 +44,7 @@ def updated(document: str) -> str:
 
 
 def _rule_text(rule: Rule) -> str:
-    severities = ", ".join(f"{letter} ({SEVERITY_WORDS[Severity(letter)]})" for letter in rule.severities)
+    severities = ", ".join(f"{letter} ({Severity(letter).word})" for letter in rule.severities)
     lines = [f"### {rule.id} {rule.title}", textwrap.fill(rule.why, _WIDTH, break_on_hyphens=False), ""]
     for label, text in (("Severities", severities), ("Reads", rule.reads), ("Fix", rule.fix)):
         lines += textwrap.wrap(f"- {label}: {text}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)

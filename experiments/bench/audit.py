@@ -24,11 +24,11 @@ from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import audit
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import snapshot_from, snapshot_text
-from hpcpace.audit.verdict import verdict_lines
 from hpcpace.core.config import Config, LabConfig
 from hpcpace.core.environment import host_identity, locate, process_environ, rank_info
 from hpcpace.lab.lab import Lab
 from hpcpace.observe.joined import JoinedRank, SessionSettings, save_host_snapshots
+from hpcpace.report.audit_report import audit_document
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.messages import NoMessages
 
@@ -90,7 +90,7 @@ def rules(num_hosts: int, repeats: int) -> None:
             read_s = time.process_time()
             result = audit(AuditedJob(snapshots))
             ruled_s = time.process_time()
-            verdict_lines(result)
+            audit_document(result)
             end_s = time.process_time()
             print(
                 f"{num_hosts} {name} nodes x {NUM_RANKS} ranks: reading {read_s - begin_s:.2f} s, rules "
@@ -107,7 +107,7 @@ def in_a_lab() -> None:
         begin_s = time.perf_counter()
         done = lab.run(*command, cwd=Path(folder), timeout_s=120)
         print(f"srun hpcpace audit over {NUM_LAB_HOSTS} lab hosts: wall {time.perf_counter() - begin_s:.1f} s")
-        print(done.stdout.splitlines()[0])
+        print(done.stdout.splitlines()[2])
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ def _compare(folder: Path, num_records: int, repeats: int) -> None:
         runs[0].joinpath("summary.json").unlink()  # so that both are analysed
         turns.append((report_s, _seconds("compare", *map(str, runs))))
     reports, compares = zip(*turns[1:], strict=True)  # the first one warms the page cache
-    ratios = [median(two[which] / one[which] for one, two in turns[1:]) for which in range(2)]
+    ratios = [median(getattr(two, name) / getattr(one, name) for one, two in turns[1:]) for name in ("wall_s", "cpu_s")]
     print(
         f"{num_steps * _NUM_RANKS * len(_OPERATIONS):,} records a run: report {_shown(reports)}, compare of two "
         f"{_shown(compares)}: {ratios[0]:.2f} times ({ratios[1]:.2f} times), median of {repeats} turns"

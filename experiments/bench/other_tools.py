@@ -167,14 +167,8 @@ def tracelens(python: Path) -> Peer:
 
 def what_if(python: Path) -> Peer:
     """Return the what-if analyzer of ByteDance Seed: steps simulated without stragglers, and with one rank's."""
-    return Peer(
-        name="what-if analyzer",
-        python=python,
-        code=_WHAT_IF,
-        write=write_what_if,
-        files="*.parquet",
-        prepare=_TO_PARQUET,
-    )
+    code = {"code": _WHAT_IF, "prepare": _TO_PARQUET}
+    return Peer(name="what-if analyzer", python=python, write=write_what_if, files="*.parquet", **code)
 
 
 def hta_environment(path: Path) -> Path:

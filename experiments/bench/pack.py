@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 from experiments.bench.pairs import measured_apart, taken
-from experiments.bench.report_speed import FEW, write_run
 from hpcpace.core.files import Folder
 from hpcpace.core.pool import map_processes
 from hpcpace.core.rundir import Attempt, RunDirectory
@@ -48,6 +47,9 @@ def main() -> None:
         folder = args.folder or Path(temporary)
         own, packed = (folder / f"{args.ranks}x{args.steps}{end}" for end in ("", "-packed"))
         if not own.exists():
+            # Not in the processes that measure: those that they fork would copy more memory than a command's.
+            from experiments.bench.report_speed import FEW, write_run
+
             write_run(RunDirectory(own), args.ranks, args.steps, FEW)
         shutil.rmtree(packed, ignore_errors=True)
         shutil.copytree(own, packed)
@@ -89,10 +91,7 @@ def measure(attempt: Attempt) -> dict[str, float]:
 def _speed(name: str, count: Callable[..., int], tasks: list) -> dict[str, float]:
     with taken() as counting:
         million = sum(map_processes(count, tasks)) / 1e6
-    return {
-        f"{name}_million_per_s": million / counting.wall_s,
-        f"{name}_million_per_cpu_s": million / counting.cpu_s,
-    }
+    return {f"{name}_million_per_s": million / counting.wall_s, f"{name}_million_per_cpu_s": million / counting.cpu_s}
 
 
 def _rows_by_rank(streams: list[TraceStream], blocks: tuple[int, int]) -> int:

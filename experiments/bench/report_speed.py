@@ -158,11 +158,7 @@ def measure(run: RunDirectory) -> dict[str, float]:
     run.write(run.report_html.name, page(summary, main_verdict(summary.verdict), analysis.plots))
     all_s = time.perf_counter() - begin_s
     seconds["page"] = time.perf_counter() - written_s
-    return {
-        **seconds,
-        "rest": all_s - sum(seconds.values()),
-        "cpu": processor_s() - _BEGIN_CPU_S,
-    }
+    return {**seconds, "rest": all_s - sum(seconds.values()), "cpu": processor_s() - _BEGIN_CPU_S}
 
 
 def _floor_s(run: Path) -> float:

@@ -101,12 +101,7 @@ def record_and_kill(
     files = (path, path.with_suffix(".journal"))
     sizes: list[tuple[int, int]] = []
     recorder = Recorder(
-        path,
-        _HEADER,
-        warn=_refuse,
-        clock=lambda: now_ns,
-        flush_interval_s=1e6,
-        device_tables=device_tables,
+        path, _HEADER, warn=_refuse, clock=lambda: now_ns, flush_interval_s=1e6, device_tables=device_tables
     )
     recorder.start()
     add = {"collectives": recorder.add_collective, "phases": recorder.add_phase}[table]

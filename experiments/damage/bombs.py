@@ -283,7 +283,7 @@ _IN_ONE: Mapping[str, Attack] = {
     **{"nested-groups": _nested_groups, "many-links": _many_links},
 }
 _IN_ALL: Mapping[str, Attack] = {
-    **{"million-rows": rows_of_zeros(2_000_000), "rows-that-fit": rows_of_zeros(500_000), "deflate": _deflate_bomb},
+    **{"million-rows": rows_of_zeros(2_000_000), "rows-that-fit": rows_of_zeros(500_000), "deflate": _deflate_bomb}
 }
 _OF_JOURNALS = {"long": _long_journal, "wide": _wide_journal, "claiming": _claiming_journal}
 _OF_JSON: Mapping[str, Callable[[Random, int], bytes]] = {
@@ -420,18 +420,8 @@ def _of(what: str, run: specimen.RunCopy, memory: str, commands: tuple[str, ...]
     for command in commands:
         named = str(run.path) if command == "report" else str(run.file(1))
         arguments = [sys.executable, "-m", "hpcpace", command, named, "--memory", memory]
-        launched = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _LAUNCHER, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            check=True,
-        )
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, *arguments]
+        launched = subprocess.run(launcher, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
         code, most_kib = map(int, launched.stdout.split())
-        yield Measured(
-            what=what,
-            command=command,
-            memory=memory,
-            most_bytes=most_kib << 10,
-            limit_bytes=memory_limit_bytes(memory),
-            code=code,
-        )
+        bytes_ = {"most_bytes": most_kib << 10, "limit_bytes": memory_limit_bytes(memory)}
+        yield Measured(what=what, command=command, memory=memory, code=code, **bytes_)

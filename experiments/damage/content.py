@@ -286,10 +286,7 @@ KINDS: tuple[specimen.Kind, ...] = (
         weight=0.4,
     ),
     *specimen.kinds_of(
-        _FILES,
-        {"unreadable": _unreadable, "unreadable-folder": _unreadable_folder},
-        specimens=("plain",),
-        weight=0.4,
+        _FILES, {"unreadable": _unreadable, "unreadable-folder": _unreadable_folder}, specimens=("plain",), weight=0.4
     ),
     *specimen.kinds_of("ranks missing, copied, exchanged", _RANKS, specimens=_SEVERAL),
     *specimen.kinds_of("ranks missing, copied, exchanged", {"copied-beside": _copied_beside}),

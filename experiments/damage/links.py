@@ -181,12 +181,7 @@ def _linked_folder(name: str) -> specimen.Damage:
     def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         secret = run.shelf.secret.make()
         place, target = (
-            (run.attempt.path, secret.attempt)
-            if name == "attempt"
-            else (
-                run.attempt.trace_dir,
-                secret.trace().parent,
-            )
+            (run.attempt.path, secret.attempt) if name == "attempt" else (run.attempt.trace_dir, secret.trace().parent)
         )
         said = specimen.of_ranks(run, run.ranks)
         shutil.rmtree(place)

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.damage.child import Child, Result, wait_for_one
-from experiments.damage.specimen import FIGURES, SCRIPT, Secret, Shelf, header_of
+from experiments.damage.specimen import FIGURES, SCRIPT, Secret, Shelf
 from experiments.damage.swappers import NOBODY, SWAPPERS, TEMPORARY, Field, swapping
+from experiments.synthetic_run import header_of
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import save_snapshots
 from hpcpace.audit.tree import Tree
@@ -255,9 +256,7 @@ PROGRAMS = (
         *("report", lambda ground: ("report", str(ground.run)), f"{_OF_REPORT} run/summary.json run/report.html", "run")
     ),
     _program(
-        "dump",
-        lambda ground: ("dump", str(ground.home / _RANK_0)),
-        f"{_RANK_0} {_RANK_0.replace('.h5', '.journal')}",
+        "dump", lambda ground: ("dump", str(ground.home / _RANK_0)), f"{_RANK_0} {_RANK_0.replace('.h5', '.journal')}"
     ),
     _program(*("audit --from", lambda ground: ("audit", "--from", str(ground.run)), f"run/attempt-0 {_SNAPSHOTS}")),
     _program("audit --save", _called(save, "saved"), "saved/n0.json saved/n1.json", "saved"),

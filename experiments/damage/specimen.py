@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from experiments.damage.chance import Random
-from experiments.synthetic_run import SyntheticRun
+from experiments.synthetic_run import SyntheticRun, header_of
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
@@ -23,7 +23,6 @@ from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import encode_header
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import TraceHeader
 
 _TOKEN_LETTERS, _NUM_TOKENS = 8, 4000
 _NUM_RANKS = 8
@@ -136,12 +135,6 @@ def _words_of_environ() -> dict[str, bytes]:
     found = {f"number {place} of the environment": str(number).encode() for place, number in enumerate(numbers)}
     found["the environment"] = environ.split(b"\0")[0][:40]
     return {form: word for form, word in found.items() if len(word) >= _TOKEN_LETTERS}
-
-
-def header_of(rank: int, num_ranks: int, **changes: Any) -> TraceHeader:
-    """Return the header of a trace of one host."""
-    values = {"run_id": "synthetic", "attempt": 0, "rank": rank, "world_size": num_ranks, "local_rank": rank}
-    return TraceHeader(**{**values, "local_size": num_ranks, "node": 0, "host": "n0", **changes})
 
 
 def snapshot_of(host: str) -> str:

@@ -165,14 +165,7 @@ def flap_uplink(site: DrillSite, drill: Drill) -> Outcome:
 
 
 def _cut_off(
-    site: DrillSite,
-    drill: Drill,
-    job: DrillJob,
-    ends: RankEnds,
-    *,
-    begin_ns: int,
-    state: str,
-    victims: Sequence[int],
+    site: DrillSite, drill: Drill, job: DrillJob, ends: RankEnds, *, begin_ns: int, state: str, victims: Sequence[int]
 ) -> Outcome:
     """Wait for the end of a job that was cut off at a moment, and judge what it has left."""
     wait_s = max(begin_ns - time.monotonic_ns(), 0) / NS_PER_S + drill.limit_s + _PAST_LIMIT_S

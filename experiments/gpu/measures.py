@@ -116,20 +116,10 @@ def _alone(place: Place) -> None:
     """GPT-2 in a world of one, as `hpcpace train` trains it: speed, times on the device, and what the report says."""
     run = place.folder / "run"
     num_steps = place.choose(100, 30)
-    place.hpcpace(
-        *(
-            "train",
-            "gpt2",
-            "--device",
-            place.device,
-            "--backend",
-            place.backend,
-            "--dtype",
-            place.choose("bf16", "float32"),
-        ),
-        *("--preset", place.choose("small", "tiny"), "--batch-size", place.choose(12, 2)),
-        *("--seq-len", place.choose(1024, 32), "--steps", num_steps, "--run-dir", run, "--progress", "off"),
-    )
+    kind = ("--backend", place.backend, "--dtype", place.choose("bf16", "float32"))
+    sizes = ("--preset", place.choose("small", "tiny"), "--batch-size", place.choose(12, 2))
+    steps = ("--seq-len", place.choose(1024, 32), "--steps", num_steps, "--run-dir", run, "--progress", "off")
+    place.hpcpace("train", "gpt2", "--device", place.device, *kind, *sizes, *steps)
     result = json.loads(open_run(run).last_attempt().result_json.read_text())
     traces = traces_of(run)
     steps = traces[0].tables["steps"]
@@ -401,15 +391,6 @@ def _lower_clocks(place: Place) -> None:
     place.note(clocks=answer(abs(clock_mhz / _LOW_MHZ - 1) < 0.1, words))
 
 
-MEASURES = {
-    "machine": _machine,
-    "suite": _suite,
-    "alone": _alone,
-    "shared": _shared,
-    "profiled": _profiled,
-    "cost": _cost,
-    "speed": _speed,
-    "hangs": _hangs,
-    "habits": _habits,
-}
+_ALL = (_machine, _suite, _alone, _shared, _profiled, _cost, _speed, _hangs, _habits)
+MEASURES = {measure.__name__.strip("_"): measure for measure in _ALL}
 """By the name in a step."""

@@ -221,13 +221,7 @@ WAITING_SCENES = (
     Scene(
         name=SLOW,
         spec=JobSpec(
-            pace=WAITING_PACE,
-            steps=490,
-            work_ms=15.0,
-            is_emulated=True,
-            slow_rank=3,
-            slow_ms=8.0,
-            transport="gloo",
+            pace=WAITING_PACE, steps=490, work_ms=15.0, is_emulated=True, slow_rank=3, slow_ms=8.0, transport="gloo"
         ),
         num_ranks=4,
         policies=WAITING_POLICIES,

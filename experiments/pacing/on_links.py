@@ -104,11 +104,7 @@ TURNS = experiment.Experiment(name="turns", title="Two jobs on one uplink", run=
 LINK_HOSTS = ("n1", "n2", "n3", "n4")
 GATHER, LIMIT = "gather from 8 ranks", "links at their limit"
 LINK_JOB = JobSpec(
-    pace={**experiment.TRIAL, "max_delay_share": 0.4},
-    steps=490,
-    work_ms=10.0,
-    is_emulated=True,
-    transport="gloo",
+    pace={**experiment.TRIAL, "max_delay_share": 0.4}, steps=490, work_ms=10.0, is_emulated=True, transport="gloo"
 )
 LINK_SCENES: Mapping[str, tuple[JobSpec, int, Mapping[str, int]]] = {
     GATHER: (

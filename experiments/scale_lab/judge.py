@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.synthetic_run import header_of
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.runs.load import load_runs
 from hpcpace.runs.scaling.result import scaling_of
 from hpcpace.runs.scaling.samples import Sample, sample_of_run
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag, TraceHeader
+from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag
 
 SIZES, HELD_OUT = (1, 2, 4, 8), (16, 32)
 UPLINK_MBIT = 25
@@ -200,22 +201,9 @@ def _write(path: Path, work_ns: NDArray[np.int64], transfer_ns: NDArray[np.float
 
 
 def _recorder(path: Path, rank: int, num_hosts: int) -> Recorder:
-    header = TraceHeader(
-        run_id="simulated",
-        attempt=0,
-        rank=rank,
-        world_size=num_hosts,
-        local_rank=0,
-        local_size=1,
-        node=rank,
-        host=f"n{rank}",
-        host_key=f"key-{rank}",
-        mesh=f"dp={num_hosts},pp=1,tp=1",
-        dp=rank,
-        pp=0,
-        tp=0,
-        samples_unit="tokens",
-    )
+    place = {"local_rank": 0, "local_size": 1, "node": rank, "host": f"n{rank}", "host_key": f"key-{rank}"}
+    mesh = {"mesh": f"dp={num_hosts},pp=1,tp=1", "dp": rank, "pp": 0, "tp": 0, "samples_unit": "tokens"}
+    header = header_of(rank, num_hosts, run_id="simulated", **place, **mesh)
     recorder = Recorder(path, header, warn=_fail, clock=lambda: _START_NS)
     for member in range(num_hosts):
         recorder.add_group(0, member, b"default", b"gloo")

@@ -99,13 +99,7 @@ _WANTED = {"5 %": 0.90, "10 % and more": 0.99}
 
 CONFIDENCE_COLUMNS = ("confidence", "traces", "mean confidence", "right")
 TARGET_COLUMNS = (
-    "persistent fault",
-    "size",
-    "traces",
-    "culprit named",
-    "wanted",
-    "nobody named",
-    "somebody else named",
+    *("persistent fault", "size", "traces", "culprit named", "wanted", "nobody named", "somebody else named"),
 )
 LOST_COLUMNS = ("cell", "traces", "cannot tell", "certain and right", "wrong and confident", "wanted")
 CELL_COLUMNS = (

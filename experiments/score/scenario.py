@@ -13,36 +13,13 @@ import numpy as np
 
 NoiseKind = Literal["normal", "lognormal", "heavy", "periodic", "common_mode", "per_node"]
 Fault = Literal[
-    "none",
-    "slow_rank",
-    "slow_node",
-    "slow_link",
-    "slow_switch",
-    "slow_stage",
-    "rotating",
-    "transient",
-    "periodic_service",
-    "contention",
-    "input_bound",
-    "communication_bound",
-    "shared_cores",
-    "foreign_load",
-    "hang",
-]
-
+    "none", "slow_rank", "slow_node", "slow_link", "slow_switch", "slow_stage", "rotating", "transient",
+    "periodic_service", "contention", "input_bound", "communication_bound", "shared_cores", "foreign_load", "hang",
+]  # fmt: skip
 DataFault = Literal[
-    "sound",
-    "missing",
-    "other_run",
-    "other_start",
-    "zero_times",
-    "unknown_enums",
-    "exits_before_enters",
-    "overlapping_steps",
-    "wrong_clock",
-    "no_collectives",
-    "host_times",
-]
+    "sound", "missing", "other_run", "other_start", "zero_times", "unknown_enums", "exits_before_enters",
+    "overlapping_steps", "wrong_clock", "no_collectives", "host_times",
+]  # fmt: skip
 DeviceKind = Literal["none", "synchronised", "ahead", "host_bound"]
 
 NUM_WARMUP = 2
@@ -137,17 +114,9 @@ class Scenario:
     @property
     def num_targets(self) -> int:
         """How many things the fault can be about; 0 where it has no target."""
-        targets = {
-            "slow_rank": self.num_ranks,
-            "transient": self.num_ranks,
-            "hang": self.num_ranks,
-            "slow_node": self.num_nodes,
-            "slow_link": self.num_nodes,
-            "periodic_service": self.num_nodes,
-            "foreign_load": self.num_nodes,
-            "slow_switch": self.num_leaves,
-            "slow_stage": self.num_stages,
-        }
+        targets = {"slow_switch": self.num_leaves, "slow_stage": self.num_stages}
+        targets |= dict.fromkeys(("slow_rank", "transient", "hang"), self.num_ranks)
+        targets |= dict.fromkeys(("slow_node", "slow_link", "periodic_service", "foreign_load"), self.num_nodes)
         return targets.get(self.fault, 0)
 
     @property

@@ -85,11 +85,7 @@ def write_scaling(path: Path, section: str) -> None:
 
 
 def document(
-    figures: Mapping[str, Sequence[SetupFigures]],
-    found: SetUp,
-    *,
-    published: Sequence[PublishedRow],
-    when: Measured,
+    figures: Mapping[str, Sequence[SetupFigures]], found: SetUp, *, published: Sequence[PublishedRow], when: Measured
 ) -> str:
     """Return the document; arguments as of `write_document`."""
     rows, sizes = figures["nano-cluster"], figures["model-size"]

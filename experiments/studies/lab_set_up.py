@@ -95,10 +95,7 @@ def set_up(
         theirs.ratio, link_bytes_per_sample=per_sample, samples_per_s_of_one=one, num_ranks=num_ranks
     )
     ours = Balance(
-        link_bytes_per_sample=per_sample,
-        samples_per_s_of_one=one,
-        num_ranks=num_ranks,
-        link_bps=round(rate_bps, -3),
+        link_bytes_per_sample=per_sample, samples_per_s_of_one=one, num_ranks=num_ranks, link_bps=round(rate_bps, -3)
     )
     return SetUp(quota=quota, samples_per_s_of_one=dict(samples_per_s_of_one), published=theirs, lab=ours)
 

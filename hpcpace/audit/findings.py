@@ -81,9 +81,8 @@ def with_masks(snapshot: Snapshot, masks: Sequence[int]) -> Snapshot:
 
 
 def _cgroup(host: AuditedHost, rank: RankFacts) -> int:
-    if rank.cgroup_cpus is None:
-        raise host.unreadable("which CPUs the job has", f"rank/{rank.rank}/cgroup_cpus")
-    return parsed(rank.cgroup_cpus, "which CPUs the job has")
+    what = "which CPUs the job has"
+    return parsed(host.known(rank.cgroup_cpus, what, f"rank/{rank.rank}/cgroup_cpus"), what)
 
 
 def _home(host: AuditedHost, rank: RankFacts) -> int | None:
@@ -227,6 +226,11 @@ class Severity(StrEnum):
     UNKNOWN = "U"
     INFORMATION = "I"
 
+    @property
+    def word(self) -> str:
+        """What a finding is called."""
+        return {"F": "fail", "W": "warning", "U": "unknown", "I": "note"}[self]
+
 
 class Certainty(StrEnum):
     """How the audit knows what a finding says."""
@@ -241,41 +245,45 @@ class Certainty(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditFinding:
-    """One problem that a rule found on one host, or a fact that it could not read there.
+    """One problem that a rule found, or a fact that it could not read.
+
+    A rule leaves out its id and, unless they are others, its usual cost and the host, place and ranks that it runs on.
 
     Attributes:
         rule: id of the rule, like `A02`.
-        host: name of the host; empty if the finding concerns the job as a whole.
         place: where on the host: `local rank 3`, `GPU 0000:17:00.0`, `mlx5_0 port 1`; empty for the whole host.
         seen: what was read there; the same problem has the same text on every host.
         cost: what the problem costs.
         fix: a line to paste, or to hand to an administrator.
+        hosts: names; one until findings are grouped, none if the finding concerns the job as a whole.
         ranks: the affected ranks of the job.
     """
 
-    rule: str
+    rule: str = ""
     severity: Severity
-    host: str
-    place: str
+    place: str = ""
     seen: str
-    cost: str
+    cost: str = ""
     fix: str
-    certainty: Certainty
+    certainty: Certainty = Certainty.READ
+    hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
 
+    @property
+    def host(self) -> str:
+        """Name of the first host; empty if the finding concerns the job as a whole."""
+        return self.hosts[0] if self.hosts else ""
 
-def unknown(rule: str, host: str, place: str, reason: str, ranks: tuple[int, ...] = ()) -> AuditFinding:
+
+def unknown(reason: str, host: str = "", place: str = "") -> AuditFinding:
     """Return the finding for a fact that could not be read; `reason` names the fact, then says why."""
     return AuditFinding(
-        rule=rule,
         severity=Severity.UNKNOWN,
-        host=host,
+        hosts=(host,) if host else (),
         place=place,
         seen=CANNOT_DETERMINE + reason,
         cost="the problem that this rule looks for may or may not be there",
         fix="",
-        certainty=Certainty.READ,
-        ranks=ranks,
     )
 
 
@@ -288,64 +296,35 @@ _WITH_DIGITS = re.compile(r"\S*\d\S*")
 _MAX_ODD = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class FindingGroup:
-    """One finding with all hosts on which it is the same.
-
-    Attributes:
-        hosts: names; empty if it concerns the job as a whole.
-        ranks: affected ranks of the job.
-    """
-
-    rule: str
-    severity: Severity
-    place: str
-    seen: str
-    cost: str
-    fix: str
-    certainty: Certainty
-    hosts: tuple[str, ...]
-    ranks: tuple[int, ...]
-
-
-def grouped(findings: Iterable[AuditFinding]) -> list[FindingGroup]:
+def grouped(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
     """Return findings in the same order, equal ones of several hosts merged."""
-    made: dict[tuple[str, ...], tuple[AuditFinding, dict[str, None], set[int]]] = {}
+    alike: dict[tuple[str, ...], list[AuditFinding]] = {}
     for finding in findings:
         key = (finding.rule, finding.severity, finding.place, finding.seen, finding.fix)
-        _, hosts, ranks = made.setdefault(key, (finding, {}, set()))
-        if finding.host:
-            hosts[finding.host] = None
-        ranks.update(finding.ranks)
+        alike.setdefault(key, []).append(finding)
     return [
-        FindingGroup(
-            rule=finding.rule,
-            severity=finding.severity,
-            place=finding.place,
-            seen=finding.seen,
-            cost=finding.cost,
-            fix=finding.fix,
-            certainty=finding.certainty,
-            hosts=tuple(hosts),
-            ranks=tuple(sorted(ranks)),
+        dataclasses.replace(
+            same[0],
+            hosts=tuple(dict.fromkeys(host for finding in same for host in finding.hosts)),
+            ranks=tuple(sorted({rank for finding in same for rank in finding.ranks})),
         )
-        for finding, hosts, ranks in made.values()
+        for same in alike.values()
     ]
 
 
-def blocks(groups: Iterable[FindingGroup]) -> list[list[FindingGroup]]:
+def blocks(groups: Iterable[AuditFinding]) -> list[list[AuditFinding]]:
     """Return blocks of groups with the same rule, severity and kind of problem, those of most hosts first.
 
     Two GPUs whose nearest adapters are both NODE have the same kind of problem; a port that is down and one that is
     slow do not.
     """
-    made: dict[tuple[Severity, str, str], list[FindingGroup]] = {}
+    made: dict[tuple[Severity, str, str], list[AuditFinding]] = {}
     for group in groups:
         made.setdefault((group.severity, *kind_of(group)), []).append(group)
     return [sorted(block, key=lambda group: -len(group.hosts)) for block in made.values()]
 
 
-def kind_of(finding: AuditFinding | FindingGroup) -> tuple[str, str]:
+def kind_of(finding: AuditFinding) -> tuple[str, str]:
     """Return the kind of problem of a finding: its rule, and what was seen with every word that has digits masked."""
     return finding.rule, _WITH_DIGITS.sub("#", finding.seen)
 
@@ -364,7 +343,7 @@ def hosts_text(hosts: Sequence[str], all_hosts: Sequence[str]) -> str:
     return f"{len(hosts)} of {len(all_hosts)} nodes: {_cut(short_list(hosts))}"
 
 
-def place_text(block: Sequence[FindingGroup]) -> str:
+def place_text(block: Sequence[AuditFinding]) -> str:
     """Return the places of a block: `local rank 0`, `local rank 0, 1, 2`, at most eight and how many more."""
     places = list(dict.fromkeys(group.place for group in block if group.place))
     if len(places) <= 1:

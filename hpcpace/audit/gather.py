@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcpace.audit.facts import RankFacts, RankGpu, Snapshot
+from hpcpace.audit.facts import RankFacts, Snapshot
 from hpcpace.audit.snapshot import take_host, take_rank, with_ranks
 from hpcpace.audit.snapshot_files import file_name, snapshot_from, snapshot_text, with_distinct_names
 from hpcpace.audit.tree import Tree
@@ -74,10 +74,11 @@ class RankPart:
 
 @dataclass(kw_only=True)
 class _ReceivedParts:
-    """The parts that have arrived so far, by rank, and why the files of other ranks cannot be used."""
+    """The parts that have arrived so far, by rank, and why those of other ranks cannot be used."""
 
     parts: dict[int, tuple[RankPart, Snapshot | None]] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
     num_bytes: int = 0
 
 
@@ -87,8 +88,6 @@ def own_part(
     *,
     window_s: float = 0.0,
     mpi_size: int | None = None,
-    gpu: RankGpu | None = None,
-    nccl_version: str = "",
 ) -> dict[str, Any]:
     """Return this rank's part as JSON values: its facts, and those of the host from the host's first rank.
 
@@ -97,10 +96,8 @@ def own_part(
         environ: its environment.
         window_s: seconds between two readings of the host's counters; 0 reads them once.
         mpi_size: size of MPI_COMM_WORLD, if MPI was checked.
-        gpu: the GPU that the rank uses, if that is certain, as in a training process.
-        nccl_version: version of the NCCL library that the rank has loaded.
     """
-    facts, unreadable = take_rank(info, environ, gpu=gpu, mpi_size=mpi_size, nccl_version=nccl_version)
+    facts, unreadable = take_rank(info, environ, mpi_size=mpi_size)
     host = None
     if info.local_rank <= 0:
         host = snapshot_text(take_host(Tree(), host=info.host, window_s=window_s))
@@ -152,7 +149,7 @@ def gather_by_files(
             f"cannot gather the ranks' facts in {folder}: {error.strerror}; use --save with a writable folder that all "
             "hosts share, or gather with --mpi"
         ) from error
-    return _join(received, [], info.world_size, environ, timeout_s)
+    return _join(received, info.world_size, environ, timeout_s)
 
 
 def gather_by_mpi(info: RankInfo, comm: Any, part: Mapping[str, Any], environ: Mapping[str, str]) -> Gathered | None:
@@ -161,7 +158,7 @@ def gather_by_mpi(info: RankInfo, comm: Any, part: Mapping[str, Any], environ: M
     Collective: every rank of `comm` calls this.
     """
     texts = comm.gather(json.dumps(part), root=0)
-    return None if texts is None else join_parts([json.loads(text) for text in texts], info.world_size, environ, 0.0)
+    return None if texts is None else join_parts([json.loads(text) for text in texts], info.world_size, environ)
 
 
 def mpi_communicator(info: RankInfo) -> tuple[Any | None, int]:
@@ -179,46 +176,41 @@ def mpi_communicator(info: RankInfo) -> tuple[Any | None, int]:
     return comm, info.world_size if comm is None else int(comm.Get_size())
 
 
-def join_parts(parts: Sequence[Any], world_size: int, environ: Mapping[str, str], timeout_s: float) -> Gathered:
+def join_parts(parts: Sequence[Any], world_size: int, environ: Mapping[str, str]) -> Gathered:
     """Return the snapshots that result from the parts, and who is missing.
 
     Args:
         parts: results of `own_part`, as decoded from JSON.
         world_size: number of ranks of the job.
         environ: environment, with Slurm's names of the hosts.
-        timeout_s: how long rank 0 has waited.
     """
     received = _ReceivedParts()
-    damaged = []
     for values in parts:
         try:
             made = _part_from(values)
             if received.parts.setdefault(made[0].rank.rank, made) is not made:
                 raise SnapshotError(f"rank {made[0].rank.rank} has sent others already")
         except (WrongValue, SnapshotError) as error:
-            damaged.append(f"a rank's facts are damaged: {printable(str(error))[:_MAX_REASON]}")
-    return _join(received, damaged, world_size, environ, timeout_s)
+            received.damaged.append(f"a rank's facts are damaged: {printable(str(error))[:_MAX_REASON]}")
+    return _join(received, world_size, environ, 0.0)
 
 
-def _join(
-    received: _ReceivedParts, damaged: Sequence[str], world_size: int, environ: Mapping[str, str], timeout_s: float
-) -> Gathered:
-    hosts: dict[str, Snapshot] = {}
-    ranks: dict[str, list[RankFacts]] = {}
-    unreadable: dict[str, dict[str, str]] = {}
-    names: dict[str, str] = {}
-    for _, (part, snapshot) in sorted(received.parts.items()):
-        names[part.host_key] = printable(part.host)[:_MAX_REASON]
-        ranks.setdefault(part.host_key, []).append(part.rank)
-        unreadable.setdefault(part.host_key, {}).update(part.unreadable)
-        if snapshot is not None:
-            hosts.setdefault(part.host_key, snapshot)
-    missing = [*damaged, *(reason for _, reason in sorted(received.left_out.items()))]
-    without_facts = [names[key] for key in ranks if key not in hosts]
-    missing += [f"the first rank of {name} did not send the host's facts" for name in without_facts]
+def _join(received: _ReceivedParts, world_size: int, environ: Mapping[str, str], timeout_s: float) -> Gathered:
+    missing = [*received.damaged, *(reason for _, reason in sorted(received.left_out.items()))]
+    by_host: dict[str, list[tuple[RankPart, Snapshot | None]]] = {}
+    for _, made in sorted(received.parts.items()):
+        by_host.setdefault(made[0].host_key, []).append(made)
+    names = {key: printable(of_host[-1][0].host)[:_MAX_REASON] for key, of_host in by_host.items()}
+    snapshots = []
+    for key, of_host in by_host.items():
+        host = next((snapshot for _, snapshot in of_host if snapshot is not None), None)
+        if host is None:
+            missing.append(f"the first rank of {names[key]} did not send the host's facts")
+            continue
+        unreadable = {name: reason for part, _ in of_host for name, reason in part.unreadable.items()}
+        snapshots.append(with_ranks(host, [part.rank for part, _ in of_host], unreadable))
     present = {*received.parts, *received.left_out}
     missing += _missing(present, world_size, set(names.values()), environ, timeout_s)
-    snapshots = [with_ranks(snapshot, ranks[key], unreadable[key]) for key, snapshot in hosts.items()]
     return Gathered(snapshots=tuple(with_distinct_names(snapshots)), missing=tuple(missing))
 
 

@@ -7,18 +7,21 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
-from hpcpace.audit.facts import NetDevice, RankFacts, RdmaDevice, RdmaPort, Snapshot
+from hpcpace.audit.facts import NetDevice, PciDevice, RankFacts, RdmaDevice, RdmaPort, Snapshot
 from hpcpace.audit.hardware import NO_REASON, HardwareView, hardware_view, parsed
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.config import AuditConfig
 from hpcpace.core.errors import UsageError
+from hpcpace.core.text import printable
 
 _EDGE = re.compile(
     rb"Channel \d+(?:/\d+)? : (\d{1,7})\[[0-9a-fx]+\] -> (\d{1,7})\[[0-9a-fx]+\] "
     rb"(?:\[(?:send|receive)\] )?via ([A-Za-z0-9/_]+)"
 )
 _MAX_LINE_BYTES = 4096
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +108,16 @@ class AuditedHost:
         """Return the error for a fact that could not be read: `what`, and the reason that the snapshot gives."""
         return Unreadable(f"{what}: {self.reason(*names)}")
 
+    def known(self, fact: T | None, what: str, *names: str) -> T:
+        """Return a fact.
+
+        Raises:
+            Unreadable: it could not be read; see `unreadable`.
+        """
+        if fact is None:
+            raise self.unreadable(what, *names)
+        return fact
+
     @cached_property
     def has_gpus(self) -> bool:
         """Whether the node has GPUs.
@@ -112,38 +125,33 @@ class AuditedHost:
         Raises:
             Unreadable: neither PCI nor a driver says so.
         """
-        if self.snapshot.gpus is None:
-            raise self.unreadable("whether there are GPUs", "gpus", "pci")
-        return bool(self.snapshot.gpus)
+        return bool(self.known(self.snapshot.gpus, "whether there are GPUs", "gpus", "pci"))
 
     @cached_property
     def has_nvidia(self) -> bool:
         """Whether NVIDIA's driver has GPUs."""
-        if not self.has_gpus:
-            return False
         driver = self.snapshot.kernel.nvidia_driver
-        if driver is None:
-            raise self.unreadable("NVIDIA's driver", "kernel/nvidia_driver")
-        return bool(driver)
+        return self.has_gpus and bool(self.known(driver, "NVIDIA's driver", "kernel/nvidia_driver"))
 
     @cached_property
     def rdma(self) -> tuple[RdmaDevice, ...]:
         """RDMA adapters."""
-        if self.snapshot.rdma is None:
-            raise self.unreadable("the RDMA adapters", "rdma")
-        return self.snapshot.rdma
+        return self.known(self.snapshot.rdma, "the RDMA adapters", "rdma")
 
     @cached_property
     def net(self) -> tuple[NetDevice, ...]:
         """Network interfaces."""
-        if self.snapshot.net is None:
-            raise self.unreadable("the network interfaces", "net")
-        return self.snapshot.net
+        return self.known(self.snapshot.net, "the network interfaces", "net")
 
     @cached_property
     def rdma_ports(self) -> list[tuple[RdmaDevice, RdmaPort]]:
         """Ports of the RDMA adapters."""
         return [(device, port) for device in self.rdma for port in device.ports]
+
+    @cached_property
+    def has_active_port(self) -> bool:
+        """Whether a port of an RDMA adapter is active."""
+        return any(port.state == "ACTIVE" for _, port in self.rdma_ports)
 
     @cached_property
     def fabric(self) -> list[FabricPort]:
@@ -199,9 +207,8 @@ class AuditedHost:
         Raises:
             Unreadable: it is not known.
         """
-        if rank.cpus is None:
-            raise self.unreadable("its CPUs", f"rank/{rank.rank}/cpus", f"rank/{rank.rank}/status")
-        return parsed(rank.cpus, "its CPUs")
+        fact = f"rank/{rank.rank}"
+        return parsed(self.known(rank.cpus, "its CPUs", f"{fact}/cpus", f"{fact}/status"), "its CPUs")
 
     def gpu_address(self, rank: RankFacts) -> str | None:
         """Return the PCI address of the GPU that a rank uses; None if the node has no GPU, or the rank sees none.
@@ -252,3 +259,8 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
 def rank_place(rank: RankFacts) -> str:
     """Return the place of a rank on its host; the same local rank has the same text on every host."""
     return f"local rank {rank.local_rank}" if rank.local_rank >= 0 else f"rank {rank.rank}"
+
+
+def device_place(device: PciDevice) -> str:
+    """Return the place of a GPU or an adapter on its host."""
+    return f"{'GPU' if device.kind == 'gpu' else 'NIC'} {printable(device.address)}"

@@ -20,7 +20,7 @@ from hpcpace.audit.hardware import HardwareView, parsed, sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.hostlist import short_list
-from hpcpace.core.text import format_bytes, printable
+from hpcpace.core.text import format_bytes, shortened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +143,6 @@ _MAX_PACKAGES = 256
 _MAX_NAME = 24
 _MAX_NVLINKS = 99
 _NO_NODE = -1
-_NO_NODES: Mapping[int, int] = {}
-_NO_PACKAGES: Mapping[str, int] = {}
-_NONE: tuple[PciDevice, ...] = ()
 
 
 def pictures(job: AuditedJob) -> tuple[list[Picture], int]:
@@ -172,31 +169,29 @@ class _Drawing:
         self.host = host
         self.view: HardwareView = host.hardware
         self.notes: list[str] = []
-        if len(host.ranks) > _MAX_RANKS:
-            self.notes.append(f"{len(host.ranks) - _MAX_RANKS} ranks are not drawn")
         self.ranks = [
             (rank.local_rank if by_local_rank and rank.local_rank >= 0 else rank.rank, rank)
-            for rank in host.ranks[:_MAX_RANKS]
+            for rank in self._some(host.ranks, _MAX_RANKS, "ranks")
         ]
         self.nvml = {gpu.address: gpu.nvml for gpu in host.snapshot.gpus or () if gpu.nvml}
         fabrics = {nvml.fabric for nvml in self.nvml.values()}
         self.has_nvlink_switches = bool(host.snapshot.hardware.num_nvswitches or "completed" in fabrics)
-        self.online = self._known(lambda: self.view.online, 0)
-        self.masks = {number: self._known(partial(host.mask, rank), 0) for number, rank in self.ranks}
+        self.online = self._known(lambda: self.view.online) or 0
+        self.masks = {number: self._known(partial(host.mask, rank)) or 0 for number, rank in self.ranks}
 
     def picture(self, title: str) -> Picture:
         """Return the host as it is drawn."""
-        each = tuple(1 << cpu for cpu in cpusets.members(self.online))
-        cores = sorted(self._known(lambda: self.view.cores, each), key=lambda core: core & -core)
-        if len(cores) > _MAX_CORES:
-            self.notes.append(f"{len(cores) - _MAX_CORES} cores are not drawn")
+        known = self._known(lambda: self.view.cores)
+        each = [1 << cpu for cpu in cpusets.members(self.online)] if known is None else known
+        cores = sorted(each, key=lambda core: core & -core)
+        drawn_cores = self._some(cores, _MAX_CORES, "cores")
         found = self._devices()
-        homes = [(drawn, self._home(device)) for device, drawn in found]
+        homes = [(drawn, self._known(partial(self.view.node_of, device.address))) for device, drawn in found]
         devices = [drawn for _, drawn in found]
         return Picture(
             title=title,
             subtitle=self._subtitle(len(cores)),
-            packages=tuple(self._packages(cores[:_MAX_CORES], homes)),
+            packages=tuple(self._packages(drawn_cores, homes)),
             elsewhere=tuple(self._memory_only()),
             unplaced=tuple(device for device, home in homes if home is None),
             gpus=tuple(device.name for device in devices if device.is_gpu),
@@ -205,12 +200,17 @@ class _Drawing:
             notes=tuple(dict.fromkeys(self.notes)),
         )
 
-    def _known(self, read: Callable[[], T], otherwise: T) -> T:
+    def _known(self, read: Callable[[], T]) -> T | None:
         try:
             return read()
         except Unreadable as error:
             self.notes.append(f"cannot determine {_short(self.host.explain(error), 120)}")
-            return otherwise
+            return None
+
+    def _some(self, found: Sequence[T], most: int, kind: str) -> Sequence[T]:
+        if len(found) > most:
+            self.notes.append(f"{len(found) - most} {kind} are not drawn")
+        return found[:most]
 
     def _subtitle(self, num_cores: int) -> str:
         memory = self.host.snapshot.kernel.memory_bytes
@@ -224,8 +224,8 @@ class _Drawing:
     def _packages(
         self, cores: Sequence[int], homes: Sequence[tuple[DrawnDevice, int | None]]
     ) -> Iterator[DrawnPackage]:
-        packages = self._known(self._packages_read, _NO_PACKAGES) or {"": self.online}
-        nodes = self._known(lambda: self.view.numa_cpus, _NO_NODES)
+        packages = self._known(self._packages_read) or {"": self.online}
+        nodes = self._known(lambda: self.view.numa_cpus) or {}
         placed: set[int] = set()
         for name, cpus in sorted(packages.items(), key=lambda item: item[1] & -item[1]):
             own = {number: of_node & cpus for number, of_node in sorted(nodes.items()) if of_node & cpus}
@@ -238,8 +238,7 @@ class _Drawing:
 
     def _packages_read(self) -> Mapping[str, int]:
         packages = self.host.snapshot.hardware.cpus.packages
-        if packages is None:
-            raise self.host.unreadable("the packages", "cpus/packages", "cpus/online")
+        packages = self.host.known(packages, "the packages", "cpus/packages", "cpus/online")
         return {name: parsed(text, "the CPUs of a package") for name, text in list(packages.items())[:_MAX_PACKAGES]}
 
     def _node(self, number: int, cores: Sequence[int], devices: tuple[DrawnDevice, ...]) -> DrawnNode:
@@ -278,15 +277,12 @@ class _Drawing:
                 yield f"NUMA {node.number}, {format_bytes(1024 * node.memory_kb) if node.memory_kb else 'no memory'}"
 
     def _devices(self) -> list[tuple[PciDevice, DrawnDevice]]:
-        gpus = self._known(lambda: self.view.of_kind("gpu"), _NONE)
-        nics = self._known(lambda: self.view.of_kind("nic"), _NONE)
+        gpus, nics = (self._known(partial(self.view.of_kind, kind)) or () for kind in ("gpu", "nic"))
         order = [gpu.address for gpu in self.host.snapshot.gpus or ()]
         gpus = tuple(sorted(gpus, key=lambda gpu: order.index(gpu.address) if gpu.address in order else len(order)))
-        for kind, found in (("GPUs", gpus), ("adapters", nics)):
-            if len(found) > _MAX_DEVICES:
-                self.notes.append(f"{len(found) - _MAX_DEVICES} {kind} are not drawn")
-        drawn = [(gpu, self._gpu(number, gpu)) for number, gpu in enumerate(gpus[:_MAX_DEVICES])]
-        return drawn + [(nic, self._nic(number, nic)) for number, nic in enumerate(nics[:_MAX_DEVICES])]
+        drawn = [(gpu, self._gpu(number, gpu)) for number, gpu in enumerate(self._some(gpus, _MAX_DEVICES, "GPUs"))]
+        others = self._some(nics, _MAX_DEVICES, "adapters")
+        return drawn + [(nic, self._nic(number, nic)) for number, nic in enumerate(others)]
 
     def _gpu(self, number: int, device: PciDevice) -> DrawnDevice:
         known = next((gpu for gpu in self.host.snapshot.gpus or () if gpu.address == device.address), None)
@@ -320,13 +316,6 @@ class _Drawing:
             detail=", ".join(filter(None, shown)),
             ranks=(),
         )
-
-    def _home(self, device: PciDevice) -> int | None:
-        try:
-            return self.view.node_of(device.address)
-        except Unreadable as error:
-            self.notes.append(f"cannot determine {_short(self.host.explain(error), 120)}")
-            return None
 
     def _links(self, devices: Sequence[tuple[PciDevice, DrawnDevice]]) -> dict[tuple[str, str], str]:
         """Return the class of the path between every two devices, NV# between GPUs behind NVLink switches."""
@@ -372,5 +361,4 @@ def _link(device: PciDevice) -> str:
 
 
 def _short(text: str, most: int = _MAX_NAME) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+    return shortened(text, max_letters=most)

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, product
 
+from hpcpace.audit import cpusets
+from hpcpace.audit.findings import CANNOT_DETERMINE, hosts_text
+from hpcpace.audit.hardware import parsed
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.picture import DrawnCores, DrawnDevice, DrawnNode, DrawnPackage, Picture, links_of, ranks_text
-from hpcpace.core.text import printable
+from hpcpace.audit.result import PathMatrix
+from hpcpace.audit.tree import Unreadable
+from hpcpace.core.text import printable, shortened
 
 WIDTH = 80
 _INSIDE = WIDTH - 4
@@ -18,50 +25,34 @@ _MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _MAX_STRIP = 64
 _MAX_GROUPS = 24
 _MAX_NOTES = 6
-_LEGEND = (
-    "[...] has a letter for each core: its rank (modulo 36), * for several ranks, . for none.",
-    "In part: on some hardware threads of these cores only. Links as `nvidia-smi topo -m` has them.",
+_MAX_MAP_COLUMNS = 64
+LEGEND = (
+    "[...] has a letter for each core: its rank (modulo 36), * for several ranks, . for none",
+    "in part: on some hardware threads of these cores only; links as `nvidia-smi topo -m` has them",
 )
 
 
 def picture_lines(picture: Picture) -> Iterator[str]:
     """Yield a picture, at most 80 columns wide."""
-    yield _cut(picture.title, WIDTH)
-    yield _cut(f"  {picture.subtitle}", WIDTH)
+    yield shortened(picture.title, max_letters=WIDTH)
+    yield shortened(f"  {picture.subtitle}", max_letters=WIDTH)
     for package in picture.packages:
-        yield _cut(f"+-- {package.title} ", WIDTH - 1).ljust(WIDTH - 1, "-") + "+"
+        yield shortened(f"+-- {package.title} ", max_letters=WIDTH - 1).ljust(WIDTH - 1, "-") + "+"
         for line in _package_lines(package):
-            yield f"| {_cut(line, _INSIDE).ljust(_INSIDE)} |"
+            yield f"| {shortened(line, max_letters=_INSIDE).ljust(_INSIDE)} |"
     if picture.packages:
         yield "+" + "-" * (WIDTH - 2) + "+"
     for title in picture.elsewhere:
-        yield _cut(f"  {title}, no CPUs", WIDTH)
+        yield shortened(f"  {title}, no CPUs", max_letters=WIDTH)
     if picture.unplaced:
         yield "  Where these are is not known:"
         for device in picture.unplaced:
-            yield _cut(f"  {_device_line(device)}", WIDTH)
+            yield shortened(f"  {_device_line(device)}", max_letters=WIDTH)
     yield from _link_lines(picture)
     for note in picture.notes[:_MAX_NOTES]:
-        yield from _wrapped(note)
+        yield from textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     if len(picture.notes) > _MAX_NOTES:
         yield f"  {len(picture.notes) - _MAX_NOTES} more facts are not known"
-
-
-def legend_lines() -> Iterator[str]:
-    """Yield what the letters and words of a picture mean."""
-    for sentence in _LEGEND:
-        yield from _wrapped(sentence, indent="")
-
-
-def skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
-    """Yield which rules did not apply, and why."""
-    by_reason: dict[str, list[str]] = {}
-    for rule, reason in skipped.items():
-        by_reason.setdefault(reason, []).append(rule)
-    if by_reason:
-        yield "Rules that did not apply:"
-    for reason, rules in by_reason.items():
-        yield from _wrapped(f"{' '.join(rules)}: {reason}")
 
 
 def _package_lines(package: DrawnPackage) -> Iterator[str]:
@@ -93,13 +84,13 @@ def _group_line(group: DrawnCores) -> str:
     threads = group.cores[0].bit_count()
     what = f"{len(group.cores)} core{'s' if len(group.cores) > 1 else ''}"
     who = group.ranks_text
-    cpus = _cut(f"CPUs {group.cpus}", 32)
+    cpus = shortened(f"CPUs {group.cpus}", max_letters=32)
     return f"  {what:<9} {cpus:<32} {f'{threads} threads' if threads > 1 else '':<10} {who}".rstrip()
 
 
 def _device_line(device: DrawnDevice) -> str:
-    line = f"  {_cut(device.name, 12):<12} {device.address}  {device.detail}"
-    return f"{_cut(line, 62):<62} {ranks_text(device.ranks)}".rstrip()
+    line = f"  {shortened(device.name, max_letters=12):<12} {device.address}  {device.detail}"
+    return f"{shortened(line, max_letters=62):<62} {ranks_text(device.ranks)}".rstrip()
 
 
 def _link_lines(picture: Picture) -> Iterator[str]:
@@ -107,30 +98,65 @@ def _link_lines(picture: Picture) -> Iterator[str]:
         found = {picture.links[one, other] for one in rows for other in columns if one != other}
         if len(found) == 1 and len(rows) > 1:
             yield f"Links, {title}: {found.pop()} between all"
-            continue
-        yield f"Links, {title}:"
-        first = max(map(len, rows))
-        width = max(len(name) for name in (*columns, "NODE")) + 1
-        each = max(1, (WIDTH - 2 - first) // width)
-        for start in range(0, len(columns), each):
-            yield from _table_lines(picture, rows, columns[start : start + each], first, width)
+        else:
+            yield f"Links, {title}:"
+            yield from _table_lines(rows, columns, picture.links)
 
 
-def _table_lines(
-    picture: Picture, rows: Sequence[str], columns: Sequence[str], first: int, width: int
-) -> Iterator[str]:
-    yield f"  {'':<{first}}{''.join(f'{name:>{width}}' for name in columns)}"
-    for row in rows:
-        cells = (picture.links.get((row, column), "X") for column in columns)
-        yield f"  {row:<{first}}{''.join(f'{cell:>{width}}' for cell in cells)}"
+def matrix_lines(matrices: Sequence[PathMatrix], all_hosts: Sequence[str]) -> Iterator[str]:
+    """Yield the class of the path of each GPU to each adapter; as `NODE/PHB` where NCCL uses another class."""
+    if not matrices:
+        yield "no path matrix: there is no GPU or no adapter, or PCI cannot be read"
+    for matrix in matrices:
+        where = hosts_text(matrix.hosts, all_hosts)
+        yield f"GPU x adapter, physical/NCCL{f' ({where})' if where else ''}"
+        rows, columns = ([printable(name) for name in names] for names in (matrix.gpus, matrix.nics))
+        classes = zip(chain(*matrix.class_physical), chain(*matrix.class_nccl), strict=True)
+        cells = (one if one == other else f"{one}/{other}" for one, other in classes)
+        yield from _table_lines(rows, columns, dict(zip(product(rows, columns), cells, strict=True)))
 
 
-def _wrapped(text: str, indent: str = "  ") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=f"  {indent}", break_on_hyphens=False)
+def _table_lines(rows: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Yield a table, or several below each other where one is too wide; a name has no cell with itself."""
+    first = max(map(len, rows))
+    width = max(map(len, (*columns, *cells.values(), "NODE"))) + 1
+    each = max(1, (WIDTH - 2 - first) // width)
+    for start in range(0, len(columns), each):
+        shown = columns[start : start + each]
+        yield f"  {'':<{first}}{''.join(f'{name:>{width}}' for name in shown)}"
+        for row in rows:
+            classes = (cells.get((row, name), "X") for name in shown)
+            yield f"  {row:<{first}}{''.join(f'{one:>{width}}' for one in classes)}"
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def map_lines(job: AuditedJob) -> Iterator[str]:
+    """Yield for each host which cores each rank may run on: `#` all cores of a column, `+` some, `.` none."""
+    for host in job.hosts:
+        yield printable(f"{host.name}: rank x core, | separates NUMA nodes")
+        try:
+            yield from _map_of(host)
+        except Unreadable as error:
+            yield printable(f"  {CANNOT_DETERMINE}{host.explain(error)}")
+
+
+def _map_of(host: AuditedHost) -> Iterator[str]:
+    view = host.hardware
+    cores = sorted(view.cores, key=lambda core: core & -core)
+    by_node = [[core for core in cores if core & cpus] for _, cpus in sorted(view.numa_cpus.items())]
+    each = max(1, -(-len(cores) // _MAX_MAP_COLUMNS))
+    if each > 1:
+        yield f"  each column is {each} cores"
+    for rank in host.ranks:
+        mask = parsed(rank.cpus, "the CPUs of a rank")
+        parts = ("".join(_used(own[at : at + each], mask) for at in range(0, len(own), each)) for own in by_node)
+        yield f"  rank {rank.rank:<5} {'|'.join(parts)}  {cpusets.format_list(mask)}"
+    if not host.ranks:
+        yield "  no ranks"
+
+
+def _used(cores: Sequence[int], mask: int) -> str:
+    used = sum(1 for core in cores if core & mask)
+    return "." if not used else "#" if used == len(cores) else "+"
 
 
 _WIDTH = 1120
@@ -156,34 +182,6 @@ _STYLE = """
 .show .none { fill:var(--none) } .show .many { fill:var(--many) } .show .cell { text-anchor:middle }
 .show .near { fill:var(--near) } .show .middle { fill:var(--middle) } .show .far { fill:var(--far) }
 """ + "".join(f".show .r{number} {{ fill:var(--r{number}) }}\n" for number in range(_NUM_COLORS))
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-:root {{ color-scheme: light dark }}
-body {{ margin:0 auto; max-width:1152px; padding:16px; font:15px/1.5 system-ui,"Segoe UI",Roboto,sans-serif }}
-pre {{ overflow-x:auto; font:13px/1.45 ui-monospace,Menlo,Consolas,"Liberation Mono",monospace }}
-.picture {{ overflow-x:auto; margin:0 0 24px }} .picture svg {{ min-width:760px; width:100%; height:auto }}
-</style></head><body>
-<h1>{title}</h1>
-<h2>Verdict</h2>
-<pre>{verdict}</pre>
-<h2>Machine</h2>
-{drawn}
-<pre>{foot}</pre>
-</body></html>
-"""
-
-
-def html_page(drawn: Sequence[Picture], verdict: Iterable[str], skipped: Mapping[str, str], num_left: int = 0) -> str:
-    """Return a page with the verdict, a picture of each kind of host, and which rules did not apply."""
-    title = f"hpcpace audit: {', '.join(picture.title for picture in drawn)}"
-    left = [f"{num_left} more kinds of hosts are not drawn"] if num_left else []
-    return _PAGE.format(
-        title=_escaped(title[:200]),
-        verdict=_escaped("\n".join(verdict)),
-        drawn="\n".join(f'<div class="picture">{svg([picture])}</div>' for picture in drawn),
-        foot=_escaped("\n".join([*left, *skipped_lines(skipped)])),
-    )
 
 
 def svg(drawn: Sequence[Picture]) -> str:

@@ -7,7 +7,6 @@ columns, and values that all ranks of a host share are written once, so that 192
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Sequence
@@ -43,11 +42,14 @@ def snapshot_text(snapshot: Snapshot) -> str:
     Raises:
         SnapshotError: the facts still do not fit.
     """
-    for shorten in (_whole, _few_reasons, _few_gids, _without_pci):
+    text = _dumps(snapshot)
+    for shorten in (_few_reasons, _few_gids, _without_pci):
+        if len(text) < MAX_BYTES:
+            break
         snapshot = shorten(snapshot)
         text = _dumps(snapshot)
-        if len(text) < MAX_BYTES:
-            return text
+    if len(text) < MAX_BYTES:
+        return text
     raise SnapshotError(f"the facts of {printable(snapshot.host)} take {len(text)} bytes, the limit is {MAX_BYTES}")
 
 
@@ -71,9 +73,8 @@ def snapshot_from(content: str | bytes) -> Snapshot:
         snapshot = convert(document, Snapshot)
     except WrongValue as error:
         raise SnapshotError(str(error)) from None
-    return dataclasses.replace(
-        snapshot, **{name: _shared(name, document[name], getattr(snapshot, name)) for name in _SHARED}
-    )
+    shared = {name: _shared(name, document[name], getattr(snapshot, name)) for name in _SHARED}
+    return replace(snapshot, **shared)
 
 
 def _dumps(snapshot: Snapshot) -> str:
@@ -85,16 +86,11 @@ def _dumps(snapshot: Snapshot) -> str:
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return `{"num": n, "same": {field: value}, "each": {field: [value of each row]}}`; nested for variables."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    same: dict[str, Any] = {}
-    each: dict[str, Any] = {}
-    for name in names:
-        values = [row.get(name) for row in rows]
-        if all(value == values[0] for value in values):
-            same[name] = values[0]
-        elif all(isinstance(value, dict) for value in values) and name == _NESTED:
-            each[name] = _columns([dict(value) for value in values if value is not None])
-        else:
-            each[name] = values
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in names}
+    same = {name: values[0] for name, values in columns.items() if all(value == values[0] for value in values)}
+    each = {
+        name: _columns(values) if name == _NESTED else values for name, values in columns.items() if name not in same
+    }
     return {"num": len(rows), "same": same, "each": each}
 
 
@@ -107,12 +103,8 @@ def _rows(columns: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(columns, dict) or not {"num", "same", "each"} <= set(columns):
         raise _wrong(columns, where, "an object with num, same and each")
     num, same, each = columns["num"], columns["same"], columns["each"]
-    if (
-        not isinstance(num, int)
-        or not 0 <= num <= _MAX_RANKS
-        or not isinstance(same, dict)
-        or not isinstance(each, dict)
-    ):
+    are_columns = isinstance(same, dict) and isinstance(each, dict)
+    if not are_columns or not isinstance(num, int) or not 0 <= num <= _MAX_RANKS:
         raise _wrong(columns, where, f"columns of at most {_MAX_RANKS} ranks")
     if num * sum(1 + (len(value) if isinstance(value, (dict, list)) else 0) for value in same.values()) > _MAX_SAME:
         raise _wrong(columns, where, f"columns with at most {_MAX_SAME} shared values")
@@ -131,31 +123,27 @@ def _rows(columns: Any, where: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _whole(snapshot: Snapshot) -> Snapshot:
-    return snapshot
-
-
 def _few_reasons(snapshot: Snapshot) -> Snapshot:
     unreadable = {name: reason[:24] for name, reason in list(snapshot.unreadable.items())[:200]}
-    counters = dataclasses.replace(snapshot.counters, values=dict(list(snapshot.counters.values.items())[:200]))
+    counters = replace(snapshot.counters, values=dict(list(snapshot.counters.values.items())[:200]))
     if len(counters.values) < len(snapshot.counters.values):
         unreadable["counters"] = "too many for a snapshot"
-    return dataclasses.replace(snapshot, unreadable=unreadable, counters=counters)
+    return replace(snapshot, unreadable=unreadable, counters=counters)
 
 
 def _few_gids(snapshot: Snapshot) -> Snapshot:
     rdma = tuple(
-        dataclasses.replace(device, ports=tuple(dataclasses.replace(port, gids=port.gids[:4]) for port in device.ports))
+        replace(device, ports=tuple(replace(port, gids=port.gids[:4]) for port in device.ports))
         for device in snapshot.rdma or ()
     )
-    return dataclasses.replace(snapshot, rdma=rdma if snapshot.rdma is not None else None)
+    return replace(snapshot, rdma=rdma if snapshot.rdma is not None else None)
 
 
 def _without_pci(snapshot: Snapshot) -> Snapshot:
     """Drop PCI completely: half a tree would give wrong path classes."""
-    hardware = dataclasses.replace(snapshot.hardware, pci=None)
+    hardware = replace(snapshot.hardware, pci=None)
     unreadable = snapshot.unreadable | {"pci": "too many devices for a snapshot"}
-    return dataclasses.replace(snapshot, hardware=hardware, unreadable=unreadable)
+    return replace(snapshot, hardware=hardware, unreadable=unreadable)
 
 
 def _shared(name: str, value: Any, made: Any) -> Any:
@@ -275,8 +263,7 @@ def _read_all(folder: Folder) -> tuple[list[Snapshot], list[str]]:
 
 
 def _read(folder: Folder, names: Sequence[str]) -> tuple[list[Snapshot], list[str]]:
-    snapshots, problems = [], []
-    weight = 0
+    snapshots, problems, weight = [], [], 0
     for number, name in enumerate(names):
         if weight >= _MAX_WEIGHT:
             problems.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from hpcpace.audit.findings import Severity
+from hpcpace.audit.differences import differences
+from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.gather import (
     NUM_OURS_OF_STEP,
     Gathered,
@@ -25,15 +26,12 @@ from hpcpace.audit.gather import (
     snapshot_folder,
 )
 from hpcpace.audit.job import AuditedJob, read_nccl_log
-from hpcpace.audit.picture import pictures
-from hpcpace.audit.picture_text import html_page, legend_lines, picture_lines, skipped_lines, svg
 from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.rulebook import BY_ID, check_ids
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
-from hpcpace.audit.verdict import differences, explanation, map_lines, matrix_lines, prolog_line, verdict_lines
 from hpcpace.cli.commands import Group
-from hpcpace.cli.options import PATH, Real, Whole, headed, option, verbose, warn
+from hpcpace.cli.options import PATH, Real, Whole, headed, option, text_console, verbose, warn
 from hpcpace.core.config import AuditConfig
 from hpcpace.core.environment import RankInfo, process_environ, process_redaction, rank_info
 from hpcpace.core.errors import (
@@ -71,27 +69,22 @@ def check_show(show: str | None, *, has_one_object: bool) -> None:
         raise UsageError(f"--show {printable(show)}: the name of the file must end in {' or '.join(_KINDS)}")
 
 
-def shown_lines(job: AuditedJob, result: AuditResult) -> Iterator[str]:
-    """Yield the picture of each kind of host, and which rules did not apply."""
-    drawn, num_left = pictures(job)
-    for picture in drawn:
-        yield from picture_lines(picture)
-    if drawn:
-        yield from legend_lines()
-    if num_left:
-        yield f"{num_left} more kinds of hosts are not drawn: choose hosts with --from"
-    yield from skipped_lines(result.skipped)
-
-
 def write_picture(path: Path, job: AuditedJob, result: AuditResult) -> None:
     """Write the pictures into a file, as SVG or HTML by its name.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    drawn, num_left = pictures(job)
-    is_page = path.suffix.lower() == ".html"
-    text = html_page(drawn, verdict_lines(result), result.skipped, num_left) if is_page else svg(drawn)
+    # What draws and writes pages takes longer to load than an audit without them.
+    from hpcpace.audit.picture import pictures
+    from hpcpace.audit.picture_text import svg
+    from hpcpace.report.audit_report import audit_document, picture_sections
+    from hpcpace.report.html import html_page
+
+    if path.suffix.lower() == ".html":
+        text = html_page(audit_document(result, list(picture_sections(job, result))))
+    else:
+        text = svg(pictures(job)[0])
     try:
         write_file(path, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
@@ -307,11 +300,14 @@ def explain(rule_id: str) -> None:
 
     Also prints from which facts it judges. `all` prints every rule.
     """
-    if rule_id.lower() == "all":
-        click.echo("\n\n".join(explanation(rule) for rule in BY_ID.values()))
-        return
-    check_ids([rule_id.upper()])
-    click.echo(explanation(BY_ID[rule_id.upper()]))
+    from hpcpace.report.audit_report import rule_section
+    from hpcpace.report.terminal import print_section
+
+    ids = tuple(BY_ID) if rule_id.lower() == "all" else (rule_id.upper(),)
+    check_ids(ids)
+    console = text_console()
+    for one in ids:
+        print_section(console, rule_section(BY_ID[one]))
 
 
 @command.command()
@@ -408,7 +404,7 @@ def _of_job(
     if comm is not None:
         return gather_by_mpi(info, comm, part, environ), []
     if info.world_size == 1:
-        return join_parts([json.loads(json.dumps(part))], 1, environ, 0.0), []
+        return join_parts([json.loads(json.dumps(part))], 1, environ), []
     folder, num_ours = (save, 0) if save is not None else (snapshot_folder(environ), NUM_OURS_OF_STEP)
     gathered = gather_by_files(info, environ, folder, part, timeout_s=timeout_s + window_s, num_ours=num_ours)
     if gathered is None or save is not None:
@@ -425,33 +421,42 @@ def _save(folder: Path, gathered: Gathered, *, num_ours: int = 0) -> list[str]:
     return []
 
 
+def prolog_line(result: AuditResult, fail_on: Sequence[str]) -> str:
+    """Return the one line of a prolog: what the rules of `fail_on` found, or that they found nothing."""
+    found = _bad(result, fail_on)
+    if not found:
+        nothing = f"no findings of {','.join(fail_on)}" if fail_on else "--fail-on names no rules"
+        return f"hpcpace audit: {nothing}"
+    texts = [" ".join(filter(None, (finding.rule, finding.place, finding.seen))) for finding in found[:3]]
+    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    return printable(f"hpcpace audit: {'; '.join(texts)}{more}")
+
+
 def _prolog_exit(result: AuditResult, fail_on: Sequence[str]) -> int:
-    severities = {finding.severity for finding in result.findings if finding.rule in fail_on}
-    if Severity.FAIL in severities:
-        return EXIT_FAILED
-    return EXIT_WARNING if Severity.WARNING in severities else EXIT_OK
+    severities = {finding.severity for finding in _bad(result, fail_on)}
+    return EXIT_FAILED if Severity.FAIL in severities else EXIT_WARNING if severities else EXIT_OK
+
+
+def _bad(result: AuditResult, fail_on: Sequence[str]) -> list[AuditFinding]:
+    bad = (Severity.FAIL, Severity.WARNING)
+    return [finding for finding in result.findings if finding.rule in fail_on and finding.severity in bad]
 
 
 def _print(job: AuditedJob, result: AuditResult, views: Views) -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names more
-        sys.stdout.reconfigure(errors="backslashreplace")
-    if views.as_json:
-        click.echo(json.dumps(result.to_json(), indent=2))
+    if views.as_json or views.as_prometheus:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names more
+            sys.stdout.reconfigure(errors="backslashreplace")
+        click.echo(
+            exposition(result) if views.as_prometheus else json.dumps(result.to_json(), indent=2) + "\n", nl=False
+        )
         return
-    if views.as_prometheus:
-        click.echo(exposition(result), nl=False)
-        return
-    for line in verdict_lines(result):
-        click.echo(line)
-    if views.with_matrix:
-        click.echo()
-        for line in matrix_lines(result.matrices, result.hosts):
-            click.echo(line)
-    if views.with_map:
-        click.echo()
-        for line in map_lines(job):
-            click.echo(line)
-    if views.show == TERMINAL:
-        click.echo()
-        for line in shown_lines(job, result):
-            click.echo(line)
+    from hpcpace.report.audit_report import audit_document, map_section, matrix_section, picture_sections
+    from hpcpace.report.terminal import print_document
+
+    console = text_console()
+    sections = [
+        *([matrix_section(result)] if views.with_matrix else []),
+        *([map_section(job)] if views.with_map else []),
+        *(picture_sections(job, result) if views.show == TERMINAL else []),
+    ]
+    print_document(console, audit_document(result, sections, width=console.width))

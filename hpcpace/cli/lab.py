@@ -5,6 +5,7 @@ A command enters a lab by replacing itself with a copy that starts in the lab's 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -214,7 +215,7 @@ def list_faults(name: str, as_json: bool) -> None:
     """Show all faults of the lab, the oldest first."""
     records = fault_records(attach_inside(name).files)
     if as_json:
-        click.echo(json.dumps([record.to_json() for record in records], indent=2))
+        click.echo(json.dumps([dataclasses.asdict(record) for record in records], indent=2))
     elif records:
         print_faults(table_console(), records)
     else:
@@ -323,7 +324,7 @@ def status(name: str, as_json: bool) -> None:
     lab = attach_inside(name)
     state = read_status(lab.plan, lab.files)
     if as_json:
-        click.echo(json.dumps(state.to_json(), indent=2))
+        click.echo(json.dumps(dataclasses.asdict(state), indent=2))
     else:
         print_status(table_console(), state)
     if not state.is_well:

@@ -373,6 +373,15 @@ def _regular(descriptor: int, owner: int | None) -> int:
 
 
 @contextmanager
+def closing_descriptor(descriptor: int) -> Iterator[int]:
+    """Yield a descriptor, which is closed with the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Make errors name the file, and say why it is not opened."""
     try:

@@ -17,13 +17,13 @@ from hpcpace.core.text import one_line
 from hpcpace.diagnosis.credible import CredibleRun, measure_credible_run
 from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle
 from hpcpace.diagnosis.evidence import TABLES_USED
-from hpcpace.diagnosis.figures import audit, causes, network, overview
+from hpcpace.diagnosis.figures import causes, network, overview, probed
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe, read_records
-from hpcpace.diagnosis.summary import Jitter, SensitivityRow, Summary, Verdict
+from hpcpace.diagnosis.summary import AuditFigures, Jitter, SensitivityRow, Summary, Verdict
 from hpcpace.diagnosis.topics.communication import with_probe
 from hpcpace.diagnosis.topics.cores import CoreThresholds, core_figures
 from hpcpace.diagnosis.topics.gpus import device_figures
@@ -43,6 +43,17 @@ _MIN_SHARED = 20_000
 
 Progress = Callable[[int, int], None]
 """Takes how many parts of a stage are done, and how many there are."""
+
+
+def _audit_figures(run: JudgedAttempt) -> AuditFigures | None:
+    """Return what the snapshots of an attempt say; None where it has none."""
+    if not run.snapshots and not run.unread:
+        return None
+    # All rules take longer to load than the summary of a run without snapshots.
+    from hpcpace.diagnosis.figures.audit import audit_figures
+
+    return audit_figures(run)
+
 
 FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "world": overview.world_figures,
@@ -66,7 +77,7 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "outcome": lambda run: run.records.result.outcome,
     "dtype": lambda run: run.records.run.dtype,
     "memory": lambda run: run.records.result.memory,
-    "audit": audit.audit_figures,
+    "audit": _audit_figures,
     "pacing": overview.pacing_figures,
     "end": lambda run: run.credible.end,
     "unknown": lambda run: run.measured.unknown,
@@ -76,7 +87,7 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "network": lambda run: network.network_figures(run.network),
     "comparable": overview.comparable_figures,
     "switches": overview.switch_figures,
-    "probe": audit.probed_figures,
+    "probe": probed.probed_figures,
 }
 """By field of `Summary`, the function that fills it. Jitter and sensitivity take long, and have their own process."""
 
@@ -202,7 +213,7 @@ def _analysis(judged: JudgedAttempt) -> Analysis:
 
 def _jitter_and_sensitivity(judged: JudgedRun) -> tuple[Jitter | None, tuple[SensitivityRow, ...]]:
     measured = judged.measured
-    return causes.jitter_figures(measured, judged.panels, audit.probed_term(judged)), causes.sensitivity_figures(
+    return causes.jitter_figures(measured, judged.panels, probed.probed_term(judged)), causes.sensitivity_figures(
         measured
     )
 

@@ -45,7 +45,6 @@ class CloseUp:
     Attributes:
         evidence: their operations.
         steps: the steps, on the common clock.
-        ranks: what its rows are.
         blocks: stretches in which ranks were blocked that no operation accounts for.
         work: own work before each operation.
         graph: the steps as a graph; None where they are not alike.
@@ -53,7 +52,6 @@ class CloseUp:
 
     evidence: Evidence
     steps: StepPanel
-    ranks: Sequence[int]
     blocks: Blocks
     work: LocalWork
     graph: StepGraph | None
@@ -99,7 +97,7 @@ def take_close_up(streams: Sequence[TraceStream], timed: TimedTraces, steps: Ste
     blocks = _blocks(evidence, chosen.step)
     work = local_work(done, chosen, ranks=ranks, role=role, blocks=blocks)
     graph = step_graph(done, matching, evidence.waits, work, chosen, ranks=ranks, role=role, blocks=blocks)
-    return CloseUp(evidence=evidence, steps=chosen, ranks=ranks, blocks=blocks, work=work, graph=graph)
+    return CloseUp(evidence=evidence, steps=chosen, blocks=blocks, work=work, graph=graph)
 
 
 def _stretches(step: Ints, columns: Ints) -> Iterator[tuple[int, int]]:

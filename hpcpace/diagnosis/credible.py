@@ -16,11 +16,17 @@ from hpcpace.core.pool import Team
 from hpcpace.core.text import NS_PER_S, format_duration, rank_list
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.evidence import timed_traces
-from hpcpace.diagnosis.incomplete import contradictions_of, find_incomplete, problems_of, sound_stream
+from hpcpace.diagnosis.incomplete import (
+    contradictions_of,
+    find_incomplete,
+    incomplete_rank_line,
+    open_line,
+    problems_of,
+    sound_stream,
+)
 from hpcpace.diagnosis.measure import Measured, Selection, measure
 from hpcpace.diagnosis.operation_figures import measure_operations
 from hpcpace.diagnosis.records import AttemptRecords
-from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import Incomplete, RunEnd
 from hpcpace.diagnosis.topics.run_end import RunEndThresholds, find_end, run_end_line
 from hpcpace.metrics import Floats, Ints

@@ -36,8 +36,6 @@ from hpcpace.hang.notices import Notice
 from hpcpace.hang.views import FoundHang
 from hpcpace.metrics import Ints
 from hpcpace.metrics.arrivals import LateArrival, late_arrivals
-from hpcpace.metrics.communication import Kind
-from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.hotspots import Hotspot, delay_hotspots
 from hpcpace.metrics.links import GroupTransfers, LinkFindings, locality, locate_links
 from hpcpace.metrics.operations import MESSAGES, op_name
@@ -97,12 +95,10 @@ class JudgedRun:
     def panels(self) -> Panels:
         """What is judged, with what the job's connections show."""
         panels, kinds = panels_of(self.measured), self.measured.operations.kinds
-        panels = replace(panels, flows=self._flows(kinds, panels))
+        flows = flow_findings(self.network, self.thresholds, kinds, panels, self.config.thresholds)
+        panels = replace(panels, flows=flows)
         # Hosts of a lab share the cores of one machine, which says nothing of the cluster that it shows.
         return replace(panels, cores=None, lab_cores=panels.cores) if self.records.run.is_lab else panels
-
-    def _flows(self, kinds: Sequence[Kind], panels: Panels) -> FlowFindings | None:
-        return flow_findings(self.network, self.thresholds, kinds, panels, self.config.thresholds)
 
     @cached_property
     def hang(self) -> FoundHang | None:
@@ -117,7 +113,7 @@ class JudgedRun:
     def diagnosis(self) -> Diagnosis:
         """What is wrong with the run."""
         measured, settings, panels = self.measured, self.thresholds, self.panels
-        groups, places, clocks = measured.groups, measured.places, measured.clocks
+        groups, places, clocks = measured.operations.transfers, measured.places, measured.clocks
         links = _slow_links(groups, places, settings)
         if any(is_host_timed(trace) for trace in measured.timed.traces):
             panels = replace(panels, arrivals=_late_arrivals(measured, panels.node, settings.level))

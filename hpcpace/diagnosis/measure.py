@@ -19,16 +19,14 @@ from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
 from hpcpace.diagnosis.devices import DeviceThresholds, has_device, idle_by_phase, is_host_timed, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
 from hpcpace.diagnosis.finding import Panels
-from hpcpace.diagnosis.incomplete import sound_stream
+from hpcpace.diagnosis.incomplete import HOST_TIMES, NO_PHASES, sound_stream
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
-from hpcpace.diagnosis.sentences import HOST_TIMES, NO_PHASES
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.diagnosis.within_steps import WaitThresholds, are_waits_known, unknown_waits, unmatched_share
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
 from hpcpace.metrics.host_waits import CoreUse, core_use
 from hpcpace.metrics.kernels import others_median
-from hpcpace.metrics.links import GroupTransfers
 from hpcpace.metrics.operations import MESSAGES, op_name
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
 from hpcpace.metrics.plausibility import Alternation, alternation
@@ -168,11 +166,6 @@ class Measured:
         if self.close_up is None or self.close_up.graph is None or held_share > self.limits.max_held_share:
             return None
         return rebuild(self.close_up.graph)
-
-    @property
-    def groups(self) -> Sequence[GroupTransfers]:
-        """The transfers of each process group, step by step."""
-        return self.operations.transfers
 
     @cached_property
     def clocks(self) -> Clocks:
@@ -359,15 +352,25 @@ def own_excess_ns(panels: Panels) -> Floats | None:
     Of two ranks of a role, it is the excess over the faster one: else that one would seem early. 0 where a rank is
     alone in its role; None where no two ranks are compared, or own work is not known.
     """
-    if panels.host_timed:
+    sizes = np.unique(panels.role, return_counts=True)[1]
+    if panels.host_timed or not panels.is_role_known or sizes.max() < 2:
         return None
-    excess_ns = np.zeros(panels.work_ns.shape)
-    compared = False
-    for value in np.unique(panels.role):
-        rows = np.flatnonzero(panels.role == value)
-        if len(rows) > 1 and panels.is_role_known:
-            work_ns = panels.work_ns[rows]
-            usual_ns = work_ns[work_ns.mean(axis=1).argmin()] if len(rows) == 2 else others_median(work_ns)
-            excess_ns[rows] = work_ns - usual_ns
-            compared = True
-    return excess_ns if compared else None
+    return beyond_role_ns(panels.work_ns, panels.role, is_faster_usual=True)
+
+
+def beyond_role_ns(spent_ns: Floats, role: Ints, *, is_faster_usual: bool = False) -> Floats:
+    """Return by how much each rank exceeds the median of the others of its role in each step, 0 where it is alone.
+
+    Args:
+        spent_ns: time of each rank in each step, (num_ranks, num_steps).
+        role: of each rank, (num_ranks,).
+        is_faster_usual: whether two ranks of a role are both held against the faster one.
+    """
+    beyond_ns = np.zeros(spent_ns.shape)
+    for value in np.unique(role):
+        own_ns = spent_ns[role == value]
+        if len(own_ns) == 2 and is_faster_usual:
+            beyond_ns[role == value] = own_ns - own_ns[own_ns.mean(axis=1).argmin()]
+        elif len(own_ns) > 1:
+            beyond_ns[role == value] = own_ns - others_median(own_ns)
+    return beyond_ns

@@ -223,7 +223,7 @@ def plot_data(run: JudgedRun, jitter: Jitter | None) -> PlotData:
     measured, panels = run.measured, run.panels
     headers = [trace.header for trace in measured.timed.traces]
     excess_ns = own_excess_ns(panels)
-    places, groups = measured.places, measured.groups
+    places, groups = measured.places, measured.operations.transfers
     transfer_ns = panels.transfer_ns.mean(axis=0)
     reasons = {}
     if panels.host_timed:

@@ -121,11 +121,7 @@ class _Daemon:
 
 
 def _wait_until(
-    problem: str,
-    happened: Callable[[], bool],
-    daemons: list[_Daemon],
-    files: LabFiles,
-    plan: LabPlan | None = None,
+    problem: str, happened: Callable[[], bool], daemons: list[_Daemon], files: LabFiles, plan: LabPlan | None = None
 ) -> None:
     hosts = plan.hosts if plan else ()
     timeout_s = _READY_TIMEOUT_S + _READY_TIMEOUT_PER_HOST_S * len(hosts)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import psutil
 
 from hpcpace.core.errors import HpcpaceError, UsageError
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab.fabric import lose_packets, set_mtu, set_rate, set_up
 from hpcpace.lab.hosts import HostCgroup, command_on, host_pid, kill_host, living_pid, start_hosts
@@ -37,8 +37,10 @@ class InsideLab:
         """Return the first process of a host, which must be alive."""
         return living_pid(self.files, self.plan.host(host))
 
-    def cgroup(self, host: str) -> HostCgroup:
-        """Return the control group of a host."""
+    def cgroup(self, host: str, *, is_alive: bool) -> HostCgroup:
+        """Return the control group of a host, which may have to be alive."""
+        if is_alive:
+            self.pid(host)
         return HostCgroup(self.files.name, self.plan.host(host).name)
 
 
@@ -64,15 +66,12 @@ class LabFault(ABC):
         """Raise a UsageError if the settings do not fit the lab."""
 
     @abstractmethod
-    def apply(self, lab: InsideLab) -> None:
-        """Inject the fault."""
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Inject the fault, or restore what can be restored."""
 
     def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
         """Keep the fault active until `wait` returns true; `note` adds events to the log of truth."""
         wait(None)
-
-    def undo(self, lab: InsideLab) -> None:  # noqa: B027
-        """Restore what can be restored: nothing, if there is nothing left of the fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +123,10 @@ class SlowLink(LinkFault):
         if _checked_rate(self.rate) >= (own_bps := lab.plan.link(self.link).rate_bps):
             raise UsageError(f"--rate {self.rate} does not slow down {self.link}, which has {format_rate(own_bps)}")
 
-    def apply(self, lab: InsideLab) -> None:
-        """Shape both ends to the rate."""
-        self._set(lab, parse_rate(self.rate))
-
-    def undo(self, lab: InsideLab) -> None:
-        """Shape both ends to the rate that the lab was started with."""
-        self._set(lab, lab.plan.link(self.link).rate_bps)
-
-    def _set(self, lab: InsideLab, rate_bps: int) -> None:
-        set_rate(lab.plan.link(self.link), rate_bps, host_pid=self._host_pid(lab))
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Shape both ends to the rate, or to that with which the lab was started."""
+        link = lab.plan.link(self.link)
+        set_rate(link, parse_rate(self.rate) if is_on else link.rate_bps, host_pid=self._host_pid(lab))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +146,12 @@ class FlapLink(LinkFault):
                 "--down must be above 0 and below --period"
             )
 
-    def apply(self, lab: InsideLab) -> None:
-        """Check that the host of the link is alive."""
-        self._host_pid(lab)
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Check that the host of the link is alive, or bring the link up."""
+        if is_on:
+            self._host_pid(lab)
+        else:
+            set_up(lab.plan.link(self.link), True)
 
     def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
         """Take the link down and up until the end."""
@@ -167,10 +163,6 @@ class FlapLink(LinkFault):
             set_up(link, True)
             note("link-up")
             is_over = is_over or wait(self.period_s - self.down_s)
-
-    def undo(self, lab: InsideLab) -> None:
-        """Bring the link up."""
-        set_up(lab.plan.link(self.link), True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,13 +179,9 @@ class LossyLink(LinkFault):
             raise UsageError(f"--share is {self.share:g}: it must be above 0 and below 1, such as 0.01 for 1 %")
         check_programs({"nft": "nftables"})
 
-    def apply(self, lab: InsideLab) -> None:
-        """Let both ends lose what arrives."""
-        lose_packets(lab.plan.link(self.link), self.share, host_pid=self._host_pid(lab))
-
-    def undo(self, lab: InsideLab) -> None:
-        """Let both ends receive everything again."""
-        lose_packets(lab.plan.link(self.link), 0.0, host_pid=self._host_pid(lab))
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Let both ends lose some of what arrives, or nothing."""
+        lose_packets(lab.plan.link(self.link), self.share if is_on else 0.0, host_pid=self._host_pid(lab))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +203,11 @@ class Traffic(LabFault):
             _checked_rate(self.rate)
         check_programs({"iperf3": "iperf3"})
 
-    def apply(self, lab: InsideLab) -> None:
-        """Check that both hosts are alive."""
-        lab.pid(self.source)
-        lab.pid(self.destination)
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Check that both hosts are alive when it begins."""
+        if is_on:
+            lab.pid(self.source)
+            lab.pid(self.destination)
 
     def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
         """Run a server and a client until the end."""
@@ -238,11 +227,8 @@ class Traffic(LabFault):
         # The server may start late: the shell restarts a client that is refused.
         again = f"for _ in 1 2 3 4 5 6 7 8; do {' '.join(command)} && break; sleep 0.5; done"
         words = ["sh", "-c", again] if "--client" in command else command
-        line, environ, null = (
-            command_on(lab.files, lab.plan.host(host), words),
-            lab_environ(lab.files),
-            subprocess.DEVNULL,
-        )
+        line = command_on(lab.files, lab.plan.host(host), words)
+        environ, null = lab_environ(lab.files), subprocess.DEVNULL
         process = subprocess.Popen(line, stdin=null, stdout=null, stderr=null, env=environ, start_new_session=True)
         try:
             yield process
@@ -259,13 +245,9 @@ class ChangeMtu(HostFault):
     kind = "mtu"
     mtu: int
 
-    def apply(self, lab: InsideLab) -> None:
-        """Set the MTU."""
-        set_mtu(lab.pid(self.host), self.mtu)
-
-    def undo(self, lab: InsideLab) -> None:
-        """Restore the lab's MTU."""
-        set_mtu(lab.pid(self.host), lab.plan.config.mtu)
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Set the MTU, or restore that of the lab."""
+        set_mtu(lab.pid(self.host), self.mtu if is_on else lab.plan.config.mtu)
 
 
 FILLER = ".hpcpace-lab-filler"
@@ -287,14 +269,9 @@ class SlowHost(HostFault):
                 f"--cores is {self.cores:g}: it must be more than 0 and less than the {most:g} that the host has now"
             )
 
-    def apply(self, lab: InsideLab) -> None:
-        """Set the CPU quota."""
-        lab.pid(self.host)
-        lab.cgroup(self.host).limit_cpu(self.cores)
-
-    def undo(self, lab: InsideLab) -> None:
-        """Restore the quota that the lab was started with."""
-        lab.cgroup(self.host).limit_cpu(lab.plan.config.cpu_quota)
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Set the CPU quota, or restore that with which the lab was started."""
+        lab.cgroup(self.host, is_alive=is_on).limit_cpu(self.cores if is_on else lab.plan.config.cpu_quota)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,14 +280,9 @@ class PauseHost(HostFault):
 
     kind = "pause-host"
 
-    def apply(self, lab: InsideLab) -> None:
-        """Freeze the host."""
-        lab.pid(self.host)
-        lab.cgroup(self.host).freeze(True)
-
-    def undo(self, lab: InsideLab) -> None:
-        """Let the host continue."""
-        lab.cgroup(self.host).freeze(False)
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Freeze the host, or let it continue."""
+        lab.cgroup(self.host, is_alive=is_on).freeze(is_on)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,14 +291,15 @@ class KillHost(HostFault):
 
     kind = "kill-host"
 
-    def apply(self, lab: InsideLab) -> None:
-        """Kill the first process of the host; a host that is dead already only loses its link."""
-        kill_host(lab.plan, lab.files, lab.plan.host(self.host))
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Kill the first process of the host, which only loses its link if it is dead already; or boot the host again.
 
-    def undo(self, lab: InsideLab) -> None:
-        """Boot the host again, with an empty /tmp, the same clock offset, and slurmd as its only process."""
+        It then has an empty /tmp, the same clock offset, and slurmd as its only process.
+        """
         host = lab.plan.host(self.host)
-        if host_pid(lab.files, host) is None:
+        if is_on:
+            kill_host(lab.plan, lab.files, host)
+        elif host_pid(lab.files, host) is None:
             start_hosts(lab.plan, lab.files, [host], lab_environ(lab.files))
 
 
@@ -346,7 +319,7 @@ class KillRank(LabFault):
         if f"SIG{self.signal}" not in signal.Signals.__members__:
             raise UsageError(f"--signal {self.signal}: no such signal; name one like KILL, TERM or STOP")
 
-    def apply(self, lab: InsideLab) -> None:
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
         """Send the signal to the process of the rank."""
         rank_process(self.job, self.rank).send_signal(signal.Signals[f"SIG{self.signal}"])
 
@@ -379,14 +352,16 @@ class FillDisk(HostFault):
     kind = "fill-disk"
     left_bytes: int
 
-    def apply(self, lab: InsideLab) -> None:
-        """Allocate a file of the free size, three times, in case others free some space meanwhile."""
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Allocate a file of the free size, three times, in case others free some space meanwhile; or remove it."""
         # Everybody on the host may write to its /tmp, so this name may be a link to a file of the machine.
         with Folder.open(self._tmp(lab)) as tmp:
             with suppress(FileNotFoundError):
                 os.unlink(FILLER, dir_fd=tmp.descriptor)
+            if not is_on:
+                return
             filler = tmp.create_file(FILLER, mode=0o600)
-        try:
+        with closing_descriptor(filler):
             size = 0
             for _ in range(3):
                 state = os.fstatvfs(filler)
@@ -395,12 +370,6 @@ class FillDisk(HostFault):
                     return
                 size += free
                 os.posix_fallocate(filler, 0, size)
-        finally:
-            os.close(filler)
-
-    def undo(self, lab: InsideLab) -> None:
-        """Remove the file."""
-        (self._tmp(lab) / FILLER).unlink(missing_ok=True)
 
     def _tmp(self, lab: InsideLab) -> Path:
         return Path(f"/proc/{lab.pid(self.host)}/root/tmp")

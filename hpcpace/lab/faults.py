@@ -62,13 +62,9 @@ class FaultRecord:
         """The fault itself."""
         return KINDS[self.kind](**self.settings)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return dataclasses.asdict(self)
-
     def write(self, files: LabFiles) -> None:
         """Write the record to the lab's folder."""
-        write_json(files.fault_json(self.fault_id), self.to_json())
+        write_json(files.fault_json(self.fault_id), dataclasses.asdict(self))
 
 
 def fault_records(files: LabFiles) -> list[FaultRecord]:
@@ -142,7 +138,7 @@ def undo_fault(lab: InsideLab, fault_id: str) -> FaultRecord:
         raise UsageError(f"no fault {fault_id!r}: `hpcpace lab fault list` lists all faults")
     if record.state == "lost":
         with writable_to_owner_only():
-            record.fault.undo(lab)
+            record.fault.switch(lab, False)
             record = dataclasses.replace(record, state="over", message="its process had died")
             record.write(lab.files)
         return record
@@ -212,7 +208,7 @@ def hold(lab: InsideLab, record: FaultRecord, undone: threading.Event) -> FaultR
     if isinstance(fault, KillHost):
         end_faults_of(lab, fault.host)
     begin_ns = time.monotonic_ns()
-    fault.apply(lab)
+    fault.switch(lab, True)
     note("fault-begin", applied_in_ns=time.monotonic_ns() - begin_ns, duration_s=record.duration_s)
     if fault.is_instant:
         return dataclasses.replace(record, state="over")
@@ -221,7 +217,7 @@ def hold(lab: InsideLab, record: FaultRecord, undone: threading.Event) -> FaultR
         fault.hold(lab, _until(undone, record.duration_s), note)
     finally:
         begin_ns = time.monotonic_ns()
-        fault.undo(lab)
+        fault.switch(lab, False)
         note("fault-end", applied_in_ns=time.monotonic_ns() - begin_ns)
     return dataclasses.replace(record, state="over")
 

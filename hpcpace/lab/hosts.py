@@ -276,8 +276,9 @@ def _fixed_neighbours(plan: LabPlan, host: LabHost) -> list[str]:
     """Return the commands that tell a host all Ethernet addresses; none where all hosts can learn them."""
     if len(plan.hosts) ** 2 <= _MAX_LEARNED:
         return []
+    # Not "add": a host that was asked for its address meanwhile has learned who asked.
     addresses = [CONTROLLER_ADDRESS, *(other.address for other in plan.hosts if other != host)]
-    return [f"neigh add {one} lladdr {hardware_address(one)} dev eth0 nud permanent" for one in addresses]
+    return [f"neigh replace {one} lladdr {hardware_address(one)} dev eth0 nud permanent" for one in addresses]
 
 
 def is_lab_host(mounts: Path = Path("/proc/self/mounts")) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 from hpcpace.core.config import LabConfig, check_lab_name
 from hpcpace.core.errors import UsageError
+from hpcpace.core.files import closing_descriptor
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import write_json
 from hpcpace.core.text import parse_rate, parse_size
@@ -385,11 +386,8 @@ class TruthLog:
         entry = {"event": event, "unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns(), **facts}
         line = json.dumps(Redaction().content(entry), sort_keys=True) + "\n"
         # A single write to a file opened for appending: lines of two processes do not mix.
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
+        with closing_descriptor(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)) as descriptor:
             os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
 
     def write_lab(self, plan: LabPlan) -> None:
         """Append the lab itself: settings, hosts with their clocks, and links."""

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -20,27 +19,22 @@ from hpcpace.lab.fabric import LinkCounters, read_counters
 from hpcpace.lab.faults import UNFINISHED, FaultRecord, fault_records
 from hpcpace.lab.hosts import has_slurmd, host_pid
 from hpcpace.lab.namespaces import lab_environ
-from hpcpace.lab.plan import LabFiles, LabPlan
+from hpcpace.lab.plan import LabFiles, LabHost, LabPlan
 
 _WELL = ("idle", "mixed", "allocated", "completing")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostStatus:
-    """One host.
+class HostStatus(LabHost):
+    """One host of the lab's plan as it is now.
 
     Attributes:
-        name, address, leaf, clock_offset_s: as in the lab's plan.
         is_alive: whether its first process is running.
         has_slurmd: whether slurmd listens there; if it does not, Slurm may not have noticed yet.
         slurm_state: Slurm's state of the node, such as idle, mixed or down.
         num_cpus_used: number of CPUs allocated to jobs.
     """
 
-    name: str
-    address: str
-    leaf: str
-    clock_offset_s: int
     is_alive: bool
     has_slurmd: bool
     slurm_state: str
@@ -80,10 +74,6 @@ class LabStatus:
     def is_well(self) -> bool:
         """Whether the daemons run, every host accepts jobs and every link is up."""
         return not self.problems and all(host.is_well for host in self.hosts) and all(link.is_up for link in self.links)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the state as plain values."""
-        return dataclasses.asdict(self)
 
 
 def read_status(plan: LabPlan, files: LabFiles) -> LabStatus:

@@ -13,7 +13,7 @@ ln time), unless the sizes of one operation show it to be larger.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -22,8 +22,8 @@ import numpy as np
 
 from hpcpace.core.errors import ProbeError
 from hpcpace.core.text import plural, printable
-from hpcpace.probe.pair_network import MIN_LATENCY_NS, Way, best_rates, least_latencies
-from hpcpace.probe.record import CopiesRecord, NoiseRecord, PairRow, PairsRecord, ProbeRecord, SweepRow
+from hpcpace.probe.pair_network import MIN_LATENCY_NS, best_rates, least_latencies
+from hpcpace.probe.record import PairRow, ProbeRecord, SweepRow
 
 MIN_CHANGE = 0.05
 """A smaller change is none, whatever the noise."""
@@ -141,27 +141,66 @@ MIN_NOISE = 0.01
 MIN_ONCE = 0.5
 """A pair that was measured once may have been disturbed, which costs a third of the rate, so half more time."""
 _WIDEST_LATENCY = 1.0
-_PARTS = ("pairs", "noise", "copies")
+_WIDEST_LATENCY = 1.0
 
-Rates = Mapping[Hashable, float]
+Key = tuple[Any, ...]
+Values = Mapping[Key, float]
+
+
+def _same(_: ProbeRecord, __: Key, ___: float) -> float:
+    return MIN_CHANGE
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """Things that a part of a probe measures once or a few times.
+
+    Attributes:
+        part, kind: as of `Change`.
+        values: rates of them in a record, or times; empty without the part.
+        name: of one, by its key.
+        is_time: whether the values are times.
+        least: the change that counts, by the later record, the key and the value before.
+        widest: as of `Change`.
+    """
+
+    part: str
+    kind: str
+    values: Callable[[ProbeRecord], Values]
+    name: str
+    is_time: bool = False
+    least: Callable[[ProbeRecord, Key, float], float] = _same
+    widest: float = _MAX_HALFWIDTH
+
+    def changes(self, before: ProbeRecord, after: ProbeRecord) -> Iterator[Change]:
+        """Yield the change of all that both have and is above 0."""
+        then, now = self.values(before), self.values(after)
+        common = [key for key in now if then.get(key, 0.0) > 0 < now[key]]
+        for key in common:
+            mean = (math.log(now[key]) - math.log(then[key])) * (1 if self.is_time else -1)
+            deviation = ASSUMED[self.kind] + (OF_NOISE * (1 - then[key]) if self.part == "noise" else 0.0)
+            ratio, low, high = interval(mean, 2 * deviation**2, _num_errors(len(common)))
+            yield Change(
+                part=self.part,
+                name=printable(self.name.format(*key)),
+                kind=self.kind,
+                least=self.least(after, key, then[key]),
+                widest=self.widest,
+                ratio=ratio,
+                low=low,
+                high=high,
+            )
 
 
 def host_changes(before: ProbeRecord, after: ProbeRecord) -> list[Change]:
     """Return the change of each pair and direction, core and copy that both probes measured."""
-    found: list[Change] = []
-    if before.pairs is not None and after.pairs is not None:
-        found += _pairs(before.pairs, after.pairs)
-    if before.noise is not None and after.noise is not None:
-        found += _noise(before.noise, after.noise)
-    if before.copies is not None and after.copies is not None:
-        found += _copies(before.copies, after.copies)
-    return found
+    return [change for compared in _COMPARED for change in compared.changes(before, after)]
 
 
 def left_out(before: ProbeRecord, after: ProbeRecord) -> list[str]:
     """Return what one probe has and the other lacks, a sentence for each part."""
     sentences = []
-    for part in ("sweep", *_PARTS):
+    for part in ("sweep", "pairs", "noise", "copies"):
         then, now = _keys(before, part), _keys(after, part)
         if bool(then) != bool(now):
             who = "the other probe" if then else "this probe"
@@ -173,123 +212,80 @@ def left_out(before: ProbeRecord, after: ProbeRecord) -> list[str]:
     return sentences
 
 
-def _keys(record: ProbeRecord, part: str) -> set[Hashable]:
+def _keys(record: ProbeRecord, part: str) -> set[Key]:
     if part == "sweep":
         return {(row.op, row.num_nodes, row.size_bytes) for row in record.sweep}
-    if part == "pairs":
-        return set(best_rates(_apart(record.pairs))) if record.pairs is not None else set()
-    if part == "noise":
-        return {(core.host, core.cpu) for core in record.noise.cores} if record.noise is not None else set()
-    return {*_memory(record.copies), *_devices(record.copies)} if record.copies is not None else set()
+    compared = [one for one in _COMPARED if one.part == part and one.kind not in ("latency", "uplinks")]
+    return {key for one in compared for key in one.values(record)}
 
 
-def _apart(pairs: PairsRecord) -> list[PairRow]:
+def _apart(record: ProbeRecord) -> list[PairRow]:
     """Return what was measured alone: a pair that shares a link with others reaches what these leave."""
-    return [row for row in pairs.rows if row.is_apart]
+    return [row for row in record.pairs.rows if row.is_apart] if record.pairs else []
 
 
-def _pairs(before: PairsRecord, after: PairsRecord) -> Iterator[Change]:
-    then, now = _apart(before), _apart(after)
-    times: dict[Way, int] = {}
-    for row in now:
-        for way in ((row.first, row.second), (row.second, row.first)):
-            times[way] = times.get(way, 0) + 1
-    yield from _compared(
-        "pairs",
-        "rate",
-        best_rates(then),
-        best_rates(now),
-        lambda way: f"{way[0]} to {way[1]}",
-        least=lambda way, _: MIN_CHANGE if times[way] > 1 else MIN_ONCE,
-    )
-    yield from _compared(
-        "pairs",
-        "latency",
-        _latencies(then),
-        _latencies(now),
-        lambda way: f"{way[0]} and {way[1]}",
-        least=lambda _, before_ns: max(MIN_CHANGE, MIN_LATENCY_NS / before_ns),
-        is_time=True,
-        widest=_WIDEST_LATENCY,
-    )
-    yield from _compared("pairs", "uplinks", _sums(before), _sums(after), lambda way: f"all of {way[0]} to {way[1]}")
+def _least_of_rate(after: ProbeRecord, way: Key, _: float) -> float:
+    times = sum({row.first, row.second} == set(way) for row in _apart(after))
+    return MIN_CHANGE if times > 1 else MIN_ONCE
 
 
-def _latencies(rows: Sequence[PairRow]) -> dict[Way, float]:
-    return {way: row.least_ns or 0.0 for way, row in least_latencies(rows).items()}
+def _least_of_latency(_: ProbeRecord, __: Key, before_ns: float) -> float:
+    return max(MIN_CHANGE, MIN_LATENCY_NS / before_ns)
 
 
-def _sums(pairs: PairsRecord) -> Rates:
-    best: dict[Hashable, float] = {}
-    for row in pairs.bisections:
+def _latencies(record: ProbeRecord) -> Values:
+    return {way: row.least_ns or 0.0 for way, row in least_latencies(_apart(record)).items()}
+
+
+def _sums(record: ProbeRecord) -> Values:
+    best: dict[Key, float] = {}
+    for row in record.pairs.bisections if record.pairs else ():
         key = (row.source, row.target, row.num_pairs)
         best[key] = max(row.rate, best.get(key, 0.0))
     return best
 
 
-def _noise(before: NoiseRecord, after: NoiseRecord) -> Iterator[Change]:
-    """Yield how much longer equal work takes on each core by what detours cost."""
-    then, now = ({(core.host, core.cpu): core.figures.share for core in noise.cores} for noise in (before, after))
-    common = [key for key in now if key in then]
-    for key in common:
-        deviation = ASSUMED["noise"] + OF_NOISE * then[key]
-        mean = math.log(max(1 - then[key], 0.01) / max(1 - now[key], 0.01))
-        ratio, low, high = interval(mean, 2 * deviation**2, _num_errors(len(common)))
-        name = printable(f"{key[0]} core {key[1]}")
-        yield Change(part="noise", name=name, kind="noise", least=MIN_NOISE, ratio=ratio, low=low, high=high)
+def _work(record: ProbeRecord) -> Values:
+    """Return the share of its time that each core works: equal work takes the longer the more detours cost."""
+    cores = record.noise.cores if record.noise else ()
+    return {(core.host, core.cpu): max(1 - core.figures.share, 0.01) for core in cores}
 
 
-def _copies(before: CopiesRecord, after: CopiesRecord) -> Iterator[Change]:
-    yield from _compared(
-        "copies", "memory", _memory(before), _memory(after), lambda key: f"{key[0]} NUMA node {key[1]}"
-    )
-    yield from _compared(
-        "copies",
-        "device",
-        _devices(before),
-        _devices(after),
-        lambda key: f"{key[0]} GPU {key[1]} NUMA node {key[2]} {'pinned' if key[3] else 'not pinned'} {key[4]}",
-    )
+def _memory(record: ProbeRecord) -> Values:
+    rows = record.copies.memory if record.copies else ()
+    return {(row.host, row.numa_node, row.num_threads): row.rate for row in rows}
 
 
-def _memory(copies: CopiesRecord) -> Rates:
-    return {(row.host, row.numa_node, row.num_threads): row.rate for row in copies.memory}
-
-
-def _devices(copies: CopiesRecord) -> Rates:
-    found: dict[Hashable, float] = {}
-    for row in copies.devices:
-        place = (row.host, row.device, row.numa_node, row.is_pinned)
-        found[(*place, "to it")], found[(*place, "from it")] = row.to_device, row.from_device
+def _devices(record: ProbeRecord) -> Values:
+    found: dict[Key, float] = {}
+    for row in record.copies.devices if record.copies else ():
+        place = (row.host, row.device, row.numa_node, "pinned" if row.is_pinned else "not pinned")
+        found |= {(*place, "to it"): row.to_device, (*place, "from it"): row.from_device}
     return found
 
 
-def _compared(
-    part: str,
-    kind: str,
-    before: Mapping[Any, float],
-    after: Mapping[Any, float],
-    name: Callable[[Any], str],
-    *,
-    least: Callable[[Any, float], float] = lambda _key, _before: MIN_CHANGE,
-    is_time: bool = False,
-    widest: float = 0.3,
-) -> Iterator[Change]:
-    """Yield the changes of what both have and is above 0: rates, or times if `is_time`."""
-    common = [key for key in after if before.get(key, 0.0) > 0 < after[key]]
-    for key in common:
-        mean = (math.log(after[key]) - math.log(before[key])) * (1 if is_time else -1)
-        ratio, low, high = interval(mean, 2 * ASSUMED[kind] ** 2, _num_errors(len(common)))
-        yield Change(
-            part=part,
-            name=printable(name(key)),
-            kind=kind,
-            least=least(key, before[key]),
-            widest=widest,
-            ratio=ratio,
-            low=low,
-            high=high,
-        )
+_COMPARED = (
+    _Compared(
+        part="pairs",
+        kind="rate",
+        values=lambda record: best_rates(_apart(record)),
+        name="{} to {}",
+        least=_least_of_rate,
+    ),
+    _Compared(
+        part="pairs",
+        kind="latency",
+        values=_latencies,
+        name="{} and {}",
+        is_time=True,
+        least=_least_of_latency,
+        widest=_WIDEST_LATENCY,
+    ),
+    _Compared(part="pairs", kind="uplinks", values=_sums, name="all of {} to {}"),
+    _Compared(part="noise", kind="noise", values=_work, name="{} core {}", least=lambda *_: MIN_NOISE),
+    _Compared(part="copies", kind="memory", values=_memory, name="{} NUMA node {}"),
+    _Compared(part="copies", kind="device", values=_devices, name="{} GPU {} NUMA node {} {} {}"),
+)
 
 
 def _num_errors(num_comparisons: int) -> float:

@@ -14,7 +14,6 @@ are those of events on the device's stream.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import subprocess
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import psutil
 
@@ -33,14 +33,21 @@ from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.tree import Tree
 from hpcpace.core.environment import host_identity
 from hpcpace.core.text import NS_PER_MS, NS_PER_S, listed, plural
-from hpcpace.probe.record import CoreFigures, CoreNoise, NoiseRecord, ProbeRecord
+from hpcpace.probe.record import (
+    CopiesRecord,
+    CoreFigures,
+    CoreNoise,
+    DeviceRate,
+    MemoryRate,
+    NoiseRecord,
+    ProbeRecord,
+)
 from hpcpace.probe.start import pcie_rate
 from hpcpace.probe.world import ProbeWorld
 from hpcpace.world.deadline import Deadline, in_time
 
 if TYPE_CHECKING:
     import torch
-from hpcpace.probe.record import CopiesRecord, DeviceRate, MemoryRate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,17 +167,20 @@ class Noise:
         batches: dict[int, list[int]] = {}
         for cpu in share.own:
             batches.setdefault(share.of_host.index(cpu) if self._one_at_a_time else 0, []).append(cpu)
-        found: list[dict[str, Any]] = []
+        host = world.hosts[world.node_of_rank[world.rank]]
+        own = NoiseRecord(notes=(f"{host}: {share.note}",) if share.note else ())
         for place, cpus in batches.items():
             time.sleep(max(begin_s + place * slot_s - time.monotonic(), 0.0))
-            found += _measure_cores(cpus, slot_s - _START_S)
-        world.board.post(f"{name}/found/{world.rank}", {"cores": found, "note": share.note})
+            own = _joined([own, _measure_cores(host, cpus, slot_s - _START_S)])
+        world.board.post(f"{name}/found/{world.rank}", own)
         limit_s = wait_s + world.timeout_s
-        gathered = world.board.gather(f"{name}/found", world.alive, limit_s) if world.is_first else {}
+        gathered = world.board.gather(f"{name}/found", world.alive, limit_s, NoiseRecord) if world.is_first else {}
         world.meet("the noise of cores", wait_s=wait_s)
         if not world.is_first:
             return record
-        return dataclasses.replace(record, noise=_record(world, gathered, share.note_on_turns))
+        found = _joined([NoiseRecord(notes=_noted(share)), *(each for _, each in sorted(gathered.items()))])
+        cores = sorted(found.cores, key=lambda each: (world.hosts.index(each.host), each.cpu))
+        return dataclasses.replace(record, noise=dataclasses.replace(found, cores=tuple(cores)))
 
     def _slots(self, world: ProbeWorld, name: str, num_turns: int, deadline: Deadline) -> list[float]:
         """Return on rank 0 the length of a slot, in which cores are measured, and that of all slots."""
@@ -183,46 +193,44 @@ class Noise:
         return [slot_s, num_slots * slot_s + _END_S]
 
 
-def _measure_cores(cpus: Sequence[int], length_s: float) -> list[dict[str, Any]]:
+def _noted(share: CoreShare) -> tuple[str, ...]:
+    return (share.note_on_turns,) if share.note_on_turns else ()
+
+
+def _joined(records: Sequence[NoiseRecord]) -> NoiseRecord:
+    return NoiseRecord(
+        cores=tuple(core for each in records for core in each.cores),
+        notes=tuple(dict.fromkeys(note for each in records for note in each.notes)),
+    )
+
+
+def _measure_cores(host: str, cpus: Sequence[int], length_s: float) -> NoiseRecord:
     """Return the figures of some cores, measured at the same time; of those that cannot be measured, the reason."""
     begin_s = time.monotonic() + _START_S
     programs = {cpu: _start(cpu, begin_s, length_s) for cpu in cpus}
-    found: list[dict[str, Any]] = []
+    cores, notes = [], []
     for cpu, program in programs.items():
+        problem = ""
         try:
             output, complaint = program.communicate(timeout=_START_S + length_s + _END_S)
         except subprocess.TimeoutExpired:
             program.kill()
             program.communicate()
-            found.append({"cpu": cpu, "problem": "no result in time"})
-            continue
-        if program.returncode:
-            found.append({"cpu": cpu, "problem": complaint.strip().rpartition("\n")[-1][:_MAX_REASON]})
+            problem = "no result in time"
         else:
-            found.append({"cpu": cpu, "figures": json.loads(output)})
-    return found
+            if program.returncode:
+                problem = complaint.strip().rpartition("\n")[-1][:_MAX_REASON]
+        if problem or program.returncode:
+            notes.append(f"{host}: core {cpu} could not be measured: {problem}")
+        else:
+            cores.append(CoreNoise(host=host, cpu=cpu, figures=msgspec.json.decode(output, type=CoreFigures)))
+    return NoiseRecord(cores=tuple(cores), notes=tuple(notes))
 
 
 def _start(cpu: int, begin_s: float, length_s: float) -> subprocess.Popen[str]:
     words = [sys.executable, "-P", "-m", "hpcpace.probe.quanta", str(cpu), str(begin_s), str(length_s)]
     pipe = subprocess.PIPE
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, cwd="/")
-
-
-def _record(world: ProbeWorld, gathered: Mapping[int, Any], note_on_turns: str) -> NoiseRecord:
-    cores, notes = [], [note_on_turns] if note_on_turns else []
-    for rank, answer in sorted(gathered.items()):
-        host = world.hosts[world.node_of_rank[rank]]
-        if answer["note"]:
-            notes.append(f"{host}: {answer['note']}")
-        for each in answer["cores"]:
-            if "figures" in each:
-                cores.append(CoreNoise(host=host, cpu=each["cpu"], figures=CoreFigures(**each["figures"])))
-            else:
-                notes.append(f"{host}: core {each['cpu']} could not be measured: {each['problem']}")
-    order = {name: number for number, name in enumerate(world.hosts)}
-    cores.sort(key=lambda each: (order[each.host], each.cpu))
-    return NoiseRecord(cores=tuple(cores), notes=tuple(dict.fromkeys(notes)))
 
 
 NODES = Path("/sys/devices/system/node")
@@ -435,52 +443,58 @@ class Copies:
             world.problems.append("copies did not fit into the time: allow more with --time")
             return record
         time.sleep(share.turn * slot_s)
-        memory, note = self._memory(share, world.hosts[world.node_of_rank[world.rank]])
+        host = world.hosts[world.node_of_rank[world.rank]]
+        own = self._memory(share, host)
         wait_s = share.num_turns * slot_s
         world.meet("copies in memory", wait_s=wait_s)
-        own = {"memory": [dataclasses.asdict(each) for each in memory], "devices": [], "notes": [note] if note else []}
         if world.device.type == "cuda":
-            wait_s = self._copy_to_device(world, own)
+            own, wait_s = _with_device(world, own, host), _device_turns(world) * _DEVICE_SLOT_S
         world.board.post(f"{name}/{world.rank}", own)
-        gathered = world.board.gather(name, world.alive, wait_s + world.timeout_s) if world.is_first else {}
+        limit_s = wait_s + world.timeout_s
+        gathered = world.board.gather(name, world.alive, limit_s, CopiesRecord) if world.is_first else {}
         world.meet("copies", wait_s=wait_s)
         if not world.is_first:
             return record
-        return dataclasses.replace(record, copies=_copies_record(world, gathered, share.note_on_turns))
+        records = [CopiesRecord(notes=_noted(share)), *(each for _, each in sorted(gathered.items()))]
+        return dataclasses.replace(record, copies=_all_copies(records, world.hosts))
 
-    def _memory(self, share: CoreShare, host: str) -> tuple[list[MemoryRate], str]:
+    def _memory(self, share: CoreShare, host: str) -> CopiesRecord:
         array_bytes = min(self._array_bytes, affordable_bytes(len(share.of_host)))
         if array_bytes < min(_MIN_ARRAY_BYTES, self._array_bytes):
-            return [], "too little memory is free to measure its rate"
+            return CopiesRecord(notes=(f"{host}: too little memory is free to measure its rate",))
         rates = memory_rates(share.own, numa_of_cpus(), length_s=self._length_s, array_bytes=array_bytes, host=host)
-        return rates, ""
-
-    def _copy_to_device(self, world: ProbeWorld, own: dict[str, Any]) -> float:
-        """Add what the device of this rank reaches, in its turn, and return how long all turns take."""
-        node = world.node_of_rank[world.rank]
-        ranks = world.ranks_of([node])
-        time.sleep(ranks.index(world.rank) * _DEVICE_SLOT_S)
-        try:
-            own["devices"] = [
-                dataclasses.asdict(each) for each in device_rates(world.device, numa_of_cpus(), world.hosts[node])
-            ]
-        except RuntimeError as error:  # such as no memory left on the device
-            own["notes"].append(f"copies to {world.device} failed: {str(error).splitlines()[0][:200]}")
-        return max(world.node_of_rank.count(node) for node in world.nodes) * _DEVICE_SLOT_S
+        return CopiesRecord(memory=tuple(rates))
 
 
-def _copies_record(world: ProbeWorld, gathered: Mapping[int, Any], note_on_turns: str) -> CopiesRecord:
-    rates: dict[tuple[int, int], MemoryRate] = {}
-    devices, notes = [], [note_on_turns] if note_on_turns else []
-    for rank, answer in sorted(gathered.items()):
-        node = world.node_of_rank[rank]
-        for each in answer["memory"]:
-            one, key = MemoryRate(**each), (node, each["numa_node"])
-            if (before := rates.get(key)) is not None:
-                threads = before.num_threads + one.num_threads
-                one = dataclasses.replace(one, num_threads=threads, rate=before.rate + one.rate)
-            rates[key] = one
-        devices += [DeviceRate(**each) for each in answer["devices"]]
-        notes += [f"{world.hosts[node]}: {note}" for note in answer["notes"]]
-    memory = tuple(rate for _, rate in sorted(rates.items(), key=lambda pair: pair[0]))
-    return CopiesRecord(memory=memory, devices=tuple(devices), notes=tuple(dict.fromkeys(notes)))
+def _device_turns(world: ProbeWorld) -> int:
+    return max(world.node_of_rank.count(node) for node in world.nodes)
+
+
+def _with_device(world: ProbeWorld, own: CopiesRecord, host: str) -> CopiesRecord:
+    """Return the copies of this rank with those of its device, measured in its turn."""
+    ranks = world.ranks_of([world.node_of_rank[world.rank]])
+    time.sleep(ranks.index(world.rank) * _DEVICE_SLOT_S)
+    try:
+        return dataclasses.replace(own, devices=tuple(device_rates(world.device, numa_of_cpus(), host)))
+    except RuntimeError as error:  # such as no memory left on the device
+        reason = str(error).splitlines()[0][:200]
+        note = f"{host}: copies to {world.device} failed: {reason}"
+        return dataclasses.replace(own, notes=(*own.notes, note))
+
+
+def _all_copies(records: Sequence[CopiesRecord], hosts: Sequence[str]) -> CopiesRecord:
+    """Return what ranks measured together: the cores of one NUMA node may be those of several."""
+    of_node: dict[tuple[int, int], list[MemoryRate]] = {}
+    for rate in (rate for each in records for rate in each.memory):
+        of_node.setdefault((hosts.index(rate.host), rate.numa_node), []).append(rate)
+    memory = [
+        dataclasses.replace(
+            some[0], num_threads=sum(rate.num_threads for rate in some), rate=sum(rate.rate for rate in some)
+        )
+        for _, some in sorted(of_node.items())
+    ]
+    return CopiesRecord(
+        memory=tuple(memory),
+        devices=tuple(rate for each in records for rate in each.devices),
+        notes=tuple(dict.fromkeys(note for each in records for note in each.notes)),
+    )

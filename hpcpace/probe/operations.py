@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,10 @@ import numpy as np
 
 from hpcpace.core.compat import c10d
 from hpcpace.metrics import Floats
+from hpcpace.probe.world import ProbeWorld
 
 if TYPE_CHECKING:
     import torch
-from collections.abc import Sequence
-from datetime import timedelta
-
-from hpcpace.probe.world import ProbeWorld
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,27 +136,17 @@ class ProbeGroup:
         Raises:
             RuntimeError: a member did not take part within the timeout.
         """
-        from torch.distributed import ReduceOp
-
-        return self._reduced(values, ReduceOp.MAX)
+        return self._reduced(values, "MAX")
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all members.
+        """Return the sum of each value over all members; see `maxima`."""
+        return self._reduced(values, "SUM")
 
-        Collective: every member calls this with as many values.
-
-        Raises:
-            RuntimeError: a member did not take part within the timeout.
-        """
-        from torch.distributed import ReduceOp
-
-        return self._reduced(values, ReduceOp.SUM)
-
-    def _reduced(self, values: Sequence[float], op: Any) -> list[float]:
+    def _reduced(self, values: Sequence[float], op: str) -> list[float]:
         import torch
 
         options = c10d().AllreduceOptions()
-        options.reduceOp = op
+        options.reduceOp = getattr(c10d().ReduceOp, op)
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         self.backend.allreduce([tensor], options).wait()
         reduced: list[float] = tensor.tolist()
@@ -289,4 +277,3 @@ OPERATIONS = (
         bus_factor=lambda n: 1.0,
     ),
 )
-OPERATION_NAMES = tuple(operation.name for operation in OPERATIONS)

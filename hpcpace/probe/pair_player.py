@@ -283,12 +283,6 @@ def receive_stream(connection: socket.socket, length_s: float, clock: Clock = ti
     return num_bytes * NS_PER_S / (last_ns - begin_ns) if last_ns > begin_ns else math.nan
 
 
-def close_all(connections: Sequence[socket.socket]) -> None:
-    """Close connections at once, without sending what is left."""
-    for connection in connections:
-        connection.close()
-
-
 def _prepare(connection: socket.socket, timeout_s: float) -> None:
     connection.settimeout(timeout_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -374,10 +368,11 @@ class Seat:
     port: int
 
 
+@dataclass(frozen=True, kw_only=True)
 class PairPlayer:
     """A rank that takes part in rounds.
 
-    Args:
+    Attributes:
         rank: its number.
         ranks_of_host: ranks of each host, in the order of the hosts.
         hosts: names of the hosts.
@@ -388,37 +383,25 @@ class PairPlayer:
         patience_s: how much longer than a round lasts another host may not answer.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        ranks_of_host: Sequence[Sequence[int]],
-        hosts: Sequence[str],
-        seats: Sequence[Seat],
-        listener: Listener | None,
-        interface: str,
-        token: str,
-        patience_s: float,
-    ) -> None:
-        self._rank = rank
-        self._ranks_of_host = ranks_of_host
-        self._hosts = hosts
-        self._seats = seats
-        self._listener = listener
-        self._interface = interface
-        self._token = token
-        self._patience_s = patience_s
+    rank: int
+    ranks_of_host: Sequence[Sequence[int]]
+    hosts: Sequence[str]
+    seats: Sequence[Seat]
+    listener: Listener | None
+    interface: str
+    token: str
+    patience_s: float
 
     def limit_s(self, plan: RoundPlan) -> float:
         """Return after how long a rank has played a round, whatever its partner does."""
-        return 2 * plan.length_s + self._patience_s
+        return 2 * plan.length_s + self.patience_s
 
     def partner(self, plan: RoundPlan) -> tuple[int, bool, int] | None:
         """Return the rank that this one meets, whether this one is of the first host, and the place of the pair."""
         for place, (first, second) in enumerate(plan.pairs):
-            for one, other in zip(self._ranks_of_host[first], self._ranks_of_host[second], strict=False):
-                if self._rank in (one, other):
-                    return one + other - self._rank, self._rank == one, place
+            for one, other in zip(self.ranks_of_host[first], self.ranks_of_host[second], strict=False):
+                if self.rank in (one, other):
+                    return one + other - self.rank, self.rank == one, place
         return None
 
     def play(self, plan: RoundPlan) -> Meeting | None:
@@ -428,42 +411,41 @@ class PairPlayer:
             return None
         begin_s = time.monotonic()
         partner, is_first, place = found
-        connections: dict[str, socket.socket] = {}
-        try:
-            for stage in _STAGES:
-                connections[stage] = self._connected(plan, stage, partner, place, is_first)
-        except OSError as error:
-            close_all(list(connections.values()))
-            return Meeting(problem=self._unreachable(partner, is_first, error))
-        stages = _Stages(plan, place, begin_s, connections)
-        try:
-            latency_ns = stages.latency(is_first)
-            if is_first:
-                stages.send("forward")
-                rate = stages.receive("backward")
-            else:
-                rate = stages.receive("forward")
-                stages.send("backward")
-        except OSError as error:
-            return Meeting(problem=self._silent(partner, error))
-        finally:
-            close_all(list(connections.values()))
+        with ExitStack() as held:
+            connections: dict[str, socket.socket] = {}
+            try:
+                for stage in _STAGES:
+                    connections[stage] = self._connected(plan, stage, partner, place, is_first)
+                    held.enter_context(connections[stage])
+            except OSError as error:
+                return Meeting(problem=self._unreachable(partner, is_first, error))
+            stages = _Stages(plan, place, begin_s, connections)
+            try:
+                latency_ns = stages.latency(is_first)
+                if is_first:
+                    stages.send("forward")
+                    rate = stages.receive("backward")
+                else:
+                    rate = stages.receive("forward")
+                    stages.send("backward")
+            except OSError as error:
+                return Meeting(problem=self._silent(partner, error))
         if math.isnan(rate):
             return Meeting(latency_ns=latency_ns, problem=f"{self._name(partner)} sent nothing")
         return Meeting(latency_ns=latency_ns, rate=rate)
 
     def _connected(self, plan: RoundPlan, stage: str, partner: int, place: int, is_first: bool) -> socket.socket:
-        pair_rank = self._rank if is_first else partner
+        pair_rank = self.rank if is_first else partner
         name = f"{plan.number} {pair_rank} {stage}"
-        timeout_s = plan.length_s + self._patience_s
+        timeout_s = plan.length_s + self.patience_s
         if not is_first:
-            if self._listener is None:
+            if self.listener is None:
                 raise ConnectionRefusedError("this rank has no socket to listen on")
-            return self._listener.accept(name, timeout_s)
-        seat = self._seats[partner]
+            return self.listener.accept(name, timeout_s)
+        seat = self.seats[partner]
         if not seat.port:
             raise ConnectionRefusedError("it has no socket to listen on")
-        return connect_to(reachable(seat.address, self._interface), seat.port, name, self._token, timeout_s)
+        return connect_to(reachable(seat.address, self.interface), seat.port, name, self.token, timeout_s)
 
     def _unreachable(self, partner: int, is_first: bool, error: OSError) -> str:
         if not is_first and not isinstance(error, TimeoutError):
@@ -471,7 +453,7 @@ class PairPlayer:
         if not is_first:
             return f"{self._name(partner)} did not connect in time"
         reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        return f"cannot connect to {self._name(partner)} at {self._seats[partner].address}: {reason}"
+        return f"cannot connect to {self._name(partner)} at {self.seats[partner].address}: {reason}"
 
     def _silent(self, partner: int, error: OSError) -> str:
         if isinstance(error, TimeoutError | BlockingIOError):
@@ -479,7 +461,7 @@ class PairPlayer:
         return f"{self._name(partner)} closed the connection ({error.strerror or error})"
 
     def _name(self, rank: int) -> str:
-        return next(name for name, ranks in zip(self._hosts, self._ranks_of_host, strict=True) if rank in ranks)
+        return next(name for name, ranks in zip(self.hosts, self.ranks_of_host, strict=True) if rank in ranks)
 
 
 @dataclass(frozen=True)

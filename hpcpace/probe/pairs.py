@@ -12,13 +12,13 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 
-from hpcpace.core.codec import convert, plain
+from hpcpace.core.codec import convert
 from hpcpace.core.environment import host_identity, process_environ
 from hpcpace.core.errors import WorldError
 from hpcpace.core.text import format_duration, format_rate, listed, printable
@@ -37,11 +37,14 @@ _ORDER = ("link", "unclear", "between")
 
 def link_findings(search: PairResults) -> tuple[LinkFinding, ...]:
     """Return the slow links that a search found, certain ones first."""
-    found = _RateSentences(search, search.slow_links()).findings()
+    found = [*_RateSentences(search, search.slow_links()).findings()]
     named = {name for each in found for name in each.names}
-    found += [each for each in _uplink_findings(search) if not named & set(each.names)]
-    found += [each for each in _latency_findings(search) if not named & set(each.names)]
+    others = (*_uplink_findings(search), *_latency_findings(search))
+    found += [each for each in others if not named & set(each.names)]
     return tuple(sorted(found, key=lambda each: _ORDER.index(each.kind)))
+
+
+_VERBS = {"both": "sends and receives", "sends": "sends", "receives": "receives"}
 
 
 @dataclass(frozen=True)
@@ -49,69 +52,64 @@ class _RateSentences:
     search: PairResults
     slow: SlowLinks
 
-    def findings(self) -> list[LinkFinding]:
-        confirmed = [link for link in self.slow.certain if self.slow.num_alone[link] >= MIN_TESTS]
+    def findings(self) -> Iterator[LinkFinding]:
+        disturbed = "in one measurement, which may have been disturbed"
+        shared = "or what it shares with others: it is unknown who shares a switch, and pairs of fast hosts are as slow"
         once = [link for link in self.slow.certain if self.slow.num_alone[link] < MIN_TESTS]
-        found = [self._certain(links) for links in _by_owner(confirmed)]
-        found += [self._unclear(links) for links in _joined_ways(self.slow.unclear)]
-        found += [self._single(links, "in one measurement, which may have been disturbed") for links in _by_owner(once)]
-        reason = "or what it shares with others: it is unknown who shares a switch, and pairs of fast hosts are as slow"
-        found += [self._single(links, reason) for links in _by_owner(self.slow.doubtful)]
-        return found + list(self._between())
+        for links in _by_owner(link for link in self.slow.certain if self.slow.num_alone[link] >= MIN_TESTS):
+            yield self._finding("link", links, self._certain(links))
+        for links in _joined_ways(self.slow.unclear):
+            yield self._finding("unclear", links, self._unclear(links))
+        for reason, some in ((disturbed, once), (shared, self.slow.doubtful)):
+            for links in _by_owner(some):
+                name = self._names(links)[0]
+                words = f"{_possessive(name)} link, cannot tell: {name} {self._reached(links)}, {reason}"
+                yield self._finding("unclear", links, words)
+        for pair in {tuple(sorted(pair)): pair for pair in self.search.slow_pairs()}.values():
+            yield self._between(pair)
 
-    def _certain(self, links: Sequence[int]) -> LinkFinding:
+    def _certain(self, links: Sequence[int]) -> str:
         network = self.search.network
         name = network.owner(links[0])
         if network.is_uplink[links[0]]:
             inside = [network.hosts[host] for host in network.leaf_hosts[links[0] // 2 - network.num_hosts]]
             cleared = [host for host in inside if self._fast_partners(host)]
-            reason = f", {listed(cleared[:_MAX_WITNESSES])} {_are(cleared)} fast with others" if cleared else ""
+            are = "is" if len(cleared) == 1 else "are"
+            reason = f", {listed(cleared[:_MAX_WITNESSES])} {are} fast with others" if cleared else ""
             head = f"{_possessive(name)}, not its hosts' links"
         else:
             other, partners = self._witness(links)
             reason = f", {other} is fast with {listed(partners)}" if partners else ""
             head = f"{_possessive(name)} link" + (f", not {_possessive(other)}" if partners else "")
-        return self._finding("link", (name,), links, f"{head}: {name} {self._reached(links)}{reason}")
+        return f"{head}: {name} {self._reached(links)}{reason}"
 
-    def _unclear(self, links: Sequence[int]) -> LinkFinding:
-        names = list(dict.fromkeys(self.search.network.owner(link) for link in links))
-        names = sorted(names, key=lambda name: " uplink" in name)
+    def _unclear(self, links: Sequence[int]) -> str:
+        names = self._names(links)
         reason = "none of them was fast with another" if len(names) > 2 else "neither was fast with another"
         value, usual = self._values(links)
-        words = (
+        return (
             f"{' or '.join(map(printable, names))}, cannot tell: what passes their links reaches {_rate(value)} of the "
             f"usual {_rate(usual)}, and {reason} host"
         )
-        return self._finding("unclear", tuple(names), links, words)
 
-    def _single(self, links: Sequence[int], reason: str) -> LinkFinding:
-        name = self.search.network.owner(links[0])
-        words = f"{_possessive(name)} link, cannot tell: {name} {self._reached(links)}, {reason}"
-        return self._finding("unclear", (name,), links, words)
-
-    def _between(self) -> Iterator[LinkFinding]:
-        slow = {tuple(sorted(pair)): pair for pair in self.search.slow_pairs()}
+    def _between(self, pair: tuple[int, int]) -> LinkFinding:
+        first, second = names = tuple(self.search.network.hosts[host] for host in pair)
+        value = max(rate for way, rate in self.search.rates_apart() if way == pair)
         usual = float(self.slow.usual[0])
-        for pair in slow.values():
-            first, second = (self.search.network.hosts[host] for host in pair)
-            value = max(rate for way, rate in self.search.rates_apart() if way == pair)
-            words = (
-                f"between {first} and {second}, neither host's link: {first} sends to {second} at {_rate(value)} of "
-                f"the usual {_rate(usual)} each time, {first} is fast with {self._fast_words(first)}, "
-                f"{second} with {self._fast_words(second)}"
-            )
-            names = first, second
-            yield LinkFinding(
-                kind="between", names=names, way="sends", measure="rate", value=value, usual=usual, words=words
-            )
-
-    def _finding(
-        self, kind: Literal["link", "unclear"], names: tuple[str, ...], links: Sequence[int], words: str
-    ) -> LinkFinding:
-        value, usual = self._values(links)
-        return LinkFinding(
-            kind=kind, names=names, way=_way(links), measure="rate", value=value, usual=usual, words=words
+        fast = [listed(self._fast_partners(name)) or "none both ways" for name in names]
+        words = (
+            f"between {first} and {second}, neither host's link: {first} sends to {second} at {_rate(value)} of "
+            f"the usual {_rate(usual)} each time, {first} is fast with {fast[0]}, {second} with {fast[1]}"
         )
+        return _link_finding("between", names, "sends", "rate", value, usual, words)
+
+    def _finding(self, kind: str, links: Sequence[int], words: str) -> LinkFinding:
+        return _link_finding(kind, self._names(links), _way(links), "rate", *self._values(links), words)
+
+    def _names(self, links: Sequence[int]) -> tuple[str, ...]:
+        """Return the owners of links, hosts before uplinks."""
+        owners = dict.fromkeys(self.search.network.owner(link) for link in links)
+        return tuple(sorted(owners, key=lambda name: " uplink" in name))
 
     def _values(self, links: Sequence[int]) -> tuple[float, float]:
         value = float(np.nanmax(self.slow.capability[list(links)]))
@@ -119,8 +117,7 @@ class _RateSentences:
 
     def _reached(self, links: Sequence[int]) -> str:
         value, usual = self._values(links)
-        verb = {"both": "sends and receives", "sends": "sends", "receives": "receives"}[_way(links)]
-        return f"{verb} at {_rate(value)} of the usual {_rate(usual)}"
+        return f"{_VERBS[_way(links)]} at {_rate(value)} of the usual {_rate(usual)}"
 
     def _witness(self, links: Sequence[int]) -> tuple[str, list[str]]:
         """Return a host with which the owner of links was slow, and the hosts with which that one is fast."""
@@ -140,9 +137,6 @@ class _RateSentences:
         ]
         return sorted(dict.fromkeys(fast), key=hosts.index)[:_MAX_WITNESSES]
 
-    def _fast_words(self, name: str) -> str:
-        return listed(self._fast_partners(name)) or "none both ways"
-
 
 def _uplink_findings(search: PairResults) -> Iterator[LinkFinding]:
     """Yield uplinks that many hosts together found slow."""
@@ -155,19 +149,10 @@ def _uplink_findings(search: PairResults) -> Iterator[LinkFinding]:
     for kind, sets in (("link", _by_owner(confirmed)), ("unclear", _joined_ways(slow.unclear))):
         for links in sets:
             owners = tuple(dict.fromkeys(f"{names[link // 2]} uplink" for link in links))
-            value = float(np.nanmax(slow.capability[list(links)]))
-            verb = {"both": "sends and receives", "sends": "sends", "receives": "receives"}[_way(links)]
+            value, way = float(np.nanmax(slow.capability[list(links)])), _way(links)
             head = _possessive(owners[0]) if len(owners) == 1 else f"{' or '.join(owners)}, cannot tell"
-            words = f"{head}: with all its hosts at once it {verb} {_rate(value)} of the usual {_rate(usual)}"
-            yield LinkFinding(
-                kind="link" if kind == "link" else "unclear",
-                names=owners,
-                way=_way(links),
-                measure="bisection",
-                value=value,
-                usual=usual,
-                words=words,
-            )
+            words = f"{head}: with all its hosts at once it {_VERBS[way]} {_rate(value)} of the usual {_rate(usual)}"
+            yield _link_finding(kind, owners, way, "bisection", value, usual, words)
 
 
 def _latency_findings(search: PairResults) -> Iterator[LinkFinding]:
@@ -175,19 +160,18 @@ def _latency_findings(search: PairResults) -> Iterator[LinkFinding]:
     slow = search.slow_latencies()
     network = search.network
     for links in _by_owner(link for link in slow.certain if slow.num_alone[link] >= MIN_LATENCY_TESTS):
-        value, usual = 1 / slow.capability[links[0]], 1 / slow.usual[int(network.is_uplink[links[0]])]
+        is_uplink = bool(network.is_uplink[links[0]])
+        value, usual = float(1 / slow.capability[links[0]]), float(1 / slow.usual[int(is_uplink)])
         name = network.owner(links[0])
-        what = "" if network.is_uplink[links[0]] else " link"
-        words = f"{_possessive(name)}{what}: messages take {format_duration(value)}, usually {format_duration(usual)}"
-        yield LinkFinding(
-            kind="link",
-            names=(name,),
-            way="both",
-            measure="latency",
-            value=float(value),
-            usual=float(usual),
-            words=words,
-        )
+        head = _possessive(name) + ("" if is_uplink else " link")
+        words = f"{head}: messages take {format_duration(value)}, usually {format_duration(usual)}"
+        yield _link_finding("link", (name,), "both", "latency", value, usual, words)
+
+
+def _link_finding(
+    kind: str, names: tuple[str, ...], way: str, measure: str, value: float, usual: float, words: str
+) -> LinkFinding:
+    return LinkFinding(kind=kind, names=names, way=way, measure=measure, value=value, usual=usual, words=words)
 
 
 def _by_owner(links: Iterable[int]) -> list[tuple[int, ...]]:
@@ -216,10 +200,6 @@ def _possessive(name: str) -> str:
     """Return `n3's`, and `leaf2's uplink` for an uplink."""
     unit, _, what = printable(name).partition(" ")
     return f"{unit}'s {what}".rstrip()
-
-
-def _are(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -256,21 +236,19 @@ class Pairs:
             note = f"all ranks are on {world.hosts[world.nodes[0]]}: pairs take at least two hosts"
             return dataclasses.replace(record, pairs=PairsRecord(carrier="", note=note)) if world.is_first else record
         table = _introduced(world, self._own_addresses)
-        player, listener = _seated(world, table)
-        try:
-            if not world.is_first:
-                _follow(world, player)
-                results = None
-            else:
+        with ExitStack() as held:
+            player = _seated(world, table)
+            if player.listener is not None:
+                held.enter_context(closing(player.listener))
+            if world.is_first:
                 conductor = _Conductor(world, player, table, self._times)
                 results = conductor.search(deadline)
-        finally:
-            if listener is not None:
-                listener.close()
+            else:
+                _follow(world, player)
         world.meet("pairs of hosts", wait_s=table.patience_s)
-        if results is None:
+        if not world.is_first:
             return record
-        world.problems += conductor.problems()
+        world.problems += conductor.problems
         return dataclasses.replace(record, pairs=pairs_record(results, record.hosts, table.carrier))
 
 
@@ -306,12 +284,14 @@ def _introduced(world: ProbeWorld, own_addresses: Callable[[str], HostAddresses]
     leaders = {world.leader_of(node): node for node in world.nodes}
     if world.rank in leaders:
         own = own_addresses(_interfaces_of_job(world))
-        world.board.post(f"{name}/{world.rank}", {"addresses": plain(own), "machine": host_identity().boot_id})
-    table: dict[str, Any] = {}
+        world.board.post(f"{name}/{world.rank}", {"addresses": own, "machine": host_identity().boot_id})
+    table = None
     if world.is_first:
         found = world.board.gather(name, leaders, world.timeout_s)
-        table = dataclasses.asdict(_table(world, {leaders[rank]: each for rank, each in found.items()}))
-    return msgspec.convert(world.agree(table), _Table)
+        table = _table(world, {leaders[rank]: each for rank, each in found.items()})
+    agreed = world.agree(table, _Table)
+    assert agreed is not None  # rank 0 has one
+    return agreed
 
 
 def _interfaces_of_job(world: ProbeWorld) -> str:
@@ -347,8 +327,8 @@ def _table(world: ProbeWorld, found: Mapping[int, Mapping[str, Any]]) -> _Table:
     )
 
 
-def _seated(world: ProbeWorld, table: _Table) -> tuple[PairPlayer, Listener | None]:
-    """Return this rank as a player, and its listener.
+def _seated(world: ProbeWorld, table: _Table) -> PairPlayer:
+    """Return this rank as a player, which listens if it can.
 
     Collective: every rank alive calls this.
     """
@@ -369,7 +349,7 @@ def _seated(world: ProbeWorld, table: _Table) -> tuple[PairPlayer, Listener | No
         for number, rank in enumerate(ranks):
             if addresses:
                 seats[rank] = Seat(address=addresses[number % len(addresses)], port=agreed.get(rank, 0))
-    player = PairPlayer(
+    return PairPlayer(
         rank=world.rank,
         ranks_of_host=ranks_of_host,
         hosts=[world.hosts[each] for each in table.nodes],
@@ -379,7 +359,6 @@ def _seated(world: ProbeWorld, table: _Table) -> tuple[PairPlayer, Listener | No
         token=table.token,
         patience_s=table.patience_s,
     )
-    return player, listener
 
 
 def _listener(address: str, interface: str, token: str) -> Listener | None:
@@ -389,17 +368,23 @@ def _listener(address: str, interface: str, token: str) -> Listener | None:
         return None  # who cannot listen is named by those that try to connect
 
 
+_NO_PLAN: RoundPlan | None = None
+
+
 def _follow(world: ProbeWorld, player: PairPlayer) -> None:
     """Play the rounds that rank 0 plans until it ends them."""
-    while (content := world.agree(None)) is not None:
-        plan = msgspec.convert(content, RoundPlan)
+    while (plan := world.agree(_NO_PLAN, RoundPlan | None)) is not None:
         meeting = player.play(plan)
         if meeting is not None:
-            world.board.post(f"pairs/{plan.number}/{world.rank}", dataclasses.asdict(meeting))
+            world.board.post(f"pairs/{plan.number}/{world.rank}", meeting)
 
 
 class _Conductor:
-    """Rank 0, which plans the rounds, plays them, too, and gathers what the others found out."""
+    """Rank 0, which plans the rounds, plays them, too, and gathers what the others found out.
+
+    Attributes:
+        problems: what kept pairs from being measured, a sentence each.
+    """
 
     def __init__(self, world: ProbeWorld, player: PairPlayer, table: _Table, times: RoundTimes) -> None:
         self._world = world
@@ -410,7 +395,7 @@ class _Conductor:
         self._hosts = [world.hosts[node] for node in table.nodes]
         self._silent: set[int] = set()
         self._number = world.num_meetings * 1000
-        self._problems: dict[str, None] = {}
+        self.problems: list[str] = []
 
     def search(self, deadline: Deadline) -> PairResults:
         """Measure rounds until nothing is open or the time is over, and end the others' part."""
@@ -424,11 +409,7 @@ class _Conductor:
                 is_over=lambda: deadline.left_s < round_s,
             )
         finally:
-            self._world.agree(None)
-
-    def problems(self) -> list[str]:
-        """Return what kept pairs from being measured, a sentence each."""
-        return list(self._problems)
+            self._world.agree(_NO_PLAN)
 
     def _plan(self, pairs: Sequence[tuple[int, int]]) -> RoundPlan:
         return RoundPlan(number=self._number, pairs=tuple(pairs), at_once=self._table.at_once, times=self._times)
@@ -438,23 +419,20 @@ class _Conductor:
         self._number += 1
         playing = [pair for pair in round_.pairs if not self._silent & set(pair)]
         if not playing:
-            return [_nothing(pair, round_.is_apart, "a host stopped answering before") for pair in round_.pairs]
+            return [_silent(pair, round_.is_apart) for pair in round_.pairs]
         plan = self._plan(playing)
-        self._world.agree(dataclasses.asdict(plan))
-        meetings: dict[int, Meeting] = {}
+        self._world.agree(plan)
         own = self._player.play(plan)
         ranks = [rank for pair in playing for rank in self._players(pair)]
         wanted = [rank for rank in ranks if rank != self._world.rank]
         limit_s = self._player.limit_s(plan) + _GATHER_S
-        for rank, content in self._world.board.gather(f"pairs/{self._number}", wanted, limit_s).items():
-            meetings[rank] = msgspec.convert(content, Meeting)
+        meetings: dict[int, Meeting] = self._world.board.gather(f"pairs/{self._number}", wanted, limit_s, Meeting)
         if own is not None:
             meetings[self._world.rank] = own
         node_of = {rank: host for host, ranks in enumerate(self._ranks_of_host) for rank in ranks}
         self._silent |= {node_of[rank] for rank in ranks if rank not in meetings}
-        found = {pair: self._result(pair, round_.is_apart, meetings) for pair in playing}
         return [
-            found.get(pair) or _nothing(pair, round_.is_apart, "a host stopped answering before")
+            self._result(pair, round_.is_apart, meetings) if pair in playing else _silent(pair, round_.is_apart)
             for pair in round_.pairs
         ]
 
@@ -472,8 +450,8 @@ class _Conductor:
         for rank, host in [(rank, first) for rank in senders] + [(rank, second) for rank in receivers]:
             if rank in meetings and meetings[rank].problem and not problem:
                 problem = f"{self._hosts[host]}: {meetings[rank].problem}"
-        if problem:
-            self._problems.setdefault(problem)
+        if problem and problem not in self.problems:
+            self.problems.append(problem)
         return PairResult(
             pair=pair,
             is_apart=is_apart,
@@ -487,7 +465,8 @@ class _Conductor:
 _NO_LATENCY = (math.nan, math.nan, math.nan)
 
 
-def _nothing(pair: tuple[int, int], is_apart: bool, problem: str) -> PairResult:
+def _silent(pair: tuple[int, int], is_apart: bool) -> PairResult:
+    problem = "a host stopped answering before"
     return PairResult(pair=pair, is_apart=is_apart, forward=math.nan, backward=math.nan, problem=problem)
 
 

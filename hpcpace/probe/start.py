@@ -7,7 +7,6 @@ broadcast, and an all_reduce of which torch keeps a part for reduce_scatter (tor
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import time
 from collections import Counter
@@ -41,10 +40,10 @@ _BITS_OF_GIGABIT = 1_000_000_000
 class NetworkRate:
     """The network of one host; attributes as of `hpcpace.probe.record.ProbedHost`."""
 
-    interfaces: tuple[str, ...]
-    line_rate: float | None
-    pcie_rate: float | None
-    rate_words: str
+    interfaces: tuple[str, ...] = ()
+    line_rate: float | None = None
+    pcie_rate: float | None = None
+    rate_words: str = ""
 
 
 def network_rate(snapshot: Snapshot, interfaces: Sequence[str], *, with_rdma: bool) -> NetworkRate:
@@ -69,7 +68,7 @@ def network_rate(snapshot: Snapshot, interfaces: Sequence[str], *, with_rdma: bo
     used = [devices[name] for name in interfaces if name in devices and devices[name].kind != "loopback"]
     if not used:
         reason = "all ranks are on one host" if interfaces else "the interface is not known"
-        return NetworkRate(interfaces=tuple(interfaces), line_rate=None, pcie_rate=None, rate_words=reason)
+        return NetworkRate(interfaces=tuple(interfaces), rate_words=reason)
     names = tuple(device.name for device in used)
     return _network_rate(names, [_bits(device) for device in used], _pcie_rates(snapshot, [one.pci for one in used]))
 
@@ -126,7 +125,7 @@ def _network_rate(names: tuple[str, ...], bits: Sequence[float | None], pcie: Se
     known = [rate for rate in bits if rate is not None]
     if len(known) < len(bits):
         silent = ", ".join(name for name, rate in zip(names, bits, strict=True) if rate is None)
-        return NetworkRate(interfaces=names, line_rate=None, pcie_rate=None, rate_words=f"{silent} reports no speed")
+        return NetworkRate(interfaces=names, rate_words=f"{silent} reports no speed")
     links = [rate for rate in pcie if rate is not None]
     return NetworkRate(
         interfaces=names,
@@ -223,20 +222,19 @@ def begin_record(world: ProbeWorld, environ: Mapping[str, str], *, time_s: float
     node = world.node_of_rank[world.rank]
     if world.leader_of(node) == world.rank:
         rate = _network_of_host(world, environ)
-        world.board.post(f"network/{world.rank}", dataclasses.asdict(rate))
+        world.board.post(f"network/{world.rank}", rate)
     leaders = [world.leader_of(node) for node in range(len(world.hosts))]
-    found = world.board.gather("network", leaders, 2 * _READ_TIMEOUT_S) if world.is_first else {}
-    hosts = []
-    for number, name in enumerate(world.hosts):
-        facts = found.get(leaders[number], {"interfaces": [], "line_rate": None, "pcie_rate": None, "rate_words": ""})
-        hosts.append(
-            ProbedHost(
-                name=name,
-                topology_addr=world.topology_addrs[number],
-                ranks=tuple(world.ranks_of([number])),
-                **{**facts, "interfaces": tuple(facts["interfaces"])},
-            )
+    limit_s = 2 * _READ_TIMEOUT_S
+    found = world.board.gather("network", leaders, limit_s, NetworkRate) if world.is_first else {}
+    hosts = [
+        ProbedHost(
+            name=name,
+            topology_addr=world.topology_addrs[number],
+            ranks=tuple(world.ranks_of([number])),
+            **vars(found.get(leaders[number], NetworkRate())),
         )
+        for number, name in enumerate(world.hosts)
+    ]
     return ProbeRecord(
         versions=_versions(world.device),
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
@@ -259,7 +257,7 @@ def _network_of_host(world: ProbeWorld, environ: Mapping[str, str]) -> NetworkRa
         snapshot = in_time(lambda: take_host(Tree(), host=host), _READ_TIMEOUT_S, "reading /sys and /proc")
     except Exception as error:  # a host whose facts cannot be read can still be measured
         reason = f"the facts of the host cannot be read ({printable(str(error))[:100]})"
-        return NetworkRate(interfaces=tuple(interfaces), line_rate=None, pcie_rate=None, rate_words=reason)
+        return NetworkRate(interfaces=tuple(interfaces), rate_words=reason)
     return network_rate(snapshot, interfaces, with_rdma=world.backend == "nccl")
 
 

@@ -137,19 +137,6 @@ _UNAVAILABLE = re.compile(r"Backend \S+ does not (support|implement)")
 _MAX_REASON = 160
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Left:
-    """Seconds left, the same on all members of a group.
-
-    Attributes:
-        share_s: of the share of an operation in this round.
-        all_s: of the whole sweep.
-    """
-
-    share_s: float
-    all_s: float
-
-
 class Sweep:
     """The part that measures operations over sizes and numbers of hosts, and fits their laws.
 
@@ -271,28 +258,29 @@ class _Survey:
 
     def _pass_operation(self, group: ProbeGroup, points: Sequence[Point], share: Deadline, deadline: Deadline) -> None:
         before = None
-        left = self._left(group, share, deadline)
+        share_s, all_s = self._left_s(group, share, deadline)
         for number, point in enumerate(points):
             if not point.is_available:
                 return
             expected_s = point.call_s or (before.call_s * point.size_bytes / before.size_bytes if before else 0.0)
-            num_calls = _num_calls(min(left.share_s / (len(points) - number), left.all_s), expected_s)
+            num_calls = _num_calls(min(share_s / (len(points) - number), all_s), expected_s)
             if num_calls < _MIN_CALLS:
-                if (1 + _MIN_CALLS) * expected_s > min(left.share_s, left.all_s):
+                if (1 + _MIN_CALLS) * expected_s > min(share_s, all_s):
                     return  # a later round may have more time left
                 num_calls = _MIN_CALLS
-            if left.all_s <= 0 or not self._measure(group, point, num_calls):
+            if all_s <= 0 or not self._measure(group, point, num_calls):
                 return
-            before, left = point, self._left(group, share, deadline, point)
+            before, (share_s, all_s) = point, self._left_s(group, share, deadline, point)
 
-    def _left(self, group: ProbeGroup, share: Deadline, deadline: Deadline, point: Point | None = None) -> _Left:
-        """Return the time left, as the member sees it that has the least, and agree on how long calls took."""
-        call_s, share_s, all_s = group.maxima(
-            [point.call_s if point else 0.0, -_seconds_left(share), -_seconds_left(deadline)]
-        )
+    def _left_s(
+        self, group: ProbeGroup, share: Deadline, deadline: Deadline, point: Point | None = None
+    ) -> tuple[float, float]:
+        """Return what is left of a share and of all by the member with the least, and agree on how long calls took."""
+        left_s = [-(0.0 if one.is_over else one.left_s) for one in (share, deadline)]
+        call_s, share_s, all_s = group.maxima([point.call_s if point else 0.0, *left_s])
         if point is not None:
             point.call_s = call_s
-        return _Left(share_s=-share_s, all_s=-all_s)
+        return -share_s, -all_s
 
     def _measure(self, group: ProbeGroup, point: Point, num_calls: int) -> bool:
         """Measure a point; return False if the backend has no such operation."""
@@ -333,10 +321,6 @@ class _Survey:
                 f"{point.operation.name} of {size} returned wrong data on {num_wrong:.0f} of {group.size} ranks: "
                 "do not train on these hosts before memory and network are checked"
             )
-
-
-def _seconds_left(deadline: Deadline) -> float:
-    return 0.0 if deadline.is_over else deadline.left_s
 
 
 def _num_calls(allowed_s: float, expected_s: float) -> int:

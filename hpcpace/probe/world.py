@@ -7,30 +7,28 @@ and the others go on. Parts measure one thing each, one after the other, within 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+import msgspec
 
 from hpcpace.core.errors import HpcpaceError
+from hpcpace.probe.record import ProbeRecord
+from hpcpace.world.deadline import Deadline
 
 if TYPE_CHECKING:
     import torch
-import dataclasses
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
-
-from hpcpace.probe.record import ProbeRecord
-from hpcpace.world.deadline import Deadline
 
 _BATCH = 512
 
 
 class Board:
-    """Messages by name, each written once and read by any rank. Values are what JSON takes.
+    """Messages by name, each written once and read by any rank. Values are what JSON takes, and dataclasses of that.
 
     Args:
         store: of torch, a connection of our own.
@@ -50,22 +48,22 @@ class Board:
         Raises:
             RuntimeError: the store does not answer.
         """
-        self._store.set(name, json.dumps(value, separators=(",", ":")))
+        self._store.set(name, msgspec.json.encode(value))
 
-    def read(self, name: str, timeout_s: float) -> Any:
-        """Return a message, and wait for it if it is not there yet.
+    def read(self, name: str, timeout_s: float, kind: Any = Any) -> Any:
+        """Return a message as what it was, and wait for it if it is not there yet.
 
         Raises:
             TimeoutError: it did not come in time, or the store does not answer.
         """
         try:
             self._store.wait([name], timedelta(seconds=max(timeout_s, 0.001)))
-            return json.loads(self._store.get(name))
+            return msgspec.json.decode(self._store.get(name), type=kind)
         except RuntimeError as error:
             raise TimeoutError(f"no answer within {timeout_s:.3g} s") from error
 
-    def gather(self, name: str, ranks: Iterable[int], timeout_s: float) -> dict[int, Any]:
-        """Return the messages `NAME/RANK` of ranks; those that did not come in time are left out.
+    def gather(self, name: str, ranks: Iterable[int], timeout_s: float, kind: Any = Any) -> dict[int, Any]:
+        """Return the messages `NAME/RANK` of ranks as what they were; those that did not come in time are left out.
 
         Raises:
             RuntimeError: the store does not answer.
@@ -80,7 +78,7 @@ class Board:
         for begin in range(0, len(present), _BATCH):
             some = present[begin : begin + _BATCH]
             texts = self._store.multi_get([keys[rank] for rank in some])
-            found.update((rank, json.loads(text)) for rank, text in zip(some, texts, strict=True))
+            found.update((rank, msgspec.json.decode(text, type=kind)) for rank, text in zip(some, texts, strict=True))
         return found
 
 
@@ -196,8 +194,8 @@ class ProbeWorld:
         failures: list[str] = decision["failures"]
         return failures
 
-    def agree(self, value: _Value) -> _Value:
-        """Return rank 0's value on all ranks; it must be what JSON takes.
+    def agree(self, value: _Value, kind: Any = Any) -> _Value:
+        """Return rank 0's value on all ranks, as what it was; a board must take it.
 
         Collective: every rank alive calls this, equally often, and within the timeout of an operation.
 
@@ -211,7 +209,7 @@ class ProbeWorld:
             if self.is_first:
                 self.board.post(name, value)
                 return value
-            agreed: _Value = self.board.read(name, self.timeout_s + GRACE_S)
+            agreed: _Value = self.board.read(name, self.timeout_s + GRACE_S, kind)
         except (TimeoutError, RuntimeError) as error:
             raise self._without_rank_zero() from error
         return agreed

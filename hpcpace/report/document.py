@@ -272,6 +272,23 @@ class Plot(Block):
 
 
 @dataclass(frozen=True)
+class Drawing(Block):
+    """A drawing: lines on a terminal, which nothing breaks or cuts, and SVG on a page.
+
+    Attributes:
+        lines: 80 letters each.
+        svg: one element, in which names are printable and escaped; without it a page has no drawing.
+    """
+
+    lines: Sequence[str]
+    svg: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether something is drawn."""
+        return bool(self.lines)
+
+
+@dataclass(frozen=True)
 class SideBySide(Block):
     """Pieces next to each other where a page is wide, the first one twice as wide unless even."""
 

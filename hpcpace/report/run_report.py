@@ -14,8 +14,8 @@ from hpcpace import __version__
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import json_text
 from hpcpace.core.text import named_ranks, plural, rank_list
+from hpcpace.diagnosis.incomplete import incomplete_rank_line, open_line
 from hpcpace.diagnosis.plot_data import PlotData
-from hpcpace.diagnosis.sentences import incomplete_rank_line, open_line
 from hpcpace.diagnosis.summary import IncompleteRank, Summary, Verdict
 from hpcpace.report.document import PAGE, Document, Notes, Section
 from hpcpace.report.html import html_page

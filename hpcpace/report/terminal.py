@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
@@ -18,6 +19,7 @@ from hpcpace.report.document import (
     Block,
     Command,
     Document,
+    Drawing,
     Facts,
     Notes,
     Row,
@@ -55,6 +57,13 @@ def print_document(console: Console, document: Document, *, is_verbose: bool = F
         print_section(console, section, rest=document.rest, is_verbose=is_verbose)
 
 
+def num_lines(document: Document, width: int) -> int:
+    """Return how many lines a document takes on a terminal of a width."""
+    page = io.StringIO()
+    print_document(Console(file=page, width=width), document)
+    return page.getvalue().count("\n")
+
+
 def print_section(console: Console, section: Section, *, rest: str = "summary.json", is_verbose: bool = False) -> None:
     """Print a section; nothing where a terminal shows none of it. `rest` shows everything that is left out."""
     blocks = section.on(TERMINAL)
@@ -87,6 +96,9 @@ def _print_block(console: Console, block: Block, *, is_first: bool, rest: str, i
         case Facts():
             for name, value in block.known:
                 line(console, name.brief, value)
+        case Drawing():
+            for drawn in block.lines:
+                console.print(Text(printable(drawn)), soft_wrap=True)
         case Bar():
             _print_bar(console, block)
         case Table():

@@ -84,6 +84,7 @@ def _named(op: str, before: Iterable[Operation], after: Iterable[Operation]) -> 
     return dict.fromkeys((*before, *after), name)
 
 
+_Groups = tuple[Sequence[MeasuredRun], Sequence[MeasuredRun]]
 _MIN_BYTES_CHANGE = 0.01
 _MIN_PROBED_CHANGE = 0.1  # of the time of an operation; two probes of the same hosts differ, too
 _NONE = "-"
@@ -103,46 +104,39 @@ class Change:
 
 def changes(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list[Change]:
     """Return what differs, by kind: hosts, placement, layout, software, settings, environment, findings, verdict."""
-    is_whole = not any(run.num_missing for run in (*before, *after))  # hosts of ranks without a trace are not known
+    groups = before, after
+    # Hosts of ranks without a trace are not known.
+    is_whole = not any(run.num_missing for run in (*before, *after))
     return [
-        *_single(before, after, "hosts", "hosts", lambda run: short_list(sorted(set(run.hosts))) if is_whole else ""),
-        *_placement(before, after),
-        *_single(before, after, "layout", "nodes", lambda run: str(run.num_nodes or "") if is_whole else ""),
-        *_single(before, after, "layout", "ranks", lambda run: str(run.world_size or "")),
-        *_single(before, after, "layout", "mesh", lambda run: run.mesh),
-        *_single(before, after, "layout", "dtype", lambda run: run.conditions.dtype),
-        *_traffic(before, after),
-        *_tables(before, after, "version", lambda run: run.conditions.versions),
-        *_single(before, after, "version", "commit", lambda run: run.conditions.commit[:12]),
-        *_single(before, after, "setting", "command", lambda run: run.conditions.command),
-        *_tables(before, after, "setting", lambda run: run.conditions.settings, _OWN_SETTINGS),
-        *_tables(before, after, "environment", lambda run: run.conditions.environment),
-        *_audit(before, after),
-        *_probe(before, after),
-        *_single(before, after, "verdict", "mode", lambda run: run.mode),
+        *_single(groups, "hosts", "hosts", lambda run: short_list(sorted(set(run.hosts))) if is_whole else ""),
+        *_placement(groups),
+        *_single(groups, "layout", "nodes", lambda run: str(run.num_nodes or "") if is_whole else ""),
+        *_single(groups, "layout", "ranks", lambda run: str(run.world_size or "")),
+        *_single(groups, "layout", "mesh", lambda run: run.mesh),
+        *_single(groups, "layout", "dtype", lambda run: run.conditions.dtype),
+        *_traffic(groups),
+        *_tables(groups, "version", lambda run: run.conditions.versions),
+        *_single(groups, "version", "commit", lambda run: run.conditions.commit[:12]),
+        *_single(groups, "setting", "command", lambda run: run.conditions.command),
+        *_tables(groups, "setting", lambda run: run.conditions.settings, _OWN_SETTINGS),
+        *_tables(groups, "environment", lambda run: run.conditions.environment),
+        *_audit(groups),
+        *_probe(groups),
+        *_single(groups, "verdict", "mode", lambda run: run.mode),
     ]
 
 
-def _single(
-    before: Sequence[MeasuredRun],
-    after: Sequence[MeasuredRun],
-    kind: str,
-    name: str,
-    value: Callable[[MeasuredRun], str],
-) -> Iterator[Change]:
-    one, two = ({value(run) for run in group} for group in (before, after))
-    if one != two:
-        yield Change(kind=kind, name=name, before=_joined(one), after=_joined(two))
+def _single(groups: _Groups, kind: str, name: str, value: Callable[[MeasuredRun], str]) -> Iterator[Change]:
+    found = [{value(run) or _NONE for run in group} for group in groups]
+    if found[0] != found[1]:
+        before, after = (", ".join(sorted(values)) for values in found)
+        yield Change(kind=kind, name=name, before=before, after=after)
 
 
-def _joined(values: set[str]) -> str:
-    return ", ".join(sorted(value or _NONE for value in values))
-
-
-def _placement(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:
-    one, two = ({rank.rank: rank.host for rank in group[0].ranks} for group in (before, after))
+def _placement(groups: _Groups) -> Iterator[Change]:
+    one, two = ({rank.rank: rank.host for rank in group[0].ranks} for group in groups)
     moved = [rank for rank in one if rank in two and one[rank] != two[rank]]
-    if moved and set(before[0].hosts) == set(after[0].hosts):
+    if moved and set(groups[0][0].hosts) == set(groups[1][0].hosts):
         first = moved[0]
         yield Change(
             kind="placement",
@@ -152,9 +146,9 @@ def _placement(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> I
         )
 
 
-def _traffic(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:
-    names = operation_names(before[:1], after[:1])
-    one, two = (_bytes_by_name(group[0], names) for group in (before, after))
+def _traffic(groups: _Groups) -> Iterator[Change]:
+    names = operation_names(*(group[:1] for group in groups))
+    one, two = (_bytes_by_name(group[0], names) for group in groups)
     for name in dict.fromkeys([*one, *two]):
         old, new = one.get(name, 0.0), two.get(name, 0.0)
         if abs(new - old) > _MIN_BYTES_CHANGE * max(old, new):
@@ -175,24 +169,20 @@ def _bytes_by_name(run: MeasuredRun, names: Mapping[Operation, str]) -> dict[str
 
 
 def _tables(
-    before: Sequence[MeasuredRun],
-    after: Sequence[MeasuredRun],
-    kind: str,
-    table: Callable[[MeasuredRun], Mapping[str, str]],
-    ignored: Sequence[str] = (),
+    groups: _Groups, kind: str, table: Callable[[MeasuredRun], Mapping[str, str]], ignored: Sequence[str] = ()
 ) -> Iterator[Change]:
-    if not all(table(run) for run in (*before, *after)):  # nothing is known of one of them
+    if not all(table(run) for run in (*groups[0], *groups[1])):  # nothing is known of one of them
         return
-    names = sorted({name for run in (*before, *after) for name in table(run)} - set(ignored))
+    names = sorted({name for run in (*groups[0], *groups[1]) for name in table(run)} - set(ignored))
     for name in names:
-        yield from _single(before, after, kind, name, partial(_entry, table, name))
+        yield from _single(groups, kind, name, partial(_entry, table, name))
 
 
 def _entry(table: Callable[[MeasuredRun], Mapping[str, str]], name: str, run: MeasuredRun) -> str:
     return table(run).get(name, "")
 
 
-def _probe(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:
+def _probe(groups: _Groups) -> Iterator[Change]:
     """Yield operations that take another time by the probes of the hosts, which know nothing of the job."""
     one, two = (
         {
@@ -200,18 +190,17 @@ def _probe(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Itera
             for name in group[0].probed
             if all(name in run.probed for run in group)
         }
-        for group in (before, after)
+        for group in groups
     )
     for name in one:
         if name in two and abs(two[name] - one[name]) > _MIN_PROBED_CHANGE * max(one[name], two[name]):
             yield Change(kind="probe", name=name, before=format_duration(one[name]), after=format_duration(two[name]))
 
 
-def _audit(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> Iterator[Change]:
-    if any(run.audit is None for run in (*before, *after)):
+def _audit(groups: _Groups) -> Iterator[Change]:
+    if any(run.audit is None for run in (*groups[0], *groups[1])):
         return
-    one, two = ({finding for run in group for finding in run.audit or ()} for group in (before, after))
-    for finding in sorted(two - one):
-        yield Change(kind="audit", name=finding, before="not found", after="found")
-    for finding in sorted(one - two):
-        yield Change(kind="audit", name=finding, before="found", after="not found")
+    one, two = ({finding for run in group for finding in run.audit or ()} for group in groups)
+    for finding in (*sorted(two - one), *sorted(one - two)):
+        words = ("found", "not found") if finding in one else ("not found", "found")
+        yield Change(kind="audit", name=finding, before=words[0], after=words[1])

@@ -6,8 +6,8 @@ The parts of a step add up to its mean exactly, so that differences between runs
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from math import expm1, log
 from statistics import fmean
@@ -71,10 +71,8 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
     sides = [_mean([_parts(run, untold, operations) for run in group]) for group in (before, after)]
     names = dict.fromkeys([*sides[0], *sides[1]])
     rows = [
-        PartRow(
-            kind=kind, name=name, before_ns=sides[0].get((kind, name), 0.0), after_ns=sides[1].get((kind, name), 0.0)
-        )
-        for kind, name in names
+        PartRow(kind=name[0], name=name[1], before_ns=sides[0].get(name, 0.0), after_ns=sides[1].get(name, 0.0))
+        for name in names
     ]
     return _merged([row for row in rows if max(abs(row.before_ns), abs(row.after_ns)) >= _MIN_NS])
 
@@ -127,25 +125,16 @@ def _mean(tables: Sequence[Mapping[_Name, float]]) -> dict[_Name, float]:
 
 def _merged(rows: Sequence[PartRow]) -> list[PartRow]:
     """Return the rows with hosts that hardly changed as one."""
-    waits = [row for row in rows if _is_of_host(row)]
+    waits = [row for row in rows if row.kind == "exposed wait" and row.name.startswith("for ")]
     ordered = sorted(waits, key=lambda row: -abs(row.change_ns))
     kept, merged = ordered[:_MAX_CAUSES], ordered[_MAX_CAUSES:]
-    others = [row for row in rows if not _is_of_host(row)]
+    others = [row for row in rows if row not in waits]
     if merged:
-        kept.append(_sum("exposed wait", f"for {len(merged)} other hosts", merged))
+        before_ns, after_ns = sum(row.before_ns for row in merged), sum(row.after_ns for row in merged)
+        name = f"for {len(merged)} other hosts"
+        kept.append(PartRow(kind="exposed wait", name=name, before_ns=before_ns, after_ns=after_ns))
     first = [row for row in others if row.kind == "own work"]
     return [*first, *kept, *(row for row in others if row.kind != "own work")]
-
-
-def _is_of_host(row: PartRow) -> bool:
-    return row.kind == "exposed wait" and row.name.startswith("for ")
-
-
-def _sum(kind: str, name: str, rows: Iterable[PartRow]) -> PartRow:
-    rows = list(rows)
-    return PartRow(
-        kind=kind, name=name, before_ns=sum(row.before_ns for row in rows), after_ns=sum(row.after_ns for row in rows)
-    )
 
 
 SCHEMA = "hpcpace-compare/1"
@@ -170,22 +159,11 @@ class Outcome(StrEnum):
     SAME = "no difference"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedRun:
-    """One of the runs."""
-
-    path: str
-    attempt: int
-    p50_ns: float
-    log_p50_error: float
-    mean_ns: float
-    log_mean_error: float | None
-    cv: float | None
-    samples_per_s: float | None
-    num_steps: int
-    num_missing: int
-    begun_unix_ns: int
-    block_p50_ns: tuple[float, ...]
+_SHOWN = (
+    *("path", "attempt", "p50_ns", "log_p50_error", "mean_ns", "log_mean_error", "cv", "samples_per_s", "num_steps"),
+    *("num_missing", "block_p50_ns"),
+)
+"""What the JSON has of each run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +190,8 @@ class Comparison:
     judged_by: Judged
     difference: LogDifference
     mean_difference: LogDifference | None
-    before: tuple[ComparedRun, ...]
-    after: tuple[ComparedRun, ...]
+    before: tuple[MeasuredRun, ...]
+    after: tuple[MeasuredRun, ...]
     per_batch: float | None
     prior_cv: float
     parts: tuple[PartRow, ...]
@@ -241,8 +219,16 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values; times are nanoseconds."""
-        content = {"schema": SCHEMA, "hpcpace_version": __version__, **asdict(self)}
-        return content | {"share": self.share, "interval": self.interval}
+        groups = {
+            side: [
+                {**{name: getattr(run, name) for name in _SHOWN}, "begun_unix_ns": run.conditions.begun_unix_ns}
+                for run in runs
+            ]
+            for side, runs in (("before", self.before), ("after", self.after))
+        }
+        own = asdict(replace(self, before=(), after=()))
+        figures = {"share": self.share, "interval": self.interval}
+        return {"schema": SCHEMA, "hpcpace_version": __version__, **own, **groups, **figures}
 
 
 def compare(
@@ -284,8 +270,8 @@ def compare(
         judged_by=judged_by,
         difference=difference,
         mean_difference=mean,
-        before=tuple(map(_compared, before)),
-        after=tuple(map(_compared, after)),
+        before=tuple(before),
+        after=tuple(after),
         per_batch=batch,
         prior_cv=prior_cv,
         parts=tuple(part_rows(before, after)),
@@ -362,23 +348,6 @@ def _common_batch(runs: Sequence[MeasuredRun]) -> float | None:
     batches = [run.samples_per_step for run in runs]
     is_comparable = is_work_known(runs) and len({run.samples_unit for run in runs}) == 1
     return batches[0] if is_comparable and max(batches) - min(batches) > 0.001 * max(batches) else None
-
-
-def _compared(run: MeasuredRun) -> ComparedRun:
-    return ComparedRun(
-        path=run.path,
-        attempt=run.attempt,
-        p50_ns=run.p50_ns,
-        log_p50_error=run.log_p50_error or 0.0,
-        mean_ns=run.mean_ns,
-        log_mean_error=run.log_mean_error,
-        cv=run.cv,
-        samples_per_s=run.samples_per_s,
-        num_steps=run.num_steps,
-        num_missing=run.num_missing,
-        begun_unix_ns=run.conditions.begun_unix_ns,
-        block_p50_ns=run.block_p50_ns,
-    )
 
 
 def _remarks(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> list[str]:

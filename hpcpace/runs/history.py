@@ -21,6 +21,7 @@ from hpcpace import __version__
 from hpcpace.core.errors import UsageError
 from hpcpace.core.hostlist import node_name, node_names
 from hpcpace.core.text import NS_PER_S, plural, printable
+from hpcpace.metrics import Floats
 from hpcpace.metrics.run_difference import (
     MIN_DEVIATIONS,
     MIN_RUNS,
@@ -253,9 +254,7 @@ def _job_events(name: str, rows: Sequence[HistoryRow], num_series: int) -> list[
     ]
 
 
-def _mean_share(
-    over_median: np.ndarray[Any, np.dtype[np.float64]], change: LevelChange, changes: Sequence[LevelChange]
-) -> float | None:
+def _mean_share(over_median: Floats, change: LevelChange, changes: Sequence[LevelChange]) -> float | None:
     """Return by how much mean steps changed with the median ones; None of a drift, which has no runs before it.
 
     Args:
@@ -271,7 +270,7 @@ def _mean_share(
     return expm1(change.size + float(np.median(there) - np.median(before)))
 
 
-def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+def _means_differ(before: Floats, after: Floats) -> bool:
     """Return whether means of two levels differ by enough, and by four standard errors of their own runs.
 
     Most short runs have no long step and few have many, so that the levels, which are medians, and the spread differ
@@ -283,7 +282,7 @@ def _means_differ(before: np.ndarray[Any, np.dtype[np.float64]], after: np.ndarr
 
 
 def _changes(
-    values: np.ndarray[Any, np.dtype[np.float64]],
+    values: Floats,
     rows: Sequence[HistoryRow],
     num_series: int,
     common: RunSpread = NO_SPREAD,
@@ -295,7 +294,7 @@ def _changes(
     ]
 
 
-def _has_stayed(change: LevelChange, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> bool:
+def _has_stayed(change: LevelChange, values: Floats, rows: Sequence[HistoryRow]) -> bool:
     """Return whether the runs at the end of a series are too far apart in time for something that was off for once."""
     if change.duration is not Duration.RECENT or change.num_runs < 2 or change.first < MIN_RUNS:
         return False
@@ -329,7 +328,7 @@ def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], in
     return found, len(by_host)
 
 
-def _common_spread(series: Sequence[np.ndarray[Any, np.dtype[np.float64]]]) -> RunSpread:
+def _common_spread(series: Sequence[Floats]) -> RunSpread:
     """Return the spread of a run on most hosts; not known from fewer than `MIN_RUNS` of them."""
     long = [values for values in series if len(values) > MIN_RUNS]
     if len(long) < MIN_RUNS:
@@ -359,7 +358,7 @@ def _is_of_host(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> b
     return not own or median(own) < change.size / 2
 
 
-def _chronic(host: str, values: np.ndarray[Any, np.dtype[np.float64]], rows: Sequence[HistoryRow]) -> list[Event]:
+def _chronic(host: str, values: Floats, rows: Sequence[HistoryRow]) -> list[Event]:
     """Return the event of a host that was slow from its first runs on, and in more than half of them, if it was."""
     if len(values) < MIN_RUNS:
         return []

@@ -8,10 +8,10 @@ traces were removed, the summary counts. The conditions, such as work, settings 
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from hpcpace.core.codec import read_json
@@ -109,17 +109,15 @@ def _without_folders(words: Iterable[str]) -> Iterator[str]:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each single value as text with its path."""
-    budget = [_MAX_VALUES]
-    yield from _values(value, path, budget)
+    """Yield the first single values as text, each with its path."""
+    yield from islice(_values(value, path), _MAX_VALUES)
 
 
-def _values(value: Any, path: str, budget: list[int]) -> Iterator[tuple[str, str]]:
+def _values(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _values(item, f"{path}.{key}" if path else str(key), budget)
-    elif budget[0]:
-        budget[0] -= 1
+            yield from _values(item, f"{path}.{key}" if path else str(key))
+    else:
         yield path[:_MAX_TEXT], "" if value is None else _text(value)
 
 
@@ -134,6 +132,8 @@ def _unix_ns(value: Any) -> int:
 _MAX_BYTES = 1 << 28  # of the summary of 16,384 ranks
 _MAX_NUMBER = 1e19
 _MAX_NAME = 500
+_MIN_TIME = 1.0  # ns, of a step
+_MIN_POSITIVE = 5e-324  # the smallest number above 0
 _MIN_SAMPLES = 1e-9  # one in all steps is more
 _MAX_ERROR = 10.0  # relative; that of a mean of n values is at most the root of n, and real ones are below 1
 
@@ -301,20 +301,20 @@ def from_summary(
     speed, world, steps, extra = content["throughput"], content["world"], content["steps"], content["comparable"]
     shares = [_number(content["shares"][name]) for name in ("busy", "exposed_wait", "transfer", "other")]
     jitter, audit = content["jitter"], content["audit"]
-    num_ranks, num_missing = len(content["ranks"]), len(world["missing"])
+    num_ranks, num_missing, batch = len(content["ranks"]), len(world["missing"]), extra["samples_per_step"]
     return MeasuredRun(
         path=str(run.path),
         attempt=_count(content["attempt"]),
         is_from_summary=is_from_summary,
         is_final=not content["cut_off"]["not_closed"],
-        p50_ns=_time(speed["p50_ns"]),
-        mean_ns=_time(speed["mean_ns"]),
-        log_p50_error=_error(extra["log_p50_error"]),
-        log_mean_error=_error(extra.get("log_mean_error")),
-        block_p50_ns=tuple(_time(value) for value in extra["block_p50_ns"]),
+        p50_ns=_known(speed["p50_ns"], _MIN_TIME),
+        mean_ns=_known(speed["mean_ns"], _MIN_TIME),
+        log_p50_error=_number(extra["log_p50_error"], 0, _MAX_ERROR),
+        log_mean_error=_number(extra.get("log_mean_error"), 0, _MAX_ERROR),
+        block_p50_ns=tuple(_known(value, _MIN_TIME) for value in extra["block_p50_ns"]),
         cv=_number(speed["cv"]),
-        samples_per_s=_positive(speed["samples_per_s"]) if not num_missing and speed["samples_per_s"] else None,
-        samples_per_step=0.0 if num_missing else _samples(extra["samples_per_step"]),
+        samples_per_s=_known(speed["samples_per_s"]) if not num_missing and speed["samples_per_s"] else None,
+        samples_per_step=_known(batch, _MIN_SAMPLES) if batch and not num_missing else 0.0,
         samples_unit=_name(world["samples_unit"]),
         num_steps=_count(steps["num_used"]),
         world_size=_count(world["world_size"]),
@@ -376,7 +376,7 @@ def _ranks(rows: Any, extra: Any) -> tuple[RankTimes, ...]:
             if row["parts_ns"] is None
             else {_name(name): _number(value) or 0.0 for name, value in row["parts_ns"].items() if value is not None},
             work_ns=_number(compared[rank]["work_ns"]),
-            work_error=_error(compared[rank]["work_error"]),
+            work_error=_number(compared[rank]["work_error"], 0, _MAX_ERROR),
             caused_wait_ns=_number(compared[rank]["caused_wait_ns"]) or 0.0,
         )
         for row in rows
@@ -400,20 +400,16 @@ def _amplification(jitter: Any) -> tuple[tuple[int, float], ...]:
     growth = None if jitter is None else jitter["growth"]
     if growth is None:
         return ()
-    return tuple((_count(k), _positive(value)) for k, value in zip(growth["k"], growth["amplification"], strict=True))
+    return tuple((_count(k), _known(value)) for k, value in zip(growth["k"], growth["amplification"], strict=True))
 
 
 def _predictions(jitter: Any) -> tuple[tuple[int, float, float, float], ...]:
     points = () if jitter is None or jitter["predictions"] is None else jitter["predictions"]["points"]
-    return tuple(
-        (
-            _count(point["num_nodes"]),
-            _number(point["loss_share"]) or 0.0,
-            _number(point["interval"][0]) or 0.0,
-            _number(point["interval"][1]) or 0.0,
-        )
-        for point in points
-    )
+    found = []
+    for point in points:
+        loss, low, high = (_number(value) or 0.0 for value in (point["loss_share"], *point["interval"]))
+        found.append((_count(point["num_nodes"]), loss, low, high))
+    return tuple(found)
 
 
 def _probed(probe: Any) -> dict[str, float]:
@@ -421,45 +417,24 @@ def _probed(probe: Any) -> dict[str, float]:
     for row in () if probe is None else probe["rows"]:
         ranks, hosts = plural(_count(row["num_ranks"]), "rank"), plural(_count(row["num_nodes"]), "host")
         name = f"{_name(row['op'])} of {format_bytes(_count(row['size_bytes']))} over {ranks} on {hosts}"
-        found[name] = _positive(row["probed_ns"])
+        found[name] = _known(row["probed_ns"])
     return found
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, lowest: float = -_MAX_NUMBER, highest: float = _MAX_NUMBER) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is no number")
-    if not math.isfinite(value) or abs(value) > _MAX_NUMBER:
-        raise ValueError(f"{value!r} is no finite number")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{value!r} is not a number from {lowest:g} to {highest:g}")
     return float(value)
 
 
-def _positive(value: Any) -> float:
-    number = _number(value)
-    if number is None or number <= 0:
-        raise ValueError(f"{value!r} is not above 0")
-    return number
-
-
-def _time(value: Any) -> float:
-    number = _positive(value)
-    if number < 1:
-        raise ValueError(f"{value!r} is no time of a step")
-    return number
-
-
-def _samples(value: Any) -> float:
-    number = _number(value) or 0.0
-    if number and number < _MIN_SAMPLES:
-        raise ValueError(f"{value!r} is no mean number of samples")
-    return number
-
-
-def _error(value: Any) -> float | None:
-    number = _number(value)
-    if number is not None and not 0 <= number <= _MAX_ERROR:
-        raise ValueError(f"{value!r} is no relative error")
+def _known(value: Any, lowest: float = _MIN_POSITIVE) -> float:
+    number = _number(value, lowest)
+    if number is None:
+        raise ValueError("a number is missing")
     return number
 
 

@@ -8,6 +8,7 @@ from the prior and the scatter of 8 units or more. A change that all share is ju
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import copysign, expm1, hypot, inf, log
@@ -57,13 +58,13 @@ class UnitWork:
 
 @dataclass(frozen=True)
 class _Side:
-    """The ranks of one place in each run of a group."""
+    """The ranks of one place in each run of a group; of no run where the group lacks it."""
 
     runs: list[list[RankTimes]]
 
     @property
-    def work_ns(self) -> float:
-        return fmean(rank.work_ns or 0.0 for run in self.runs for rank in run)
+    def work_ns(self) -> float | None:
+        return fmean(rank.work_ns or 0.0 for run in self.runs for rank in run) if self.runs else None
 
     @property
     def roles(self) -> set[str]:
@@ -95,22 +96,19 @@ def unit_works(
     caused = [_caused(group, key) for group in groups]
     works = []
     for name in sorted({*sides[0], *sides[1]}, key=lambda name: (len(name), name)):
-        one, two = (side.get(name) for side in sides)
-        is_itself = has_same_layout and one is not None and two is not None and one.roles == two.roles
-        values = [
-            _values(side, None if is_itself else level, len(group))
-            for side, level, group in zip((one, two), levels, groups, strict=True)
-        ]
-        errors = [
-            [0.0] * len(group) if side is None else side.errors for side, group in zip((one, two), groups, strict=True)
-        ]
+        one, two = (side.get(name, _Side([])) for side in sides)
+        is_itself = has_same_layout and bool(one.runs and two.runs) and one.roles == two.roles
+        first, second = (
+            _values(side, [defaultdict(float)] * len(group) if is_itself else of_roles)
+            for side, of_roles, group in zip((one, two), levels, groups, strict=True)
+        )
         works.append(
             UnitWork(
                 name=name,
-                work_ns=(None if one is None else one.work_ns, None if two is None else two.work_ns),
+                work_ns=(one.work_ns, two.work_ns),
                 caused_ns=(caused[0].get(name, 0.0), caused[1].get(name, 0.0)),
-                values=None if values[0] is None or values[1] is None else (values[0], values[1]),
-                errors=(errors[0], errors[1]),
+                values=None if first is None or second is None else (first, second),
+                errors=(one.errors or [0.0] * len(before), two.errors or [0.0] * len(after)),
                 is_itself=is_itself,
             )
         )
@@ -131,27 +129,31 @@ def _by_place(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> 
 
 def _levels(group: Sequence[MeasuredRun]) -> list[dict[str, float]]:
     """Return the logarithm of the median own work of each role with three ranks or more, of each run."""
-    levels = []
-    for run in group:
-        by_role: dict[str, list[float]] = {}
-        for rank in run.ranks:
-            by_role.setdefault(rank.role, []).append(log(rank.work_ns or 1.0))
-        levels.append({role: median(values) for role, values in by_role.items() if len(values) >= _MIN_FOR_LEVEL})
-    return levels
-
-
-def _values(side: _Side | None, levels: Sequence[Mapping[str, float]] | None, num_runs: int) -> list[float] | None:
-    """Return the values of a place in the runs of a group; None where a role has no level to be compared with."""
-    if side is None:  # against the others alone: in the group that lacks the place, it is as usual
-        return [0.0] * num_runs
-    if levels is None:
-        return [fmean(log(rank.work_ns or 1.0) for rank in ranks) for ranks in side.runs]
-    if any(rank.role not in level for ranks, level in zip(side.runs, levels, strict=True) for rank in ranks):
-        return None
+    works = [_by_role([run], lambda rank: log(rank.work_ns or 1.0)) for run in group]
     return [
-        fmean(log(rank.work_ns or 1.0) - level[rank.role] for rank in ranks)
-        for ranks, level in zip(side.runs, levels, strict=True)
+        {role: median(values) for role, values in by_role.items() if len(values) >= _MIN_FOR_LEVEL} for by_role in works
     ]
+
+
+def _by_role(group: Sequence[MeasuredRun], value: Callable[[RankTimes], float]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for run in group:
+        for rank in run.ranks:
+            found.setdefault(rank.role, []).append(value(rank))
+    return found
+
+
+def _values(side: _Side, levels: Sequence[Mapping[str, float]]) -> list[float] | None:
+    """Return the values of a place in the runs of a group; None where a role has no level to be compared with."""
+    if not side.runs:  # against the others alone: in the group that lacks the place, it is as usual
+        return [0.0] * len(levels)
+    try:
+        return [
+            fmean(log(rank.work_ns or 1.0) - level[rank.role] for rank in ranks)
+            for ranks, level in zip(side.runs, levels, strict=True)
+        ]
+    except KeyError:
+        return None
 
 
 def _caused(group: Sequence[MeasuredRun], key: Callable[[RankTimes], str]) -> dict[str, float]:
@@ -358,8 +360,7 @@ def _rows(kind: str, works: Sequence[UnitWork], whole: _Whole, prior_cv: float, 
         beyond = change = None
         if of_work is not None:
             beyond = log_difference(
-                of_work[0],
-                of_work[1],
+                *of_work,
                 before_errors=work.errors[0],
                 after_errors=work.errors[1],
                 spread=spread,
@@ -453,12 +454,5 @@ def _size(row: UnitRow) -> tuple[bool, float]:
 
 
 def _roles(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> tuple[tuple[str, float, float], ...]:
-    def means(group: Sequence[MeasuredRun]) -> dict[str, float]:
-        found: dict[str, list[float]] = {}
-        for run in group:
-            for rank in run.ranks:
-                found.setdefault(rank.role, []).append(rank.work_ns or 0.0)
-        return {role: fmean(values) for role, values in found.items()}
-
-    one, two = means(before), means(after)
-    return tuple((role, one[role], two[role]) for role in one if role in two)
+    one, two = (_by_role(group, lambda rank: rank.work_ns or 0.0) for group in (before, after))
+    return tuple((role, fmean(one[role]), fmean(two[role])) for role in one if role in two)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError, with_reasons
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import map_processes, map_threads
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import rank_list
@@ -117,90 +116,29 @@ def read_attempt(
     Raises:
         TraceError: no trace can be read.
     """
+    reading = _Reading(attempt, progress or (lambda *_: None), most_rows, tables, memory_bytes)
     try:
-        with attempt.open() as folder, folder.folder(attempt.trace_dir.name) as trace_folder:
-            traces, places, problems = _read_ranks(
-                attempt, trace_folder, progress=progress, most_rows=most_rows, tables=tables, memory_bytes=memory_bytes
-            )
+        with attempt.open() as folder, folder.folder(attempt.trace_dir.name) as traces_folder:
+            reading.read(traces_folder)
     except OSError as error:
         raise TraceError(f"no trace can be read in {attempt.trace_dir} ({error.strerror})") from error
     run_id, number = _named(attempt)
-    found, others = of_one_run(traces, run_id=run_id, attempt=number, packs=places)
-    problems += others
+    found, others = of_one_run([*reading.traces.values()], run_id=run_id, attempt=number, packs=reading.places)
+    problems = [*reading.problems, *others]
     if not found:
         raise TraceError(with_reasons(f"no trace can be read in {attempt.trace_dir}", problems))
     world_size = world_size_of(found)
     problems += _world_problems(found, world_size)
     found = [trace for trace in found if trace.header.rank < world_size]
     if sum(len(trace.tables["collectives"]) for trace in found) <= most_rows:
-        on_disk = found
-        found = [_in_memory(trace) for trace in on_disk]
-        problems += [
-            problem
-            for trace, before in zip(found, on_disk, strict=True)
-            for problem in trace.problems[len(before.problems) :]
-        ]
+        on_disk, found = found, list(map(_in_memory, found))
+        for trace, before in zip(found, on_disk, strict=True):
+            problems += trace.problems[len(before.problems) :]
     return AttemptTraces(found, tuple(problems))
 
 
 def _named(attempt: Attempt) -> Start:
     return attempt.path.parent.name, attempt.number
-
-
-def _read_ranks(
-    attempt: Attempt,
-    folder: Folder,
-    *,
-    progress: Callable[[int, int], None] | None,
-    most_rows: int,
-    tables: Collection[str],
-    memory_bytes: int,
-) -> tuple[list[RankTrace], dict[int, Path], list[str]]:
-    """Return the trace of each rank that can be read, the pack of those that have one, and what was left out."""
-    files, packs, named = attempt.trace_files(), attempt.packs(), _named(attempt)
-    packed = _read_packs(packs, folder, frozenset(files), tables, memory_bytes, named=named)
-    files = {rank: path for rank, path in files.items() if rank not in packed.traces}
-    num_done, num_files = len(packs), len(packs) + len(files)
-    if progress is not None and packs:
-        progress(num_done, num_files)
-    traces, problems = dict(packed.traces), packed.problems
-    problems += [problem for trace in packed.traces.values() for problem in trace.problems]
-    errors: dict[str, int] = {}
-    misnamed: list[RankTrace] = []
-    share = memory_bytes // max(len(files) + len(traces), 1)
-    found = _read_files(files, folder, most_rows, tables, packed.left_bytes, share)
-    for number, (rank, trace) in enumerate(found, start=num_done + 1):
-        if progress is not None:
-            progress(number, num_files)
-        if isinstance(trace, TraceError):
-            problems.append(str(trace))
-            errors[str(trace)] = rank
-        elif trace.header.rank != rank:
-            misnamed.append(trace)
-        else:
-            traces[rank] = trace
-            problems += trace.problems
-    later = [path for path in attempt.packs() if path not in packs]
-    if later:  # some ranks have been packed since
-        taken = frozenset(traces)
-        moved = _read_packs(later, folder, taken, tables, packed.left_bytes, taken, named=named)
-        traces |= moved.traces
-        packed.places |= moved.places
-        problems = [problem for problem in problems if errors.get(problem) not in moved.traces]
-        problems += [*moved.problems, *(problem for trace in moved.traces.values() for problem in trace.problems)]
-    for trace in misnamed:
-        problems += _take_misnamed(traces, trace)
-    return list(traces.values()), packed.places, problems
-
-
-@dataclass
-class _Packed:
-    """The traces read from packs, the pack of each, what was left out, and the memory that is left."""
-
-    traces: dict[int, RankTrace]
-    places: dict[int, Path]
-    problems: list[str]
-    left_bytes: float
 
 
 class _FromPack(NamedTuple):
@@ -211,62 +149,136 @@ class _FromPack(NamedTuple):
     is_damaged: bool
 
 
-def _read_packs(
-    packs: Sequence[Path],
-    folder: Folder,
-    own: frozenset[int],
-    tables: Collection[str],
-    memory_bytes: float,
-    taken: frozenset[int] = frozenset(),
-    *,
-    named: Start,
-) -> _Packed:
-    """Return the traces of the ranks in packs.
+@dataclass
+class _Reading:
+    """Reads the traces of an attempt.
 
-    A rank whose own file is another than the one that was packed, or is whole where the pack is damaged, is left to it.
-
-    Args:
-        packs: the files.
-        folder: where they are.
-        own: ranks with files of their own.
-        tables: names of the tables to read; the others get no rows.
-        memory_bytes: memory for the tables.
-        taken: ranks that are read already.
-        named: run and attempt as the names of the folders have them.
+    Attributes:
+        left_bytes: memory for tables that is left.
+        traces: the trace of each rank that could be read.
+        places: the pack of those that were read from one.
+        problems: what was left out.
     """
-    cache = ChunkCache(min(CACHE_BYTES, memory_bytes / _SHARE_OF_CACHE))
-    found = _Packed({}, {}, [], memory_bytes)
-    parts: list[list[_FromPack]] = []
-    for path in packs:
-        try:
-            descriptor, pack = open_pack(path.name, folder)
-        except TraceError as error:
-            found.problems.append(str(error))
-            continue
-        try:
-            open_places = [place for place, rank in enumerate(pack.numbers) if rank not in taken]
-            places = [p for p in open_places if pack.numbers[p] not in own or not has_own_file(pack, p, folder)]
-            part = read_pack(pack, descriptor, places, tables=tables, most_bytes=found.left_bytes, cache=cache)
-        finally:
-            os.close(descriptor)
-        changed = sorted({pack.numbers[place] for place in open_places} - {pack.numbers[place] for place in places})
-        if changed:
-            found.problems.append(f"{path} has other contents than the files of {rank_list(changed)}, which are read")
-        found.left_bytes -= part.size_bytes
-        found.problems += part.problems
-        parts.append(
-            [
-                _FromPack(path, stream, rank in part.damaged)
-                for rank, stream in part.streams.items()
-                if rank not in own & part.damaged
-            ]
+
+    attempt: Attempt
+    progress: Callable[[int, int], None]
+    most_rows: int
+    tables: Collection[str]
+    left_bytes: float
+    traces: dict[int, RankTrace] = field(default_factory=dict)
+    places: dict[int, Path] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def read(self, folder: Folder) -> None:
+        """Read all packs and files in a folder."""
+        files, packs, memory_bytes = self.attempt.trace_files(), self.attempt.packs(), self.left_bytes
+        self._read_packs(packs, folder, frozenset(files))
+        files = {rank: path for rank, path in files.items() if rank not in self.traces}
+        num_files = len(packs) + len(files)
+        if packs:
+            self.progress(len(packs), num_files)
+        share = memory_bytes // max(len(files) + len(self.traces), 1)
+        errors: dict[str, int] = {}
+        misnamed: list[RankTrace] = []
+        for number, (rank, trace) in enumerate(self._files(files, folder, share), start=len(packs) + 1):
+            self.progress(number, num_files)
+            if isinstance(trace, TraceError):
+                self.problems.append(str(trace))
+                errors[str(trace)] = rank
+            elif trace.header.rank != rank:
+                misnamed.append(trace)
+            else:
+                self._take(trace)
+        later = [path for path in self.attempt.packs() if path not in packs]
+        if later:  # some ranks have been packed since
+            taken = frozenset(self.traces)
+            self._read_packs(later, folder, taken, taken)
+            self.problems = [problem for problem in self.problems if errors.get(problem) not in self.traces]
+        for trace in misnamed:
+            says = f"{trace.path} says that it is rank {trace.header.rank}"
+            other = self.traces.get(trace.header.rank)
+            if other is None:
+                self.problems.append(says)
+                self._take(trace)
+            else:
+                self.problems.append(f"{says}, and so does {other.path}; it is left out")
+
+    def _take(self, trace: RankTrace) -> None:
+        self.traces[trace.header.rank] = trace
+        self.problems += trace.problems
+
+    def _read_packs(
+        self, packs: Sequence[Path], folder: Folder, own: frozenset[int], taken: frozenset[int] = frozenset()
+    ) -> None:
+        """Read the traces of the ranks in packs.
+
+        A rank whose own file is another than the one that was packed, or is whole where the pack is damaged, is left to
+        it.
+
+        Args:
+            packs: the files.
+            folder: where they are.
+            own: ranks with files of their own.
+            taken: ranks that are read already.
+        """
+        memory_bytes = self.left_bytes
+        cache = ChunkCache(min(CACHE_BYTES, memory_bytes / _SHARE_OF_CACHE))
+        parts: list[list[_FromPack]] = []
+        for path in packs:
+            try:
+                descriptor, pack = open_pack(path.name, folder)
+            except TraceError as error:
+                self.problems.append(str(error))
+                continue
+            with closing_descriptor(descriptor):
+                left = [place for place, rank in enumerate(pack.numbers) if rank not in taken]
+                places = [p for p in left if pack.numbers[p] not in own or not has_own_file(pack, p, folder)]
+                part = read_pack(pack, descriptor, places, tables=self.tables, most_bytes=self.left_bytes, cache=cache)
+            changed = sorted({pack.numbers[place] for place in left} - {pack.numbers[place] for place in places})
+            if changed:
+                read = f"the files of {rank_list(changed)}, which are read"
+                self.problems.append(f"{path} has other contents than {read}")
+            self.left_bytes -= part.size_bytes
+            self.problems += part.problems
+            kept = {rank: stream for rank, stream in part.streams.items() if rank not in own & part.damaged}
+            parts.append([_FromPack(path, stream, rank in part.damaged) for rank, stream in kept.items()])
+        chosen = _chosen(parts, self.problems, _named(self.attempt))
+        most_bytes = max(memory_bytes / max(len(chosen), 1) / _COPIES_OF_ROWS, _MIN_STREAM_BYTES)
+        for rank, one in chosen.items():
+            self.places[rank] = one.path
+            self._take(_with_stored(replace(one.stream, most_bytes=most_bytes)))
+
+    def _files(
+        self, files: Mapping[int, Path], folder: Folder, share: float
+    ) -> Iterator[tuple[int, RankTrace | TraceError]]:
+        """Yield the trace of each file, or why there is none.
+
+        Files that need at most an equal share of the memory come first, because together they cannot exceed it. The
+        others follow, the smallest first, while memory lasts.
+        """
+        left_bytes = self.left_bytes
+        share = min(share, left_bytes / max(len(files), 1))
+        read = partial(
+            _trace_or_error,
+            folder=folder,
+            most_rows=self.most_rows // max(len(files), 1),
+            tables=self.tables,
+            stream_bytes=max(share // _COPIES_OF_ROWS, _MIN_STREAM_BYTES),
         )
-    chosen = _chosen(parts, found.problems, named)
-    share = memory_bytes / max(len(chosen), 1)
-    most_bytes = max(share / _COPIES_OF_ROWS, _MIN_STREAM_BYTES)
-    found.traces = {rank: _with_stored(replace(one.stream, most_bytes=most_bytes)) for rank, one in chosen.items()}
-    found.places = {rank: one.path for rank, one in chosen.items()}
-    return found
+        # With many small files most of the time goes into opening them, which HDF5 does on one core for all threads.
+        found_of = map_processes if len(files) >= _MIN_FOR_PROCESSES else map_threads
+        names = [path.name for path in files.values()]
+        groups, large = dict[bytes, NDArray[Any]](), list[tuple[float, int]]()
+        for rank, trace in zip(files, found_of(partial(read, most_bytes=share), names), strict=True):
+            if isinstance(trace, TooLarge):
+                large.append((trace.size_bytes, rank))
+                continue
+            left_bytes -= _new_bytes(trace, groups)
+            yield rank, trace
+        for _, rank in sorted(large):
+            trace = read(files[rank].name, most_bytes=left_bytes)
+            left_bytes -= _new_bytes(trace, groups)
+            yield rank, trace
 
 
 def _chosen(parts: Sequence[Sequence[_FromPack]], problems: list[str], named: Start) -> dict[int, _FromPack]:
@@ -290,52 +302,6 @@ def _chosen(parts: Sequence[Sequence[_FromPack]], problems: list[str], named: St
         if twice:
             problems.append(f"{part[0].path}: {rank_list(twice)} is in another pack, too; left out here")
     return chosen
-
-
-def _take_misnamed(traces: dict[int, RankTrace], trace: RankTrace) -> list[str]:
-    """Add a trace whose file name has another rank than its header, unless the rank has a trace; return problems."""
-    says = f"{trace.path} says that it is rank {trace.header.rank}"
-    if trace.header.rank in traces:
-        return [f"{says}, and so does {traces[trace.header.rank].path}; it is left out"]
-    traces[trace.header.rank] = trace
-    return [says, *trace.problems]
-
-
-def _read_files(
-    files: Mapping[int, Path],
-    folder: Folder,
-    most_rows: int,
-    tables: Collection[str],
-    memory_bytes: float,
-    share: float,
-) -> Iterator[tuple[int, RankTrace | TraceError]]:
-    """Yield the trace of each file, or why there is none.
-
-    Files that need at most an equal share of the memory come first, because together they cannot exceed it. The others
-    follow, the smallest first, while memory lasts.
-    """
-    share = min(share, memory_bytes / max(len(files), 1))
-    read = partial(
-        _trace_or_error,
-        folder=folder,
-        most_rows=most_rows // max(len(files), 1),
-        tables=tables,
-        stream_bytes=max(share // _COPIES_OF_ROWS, _MIN_STREAM_BYTES),
-    )
-    # With many small files most of the time goes into opening them, which HDF5 does on one core for all threads.
-    found_of = map_processes if len(files) >= _MIN_FOR_PROCESSES else map_threads
-    names = [path.name for path in files.values()]
-    left_bytes, groups, large = memory_bytes, dict[bytes, NDArray[Any]](), list[tuple[float, int]]()
-    for rank, trace in zip(files, found_of(partial(read, most_bytes=share), names), strict=True):
-        if isinstance(trace, TooLarge):
-            large.append((trace.size_bytes, rank))
-            continue
-        left_bytes -= _new_bytes(trace, groups)
-        yield rank, trace
-    for _, rank in sorted(large):
-        trace = read(files[rank].name, most_bytes=left_bytes)
-        left_bytes -= _new_bytes(trace, groups)
-        yield rank, trace
 
 
 def _new_bytes(trace: RankTrace | TraceError, groups: dict[bytes, NDArray[Any]]) -> int:

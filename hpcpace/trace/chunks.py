@@ -7,9 +7,10 @@ table, and its decompression is unbounded. Here nothing decompresses to more tha
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from zlib_ng import zlib_ng
 
 from hpcpace.trace.encoding import row_dtype
-from hpcpace.trace.opening import filters_of, open_column, stored_dtype
+from hpcpace.trace.opening import FOREIGN_ERRORS, filters_of, open_column, open_group, stored_dtype
 from hpcpace.trace.schema import TableSchema
 from hpcpace.trace.tables import Table
 
@@ -39,7 +40,7 @@ class DamagedColumn(Exception):
     """A column, or a chunk of it, is not what its file says, or not allowed in a trace."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ColumnChunks:
     """Where the chunks of one column are in the file.
 
@@ -53,9 +54,9 @@ class ColumnChunks:
 
     dtype: np.dtype
     stored: np.dtype
-    chunk_rows: int
-    places: tuple[tuple[int, int], ...]
-    filters: tuple[tuple[int, ...], ...]
+    chunk_rows: int = 0
+    places: tuple[tuple[int, int], ...] = ()
+    filters: tuple[tuple[int, ...], ...] = ((),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,29 @@ class TableChunks:
     def is_even(self) -> bool:
         """Whether the chunks of all columns hold the same rows, so that the table can be read chunk by chunk."""
         return len({(column.chunk_rows, len(column.places)) for column in self.columns.values()}) == 1
+
+
+def open_tables(
+    root: h5py.h5g.GroupID, schemas: Mapping[str, TableSchema], path: Path, problems: list[str]
+) -> dict[str, h5py.h5g.GroupID]:
+    """Return the groups of the tables that a file has, by name; add a problem for each that is damaged or missing."""
+    groups = {}
+    for name, schema in schemas.items():
+        try:
+            group = open_group(root, name)
+        except FOREIGN_ERRORS as error:
+            problems.append(left_out(path, name, error))
+            continue
+        if group is not None:
+            groups[name] = group
+        elif schema.required:
+            problems.append(f"{path}: table {name} is missing")
+    return groups
+
+
+def left_out(path: Path, table: str, reason: object) -> str:
+    """Return the sentence on a table that cannot be read."""
+    return f"{path}: table {table} is damaged and left out ({reason})"
 
 
 def index_table(
@@ -113,23 +137,19 @@ def index_table(
     lengths = [num_rows for num_rows, _ in found.values()]
     columns = {name: column for name, (_, column) in found.items()}
     if len(columns) < len(dtype.names or ()):
-        like = next(iter(columns.values()))
-        columns = {name: columns.get(name, _never_written(dtype[name], like)) for name in dtype.names or ()}
+        # A column that the file lacks reads as zeros: its chunks, like those of another one, were never written.
+        _, like = next(iter(found.values()))
+        unwritten = ((0, 0),) * len(like.places)
+        columns = {
+            name: columns.get(name, ColumnChunks(dtype[name], dtype[name], like.chunk_rows, unwritten))
+            for name in dtype.names or ()
+        }
     return TableChunks(num_rows=min(lengths), columns=columns, longest=max(lengths))
-
-
-def _never_written(dtype: np.dtype, like: ColumnChunks) -> ColumnChunks:
-    """Return the place of a column that a file lacks, and which reads as zeros; `like` is another one of its table."""
-    places = ((0, 0),) * len(like.places)
-    return ColumnChunks(dtype=dtype, stored=dtype, chunk_rows=like.chunk_rows, places=places, filters=((),))
 
 
 def no_rows(table: TableSchema) -> TableChunks:
     """Return the place of a table that a file does not have."""
-    columns = {
-        name: ColumnChunks(dtype=table.dtype[name], stored=table.dtype[name], chunk_rows=0, places=(), filters=())
-        for name in table.dtype.names or ()
-    }
+    columns = {name: ColumnChunks(table.dtype[name], table.dtype[name]) for name in table.dtype.names or ()}
     return TableChunks(num_rows=0, columns=columns, longest=0)
 
 
@@ -153,31 +173,27 @@ def _index_column(
         raise ValueError(f"it is of type {stored}, not {dtype}")
     (num_rows,) = shape
     if not num_rows:
-        return 0, ColumnChunks(dtype=dtype, stored=stored, chunk_rows=0, places=(), filters=())
-    if num_rows * stored.itemsize > _MAX_COMPRESSED * file_bytes:
+        return 0, ColumnChunks(dtype, stored)
+    size_bytes = num_rows * stored.itemsize
+    if size_bytes > _MAX_COMPRESSED * file_bytes:
         raise ValueError(f"it claims {num_rows} rows in a file of {file_bytes} bytes")
-    if properties.get_layout() == h5py.h5d.CONTIGUOUS:
-        laid = _contiguous(column, stored, num_rows)
-    else:
-        laid = _chunked(column, properties, stored, num_rows, is_growing=is_growing)
-    num_rows, chunk_rows, places, applied = laid
-    return num_rows, ColumnChunks(dtype=dtype, stored=stored, chunk_rows=chunk_rows, places=places, filters=applied)
-
-
-_Laid = tuple[int, int, tuple[tuple[int, int], ...], tuple[tuple[int, ...], ...]]
-"""Rows that are really there, and `chunk_rows`, `places` and `filters` of `ColumnChunks`."""
-
-
-def _contiguous(column: h5py.h5d.DatasetID, stored: np.dtype, num_rows: int) -> _Laid:
-    size_bytes, offset = num_rows * stored.itemsize, column.get_offset()
+    if properties.get_layout() == h5py.h5d.CHUNKED:
+        return _index_chunks(column, properties, dtype, stored, num_rows, is_growing=is_growing)
+    offset = column.get_offset()
     if offset is None or column.get_storage_size() < size_bytes:
         raise ValueError(f"it claims {num_rows} rows in {column.get_storage_size()} bytes")
-    return num_rows, num_rows, ((offset, size_bytes),), ((),)
+    return num_rows, ColumnChunks(dtype, stored, num_rows, ((offset, size_bytes),))
 
 
-def _chunked(
-    column: h5py.h5d.DatasetID, properties: h5py.h5p.PropDCID, stored: np.dtype, num_rows: int, *, is_growing: bool
-) -> _Laid:
+def _index_chunks(
+    column: h5py.h5d.DatasetID,
+    properties: h5py.h5p.PropDCID,
+    dtype: np.dtype,
+    stored: np.dtype,
+    num_rows: int,
+    *,
+    is_growing: bool,
+) -> tuple[int, ColumnChunks]:
     filters = filters_of(properties)
     (chunk_rows,) = properties.get_chunk()
     chunk_bytes = chunk_rows * stored.itemsize
@@ -191,10 +207,9 @@ def _chunked(
         found[chunk.chunk_offset[0]] = chunk.byte_offset, chunk.size, chunk.filter_mask
     num_rows = min(num_rows, len(found) * chunk_rows)
     chosen = [found.get(start, (0, 0, 0)) for start in range(0, num_rows, chunk_rows)]
-    places = tuple((offset, size) for offset, size, _ in chosen)
-    if any(mask for _, _, mask in chosen):
-        return num_rows, chunk_rows, places, tuple(_unmasked(filters, mask) for _, _, mask in chosen)
-    return num_rows, chunk_rows, places, (filters,)
+    places, masks = tuple((offset, size) for offset, size, _ in chosen), [mask for _, _, mask in chosen]
+    applied = tuple(_unmasked(filters, mask) for mask in (masks if any(masks) else [0]))
+    return num_rows, ColumnChunks(dtype, stored, chunk_rows, places, applied)
 
 
 def _sizes(chunk_bytes: int, filters: tuple[int, ...]) -> tuple[float, float]:
@@ -257,10 +272,11 @@ def read_chunks(descriptor: int, chunks: TableChunks, lead: Table | None = None)
     columns = chunks.columns.items()
     if lead is None or not len(lead):
         return Table({name: _read_column(descriptor, column, chunks.num_rows) for name, column in columns})
-    found = {name: np.zeros(len(lead) + chunks.num_rows, column.dtype) for name, column in columns}
+    found = {}
     for name, column in columns:
-        found[name][: len(lead)] = lead[name]
-        _fill(descriptor, column, found[name][len(lead) :])
+        values = found[name] = np.zeros(len(lead) + chunks.num_rows, column.dtype)
+        values[: len(lead)] = lead[name]
+        _fill(descriptor, column, values[len(lead) :])
     return Table(found)
 
 
@@ -394,14 +410,12 @@ def split_chunks(chunks: TableChunks, num_last: int) -> tuple[TableChunks, Table
     return select_chunks(chunks, 0, first), select_chunks(chunks, first, num_chunks)
 
 
-def select_chunks(chunks: TableChunks, first: int, stop: int) -> TableChunks:
-    """Return the chunks `first <= number < stop` of an even table."""
-    columns = {name: _selected(column, first, stop) for name, column in chunks.columns.items()}
+def select_chunks(chunks: TableChunks, first: int, stop: int, names: Iterable[str] | None = None) -> TableChunks:
+    """Return the chunks `first <= number < stop` of some columns of an even table; of all if not given."""
+    columns = {name: chunks.columns[name] for name in (chunks.columns if names is None else names)}
     chunk_rows = max(column.chunk_rows for column in columns.values())
     num_rows = max(min(chunks.num_rows, stop * chunk_rows) - first * chunk_rows, 0)
+    for name, column in columns.items():
+        filters = column.filters if len(column.filters) == 1 else column.filters[first:stop]
+        columns[name] = replace(column, places=column.places[first:stop], filters=filters)
     return TableChunks(num_rows=num_rows, columns=columns, longest=num_rows)
-
-
-def _selected(column: ColumnChunks, first: int, stop: int) -> ColumnChunks:
-    filters = column.filters if len(column.filters) <= 1 else column.filters[first:stop]
-    return replace(column, places=column.places[first:stop], filters=filters or ((),))

@@ -48,9 +48,6 @@ class RecordKind(IntEnum):
     OPEN = 1
 
 
-_KINDS = frozenset(map(int, RecordKind))
-
-
 @dataclass
 class JournalContent:
     """What a journal holds.
@@ -81,7 +78,7 @@ class JournalStart:
     size_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RecordRun:
     """Consecutive records of one table and kind.
 
@@ -244,20 +241,9 @@ def _runs(table: str, records: NDArray[np.void], offset: int) -> list[RecordRun]
     """Return rows and open operations of consecutive records of one table apart."""
     end = offset + records.nbytes
     kinds = records["kind"]
-    if not len(records) or (kinds == kinds[0]).all():  # nearly always
-        parts = [records] if len(records) else []
-    else:
-        parts = [part for kind in RecordKind if len(part := records[kinds == kind])]
+    parts = ((kind, records if (kinds == kind).all() else records[kinds == kind]) for kind in RecordKind)
     return [
-        RecordRun(
-            table=table,
-            kind=RecordKind(int(part["kind"][0])),
-            numbers=part["row"].astype(np.int64),
-            rows=part["data"],
-            end=end,
-        )
-        for part in parts
-        if part["kind"][0] in _KINDS
+        RecordRun(table, kind, part["row"].astype(np.int64), part["data"], end) for kind, part in parts if len(part)
     ]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.trace.journal import (
     MAX_START_BYTES,
     JournalStart,
@@ -89,8 +89,7 @@ class JournalTail:
             OSError: there is no such file, or it cannot be read.
             TraceError: it is no journal, or damaged.
         """
-        descriptor = folder.open_file(self.name)
-        try:
+        with closing_descriptor(folder.open_file(self.name)) as descriptor:
             status = os.fstat(descriptor)
             is_other = (status.st_dev, status.st_ino) != self._file or status.st_size < self._offset
             has_changed = is_other or (status.st_mtime_ns, status.st_size) != self._written
@@ -103,8 +102,6 @@ class JournalTail:
             if has_changed:
                 return self._new(descriptor, status.st_size, wanted, tail)
             return tail
-        finally:
-            os.close(descriptor)
 
     def _begin(self, descriptor: int, folder: Folder) -> None:
         """Read the header of a journal that was not looked at before."""

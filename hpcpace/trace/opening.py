@@ -148,24 +148,14 @@ def attribute_values(place: h5py.h5g.GroupID | h5py.h5d.DatasetID, names: Collec
             raise ValueError(f"attribute {name} has {num_values} values in {size_bytes} bytes: too many")
         if kind.get_class() not in _KINDS:
             raise ValueError(f"attribute {name} is neither number nor text")
-        values[name] = _value(place, name, attribute, kind, space)
+        if kind.get_class() == h5py.h5t.STRING or space.get_simple_extent_type() != h5py.h5s.SCALAR:
+            holder = h5py.Dataset(place) if isinstance(place, h5py.h5d.DatasetID) else h5py.Group(place)
+            values[name] = holder.attrs[name]
+        else:  # as h5py does, without opening the attribute again: most are numbers
+            value = np.zeros((), stored_dtype(kind.encode()))
+            attribute.read(value)
+            values[name] = value[()]
     return values
-
-
-def _value(
-    place: h5py.h5g.GroupID | h5py.h5d.DatasetID,
-    name: str,
-    attribute: h5py.h5a.AttrID,
-    kind: h5py.h5t.TypeID,
-    space: h5py.h5s.SpaceID,
-) -> Any:
-    """Return what h5py returns of an attribute, which it opens again; numbers are read here, for most are."""
-    if kind.get_class() == h5py.h5t.STRING or space.get_simple_extent_type() != h5py.h5s.SCALAR:
-        holder = h5py.Dataset(place) if isinstance(place, h5py.h5d.DatasetID) else h5py.Group(place)
-        return holder.attrs[name]
-    value = np.zeros((), stored_dtype(kind.encode()))
-    attribute.read(value)
-    return value[()]
 
 
 @lru_cache(maxsize=128)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import rank_list
-from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, no_rows
+from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, left_out, no_rows, open_tables
 from hpcpace.trace.encoding import row_dtype
 from hpcpace.trace.opening import (
     FOREIGN_ERRORS,
@@ -34,10 +34,9 @@ from hpcpace.trace.opening import (
     attribute_values,
     check_object,
     is_marked_open,
-    open_group,
     open_trace,
 )
-from hpcpace.trace.schema import MAX_RANKS, TABLES, OtherVersion, TableSchema
+from hpcpace.trace.schema import MAX_RANKS, TABLES, OtherVersion, TableSchema, table_of
 from hpcpace.trace.stream import ChunkCache, PackedCollectives, Range, identity_of, read_rows
 from hpcpace.trace.tables import GroupTable, Table, join_tables
 
@@ -60,23 +59,20 @@ COUNTED = (*OF_RANKS, "collectives", OPEN, "memberships")
 _TEMPORARY = re.compile(r"\.pack-\d{5,7}-[0-9a-f]{8}\.h5\.[0-9a-f]{16}")
 
 
-def _index(name: str, *columns: tuple[str, str]) -> TableSchema:
-    return TableSchema(name=name, dtype=np.dtype(list(columns)), required=True)
-
-
 INDEX = {
     table.name: table
     for table in (
-        _index(
-            "ranks", ("rank", "<i4"), ("closed", "u1"), ("header_bytes", "<i4"), ("trace_bytes", "<i8"),
-            ("journal_bytes", "<i8"), ("digest", "S32"), *((f"num_{name}", "<i8") for name in COUNTED),
+        table_of(
+            "ranks",
+            "rank:i4 closed:u1 header_bytes:i4 trace_bytes:i8 journal_bytes:i8 digest:S32 "
+            + " ".join(f"num_{name}:i8" for name in COUNTED),
         ),
-        _index("headers", ("text", "u1")),
-        _index("blocks", ("num_rows", "<i4"), ("last_step", "<i4")),
-        _index("group_parts", ("num_rows", "<i4")),
-        _index("memberships", ("part", "<i4")),
+        table_of("headers", "text:u1"),
+        table_of("blocks", "num_rows:i4 last_step:i4"),
+        table_of("group_parts", "num_rows:i4"),
+        table_of("memberships", "part:i4"),
     )
-}  # fmt: skip
+}
 """The tables that a pack has and a trace does not."""
 
 
@@ -85,7 +81,7 @@ def table_schema(name: str, lacking: Collection[str] = ()) -> TableSchema:
     schema = INDEX[name] if name in INDEX else TABLES["collectives" if name == OPEN else name]
     counts = {f"num_{table}" for table in (lacking if name == "ranks" else ())}
     fields = [(column, schema.dtype[column]) for column in schema.dtype.names or () if column not in counts]
-    return replace(schema, dtype=np.dtype(fields), chunk_rows=PACK_CHUNK_ROWS)
+    return replace(schema, dtype=np.dtype(fields), chunk_rows=PACK_CHUNK_ROWS, required=True)
 
 
 def pack_dtypes(device_tables: Collection[str]) -> dict[str, np.dtype]:
@@ -355,30 +351,20 @@ def _chunks(descriptor: int, path: Path, problems: list[str]) -> dict[str, Table
         lacking = LACKING.get(version, ())
         if is_marked_open(descriptor):
             raise TraceError(f"{path} was never finished; leave it out")
-        for name in (*INDEX, *OF_RANKS, "groups", "collectives", OPEN):
-            if name in lacking:
-                chunks[name] = no_rows(table_schema(name))
-                continue
+        names = (*INDEX, *OF_RANKS, "groups", "collectives", OPEN)
+        schemas = {name: table_schema(name, lacking) for name in names if name not in lacking}
+        for name, group in open_tables(root, schemas, path, problems).items():
             try:
-                found = _chunks_of(root, name, table_schema(name, lacking), file_bytes)
-            except (DamagedColumn, *FOREIGN_ERRORS) as error:
-                problems.append(f"{path}: table {name} is damaged and left out ({error})")
+                found = index_table(group, schemas[name], file_bytes=file_bytes)
+            except DamagedColumn as error:
+                problems.append(left_out(path, name, error))
                 continue
-            if found is None:
-                problems.append(f"{path}: table {name} is missing")
-            else:
+            if found.longest == found.num_rows and found.is_even:
                 chunks[name] = found
-    return chunks
-
-
-def _chunks_of(root: h5py.h5g.GroupID, name: str, schema: TableSchema, file_bytes: int) -> TableChunks | None:
-    group = open_group(root, name)
-    if group is None:
-        return None
-    found = index_table(group, schema, file_bytes=file_bytes)
-    if found.longest != found.num_rows or not found.is_even:
-        raise ValueError(f"its columns have {found.num_rows} to {found.longest} rows or chunks of different sizes")
-    return found
+            else:
+                held = f"its columns have {found.num_rows} to {found.longest} rows or chunks of different sizes"
+                problems.append(left_out(path, name, held))
+    return chunks | {name: no_rows(table_schema(name)) for name in lacking}
 
 
 def _with_counts(ranks: Table) -> Table:

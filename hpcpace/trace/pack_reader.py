@@ -9,16 +9,16 @@ import itertools
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.rundir import is_pack
 from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn
@@ -29,7 +29,6 @@ from hpcpace.trace.stream import (
     ChunkCache,
     PackedCollectives,
     PackedRows,
-    Range,
     TooLarge,
     TraceStream,
     check_size,
@@ -186,15 +185,13 @@ def _read_from(
         TraceError: the pack or the rank cannot be read.
     """
     descriptor, pack = open_pack(name, folder)
-    try:
+    with closing_descriptor(descriptor):
         if rank not in pack.numbers:
             return None, False
         place = pack.numbers.index(rank)
         if only_left_over and not _is_left_over(pack, place, folder):
             return None, False
         found = read_pack(pack, descriptor, [place], most_bytes=most_bytes, cache=ChunkCache(), as_stored=True)
-    finally:
-        os.close(descriptor)
     if rank not in found.streams:
         raise TraceError("; ".join(found.problems) or f"{pack.path}: rank {rank} cannot be read")
     stream = found.streams[rank]
@@ -209,52 +206,56 @@ def packed_rows(folder_path: Path, header: TraceHeader) -> PackedRows | None:
     """
     with Folder.open(folder_path) as folder:
         for name in filter(is_pack, folder.names()):
-            found = _collectives(folder_path, name, folder.status(name).st_ino)
-            if found is not None and header in found[0]:
-                return found[1].of_rank(found[0].index(header))
+            places, collectives = _collectives(folder_path, name, folder.status(name).st_ino)
+            if collectives is not None and header in places:
+                return collectives.of_rank(places[header])
     return None
 
 
 @lru_cache(maxsize=8)
-def _collectives(
-    folder_path: Path, name: str, _inode: int
-) -> tuple[list[TraceHeader | None], PackedCollectives] | None:
-    """Return the headers of the ranks in a pack and their collectives, None if they cannot be read."""
+def _collectives(folder_path: Path, name: str, _inode: int) -> tuple[dict[TraceHeader, int], PackedCollectives | None]:
+    """Return the place of each rank in a pack by its header, and their collectives, None if they cannot be read."""
+    places: dict[TraceHeader, int] = {}
     with Folder.open(folder_path) as folder:
         try:
             descriptor, pack = open_pack(name, folder)
         except TraceError:
-            return None
+            return places, None
         try:
-            collectives = collectives_of(pack, descriptor, partial(open_again, pack.path, pack.identity), ChunkCache())
-            return [_header(pack, place) for place in range(pack.num_ranks)], collectives
+            for place in range(pack.num_ranks):
+                with suppress(TraceError):
+                    places[_header(pack, place)] = place
+            return places, collectives_of(pack, descriptor, partial(open_again, pack.path, pack.identity), ChunkCache())
         except DamagedColumn:
-            return None
+            return places, None
         finally:
             os.close(descriptor)
 
 
-def _header(pack: PackIndex, place: int) -> TraceHeader | None:
-    try:
-        return parse_header(_values(pack.headers[place]), str(pack.path))
-    except TraceError:
-        return None
+def _header(pack: PackIndex, place: int) -> TraceHeader:
+    """Return the header of the rank at a place.
 
-
-def _values(header: bytes) -> dict[str, Any]:
+    Raises:
+        TraceError: it cannot be read, or is that of another rank.
+    """
     try:
-        values = json.loads(header)
+        values = json.loads(pack.headers[place])
     except (ValueError, RecursionError) as error:
         raise TraceError(f"a header is not JSON ({error})") from error
     if not isinstance(values, dict):
         raise TraceError("a header is no object")
-    return values
+    header = parse_header(values, str(pack.path))
+    if header.rank != pack.numbers[place]:
+        raise TraceError(f"{pack.path}: the header of a rank says {header.rank}")
+    return header
 
 
 def _runs(places: list[int]) -> Iterator[tuple[int, int]]:
     """Yield first and stop of consecutive places."""
-    bounds = [0, *(index for index in range(1, len(places)) if places[index] != places[index - 1] + 1), len(places)]
-    yield from ((places[begin], places[end - 1] + 1) for begin, end in itertools.pairwise(bounds) if end > begin)
+    # In a run of neighbours, place and position grow alike.
+    for _, run in itertools.groupby(enumerate(places), key=lambda item: item[1] - item[0]):
+        (_, first), *others = run
+        yield first, first + len(others) + 1
 
 
 class _Reading:
@@ -273,24 +274,24 @@ class _Reading:
         ]
         dtypes = row_dtypes(of_device)
         self._empty = {name: Table.from_rows(np.zeros(0, dtypes[name])) for name in TABLES}
-        self._collectives = self._opened(cache) if "collectives" in tables else None
-        self._groups = self._read_groups() if "groups" in tables else None
+        self._collectives: PackedCollectives | None = None
+        self._groups: PackedGroups | None = None
+        if "collectives" in tables:
+            with self._losing("collectives"):
+                again = partial(open_again, pack.path, pack.identity)
+                self._collectives = collectives_of(pack, descriptor, again, cache)
+        if "groups" in tables:
+            with self._losing("groups"):
+                self._groups = groups_of(pack, descriptor)
         self._is_suspicious = self._groups is not None and _is_suspicious(self._groups.rows, "groups")
 
-    def _opened(self, cache: ChunkCache) -> PackedCollectives | None:
-        pack = self._pack
+    @contextmanager
+    def _losing(self, table: str) -> Iterator[None]:
+        """Leave a table of all ranks out if it is damaged."""
         try:
-            return collectives_of(pack, self._descriptor, partial(open_again, pack.path, pack.identity), cache)
+            yield
         except DamagedColumn as error:
-            self._lose("collectives", pack.numbers, str(error))
-            return None
-
-    def _read_groups(self) -> PackedGroups | None:
-        try:
-            return groups_of(self._pack, self._descriptor)
-        except DamagedColumn as error:
-            self._lose("groups", self._pack.numbers, str(error))
-            return None
+            self._lose(table, self._pack.numbers, str(error))
 
     def _lose(self, table: str, ranks: Sequence[int], reason: str = "") -> None:
         why = f" ({reason})" if reason else ""
@@ -309,17 +310,13 @@ class _Reading:
         found = {name: self._read(name, first, stop) for name in self._tables}
         for place in range(first, stop):
             try:
-                header = parse_header(_values(self._pack.headers[place]), str(self._pack.path))
-                if header.rank != self._pack.numbers[place]:
-                    raise TraceError(f"{self._pack.path}: the header of a rank says {header.rank}")
+                header = _header(self._pack, place)
             except TraceError as error:
                 self._lose("headers", [self._pack.numbers[place]], str(error))
                 continue
             tables = {name: found[name][place - first] for name in self._tables}
-            yield self._trace(place, header, tables), self._rows(place)
-
-    def _rows(self, place: int) -> PackedRows | None:
-        return None if self._collectives is None else self._collectives.of_rank(place)
+            rows = None if self._collectives is None else self._collectives.of_rank(place)
+            yield self._trace(place, header, tables), rows
 
     def _trace(self, place: int, header: TraceHeader, tables: dict[str, Table]) -> RankTrace:
         opened = tables.pop(OPEN)
@@ -352,24 +349,15 @@ class _Reading:
         whole = self._pack.rows_of(name, first, stop)
         rows, damaged = read_rows(self._descriptor, self._pack.chunks[name], *whole)
         ends = np.cumsum(self._pack.ranks[f"num_{name}"][first:stop]).tolist()
-        places = [Range(begin, end) for begin, end in itertools.pairwise([0, *ends])]
-        found = [rows.select(slice(*place)) if place.stop > place.first else empty for place in places]
-        lost = _touched(places, [Range(one.first - whole.first, one.stop - whole.first) for one in damaged])
+        found, lost = [], []
+        for rank, begin, end in zip(self._pack.numbers[first:stop], [0, *ends], ends, strict=False):
+            is_lost = any(one.first - whole.first < end and begin < one.stop - whole.first for one in damaged)
+            lost += [rank] if is_lost else []
+            found.append(rows.select(slice(begin, end)) if end > begin and not is_lost else empty)
         if lost:
-            self._lose(name, [self._pack.numbers[first + index] for index in lost])
-            for index in lost:
-                found[index] = empty
+            self._lose(name, lost)
         self._is_suspicious |= _is_suspicious(rows, "collectives" if name == OPEN else name)
         return found
-
-
-def _touched(places: Sequence[Range], damaged: Sequence[Range]) -> list[int]:
-    """Return which places have damaged rows."""
-    return [
-        index
-        for index, place in enumerate(places if damaged else ())
-        if any(one.first < place.stop and place.first < one.stop for one in damaged)
-    ]
 
 
 def _is_suspicious(rows: Table, name: str) -> bool:

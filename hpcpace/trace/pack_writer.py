@@ -16,13 +16,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 from numpy.typing import NDArray
+from zlib_ng import zlib_ng
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder, write_all
 from hpcpace.core.pool import map_threads
 from hpcpace.trace.chunks import DamagedColumn
 from hpcpace.trace.container import INDEX_BYTES, LIBRARY_VERSIONS, METADATA_BYTES, file_image, reserve
-from hpcpace.trace.encoding import RESOLUTION_NS, compress_again, has_device_columns
+from hpcpace.trace.encoding import RESOLUTION_NS, compress_chunk, has_device_columns
 from hpcpace.trace.opening import FOREIGN_ERRORS, HDF5_LOCK, attribute_values, open_column, open_group, open_trace
 from hpcpace.trace.pack_index import (
     BLOCK_ROWS,
@@ -468,11 +469,12 @@ class PackWriter:
             return
         begins = range(0, len(rows), PACK_CHUNK_ROWS)
         tasks = [(column, begin) for column in rows for begin in begins]
-        chunks = list(
-            map_threads(
-                lambda task: compress_again(rows[task[0]][task[1] : task[1] + PACK_CHUNK_ROWS], PACK_CHUNK_ROWS), tasks
-            )
-        )
+
+        def compressed(task: tuple[str, int]) -> bytes:
+            column, begin = task
+            return compress_chunk(rows[column][begin : begin + PACK_CHUNK_ROWS], PACK_CHUNK_ROWS, library=zlib_ng)
+
+        chunks = list(map_threads(compressed, tasks))
         first = self._num_written[name]
         with HDF5_LOCK:
             size_bytes = sum(INDEX_BYTES + len(chunk) for chunk in chunks)

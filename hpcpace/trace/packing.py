@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import map_processes
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, rank_list
@@ -65,6 +66,7 @@ _LOCK_S = 1.0
 """The processes of a call that was killed keep its lock until they have noticed that."""
 
 Tell = Callable[[int, int], None]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +134,11 @@ def pack_attempt(attempt: Attempt, plan: PackPlan, *, begin_stage: Callable[[str
             _check_owner(folder, files)
             if not plan.has_ended:
                 _check_ended(folder, files)
-            _pack_files(folder, files, plan, result, begin_stage("pack"))
+            tell, num_done = begin_stage("pack"), 0
+            for group in _groups(folder, files, plan, result):
+                _write_pack(folder, group, plan, result)
+                num_done += len(group)
+                tell(num_done, len(files))
             result.files_after, result.bytes_after = _count(attempt, folder)
     except OSError as error:
         raise TraceError(
@@ -208,10 +214,8 @@ def _is_open(folder: Folder, file: str) -> bool:
         descriptor = folder.open_file(file)
     except OSError:
         return False
-    try:
+    with closing_descriptor(descriptor):
         return is_marked_open(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _finish(attempt: Attempt, folder: Folder, plan: PackPlan, result: PackResult) -> set[int]:
@@ -278,41 +282,40 @@ def _remove(folder: Folder, file: str, states: Sequence[object], result: PackRes
     result.removed.append(rank)
 
 
-def _pack_files(folder: Folder, files: dict[int, str], plan: PackPlan, result: PackResult, tell: Tell) -> None:
-    num_done = 0
-    for group in _groups(folder, files, plan, result):
-        _write_pack(folder, group, plan, result)
-        num_done += len(group)
-        tell(num_done, len(files))
-
-
 def _groups(folder: Folder, files: dict[int, str], plan: PackPlan, result: PackResult) -> Iterator[list[Original]]:
     """Yield the ranks of each pack, ascending; those that cannot be packed are named."""
-    most = np.array(
-        [
-            min(plan.most_ranks, MAX_PACKED_RANKS),
-            plan.size_bytes,
-            _MAX_TABLE_BYTES,
-            plan.memory_bytes / _SHARE_OF_BLOCKS,
-        ]
-    )
-    group: list[Original] = []
+    most_blocks_bytes = plan.memory_bytes / _SHARE_OF_BLOCKS
+    most = (min(plan.most_ranks, MAX_PACKED_RANKS), plan.size_bytes, _MAX_TABLE_BYTES, most_blocks_bytes)
+    for _, alike in itertools.groupby(_originals(folder, files, plan, result), key=lambda one: one.kind):
+        yield from _batches(
+            alike,
+            lambda one: (1, one.trace_bytes + one.journal_bytes, one.stream.trace.size_bytes, one.block_bytes),
+            most,
+        )
+
+
+def _batches(items: Iterable[_T], needs: Callable[[_T], Sequence[float]], most: Sequence[float]) -> Iterator[list[_T]]:
+    """Yield consecutive items that together need no more than the most there is of anything; at least one of them."""
+    batch: list[_T] = []
     sums = np.zeros(len(most))
-    for one in _originals(folder, files, plan, result):
-        needs = np.array([1, one.trace_bytes + one.journal_bytes, one.stream.trace.size_bytes, one.block_bytes])
-        if group and (one.kind != group[0].kind or (sums + needs > most).any()):
-            yield group
-            group, sums = [], np.zeros(len(most))
-        group.append(one)
-        sums += needs
-    if group:
-        yield group
+    for item in items:
+        sums = sums + needs(item)
+        if batch and (sums > most).any():
+            yield batch
+            batch, sums = [], np.array(needs(item))
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 def _originals(folder: Folder, files: dict[int, str], plan: PackPlan, result: PackResult) -> Iterator[Original]:
     """Yield the traces that can be packed; no more are read at once than fit into a part of the memory."""
     read = partial(_read_task, folder=folder, most_bytes=plan.memory_bytes / _SHARE_OF_RANK)
-    for batch in _batches(folder, files, plan.memory_bytes / _SHARE_OF_BATCH):
+
+    def needs(task: tuple[int, str]) -> tuple[int, int]:
+        return 1, sum(map(folder.size_bytes, names_of(task[1])))
+
+    for batch in _batches(files.items(), needs, (_MAX_AT_ONCE, plan.memory_bytes / _SHARE_OF_BATCH)):
         for found in list(map_processes(read, batch)):
             if isinstance(found, str):
                 result.kept.append(found)
@@ -323,19 +326,6 @@ def _originals(folder: Folder, files: dict[int, str], plan: PackPlan, result: Pa
 def _read_task(task: tuple[int, str], *, folder: Folder, most_bytes: float) -> Original | str:
     rank, file = task
     return read_original(file, rank=rank, folder=folder, most_bytes=most_bytes)
-
-
-def _batches(folder: Folder, files: dict[int, str], most_bytes: float) -> Iterator[list[tuple[int, str]]]:
-    batch: list[tuple[int, str]] = []
-    size_bytes = 0
-    for rank, file in files.items():
-        size_bytes += sum(map(folder.size_bytes, names_of(file)))
-        if batch and (size_bytes > most_bytes or len(batch) == _MAX_AT_ONCE):
-            yield batch
-            batch, size_bytes = [], sum(map(folder.size_bytes, names_of(file)))
-        batch.append((rank, file))
-    if batch:
-        yield batch
 
 
 def _write_pack(folder: Folder, group: Sequence[Original], plan: PackPlan, result: PackResult) -> None:

@@ -17,13 +17,20 @@ from typing import Any
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import is_pack, rank_of
 from hpcpace.trace import journal
-from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, read_chunks, split_chunks
+from hpcpace.trace.chunks import (
+    DamagedColumn,
+    TableChunks,
+    index_table,
+    left_out,
+    open_tables,
+    read_chunks,
+    split_chunks,
+)
 from hpcpace.trace.encoding import has_device_columns, row_dtype
 from hpcpace.trace.opening import (
     FOREIGN_ERRORS,
@@ -31,7 +38,6 @@ from hpcpace.trace.opening import (
     attribute_values,
     check_object,
     is_marked_open,
-    open_group,
     open_trace,
 )
 from hpcpace.trace.pack_index import GROUP_ROW_BYTES, MAX_GROUP_ROWS
@@ -169,7 +175,7 @@ def read_rank(
         if content is None:
             raise
         problems.append(f"{error} (only its journal is read)")
-        found = _Container(header=content.header, is_open=True)
+        found = _Container(content.header, is_open=True)
     problems += found.problems
     is_closed = not found.is_open and not folder.has(journal_name)
     if found.tables and content is None and not is_closed:
@@ -216,7 +222,7 @@ def _read_journal(folder: Folder, name: str, problems: list[str]) -> journal.Jou
     return content
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Container:
     """What was read from an HDF5 file.
 
@@ -256,11 +262,7 @@ def _read_container(
         if collectives is not None and collectives.num_rows > most_rows and collectives.is_even:
             left, chunks["collectives"] = split_chunks(collectives, 1 if has_journal else 0)
             found.left = FileRows(
-                path=path,
-                identity=identity_of(descriptor),
-                header=found.header,
-                chunks=left,
-                find_packed=packed_rows,
+                path=path, identity=identity_of(descriptor), header=found.header, chunks=left, find_packed=packed_rows
             )
         check_size(f"{path}: its tables", sum(map(_size_bytes, chunks, chunks.values())), most_bytes)
         for table_name, places in chunks.items():
@@ -268,7 +270,7 @@ def _read_container(
                 found.tables[table_name] = read_chunks(descriptor, places)
             except DamagedColumn as error:
                 found.left = None if table_name == "collectives" else found.left
-                found.problems.append(f"{path}: table {table_name} is damaged and left out ({error})")
+                found.problems.append(left_out(path, table_name, error))
     except FOREIGN_ERRORS as error:
         reason = str(error).replace(f"/proc/self/fd/{descriptor}", name)
         raise TraceError(f"{path} cannot be read as HDF5 ({reason}); it is damaged or foreign, leave it out") from error
@@ -284,33 +286,24 @@ def _index(descriptor: int, path: Path, tables: Collection[str]) -> tuple[_Conta
     with HDF5_LOCK, open_trace(descriptor) as file:
         root = h5py.h5g.open(file.id, b"/")
         check_object(root)
-        groups, problems = _open_tables(root, path)
+        problems: list[str] = []
+        groups = open_tables(root, TABLES, path, problems)
         header = parse_header({**attribute_values(root, _HEADER_NAMES), **_group_values(groups)}, str(path))
         is_open = is_marked_open(descriptor)
         for table_name in (table_name for table_name in groups if table_name in tables):
             try:
-                chunks[table_name] = index_table(
-                    groups[table_name], TABLES[table_name], file_bytes=file_bytes, is_growing=is_open
-                )
+                found = index_table(groups[table_name], TABLES[table_name], file_bytes=file_bytes, is_growing=is_open)
             except DamagedColumn as error:
-                problems.append(f"{path}: table {table_name} is damaged and left out ({error})")
+                problems.append(left_out(path, table_name, error))
                 continue
+            chunks[table_name] = found
             # While a file is being written, its columns grow one after the other.
-            num_rows, longest = chunks[table_name].num_rows, chunks[table_name].longest
-            if num_rows < longest and not is_open:
-                problems.append(
-                    f"{path}: columns of {table_name} hold {num_rows} to {longest} rows; {num_rows} are read"
-                )
+            if found.num_rows < found.longest and not is_open:
+                held = f"{found.num_rows} to {found.longest} rows; {found.num_rows} are read"
+                problems.append(f"{path}: columns of {table_name} hold {held}")
         first_rows = {name: row for name, group in groups.items() if (row := _number(group, FIRST_ROW))}
         first_step = _number(groups["steps"], FIRST_STEP) if "steps" in groups else 0
-    found = _Container(
-        header=header,
-        is_open=is_open,
-        first_rows=first_rows,
-        first_step=first_step,
-        problems=problems,
-    )
-    return found, chunks
+    return _Container(header, is_open, first_rows=first_rows, first_step=first_step, problems=problems), chunks
 
 
 def _number(group: h5py.h5g.GroupID, name: str) -> int:
@@ -325,23 +318,6 @@ def _number(group: h5py.h5g.GroupID, name: str) -> int:
     return operator.index(value)
 
 
-def _open_tables(root: h5py.h5g.GroupID, path: Path) -> tuple[dict[str, h5py.h5g.GroupID], list[str]]:
-    """Return the groups of the tables that a file has, by name, and problems with the others."""
-    groups: dict[str, h5py.h5g.GroupID] = {}
-    problems = []
-    for schema in TABLES.values():
-        try:
-            group = open_group(root, schema.name)
-        except FOREIGN_ERRORS as error:
-            problems.append(f"{path}: table {schema.name} is damaged and left out ({error})")
-            continue
-        if group is not None:
-            groups[schema.name] = group
-        elif schema.required:
-            problems.append(f"{path}: table {schema.name} is missing")
-    return groups, problems
-
-
 def _group_values(groups: dict[str, h5py.h5g.GroupID]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for table_name, name in (("steps", "samples_unit"), ("network", "interfaces")):
@@ -353,53 +329,36 @@ def _group_values(groups: dict[str, h5py.h5g.GroupID]) -> dict[str, Any]:
 def _merged(
     schema: TableSchema, found: _Container, content: journal.JournalContent | None, path: Path, problems: list[str]
 ) -> Table:
-    """Return the rows of a table in the file, followed by those that only the journal has."""
-    numbers, journalled = (None, None) if content is None else content.rows.get(schema.name, (None, None))
-    stored = found.tables.get(schema.name)
-    if stored is None:
-        has_device = journalled is not None and has_device_columns(schema, journalled.dtype.names or ())
-        stored = Table.from_rows(np.zeros(0, dtype=row_dtype(schema, has_device=has_device)))
-    if numbers is None or journalled is None:
-        return stored
-    journalled = _with_optional(journalled, schema)
-    numbers = numbers - found.first_rows.get(schema.name, 0)
-    if found.left is not None and schema.name == "collectives":
-        numbers = numbers - found.left.num_rows
-    return _merge(stored, numbers, journalled, f"{path}: table {schema.name}", problems)
-
-
-def _with_optional(rows: NDArray[np.void], schema: TableSchema) -> NDArray[np.void]:
-    """Return rows of a journal with the columns that it may lack, as zeros."""
-    lacking = [name for name in schema.dtype.names or () if name in schema.optional - set(rows.dtype.names or ())]
-    if not lacking:
-        return rows
-    columns = [(name, rows.dtype[name]) for name in rows.dtype.names or ()]
-    complete = np.zeros(len(rows), [*columns, *((name, schema.dtype[name]) for name in lacking)])
-    for name in rows.dtype.names or ():
-        complete[name] = rows[name]
-    return complete
-
-
-def _merge(
-    stored: Table, numbers: NDArray[np.int64], journalled: NDArray[np.void], place: str, problems: list[str]
-) -> Table:
-    """Return the stored rows, followed by those that only the journal has.
+    """Return the rows of a table in the file, followed by those that only the journal has.
 
     The file may be ahead of the journal (if killed before the journal was restarted), but never behind it in an intact
     trace.
     """
+    numbers, journalled = (None, None) if content is None else content.rows.get(schema.name, (None, None))
+    names = () if journalled is None else journalled.dtype.names or ()
+    stored = found.tables.get(schema.name)
+    if stored is None:
+        dtype = row_dtype(schema, has_device=has_device_columns(schema, names))
+        stored = Table.from_rows(np.zeros(0, dtype))
+    if numbers is None or journalled is None:
+        return stored
+    numbers = numbers - found.first_rows.get(schema.name, 0)
+    if found.left is not None and schema.name == "collectives":
+        numbers = numbers - found.left.num_rows
     is_new = numbers >= len(stored)
     if not is_new.any():
         return stored
-    names = journalled.dtype.names or ()
-    lacking = [name for name, rows in stored.items() if name not in names or journalled.dtype[name] != rows.dtype]
+    new = {name: journalled[name][is_new] for name in names}
+    new |= {name: np.zeros(is_new.sum(), schema.dtype[name]) for name in schema.optional - set(names)}
+    lacking = [name for name, rows in stored.items() if name not in new or new[name].dtype != rows.dtype]
+    place = f"{path}: table {schema.name}"
     if lacking:
         problems.append(f"{place}: the journal lacks {', '.join(lacking)}; its {is_new.sum()} rows are left out")
         return stored
     num_lost = int(numbers[-1]) + 1 - len(stored) - int(is_new.sum())
     if num_lost:
         problems.append(f"{place}: {num_lost} rows after row {len(stored) - 1} are in neither file nor journal")
-    return Table({name: np.concatenate([column, journalled[name][is_new]]) for name, column in stored.items()})
+    return Table({name: np.concatenate([column, new[name]]) for name, column in stored.items()})
 
 
 def _still_open(content: journal.JournalContent | None, collectives: Table) -> Table:

@@ -9,13 +9,15 @@ Ranks share a file system, so their flushes are spread over the interval.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,45 +31,38 @@ from hpcpace.trace.schema import NO_STEP, RECORDED_PHASES, TABLES, Phase, TraceH
 from hpcpace.trace.writer import TraceWriter
 
 
+@dataclass
 class Losses:
-    """Rows that were dropped."""
+    """Rows that were dropped.
 
-    def __init__(self) -> None:
-        self._num_rows: Counter[str] = Counter()
-        self._first_step = self._last_step = NO_STEP
-        # In order of their first occurrence.
-        self._reasons: dict[str, None] = {}
+    Attributes:
+        counts: their number by table.
+        reasons: why, in order of the first occurrence.
+        first_step, last_step: the steps that they belong to.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, None] = field(default_factory=dict)
+    first_step: int = NO_STEP
+    last_step: int = NO_STEP
 
     @property
     def num_rows(self) -> int:
         """Their number."""
-        return self._num_rows.total()
+        return self.counts.total()
 
-    def copy(self) -> Losses:
-        """Return a copy, so that adding to one does not change the other."""
-        copied = Losses()
-        copied._num_rows, copied._reasons = self._num_rows.copy(), dict(self._reasons)
-        copied._first_step, copied._last_step = self._first_step, self._last_step
-        return copied
-
-    def add(
-        self, table: str, num_rows: int, reason: str, *, first_step: int = NO_STEP, last_step: int = NO_STEP
-    ) -> None:
+    def add(self, table: str, num_rows: int, reason: str, steps: Iterable[int] = ()) -> None:
         """Count rows of a table, and the steps they belong to, if any."""
-        if not num_rows:
-            return
-        self._num_rows[table] += num_rows
-        self._reasons[reason] = None
-        if first_step != NO_STEP:
-            self._first_step = first_step if self._first_step == NO_STEP else min(self._first_step, first_step)
-            self._last_step = max(self._last_step, last_step)
+        if num_rows:
+            self.counts[table] += num_rows
+            self.reasons[reason] = None
+            known = [step for step in (self.first_step, *steps, self.last_step) if step != NO_STEP]
+            self.first_step, self.last_step = min(known, default=NO_STEP), max(known, default=NO_STEP)
 
     def add_rows(self, table: str, rows: NDArray[np.void], reason: str) -> None:
         """Count rows of a table."""
-        steps = rows["step"] if "step" in (rows.dtype.names or ()) else np.zeros(0, np.int32)
-        known = steps[steps != NO_STEP]
-        first, last = (int(known.min()), int(known.max())) if len(known) else (NO_STEP, NO_STEP)
-        self.add(table, len(rows), reason, first_step=first, last_step=last)
+        steps = np.unique(rows["step"]).tolist() if "step" in (rows.dtype.names or ()) else ()
+        self.add(table, len(rows), reason, steps)
 
     def sentence(self, place: object, *, is_certain: bool = True) -> str:
         """Return what was lost, without a full stop.
@@ -76,11 +71,11 @@ class Losses:
             place: the trace file.
             is_certain: whether they are lost, or may be.
         """
-        tables = ", ".join(f"{count} of {table}" for table, count in self._num_rows.most_common() if count)
-        steps = f"; steps {self._first_step} to {self._last_step}" if self._first_step != NO_STEP else ""
+        tables = ", ".join(f"{count} of {table}" for table, count in self.counts.most_common() if count)
+        steps = f"; steps {self.first_step} to {self.last_step}" if self.first_step != NO_STEP else ""
         verb = ("is" if self.num_rows == 1 else "are") + " lost" if is_certain else "may be lost"
         rows = "1 row" if self.num_rows == 1 else f"{self.num_rows} rows"
-        return f"{rows} of {place} {verb} ({tables}{steps}): {', '.join(self._reasons)}"
+        return f"{rows} of {place} {verb} ({tables}{steps}): {', '.join(self.reasons)}"
 
 
 _GOLDEN_RATIO = 0.6180339887498949
@@ -385,7 +380,7 @@ class Recorder:
 
     def _drop(self, table: str, num_rows: int) -> None:
         with self._drop_lock:
-            self._dropped.add(table, num_rows, self._why_full, first_step=self.step, last_step=self.step)
+            self._dropped.add(table, num_rows, self._why_full, [self.step])
             self.num_dropped += num_rows
 
     def _drop_misfit(self, table: str, row: tuple[Any, ...], error: struct.error) -> None:
@@ -401,7 +396,7 @@ class Recorder:
     def _losses(self, reason: str, *, has_buffers: bool = False) -> Losses:
         """Return the rows that were dropped and, for the given reason, those that are in no file."""
         with self._drop_lock:
-            lost = self._dropped.copy()
+            lost = copy.deepcopy(self._dropped)
         for name, rows in self._writer.missing().items():
             lost.add_rows(name, rows, reason)
             lost.add(name, self._writer.num_removed.get(name, 0), reason)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from enum import IntEnum, IntFlag
 from typing import Any
 
@@ -164,31 +164,60 @@ class TableSchema:
 
     name: str
     dtype: np.dtype
-    device: np.dtype = field(default_factory=lambda: np.dtype([]))
-    enums: dict[str, type[IntEnum]] = field(default_factory=dict)
-    required: bool = False
-    optional: frozenset[str] = frozenset()
-    chunk_rows: int = CHUNK_ROWS
+    device: np.dtype
+    enums: dict[str, type[IntEnum]]
+    required: bool
+    optional: frozenset[str]
+    chunk_rows: int
 
 
-def _table(
-    name: str,
-    columns: str,
-    *,
-    device: str = "",
-    required: bool = False,
-    optional: str = "",
-    chunk_rows: int = CHUNK_ROWS,
-    **enums: type[IntEnum],
-) -> TableSchema:
+_COLUMNS = {
+    "steps": "step:i4 begin_ns:i8 end_ns:i8 samples:i8 flags:u1",
+    "phases": "step:i4 phase:u1 begin_ns:i8 end_ns:i8 microbatch:i2",
+    "collectives": "step:i4 group:u2 seq:i8 op:u1 bytes:i8 peer:i4 enter_ns:i8 exit_ns:i8 blocked_ns:i8 exit_kind:u1",
+    "groups": "id:u2 rank:i4 name:S64 backend:S16",
+    "clock": "ref_rank:i4 local_ns:i8 offset_ns:i8 rtt_ns:i8 halfwidth_ns:i8 count:i4",
+    "pacing": "step:i4 policy:u1 arm:u1 ready_ns:i8 delay_ns:i8 slack_ns:i8 harm_ns:i8",
+    "network": "time_ns:i8 interface:u1 tx_bytes:i8 rx_bytes:i8",
+    "host": "time_ns:i8 involuntary_switches:i8 major_faults:i8 cpu_throttled_ns:i8 rss_bytes:i8 gpu_memory_bytes:i8 "
+    "gpu_clock_mhz:i4 gpu_throttle_reasons:i8 tcp_retransmits:i8 nic_drops:i8",
+    "account": "time_ns:i8 events:i8 dropped:i8 cost_ns:i8",
+    "events": "time_ns:i8 step:i4 kind:u1 code:i8 text:S240",
+    "connections": "connection:i4 peer_rank:i4 peer_host:S64 local:S64 remote:S64 interface:S16",
+    "flows": "time_ns:i8 connection:i4 sent_bytes:i8 acked_bytes:i8 received_bytes:i8 retransmitted_bytes:i8 "
+    "busy_ns:i8 receiver_limited_ns:i8 sender_limited_ns:i8 rtt_ns:i8 least_rtt_ns:i8 delivery_bytes_per_s:i8 "
+    "unsent_bytes:i8 marked_packets:i8 segment_bytes:i4 flags:u1",
+}
+_OPTIONAL = {
+    "network": "errors:i8 drops:i8 pauses:i8 marks:i8 retransmits:i8 out_of_order:i8 link_downs:i8 rate_bps:i8 "
+    "state:u1",
+    "host": "cpu_time_ns:i8 run_wait_ns:i8 cpu_pressure_ns:i8 gpu_max_clock_mhz:i4 gpu_temperature_c:i4 "
+    "gpu_power_mw:i4 gpu_power_limit_mw:i4 gpu_ecc_corrected:i8 gpu_ecc_uncorrected:i8 gpu_pcie_replays:i8 "
+    "gpu_alloc_retries:i8 gpu_out_of_memory:i8",
+}
+_OF_DEVICE = {
+    **dict.fromkeys(("steps", "phases"), "device_begin_ns:i8 device_end_ns:i8"),
+    "collectives": "enqueue_ns:i8",
+}
+_ENUMS: dict[str, type[IntEnum]] = {
+    "phase": Phase, "op": Op, "policy": PacePolicy, "arm": PaceArm, "state": LinkState, "kind": EventKind,
+}  # fmt: skip
+_REQUIRED = ("steps", "collectives", "groups", "account")
+_SLOW = ("clock", "network", "host", "account", "events", "connections", "flows")
+
+
+def table_of(name: str, columns: str) -> TableSchema:
+    """Return the schema of a table whose columns are given like `step:i4 begin_ns:i8`."""
+    optional = _OPTIONAL.get(name, "")
+    dtype = _dtype(f"{columns} {optional}")
     return TableSchema(
         name=name,
-        dtype=_dtype(f"{columns} {optional}"),
-        device=_dtype(device),
-        enums=enums,
-        required=required,
+        dtype=dtype,
+        device=_dtype(_OF_DEVICE.get(name, "")),
+        enums={column: _ENUMS[column] for column in dtype.names or () if column in _ENUMS},
+        required=name in _REQUIRED,
         optional=frozenset(_dtype(optional).names or ()),
-        chunk_rows=chunk_rows,
+        chunk_rows=SLOW_CHUNK_ROWS if name in _SLOW else CHUNK_ROWS,
     )
 
 
@@ -197,80 +226,7 @@ def _dtype(columns: str) -> np.dtype:
     return np.dtype([(column, "<" + kind if kind[0] in "iuf" else kind) for column, kind in fields])
 
 
-_DEVICE_INTERVAL = "device_begin_ns:i8 device_end_ns:i8"
-
-TABLES: dict[str, TableSchema] = {
-    table.name: table
-    for table in (
-        _table(
-            "steps",
-            "step:i4 begin_ns:i8 end_ns:i8 samples:i8 flags:u1",
-            device=_DEVICE_INTERVAL,
-            required=True,
-        ),
-        _table(
-            "phases",
-            "step:i4 phase:u1 begin_ns:i8 end_ns:i8 microbatch:i2",
-            device=_DEVICE_INTERVAL,
-            phase=Phase,
-        ),
-        _table(
-            "collectives",
-            "step:i4 group:u2 seq:i8 op:u1 bytes:i8 peer:i4 enter_ns:i8 exit_ns:i8 blocked_ns:i8 exit_kind:u1",
-            device="enqueue_ns:i8",
-            required=True,
-            op=Op,
-        ),
-        _table("groups", "id:u2 rank:i4 name:S64 backend:S16", required=True),
-        _table(
-            "clock",
-            "ref_rank:i4 local_ns:i8 offset_ns:i8 rtt_ns:i8 halfwidth_ns:i8 count:i4",
-            chunk_rows=SLOW_CHUNK_ROWS,
-        ),
-        _table(
-            "pacing",
-            "step:i4 policy:u1 arm:u1 ready_ns:i8 delay_ns:i8 slack_ns:i8 harm_ns:i8",
-            policy=PacePolicy,
-            arm=PaceArm,
-        ),
-        _table(
-            "network",
-            "time_ns:i8 interface:u1 tx_bytes:i8 rx_bytes:i8",
-            optional="errors:i8 drops:i8 pauses:i8 marks:i8 retransmits:i8 out_of_order:i8 link_downs:i8 rate_bps:i8 "
-            "state:u1",
-            chunk_rows=SLOW_CHUNK_ROWS,
-            state=LinkState,
-        ),
-        _table(
-            "host",
-            "time_ns:i8 involuntary_switches:i8 major_faults:i8 cpu_throttled_ns:i8 rss_bytes:i8 gpu_memory_bytes:i8 "
-            "gpu_clock_mhz:i4 gpu_throttle_reasons:i8 tcp_retransmits:i8 nic_drops:i8",
-            optional="cpu_time_ns:i8 run_wait_ns:i8 cpu_pressure_ns:i8 "
-            "gpu_max_clock_mhz:i4 gpu_temperature_c:i4 gpu_power_mw:i4 gpu_power_limit_mw:i4 gpu_ecc_corrected:i8 "
-            "gpu_ecc_uncorrected:i8 gpu_pcie_replays:i8 gpu_alloc_retries:i8 gpu_out_of_memory:i8",
-            chunk_rows=SLOW_CHUNK_ROWS,
-        ),
-        _table(
-            "account",
-            "time_ns:i8 events:i8 dropped:i8 cost_ns:i8",
-            required=True,
-            chunk_rows=SLOW_CHUNK_ROWS,
-        ),
-        _table("events", "time_ns:i8 step:i4 kind:u1 code:i8 text:S240", chunk_rows=SLOW_CHUNK_ROWS, kind=EventKind),
-        _table(
-            "connections",
-            "connection:i4 peer_rank:i4 peer_host:S64 local:S64 remote:S64 interface:S16",
-            chunk_rows=SLOW_CHUNK_ROWS,
-        ),
-        _table(
-            "flows",
-            "time_ns:i8 connection:i4 sent_bytes:i8 acked_bytes:i8 received_bytes:i8 retransmitted_bytes:i8 busy_ns:i8 "
-            "receiver_limited_ns:i8 sender_limited_ns:i8 rtt_ns:i8 least_rtt_ns:i8 delivery_bytes_per_s:i8 "
-            "unsent_bytes:i8 marked_packets:i8 segment_bytes:i4 flags:u1",
-            chunk_rows=SLOW_CHUNK_ROWS,
-        ),
-    )
-}
+TABLES = {name: table_of(name, columns) for name, columns in _COLUMNS.items()}
 
 DEVICE_TABLES = tuple(name for name, table in TABLES.items() if table.device.names)
 """The tables with columns that only ranks with a device have."""

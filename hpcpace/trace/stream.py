@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
-from hpcpace.core.files import Folder
+from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import run_threads
 from hpcpace.core.text import format_bytes
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, fill_chunk, read_chunks, select_chunks
@@ -257,7 +257,7 @@ class FileRows:
             DamagedColumn: a chunk cannot be read.
             OSError: the file is gone, and no pack has its rows, or another file is in its place.
         """
-        chunks = self._selected(first, stop, names)
+        chunks = select_chunks(self.chunks, first, stop, names)
         try:
             descriptor = open_again(self.path, self.identity)
         except FileNotFoundError:
@@ -266,14 +266,8 @@ class FileRows:
                 raise
             first_row = first * self.chunk_rows
             return packed.rows(first_row, first_row + chunks.num_rows, names, lead)
-        try:
+        with closing_descriptor(descriptor):
             return read_chunks(descriptor, chunks, lead)
-        finally:
-            os.close(descriptor)
-
-    def _selected(self, first: int, stop: int, names: Sequence[str]) -> TableChunks:
-        columns = {name: self.chunks.columns[name] for name in names}
-        return select_chunks(replace(self.chunks, columns=columns), first, stop)
 
 
 def open_again(path: Path, identity: tuple[int, int]) -> int:
@@ -437,11 +431,8 @@ class PackedCollectives:
         """
         num_ranks = self.counts.shape[1]
         rows = Range(int(self.first_rows[first * num_ranks]), int(self.first_rows[stop * num_ranks]))
-        descriptor = self.open()
-        try:
+        with closing_descriptor(self.open()) as descriptor:
             table, damaged = read_rows(descriptor, self.chunks, *rows, names)
-        finally:
-            os.close(descriptor)
         return table, [Range(max(one.first, rows.first) - rows.first, one.stop - rows.first) for one in damaged]
 
     def of_rank(self, index: int) -> PackedRows:
@@ -461,22 +452,21 @@ class PackedCollectives:
             descriptor = self.open()
         except OSError as error:
             raise DamagedColumn(str(error)) from error
-        try:
+        with closing_descriptor(descriptor):
             fill_chunk(descriptor, column, number, values)
-        finally:
-            os.close(descriptor)
         values.flags.writeable = False  # all ranks share it
         return values
 
 
 class _Chunks:
-    """The columns of one chunk number of a pack, as far as they are decoded."""
+    """The columns of one chunk number of a pack: as far as they are decoded, and the tasks that decode them.
+
+    The task of a damaged column keeps its error, so that it is not decoded again for each rank.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, Values] = {}
-        # A damaged column is kept as its error, so that it is not decoded again for each rank.
-        self.damaged: dict[str, DamagedColumn] = {}
-        self.under_way: dict[str, Future[None]] = {}
+        self.tasks: dict[str, Future[None]] = {}
         self.size_bytes = 0
 
 
@@ -511,43 +501,37 @@ class ChunkCache:
         return found.values
 
     def _decode(self, key: tuple[PackedCollectives, int], chunks: _Chunks, names: Sequence[str]) -> None:
-        waiting = []
+        tasks = []
         for name in names:
             with self._lock:
-                if name in chunks.values or name in chunks.damaged:
-                    continue
-                if name in chunks.under_way:  # another thread decodes it: do others meanwhile
-                    waiting.append(chunks.under_way[name])
-                    continue
-                task = chunks.under_way[name] = Future()
-            try:
-                self._decode_one(key, chunks, name)
-            finally:
-                with self._lock:
-                    del chunks.under_way[name]
-                task.set_result(None)
-        for other in waiting:
-            other.result()
-        for name in names:
-            if name not in chunks.values:
-                raise DamagedColumn(str(chunks.damaged.get(name, "another thread could not read it")))
+                is_own = name not in chunks.tasks
+                task = chunks.tasks.setdefault(name, Future())
+            if is_own:  # else another thread decodes it: do others meanwhile
+                self._decode_one(key, chunks, name, task)
+            tasks.append(task)
+        for error in filter(None, (task.exception() for task in tasks)):
+            raise DamagedColumn(str(error))
 
-    def _decode_one(self, key: tuple[PackedCollectives, int], chunks: _Chunks, name: str) -> None:
+    def _decode_one(self, key: tuple[PackedCollectives, int], chunks: _Chunks, name: str, task: Future[None]) -> None:
         pack, number = key
         try:
             values = pack.decode(name, number)
         except DamagedColumn as error:
-            chunks.damaged[name] = error
+            task.set_exception(error)
             return
+        except BaseException:
+            del chunks.tasks[name]
+            task.set_exception(DamagedColumn("another thread could not read it"))
+            raise
         with self._lock:
             chunks.values[name] = values
-            if self._kept.get(key) is not chunks:
-                return
-            chunks.size_bytes += values.nbytes
-            self._left_bytes -= values.nbytes
+            if self._kept.get(key) is chunks:
+                chunks.size_bytes += values.nbytes
+                self._left_bytes -= values.nbytes
             while self._left_bytes < 0 and len(self._kept) > 1:
                 _, oldest = self._kept.popitem(last=False)
                 self._left_bytes += oldest.size_bytes
+        task.set_result(None)
 
 
 class Range(NamedTuple):

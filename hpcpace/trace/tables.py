@@ -30,7 +30,7 @@ class Table(Mapping[str, NDArray[Any]]):
 
     def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
         self._columns = dict(columns)
-        lengths = {len(column) for column in self._columns.values()}
+        lengths = set(map(len, self._columns.values()))
         if len(lengths) > 1:
             raise ValueError(f"the columns of a table differ in length: {sorted(lengths)}")
         self._num_rows = lengths.pop() if lengths else 0
@@ -181,12 +181,7 @@ _BOUNDS: Mapping[str, Mapping[str, tuple[int, int]]] = {
         "enqueue_ns": _TIME,
     },
     "groups": {"rank": (0, MAX_RANKS - 1)},
-    "clock": {
-        "local_ns": _TIME,
-        "offset_ns": _TIME,
-        "rtt_ns": _DURATION,
-        "halfwidth_ns": _DURATION,
-    },
+    "clock": {"local_ns": _TIME, "offset_ns": _TIME, "rtt_ns": _DURATION, "halfwidth_ns": _DURATION},
     "account": {"time_ns": _TIME, "events": _COUNT, "dropped": _COUNT, "cost_ns": _DURATION},
 }
 

@@ -18,13 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from hpcpace.core.errors import DataError
-from hpcpace.core.files import Folder, other_writers, read_most
+from hpcpace.core.files import Folder, closing_descriptor, other_writers, read_most
 from hpcpace.core.text import shown
 from hpcpace.train.plan import TrainPlan
 
@@ -170,9 +169,7 @@ class NewCheckpoint:
     def __enter__(self) -> NewCheckpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._held.close()
 
     @contextmanager
@@ -218,19 +215,9 @@ _BYTES_PER_STEP = 512
 _MAX_OTHER_BYTES = 16 << 20
 # Settings that change nothing of the losses; all others must be as they were.
 _FREE_SETTINGS = (
-    *(
-        "steps",
-        "warmup_steps",
-        "log_every",
-        "eval_every",
-        "eval_batches",
-        "checkpoint_every",
-        "resume",
-        "inject",
-        "shared_cores",
-    ),
-    *("data", "vocabulary", "mesh"),
-)
+    "steps", "warmup_steps", "log_every", "eval_every", "eval_batches", "checkpoint_every", "resume", "inject",
+    "shared_cores", "data", "vocabulary", "mesh",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,11 +272,8 @@ def write_history(folder: Folder, history: History, identity: Mapping[str, Any])
     """
     content = {"schema": CHECKPOINT_SCHEMA, "identity": identity, **asdict(history)}
     folder.write(PROGRESS, json.dumps(content, indent=2, sort_keys=True) + "\n", mode=WRITERS_FILE_MODE)
-    descriptor = folder.open_file(PROGRESS)
-    try:
+    with closing_descriptor(folder.open_file(PROGRESS)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def identity_of(plan: TrainPlan, data_digest: str) -> dict[str, Any]:

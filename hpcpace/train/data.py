@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,10 @@ _STD = np.array([63.0, 62.1, 66.7], np.float32)[:, None, None]
 """Mean and standard deviation of CIFAR-10's training images by colour."""
 _DIGEST_RECORDS = 256
 _NUM_SYNTHETIC, _NUM_SYNTHETIC_HELD_OUT = 4096, 1024
+
+
+Batch = tuple[NDArray[Any], NDArray[np.int64]]
+"""Inputs and targets: tokens and the next ones, int64, (num_rows, seq_len); or images and labels, see `Images`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +84,7 @@ class Images:
             "synthetic": self.is_synthetic,
         }
 
-    def batch(
-        self, step: int, *, seed: int, batch_size: int, rows: slice
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def batch(self, step: int, *, seed: int, batch_size: int, rows: slice) -> Batch:
         """Return rows of the global batch of a step, drawn at random.
 
         Returns:
@@ -101,7 +103,7 @@ class Images:
         """Return the number of images that are not trained on."""
         return len(self.held_out)
 
-    def held_out_batch(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def held_out_batch(self, rows: NDArray[np.int64]) -> Batch:
         """Return some of the images held out, by number, and their labels; as `batch` does."""
         return _decoded(self.held_out[rows])
 
@@ -144,7 +146,7 @@ def _open_records(path: Path) -> NDArray[np.uint8]:
     return records
 
 
-def _decoded(records: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _decoded(records: NDArray[np.uint8]) -> Batch:
     images = (records[:, 1:].reshape(-1, *IMAGE_SHAPE).astype(np.float32) - _MEAN) / _STD
     return images, records[:, 0].astype(np.int64)
 
@@ -290,33 +292,6 @@ def _joined(parts: list[str], pair: tuple[str, str]) -> list[str]:
 _DIGEST_BYTES = 1 << 20
 _HELD_OUT_SHARE = 0.1
 
-Batch = tuple[NDArray[Any], NDArray[np.int64]]
-"""Inputs and targets: tokens and the next ones, int64, (num_rows, seq_len); or images and labels, see `Images`."""
-
-
-class TrainingData(Protocol):
-    """Data of a workload."""
-
-    def digest(self) -> str:
-        """Return a text that identifies these data, quickly."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """Return what a run records of its data."""
-        ...
-
-    def batch(self, step: int, *, seed: int, batch_size: int, rows: slice) -> Batch:
-        """Return rows of the global batch of a step, those of one replica."""
-        ...
-
-    def num_held_out(self) -> int:
-        """Return how many sequences or images are not trained on."""
-        ...
-
-    def held_out_batch(self, rows: NDArray[np.int64]) -> Batch:
-        """Return some of those that are not trained on, by number: int64, (num_rows,)."""
-        ...
-
 
 @dataclass(frozen=True, kw_only=True)
 class TokenText:
@@ -370,7 +345,7 @@ class TextData:
     seq_len: int
 
     def digest(self) -> str:
-        """Return a text that identifies these data."""
+        """Return a text that identifies these data, quickly."""
         return self.training.digest() + (self.held_out.digest() if self.held_out else "")
 
     def facts(self) -> dict[str, Any]:
@@ -398,6 +373,10 @@ class TextData:
         return _shifted(self.held_out.sequences(rows * self.seq_len, self.seq_len))
 
 
+TrainingData = TextData | Images
+"""Data of a workload, with the same methods."""
+
+
 def open_data(plan: TrainPlan) -> TrainingData:
     """Open the data of a workload.
 
@@ -405,7 +384,9 @@ def open_data(plan: TrainPlan) -> TrainingData:
         DataError: they are missing, unreadable or too short, or the vocabulary is larger than the model's.
     """
     settings = plan.settings
-    data = _open_text_data(plan, plan.shape) if isinstance(plan.shape, GPT2Shape) else open_images(settings.data)
+    data: TrainingData = (
+        _open_text_data(plan, plan.shape) if isinstance(plan.shape, GPT2Shape) else open_images(settings.data)
+    )
     if settings.eval_every and data.num_held_out() < settings.batch_size:
         raise DataError(
             f"{data.num_held_out()} sequences or images are held out, fewer than the {settings.batch_size} of a batch: "
@@ -455,14 +436,11 @@ def open_text(path: Path | None, seq_len: int) -> TokenText:
 
 def _check_length(text: TokenText, seq_len: int) -> None:
     if text.tokens.size < seq_len + 1:
+        unit = "bytes" if text.encoding == "bytes" else "tokens"
         raise DataError(
-            f"{text.source} has {text.tokens.size} {_unit(text)}, fewer than one sequence of {seq_len} tokens and its "
+            f"{text.source} has {text.tokens.size} {unit}, fewer than one sequence of {seq_len} tokens and its "
             "next token: use a longer text, or a smaller --seq-len"
         )
-
-
-def _unit(text: TokenText) -> str:
-    return "bytes" if text.encoding == "bytes" else "tokens"
 
 
 def _encoder(vocabulary: Path | None, shape: GPT2Shape) -> BytePairEncoder | None:

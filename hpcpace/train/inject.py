@@ -94,24 +94,23 @@ def parse_fault(spec: str) -> InjectedFault:
         raise refuse("p belongs to kind=random and period to kind=periodic")
     try:
         share, pause_ns = _size(fields.get("size", ""))
-        rank = int(fields["rank"]) if "rank" in fields else None
-        probability, period = float(fields.get("p", "0.1")), int(fields.get("period", "10"))
+        fault = InjectedFault(
+            rank=int(fields["rank"]) if "rank" in fields else None,
+            host=fields.get("host"),
+            phases=PHASES[phase],
+            share=share,
+            pause_ns=pause_ns,
+            kind=kind,
+            probability=float(fields.get("p", "0.1")),
+            period=int(fields.get("period", "10")),
+        )
     except ValueError as error:
         raise refuse(str(error)) from error
-    if not 0 < probability <= 1 or not 1 <= period <= _MOST or not 0 <= (rank or 0) <= _MOST:
+    if not 0 < fault.probability <= 1 or not 1 <= fault.period <= _MOST or not 0 <= (fault.rank or 0) <= _MOST:
         raise refuse(
             f"rank must be 0 or more, p above 0 and at most 1, period 1 or more, and rank and period at most {_MOST}"
         )
-    return InjectedFault(
-        rank=rank,
-        host=fields.get("host"),
-        phases=PHASES[phase],
-        share=share,
-        pause_ns=pause_ns,
-        kind=kind,
-        probability=probability,
-        period=period,
-    )
+    return fault
 
 
 def _size(text: str) -> tuple[float, int]:
@@ -177,14 +176,11 @@ class Injector:
         """Slow the forward and backward passes of these torch modules, if this rank is slowed there at all."""
         phases = {phase for fault in self._faults for phase in fault.phases}
         for piece in pieces:
-            if "forward" in phases:
-                before, after = self._hooks("forward")
-                piece.register_forward_pre_hook(before)
-                piece.register_forward_hook(after)
-            if "backward" in phases:
-                before, after = self._hooks("backward")
-                piece.register_full_backward_pre_hook(before)
-                piece.register_full_backward_hook(after)
+            for phase, passes in (("forward", "forward"), ("backward", "full_backward")):
+                if phase in phases:
+                    before, after = self._hooks(phase)
+                    getattr(piece, f"register_{passes}_pre_hook")(before)
+                    getattr(piece, f"register_{passes}_hook")(after)
 
     @contextmanager
     def slowed(self, phase: str) -> Iterator[None]:

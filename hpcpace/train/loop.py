@@ -267,56 +267,55 @@ def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.d
     return result
 
 
+@dataclass
 class _Training:
     """The steps of one rank, and their results so far."""
 
-    def __init__(
-        self,
-        job: TrainJob,
-        start: StartPoint,
-        device: torch.device,
-        replica: Replica,
-        optimizer: torch.optim.Optimizer,
-        checkpoints: Checkpoints,
-        vote: StopVote,
-        observed: Session,
-    ) -> None:
-        plan, place = job.plan, job.plan.mesh.coordinates(job.info.rank)
-        self._job, self._device, self._replica, self._optimizer = job, device, replica, optimizer
-        self._checkpoints, self._vote, self._observed = checkpoints, vote, observed
-        self._first_step = start.history.num_steps
+    job: TrainJob
+    start: StartPoint
+    device: torch.device
+    replica: Replica
+    optimizer: torch.optim.Optimizer
+    checkpoints: Checkpoints
+    vote: StopVote
+    observed: Session
+    samples_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        plan, info, history = self.job.plan, self.job.info, self.start.history
+        place = plan.mesh.coordinates(info.rank)
         self._rows, self._samples = plan.rows(place), plan.credited_samples(place)
         knows_loss = place.pp == plan.mesh.pp - 1 and place.tp == 0
-        self.log = LossLog(weight=knows_loss / plan.mesh.dp, device=device)
-        self.log.losses.extend(start.history.losses)
-        self.evaluations = list(start.history.evaluations)
-        self.samples_per_s = 0.0
-        self._evaluator = Evaluator(plan, data=job.data, replica=replica, place=place, device=device)
+        self.log = LossLog(weight=knows_loss / plan.mesh.dp, device=self.device)
+        self.log.losses.extend(history.losses)
+        self.evaluations = list(history.evaluations)
+        self._evaluator = Evaluator(plan, data=self.job.data, replica=self.replica, place=place, device=self.device)
         self._injector = Injector(
-            plan.faults, seed=plan.settings.seed, rank=job.info.rank, host=job.info.host, **_work_of_device(device)
+            plan.faults, seed=plan.settings.seed, rank=info.rank, host=info.host, **_work_of_device(self.device)
         )
-        self._injector.attach(replica.pieces())
+        self._injector.attach(self.replica.pieces())
 
     def run(self, early: EarlySignal) -> str:
         """Do the remaining steps; return the signal that ended them early, or an empty text."""
-        settings, unit = self._job.plan.settings, self._job.plan.samples_unit
-        style = self._job.progress if self._job.info.rank == 0 else "off"
+        settings, unit = self.job.plan.settings, self.job.plan.samples_unit
+        first_step = self.start.history.num_steps
+        style = self.job.progress if self.job.info.rank == 0 else "off"
         stops, begin_ns = False, time.monotonic_ns()
         with (
-            progress_view(style, num_steps=settings.steps, first_step=self._first_step, unit=unit) as view,
+            progress_view(style, num_steps=settings.steps, first_step=first_step, unit=unit) as view,
             early.listening(signal.SIGTERM) if settings.checkpoint_every else nullcontext(),
         ):
-            for step in range(self._first_step, settings.steps):
-                num_timed = step + 1 - self._first_step - settings.num_warmup_steps
+            for step in range(first_step, settings.steps):
+                num_timed = step + 1 - first_step - settings.num_warmup_steps
                 if num_timed == 1:
                     begin_ns = time.monotonic_ns()
                 self._train_step(step)
-                stops = self._vote.stops(bool(early.name)) and step + 1 < settings.steps
+                stops = self.vote.stops(bool(early.name)) and step + 1 < settings.steps
                 flags = self._evaluate_if_due(step + 1, view) | self._save_if_due(step + 1, view, stops=stops)
-                self._observed.step(samples=self._samples, flags=flags)
+                self.observed.step(samples=self._samples, flags=flags)
                 if num_timed > 0:
                     duration_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
-                    self.samples_per_s = num_timed * self._job.plan.samples_per_step / duration_s
+                    self.samples_per_s = num_timed * self.job.plan.samples_per_step / duration_s
                 # No rank waits for the losses: they are shown a step or so later, when they have arrived.
                 if (step + 1) % settings.log_every == 0:
                     self.log.gather()
@@ -325,47 +324,47 @@ class _Training:
                     break
             losses = self.log.finish()
             view.show(len(losses), losses=losses, samples_per_s=self.samples_per_s)
-            self._vote.close()
+            self.vote.close()
         return (early.name or "a signal to another rank") if stops else ""
 
     def _train_step(self, step: int) -> None:
-        settings, replica, observed = self._job.plan.settings, self._replica, self._observed
+        settings, replica, observed = self.job.plan.settings, self.replica, self.observed
         self._injector.begin_step(step)
         with observed.phase("data"), self._injector.slowed("data"):
-            batch = self._job.data.batch(step, seed=settings.seed, batch_size=settings.batch_size, rows=self._rows)
-            inputs, targets = to_device(batch, self._device, master_dtype(settings.dtype))
+            batch = self.job.data.batch(step, seed=settings.seed, batch_size=settings.batch_size, rows=self._rows)
+            inputs, targets = to_device(batch, self.device, master_dtype(settings.dtype))
         self.log.add(replica.forward_backward(inputs, targets))
         if replica.tied_group is not None:
             with observed.phase("grad_sync"):
                 replica.sync_tied_gradients()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         if settings.sync_every > 1 and (step + 1) % settings.sync_every == 0:
             with observed.phase("grad_sync"):
                 replica.average()
 
     def _evaluate_if_due(self, num_steps: int, view: ProgressView) -> StepFlag:
-        every = self._job.plan.settings.eval_every
+        every = self.job.plan.settings.eval_every
         if not every or num_steps % every:
             return StepFlag.NONE
-        with self._observed.phase("eval"):
+        with self.observed.phase("eval"):
             evaluation = self._evaluator.evaluate(num_steps)
         self.evaluations.append(evaluation.facts())
         view.note(str(evaluation))
         return StepFlag.EVAL
 
     def _save_if_due(self, num_steps: int, view: ProgressView, *, stops: bool) -> StepFlag:
-        every = self._job.plan.settings.checkpoint_every
+        every = self.job.plan.settings.checkpoint_every
         if not stops and (not every or num_steps % every):
             return StepFlag.NONE
-        with self._observed.phase("checkpoint"):
+        with self.observed.phase("checkpoint"):
             history = History(num_steps=num_steps, losses=tuple(self.log.finish()), evaluations=tuple(self.evaluations))
             try:
-                path = self._checkpoints.save(history)
+                path = self.checkpoints.save(history)
             except TrainingFailed as error:
                 if stops:
                     raise
-                if self._job.info.rank == 0:
+                if self.job.info.rank == 0:
                     reason = process_redaction().text(str(error))
                     print(f"hpcpace: warning: {reason}; training goes on", file=sys.stderr, flush=True)
             else:

@@ -9,6 +9,7 @@ fitted. Connection set-up, retransmissions and messages outside of torch's colle
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import ConfigError
-from hpcpace.train.plan import TrainPlan
+from hpcpace.train.plan import TrainPlan, next_multiple
 from hpcpace.train.presets import Mesh
 
 INT8_BLOCK = 256
@@ -61,7 +62,7 @@ MASTER_DTYPES = {"float32": "float32", "bfloat16": "float32", "float64": "float6
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Operation:
     """A collective or a message between two ranks, done `count` times.
 
@@ -127,8 +128,8 @@ def _ring(operation: Operation) -> Iterator[Message]:
     """
     size, num_ranks = operation.size_bytes, len(operation.ranks)
     max_segment = operation.itemsize * max(1, _MAX_SEGMENT_BYTES // operation.itemsize)
-    num_segments = _round_up(max(-(-size // max_segment), 2 * num_ranks), num_ranks)
-    segment = _round_up(-(-size // num_segments), operation.itemsize)
+    num_segments = next_multiple(max(-(-size // max_segment), 2 * num_ranks), num_ranks)
+    segment = next_multiple(-(-size // num_segments), operation.itemsize)
     per_rank = num_segments // num_ranks
     for index, source in enumerate(operation.ranks):
         destination = operation.ranks[index - 1]
@@ -143,8 +144,7 @@ def _gather_ring(operation: Operation) -> Iterator[Message]:
     """Yield the messages of an all-gather: each rank hands the shares on to the one after it, in two halves each."""
     num_ranks = len(operation.ranks)
     share = operation.size_bytes // num_ranks
-    for index, source in enumerate(operation.ranks):
-        destination = operation.ranks[(index + 1) % num_ranks]
+    for source, destination in zip(operation.ranks, (*operation.ranks[1:], operation.ranks[0]), strict=True):
         for _ in range(num_ranks - 1):
             yield source, destination, share // 2
             yield source, destination, share - share // 2
@@ -153,10 +153,8 @@ def _gather_ring(operation: Operation) -> Iterator[Message]:
 def _to_all(operation: Operation) -> Iterator[Message]:
     """Yield the messages of an all-to-all: a share from each rank to each other one."""
     share = operation.size_bytes // len(operation.ranks)
-    for source in operation.ranks:
-        for destination in operation.ranks:
-            if source != destination:
-                yield source, destination, share
+    for source, destination in itertools.permutations(operation.ranks, 2):
+        yield source, destination, share
 
 
 def _tree(operation: Operation) -> Iterator[Message]:
@@ -181,10 +179,6 @@ _SPLIT = {
     "broadcast": _tree,
     "send": _one,
 }
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 _GLOO_HEADER_BYTES = 48

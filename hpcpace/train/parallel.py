@@ -8,9 +8,10 @@ within a replica, replicas of equal size by DDP or fully_shard.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ def build_stage(
     return build_gpt2(shape, seed=seed, dtype=dtype, device=device, stage=stage, num_stages=num_stages)
 
 
+Context = Callable[[], AbstractContextManager[None]]
+"""Makes what forward and backward run in."""
 _SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
 
 
@@ -77,7 +80,7 @@ class Pipeline:
 
     stages: tuple[PipelineStage, ...]
     schedule: Any
-    context: Callable[[], AbstractContextManager[None]]
+    context: Context
 
     def forward_backward(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Train on the replica's batch; return its mean loss on the rank of the last stage."""
@@ -96,68 +99,6 @@ class Pipeline:
         with self.context():
             run(*([inputs] if self.stages[0].is_first else []), return_outputs=False, **ends)
         return torch.stack(losses).detach().sum() if losses else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Microbatch:
-    """What passes through a pipeline for one microbatch, as tensors on the meta device.
-
-    Attributes:
-        tokens: what the first stage takes.
-        hidden: what goes from stage to stage.
-        loss: what the last stage gives.
-    """
-
-    tokens: Tensor
-    hidden: Tensor
-    loss: Tensor
-
-
-def build_pipeline(
-    modules: Sequence[nn.Module],
-    *,
-    indices: Sequence[int],
-    num_stages: int,
-    schedule: str,
-    num_microbatches: int,
-    group: dist.ProcessGroup,
-    device: torch.device,
-    microbatch: Microbatch,
-    context: Callable[[], AbstractContextManager[None]],
-) -> Pipeline:
-    """Put this rank's stages into a schedule.
-
-    Args:
-        modules: this rank's stages.
-        indices: the place of each among all stages.
-        num_stages: of the whole pipeline; more than the ranks of `group` with the interleaved schedule.
-        schedule: `1f1b`, `gpipe` or `interleaved`.
-        num_microbatches: pieces of the replica's batch.
-        group: the ranks of the pipeline.
-        device: of this rank.
-        microbatch: the shapes and types of what passes through.
-        context: what forward and backward run in.
-    """
-    # With the shapes given, torch need not find them out by running the model and sending them about.
-    stages = tuple(
-        PipelineStage(
-            module,
-            index,
-            num_stages,
-            device,
-            input_args=microbatch.tokens if index == 0 else microbatch.hidden,
-            output_args=microbatch.loss if index == num_stages - 1 else microbatch.hidden,
-            group=group,
-        )
-        for module, index in zip(modules, indices, strict=True)
-    )
-    built = _SCHEDULES[schedule](
-        list(stages) if schedule == "interleaved" else stages[0],
-        num_microbatches,
-        loss_fn=lambda loss, _: loss / num_microbatches,
-        scale_grads=False,
-    )
-    return Pipeline(stages=stages, schedule=built, context=context)
 
 
 Compute = Callable[[Tensor, Tensor], Tensor | None]
@@ -299,29 +240,39 @@ def _build_pipeline(
     place: Mesh,
     group: dist.ProcessGroup,
     device: torch.device,
-    context: Callable[[], AbstractContextManager[None]],
+    context: Context,
 ) -> Pipeline:
+    """Put this rank's stages into a schedule."""
     assert isinstance(plan.shape, GPT2Shape)
-    dtype = compute_dtype(plan.settings.dtype)
-    tokens = (plan.sequences_per_replica // plan.settings.microbatches, plan.seq_len)
-    return build_pipeline(
-        modules,
-        indices=plan.stages_of(place),
-        num_stages=plan.num_stages,
-        schedule=plan.settings.schedule,
-        num_microbatches=plan.settings.microbatches,
-        group=group,
-        device=device,
-        microbatch=Microbatch(
-            tokens=torch.empty(tokens, dtype=torch.int64, device="meta"),
-            hidden=torch.empty(*tokens, plan.shape.width, dtype=dtype, device="meta", requires_grad=True),
-            loss=torch.empty((), dtype=master_dtype(plan.settings.dtype), device="meta", requires_grad=True),
-        ),
-        context=context,
+    settings, num_stages = plan.settings, plan.num_stages
+    # With the shapes given, torch need not find them out by running the model and sending them about.
+    shape = (plan.sequences_per_replica // settings.microbatches, plan.seq_len)
+    empty = partial(torch.empty, device="meta", requires_grad=True)
+    tokens = torch.empty(shape, dtype=torch.int64, device="meta")
+    hidden = empty(*shape, plan.shape.width, dtype=compute_dtype(settings.dtype))
+    loss = empty((), dtype=master_dtype(settings.dtype))
+    stages = [
+        PipelineStage(
+            module,
+            index,
+            num_stages,
+            device,
+            input_args=tokens if index == 0 else hidden,
+            output_args=loss if index == num_stages - 1 else hidden,
+            group=group,
+        )
+        for module, index in zip(modules, plan.stages_of(place), strict=True)
+    ]
+    schedule = _SCHEDULES[settings.schedule](
+        stages if settings.schedule == "interleaved" else stages[0],
+        settings.microbatches,
+        loss_fn=lambda loss, _: loss / settings.microbatches,
+        scale_grads=False,
     )
+    return Pipeline(stages=tuple(stages), schedule=schedule, context=context)
 
 
-def _trained(module: nn.Module, context: Callable[[], AbstractContextManager[None]]) -> Compute:
+def _trained(module: nn.Module, context: Context) -> Compute:
     def forward_backward(inputs: Tensor, targets: Tensor) -> Tensor | None:
         with context():
             loss: Tensor = module(inputs, targets)
@@ -331,7 +282,7 @@ def _trained(module: nn.Module, context: Callable[[], AbstractContextManager[Non
     return forward_backward
 
 
-def _evaluated(module: nn.Module, context: Callable[[], AbstractContextManager[None]]) -> Compute:
+def _evaluated(module: nn.Module, context: Context) -> Compute:
     # DDP sends buffers before each forward pass, for which there is no need here.
     inner = module.module if isinstance(module, DistributedDataParallel) else module
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, MeshError, WorldError, check_all
@@ -105,8 +105,7 @@ def threads_of_rank(local_size: int) -> int:
     return max(1, min(allowed, (os.cpu_count() or 1) // local_size))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Need:
+class Need(NamedTuple):
     """A feature that needs a dimension of the mesh."""
 
     feature: str
@@ -114,8 +113,7 @@ class Need:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conflict:
+class Conflict(NamedTuple):
     """Two features that exclude each other."""
 
     first: str
@@ -133,42 +131,33 @@ FEATURES = (
     *DIMENSIONS, ZERO_1, ZERO_3, GPIPE, INTERLEAVED, *COMPRESS, SYNC_EVERY, BUCKET_MB, NO_OVERLAP, COMPILE, BFLOAT16,
 )  # fmt: skip
 
-NEEDS = (
-    *(
-        Need(feature=feature, dimension="dp", reason="splits state between replicas, but there is only one")
-        for feature in (ZERO_1, ZERO_3)
-    ),
-    *(
-        Need(feature=feature, dimension="dp", reason="concerns messages between replicas, but there is only one")
-        for feature in (*COMPRESS, SYNC_EVERY, BUCKET_MB, NO_OVERLAP)
-    ),
-    *(
-        Need(feature=feature, dimension="pp", reason="orders the stages of a pipeline, but there is none")
-        for feature in (GPIPE, INTERLEAVED)
-    ),
+NEEDS = tuple(
+    Need(feature, dimension, reason)
+    for dimension, needing, reason in (
+        ("dp", (ZERO_1, ZERO_3), "splits state between replicas, but there is only one"),
+        (
+            "dp",
+            (*COMPRESS, SYNC_EVERY, BUCKET_MB, NO_OVERLAP),
+            "concerns messages between replicas, but there is only one",
+        ),
+        ("pp", (GPIPE, INTERLEAVED), "orders the stages of a pipeline, but there is none"),
+    )
+    for feature in needing
 )
-
-CONFLICTS = (
-    Conflict(first=ZERO_1, second=SYNC_EVERY, reason="the split state must see every replica's gradient"),
-    Conflict(first=ZERO_3, second=SYNC_EVERY, reason="no replica holds all parameters, so none can step alone"),
-    *(
-        Conflict(first=ZERO_3, second=feature, reason="fully_shard averages gradients without DDP's hooks")
-        for feature in COMPRESS
-    ),
-    *(
-        Conflict(first=ZERO_3, second=feature, reason="fully_shard has no buckets: it sends block by block")
-        for feature in (BUCKET_MB, NO_OVERLAP)
-    ),
-    *(
-        Conflict(first=feature, second=SYNC_EVERY, reason="local SGD sends parameters, not gradients")
-        for feature in (*COMPRESS, BUCKET_MB, NO_OVERLAP)
-    ),
-    Conflict(first=BUCKET_MB, second=NO_OVERLAP, reason="a single message has no buckets"),
-    *(
-        Conflict(first=feature, second=BUCKET_MB, reason="its messages depend on each other, so it needs one bucket")
-        for feature in (INT8, POWERSGD)
-    ),
-)  # fmt: skip
+CONFLICTS = tuple(
+    Conflict(first, second, reason)
+    for firsts, seconds, reason in (
+        ((ZERO_1,), (SYNC_EVERY,), "the split state must see every replica's gradient"),
+        ((ZERO_3,), (SYNC_EVERY,), "no replica holds all parameters, so none can step alone"),
+        ((ZERO_3,), COMPRESS, "fully_shard averages gradients without DDP's hooks"),
+        ((ZERO_3,), (BUCKET_MB, NO_OVERLAP), "fully_shard has no buckets: it sends block by block"),
+        ((*COMPRESS, BUCKET_MB, NO_OVERLAP), (SYNC_EVERY,), "local SGD sends parameters, not gradients"),
+        ((BUCKET_MB,), (NO_OVERLAP,), "a single message has no buckets"),
+        ((INT8, POWERSGD), (BUCKET_MB,), "its messages depend on each other, so it needs one bucket"),
+    )
+    for first in firsts
+    for second in seconds
+)
 
 
 def features(settings: TrainConfig, mesh: Mesh) -> frozenset[str]:
@@ -196,17 +185,6 @@ def refusal(used: frozenset[str]) -> str | None:
         if conflict.first in used and conflict.second in used:
             return f"{conflict.first} and {conflict.second} cannot be combined: {conflict.reason}; drop one"
     return None
-
-
-def check_support(settings: TrainConfig, mesh: Mesh) -> None:
-    """Refuse settings that cannot be combined on a mesh.
-
-    Raises:
-        ConfigError: a feature lacks a dimension of the mesh, or two exclude each other.
-    """
-    reason = refusal(features(settings, mesh))
-    if reason is not None:
-        raise ConfigError(reason)
 
 
 _INTERLEAVED_STAGES = 2
@@ -316,7 +294,9 @@ def plan_training(settings: TrainConfig, world_size: int) -> TrainPlan:
 def _fitting_mesh(settings: TrainConfig, shape: ModelShape, world_size: int) -> Mesh:
     mesh = parse_mesh(settings.mesh, world_size)
     shape.check_mesh(mesh)
-    check_support(settings, mesh)
+    reason = refusal(features(settings, mesh))
+    if reason is not None:
+        raise ConfigError(reason)
     _check_stages(settings, shape, mesh)
     _check_batch(settings, mesh)
     return mesh
@@ -352,7 +332,7 @@ def _check_stages(settings: TrainConfig, shape: ModelShape, mesh: Mesh) -> None:
     if settings.microbatches % rounds:
         raise MeshError(
             f"{settings.microbatches} microbatches cannot be split into {rounds} equal rounds over pp={mesh.pp}, as "
-            f"--schedule interleaved needs: use --microbatches {_next_multiple(settings.microbatches, mesh.pp)}"
+            f"--schedule interleaved needs: use --microbatches {next_multiple(settings.microbatches, mesh.pp)}"
         )
 
 
@@ -361,7 +341,7 @@ def _check_batch(settings: TrainConfig, mesh: Mesh) -> None:
     if batch_size % mesh.dp:
         raise MeshError(
             f"a batch of {batch_size} cannot be split evenly over dp={mesh.dp}: "
-            f"use --batch-size {_next_multiple(batch_size, mesh.dp)}"
+            f"use --batch-size {next_multiple(batch_size, mesh.dp)}"
         )
     if mesh.pp == 1:
         return
@@ -370,12 +350,13 @@ def _check_batch(settings: TrainConfig, mesh: Mesh) -> None:
             f"{microbatches} microbatches do not fill {mesh.pp} stages: use --microbatches {mesh.pp} or more"
         )
     if batch_size // mesh.dp % microbatches:
-        fitting = _next_multiple(batch_size, mesh.dp * microbatches)
+        fitting = next_multiple(batch_size, mesh.dp * microbatches)
         raise MeshError(
             f"a batch of {batch_size} sequences gives each of dp={mesh.dp} replicas {batch_size // mesh.dp}, which "
             f"cannot be cut into {microbatches} microbatches: use --batch-size {fitting}, or other --microbatches"
         )
 
 
-def _next_multiple(number: int, factor: int) -> int:
+def next_multiple(number: int, factor: int) -> int:
+    """Return the least multiple of a factor that is not below a number."""
     return -(-number // factor) * factor

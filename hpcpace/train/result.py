@@ -7,10 +7,9 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,25 +27,23 @@ if TYPE_CHECKING:
 STYLES = ("auto", "bar", "lines", "off")
 
 
-class ProgressView(Protocol):
-    """Shows the progress of a run."""
+class ProgressView:
+    """Shows the progress of a run; this one shows nothing, for all ranks but the first."""
 
-    def __enter__(self) -> ProgressView: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def show(self, num_steps: int, *, losses: Sequence[float], samples_per_s: float) -> None:
         """Show that `num_steps` are done; the losses known so far are those of the first steps."""
-        ...
 
     def note(self, text: str) -> None:
         """Show a line that stays."""
-        ...
 
 
-class Bar:
+class Bar(ProgressView):
     """A progress bar on stderr."""
 
     def __init__(self, num_steps: int, *, first_step: int, unit: str, is_forced: bool) -> None:
@@ -62,13 +59,11 @@ class Bar:
         )
         self._task = self._bar.add_task("train", total=num_steps, completed=first_step, loss="-", rate="-")
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def show(self, num_steps: int, *, losses: Sequence[float], samples_per_s: float) -> None:
@@ -81,20 +76,12 @@ class Bar:
         self._bar.console.print(text, highlight=False, markup=False)
 
 
-class Lines:
+class Lines(ProgressView):
     """A line on stderr each time that the losses of some steps have become known."""
 
     def __init__(self, num_steps: int, *, first_step: int, unit: str) -> None:
         self._total, self._first, self._num_shown, self._unit = num_steps, first_step, first_step, unit
         self._begin_s = time.monotonic()
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     def show(self, num_steps: int, *, losses: Sequence[float], samples_per_s: float) -> None:
         """Print the line when there is news."""
@@ -114,24 +101,6 @@ class Lines:
         print(text, file=sys.stderr, flush=True)
 
 
-class Silence:
-    """Shows nothing: the other ranks."""
-
-    def __enter__(self) -> Silence:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def show(self, num_steps: int, *, losses: Sequence[float], samples_per_s: float) -> None:
-        """Do nothing."""
-
-    def note(self, text: str) -> None:
-        """Do nothing."""
-
-
 def progress_view(style: str, *, num_steps: int, first_step: int = 0, unit: str = "tokens") -> ProgressView:
     """Return the view of a style; `auto` is a bar on a terminal and lines elsewhere.
 
@@ -142,7 +111,7 @@ def progress_view(style: str, *, num_steps: int, first_step: int = 0, unit: str 
         unit: what the rate counts.
     """
     if style == "off":
-        return Silence()
+        return ProgressView()
     if style == "bar" or (style == "auto" and sys.stderr.isatty()):
         return Bar(num_steps, first_step=first_step, unit=unit, is_forced=style == "bar")
     return Lines(num_steps, first_step=first_step, unit=unit)
@@ -221,18 +190,9 @@ class TrainResult:
 
 def write_result(attempt: Attempt, result: TrainResult) -> None:
     """Write result.json of an attempt; a full disk costs one warning and fails no finished training."""
-    content = {
-        "schema": RESULT_SCHEMA,
-        "outcome": "stopped" if result.stopped_by else "finished",
-        "stopped_by": result.stopped_by,
-        "first_step": result.first_step,
-        "losses": result.losses,
-        "evaluations": result.evaluations,
-        "samples_per_s": result.samples_per_s,
-        "samples_unit": result.samples_unit,
-        "dtype": result.dtype,
-        "peak_memory": result.peak_memory,
-    }
+    outcome = "stopped" if result.stopped_by else "finished"
+    content = {"schema": RESULT_SCHEMA, "outcome": outcome, **asdict(result)}
+    del content["run"]
     try:
         attempt.write_json(attempt.result_json, content)
     except OSError as error:

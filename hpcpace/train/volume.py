@@ -121,8 +121,8 @@ def averaging_operations(plan: TrainPlan) -> Iterator[Operation]:
         return
     itemsize = master_itemsize(plan)
     for place, ranks in groups_along(plan.mesh, "dp"):
-        size = sum(parameter_sizes(plan, place)) * itemsize
-        yield Operation(kind="all_reduce", cause="averaged parameters", ranks=ranks, size_bytes=size, itemsize=itemsize)
+        size_bytes = sum(parameter_sizes(plan, place)) * itemsize
+        yield Operation("all_reduce", "averaged parameters", ranks, size_bytes, itemsize)
 
 
 def startup_operations(plan: TrainPlan) -> list[Operation]:
@@ -134,7 +134,7 @@ def startup_operations(plan: TrainPlan) -> list[Operation]:
         return []
     itemsize = master_itemsize(plan)
     return [
-        Operation(kind="broadcast", cause="parameters", ranks=ranks, size_bytes=size, itemsize=itemsize)
+        Operation("broadcast", "parameters", ranks, size, itemsize)
         for place, ranks in groups_along(plan.mesh, "dp")
         for stage in plan.stages_of(place)
         for size in _buckets(_sizes(stage_parameters(plan, stage, place.tp), itemsize), _DDP_BROADCAST_LIMITS)
@@ -153,29 +153,21 @@ def _all_reduced(plan: TrainPlan, shapes: list[Shape], ranks: tuple[int, ...], i
     elif plan.settings.has_one_bucket:
         limits = (_NEVER_FULL,)
     for size in _buckets(_sizes(shapes[::-1], full_itemsize), limits):
-        yield Operation(
-            kind="all_reduce",
-            cause="gradients",
-            ranks=ranks,
-            size_bytes=size // full_itemsize * itemsize,
-            itemsize=itemsize,
-        )
+        yield Operation("all_reduce", "gradients", ranks, size // full_itemsize * itemsize, itemsize)
 
 
 def _quantized(shapes: list[Shape], ranks: tuple[int, ...]) -> Iterator[Operation]:
     """Yield the two operations of the 8-bit average, both of whose messages are bytes."""
     size = int8_message_bytes(sum(map(math.prod, shapes)), len(ranks))
-    yield Operation(kind="all_to_all", cause="gradients", ranks=ranks, size_bytes=size, itemsize=1)
-    yield Operation(kind="all_gather", cause="gradients", ranks=ranks, size_bytes=size, itemsize=1)
+    yield Operation("all_to_all", "gradients", ranks, size, 1)
+    yield Operation("all_gather", "gradients", ranks, size, 1)
 
 
 def _factorised(plan: TrainPlan, shapes: list[Shape], ranks: tuple[int, ...]) -> Iterator[Operation]:
     """Yield PowerSGD's all-reduces: of what is not compressed, of all P, of all Q."""
     itemsize = master_itemsize(plan)
     for num_elements in powersgd_elements(shapes):
-        yield Operation(
-            kind="all_reduce", cause="gradients", ranks=ranks, size_bytes=num_elements * itemsize, itemsize=itemsize
-        )
+        yield Operation("all_reduce", "gradients", ranks, num_elements * itemsize, itemsize)
 
 
 def _sharded(plan: TrainPlan, units: list[list[Shape]], ranks: tuple[int, ...]) -> Iterator[Operation]:
@@ -188,17 +180,9 @@ def _sharded(plan: TrainPlan, units: list[list[Shape]], ranks: tuple[int, ...]) 
     gathered, reduced, num_ranks = compute_itemsize(plan), master_itemsize(plan), len(ranks)
     for index, unit in enumerate(units):
         size = sum(-(-shape[0] // num_ranks) * num_ranks * math.prod(shape[1:]) for shape in unit)
-        yield Operation(
-            kind="all_gather",
-            cause="parameters",
-            ranks=ranks,
-            size_bytes=size * gathered,
-            itemsize=gathered,
-            count=2 if plan.mesh.pp == 1 and index > 0 else 1,
-        )
-        yield Operation(
-            kind="reduce_scatter", cause="gradients", ranks=ranks, size_bytes=size * reduced, itemsize=reduced
-        )
+        count = 2 if plan.mesh.pp == 1 and index > 0 else 1
+        yield Operation("all_gather", "parameters", ranks, size * gathered, gathered, count)
+        yield Operation("reduce_scatter", "gradients", ranks, size * reduced, reduced)
 
 
 def _updated(plan: TrainPlan, place: Mesh, ranks: tuple[int, ...]) -> Iterator[Operation]:
@@ -213,13 +197,8 @@ def _updated(plan: TrainPlan, place: Mesh, ranks: tuple[int, ...]) -> Iterator[O
         for size in sorted((math.prod(s) for s in shapes if (len(s) > 1) == has_decay), reverse=True):
             owned[owned.index(min(owned))] += size
     for index, num_elements in enumerate(owned):
-        yield Operation(
-            kind="broadcast",
-            cause="updated parameters",
-            ranks=ranks[index:] + ranks[:index],
-            size_bytes=num_elements * itemsize,
-            itemsize=itemsize,
-        )
+        members = ranks[index:] + ranks[:index]
+        yield Operation("broadcast", "updated parameters", members, num_elements * itemsize, itemsize)
 
 
 def _sizes(shapes: Sequence[Shape], itemsize: int) -> list[int]:
@@ -238,11 +217,6 @@ def _buckets(sizes: Sequence[int], limits: Sequence[float]) -> list[int]:
     return [*buckets, open_size] if open_size else buckets
 
 
-__all__ = [
-    "Operation", "averaging_operations", "loss_operations", "parameter_sizes", "run_operations", "startup_operations",
-    "step_operations",
-]  # fmt: skip
-
 _LOSS_LOG_ITEMSIZE = 8
 """Losses of several steps travel together as float64."""
 
@@ -256,7 +230,7 @@ def step_operations(plan: TrainPlan) -> list[Operation]:
     Raises:
         ConfigError: there is no formula for the model.
     """
-    return [*replica_operations(plan), *_other_operations(plan)]
+    return [*replica_operations(plan), *_operations_within_replicas(plan)]
 
 
 def loss_operations(plan: TrainPlan) -> list[Operation]:
@@ -266,14 +240,7 @@ def loss_operations(plan: TrainPlan) -> list[Operation]:
     if len(ranks) == 1:
         return []
     return [
-        Operation(
-            kind="all_reduce",
-            cause="losses",
-            ranks=ranks,
-            size_bytes=num_losses * _LOSS_LOG_ITEMSIZE,
-            itemsize=_LOSS_LOG_ITEMSIZE,
-            count=count,
-        )
+        Operation("all_reduce", "losses", ranks, num_losses * _LOSS_LOG_ITEMSIZE, _LOSS_LOG_ITEMSIZE, count)
         for num_losses, count in ((every, full), (rest, 1))
         if num_losses * count
     ]
@@ -292,7 +259,7 @@ def run_operations(plan: TrainPlan) -> list[Operation]:
         *_times(replica_operations(plan, is_compressed=False), num_plain),
         *_times(replica_operations(plan), settings.steps - num_plain),
         *_times(averaging_operations(plan), settings.steps // settings.sync_every),
-        *_times(_other_operations(plan), settings.steps),
+        *_times(_operations_within_replicas(plan), settings.steps),
         *loss_operations(plan),
     ]
 
@@ -301,26 +268,18 @@ def _times(operations: Iterator[Operation], count: int) -> list[Operation]:
     return [replace(operation, count=operation.count * count) for operation in operations if count]
 
 
-def _other_operations(plan: TrainPlan) -> Iterator[Operation]:
-    yield from _pipeline_operations(plan)
-    yield from _tied_operations(plan)
-    yield from _tensor_operations(plan)
+def _operations_within_replicas(plan: TrainPlan) -> Iterator[Operation]:
+    return itertools.chain(_pipeline_operations(plan), _tied_operations(plan), _tensor_operations(plan))
 
 
 def _pipeline_operations(plan: TrainPlan) -> Iterator[Operation]:
     """Yield the hidden state of each microbatch to the next stage, and its gradient back."""
+    itemsize, count = compute_itemsize(plan), _num_microbatches(plan)
     for _, ranks in groups_along(plan.mesh, "pp"):
         stages = [ranks[stage % len(ranks)] for stage in range(plan.num_stages)]
         for pair in itertools.pairwise(stages):
             for cause, ends in (("activations", pair), ("activation gradients", pair[::-1])):
-                yield Operation(
-                    kind="send",
-                    cause=cause,
-                    ranks=ends,
-                    size_bytes=_hidden_size(plan) * compute_itemsize(plan),
-                    itemsize=compute_itemsize(plan),
-                    count=_num_microbatches(plan),
-                )
+                yield Operation("send", cause, ends, _hidden_size(plan) * itemsize, itemsize, count)
 
 
 def _tied_operations(plan: TrainPlan) -> Iterator[Operation]:
@@ -332,13 +291,8 @@ def _tied_operations(plan: TrainPlan) -> Iterator[Operation]:
         most = math.ceil(rows / num_shares)
         index = place.dp if num_shares > 1 else 0
         share = min(most, max(0, rows - index * most))
-        yield Operation(
-            kind="all_reduce",
-            cause="tied weight",
-            ranks=(ranks[0], ranks[-1]),
-            size_bytes=share * width * master_itemsize(plan),
-            itemsize=master_itemsize(plan),
-        )
+        itemsize = master_itemsize(plan)
+        yield Operation("all_reduce", "tied weight", (ranks[0], ranks[-1]), share * width * itemsize, itemsize)
 
 
 def _tensor_operations(plan: TrainPlan) -> Iterator[Operation]:
@@ -348,32 +302,20 @@ def _tensor_operations(plan: TrainPlan) -> Iterator[Operation]:
     up forward, the head backward. The loss needs the largest logit, the sum of exponentials and the target's term.
     What is looked up has the type of the table: autocast rounds only what is multiplied.
     """
-    mesh, shape = plan.mesh, gpt2_shape(plan)
-    looked_up = compute_itemsize(plan) if plan.settings.zero == 3 else master_itemsize(plan)
-    for place, ranks in groups_along(mesh, "tp"):
+    shape, master, num_microbatches = gpt2_shape(plan), master_itemsize(plan), _num_microbatches(plan)
+    looked_up = compute_itemsize(plan) if plan.settings.zero == 3 else master
+    for place, ranks in groups_along(plan.mesh, "tp"):
         stages = plan.stages_of(place)
         is_last = stages[-1] == plan.num_stages - 1
         num_layers = sum(len(shape.stage_layers(stage, plan.num_stages)) for stage in stages)
         counts = Counter({compute_itemsize(plan): 4 * num_layers + is_last})
         counts[looked_up] += stages[0] == 0
         for itemsize, count in counts.items():
-            yield Operation(
-                kind="all_reduce",
-                cause="tensor parallelism",
-                ranks=ranks,
-                size_bytes=_hidden_size(plan) * itemsize,
-                itemsize=itemsize,
-                count=count * _num_microbatches(plan),
-            )
+            size_bytes = _hidden_size(plan) * itemsize
+            yield Operation("all_reduce", "tensor parallelism", ranks, size_bytes, itemsize, count * num_microbatches)
         if is_last:
-            yield Operation(
-                kind="all_reduce",
-                cause="loss over a cut vocabulary",
-                ranks=ranks,
-                size_bytes=_tokens_per_microbatch(plan) * master_itemsize(plan),
-                itemsize=master_itemsize(plan),
-                count=3 * _num_microbatches(plan),
-            )
+            size_bytes = _tokens_per_microbatch(plan) * master
+            yield Operation("all_reduce", "loss over a cut vocabulary", ranks, size_bytes, master, 3 * num_microbatches)
 
 
 def _num_microbatches(plan: TrainPlan) -> int:

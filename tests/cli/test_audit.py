@@ -47,7 +47,7 @@ def cluster(tmp_path: Path) -> Path:
 def test_this_machine_is_looked_at_without_options() -> None:
     done = _audit()
     assert done.returncode in (0, 1, 3, 4) and done.stderr == ""
-    assert done.stdout.startswith("hpcpace audit: ") and len(done.stdout.splitlines()) <= 30
+    assert done.stdout.startswith("\nhpcpace audit ") and len(done.stdout.splitlines()) <= 30
 
 
 def test_rules_that_were_not_asked_for_do_not_count_as_applied(tree: Path) -> None:
@@ -61,15 +61,17 @@ def test_a_tree_has_its_findings_and_the_exit_code_of_the_worst(tree: Path) -> N
     done = _audit("--sysfs-root", str(tree))
     assert done.returncode == 4
     assert done.stdout == (
-        "hpcpace audit: 1 fail, 1 warning (1 node, 4 ranks, 29 of 37 rules applied)\n"
-        "F A04 local ranks 0,1: share the cores of CPUs 0-3,8-11 [read]\n"
-        "      costs  each waits while the other computes, at moments that differ from step to step\n"
-        "      fix    the binding below\n"
-        "W S05 local ranks 0,1: run on hardware threads of the same cores (CPUs 0-3,8-11) [read]\n"
-        "      costs  two ranks on one core get about half of it each\n"
-        "      fix    srun --hint=nomultithread ...\n"
-        "Bind 4 ranks per node:\n"
-        "  srun --cpu-bind=mask_cpu:0x303,0xc0c,0x3030,0xc0c0 ...\n"
+        "\nhpcpace audit smt1\n"
+        "Verdict    1 fail, 1 warning (1 node, 4 ranks, 29 of 37 rules applied)\n"
+        "\nFindings\n"
+        "F A04      local ranks 0,1: share the cores of CPUs 0-3,8-11 [read]\n"
+        "costs      each waits while the other computes, at moments that differ from step to step\n"
+        "  fix: the binding below\n"
+        "W S05      local ranks 0,1: run on hardware threads of the same cores (CPUs 0-3,8-11) [read]\n"
+        "costs      two ranks on one core get about half of it each\n"
+        "  fix: srun --hint=nomultithread ...\n"
+        "\nCPU binding\n"
+        "  bind 4 ranks per node: srun --cpu-bind=mask_cpu:0x303,0xc0c,0x3030,0xc0c0 ...\n"
     )
 
 
@@ -83,8 +85,8 @@ def test_a_verdict_has_at_most_30_lines_whatever_is_wrong(tmp_path: Path) -> Non
 def test_hosts_that_agree_are_grouped_and_odd_ones_named(cluster: Path) -> None:
     done = _audit("--from", str(cluster), "--rules", "N06,N08,N05")
     assert done.returncode == 4
-    assert "F N06 ens0, n2: has MTU 1500, but 9000 on 3 of 4 hosts" in done.stdout
-    assert "W N08 mlx5_1 port 1, all 4 nodes: symbol_error is 99" in done.stdout
+    assert "F N06      ens0, n2: has MTU 1500, but 9000 on 3 of 4 hosts" in done.stdout
+    assert "W N08      mlx5_1 port 1, all 4 nodes: symbol_error is 99" in done.stdout
 
 
 def test_json_has_its_schema_findings_and_both_classes(cluster: Path) -> None:
@@ -100,7 +102,7 @@ def test_json_has_its_schema_findings_and_both_classes(cluster: Path) -> None:
 
 def test_matrix_and_map_are_printed_where_asked_for(tmp_path: Path) -> None:
     done = _audit("--sysfs-root", str(small_node("n1").write(tmp_path)), "--matrix", "--map")
-    assert "GPU 0000:11:00.0  PHB            NODE/PHB" in done.stdout
+    assert "  0000:11:00.0           PHB      NODE/PHB" in done.stdout
     assert "  rank 1     ........########  8-15" in done.stdout
 
 
@@ -151,7 +153,7 @@ def test_rules_are_ignored_and_thresholds_set_by_a_file(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text('[audit]\nignore = ["A03", "A04", "A06", "S01", "S04", "C01"]\nleast_shm = 0\n')
     tree = cgroup_cut().write(tmp_path / "tree")
     done = _audit("--sysfs-root", str(tree), "--config", str(tmp_path / "site.toml"))
-    assert (done.returncode, done.stdout.split("(")[0]) == (0, "hpcpace audit: no findings ")
+    assert done.returncode == 0 and "Verdict    no findings (" in done.stdout
 
 
 @pytest.mark.parametrize("text", ["[audit]\nmtu = 1\n", "[audit]\ndrop_share = 2\n", '[audit]\nignore = ["X1"]\n'])
@@ -178,7 +180,7 @@ def test_every_rule_is_explained(rule: str) -> None:
 
     done = CliRunner().invoke(command, ["explain", rule])
     assert done.exit_code == 0
-    assert done.output.startswith(f"{rule}  ") and "\nwhy   " in done.output and "\nfix   " in done.output
+    assert done.output.startswith(f"\n{rule}  ") and "\nwhy   " in done.output and "\nfix   " in done.output
 
 
 def test_what_changed_on_a_node_is_shown(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_snapshot_that_is_cut_off_is_left_out_and_named(cluster: Path) -> None
     path = cluster / "n3.json"
     path.write_text(path.read_text()[:1000])
     done = _audit("--from", str(cluster))
-    assert "left out:" in done.stdout and "n3.json" in done.stdout and "3 nodes" in done.stdout
+    assert "left out" in done.stdout and "n3.json" in done.stdout and "3 nodes" in done.stdout
 
 
 def test_ranks_of_a_slurm_step_gather_in_a_run_of_their_own(tmp_path: Path) -> None:
@@ -225,20 +227,20 @@ def test_a_part_that_is_no_file_costs_its_rank_only(tmp_path: Path) -> None:
     done = _audit("--timeout-s", "0.2", "--rules", "N05", cwd=tmp_path, **step, **rank)
     assert (done.returncode, done.stderr) == (3, "")
     assert "(1 node, 1 rank, " in done.stdout
-    assert "left out: rank 1's facts cannot be used: it is no regular file" in done.stdout
+    assert "left out   rank 1's facts cannot be used: it is no regular" in done.stdout
 
 
 def test_a_folder_with_a_fifo_is_read_without_it(cluster: Path) -> None:
     os.mkfifo(cluster / "n9.json")
     done = _audit("--from", str(cluster))
-    assert "left out: cannot read" in done.stdout and "4 nodes" in done.stdout
+    assert "left out   cannot read" in done.stdout and "4 nodes" in done.stdout
 
 
 def test_a_snapshot_that_cannot_be_saved_is_named_below_the_verdict(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "saved" / "smt1.json").mkdir(parents=True)
     done = _audit("--sysfs-root", str(tree), "--save", str(tmp_path / "saved"))
     assert done.returncode == 4 and "F A04" in done.stdout
-    assert "left out: cannot save snapshots in" in done.stdout
+    assert "left out   cannot save snapshots in" in done.stdout
 
 
 def test_ranks_of_mpiexec_are_told_how_to_gather() -> None:
@@ -263,7 +265,7 @@ def test_ranks_that_each_see_an_mpi_world_of_one_are_found(tmp_path: Path) -> No
     _audit(*arguments, **step, SLURM_NODEID="0", SLURM_PROCID="1", SLURM_LOCALID="1")
     done = _audit(*arguments, **step, SLURM_NODEID="0", SLURM_PROCID="0", SLURM_LOCALID="0")
     assert done.returncode == 4
-    assert "F A01 2 ranks each see an MPI world of 1" in done.stdout
+    assert "F A01      2 ranks each see an MPI world of 1" in done.stdout
 
 
 def test_nothing_is_written_without_being_asked_for(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 set_up(lab.plan.link(sys.argv[2]), False)
 for host in sys.argv[3:]:
-    KillHost(host=host).apply(lab)
+    KillHost(host=host).switch(lab, True)
 print("struck", flush=True)
 """
 # $1 folder, $2 name, then the command; the time is that of the host, as in the script.

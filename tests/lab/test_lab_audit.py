@@ -129,14 +129,14 @@ def test_a_job_is_audited_before_it_trains_and_keeps_snapshots_of_its_ranks(
         refused = queue.wait(queue.submit(*script, cwd=tmp_path, environ=environ), timeout_s=120)
     log = refused.output.read_text()
     assert (refused.state, refused.exit_code) == ("FAILED", 4), log
-    assert "F N06 eth0, n2: has MTU 1400, but 1500 on 3 of 4 hosts" in log
+    assert "F N06      eth0, n2: has MTU 1400, but 1500 on 3 of 4 hosts" in log
     assert "gpt2_dp: not trained: the audit has found a failure (F)" in log
 
     job_id = queue.submit(*script, cwd=tmp_path, environ={**environ, "HPCPACE_AUDIT": "warn"})
     job = queue.wait(job_id, timeout_s=120)
     log = job.output.read_text()
     assert (job.state, job.exit_code) == ("COMPLETED", 0), log
-    assert log.index("hpcpace audit: ") < log.index("Phases by rank")
+    assert log.index("hpcpace audit n") < log.index("Phases by rank")
     for folder in (
         RunDirectory(tmp_path / "runs" / f"{job_id}-gpt2_dp-audit").attempt(0).snapshot_dir,
         RunDirectory(tmp_path / "runs" / f"{job_id}-gpt2_dp").attempt(0).snapshot_dir,

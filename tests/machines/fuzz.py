@@ -16,12 +16,13 @@ from typing import Any
 from experiments.machine import Machine
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.picture import pictures
-from hpcpace.audit.picture_text import WIDTH, picture_lines, svg
+from hpcpace.audit.picture_text import WIDTH, map_lines, matrix_lines, picture_lines, svg
 from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import MAX_BYTES, snapshot_from, snapshot_text
-from hpcpace.audit.verdict import MAX_LINES, map_lines, matrix_lines, verdict_lines
 from hpcpace.core.errors import UsageError
+from hpcpace.report.audit_report import MAX_LINES
+from tests.audit_lines import verdict_lines
 from tests.machines.cases import far_adapter, gb200, one_gpu_for_two, siblings_shared, small_node, virtual_machine
 
 MACHINES: tuple[Callable[[], Machine], ...] = (

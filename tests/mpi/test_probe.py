@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hpcpace.probe.operations import OPERATION_NAMES
+from hpcpace.probe.operations import OPERATIONS
 from hpcpace.probe.record import probe_from, read_probe
 
 PROBE = ("-m", "hpcpace", "probe", "--only", "sweep", "--time", 4)
@@ -16,7 +16,7 @@ def test_probes_saves_and_compares_on_two_ranks(mpiexec, tmp_path):
     assert result.returncode == 0, result.stderr
     record = read_probe(saved)
     assert [host.ranks for host in record.hosts] == [(0, 1)]
-    assert {row.op for row in record.sweep} == set(OPERATION_NAMES)
+    assert {row.op for row in record.sweep} == {operation.name for operation in OPERATIONS}
     assert {(row.num_nodes, row.num_ranks) for row in record.sweep} == {(1, 2)}
     assert {skew.rank for skew in record.skews} == {0, 1}
     assert result.stdout.startswith("\nhpcpace probe of 1 host, 2 ranks: gloo on CPUs")

@@ -52,6 +52,11 @@ except SystemExit as error:
     [
         ("hpcpace.cli.runs", ("numpy", "h5py")),
         ("hpcpace.diagnosis.analyze, hpcpace.report.run_report", ("scipy.stats", "scipy.sparse", "pandas", "plotly")),
+        # Only a run with snapshots of its nodes needs the rules of the audit.
+        (
+            "hpcpace.diagnosis.analyze, hpcpace.report.run_report",
+            ("hpcpace.audit.rulebook", "hpcpace.audit.collect_host", "hpcpace.audit.snapshot"),
+        ),
     ],
 )
 def test_commands_load_no_more_than_they_use(modules: str, unwanted: tuple[str, ...]) -> None:

@@ -23,10 +23,7 @@ class Items(Dataset):
         if index % BATCH == 0:
             hold("data")
         generator = torch.Generator().manual_seed(index)
-        return {
-            "x": torch.randn(WIDTH, generator=generator),
-            "labels": torch.randn(WIDTH, generator=generator),
-        }
+        return {"x": torch.randn(WIDTH, generator=generator), "labels": torch.randn(WIDTH, generator=generator)}
 
 
 class Model(torch.nn.Module):

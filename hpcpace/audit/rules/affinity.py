@@ -19,7 +19,7 @@ from hpcpace.audit.findings import (
     near_gpu_fix,
 )
 from hpcpace.audit.hardware import parsed, sum_of
-from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
+from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable
 
@@ -40,15 +40,10 @@ def a01_mpi_singletons(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFind
     alone = [rank for rank in checked if rank.mpi_size == 1 and rank.world_size > 1]
     if alone:
         yield AuditFinding(
-            rule="A01",
             severity=Severity.FAIL,
-            host=host.name,
-            place="",
             seen=f"{alone[0].world_size} ranks each see an MPI world of 1: "
             "the MPI library does not support this srun's PMI",
-            cost="every rank computes the whole job and writes the same files",
             fix="srun --mpi=pmix ...  # or another of `srun --mpi=list`; or pip install --no-binary=mpi4py mpi4py",
-            certainty=Certainty.READ,
             ranks=rank_numbers(alone),
         )
 
@@ -63,15 +58,10 @@ def a02_far_from_gpu(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Ite
     if mask & view.numa_cpus[node]:
         return
     yield AuditFinding(
-        rule="A02",
         severity=Severity.FAIL,
-        host=host.name,
-        place=rank_place(rank),
         seen=f"runs on NUMA {listed(view.nodes_of(mask))}, but its GPU {address} is on NUMA {node}",
-        cost="every copy to or from the GPU and every kernel launch crosses the NUMA interconnect",
         fix=near_gpu_fix(host, rank, node),
         certainty=gpu_certainty(rank),
-        ranks=(rank.rank,),
     )
 
 
@@ -87,17 +77,13 @@ def a03_partly_near(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iter
         return  # A02
     whole = mask == view.online
     yield AuditFinding(
-        rule="A03",
         severity=Severity.INFORMATION if whole else Severity.WARNING,
-        host=host.name,
-        place=rank_place(rank),
         seen=f"{'is not bound: it' if whole else 'its mask'} spans NUMA {listed(nodes)}{where}",
         cost="NCCL narrows its own threads; data loaders and others may allocate memory on the far node"
         if whole
         else "data loaders and other threads may run, and allocate memory, on the far node",
         fix=_spanning_fix(host, rank),
         certainty=Certainty.READ if address is None else gpu_certainty(rank),
-        ranks=(rank.rank,),
     )
 
 
@@ -113,14 +99,10 @@ def a04_overlap(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         shared = one & other
         what = f"CPUs {cpusets.format_list(shared)}" if shared else f"the cores of CPUs {cpusets.format_list(cores)}"
         yield AuditFinding(
-            rule="A04",
             severity=Severity.WARNING if one == other else Severity.FAIL,
-            host=host.name,
             place=f"local ranks {first.local_rank},{second.local_rank}",
             seen=f"share {what}" + (", which is all they have" if one == other else ""),
-            cost="each waits while the other computes, at moments that differ from step to step",
             fix=_overlap_fix(host, first, max(1, view.online.bit_count() // len(host.ranks))),
-            certainty=Certainty.READ,
             ranks=(first.rank, second.rank),
         )
 
@@ -136,17 +118,11 @@ def a05_too_few_cpus(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Ite
     lacks_requested = wanted > count
     has = f"has {count} CPU" + ("" if count == 1 else "s")
     yield AuditFinding(
-        rule="A05",
         severity=Severity.FAIL,
-        host=host.name,
-        place=rank_place(rank),
         seen=f"{has} although SLURM_CPUS_PER_TASK={wanted}" if lacks_requested else f"{has} for {needed} processes",
-        cost="data loading and kernel launches compete with the training loop for CPU time",
         fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun 22.05 to 23.02 does not inherit sbatch -c"
         if lacks_requested
         else more_cpus_fix(host, rank, needed),
-        certainty=Certainty.READ,
-        ranks=(rank.rank,),
     )
 
 
@@ -154,35 +130,22 @@ def a06_quota(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[A
     """Find a cgroup whose quota is smaller than the mask, or that lacks CPUs of the mask."""
     mask = host.mask(rank)
     fact = f"rank/{rank.rank}"
-    if rank.quota_cpus is None:
-        raise host.unreadable("its CPU quota", f"{fact}/quota_cpus")
-    if 0 < rank.quota_cpus < mask.bit_count():
+    quota = host.known(rank.quota_cpus, "its CPU quota", f"{fact}/quota_cpus")
+    if 0 < quota < mask.bit_count():
         yield AuditFinding(
-            rule="A06",
             severity=Severity.WARNING,
-            host=host.name,
-            place=rank_place(rank),
-            seen=f"has a CPU quota of {rank.quota_cpus:g} cores but {mask.bit_count()} CPUs in its mask",
-            cost="once the quota is used up, the kernel stops all its threads for the rest of the period",
+            seen=f"has a CPU quota of {quota:g} cores but {mask.bit_count()} CPUs in its mask",
             fix=f"docker update --cpus={mask.bit_count()} CONTAINER  # or resources.limits.cpu of the pod, or "
             f"systemctl set-property SLICE CPUQuota={100 * mask.bit_count()}%: whatever set cpu.max; no option of srun",
-            certainty=Certainty.READ,
-            ranks=(rank.rank,),
         )
-    if rank.cgroup_cpus is None:
-        raise host.unreadable("the CPUs of its cgroup", f"{fact}/cgroup_cpus")
-    outside = mask & ~parsed(rank.cgroup_cpus, "the CPUs of its cgroup")
+    what = "the CPUs of its cgroup"
+    outside = mask & ~parsed(host.known(rank.cgroup_cpus, what, f"{fact}/cgroup_cpus"), what)
     if outside:
         yield AuditFinding(
-            rule="A06",
             severity=Severity.WARNING,
-            host=host.name,
-            place=rank_place(rank),
             seen=f"its mask has CPUs {cpusets.format_list(outside)}, which its cgroup lacks",
             cost="it runs on fewer CPUs than its mask says",
             fix="srun --cpu-bind=cores ...  # bind within the CPUs of the job",
-            certainty=Certainty.READ,
-            ranks=(rank.rank,),
         )
 
 
@@ -194,27 +157,19 @@ def a07_memory(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[
     address = host.gpu_address(rank)
     homes = [view.node_of(address)] if address is not None else view.nodes_of(host.mask(rank))
     what = f"of its GPU ({homes[0]})" if address is not None else f"of its CPUs ({listed(homes)})"
-    if rank.memory_nodes is None:
-        raise host.unreadable("its memory nodes", f"rank/{rank.rank}/memory_nodes", f"rank/{rank.rank}/status")
-    allowed = parsed(rank.memory_nodes, "its memory nodes")
-    bound = allowed
+    fact = f"rank/{rank.rank}"
+    nodes = host.known(rank.memory_nodes, "its memory nodes", f"{fact}/memory_nodes", f"{fact}/status")
+    allowed = bound = parsed(nodes, "its memory nodes")
     if rank.memory_policy is not None and rank.memory_policy.startswith("bind"):
         bound &= parsed(rank.memory_policy.partition(":")[2], "its memory policy")
     if any(bound >> home & 1 for home in homes):
-        if rank.memory_policy is None:
-            raise host.unreadable("its memory policy", f"rank/{rank.rank}/memory_policy")
+        host.known(rank.memory_policy, "its memory policy", f"{fact}/memory_policy")
         return
     how = "" if bound == allowed else f" (memory policy {printable(rank.memory_policy or '')})"
     yield AuditFinding(
-        rule="A07",
         severity=Severity.WARNING,
-        host=host.name,
-        place=rank_place(rank),
         seen=f"allocates memory only on NUMA {cpusets.format_list(bound) or 'none'}{how}, not on that {what}",
-        cost="all its memory is on the far side of the NUMA interconnect",
         fix=memory_fix(rank, homes[0] if homes else 0, allowed),
-        certainty=Certainty.READ,
-        ranks=(rank.rank,),
     )
 
 
@@ -231,17 +186,12 @@ def a10_openmp_binding(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> I
         return
     settings = ", ".join(f"{name}={printable(rank.variables[name])}" for name in names)
     yield AuditFinding(
-        rule="A10",
         severity=Severity.INFORMATION if count < 2 else Severity.WARNING,
-        host=host.name,
-        place=rank_place(rank),
         seen=f"has 1 CPU, and importing torch may be what narrowed its mask: {settings}"
         if count < 2
         else f"importing torch narrows its mask of {count} CPUs to one place: {settings}",
-        cost="data loader workers and other threads that it starts inherit the narrow mask",
         fix=_unbound_fix(names),
         certainty=Certainty.INFERRED,
-        ranks=(rank.rank,),
     )
 
 
@@ -253,14 +203,10 @@ def s05_siblings(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         if host.mask(first) & host.mask(second):
             continue  # A04
         yield AuditFinding(
-            rule="S05",
             severity=Severity.WARNING,
-            host=host.name,
             place=f"local ranks {first.local_rank},{second.local_rank}",
             seen=f"run on hardware threads of the same cores (CPUs {cpusets.format_list(cores)})",
-            cost="two ranks on one core get about half of it each",
             fix=_siblings_fix(host, first),
-            certainty=Certainty.READ,
             ranks=(first.rank, second.rank),
         )
 
@@ -294,10 +240,9 @@ def _is_within_place(host: AuditedHost, mask: int, places: str) -> bool:
         return len(host.hardware.nodes_of(mask)) < 2
     if not name.startswith("sockets"):
         return False
-    packages = host.snapshot.hardware.cpus.packages
-    if packages is None:
-        raise host.unreadable("the sockets of the CPUs", "cpus/packages")
-    return any(not mask & ~parsed(cpus, "the sockets of the CPUs") for cpus in packages.values())
+    what = "the sockets of the CPUs"
+    packages = host.known(host.snapshot.hardware.cpus.packages, what, "cpus/packages")
+    return any(not mask & ~parsed(cpus, what) for cpus in packages.values())
 
 
 def gpu_certainty(rank: RankFacts) -> Certainty:

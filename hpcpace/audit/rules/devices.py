@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
 from hpcpace.audit.collect_host import is_gpu_bound_per_task
-from hpcpace.audit.facts import FAULTS, Gpu, Nvml, PciDevice, RankFacts, Throttle
+from hpcpace.audit.facts import FAULTS, Nvml, PciDevice, RankFacts, Throttle
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, fewer_ranks_fix, unknown
-from hpcpace.audit.job import AuditedHost, AuditedJob, rank_place
+from hpcpace.audit.job import AuditedHost, AuditedJob, device_place, rank_place
 from hpcpace.audit.rules.affinity import gpu_certainty, listed, rank_numbers
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable
@@ -17,20 +17,55 @@ from hpcpace.core.text import printable
 
 def p07_nvlink(job: AuditedJob) -> Iterator[AuditFinding]:
     """Find GPUs with inactive NVLinks, with fewer than others of their model, or not registered with the fabric."""
-    most: dict[str, int] = {}
+    most: Counter[str] = Counter()
     for host in job.hosts:
         for gpu in host.snapshot.gpus or ():
-            if gpu.nvml is not None and gpu.nvml.links_active is not None:
-                most[gpu.name or ""] = max(most.get(gpu.name or "", 0), gpu.nvml.links_active)
+            most[gpu.name or ""] = max(most[gpu.name or ""], (gpu.nvml and gpu.nvml.links_active) or 0)
     for host in job.hosts:
         try:
             driven = host.has_nvidia
         except Unreadable as error:
-            yield unknown("P07", host.name, "", host.explain(error))
+            yield unknown(host.explain(error), host.name)
             continue
         for gpu in host.snapshot.gpus or () if driven else ():
-            yield from _check_links(host, gpu, most.get(gpu.name or "", 0))
-            yield from _check_fabric(host, gpu)
+            if gpu.nvml is None:
+                yield unknown(f"its NVLinks: {host.reason('nvml')}", host.name, f"GPU {gpu.address}")
+            else:
+                yield from _check_links(host, gpu.address, gpu.nvml, most[gpu.name or ""])
+                yield from _check_fabric(host, gpu.address, gpu.nvml.fabric)
+
+
+def _check_links(host: AuditedHost, address: str, nvml: Nvml, most: int) -> Iterator[AuditFinding]:
+    active, inactive = nvml.links_active, nvml.links_inactive
+    if active is None or (not active and not most):
+        return  # it has no NVLinks, or they are off on all GPUs of this model
+    missing = max(inactive or 0, most - active)
+    if missing:
+        yield AuditFinding(
+            severity=Severity.FAIL,
+            hosts=(host.name,),
+            place=f"GPU {address}",
+            seen=f"{missing} of {active + missing} NVLinks are inactive",
+            fix=f"nvidia-smi nvlink -s -i {address}; systemctl status nvidia-fabricmanager  # admin",
+        )
+
+
+def _check_fabric(host: AuditedHost, address: str, fabric: str | None) -> Iterator[AuditFinding]:
+    if fabric is None and host.snapshot.hardware.num_nvswitches:
+        reason = "whether the fabric manager has registered it: NVML does not say"
+        yield unknown(reason, host.name, f"GPU {address}")
+    if fabric in (None, "none", "completed"):
+        return
+    shown = printable(fabric).replace("failed ", "failed with NVML error ")
+    words = {"not started": "has not been started", "in progress": "has not finished"}
+    yield AuditFinding(
+        severity=Severity.FAIL,
+        hosts=(host.name,),
+        place=f"GPU {address}",
+        seen=f"its fabric registration {words.get(fabric, shown)}",
+        cost="CUDA does not start on it, or works without NVLink",
+        fix="systemctl status nvidia-fabricmanager  # admin: restart it; its version must match the driver's",
+    )
 
 
 def p08_state(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
@@ -38,93 +73,35 @@ def p08_state(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     if not host.has_nvidia:
         raise Skip("no NVIDIA driver")
     for gpu in host.snapshot.gpus or ():
-        if gpu.nvml is None:
-            raise host.unreadable("the state of the GPUs", "nvml")
-        for severity, seen, cost, fix in _states(gpu.address, gpu.nvml):
-            yield AuditFinding(
-                rule="P08",
-                severity=severity,
-                host=host.name,
-                place=f"GPU {gpu.address}",
-                seen=seen,
-                cost=cost,
-                fix=fix,
-                certainty=Certainty.READ,
-            )
+        nvml = host.known(gpu.nvml, "the state of the GPUs", "nvml")
+        for severity, seen, cost, fix in _states(f"nvidia-smi -i {gpu.address}", nvml):
+            yield AuditFinding(severity=severity, place=f"GPU {gpu.address}", seen=seen, cost=cost, fix=fix)
 
 
-def _states(address: str, nvml: Nvml) -> Iterator[tuple[Severity, str, str, str]]:
-    reasons = nvml.throttle_reasons or 0
+def _states(tool: str, nvml: Nvml) -> Iterator[tuple[Severity, str, str, str]]:
+    reasons, wait = nvml.throttle_reasons or 0, "every rank waits for this GPU"
     if reasons & FAULTS:
-        yield (
-            Severity.FAIL,
-            f"is throttled by its hardware (reasons {reasons:#x})",
-            "every rank waits for this GPU",
-            f"nvidia-smi -i {address} -q -d PERFORMANCE,TEMPERATURE  # then cooling and power, admin",
-        )
+        fix = f"{tool} -q -d PERFORMANCE,TEMPERATURE  # then cooling and power, admin"
+        yield Severity.FAIL, f"is throttled by its hardware (reasons {reasons:#x})", wait, fix
     elif reasons & Throttle.SOFTWARE_THERMAL:
         seen = f"is throttled by its driver because of heat (reasons {reasons:#x})"
-        yield Severity.WARNING, seen, "every rank waits for this GPU", "# admin: check cooling and fans"
+        yield Severity.WARNING, seen, wait, "# admin: check cooling and fans"
     if nvml.power_limit_w and nvml.power_default_w and nvml.power_limit_w < 0.99 * nvml.power_default_w:
-        yield (
-            Severity.WARNING,
-            f"is capped at {nvml.power_limit_w:g} W, the default is {nvml.power_default_w:g}",
-            "its clock is lower under load",
-            f"nvidia-smi -i {address} -pl {nvml.power_default_w:.0f}  # admin",
-        )
+        seen = f"is capped at {nvml.power_limit_w:g} W, the default is {nvml.power_default_w:g}"
+        fix = f"{tool} -pl {nvml.power_default_w:.0f}  # admin"
+        yield Severity.WARNING, seen, "its clock is lower under load", fix
     if nvml.sm_clock_limit_mhz and nvml.sm_clock_max_mhz and nvml.sm_clock_limit_mhz < 0.8 * nvml.sm_clock_max_mhz:
         seen = f"its clock is limited to {nvml.sm_clock_limit_mhz} of {nvml.sm_clock_max_mhz} MHz"
-        yield Severity.WARNING, seen, "it runs slower than it could", f"nvidia-smi -i {address} -rac  # admin"
+        yield Severity.WARNING, seen, "it runs slower than it could", f"{tool} -rac  # admin"
     if nvml.is_ecc_pending:
         seen = "its ECC mode will change at the next reset"
         yield Severity.WARNING, seen, "GPUs of one job may differ in memory and speed", "# admin: reboot the node"
     if nvml.is_persistent is False:
-        seen = "persistence mode is off"
-        yield Severity.WARNING, seen, "every job start takes seconds longer", f"nvidia-smi -i {address} -pm 1  # admin"
-
-
-def _check_fabric(host: AuditedHost, gpu: Gpu) -> Iterator[AuditFinding]:
-    if gpu.nvml is None:
-        return  # _check_links has reported it
-    fabric = gpu.nvml.fabric
-    if fabric is None and host.snapshot.hardware.num_nvswitches:
-        yield unknown(
-            "P07", host.name, f"GPU {gpu.address}", "whether the fabric manager has registered it: NVML does not say"
-        )
-    if fabric in (None, "none", "completed"):
-        return
-    shown = printable(fabric).replace("failed ", "failed with NVML error ")
-    words = {"not started": "has not been started", "in progress": "has not finished"}
-    yield AuditFinding(
-        rule="P07",
-        severity=Severity.FAIL,
-        host=host.name,
-        place=f"GPU {gpu.address}",
-        seen=f"its fabric registration {words.get(fabric, shown)}",
-        cost="CUDA does not start on it, or works without NVLink",
-        fix="systemctl status nvidia-fabricmanager  # admin: restart it; its version must match the driver's",
-        certainty=Certainty.READ,
-    )
-
-
-def _check_links(host: AuditedHost, gpu: Gpu, most: int) -> Iterator[AuditFinding]:
-    if gpu.nvml is None:
-        yield unknown("P07", host.name, f"GPU {gpu.address}", f"its NVLinks: {host.reason('nvml')}")
-        return
-    active, inactive = gpu.nvml.links_active, gpu.nvml.links_inactive
-    if active is None or (not active and not most):
-        return  # it has no NVLinks, or they are off on all GPUs of this model
-    missing = max(inactive or 0, most - active)
-    if missing:
-        yield AuditFinding(
-            rule="P07",
-            severity=Severity.FAIL,
-            host=host.name,
-            place=f"GPU {gpu.address}",
-            seen=f"{missing} of {active + missing} NVLinks are inactive",
-            cost="collectives within the node run at the rate of the slowest GPU, or over PCIe",
-            fix=f"nvidia-smi nvlink -s -i {gpu.address}; systemctl status nvidia-fabricmanager  # admin",
-            certainty=Certainty.READ,
+        yield (
+            Severity.WARNING,
+            "persistence mode is off",
+            "every job start takes seconds longer",
+            f"{tool} -pm 1  # admin",
         )
 
 
@@ -166,12 +143,8 @@ def a09_ipc(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         return
     count = len(host.snapshot.gpus or ())
     yield AuditFinding(
-        rule="A09",
         severity=Severity.WARNING,
-        host=host.name,
-        place="",
         seen=f"{len(single)} ranks see only 1 of {count} GPUs each, because of --gpus-per-task",
-        cost="CUDA IPC and P2P between ranks can fail; NCCL then copies through shared memory",
         fix=f"srun --gpus-per-node={count} --gpu-bind=none ...  # instead of --gpus-per-task",
         certainty=Certainty.READ if all(rank.gpus is not None for rank in single) else Certainty.INFERRED,
         ranks=rank_numbers(single),
@@ -182,12 +155,9 @@ def _sees_none(host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     if host.snapshot.kernel.nvidia_driver == "" and "amdgpu" not in (host.snapshot.kernel.modules or {}):
         return  # no driver is loaded, so no rank is meant to use them
     yield AuditFinding(
-        rule="A08",
         severity=Severity.FAIL,
-        host=host.name,
         place=rank_place(rank),
         seen=f"sees none of the {len(host.snapshot.gpus or ())} GPUs of its node",
-        cost="it trains on the CPU, or fails",
         fix=_visible_fix(host, rank),
         certainty=gpu_certainty(rank),
         ranks=(rank.rank,),
@@ -199,9 +169,7 @@ def _another_order(host: AuditedHost, rank: RankFacts, address: str) -> Iterator
     if address not in order or order.index(address) == rank.local_rank or rank.local_rank < 0:
         return
     yield AuditFinding(
-        rule="A08",
         severity=Severity.INFORMATION,
-        host=host.name,
         place=rank_place(rank),
         seen=f"uses GPU {order.index(address)} of the node ({address}), not that of its local rank",
         cost="nothing by itself, but bindings that assume the order of local ranks are wrong",
@@ -216,9 +184,7 @@ def _one_for_many(host: AuditedHost, address: str, ranks: list[RankFacts]) -> Au
     has_mps = all(any(name.startswith("CUDA_MPS_") for name in rank.variables) for rank in ranks)
     has_mig = bool(gpu and gpu.nvml and gpu.nvml.is_mig)
     return AuditFinding(
-        rule="A08",
         severity=Severity.INFORMATION if has_mps or has_mig else Severity.FAIL,
-        host=host.name,
         place=f"GPU {address}",
         seen=f"is used by local ranks {listed(rank.local_rank for rank in ranks)}"
         + (", through MPS" if has_mps else ", partitioned by MIG" if has_mig else ""),
@@ -255,55 +221,44 @@ _REDIRECT = 0x0C
 
 def p01_width(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
     """Find a link with fewer lanes than both of its ends support."""
-    port = host.hardware.port_of(device)
-    if port is None and device.width is None and device.kind == "nic":
-        return  # on-chip or virtual: it has no link
-    fact = f"pci/{device.address}"
-    if device.width is None or device.max_width is None:
-        raise host.unreadable("the width of its link", f"{fact}/width", f"{fact}/max_width")
-    if port is not None and port.max_width is None:
-        raise host.unreadable("the width of its slot", f"pci/{port.address}/max_width")
-    most = min(device.max_width, port.max_width or device.max_width) if port is not None else device.max_width
-    if device.width < most:
+    width, most = _link(host, device, "width", "width")
+    if width < most:
         yield AuditFinding(
-            rule="P01",
             severity=Severity.FAIL,
-            host=host.name,
-            place=_name(device),
-            seen=f"its link has {device.width} lanes of {most}",
-            cost=f"it has at most {device.width / most:.0%} of its bandwidth, and NCCL reads only the maximum",
+            seen=f"its link has {width} lanes of {most}",
+            cost=f"it has at most {width / most:.0%} of its bandwidth, and NCCL reads only the maximum",
             fix="# admin: reseat the card; check riser and bifurcation",
-            certainty=Certainty.READ,
         )
 
 
 def p02_speed(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterator[AuditFinding]:
     """Find a link that runs slower than both of its ends support; for a GPU only while it is busy."""
-    port = host.hardware.port_of(device)
-    if port is None and device.speed_gts is None and device.kind == "nic":
-        return
-    fact = f"pci/{device.address}"
-    if device.speed_gts is None or device.max_speed_gts is None:
-        raise host.unreadable("the speed of its link", f"{fact}/speed", f"{fact}/max_speed")
-    if port is not None and port.max_speed_gts is None:
-        raise host.unreadable("the speed of its slot", f"pci/{port.address}/max_speed")
-    most = min(device.max_speed_gts, (port.max_speed_gts if port is not None else None) or device.max_speed_gts)
-    if device.speed_gts >= most:
+    speed, most = _link(host, device, "speed", "speed_gts")
+    if speed >= most:
         return
     if device.kind == "gpu" and (_nvml(host, device.address, "utilization_percent") or 0) < _BUSY_PERCENT:
-        raise Unreadable(
-            f"the speed of its link under load: now {device.speed_gts:g} of {most:g} GT/s, and idle GPUs slow down"
-        )
+        raise Unreadable(f"the speed of its link under load: now {speed:g} of {most:g} GT/s, and idle GPUs slow down")
     yield AuditFinding(
-        rule="P02",
         severity=Severity.WARNING if device.kind == "gpu" else Severity.FAIL,
-        host=host.name,
-        place=_name(device),
-        seen=f"its link runs at {device.speed_gts:g} of {most:g} GT/s",
-        cost=f"it has at most {device.speed_gts / most:.0%} of its bandwidth",
+        seen=f"its link runs at {speed:g} of {most:g} GT/s",
+        cost=f"it has at most {speed / most:.0%} of its bandwidth",
         fix="# admin: reseat the card; check riser, BIOS link speed and retimers",
-        certainty=Certainty.READ,
     )
+
+
+def _link(host: AuditedHost, device: PciDevice, name: str, field: str) -> tuple[float, float]:
+    """Return width or speed of a device's link, and what both of its ends support; (0, 0) if it has no link."""
+    port = host.hardware.port_of(device)
+    now, most = getattr(device, field), getattr(device, f"max_{field}")
+    if port is None and now is None and device.kind == "nic":
+        return 0, 0  # on-chip or virtual
+    fact = f"pci/{device.address}"
+    for known in (now, most):
+        host.known(known, f"the {name} of its link", f"{fact}/{name}", f"{fact}/max_{name}")
+    if port is not None:
+        limit = host.known(getattr(port, f"max_{field}"), f"the {name} of its slot", f"pci/{port.address}/max_{name}")
+        most = min(most, limit or most)
+    return now, most
 
 
 def p03_unequal(job: AuditedJob) -> Iterator[AuditFinding]:
@@ -316,14 +271,14 @@ def p03_unequal(job: AuditedJob) -> Iterator[AuditFinding]:
                     width, speed = _possible(host, device)
                 except Unreadable as error:
                     if device.kind == "gpu" or len(device.parents or ()) > 1:
-                        yield unknown("P03", host.name, _name(device), host.explain(error))
+                        yield unknown(host.explain(error), host.name, device_place(device))
                     continue
                 if width:
                     kinds.setdefault((device.kind, device.vendor, device.device), []).append(
                         (host, device, width, speed)
                     )
         if host.hardware.hardware.pci is None:
-            yield unknown("P03", host.name, "", f"the PCI devices: {host.reason('pci')}")
+            yield unknown(f"the PCI devices: {host.reason('pci')}", host.name)
     for entries in kinds.values():
         yield from _unequal(entries)
 
@@ -341,14 +296,10 @@ def p04_replays(job: AuditedJob, host: AuditedHost, device: PciDevice) -> Iterat
     grown = (counters.growth or {}).get(name, 0)
     if grown or count > job.settings.pcie_errors:
         yield AuditFinding(
-            rule="P04",
             severity=Severity.WARNING,
-            host=host.name,
-            place=_name(device),
             seen=f"+{grown} corrected PCIe errors in {counters.window_s:g} s"
             if grown
             else f"{count} corrected PCIe errors",
-            cost="packets are retransmitted: the link is marginal, gets slower and may fail",
             fix="# admin: reseat the card; swap riser or slot",
             certainty=Certainty.MEASURED if grown else Certainty.READ,
         )
@@ -399,65 +350,52 @@ def p06_hidden_numa(job: AuditedJob, host: AuditedHost, device: PciDevice) -> It
         raise host.unreadable("its NUMA node", f"pci/{device.address}/numa_node")
     if device.numa_node < 0:
         yield AuditFinding(
-            rule="P06",
             severity=Severity.WARNING,
-            host=host.name,
-            place=_name(device),
             seen=f"its numa_node is {device.numa_node} on a machine with {len(view.numa_cpus)} NUMA nodes",
-            cost="ranks cannot be bound near it, and NCCL guesses its paths",
             fix="export NCCL_TOPO_FILE=/path/to/topo.xml  # for this type of machine; or a firmware fix, admin",
-            certainty=Certainty.READ,
         )
 
 
 def _possible(host: AuditedHost, device: PciDevice) -> tuple[int, float]:
     """Return the lanes and speed in GT/s that a device and its slot both support."""
-    port = host.hardware.port_of(device)
-    if device.max_width is None or device.max_speed_gts is None:
-        fact = f"pci/{device.address}"
-        raise host.unreadable("what its link supports", f"{fact}/max_width", f"{fact}/max_speed")
-    if port is None:
-        return device.max_width, device.max_speed_gts
-    if port.max_width is None or port.max_speed_gts is None:
-        fact = f"pci/{port.address}"
-        raise host.unreadable("what its slot supports", f"{fact}/max_width", f"{fact}/max_speed")
-    return min(device.max_width, port.max_width), min(device.max_speed_gts, port.max_speed_gts)
+    ends = [(device, "what its link supports")]
+    if (port := host.hardware.port_of(device)) is not None:
+        ends.append((port, "what its slot supports"))
+    widths, speeds = [], []
+    for end, what in ends:
+        facts = f"pci/{end.address}/max_width", f"pci/{end.address}/max_speed"
+        widths.append(host.known(end.max_width, what, *facts))
+        speeds.append(host.known(end.max_speed_gts, what, *facts))
+    return min(widths), min(speeds)
 
 
 def _unequal(entries: list[tuple[AuditedHost, PciDevice, int, float]]) -> Iterator[AuditFinding]:
-    widths, speeds = Counter(entry[2] for entry in entries), Counter(entry[3] for entry in entries)
-    widest, fastest = max(widths), max(speeds)
+    widest, fastest = max(width for _, _, width, _ in entries), max(speed for *_, speed in entries)
     for host, device, width, speed in entries:
+        severity = Severity.WARNING
         if width < widest or speed < fastest:
             seen = f"its slot offers x{width} at {speed:g} GT/s, others of its kind have x{widest} at {fastest:g}"
-            severity = Severity.WARNING
+            cost = "it has less bandwidth than the others, and they wait for it"
         elif device.max_width is not None and width < device.max_width:
             seen = f"is an x{device.max_width} card in an x{width} slot"
+            cost = f"it has at most {width / device.max_width:.0%} of its bandwidth"
             severity = Severity.INFORMATION if len(entries) > 1 else Severity.WARNING
         else:
             continue
         yield AuditFinding(
-            rule="P03",
             severity=severity,
-            host=host.name,
-            place=_name(device),
+            hosts=(host.name,),
+            place=device_place(device),
             seen=seen,
-            cost="it has less bandwidth than the others, and they wait for it"
-            if width < widest or speed < fastest
-            else f"it has at most {width / (device.max_width or width):.0%} of its bandwidth",
+            cost=cost,
             fix="# admin: move the card to a full-width slot; check riser and bifurcation",
-            certainty=Certainty.READ,
         )
 
 
 def _acs(host: AuditedHost, severity: Severity, seen: str, certainty: Certainty) -> AuditFinding:
     return AuditFinding(
-        rule="P05",
         severity=severity,
-        host=host.name,
-        place="",
         seen=seen,
-        cost="traffic from a GPU to an adapter or another GPU takes a detour through the processor",
         fix="lspci -vvv | grep ACSCtl  # admin: want SrcValid-, ReqRedir-; `rdma_topo check`; not in virtual machines; "
         "Direct-NIC CX8 needs certain bits",
         certainty=certainty,
@@ -472,7 +410,3 @@ def _nvml(host: AuditedHost, address: str, name: str) -> int | None:
     gpu = next((gpu for gpu in host.snapshot.gpus or () if gpu.address == address), None)
     value: int | None = getattr(gpu.nvml, name) if gpu is not None and gpu.nvml is not None else None
     return value
-
-
-def _name(device: PciDevice) -> str:
-    return f"{'GPU' if device.kind == 'gpu' else 'NIC'} {printable(device.address)}"

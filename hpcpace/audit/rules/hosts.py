@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, fewer_ranks_fix, unknown
 from hpcpace.audit.hardware import sum_of
@@ -26,58 +26,42 @@ _DEBUG_VARIABLES = (
 def s01_governor(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find CPUs whose governor keeps clocks low."""
     cpus = host.snapshot.hardware.cpus
-    if cpus.governors is None:
-        raise host.unreadable("the frequency governors", "cpus/governors", "cpus/online")
+    governors = host.known(cpus.governors, "the frequency governors", "cpus/governors", "cpus/online")
     fine = {"performance"} | ({"powersave"} if cpus.driver in _FAST_WITH_POWERSAVE else set())
-    for governor, members in cpus.governors.items():
-        if governor not in fine:
-            yield AuditFinding(
-                rule="S01",
-                severity=Severity.WARNING,
-                host=host.name,
-                place=f"CPUs {printable(members)}",
-                seen=f"use governor {printable(governor)}" + (f" of {printable(cpus.driver)}" if cpus.driver else ""),
-                cost="clocks rise only after load has arrived, so short bursts between collectives run slowly",
-                fix="cpupower frequency-set -g performance  # admin; or srun --cpu-freq=performance ...",
-                certainty=Certainty.READ,
-            )
+    for governor in (name for name in governors if name not in fine):
+        yield AuditFinding(
+            severity=Severity.WARNING,
+            place=f"CPUs {printable(governors[governor])}",
+            seen=f"use governor {printable(governor)}" + (f" of {printable(cpus.driver)}" if cpus.driver else ""),
+            fix="cpupower frequency-set -g performance  # admin; or srun --cpu-freq=performance ...",
+        )
 
 
 def s02_numa_balancing(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find GPU nodes on which the kernel migrates pages between NUMA nodes."""
     if not host.has_gpus:
         raise Skip("no GPU")
-    value = host.snapshot.kernel.numa_balancing
-    if value is None:
-        raise host.unreadable("numa_balancing", "kernel/numa_balancing")
+    value = host.known(host.snapshot.kernel.numa_balancing, "numa_balancing", "kernel/numa_balancing")
     if value > 0:
         yield AuditFinding(
-            rule="S02",
             severity=Severity.WARNING,
-            host=host.name,
-            place="",
             seen=f"numa_balancing is {value}",
-            cost="the kernel unmaps pages to find out who uses them, which stalls copies to and from GPUs",
             fix="echo 0 > /proc/sys/kernel/numa_balancing  # admin; NVIDIA and ROCm both recommend it",
-            certainty=Certainty.READ,
         )
 
 
 def s03_huge_pages(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Report the setting of transparent huge pages unless it is the usual madvise."""
+    facts = "kernel/huge_pages_enabled", "kernel/huge_pages_defrag"
     kernel = host.snapshot.kernel
-    if kernel.huge_pages is None or kernel.huge_pages_defrag is None:
-        raise host.unreadable("transparent huge pages", "kernel/huge_pages_enabled", "kernel/huge_pages_defrag")
-    if kernel.huge_pages in ("never", "always") or kernel.huge_pages_defrag == "always":
+    pages, defrag = (
+        host.known(fact, "transparent huge pages", *facts) for fact in (kernel.huge_pages, kernel.huge_pages_defrag)
+    )
+    if pages in ("never", "always") or defrag == "always":
         yield AuditFinding(
-            rule="S03",
             severity=Severity.INFORMATION,
-            host=host.name,
-            place="",
-            seen=f"transparent huge pages are set to {kernel.huge_pages}, defrag to {kernel.huge_pages_defrag}",
-            cost="always with defrag stalls while memory is compacted; never has more TLB misses",
+            seen=f"transparent huge pages are set to {pages}, defrag to {defrag}",
             fix="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled  # admin, if measurements support it",
-            certainty=Certainty.READ,
         )
 
 
@@ -95,10 +79,7 @@ def s04_threads(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         return
     is_crowded = threads > cpus
     yield AuditFinding(
-        rule="S04",
         severity=Severity.WARNING if is_crowded else Severity.INFORMATION,
-        host=host.name,
-        place="",
         seen=("OMP_NUM_THREADS is not set" if is_unset else "OMP_NUM_THREADS is set")
         + f", and {len(host.ranks)} ranks start up to {threads} threads on {cpus} CPUs",
         cost="threads wait for each other" if is_crowded else "each rank uses all CPUs of its mask",
@@ -113,33 +94,25 @@ def s06_limits(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     shm = host.snapshot.kernel.shm_bytes
     if shm is not None and shm < job.settings.least_shm:
         yield AuditFinding(
-            rule="S06",
             severity=Severity.WARNING,
-            host=host.name,
             place="/dev/shm",
             seen=f"has only {format_bytes(shm)}",
-            cost="NCCL's shared memory and data loaders may fail with a bus error",
             fix="docker run --shm-size=8g ...  # or --ipc=host; enroot and Singularity use the host's, where an admin "
             "can mount -o remount,size=8g /dev/shm",
-            certainty=Certainty.READ,
         )
     for rank in host.ranks:
-        if rank.open_files is None:
-            raise host.unreadable("its open-files limit", f"rank/{rank.rank}/open_files", f"rank/{rank.rank}/limits")
-        if 0 <= rank.open_files < job.settings.least_open_files:
+        fact = f"rank/{rank.rank}"
+        files = host.known(rank.open_files, "its open-files limit", f"{fact}/open_files", f"{fact}/limits")
+        if 0 <= files < job.settings.least_open_files:
             yield AuditFinding(
-                rule="S06",
                 severity=Severity.WARNING,
-                host=host.name,
                 place=rank_place(rank),
-                seen=f"may open only {rank.open_files} files",
+                seen=f"may open only {files} files",
                 cost="connections to many ranks, and files of data loaders, run out of descriptors",
                 fix=f"ulimit -n {max(65536, job.settings.least_open_files)}",
-                certainty=Certainty.READ,
                 ranks=(rank.rank,),
             )
-    if shm is None:
-        raise host.unreadable("the size of /dev/shm", "kernel/shm")
+    host.known(shm, "the size of /dev/shm", "kernel/shm")
 
 
 def c01_debug_variables(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
@@ -157,14 +130,10 @@ def c01_debug_variables(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFin
         for setting, ranks in sorted(settings.items()):
             name = setting.partition("=")[0]
             yield AuditFinding(
-                rule="C01",
                 severity=Severity.WARNING,
-                host=host.name,
                 place=source,
                 seen=printable(setting),
-                cost="this debug variable overrides what NCCL would choose for message size and topology",
                 fix=f"unset {name}" if source == "environment" else f"sed -i '/^{name} *=/d' {source}",
-                certainty=Certainty.READ,
                 ranks=ranks,
             )
     if "etc/nccl.conf" in host.snapshot.unreadable:
@@ -176,46 +145,39 @@ def c02_log(job: AuditedJob) -> Iterator[AuditFinding]:
     if job.nccl_log is None:
         raise Skip("no NCCL log was given: add --nccl-log")
     host_of = {rank.rank: host for host in job.hosts for rank in host.ranks}
-    within: dict[str, list[tuple[int, int]]] = {}
-    sockets: dict[str, list[tuple[int, int]]] = {}
+    slow: dict[tuple[bool, str], list[tuple[int, int]]] = {}
     for sender, receiver, transport in sorted(job.nccl_log.edges):
         host, other = host_of.get(sender), host_of.get(receiver)
         if host is None or other is None:
-            raise Unreadable(
-                f"the node of rank {sender if host is None else receiver} in the NCCL log: no snapshot has it"
-            )
-        if host is other and not transport.startswith("P2P"):
-            within.setdefault(host.name, []).append((sender, receiver))
-        elif host is not other and transport.startswith("NET/Socket") and _has_active_port(host):
-            sockets.setdefault(host.name, []).append((sender, receiver))
-    for name, edges in within.items():
-        yield _connections(
-            name, edges, "host memory within the node instead of P2P", "unset NCCL_P2P_DISABLE NCCL_P2P_LEVEL"
-        )
-    for name, edges in sockets.items():
-        yield _connections(name, edges, "sockets although the node has RDMA", "unset NCCL_IB_DISABLE NCCL_NET")
+            missing = sender if host is None else receiver
+            raise Unreadable(f"the node of rank {missing} in the NCCL log: no snapshot has it")
+        is_between = host is not other
+        if (
+            transport.startswith("NET/Socket") and host.has_active_port
+            if is_between
+            else not transport.startswith("P2P")
+        ):
+            slow.setdefault((is_between, host.name), []).append((sender, receiver))
+    for (is_between, name), edges in sorted(slow.items(), key=lambda item: item[0][0]):
+        if is_between:
+            yield _connections(name, edges, "sockets although the node has RDMA", "NCCL_IB_DISABLE NCCL_NET")
+        else:
+            what = "host memory within the node instead of P2P"
+            yield _connections(name, edges, what, "NCCL_P2P_DISABLE NCCL_P2P_LEVEL")
 
 
-def _connections(host: str, edges: list[tuple[int, int]], what: str, fix: str) -> AuditFinding:
+def _connections(host: str, edges: list[tuple[int, int]], what: str, variables: str) -> AuditFinding:
     sender, receiver = edges[0]
     users = f"{len(edges)} connections, such as rank {sender} to {receiver}, use"
     if len(edges) == 1:
         users = f"the connection from rank {sender} to {receiver} uses"
     return AuditFinding(
-        rule="C02",
         severity=Severity.WARNING,
-        host=host,
-        place="",
+        hosts=(host,),
         seen=f"{users} {what}",
-        cost="collectives run at the rate of these connections",
-        fix=f"{fix}  # see also A09, N01, N04",
-        certainty=Certainty.READ,
+        fix=f"unset {variables}  # see also A09, N01, N04",
         ranks=tuple(sorted({rank for edge in edges for rank in edge})),
     )
-
-
-def _has_active_port(host: AuditedHost) -> bool:
-    return any(port.state == "ACTIVE" for _, port in host.rdma_ports)
 
 
 def _threads_fix(host: AuditedHost, cpus: int, each: int) -> str:
@@ -247,7 +209,7 @@ def h01_differing(job: AuditedJob) -> Iterator[AuditFinding]:
             except Unreadable as error:
                 # A fact that one node lacks is usually missing on all nodes of its kind; compare the others.
                 if len(job.hosts) > 1:
-                    yield unknown("H01", host.name, key, host.explain(error))
+                    yield unknown(host.explain(error), host.name, key)
                 continue
             values[host.name] = value
         yield from _minority(values, key, severity)
@@ -274,15 +236,10 @@ def h02_placement(job: AuditedJob) -> Iterator[AuditFinding]:
     if len(counts) > least:
         listed = ", ".join(f"{printable(leaf)} {count}" for leaf, count in sorted(counts.items())[:6])
         yield AuditFinding(
-            rule="H02",
             severity=Severity.WARNING if size else Severity.INFORMATION,
-            host="",
-            place="",
             seen=f"{len(job.hosts)} nodes are spread over {len(counts)} leaf switches ({listed})"
             + (f", {least} would be enough" if size else ""),
-            cost="traffic between leaves shares their uplinks with other jobs",
             fix=f"sbatch --switches={least} ...  # or --segment={max(counts.values())}",
-            certainty=Certainty.READ,
         )
 
 
@@ -299,42 +256,33 @@ def _minority(values: dict[str, str], key: str, severity: Severity) -> Iterator[
 
 def _unexpected(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     settings = job.settings
-    expected: list[tuple[str, object, Callable[[], object]]] = [
-        ("GPUs", settings.expect_gpus, lambda: len(host.snapshot.gpus or ()) if host.has_gpus else 0),
-        ("active ports", settings.expect_nics, lambda: sum(port.state == "ACTIVE" for _, port in host.rdma_ports)),
-        ("NVIDIA driver", settings.expect_driver, lambda: _driver(host)),
-        ("kernel", settings.expect_kernel, lambda: _kernel(host)),
+    expected: list[tuple[str, object, Callable[[AuditedHost], object]]] = [
+        ("GPUs", settings.expect_gpus, lambda host: len(host.snapshot.gpus or ()) if host.has_gpus else 0),
+        (
+            "active ports",
+            settings.expect_nics,
+            lambda host: [port.state for _, port in host.rdma_ports].count("ACTIVE"),
+        ),
+        ("NVIDIA driver", settings.expect_driver, _driver),
+        ("kernel", settings.expect_kernel, _kernel),
     ]
     for key, wanted, read in expected:
         if wanted is None:
             continue
         try:
-            seen = read()
+            seen = read(host)
         except Unreadable as error:
-            yield unknown("H01", host.name, key, host.explain(error))
+            yield unknown(host.explain(error), host.name, key)
             continue
         if seen != wanted:
             text = f"{key}: {_short(str(seen))}, the site expects {_short(str(wanted))}"
-            yield _finding(
-                Severity.FAIL,
-                host.name,
-                key,
-                text,
-                f"scontrol update nodename={shell_word(host.name)} state=drain reason=H01",
-            )
+            fix = f"scontrol update nodename={shell_word(host.name)} state=drain reason=H01"
+            yield _finding(Severity.FAIL, host.name, key, text, fix)
 
 
 def _finding(severity: Severity, host: str, key: str, seen: str, fix: str) -> AuditFinding:
-    return AuditFinding(
-        rule="H01",
-        severity=severity,
-        host=host,
-        place=key,
-        seen=seen,
-        cost="a job runs as fast as its slowest node, and mixed versions hang or fail",
-        fix=fix,
-        certainty=Certainty.READ,
-    )
+    cost = "a job runs as fast as its slowest node, and mixed versions hang or fail"
+    return AuditFinding(severity=severity, hosts=(host,), place=key, seen=seen, cost=cost, fix=fix)
 
 
 def _short(text: str) -> str:
@@ -342,35 +290,26 @@ def _short(text: str) -> str:
     return shown if len(shown) <= _MAX_SHOWN else f"{shown[: _MAX_SHOWN - 3]}..."
 
 
-def _needed(host: AuditedHost, value: str | None, what: str, *facts: str) -> str:
-    if value is None:
-        raise host.unreadable(what, *facts)
-    return value
-
-
 def _driver(host: AuditedHost) -> str:
-    return _needed(host, host.snapshot.kernel.nvidia_driver, "the NVIDIA driver", "kernel/nvidia_driver")
+    return host.known(host.snapshot.kernel.nvidia_driver, "the NVIDIA driver", "kernel/nvidia_driver")
 
 
 def _kernel(host: AuditedHost) -> str:
-    return _needed(host, host.snapshot.kernel.release, "the kernel release", "kernel/release")
+    return host.known(host.snapshot.kernel.release, "the kernel release", "kernel/release")
 
 
 def _cpu(host: AuditedHost) -> str:
-    return _needed(host, host.snapshot.hardware.cpus.model, "the processor model", "cpus/model")
+    return host.known(host.snapshot.hardware.cpus.model, "the processor model", "cpus/model")
 
 
 def _numa(host: AuditedHost) -> str:
-    if host.snapshot.hardware.numa is None:
-        raise host.unreadable("the NUMA nodes", "numa")
-    return " ".join(f"{node.number}:{node.cpus}" for node in host.snapshot.hardware.numa)
+    nodes = host.known(host.snapshot.hardware.numa, "the NUMA nodes", "numa")
+    return " ".join(f"{node.number}:{node.cpus}" for node in nodes)
 
 
 def _gpus(host: AuditedHost) -> str:
-    if host.snapshot.gpus is None:
-        raise host.unreadable("the GPUs", "gpus", "pci")
-    counts = Counter(f"{gpu.name or 'GPU'} VBIOS {gpu.vbios or '?'}" for gpu in host.snapshot.gpus)
-    return ", ".join(f"{count}x {name}" for name, count in sorted(counts.items()))
+    gpus = host.known(host.snapshot.gpus, "the GPUs", "gpus", "pci")
+    return _counted(f"{gpu.name or 'GPU'} VBIOS {gpu.vbios or '?'}" for gpu in gpus)
 
 
 def _nccl(host: AuditedHost) -> str:
@@ -378,16 +317,17 @@ def _nccl(host: AuditedHost) -> str:
 
 
 def _firmware(host: AuditedHost) -> str:
-    counts = Counter(f"{device.board} firmware {device.firmware}" for device in host.rdma)
-    return ", ".join(f"{count}x {name}" for name, count in sorted(counts.items()))
+    return _counted(f"{device.board} firmware {device.firmware}" for device in host.rdma)
+
+
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(f"{count}x {name}" for name, count in sorted(Counter(names).items()))
 
 
 def _pci_map(host: AuditedHost) -> str:
-    if host.snapshot.hardware.pci is None:
-        raise host.unreadable("the PCI devices", "pci")
     return " ".join(
         f"{device.address}/{device.vendor}:{device.device}/{'>'.join(device.parents or ())}"
-        for device in host.snapshot.hardware.pci
+        for device in host.known(host.snapshot.hardware.pci, "the PCI devices", "pci")
         if device.kind != "bridge"
     )
 

@@ -12,7 +12,7 @@ from hpcpace.audit.collect_network import LINK_ERRORS
 from hpcpace.audit.facts import NetDevice, PciDevice, RankFacts, RdmaDevice, RdmaPort
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown, unset_fix
 from hpcpace.audit.hardware import ORDER
-from hpcpace.audit.job import AuditedHost, AuditedJob, FabricPort, has_peermem, rank_place
+from hpcpace.audit.job import AuditedHost, AuditedJob, FabricPort, has_peermem
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable, shell_word
 
@@ -23,7 +23,7 @@ def n03_selections(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Itera
     if "NCCL_IB_HCA" in variables:
         yield from _check_hca(host, rank, variables["NCCL_IB_HCA"])
     if "UCX_NET_DEVICES" in variables:
-        yield from _check_ucx(host, rank, variables["UCX_NET_DEVICES"])
+        yield from _check_ucx(host, variables["UCX_NET_DEVICES"])
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if name in variables:
             yield from _check_interface(job, host, rank, name, variables[name])
@@ -31,39 +31,26 @@ def n03_selections(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Itera
 
 def n04_sockets(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find what makes NCCL use sockets although the node has RDMA."""
-    if not any(port.state == "ACTIVE" for _, port in host.rdma_ports):
+    if not host.has_active_port:
         return
-    variables = rank_variables(host, rank)
-    if rank.locked_bytes is None:
-        raise host.unreadable("its locked-memory limit", f"rank/{rank.rank}/locked_bytes", f"rank/{rank.rank}/limits")
+    variables, fact = rank_variables(host, rank), f"rank/{rank.rank}"
+    locked = host.known(rank.locked_bytes, "its locked-memory limit", f"{fact}/locked_bytes", f"{fact}/limits")
     reasons = []
     if variables.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         reasons.append((f"NCCL_IB_DISABLE={variables['NCCL_IB_DISABLE']}", unset_fix(rank, "NCCL_IB_DISABLE")))
     if variables.get("NCCL_NET", "").lower() == "socket":
         reasons.append((f"NCCL_NET={variables['NCCL_NET']}", unset_fix(rank, "NCCL_NET")))
     if not host.snapshot.kernel.has_verbs:
-        reasons.append(
-            (
-                "/dev/infiniband is missing",
-                "srun --container-mounts=/dev/infiniband ...  # or docker run --device=/dev/infiniband",
-            )
-        )
-    if 0 <= rank.locked_bytes < job.settings.least_locked:
-        seen = f"it may lock only {rank.locked_bytes >> 10} KiB of memory"
-        reasons.append(
-            (seen, "ulimit -l unlimited  # Slurm: PropagateResourceLimitsExcept=MEMLOCK and LimitMEMLOCK=infinity")
-        )
+        fix = "srun --container-mounts=/dev/infiniband ...  # or docker run --device=/dev/infiniband"
+        reasons.append(("/dev/infiniband is missing", fix))
+    if 0 <= locked < job.settings.least_locked:
+        fix = "ulimit -l unlimited  # Slurm: PropagateResourceLimitsExcept=MEMLOCK and LimitMEMLOCK=infinity"
+        reasons.append((f"it may lock only {locked >> 10} KiB of memory", fix))
     for seen, fix in reasons:
         yield AuditFinding(
-            rule="N04",
             severity=Severity.FAIL,
-            host=host.name,
-            place=rank_place(rank),
             seen=f"the node has RDMA, but {seen}",
-            cost="NCCL uses NET/Socket: a fraction of the rate, and CPU time for every byte",
             fix=fix,
-            certainty=Certainty.READ,
-            ranks=(rank.rank,),
         )
 
 
@@ -82,16 +69,11 @@ def n07_gid(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[Aud
             continue
         better = next((index for index, kind in kinds.items() if kind == "RoCE v2"), "")
         yield AuditFinding(
-            rule="N07",
             severity=Severity.WARNING,
-            host=host.name,
             place=f"{device.name} port {port.number}",
             seen=f"NCCL_IB_GID_INDEX={printable(text)} is {printable(kinds.get(text, 'empty'))}",
-            cost="RoCE v1 is not routed, and an empty entry cannot connect at all",
             fix=unset_fix(rank, "NCCL_IB_GID_INDEX")
             + (f"  # NCCL before 2.21: {better}" if better else "  # NCCL 2.21 chooses it"),
-            certainty=Certainty.READ,
-            ranks=(rank.rank,),
         )
 
 
@@ -107,11 +89,6 @@ def hca_selects(value: str, device: str, port: int) -> bool:
     return exclude
 
 
-def _interface_selected(value: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME selects an interface: the syntax of NCCL_IB_HCA without ports."""
-    return hca_selects(value.replace(":", "\0"), name, 0)
-
-
 def rank_variables(host: AuditedHost, rank: RankFacts) -> Mapping[str, str]:
     """Return a rank's variables, NCCL's files included; the environment wins over ~/.nccl.conf, that over /etc."""
     return {**host.snapshot.kernel.nccl_conf, **rank.user_conf, **rank.variables}
@@ -120,85 +97,69 @@ def rank_variables(host: AuditedHost, rank: RankFacts) -> Mapping[str, str]:
 def _check_hca(host: AuditedHost, rank: RankFacts, value: str) -> Iterator[AuditFinding]:
     ports = host.rdma_ports
     chosen = [(device, port) for device, port in ports if hca_selects(value, device.name, port.number)]
-    seen = f"NCCL_IB_HCA={printable(value)}"
-    have = ",".join(dict.fromkeys(device.name for device, _ in ports)) or "none"
-    if not chosen:
-        yield _named(
-            host,
-            rank,
-            "NCCL_IB_HCA",
-            Severity.FAIL,
-            f"{seen} matches no adapter (this node has {have})",
-            unset_fix(rank, "NCCL_IB_HCA"),
-        )
-        return
-    rates = [port.rate_gbps or 0.0 for _, port in ports if port.state == "ACTIVE"]
+    seen, unset = f"NCCL_IB_HCA={printable(value)}", unset_fix(rank, "NCCL_IB_HCA")
+    fastest = max((port.rate_gbps or 0.0 for _, port in ports if port.state == "ACTIVE"), default=0.0)
     slowest = min((port.rate_gbps or 0.0 for _, port in chosen), default=0.0)
-    if all(port.state != "ACTIVE" for _, port in chosen):
-        text = f"{seen} selects only ports that are down"
-        yield _named(host, rank, "NCCL_IB_HCA", Severity.FAIL, text, unset_fix(rank, "NCCL_IB_HCA"))
-    elif rates and slowest < max(rates):
-        text = f"{seen} selects a port of {slowest:g} Gb/s, but the fastest has {max(rates):g}"
-        fast = [device.name for device, port in ports if port.state == "ACTIVE" and port.rate_gbps == max(rates)]
+    if not chosen:
+        have = ",".join(dict.fromkeys(device.name for device, _ in ports)) or "none"
+        yield _named("NCCL_IB_HCA", Severity.FAIL, f"{seen} matches no adapter (this node has {have})", unset)
+    elif all(port.state != "ACTIVE" for _, port in chosen):
+        yield _named("NCCL_IB_HCA", Severity.FAIL, f"{seen} selects only ports that are down", unset)
+    elif slowest < fastest:
+        text = f"{seen} selects a port of {slowest:g} Gb/s, but the fastest has {fastest:g}"
+        fast = [device.name for device, port in ports if port.state == "ACTIVE" and port.rate_gbps == fastest]
         fix = f"export NCCL_IB_HCA={shell_word('=' + ','.join(dict.fromkeys(fast)))}"
-        yield _named(host, rank, "NCCL_IB_HCA", Severity.WARNING, text, fix)
+        yield _named("NCCL_IB_HCA", Severity.WARNING, text, fix)
 
 
-def _check_ucx(host: AuditedHost, rank: RankFacts, value: str) -> Iterator[AuditFinding]:
+def _check_ucx(host: AuditedHost, value: str) -> Iterator[AuditFinding]:
     have = {f"{device.name}:{port.number}" for device, port in host.rdma_ports} | {net.name for net in host.net}
-    words = [word.strip() for word in value.split(",") if word.strip()]
-    if "all" in words or value.startswith("^"):
-        return
-    if not have & set(words):
+    words = {word.strip() for word in value.split(",") if word.strip()}
+    if "all" not in words and not value.startswith("^") and not have & words:
         seen = f"UCX_NET_DEVICES={printable(value)} matches no device (this node has {', '.join(sorted(have)[:8])})"
-        yield _named(host, rank, "UCX_NET_DEVICES", Severity.FAIL, seen, "unset UCX_NET_DEVICES")
+        yield _named("UCX_NET_DEVICES", Severity.FAIL, seen, "unset UCX_NET_DEVICES")
 
 
 def _check_interface(
     job: AuditedJob, host: AuditedHost, rank: RankFacts, variable: str, value: str
 ) -> Iterator[AuditFinding]:
-    # gloo takes exact names separated by commas; NCCL takes prefixes.
+    # gloo takes exact names separated by commas; NCCL takes prefixes, in the syntax of NCCL_IB_HCA without ports.
     whole = variable == "GLOO_SOCKET_IFNAME"
-    words = value.split(",")
-    chosen = [net for net in host.net if (net.name in words if whole else _interface_selected(value, net.name))]
+    words, prefixes = value.split(","), value.replace(":", "\0")
+    chosen = [net for net in host.net if (net.name in words if whole else hca_selects(prefixes, net.name, 0))]
     candidates = [net for net in host.between_hosts if net.state == "up" and net.has_route is not False]
-    fastest = max((net.speed_mbps or 0 for net in candidates), default=0)
-    best = next((net.name for net in candidates if (net.speed_mbps or 0) == fastest), "")
-    use = f"export {variable}={shell_word(best if whole else '=' + best)}" if best else unset_fix(rank, variable)
-    seen = f"{variable}={printable(value)}"
+    best = max(candidates, key=lambda net: net.speed_mbps or 0, default=None)
+    fastest = (best.speed_mbps or 0) if best else 0
+    use = f"export {variable}={shell_word(('' if whole else '=') + best.name)}" if best else unset_fix(rank, variable)
+    seen, names = f"{variable}={printable(value)}", ",".join(net.name for net in chosen)
+    failure = ""
     if not chosen:
-        names = ",".join(net.name for net in host.net[:8])
-        yield _named(host, rank, variable, Severity.FAIL, f"{seen} matches no interface (this node has {names})", use)
+        failure = f"matches no interface (this node has {','.join(net.name for net in host.net[:8])})"
     elif all(net.state == "down" for net in chosen):
-        yield _named(host, rank, variable, Severity.FAIL, f"{seen} selects only interfaces that are down", use)
+        failure = "selects only interfaces that are down"
     elif all(net.has_route is False and net.kind != "loopback" for net in chosen):
-        names = ",".join(net.name for net in chosen)
-        text = f"{seen} selects {names}, which no route uses: it has no address"
-        yield _named(host, rank, variable, Severity.FAIL, text, use)
-    else:
-        if any(net.has_route is None for net in chosen):
-            what = f"whether a route uses what {variable} selects: {host.reason('net/routes')}"
-            yield unknown("N03", host.name, variable, what, (rank.rank,))
-        speed = max(net.speed_mbps or 0 for net in chosen)
-        if 0 < speed < job.settings.slow_share * fastest:
-            names = ",".join(net.name for net in chosen)
-            text = f"{seen} selects {names} at {speed / 1000:g} Gb/s, but {best} has {fastest / 1000:g}"
-            yield _named(host, rank, variable, Severity.WARNING, text, use)
+        failure = f"selects {names}, which no route uses: it has no address"
+    if failure:
+        yield _named(variable, Severity.FAIL, f"{seen} {failure}", use)
+        return
+    if any(net.has_route is None for net in chosen):
+        what = f"whether a route uses what {variable} selects: {host.reason('net/routes')}"
+        yield unknown(what, place=variable)
+    speed = max(net.speed_mbps or 0 for net in chosen)
+    if best and 0 < speed < job.settings.slow_share * fastest:
+        text = f"{seen} selects {names} at {speed / 1000:g} Gb/s, but {best.name} has {fastest / 1000:g}"
+        yield _named(variable, Severity.WARNING, text, use)
 
 
-def _named(host: AuditedHost, rank: RankFacts, variable: str, severity: Severity, seen: str, fix: str) -> AuditFinding:
+def _named(variable: str, severity: Severity, seen: str, fix: str) -> AuditFinding:
     return AuditFinding(
-        rule="N03",
         severity=severity,
-        host=host.name,
         place=variable,
         seen=seen,
         cost="ranks fail to connect, or use a network that is not meant for them"
         if severity == Severity.FAIL
         else "traffic goes over the slow network",
         fix=fix,
-        certainty=Certainty.READ,
-        ranks=(rank.rank,),
     )
 
 
@@ -217,12 +178,8 @@ def n01_far_nic(job: AuditedJob, host: AuditedHost, gpu: PciDevice) -> Iterator[
     if nearest == "UNKNOWN":
         raise Unreadable("the class of its path to any adapter: the firmware hides where they are")
     yield AuditFinding(
-        rule="N01",
         severity=Severity.FAIL if nearest == "SYS" else Severity.WARNING,
-        host=host.name,
-        place=f"GPU {gpu.address}",
         seen=f"its nearest adapter, {name}, is {nearest}",
-        cost="NCCL uses GPUDirect RDMA only up to PXB: every message goes through host memory",
         fix="# first what N09 says: without GPUDirect RDMA no NCCL_NET_GDR_LEVEL helps; then check BIOS, slot map"
         if host.has_gdr is False
         else f"export NCCL_NET_GDR_LEVEL={'SYS' if nearest == 'SYS' else 'PHB'}  # measure first; check BIOS, slot map",
@@ -253,9 +210,7 @@ def n02_shared_nic(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]
     if most > fair:
         crowded = sorted(name for name, count in load.items() if count == most)
         yield AuditFinding(
-            rule="N02",
             severity=Severity.WARNING,
-            host=host.name,
             place=crowded[0],
             seen=f"{most} GPUs map to it; spread evenly over {len(near)} ports it would be {fair} each",
             cost=f"these GPUs share the rate of one port: 1/{most} each when all {most} send at once",
@@ -266,41 +221,30 @@ def n02_shared_nic(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]
 
 def n09_gpudirect(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
     """Find nodes on which RDMA adapters cannot reach NVIDIA's GPUs directly."""
-    if not host.has_nvidia or not any(port.state == "ACTIVE" for _, port in host.rdma_ports):
+    if not host.has_nvidia or not host.has_active_port:
         raise Skip("no NVIDIA driver, or no active RDMA port")
     kernel = host.snapshot.kernel
-    if kernel.modules is None:
-        raise host.unreadable("the kernel modules", "kernel/modules")
+    modules = host.known(kernel.modules, "the kernel modules", "kernel/modules")
     if host.has_dmabuf:
         return
-    loaded = has_peermem(kernel.modules)
-    if loaded and kernel.rdma_holders is None:
-        raise host.unreadable("which modules have registered with RDMA", "kernel/rdma_holders")
-    registered = has_peermem(kernel.rdma_holders or ())
-    old = [rank for rank in host.ranks if (0,) < _version(rank.nccl_version) <= _LAST_GOOD_NCCL_GAP]
-    if loaded and registered and not old:
+    old = [rank.nccl_version for rank in host.ranks if (0,) < _version(rank.nccl_version) <= _LAST_GOOD_NCCL_GAP]
+    if not has_peermem(modules):
+        seen = "has neither nvidia_peermem nor dma-buf (Linux 5.12 with NVIDIA's open module)"
+        fix = "modprobe nvidia-peermem  # admin; or NVIDIA's open kernel module with Linux 5.12 or newer"
+    elif not has_peermem(
+        host.known(kernel.rdma_holders, "which modules have registered with RDMA", "kernel/rdma_holders")
+    ):
+        seen = "nvidia_peermem is loaded but not registered with RDMA"
+        fix = "modprobe -r nvidia_peermem && modprobe nvidia_peermem  # admin, after the RDMA stack"
+    elif old:
+        seen = f"NCCL {printable(old[0])} with nvidia_peermem and without dma-buf"
+        fix = "pip install --upgrade nvidia-nccl-cu12  # 2.23 or newer"
+    else:
         return
-    seen = "has neither nvidia_peermem nor dma-buf (Linux 5.12 with NVIDIA's open module)"
-    fix = "modprobe nvidia-peermem  # admin; or NVIDIA's open kernel module with Linux 5.12 or newer"
-    if loaded and not registered:
-        seen, fix = (
-            "nvidia_peermem is loaded but not registered with RDMA",
-            "modprobe -r nvidia_peermem && modprobe nvidia_peermem  # admin, after the RDMA stack",
-        )
-    elif loaded:
-        seen, fix = (
-            f"NCCL {printable(old[0].nccl_version)} with nvidia_peermem and without dma-buf",
-            "pip install --upgrade nvidia-nccl-cu12  # 2.23 or newer",
-        )
     yield AuditFinding(
-        rule="N09",
         severity=Severity.FAIL if job.has_many_hosts else Severity.WARNING,
-        host=host.name,
-        place="",
         seen=seen,
-        cost="no GPUDirect RDMA: every message between nodes goes through host memory",
         fix=fix,
-        certainty=Certainty.READ,
     )
 
 
@@ -329,12 +273,9 @@ def _far_adapters(host: AuditedHost, far: Sequence[FabricPort], best: Mapping[st
         if port.device not in rdma or (value and not hca_selects(value, port.device, port.number)):
             continue
         yield AuditFinding(
-            rule="N02",
             severity=Severity.WARNING,
-            host=host.name,
             place=port.name,
             seen=f"is {ORDER[best[port.name]]} from the nearest GPU, while other adapters share a switch with the GPUs",
-            cost="NCCL may use it as well, through the processor, even if it is meant for storage or management",
             fix=f"export NCCL_IB_HCA=^{shell_word(port.device)}",
             certainty=Certainty.INFERRED,
         )
@@ -346,38 +287,38 @@ def _version(text: str) -> tuple[int, ...]:
 
 def n05_ports(job: AuditedJob) -> Iterator[AuditFinding]:
     """Find ports that are down, and ports and interfaces that are slower than others of their kind."""
-    up = {(device.name, port.number) for host in job.hosts for device, port in _ports(host) if port.state == "ACTIVE"}
-    rates: dict[tuple[str, str], float] = {}
+    up: set[tuple[str, int]] = set()
+    fastest: dict[tuple[str, str | None], float] = {}
     for host in job.hosts:
         for device, port in _ports(host):
-            kind = (device.board, port.link_layer or "")
-            if port.state == "ACTIVE" and port.rate_gbps is not None:
-                rates[kind] = max(rates.get(kind, 0.0), port.rate_gbps)
+            if port.state == "ACTIVE":
+                up.add((device.name, port.number))
+                kind = (device.board, port.link_layer)
+                fastest[kind] = max(fastest.get(kind, 0.0), port.rate_gbps or 0.0)
     for host in job.hosts:
         if host.snapshot.rdma is None:
-            yield unknown("N05", host.name, "", f"the RDMA adapters: {host.reason('rdma')}")
+            yield unknown(f"the RDMA adapters: {host.reason('rdma')}", host.name)
         for device, port in _ports(host):
-            yield from _check_port(job, host, device, port, up, rates.get((device.board, port.link_layer or ""), 0.0))
+            yield from _check_port(job, host, device, port, up, fastest.get((device.board, port.link_layer), 0.0))
     yield from _slow_interfaces(job)
-    yield from _shaped_interfaces(job)
 
 
 def n06_mtu(job: AuditedJob) -> Iterator[AuditFinding]:
     """Find Ethernet interfaces whose MTU is too small for RDMA, or differs between hosts."""
-    values: dict[str, list[tuple[AuditedHost, NetDevice, bool]]] = {}
+    values: dict[str, list[tuple[AuditedHost, int, bool]]] = {}
     for host in job.hosts:
         roce = _roce_names(host)
-        for net in host.between_hosts if host.snapshot.net is not None else ():
+        for net in _nets(host):
             if net.mtu is not None:
-                values.setdefault(net.name, []).append((host, net, net.name in roce))
+                values.setdefault(net.name, []).append((host, net.mtu, net.name in roce))
     for name, entries in values.items():
         yield from _check_mtu(job, name, entries)
     for host in job.hosts:
         if host.snapshot.net is None:
-            yield unknown("N06", host.name, "", f"the network interfaces: {host.reason('net')}")
+            yield unknown(f"the network interfaces: {host.reason('net')}", host.name)
         for net in host.snapshot.net or ():
             if net.mtu is None and net.is_physical:
-                yield unknown("N06", host.name, net.name, f"its MTU: {host.reason(f'net/{net.name}/mtu')}")
+                yield unknown(f"its MTU: {host.reason(f'net/{net.name}/mtu')}", host.name, net.name)
 
 
 def n08_errors(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
@@ -390,7 +331,7 @@ def n08_errors(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
         device = rest.removesuffix("/counters")
         if kind in ("rdma", "net") and name.endswith("/counters") and _is_up(host, kind, device):
             port = device.replace("/", " port ")
-            yield unknown("N08", host.name, port, f"its counters: {host.reason(name)}")
+            yield unknown(f"its counters: {host.reason(name)}", place=port)
     for name, value in sorted(counters.values.items()):
         kind, _, rest = name.partition("/")
         device, _, counter = rest.rpartition("/")
@@ -401,14 +342,11 @@ def n08_errors(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFinding]:
             continue
         port = device.replace("/", " port ")
         yield AuditFinding(
-            rule="N08",
             severity=Severity.FAIL if grown and kind == "rdma" else Severity.WARNING,
-            host=host.name,
             place=port,
             seen=f"{counter} grew by {grown} in {counters.window_s:g} s"
             if grown
             else f"{counter} is {value} since boot",
-            cost="packets are lost or retransmitted, and one slow link holds up every collective",
             fix=f"mlxlink -d {shell_word(device.split('/')[0])} -c; ibdiagnet  # then reseat or replace the cable"
             if kind == "rdma"
             else f"ethtool -S {shell_word(device)}; ethtool -g {shell_word(device)}  # then cable, ring size, driver",
@@ -420,44 +358,44 @@ def _ports(host: AuditedHost) -> list[tuple[RdmaDevice, RdmaPort]]:
     return host.rdma_ports if host.snapshot.rdma is not None else []
 
 
+def _nets(host: AuditedHost) -> list[NetDevice]:
+    return host.between_hosts if host.snapshot.net is not None else []
+
+
 def _check_port(
     job: AuditedJob, host: AuditedHost, device: RdmaDevice, port: RdmaPort, up: set[tuple[str, int]], fastest: float
 ) -> Iterator[AuditFinding]:
     place = f"{device.name} port {port.number}"
     fact = f"rdma/{device.name}/{port.number}"
     if port.state is None or port.phys_state is None:
-        yield unknown("N05", host.name, place, f"its state: {host.reason(f'{fact}/state', f'{fact}/phys_state')}")
+        yield unknown(f"its state: {host.reason(f'{fact}/state', f'{fact}/phys_state')}", host.name, place)
         return
     fix = f"ibdiagnet; mlxlink -d {shell_word(device.name)}  # then reseat or replace the cable, check the switch port"
     if port.state != "ACTIVE" or port.phys_state != "LinkUp":
         # A port without a cable is down on all hosts; a disabled one was switched off on purpose.
         unused = (device.name, port.number) not in up and (len(job.hosts) > 1 or port.phys_state == "Disabled")
         yield AuditFinding(
-            rule="N05",
             severity=Severity.WARNING if unused else Severity.FAIL,
-            host=host.name,
+            hosts=(host.name,),
             place=place,
             seen=f"is {printable(port.state)}, {printable(port.phys_state)}"
             + (", as on all hosts" if unused and len(job.hosts) > 1 else ""),
             cost="the node has one rail less, and NCCL may hang if the other nodes use it",
             fix=_down_fix(device, port, fix),
-            certainty=Certainty.READ,
         )
         return
     if port.rate_gbps is None:
-        yield unknown("N05", host.name, place, f"its rate: {host.reason(f'{fact}/rate')}")
+        yield unknown(f"its rate: {host.reason(f'{fact}/rate')}", host.name, place)
         return
     wanted = max(fastest, job.settings.expect_rate_gbps or 0.0)
     if port.rate_gbps < wanted:
         yield AuditFinding(
-            rule="N05",
             severity=Severity.FAIL,
-            host=host.name,
+            hosts=(host.name,),
             place=place,
             seen=f"runs at {port.rate_gbps:g} Gb/s, others of its kind at {wanted:g}",
             cost="every collective waits for the slowest port",
             fix=fix,
-            certainty=Certainty.READ,
         )
 
 
@@ -470,104 +408,84 @@ def _down_fix(device: RdmaDevice, port: RdmaPort, otherwise: str) -> str:
     return otherwise
 
 
+_Rates = dict[str, list[tuple[AuditedHost, float]]]
+
+
 def _slow_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
-    """Yield Ethernet adapters that are slower than the interface of the same name on other hosts."""
-    speeds: dict[str, list[tuple[AuditedHost, int]]] = {}
+    """Yield adapters that are slower, and interfaces that are shaped to less, than those of their name elsewhere."""
+    speeds: _Rates = {}
+    shapes: _Rates = {}
     for host in job.hosts:
-        for net in host.between_hosts if host.snapshot.net is not None else ():
+        nets = _nets(host)
+        if any(net.shaped_mbps is None for net in nets):
+            yield unknown(f"whether its interfaces are shaped: {host.reason('net/shaping')}", host.name)
+        for net in nets:
             if net.is_physical and net.kind == "ethernet" and net.speed_mbps:
                 speeds.setdefault(net.name, []).append((host, net.speed_mbps))
-    for name, entries in speeds.items():
-        fastest = max(speed for _, speed in entries)
-        for host, speed in entries:
-            if speed < fastest:
-                yield AuditFinding(
-                    rule="N05",
-                    severity=Severity.FAIL,
-                    host=host.name,
-                    place=name,
-                    seen=f"runs at {speed / 1000:g} Gb/s, but at {fastest / 1000:g} on other hosts",
-                    cost="every collective over it waits for this host",
-                    fix=f"ethtool {shell_word(name)}  # then cable, switch port, autonegotiation",
-                    certainty=Certainty.READ,
-                )
-
-
-def _shaped_interfaces(job: AuditedJob) -> Iterator[AuditFinding]:
-    """Yield interfaces that are shaped to a lower rate than the interface of the same name on other hosts."""
-    rates: dict[str, list[tuple[AuditedHost, float]]] = {}
-    for host in job.hosts:
-        nets = host.between_hosts if host.snapshot.net is not None else []
-        if any(net.shaped_mbps is None for net in nets):
-            yield unknown("N05", host.name, "", f"whether its interfaces are shaped: {host.reason('net/shaping')}")
-        for net in nets:
             if net.shaped_mbps is not None:
-                rates.setdefault(net.name, []).append((host, net.shaped_mbps or math.inf))
+                shapes.setdefault(net.name, []).append((host, net.shaped_mbps or math.inf))
+    for name, host, rate, fastest in _below_fastest(speeds):
+        yield AuditFinding(
+            severity=Severity.FAIL,
+            hosts=(host.name,),
+            place=name,
+            seen=f"runs at {rate / 1000:g} Gb/s, but at {fastest / 1000:g} on other hosts",
+            fix=f"ethtool {shell_word(name)}  # then cable, switch port, autonegotiation",
+        )
+    for name, host, rate, fastest in _below_fastest(shapes):
+        others = "not shaped on other hosts" if fastest == math.inf else f"to {fastest / 1000:g} on other hosts"
+        yield AuditFinding(
+            severity=Severity.FAIL,
+            hosts=(host.name,),
+            place=name,
+            seen=f"is shaped to {rate / 1000:g} Gb/s, but {others}",
+            fix=f"tc qdisc show dev {shell_word(name)}  # admin: find who set it; `tc qdisc del` removes it",
+        )
+
+
+def _below_fastest(rates: _Rates) -> Iterator[tuple[str, AuditedHost, float, float]]:
     for name, entries in rates.items():
         fastest = max(rate for _, rate in entries)
-        others = "not shaped on other hosts" if fastest == math.inf else f"to {fastest / 1000:g} on other hosts"
-        for host, rate in entries:
-            if rate < fastest:
-                yield AuditFinding(
-                    rule="N05",
-                    severity=Severity.FAIL,
-                    host=host.name,
-                    place=name,
-                    seen=f"is shaped to {rate / 1000:g} Gb/s, but {others}",
-                    cost="every collective over it waits for this host",
-                    fix=f"tc qdisc show dev {shell_word(name)}  # admin: find who set it; `tc qdisc del` removes it",
-                    certainty=Certainty.READ,
-                )
+        yield from ((name, host, rate, fastest) for host, rate in entries if rate < fastest)
 
 
 def _roce_names(host: AuditedHost) -> set[str]:
-    if host.snapshot.rdma is None or host.snapshot.net is None:
+    if host.snapshot.net is None:
         return set()
-    return {
-        net.name
-        for device, port in host.rdma_ports
-        if port.link_layer == "Ethernet" and port.state == "ACTIVE"
-        for net in host.net_of(device, port)
-    }
+    roce = [(d, port) for d, port in _ports(host) if port.link_layer == "Ethernet" and port.state == "ACTIVE"]
+    return {net.name for device, port in roce for net in host.net_of(device, port)}
 
 
-def _check_mtu(
-    job: AuditedJob, name: str, entries: Sequence[tuple[AuditedHost, NetDevice, bool]]
-) -> Iterator[AuditFinding]:
-    counts = Counter(net.mtu for _, net, _ in entries)
-    usual = max(counts, key=lambda mtu: (counts[mtu], mtu or 0))
-    for host, net, is_roce in entries:
-        wanted = job.settings.expect_mtu if is_roce and job.settings.expect_mtu else usual
-        seen, severity = "", Severity.FAIL
-        if net.mtu != usual:
-            seen = f"has MTU {net.mtu}, but {usual} on {counts[usual]} of {len(entries)} hosts"
-        elif is_roce and net.mtu != wanted:
-            seen, severity = f"has MTU {net.mtu}, the site expects {wanted}", Severity.WARNING
-        elif is_roce and (net.mtu or 0) < job.settings.roce_mtu:
-            seen, severity = (
-                f"has MTU {net.mtu}, below {job.settings.roce_mtu}: RDMA cannot send 4096 bytes at once",
-                Severity.WARNING,
-            )
-            wanted = max(9000, job.settings.roce_mtu)
-        if seen:
-            yield AuditFinding(
-                rule="N06",
-                severity=severity,
-                host=host.name,
-                place=net.name,
-                seen=seen,
-                cost="packets too large for the smaller MTU are dropped, which has hung NCCL (nccl#1524, #1957)"
-                if severity == Severity.FAIL
-                else "the same bytes take more packets",
-                fix=f"ip link set dev {shell_word(name)} mtu {wanted}  # admin; the same on all hosts and switches",
-                certainty=Certainty.READ,
-            )
+def _check_mtu(job: AuditedJob, name: str, entries: Sequence[tuple[AuditedHost, int, bool]]) -> Iterator[AuditFinding]:
+    counts = Counter(mtu for _, mtu, _ in entries)
+    usual = max(counts, key=lambda mtu: (counts[mtu], mtu))
+    expected, least = job.settings.expect_mtu or usual, job.settings.roce_mtu
+    for host, mtu, is_roce in entries:
+        wanted, severity = expected if is_roce else usual, Severity.WARNING
+        if mtu != usual:
+            seen, severity = f"has MTU {mtu}, but {usual} on {counts[usual]} of {len(entries)} hosts", Severity.FAIL
+        elif is_roce and mtu != wanted:
+            seen = f"has MTU {mtu}, the site expects {wanted}"
+        elif is_roce and mtu < least:
+            seen, wanted = f"has MTU {mtu}, below {least}: RDMA cannot send 4096 bytes at once", max(9000, least)
+        else:
+            continue
+        yield AuditFinding(
+            severity=severity,
+            hosts=(host.name,),
+            place=name,
+            seen=seen,
+            cost="packets too large for the smaller MTU are dropped, which has hung NCCL (nccl#1524, #1957)"
+            if severity == Severity.FAIL
+            else "the same bytes take more packets",
+            fix=f"ip link set dev {shell_word(name)} mtu {wanted}  # admin; the same on all hosts and switches",
+        )
 
 
 def _is_up(host: AuditedHost, kind: str, device: str) -> bool:
     """Return whether the counters of a device matter: one that is down carries no traffic."""
     if kind == "net":
-        return any(net.name == device for net in host.between_hosts) if host.snapshot.net is not None else True
+        return host.snapshot.net is None or any(net.name == device for net in host.between_hosts)
     return any(f"{d.name}/{port.number}" == device and port.state == "ACTIVE" for d, port in _ports(host))
 
 

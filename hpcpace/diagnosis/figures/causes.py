@@ -8,7 +8,7 @@ from scipy.special import ndtri
 from hpcpace.core.pool import run_both
 from hpcpace.diagnosis.close_up import CloseUp, passes_of
 from hpcpace.diagnosis.finding import Panels
-from hpcpace.diagnosis.measure import Measured, node_by_rank, own_excess_ns
+from hpcpace.diagnosis.measure import Measured, beyond_role_ns, node_by_rank, own_excess_ns
 from hpcpace.diagnosis.summary import (
     Causes,
     GainRow,
@@ -38,7 +38,7 @@ from hpcpace.metrics.arrivals import suspected_clocks
 from hpcpace.metrics.critical_path import ideal_bubble, microbatches, pipeline_bubble
 from hpcpace.metrics.extrapolation import Refusal, TransferTerm, extrapolate
 from hpcpace.metrics.growth import GrowthCurve, NullModel, null_model, work_growth
-from hpcpace.metrics.kernels import grouped_medians, others_median
+from hpcpace.metrics.kernels import grouped_medians
 from hpcpace.metrics.operations import op_name, synchronises
 from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.segments import LocalWork, SegmentPanel, segment_panels
@@ -145,21 +145,11 @@ def _phases(measured: Measured, graph: StepGraph) -> list[tuple[str, Change]]:
     changes = []
     for part in OWN_WORK:
         spent_ns = measured.parts[:, columns, part]
-        removed_ns = spent_ns if part in _NEEDLESS else np.maximum(_beyond_role(spent_ns, measured.role), 0.0)
+        removed_ns = spent_ns if part in _NEEDLESS else np.maximum(beyond_role_ns(spent_ns, measured.role), 0.0)
         if removed_ns.any():
             change = Change(kind="phase", id=int(part), removed_ns=removed_ns, is_at_begin=part == Part.DATA)
             changes.append((f"phase {part.name.lower()}", change))
     return changes
-
-
-def _beyond_role(spent_ns: Floats, role: Ints) -> Floats:
-    """Return by how much each rank exceeds the median of the others of its role in each step, 0 where it is alone."""
-    beyond_ns = np.zeros(spent_ns.shape)
-    for value in np.unique(role):
-        rows = np.flatnonzero(role == value)
-        if len(rows) > 1:
-            beyond_ns[rows] = spent_ns[rows] - others_median(spent_ns[rows])
-    return beyond_ns
 
 
 def _operations(close_up: CloseUp) -> list[tuple[str, Change]]:
@@ -287,8 +277,8 @@ def _largest_loss(measured: Measured, panels: Panels) -> SegmentPanel | None:
     """Return the work of the ranks that wait for each other, of the set that loses most."""
     found: list[SegmentPanel] = []
     if (close_up := measured.close_up) is not None:
-        operations, ranks, blocks = close_up.evidence.operations, close_up.ranks, close_up.blocks
-        found += segment_panels(operations, close_up.steps, close_up.work, ranks=ranks, blocks=blocks)
+        evidence, steps, blocks = close_up.evidence, close_up.steps, close_up.blocks
+        found += segment_panels(evidence.operations, steps, close_up.work, ranks=evidence.ranks, blocks=blocks)
     if not found and panels.is_role_known:
         found = [_of_role(panels, measured, value) for value in np.unique(panels.role)]
 

@@ -31,7 +31,7 @@ from hpcpace.diagnosis.summary import (
     World,
 )
 from hpcpace.hang.verdict import call_name
-from hpcpace.metrics import Floats
+from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.communication import overlap_share
 from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part, share_of
@@ -415,34 +415,33 @@ def attempt_rows(
 
 
 def _row(attempt: Attempt, traces: Sequence[RankTrace], selection: Selection) -> AttemptRow:
-    num_steps, first, last, p50_ns = _steps(traces, selection)
+    step, times_ns = _steps(traces, selection)
     return AttemptRow(
         attempt=attempt.number,
         world_size=world_size_of(traces) if traces else 0,
         num_ranks=len(traces),
         hosts=tuple(dict.fromkeys(trace.header.host for trace in traces)),
         mesh=traces[0].header.mesh if traces else "",
-        num_steps=num_steps,
-        first=first,
-        last=last,
-        p50_ns=p50_ns,
+        num_steps=len(step),
+        first=int(step[0]) if len(step) else None,
+        last=int(step[-1]) if len(step) else None,
+        p50_ns=float(np.median(times_ns)) if len(step) else None,
         num_not_closed=sum(not trace.closed_cleanly for trace in traces),
         num_inside=sum(len(trace.open_collectives) > 0 for trace in traces),
     )
 
 
-def _steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[int, int | None, int | None, float | None]:
-    """Return how many steps count, the first and the last of them, and their median time."""
+def _steps(traces: Sequence[RankTrace], selection: Selection) -> tuple[Ints, Ints]:
+    """Return the numbers of the steps that count, and their times."""
     traces, _ = ranks_with_common_steps(traces, selection)
     panel = common_steps([trace.tables["steps"] for trace in traces])
     used = selection.used(panel)
     if not used.any():
-        return 0, None, None, None
+        return panel.step[:0], panel.step[:0]
     timed = timed_traces(traces)
     common = timed.on_common_clock(panel)
-    times_ns = step_times(panel.step, common.begin_ns[timed.known], common.end_ns[timed.known])[used]
-    step = panel.step[used]
-    return len(step), int(step[0]), int(step[-1]), float(np.median(times_ns))
+    times_ns = step_times(panel.step, common.begin_ns[timed.known], common.end_ns[timed.known])
+    return panel.step[used], times_ns[used]
 
 
 def _traces(attempt: Attempt) -> Sequence[RankTrace]:

@@ -30,7 +30,7 @@ from hpcpace.diagnosis.finding import (
     rank_culprit,
     slowest_ns,
 )
-from hpcpace.diagnosis.sentences import HOST_TIMES
+from hpcpace.diagnosis.incomplete import HOST_TIMES
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.diagnosis.topics.jitter import jitter_words
 from hpcpace.diagnosis.topics.stages import (

@@ -38,7 +38,8 @@ def html_page(document: Document) -> str:
     """Return a document as a page; the same document gives the same page."""
     from markupsafe import Markup
 
-    library, inflate, script = plot_library(), _asset("fflate.umd.js"), _script()
+    library = plot_library() if document.plots() else compressed("")
+    inflate, script = _asset("fflate.umd.js"), _script()
     sections = sorted(document.on(PAGE), key=lambda section: section.is_reference)
     written = {section.title: _written(section, document) for section in sections}
     data = {plot.name: _description(plot) for plot in document.plots()}

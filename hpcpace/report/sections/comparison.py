@@ -26,7 +26,8 @@ from hpcpace.report.document import (
     Verdict,
 )
 from hpcpace.report.drawing import axis, bars, intervals, line, marker, names_axis, plot_text, unique
-from hpcpace.runs.compare import ComparedRun, Comparison, Judged, Outcome
+from hpcpace.runs.compare import Comparison, Judged, Outcome
+from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.units import UnitChanges, UnitRow
 
 AGAINST_OTHERS = "* against the ranks of its role in the same run: its own work in A and B is not the same"
@@ -233,7 +234,7 @@ def other_work_sentences(comparison: Comparison) -> Iterator[str]:
         yield "a longer step is then no slower run: the figures say how long steps take, and not which run is better"
 
 
-def run_sentence(run: ComparedRun) -> str:
+def run_sentence(run: MeasuredRun) -> str:
     """Return what one run was."""
     rate = f", {format_count(run.samples_per_s)}/s" if run.samples_per_s else ""
     steps = f" ({plural(run.num_steps, 'step')})" if run.num_steps else ""

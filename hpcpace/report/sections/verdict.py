@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hpcpace.core.text import percent, place_name
 from hpcpace.diagnosis import summary as diagnosed
-from hpcpace.diagnosis.sentences import suspect_line
+from hpcpace.diagnosis.incomplete import suspect_line
 from hpcpace.diagnosis.summary import Culprit, Summary
 from hpcpace.report.document import PAGE, Block, Row, Stack, Table, Verdict
 from hpcpace.report.sections.places import could_also_be

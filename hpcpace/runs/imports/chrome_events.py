@@ -150,7 +150,7 @@ class ChromeEvents:
             raise TraceError(f"{self._path} is no profile: {self._first_odd}")
         if self._num_odd:
             odd = f"{self._path}: {plural(self._num_odd, 'event')} left out, such as one with {self._first_odd}"
-            self.problem = f"{self.problem}; {odd}" if self.problem else odd
+            self.problem = "; ".join(filter(None, (self.problem, odd)))
 
     def _next_block(self) -> bytes:
         """Return the next block; empty at the end, and where the file cannot be read further."""

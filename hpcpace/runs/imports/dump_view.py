@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcpace.core.errors import TraceError
@@ -73,7 +73,6 @@ def groups_of(dumps: Dumps) -> DumpGroups:
     Raises:
         TraceError: they have more members than those of any job.
     """
-    members: dict[_Key, None] = {}
     described: dict[_Key, str] = {}
     of_rank: dict[int, dict[str, _Key]] = {}
     for rank, dump in sorted(dumps.by_rank.items()):
@@ -88,9 +87,7 @@ def groups_of(dumps: Dumps) -> DumpGroups:
         for name, ranks in named.items():
             of_rank[rank][name] = key = (name, ranks)
             described[key] = said[name]
-    for named_keys in of_rank.values():
-        members.update(dict.fromkeys(named_keys.values()))
-    keys = list(members)
+    keys = list(dict.fromkeys(key for named_keys in of_rank.values() for key in named_keys.values()))
     place = {key: number for number, key in enumerate(keys)}
     names = _names(keys, described)
     return DumpGroups(
@@ -146,7 +143,8 @@ def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int]) -> Ra
         ordered = groups.ordered[places[entry.group]]
         if max(entry.source, entry.destination) >= len(ordered):
             continue  # a message beyond its group
-        channel = _channel(entry, places[entry.group], ordered)
+        ends = (ordered[entry.source], ordered[entry.destination]) if entry.is_message else ()
+        channel = Channel(places[entry.group], *ends)
         seq = entry.seq
         if entry.is_message:
             if rank not in (channel.source, channel.destination):
@@ -158,38 +156,25 @@ def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int]) -> Ra
             counts[channel] = seq + 1
         elif entry.is_p2p:
             continue
-        call = _call(entry, channel, seq)
-        known = calls.get((channel, seq))
-        calls[channel, seq] = call if known is None else _both(known, call)
+        call = Call(
+            channel=channel,
+            seq=seq,
+            op=entry.op,
+            size_bytes=entry.size_bytes,
+            entered_ns=entry.created_ns,
+            is_open=entry.is_open,
+            where=entry.where,
+        )
+        if (known := calls.get((channel, seq))) is not None:
+            # Two calls that torch put together as one; of what it did with both, only the first is said.
+            call = replace(known, size_bytes=-1, is_open=known.is_open or call.is_open)
+        calls[channel, seq] = call
         entered[channel] = max(entered.get(channel, 0), seq + 1)
     is_complete = _add_enqueued(dump, groups, places, entered)
     finished = [key for key, call in calls.items() if not call.is_open]
     for key in finished[: -_MAX_FINISHED or None]:
         del calls[key]
     return RankView(rank=rank, entered=entered, calls=tuple(calls.values()), is_complete=is_complete)
-
-
-def _channel(entry: Entry, group: int, ordered: tuple[int, ...]) -> Channel:
-    if not entry.is_message:
-        return Channel(group)
-    return Channel(group, ordered[entry.source], ordered[entry.destination])
-
-
-def _call(entry: Entry, channel: Channel, seq: int) -> Call:
-    return Call(
-        channel=channel,
-        seq=seq,
-        op=entry.op,
-        size_bytes=entry.size_bytes,
-        entered_ns=entry.created_ns,
-        is_open=entry.is_open,
-        where=entry.where,
-    )
-
-
-def _both(one: Call, other: Call) -> Call:
-    """Return two calls that torch put together as one; of what it did with both, only the first is said."""
-    return Call(**{**vars(one), "size_bytes": -1, "is_open": one.is_open or other.is_open})
 
 
 def _add_enqueued(dump: Dump, groups: DumpGroups, places: Mapping[str, int], entered: dict[Channel, int]) -> bool:
@@ -277,15 +262,12 @@ def chrome_trace(dumps: Dumps, span_ns: int) -> dict[str, Any]:
         kept = [entry for entry in dump.entries if _is_late(entry, begin_ns)]
         places = groups.index[rank]
         for place in sorted({places[entry.group] for entry in kept}):
-            events.append(_track(rank, place, groups.views[place].name))
+            said = {"name": groups.views[place].name}
+            events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": place + 1, "args": said})
         for entry in kept:
             name = _called(entry, groups.ordered[places[entry.group]])
             events.append(_event(rank, places[entry.group], name, entry, begin_ns, end_ns))
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"begin_unix_ns": str(begin_ns)}}
-
-
-def _track(rank: int, group: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": "thread_name", "pid": rank, "tid": group + 1, "args": {"name": name}}
 
 
 def _event(rank: int, group: int, name: str, entry: Entry, begin_ns: int, end_ns: int) -> dict[str, Any]:

@@ -172,19 +172,17 @@ def _has_dates(profile: Profile) -> bool:
 
 def _spans(ranks: dict[int, ProfileRows]) -> dict[int, tuple[int, int]]:
     """Return the first and the last time of each rank that has any rows."""
-    spans = {}
-    for rank, one in ranks.items():
-        tables = one.tables
-        lasts = [tables[table][name].max() for table, name in _ENDS if len(tables[table])]
-        if lasts:
-            spans[rank] = (first_ns(tables), int(max(lasts)))
-    return spans
+    return {
+        rank: (first_ns(one.tables), int(max(one.tables[table][name].max(initial=0) for table, name in _ENDS)))
+        for rank, one in ranks.items()
+        if any(len(one.tables[table]) for table, _ in _ENDS)
+    }
 
 
 def _undated(ranks: dict[int, ProfileRows]) -> list[int]:
     """Return ranks whose times are no dates where those of others are: nothing says how long before these they were."""
     is_date = {rank: bool(date_of(begin)) for rank, (begin, _) in _spans(ranks).items()}
-    return [rank for rank, is_one in is_date.items() if not is_one] if any(is_date.values()) else []
+    return [rank for rank in is_date if not is_date[rank] and any(is_date.values())]
 
 
 def _check_one_job(ranks: dict[int, ProfileRows]) -> None:
@@ -228,26 +226,25 @@ def _imported(header: TraceHeader, one: ProfileRows) -> ImportedRank:
     return ImportedRank(header=header, tables=tables, device_tables=device)
 
 
+_PHASE_WORDS = {0: "waits for data", 1: "phase forward", 2: "phase backward", 4: "phase optimizer"}
+
+
 def _unknown(ranks: dict[int, ProfileRows]) -> list[str]:
     profiles = [one.profile for one in ranks.values()]
     phases = {int(phase) for one in ranks.values() for phase in one.tables["phases"]["phase"]}
-    names = {0: "waits for data", 1: "forward", 2: "backward", 4: "optimizer"}
-    missing = [name for code, name in names.items() if code not in phases]
-    return [
-        *([] if all(profile.host for profile in profiles) else ["hosts"]),
-        *([] if all(profile.shows_device for profile in profiles if profile.has_device) else ["what devices did"]),
-        "network",
-        "samples",
-        *([] if any(one.tables["collectives"]["bytes"].any() for one in ranks.values()) else ["bytes of operations"]),
-        "what the profiler itself costs",
-        *(
-            [f"durations of {plural(untimed, 'event')}"]
-            if (untimed := sum(one.num_untimed for one in profiles))
-            else []
-        ),
-        *([f"clocks of {rank_list(lost)}"] if (lost := without_clock(ranks)) else []),
-        *(f"phase {name}" if name != "waits for data" else name for name in missing),
-    ]
+    num_untimed, lost = sum(one.num_untimed for one in profiles), without_clock(ranks)
+    is_known = {
+        "hosts": all(profile.host for profile in profiles),
+        "what devices did": all(profile.shows_device for profile in profiles if profile.has_device),
+        "network": False,
+        "samples": False,
+        "bytes of operations": any(one.tables["collectives"]["bytes"].any() for one in ranks.values()),
+        "what the profiler itself costs": False,
+        f"durations of {plural(num_untimed, 'event')}": not num_untimed,
+        f"clocks of {rank_list(lost)}": not lost,
+        **{words: code in phases for code, words in _PHASE_WORDS.items()},
+    }
+    return [what for what, is_one in is_known.items() if not is_one]
 
 
 def _notes(ranks: dict[int, ProfileRows], world_size: int, *, is_world_known: bool) -> Iterator[str]:

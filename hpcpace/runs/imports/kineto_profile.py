@@ -238,7 +238,6 @@ class Profile:
     only_group: str = ""
     host: str = ""
     base_ns: int = 0
-    num_events: int = 0
     problem: str = ""
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     marks: list[tuple[int, int, int]] = field(default_factory=list)
@@ -331,10 +330,8 @@ def read_profile(
         _check_memory(found, max_bytes)
     if not events.num_events:
         raise TraceError(f"{path} holds no events: profile at least one step")
-    found.num_events, found.problem = events.num_events, events.problem
-    if found.num_untimed:
-        untimed = f"{path}: {plural(found.num_untimed, 'event')} without a duration left out"
-        found.problem = f"{found.problem}; {untimed}" if found.problem else untimed
+    untimed = f"{path}: {plural(found.num_untimed, 'event')} without a duration left out" if found.num_untimed else ""
+    found.problem = "; ".join(filter(None, (events.problem, untimed)))
     _take_facts(found, events.facts)
     _check_memory(found, max_bytes)
     return found

@@ -20,6 +20,7 @@ from hpcpace.trace.schema import NO_STEP, NUMBER_BITS, Op, Phase
 
 Int64Array = NDArray[np.int64]
 
+_NEVER_NS = np.iinfo(np.int64).min
 # What begins so shortly before a kernel of NCCL ends still waited for it.
 _GRAIN_NS = 10_000
 
@@ -55,16 +56,13 @@ class Device:
 
     def at(self, host_ns: Int64Array) -> Int64Array:
         """Return when the device passed marks that the host made: all work launched before had ended by then."""
-        place = np.searchsorted(self.launched_ns, host_ns, side="left") - 1
-        done = self.done_ns[np.maximum(place, 0)] if len(self.done_ns) else np.zeros(len(host_ns), np.int64)
-        return np.where(place >= 0, np.maximum(done, host_ns), host_ns)
+        done_ns = np.append(_NEVER_NS, self.done_ns)[np.searchsorted(self.launched_ns, host_ns, side="left")]
+        return np.asarray(np.maximum(done_ns, host_ns), np.int64)
 
     def held_ns(self, enter_ns: Int64Array, exit_ns: Int64Array) -> Int64Array:
         """Return for how long before each collective ended the device did nothing else."""
-        place = np.searchsorted(self.begin_ns, exit_ns - _GRAIN_NS, side="left") - 1
-        busy_until = self.ended_ns[np.maximum(place, 0)] if len(self.ended_ns) else np.zeros(len(exit_ns), np.int64)
-        busy_until = np.where(place >= 0, busy_until, 0)
-        return np.maximum(exit_ns - np.maximum(enter_ns, busy_until), 0)
+        busy_until = np.append(0, self.ended_ns)[np.searchsorted(self.begin_ns, exit_ns - _GRAIN_NS, side="left")]
+        return np.asarray(np.maximum(exit_ns - np.maximum(enter_ns, busy_until), 0), np.int64)
 
 
 def idle_rows(profile: Profile, device: Device, steps: Int64Array, calls: _Calls) -> Rows:
@@ -127,7 +125,6 @@ def launched_ns(kernels: Rows, profile: Profile) -> Int64Array:
     return np.where(is_known, np.minimum(launches["time_ns"], begin_ns), begin_ns)
 
 
-_NEVER_NS = np.iinfo(np.int64).min
 _NO_GROUP = ""
 _HOST_TIMES = ("begin_ns", "end_ns", "enter_ns", "exit_ns")
 _BEGINS = (("steps", "begin_ns"), ("phases", "begin_ns"), ("collectives", "enter_ns"))
@@ -266,8 +263,7 @@ def _outermost(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _step_at(steps: Int64Array, times_ns: Int64Array) -> Int64Array:
     """Return the step that each time is in, or that began last before it; NO_STEP before the first."""
-    at = np.searchsorted(steps[:, 1], times_ns, side="right") - 1
-    return np.where(at >= 0, steps[np.maximum(at, 0), 0] if len(steps) else NO_STEP, NO_STEP)
+    return np.append(NO_STEP, steps[:, 0])[np.searchsorted(steps[:, 1], times_ns, side="right")]
 
 
 # -- phases

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -232,6 +232,11 @@ def _import(export: Export, path: Path, told: Callable[[int, int], None]) -> Imp
     version = meta.get("EXPORT_PRODUCT_VERSION", "")
     places = [f"{rank} = GPU {place.device}" for rank, place in enumerate(sorted(profiles))]
     others = [f"and {len(places) - _MAX_SHOWN} more"] if len(places) > _MAX_SHOWN else []
+    is_known = {
+        "steps": any(profile.steps or profile.optimizer for profile in profiles.values()),
+        "phases": any(profile.marks for profile in profiles.values()),
+        "what devices did": all(profile.shows_device for profile in profiles.values()),
+    }
     source = Source(
         tool=f"Nsight Systems {version}".strip(),
         files=[(path.name, export.size)],
@@ -241,9 +246,7 @@ def _import(export: Export, path: Path, told: Callable[[int, int], None]) -> Imp
             "direction and peers of messages (SendRecv kernels count as sends)",
             "network",
             "samples",
-            *([] if any(profile.steps or profile.optimizer for profile in profiles.values()) else ["steps"]),
-            *([] if any(profile.marks for profile in profiles.values()) else ["phases"]),
-            *([] if all(profile.shows_device for profile in profiles.values()) else ["what devices did"]),
+            *(what for what, is_one in is_known.items() if not is_one),
         ),
         notes=[
             f"a rank is a GPU of a process: {', '.join([*places[:_MAX_SHOWN], *others])}",
@@ -329,8 +332,7 @@ def _launches(export: Export, by_process: dict[int, list[Profile]]) -> None:
             profile.launches.add(start, correlation)
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """A range with the name of a step: what stands before its number, which is that of a level where ranges nest."""
 
     level: str
@@ -362,7 +364,7 @@ def _ranges(export: Export, by_process: dict[int, list[Profile]]) -> int:
     outermost = {process: _outermost(found) for process, found in steps.items()}
     for process, found in outermost.items():
         for profile in _of_process(by_process, process):
-            profile.steps += [(one.number, one.start, one.end) for one in found]
+            profile.steps += [one[1:] for one in found]
     return sum(map(len, steps.values())) - sum(map(len, outermost.values()))
 
 
@@ -370,9 +372,8 @@ def _outermost(steps: list[_Step]) -> list[_Step]:
     """Return the ranges that lie in no other one, ascending, without those of a single name around several others."""
     count = Counter(step.level for step in steps)
     ordered = sorted(steps, key=lambda step: (step.start, -step.end))
-    second_inside = [*ordered[2:], None, None]
     found: list[_Step] = []
-    for step, second in zip(ordered, second_inside, strict=False):
+    for step, second in zip_longest(ordered, ordered[2:]):
         is_around = count[step.level] == 1 and second is not None and second.end <= step.end
         if not is_around and (not found or step.end > found[-1].end):
             found.append(step)

@@ -334,11 +334,10 @@ def _checked(table: pd.DataFrame, path: Path, **facts: Any) -> WiaTrace:
     """
     if not len(table):
         raise TraceError(f"{path} has no rows: there is nothing to import")
-    whole = table[["dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id"]]
+    needed = ["dp_rank", "stage", "rank", "step", "seq_id"]
+    whole = table[[*needed, "mc", "mb_id"]]
     times = table[["start_ts", "duration"]].astype(np.float64)
-    wrong = whole[["dp_rank", "stage", "rank", "step", "seq_id"]]
-    is_wrong = wrong.isna().any(axis=1) | (wrong < 0).any(axis=1) | (whole.abs() > _MAX_NUMBER).any(axis=1)
-    is_wrong |= table.optype.isna()
+    is_wrong = ~(whole[needed] >= 0).all(axis=1) | (whole.abs() > _MAX_NUMBER).any(axis=1) | table.optype.isna()
     is_wrong |= ~np.isfinite(times).all(axis=1) | (times.duration < 0) | (times.abs() > 1e6).any(axis=1)
     if is_wrong.any():
         raise TraceError(

@@ -255,9 +255,9 @@ def _with_enters(found: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     work = rows[rows.optype.isin(_PHASES) & (rows.end_ns > rows.begin_ns)]
     found = found.copy()
     for worker, own in found.groupby("worker"):
-        ends = np.sort(work.end_ns[(work.worker == worker)].to_numpy())
-        at = np.searchsorted(ends, own.begin_ns.to_numpy(), side="right") - 1
-        before = np.where(at >= 0, ends[np.maximum(at, 0)], own.begin_ns.to_numpy())
+        ends = np.sort(work.end_ns[work.worker == worker])
+        at = np.searchsorted(ends, own.begin_ns, side="right")
+        before = np.where(at > 0, np.append(0, ends)[at], own.begin_ns)
         begins = rows[rows.worker == worker].groupby("step").begin_ns.min()
         found.loc[own.index, "begin_ns"] = np.maximum(before, own.step.map(begins).to_numpy())
     return found
@@ -273,9 +273,8 @@ def _halfwidth_ns(operations: pd.DataFrame) -> int:
 
 def _step_rows(own: pd.DataFrame, begin_ns: pd.Series) -> Rows:
     end_ns = own.groupby("step").end_ns.max()
-    return rows_of(
-        "steps", step=end_ns.index.to_numpy(), begin_ns=begin_ns[end_ns.index].to_numpy(), end_ns=end_ns.to_numpy()
-    )
+    index = end_ns.index
+    return rows_of("steps", step=index.to_numpy(), begin_ns=begin_ns[index].to_numpy(), end_ns=end_ns.to_numpy())
 
 
 def _phase_rows(own: pd.DataFrame) -> Rows:
@@ -319,10 +318,7 @@ def _blocked_ns(found: pd.DataFrame, own: pd.DataFrame) -> Int64Array:
     work = own[own.optype.isin(_PHASES) & (own.end_ns > own.begin_ns)].sort_values("begin_ns")
     begins, ends = work.begin_ns.to_numpy(), np.maximum.accumulate(work.end_ns.to_numpy())
     exit_ns, enter_ns = found.end_ns.to_numpy(), found.begin_ns.to_numpy()
-    before = np.searchsorted(begins, exit_ns - _GRAIN_NS, side="left") - 1
-    worked_until = (
-        np.where(before >= 0, ends[np.maximum(before, 0)], 0) if len(ends) else np.zeros(len(found), np.int64)
-    )
+    worked_until = np.append(0, ends)[np.searchsorted(begins, exit_ns - _GRAIN_NS, side="left")]
     blocked_ns: Int64Array = np.maximum(exit_ns - np.maximum(enter_ns, worked_until), 0)
     blocked_ns[found.is_batch.to_numpy()] = 0
     return blocked_ns

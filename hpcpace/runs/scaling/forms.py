@@ -29,58 +29,28 @@ def parts_of_all(size: Size) -> dict[str, float]:
 
 
 FloatArray = NDArray[np.float64]
-Basis = Callable[[FloatArray], FloatArray]
-Candidates = tuple[tuple[Basis, ...], ...]
+Candidates = tuple[tuple[str, ...], ...]
+FUNCTIONS: dict[str, tuple[str, Callable[[FloatArray], FloatArray]]] = {
+    "constant": ("constant", np.ones_like),
+    "shared": ("1/n", lambda n: 1 / n),
+    "ring": ("(n - 1)/n, as a ring", lambda n: (n - 1) / n),
+    "several": ("the same from two on", lambda n: np.asarray(n > 1, np.float64)),
+    "log": ("log n, as a tree", np.log2),
+    "root": ("sqrt n, as a mesh", lambda n: np.sqrt(n) - 1),
+    "hops": ("n - 1, as hops", lambda n: n - 1),
+}
+"""Functions of the number of units, in words: what does not depend on it; what is divided among the units; the volume
+of a ring; what comes with the second unit, and no other; the depth of a tree; the diameter of a square mesh, without
+that of one unit; and the hops of a ring."""
 
 NUM_DRAWS = 400
 TINY = 1e-12
 _MAX_FUNCTIONS = 3
 
 
-def constant(n: FloatArray) -> FloatArray:
-    """Return what does not depend on the number of units."""
-    return np.ones_like(n)
-
-
-def shared(n: FloatArray) -> FloatArray:
-    """Return what is divided among the units."""
-    return 1 / n
-
-
-def ring(n: FloatArray) -> FloatArray:
-    """Return the volume of a ring."""
-    return (n - 1) / n
-
-
-def several(n: FloatArray) -> FloatArray:
-    """Return what comes with the second unit, and no other."""
-    return np.asarray(n > 1, np.float64)
-
-
-def log(n: FloatArray) -> FloatArray:
-    """Return the depth of a tree."""
-    return np.log2(n)
-
-
-def root(n: FloatArray) -> FloatArray:
-    """Return the diameter of a square mesh of units, without that of one."""
-    return np.sqrt(n) - 1
-
-
-def hops(n: FloatArray) -> FloatArray:
-    """Return the hops of a ring."""
-    return n - 1
-
-
-_NAMES: dict[Basis, str] = {
-    constant: "constant",
-    shared: "1/n",
-    ring: "(n - 1)/n, as a ring",
-    several: "the same from two on",
-    log: "log n, as a tree",
-    root: "sqrt n, as a mesh",
-    hops: "n - 1, as hops",
-}
+def sums(text: str) -> Candidates:
+    """Return sums of functions, such as those of `constant, constant + log`."""
+    return tuple(tuple(one.split(" + ")) for one in text.split(", "))
 
 
 def drawn(
@@ -101,14 +71,16 @@ def drawn(
         n: sizes, (num_sizes,).
         values: of the term, (num_sizes,).
         errors: relative, (num_sizes,).
-        candidates: functions of which the term may consist.
+        candidates: names of `FUNCTIONS` of which the term may consist, as of `sums`.
         targets: sizes asked for, (num_points,).
         generator: of the bootstrap.
         floor: smallest error that counts, in the unit of the values.
     """
     sigma = np.maximum(values * errors, max(floor, float(values.max(initial=0.0)) * 1e-6, TINY))
     usable = [
-        basis for basis in candidates if len(basis) <= min(_MAX_FUNCTIONS, len(n)) and _is_determined(basis, n)
+        basis
+        for basis in candidates
+        if len(basis) <= min(_MAX_FUNCTIONS, len(n)) and np.linalg.matrix_rank(_matrix(basis, n)) == len(basis)
     ] or [candidates[0]]
     fits = [_fitted(basis, n, values, sigma) for basis in usable]
     misfits, sizes = np.array([misfit for _, misfit in fits]), np.array([len(basis) for basis in usable])
@@ -121,42 +93,36 @@ def drawn(
     for row, which in enumerate(chosen.tolist()):
         noisy = values + np.sqrt(birge) * sigma * generator.standard_normal(len(n))
         coefficients, _ = _fitted(usable[which], n, noisy, sigma)
-        draws[row] = _evaluated(usable[which], coefficients, targets)
+        draws[row] = _matrix(usable[which], targets) @ coefficients
     best = int(weights.argmax())
     return draws, _words(usable[best], fits[best][0])
 
 
-def _is_determined(basis: Sequence[Basis], n: FloatArray) -> bool:
-    return bool(np.linalg.matrix_rank(np.column_stack([one(n) for one in basis])) == len(basis))
+def _matrix(basis: Sequence[str], n: FloatArray) -> FloatArray:
+    """Return the functions of a basis at some sizes, (num_sizes, num_functions)."""
+    return np.column_stack([FUNCTIONS[name][1](n) for name in basis])
 
 
-def _fitted(basis: Sequence[Basis], n: FloatArray, values: FloatArray, sigma: FloatArray) -> tuple[FloatArray, float]:
+def _fitted(basis: Sequence[str], n: FloatArray, values: FloatArray, sigma: FloatArray) -> tuple[FloatArray, float]:
     """Return the coefficients, and the sum of squared errors in units of sigma."""
     from scipy.optimize import nnls  # takes longer to load than all that it does here
 
-    matrix = np.column_stack([one(n) for one in basis]) / sigma[:, np.newaxis]
-    coefficients, norm = nnls(matrix, values / sigma)
+    coefficients, norm = nnls(_matrix(basis, n) / sigma[:, np.newaxis], values / sigma)
     return np.asarray(coefficients), float(norm) ** 2
 
 
-def _evaluated(basis: Sequence[Basis], coefficients: FloatArray, n: FloatArray) -> FloatArray:
-    return np.asarray(np.column_stack([one(n) for one in basis]) @ coefficients)
-
-
-def _words(basis: Sequence[Basis], coefficients: FloatArray) -> str:
+def _words(basis: Sequence[str], coefficients: FloatArray) -> str:
     found = dict(zip(basis, coefficients.tolist(), strict=True))
-    words = " + ".join(_NAMES[one] for one, value in found.items() if value > 0) or "nothing"
-    serial, divided = found.get(constant, 0.0), found.get(shared, 0.0)
+    words = " + ".join(FUNCTIONS[one][0] for one, value in found.items() if value > 0) or "nothing"
+    serial, divided = found.get("constant", 0.0), found.get("shared", 0.0)
+    if "shared" not in found or not serial + divided:
+        return words
     # Of the work that does not grow with n (Amdahl 1967): what remains of it with any number of units.
-    return (
-        f"{words}, serial share {percent(serial / (serial + divided))}"
-        if shared in found and serial + divided
-        else words
-    )
+    return f"{words}, serial share {percent(serial / (serial + divided))}"
 
 
 # A lasting difference of a few units, of one unit to the mean of all, or of units that all differ.
-_LASTING: Candidates = ((constant,), (ring,), (log,))
+_LASTING = sums("constant, ring, log")
 _LASTING_ERROR = 0.1  # relative: which units are the slow ones is chance
 _EXPONENT_ERROR = 0.1  # of A(k), by differences between few points
 _LOSS_ERROR = 0.05  # relative, at least: of the loss of two units

@@ -16,23 +16,7 @@ from hpcpace.core.text import plural
 from hpcpace.metrics.extrapolation import extrapolated_transfer
 from hpcpace.probe.laws import no_law_of, transfer_term
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.runs.scaling.forms import (
-    NUM_DRAWS,
-    TINY,
-    Candidates,
-    FloatArray,
-    constant,
-    drawn,
-    hops,
-    log,
-    parts_at,
-    parts_of_all,
-    ring,
-    root,
-    several,
-    shared,
-    waiting,
-)
+from hpcpace.runs.scaling.forms import NUM_DRAWS, TINY, FloatArray, drawn, parts_at, parts_of_all, sums, waiting
 from hpcpace.runs.scaling.sizes import Kind, Series
 
 MAX_MISFIT = 0.25
@@ -51,27 +35,26 @@ _MIN_TO_HOLD_OUT = 4  # sizes for the largest to be held out
 _MAX_SPREAD = 50.0  # of the logarithm of a step time, beyond which nothing is known of it
 
 
-_OF_WORK: dict[Kind, Candidates] = {
-    Kind.STRONG: ((constant, shared), (constant, shared, log), (constant, shared, root), (constant, shared, hops)),
-    Kind.WEAK: ((constant,), (constant, log), (constant, root), (constant, hops)),
+_OF_WORK = {
+    Kind.STRONG: sums("constant + shared, constant + shared + log, constant + shared + root, constant + shared + hops"),
+    Kind.WEAK: sums("constant, constant + log, constant + root, constant + hops"),
 }
 # Ring: B (n - 1) / n + latency (n - 1). Tree: in proportion to log2 n (Thakur, Rabenseifner & Gropp 2005, section 4).
-_TRANSFER: Candidates = ((several,), (ring,), (log,), (root,), (hops,), (ring, hops), (log, hops))
+_TRANSFER = sums("several, ring, log, root, hops, ring + hops, log + hops")
 # Among several ranks of a node there is a transfer without another node, and each of these over ranks is one over nodes
 # beside a constant.
-_TRANSFER_ON_ONE: Candidates = (
-    *((constant,), (constant, ring), (constant, log), (constant, root), (constant, hops)),
-    (constant, ring, hops),
+_TRANSFER_ON_ONE = sums(
+    "constant, constant + ring, constant + log, constant + root, constant + hops, constant + ring + hops"
 )
-_OTHER: Candidates = ((constant,), (constant, log), (constant, root), (constant, hops))
-_TOTAL: dict[Kind, Candidates] = {
-    Kind.STRONG: (
-        *((constant, shared), (shared, log), (shared, ring)),
-        *((constant, shared, log), (constant, shared, root), (constant, shared, hops)),
+_OTHER = sums("constant, constant + log, constant + root, constant + hops")
+_TOTAL = {
+    Kind.STRONG: sums(
+        "constant + shared, shared + log, shared + ring, constant + shared + log, constant + shared + root, "
+        "constant + shared + hops"
     ),
-    Kind.WEAK: (
-        *((constant,), (constant, several), (constant, ring), (constant, log), (constant, root), (constant, hops)),
-        (constant, ring, hops),
+    Kind.WEAK: sums(
+        "constant, constant + several, constant + ring, constant + log, constant + root, constant + hops, "
+        "constant + ring + hops"
     ),
 }
 

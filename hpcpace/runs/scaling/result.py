@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell, with_reasons
-from hpcpace.core.text import NS_PER_MS
+from hpcpace.core.text import NS_PER_MS, plural
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.forms import parts_of_all
 from hpcpace.runs.scaling.law import MAX_FACTOR, MAX_MISFIT, Knee, Predicted, knee_of, obstacle, predict
@@ -146,14 +146,9 @@ def scaling_of(samples: Sequence[Sample], *, kind: Kind | None = None, probe: Pr
         UsageError: the runs count different things, or have no size.
         CannotTell: they have one size only, or the speed of a size is not known.
     """
-    return scaling_of_series(series_of(samples, kind=kind), probe)
-
-
-def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scaling:
-    """Return what a series says; errors as of `scaling_of`."""
+    series = series_of(samples, kind=kind)
     if len(series.sizes) < 2:
-        only = series.sizes[0]
-        of = f"{only.num_units} {series.unit}{'s' * (only.num_units != 1)}"
+        of = plural(series.sizes[0].num_units, series.unit)
         raise CannotTell(with_reasons(f"all runs are of one size, {of}: add runs of other sizes", series.left_out))
     speeds = _speeds(series)
     no_law = obstacle(series) or series.doubt
@@ -168,6 +163,7 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
         predicted = None
     if predicted is not None and not predicted.low_ns.all():
         no_law, predicted = "no law fits these sizes: by the closest one, larger sizes may take no time", None
+    unknown = (sample.unknown for size in series.sizes for sample in size.samples)
     return Scaling(
         unit=series.unit,
         kind=series.kind,
@@ -180,17 +176,13 @@ def scaling_of_series(series: Series, probe: ProbeRecord | None = None) -> Scali
         rests_on=() if predicted is None else predicted.rests_on,
         backtest=None if predicted is None or predicted.backtest is None else predicted.backtest[0],
         no_law=no_law,
-        no_parts="" if _has_parts(series) else _why_no_parts(series),
+        no_parts="" if _has_parts(series) else next(filter(None, unknown), "they are not recorded"),
         left_out=series.left_out,
     )
 
 
 def _has_parts(series: Series) -> bool:
     return all(size.parts_ns is not None for size in series.sizes)
-
-
-def _why_no_parts(series: Series) -> str:
-    return next((s.unknown for size in series.sizes for s in size.samples if s.unknown), "they are not recorded")
 
 
 def _speeds(series: Series) -> NDArray[np.float64]:

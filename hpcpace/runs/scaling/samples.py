@@ -51,13 +51,21 @@ def _means(run: MeasuredRun) -> FloatArray | None:
 
     Differences are made smaller by the share of their variance that is noise of the means (James & Stein 1961).
     """
-    work = np.array([rank.work_ns for rank in run.ranks if rank.work_ns is not None], np.float64)
-    if len(work) < 2 or len(work) < len(run.ranks) or work.min() <= 0:
+    own = _own_work(run)
+    if own is None or own[0].min() <= 0:
         return None
-    errors = work * np.array([rank.work_error or 0.0 for rank in run.ranks])
+    work, errors = own
     variance, noise = float(np.var(work, ddof=1)), float(np.mean(errors**2))
     kept = np.sqrt(max(1 - noise / variance, 0.0)) if variance else 0.0
     return np.asarray(work.mean() + kept * (work - work.mean()))
+
+
+def _own_work(run: MeasuredRun) -> tuple[FloatArray, FloatArray] | None:
+    """Return the mean work of each rank and its standard error; None where it is not known of several ranks."""
+    work = np.array([rank.work_ns for rank in run.ranks if rank.work_ns is not None], np.float64)
+    if len(work) < 2 or len(work) < len(run.ranks):
+        return None
+    return work, work * np.array([rank.work_error or 0.0 for rank in run.ranks])
 
 
 PARTS = ("work", "imbalance", "jitter", "transfer", "other")
@@ -214,10 +222,9 @@ def _parts(run: MeasuredRun) -> tuple[Mapping[str, float] | None, str]:
         return None, f"{run.name} has operations without a counterpart, so that waits are not told from transfers"
     if any(name == "pp" and size != "1" for name, size in _PP_TP.findall(run.mesh)):
         return None, "waits in a pipeline are its bubble, which no law of jitter describes"
-    means = {
-        name: float(np.mean([parts.get(name, 0.0) for parts in found if parts is not None]))
-        for name in {name for parts in found if parts is not None for name in parts}
-    }
+    known = [parts for parts in found if parts is not None]
+    names = dict.fromkeys(name for parts in known for name in parts)
+    means = {name: float(np.mean([parts.get(name, 0.0) for parts in known])) for name in names}
     total = sum(means.values())
     if total <= 0:
         return None, f"{run.name} has phases of no length"
@@ -256,12 +263,12 @@ def _imbalance(run: MeasuredRun) -> float:
     Noise alone makes the largest of P means larger than their mean by about the normal quantile of 1 - 1 / (P + 1)
     standard errors.
     """
-    work = [rank.work_ns for rank in run.ranks if rank.work_ns is not None]
-    if len(work) < 2 or len(work) < len(run.ranks):
+    own = _own_work(run)
+    if own is None:
         return 0.0
-    errors = [rank.work_ns * (rank.work_error or 0.0) for rank in run.ranks if rank.work_ns is not None]
+    work, errors = own
     noise_ns = float(ndtri(1 - 1 / (len(work) + 1))) * float(np.mean(errors))
-    return max(max(work) - float(np.mean(work)) - noise_ns, 0.0)
+    return max(float(work.max()) - float(np.mean(work)) - noise_ns, 0.0)
 
 
 def read_samples(

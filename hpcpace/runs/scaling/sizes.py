@@ -33,6 +33,7 @@ for one rank instead of all."""
 _MAX_ERROR = 0.25
 """Relative standard error from which on noise may take a time to nothing, at four times that."""
 _MAX_TOLD = 3
+_NONE_LEFT = "no run can be used"
 
 
 class Kind(StrEnum):
@@ -145,7 +146,7 @@ class Series:
 
     def without_largest(self) -> Series:
         """Return the series without its largest size."""
-        return Series(unit=self.unit, kind=self.kind, why=self.why, sizes=self.sizes[:-1], left_out=self.left_out)
+        return replace(self, sizes=self.sizes[:-1])
 
 
 def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
@@ -162,7 +163,7 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
     left_out = [f"{sample.name} {sample.unusable}" for sample in samples if sample.unusable]
     usable = [sample for sample in samples if not sample.unusable]
     if not usable:
-        raise _none_left(left_out)
+        raise CannotTell(with_reasons(_NONE_LEFT, left_out))
     units = sorted({sample.unit for sample in usable})
     if len(units) > 1:
         raise UsageError(f"the runs count {listed(units)}: speeds of different units cannot be compared")
@@ -172,7 +173,7 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
         raise UsageError("no run says on how many nodes or ranks it ran: add the column nodes")
     unit, sizes = _counted(alike, left_out)
     if not sizes:
-        raise _none_left(left_out)
+        raise CannotTell(with_reasons(_NONE_LEFT, left_out))
     spread = _spread(sizes)
     sizes = tuple(replace(size, spread=spread) for size in sizes)
     found, why = _kind(sizes)
@@ -181,10 +182,6 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
     if kind is not None and found is Kind.UNKNOWN:
         found, why = kind, "as told"
     return Series(unit=unit, kind=found, why=why, sizes=sizes, left_out=tuple(left_out))
-
-
-def _none_left(left_out: Sequence[str]) -> CannotTell:
-    return CannotTell(with_reasons("no run can be used", left_out))
 
 
 def _without_twins(samples: Sequence[Sample], left_out: list[str]) -> list[Sample]:

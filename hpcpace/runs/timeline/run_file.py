@@ -6,19 +6,20 @@ of its interfaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.core.files import Folder, target_folder, write_all
+from hpcpace.core.files import target_folder, write_all
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import NS_PER_US, plural
 from hpcpace.diagnosis.devices import is_on_device
-from hpcpace.metrics.common_clock import CommonClock, reference_times
+from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
 from hpcpace.metrics.operations import UNKNOWN_GROUP, completed, op_name
 from hpcpace.metrics.topology import Topology, topology_of
@@ -206,46 +207,26 @@ class _Arrows:
         return {int(source): tuple(part.tolist()) for source, part in zip(sources, parts, strict=True)}
 
 
-@dataclass(frozen=True)
 class _RankProcess:
     """One rank of the steps.
 
     Attributes:
         row: of its trace.
+        trace: its trace, on its device where that is known.
+        recorded: the same with times of the host.
+        name: its number and host.
     """
 
-    shown: ShownSteps
-    arrows: _Arrows
-    network: Network
-    row: int
-
-    @property
-    def trace(self) -> RankTrace:
-        """Its trace, on its device where that is known."""
-        return self.shown.timed.traces[self.row]
-
-    @property
-    def recorded(self) -> RankTrace:
-        """Its trace with times of the host."""
-        return self.shown.recorded[self.row]
-
-    @property
-    def clock(self) -> CommonClock:
-        """Its clock."""
-        return self.shown.timed.clocks[self.row]
+    def __init__(self, shown: ShownSteps, arrows: _Arrows, network: Network, row: int) -> None:
+        self.shown, self.arrows, self.network, self.row = shown, arrows, network, row
+        self.trace, self.recorded, self.clock = shown.timed.traces[row], shown.recorded[row], shown.timed.clocks[row]
+        header = self.trace.header
+        self.name = f"rank {header.rank} on {shown_name(header.host)}"
+        self._shift_ns = shown.shift_ns.get(header.rank, 0)
 
     def common_ns(self, own_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return times of its clock on the common one."""
         return reference_times(self.clock, own_ns) + self._shift_ns
-
-    @property
-    def _shift_ns(self) -> int:
-        return self.shown.shift_ns.get(self.trace.header.rank, 0)
-
-    @property
-    def name(self) -> str:
-        """Its number and host."""
-        return f"rank {self.trace.header.rank} on {shown_name(self.trace.header.host)}"
 
     def waits(self) -> Track:
         """Return whom it waits for, and when."""
@@ -271,11 +252,15 @@ class _RankProcess:
         """Return the rows of a table in the steps."""
         return table.select(np.isin(table["step"], self.shown.step))
 
+    def _values(self, rows: Table, times: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield for each row its times on the common clock, and its values in other columns."""
+        values = [self.common_ns(rows[name]).tolist() for name in times] + [rows[name].tolist() for name in columns]
+        return zip(*values, strict=True)
+
     def _steps(self) -> Iterator[Slice]:
         rows = self._rows(self.trace.tables["steps"])
-        times = (self.common_ns(rows[name]).tolist() for name in ("begin_ns", "end_ns"))
-        columns = (rows[name].tolist() for name in ("step", "samples", "flags"))
-        for begin_ns, end_ns, step, samples, flags in zip(*times, *columns, strict=True):
+        values = self._values(rows, ("begin_ns", "end_ns"), ("step", "samples", "flags"))
+        for begin_ns, end_ns, step, samples, flags in values:
             names = [flag.name.lower() for flag in StepFlag if flag & flags and flag.name]
             arguments: list[Argument] = [(self.trace.header.samples_unit or "samples", samples)]
             yield Slice(begin_ns, end_ns, " ".join([f"step {step}", *names]), tuple(arguments))
@@ -284,10 +269,8 @@ class _RankProcess:
         rows = self._rows(trace.tables["phases"])
         if not is_on_device(trace):
             rows = rows.select(rows["phase"] != Phase.IDLE)  # of its device
-        times = (self.common_ns(rows[name]).tolist() for name in ("begin_ns", "end_ns"))
-        for begin_ns, end_ns, phase, step, batch in zip(
-            *times, rows["phase"].tolist(), rows["step"].tolist(), rows["microbatch"].tolist(), strict=True
-        ):
+        values = self._values(rows, ("begin_ns", "end_ns"), ("phase", "step", "microbatch"))
+        for begin_ns, end_ns, phase, step, batch in values:
             batches: tuple[Argument, ...] = (("microbatch", batch),) if batch >= 0 else ()
             yield Slice(begin_ns, max(end_ns, begin_ns), phase_name(phase), (("step", step), *batches))
 
@@ -357,20 +340,14 @@ class _RankProcess:
         """Yield operations that never ended."""
         table = self.trace.tables["collectives"]
         for rows in (table.select(~completed(table)), self.recorded.open_collectives):
-            rows = self._rows(rows)
-            begins = self.common_ns(rows["enter_ns"]).tolist()
-            for begin_ns, op, size, step in zip(
-                begins, rows["op"].tolist(), rows["bytes"].tolist(), rows["step"].tolist(), strict=True
-            ):
+            values = self._values(self._rows(rows), ("enter_ns",), ("op", "bytes", "step"))
+            for begin_ns, op, size, step in values:
                 yield Slice(begin_ns, None, f"{op_name(op)}, never completed", (("bytes", size), ("step", step)))
 
     def _pacing(self) -> Iterator[Slice]:
         rows = self._rows(self.trace.tables["pacing"])
-        begins = self.common_ns(rows["ready_ns"]).tolist()
-        names = ("policy", "arm", "delay_ns", "slack_ns", "harm_ns")
-        for begin_ns, policy, arm, delay_ns, slack_ns, harm_ns in zip(
-            begins, *(rows[name].tolist() for name in names), strict=True
-        ):
+        values = self._values(rows, ("ready_ns",), ("policy", "arm", "delay_ns", "slack_ns", "harm_ns"))
+        for begin_ns, policy, arm, delay_ns, slack_ns, harm_ns in values:
             arguments: tuple[Argument, ...] = (
                 ("policy", _member(PacePolicy, policy)),
                 ("arm", _member(PaceArm, arm)),
@@ -444,18 +421,11 @@ def write_timeline(
     check_perfetto()
     shown = read_steps(attempt, wanted, memory_bytes=memory_bytes, begin_stage=begin_stage)
     path = target or run.timeline_pftrace
-    with run.open() if target is None else target_folder(path) as folder:
-        written = _write(shown, folder, path.name, begin_stage("writing"))
+    tell = begin_stage("writing")
+    with run.open() if target is None else target_folder(path) as folder, folder.replacing(path.name) as descriptor:
+        written = write_processes(
+            processes_of(shown),
+            lambda content, offset: write_all(descriptor, content, offset),
+            progress=lambda done: tell(done, len(shown.ranks)),
+        )
     return WrittenTimeline(path=path, shown=shown, written=written)
-
-
-def _write(shown: ShownSteps, folder: Folder, name: str, tell: Progress) -> Written:
-    with folder.replacing(name) as descriptor:
-        num_bytes = 0
-
-        def append(content: bytes) -> None:
-            nonlocal num_bytes
-            write_all(descriptor, content, num_bytes)
-            num_bytes += len(content)
-
-        return write_processes(processes_of(shown), append, progress=lambda done: tell(done, len(shown.ranks)))

@@ -120,6 +120,7 @@ def shown_name(name: str) -> str:
 
 _PACKETS_AT_ONCE = 4096
 _SEQUENCE = 1
+_VALUES = {str: "string_value", float: "double_value", int: "int_value"}  # of a DebugAnnotation
 _STATE_CLEARED, _NEEDS_STATE = 1, 2  # TracePacket.SequenceFlags
 
 
@@ -133,13 +134,13 @@ class Written:
 
 
 def write_processes(
-    processes: Iterable[Process], write: Callable[[bytes], None], *, progress: Callable[[int], None]
+    processes: Iterable[Process], write: Callable[[bytes, int], None], *, progress: Callable[[int], None]
 ) -> Written:
     """Write processes to a file, one after the other.
 
     Args:
         processes: what the file shows.
-        write: appends bytes to the file.
+        write: writes bytes at an offset, which is that of the end of what was written before.
         progress: called with the number of processes written, after each.
 
     Raises:
@@ -175,7 +176,7 @@ class _Writer:
     """Turns marks into packets; names are written once and numbered from then on."""
 
     module: ModuleType
-    write: Callable[[bytes], None]
+    write: Callable[[bytes, int], None]
     written: Written = field(default_factory=Written)
     _names: dict[str, int] = field(default_factory=dict)
     _keys: dict[str, int] = field(default_factory=dict)
@@ -231,12 +232,7 @@ class _Writer:
         for key, value in begun.arguments:
             annotation = event.debug_annotations.add()
             annotation.name_iid = self._number(packet, self._keys, key, keys)
-            if isinstance(value, str):
-                annotation.string_value = value
-            elif isinstance(value, float):
-                annotation.double_value = value
-            else:
-                annotation.int_value = value
+            setattr(annotation, _VALUES[type(value)], value)
         self.written.num_slices += 1
         self.written.num_arrows += len(begun.to_here)
 
@@ -285,6 +281,6 @@ class _Writer:
         """Write what is waiting."""
         if self._builder is not None:
             content = self._builder.serialize()
-            self.write(content)
+            self.write(content, self.written.num_bytes)
             self.written.num_bytes += len(content)
         self._builder, self._num_waiting = None, 0

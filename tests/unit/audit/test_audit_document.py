@@ -14,8 +14,7 @@ from cases import each_case
 
 from hpcpace.audit import facts, result
 from hpcpace.audit.findings import Severity
-from hpcpace.audit.rulebook import RULES, Rule
-from hpcpace.audit.verdict import SEVERITY_WORDS
+from hpcpace.audit.rulebook import BY_ID, Rule
 from hpcpace.core.config import AuditConfig
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "audit.md").read_text()
@@ -25,10 +24,10 @@ def _plain(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-@each_case("rule", RULES, ids=lambda rule: rule.id)
+@each_case("rule", BY_ID.values(), ids=lambda rule: rule.id)
 def test_rule_has_reason_facts_fix_and_severities(rule: Rule) -> None:
     section = _plain(DOCUMENT.partition(f"### {rule.id} {rule.title}\n")[2].partition("\n###")[0])
-    severities = ", ".join(f"{letter} ({SEVERITY_WORDS[Severity(letter)]})" for letter in rule.severities)
+    severities = ", ".join(f"{letter} ({Severity(letter).word})" for letter in rule.severities)
     assert section.startswith(_plain(rule.why))
     assert f"- Severities: {severities} - Reads: {_plain(rule.reads)} - Fix: {_plain(rule.fix)}" in section
 

@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> Non
     [None, 7, {}, {"error": "cut off"}, {"host_key": "x", "host": "n2", "snapshot": "{", "rank": {}, "unreadable": {}}],
 )
 def test_a_damaged_part_is_left_out_and_said_so(damaged: object) -> None:
-    gathered = join_parts([_part(0), damaged], 2, STEP, 1.0)
+    gathered = join_parts([_part(0), damaged], 2, STEP)
     assert len(gathered.snapshots) == 1
     assert any("damaged" in text for text in gathered.missing)
 
@@ -181,13 +181,13 @@ def test_what_a_job_before_has_left_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_two_parts_of_one_rank_are_not_both_taken() -> None:
-    gathered = join_parts([_part(0), _part(1), _part(1)], 2, STEP, 1.0)
+    gathered = join_parts([_part(0), _part(1), _part(1)], 2, STEP)
     assert [rank.rank for rank in gathered.snapshots[0].ranks] == [0, 1]
     assert "a rank's facts are damaged: rank 1 has sent others already" in gathered.missing
 
 
 def test_a_host_whose_first_rank_is_missing_is_named() -> None:
-    gathered = join_parts([{**_part(1), "snapshot": None}], 2, STEP, 1.0)
+    gathered = join_parts([{**_part(1), "snapshot": None}], 2, STEP)
     assert gathered.snapshots == ()
     assert "the first rank of n1 did not send the host's facts" in gathered.missing
 

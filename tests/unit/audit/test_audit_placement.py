@@ -16,7 +16,7 @@ from hpcpace.audit.result import Binding, audit
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.tree import Tree, Unreadable
-from hpcpace.audit.verdict import verdict_lines
+from tests.audit_lines import verdict_lines
 
 _GPU = "0000:11:00.0"
 _PLACE = f"sys/devices/pci0000:10/{_GPU}"
@@ -89,7 +89,7 @@ def _binding(machine: Machine, folder: Path, num_tasks: int | None) -> tuple[Bin
 def test_masks_for_a_number_of_ranks_are_proposed_where_gpus_are_unknown(tree_path: Path) -> None:
     binding, text = _binding(_machine("", numa=-1), tree_path, 4)
     assert binding.option == "--cpu-bind=mask_cpu:0x3,0xc,0x30,0xc0"
-    assert f"which does not follow the GPUs: cannot determine the NUMA node of {_GPU}" in text
+    assert f"it does not follow the GPUs: cannot determine the NUMA node of {_GPU}" in text
 
 
 def test_masks_that_nobody_has_requested_are_not_proposed_where_gpus_are_unknown(tree_path: Path) -> None:

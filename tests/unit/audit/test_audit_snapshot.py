@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.machine import Machine, dgx_h100, threaded
+from hpcpace.audit.differences import differences
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import (
@@ -21,7 +22,6 @@ from hpcpace.audit.snapshot_files import (
     snapshot_from,
     snapshot_text,
 )
-from hpcpace.audit.verdict import differences
 from hpcpace.core.errors import SnapshotError, UsageError
 from hpcpace.core.rundir import open_run
 from tests.machines.cases import CASES, HEALTHY, Case, small_node

@@ -13,8 +13,8 @@ from cases import each_case
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.errors import CannotTell
 from hpcpace.diagnosis.analyze import analyze_traces, examine
+from hpcpace.diagnosis.incomplete import NO_PHASES, operation_number
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.sentences import NO_PHASES, operation_number
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.schema import NUMBER_BITS, StepFlag

@@ -57,15 +57,12 @@ class FakeFault(LabFault):
     def check(self, lab: InsideLab) -> None:
         self._note("check")
 
-    def apply(self, lab: InsideLab) -> None:
-        self._note("apply")
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        self._note("apply" if is_on else "undo")
 
     def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
         self._note("hold")
         super().hold(lab, wait, note)
-
-    def undo(self, lab: InsideLab) -> None:
-        self._note("undo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +226,7 @@ def test_the_process_writes_down_why_a_fault_failed(process, lab, monkeypatch, c
 
 
 def test_sigterm_undoes_the_fault(process, lab, monkeypatch):
-    monkeypatch.setattr(FakeFault, "apply", lambda self, lab: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(FakeFault, "switch", lambda self, lab, is_on: is_on and signal.raise_signal(signal.SIGTERM))
     record_of().write(lab.files)
     assert process() == 0
     assert events(lab) == ["fault-begin", "fault-end"]

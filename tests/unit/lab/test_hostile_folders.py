@@ -123,10 +123,10 @@ def test_a_full_disk_fills_no_file_that_was_planted_on_the_host(
     fault = FillDisk(host="n1", left_bytes=0)
     monkeypatch.setattr(FillDisk, "_tmp", lambda *_: tmp)
     monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
-    fault.apply(lab)
+    fault.switch(lab, True)
     assert victim.read_text() == "precious"
     assert (stat.S_ISREG(filler.lstat().st_mode), mode_of(filler), filler.stat().st_size) == (True, 0o600, 3 * 4096)
-    fault.undo(lab)
+    fault.switch(lab, False)
     assert list(tmp.iterdir()) == []
 
 

@@ -95,14 +95,14 @@ class Cluster:
             assert rank in silent
 
 
-def _stops_at_the_first_round(agree: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _stops_at_the_first_round(agree: Callable[..., Any]) -> Callable[..., Any]:
     """Return `agree` of a rank that is heard of no more once seats are known."""
     calls = iter(range(2))
 
-    def stopping(value: Any) -> Any:
+    def stopping(*arguments: Any) -> Any:
         if next(calls, None) is None:
             raise HpcpaceError("this rank has stopped")
-        return agree(value)
+        return agree(*arguments)
 
     return stopping
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.text import alias_name, milliseconds, named_ranks, printable, rank_list
 from hpcpace.diagnosis.analyze import analyze_traces
+from hpcpace.diagnosis.incomplete import suspect_line
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.sentences import suspect_line
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect
 from hpcpace.report.run_report import print_report
 from hpcpace.report.terminal import line, note
