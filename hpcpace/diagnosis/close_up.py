@@ -153,7 +153,7 @@ def touching(close_up: CloseUp, places: Topology, links: Collection[str]) -> tup
     """
     done, work = close_up.evidence.operations, close_up.work
     rows = np.flatnonzero(work.is_known & (done.group >= 0))
-    rank = np.searchsorted(np.asarray(close_up.ranks), done.rank[rows])
+    rank = np.searchsorted(np.asarray(close_up.evidence.ranks), done.rank[rows])
     cells, first = np.unique(rank * work.num_positions + work.position[rows], return_index=True)
     is_message, rows = is_one_of(done.op, MESSAGES), rows[first]
     members = [
@@ -161,7 +161,7 @@ def touching(close_up: CloseUp, places: Topology, links: Collection[str]) -> tup
         for row in rows.tolist()
     ]
     keys = np.stack([done.op[rows].astype(np.int64), done.size_bytes[rows], [len(group) for group in members]])
-    passes = np.zeros((len(close_up.ranks), work.num_positions), np.bool_)
+    passes = np.zeros((len(close_up.evidence.ranks), work.num_positions), np.bool_)
     kind = np.full(passes.shape, -1, np.int64)
     chosen = [index for index, link in enumerate(places.links) if link in links]
     passes.ravel()[cells] = places.touches(members)[:, chosen].any(axis=1)
