@@ -1,0 +1,103 @@
+"""The truth on jobs of all layouts on devices: what is found, and what it costs against the same job without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from device_layouts import MS, US, Layout
+
+from hpcpace.core.rundir import RunDirectory
+from hpcpace.diagnosis.analyze import examine
+from hpcpace.diagnosis.summary import Mode, Verdict
+from hpcpace.trace.attempt_reader import read_attempt
+
+HALF_A_POINT = 0.006
+
+
+def judged(job: Layout, folder: Path, **sound: object) -> tuple[Verdict, float]:
+    """Return the verdict on a job, and the share of its step that it would take less with other attributes."""
+    step_ns = job.write(folder)
+    attempt = RunDirectory(folder).attempts()[0]
+    verdict = examine(read_attempt(attempt, progress=lambda done, of: None).traces)
+    return verdict, 1 - replace(job, **sound).step_ns() / step_ns
+
+
+def culprits(verdict: Verdict) -> list[str]:
+    return [culprit.id for culprit in verdict.culprits]
+
+
+@pytest.mark.parametrize("factor", [1.1, 1.3, 1.5])
+def test_a_straggler_of_fsdp_costs_what_it_costs_and_makes_no_second_finding(tmp_path, factor):
+    verdict, cost = judged(Layout(kind="fsdp", slow={5: factor}), tmp_path, slow={})
+    assert (verdict.mode, culprits(verdict), len(verdict.findings)) == (Mode.STRAGGLER, ["5"], 1)
+    assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "experts"])
+def test_noise_between_the_operations_of_a_step_is_found(tmp_path, kind):
+    job = Layout(kind=kind, tp=4, per_node=8, num_ranks=16, noise=0.2, transfer_ns=100 * US)
+    verdict, cost = judged(job, tmp_path, noise=0.0)
+    assert verdict.mode == Mode.AMPLIFICATION
+    assert verdict.loss_share == pytest.approx(cost, abs=3 * HALF_A_POINT)
+
+
+@pytest.mark.parametrize("factor", [4.0, 10.0])
+@pytest.mark.parametrize(
+    "job",
+    [
+        Layout(kind="pipeline", num_ranks=4, per_node=1, pp=4, num_layers=2),
+        Layout(kind="pipeline", num_ranks=16, per_node=2, pp=4, tp=2, num_layers=2),
+    ],
+    ids=["plain", "with data parallelism"],
+)
+def test_a_slow_link_of_a_pipeline_is_found_by_messages_and_costs_what_it_costs(tmp_path, job, factor):
+    verdict, cost = judged(replace(job, slow_links={2: factor}), tmp_path, slow_links={})
+    assert (verdict.mode, culprits(verdict)) == (Mode.CONTENTION, ["g2"])
+    assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
+
+
+def test_all_slow_stages_of_a_pipeline_are_named_with_their_cost(tmp_path):
+    job = Layout(kind="pipeline", pp=4, num_layers=2, slow={2: 1.25, 3: 1.25, 6: 1.25, 7: 1.25})
+    verdict, cost = judged(job, tmp_path, slow={})
+    assert (verdict.mode, sorted(culprits(verdict))) == (Mode.IMBALANCE, ["pp2", "pp3"])
+    assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tensor"])
+@pytest.mark.parametrize("host_noise", [0.0, 0.02])
+def test_hosts_that_issue_too_slowly_are_found_by_what_is_left_when_they_are_done(tmp_path, kind, host_noise):
+    job = Layout(kind=kind, tp=4 if kind == "tensor" else 1, issue=1.5, host_noise=host_noise, transfer_ns=100 * US)
+    verdict, cost = judged(job, tmp_path, issue=0.02)
+    assert verdict.mode == Mode.HOST
+    # At most 3 points below: what ranks wait for each other's hosts is exposed wait.
+    assert verdict.loss_share >= cost - 0.03
+    assert "at most" in verdict.headline
+
+
+@pytest.mark.parametrize("issue", [0.5, 0.9, 0.97])
+@pytest.mark.parametrize("host_noise", [0.0, 0.02])
+def test_hosts_that_keep_up_are_healthy(tmp_path, issue, host_noise):
+    verdict, _ = judged(Layout(kind="ddp", issue=issue, host_noise=host_noise), tmp_path)
+    assert verdict.mode == Mode.HEALTHY
+
+
+def test_transfers_that_end_before_they_begin_are_not_judged(tmp_path):
+    job = Layout(kind="experts", tp=4, num_ranks=16, noise=0.02, clock_error_ns={1: 900 * US, 2: -700 * US})
+    verdict, _ = judged(job, tmp_path)
+    assert verdict.mode == Mode.CANNOT_TELL
+    assert "ranks leave operations before others enter them" in verdict.headline
+
+
+def test_garbage_collection_that_hits_other_ranks_in_other_steps_has_its_estimate_in_its_interval(tmp_path):
+    job = Layout(kind="ddp", collected_ns=lambda rank, step: 20 * MS * (step % 8 == rank))
+    verdict, _ = judged(job, tmp_path)
+    (collection,) = [one for finding in verdict.findings for one in finding.culprits if one.id == "gc"]
+    low, high = collection.interval
+    assert low <= collection.effect <= high
+
+
+def test_what_is_judged_ends_where_a_trace_does(tmp_path):
+    verdict, _ = judged(Layout(kind="ddp", kept_steps={3: 20}), tmp_path)
+    assert verdict.headline.endswith("; judged are steps 3 to 19 of 50: the trace of rank 3 ends there")
