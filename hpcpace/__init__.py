@@ -15,18 +15,10 @@ if TYPE_CHECKING:
     session = Session
 
 __all__ = ["Session", "__version__", "session"]
-__version__: str
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        # Only now: `python -m hpcpace` gets here while Python still looks for modules in the working folder.
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            return version("hpcpace")
-        except PackageNotFoundError:  # running from a source tree that was never installed
-            return "0+unknown"
     if name in ("Session", "session"):
         from hpcpace.observe.session import Session
         from hpcpace.pace.job import open_pacing

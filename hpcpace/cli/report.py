@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import gc
 import sys
 import textwrap
 import traceback
@@ -41,7 +41,7 @@ from hpcpace.core.errors import (
     TraceError,
     UsageError,
 )
-from hpcpace.core.rundir import RUNS, Attempt, RunDirectory, check_target, find_runs, json_text, open_named_run
+from hpcpace.core.rundir import RUNS, Attempt, RunDirectory, check_target, find_runs, open_named_run
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_bytes, one_line, plural, printable
 from hpcpace.world.team import Team, team
@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 
 
 _MAX_ROWS = 16
+_SMALL_BYTES = 1 << 21
+"""Speed: the traces of a run that is analysed by one thread before others have started."""
+_OBJECTS_PER_COLLECTION = 100_000
+"""Speed: what a report loads stays, and looking for garbage in it every 700 objects takes a tenth of a small report."""
 
 
 def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tuple[RunDirectory, Attempt]:
@@ -189,6 +193,8 @@ def fitted(sentence: str) -> str:
     """Return a sentence in lines as wide as the terminal; in a log it is one line."""
     if not sys.stdout.isatty():
         return sentence
+    import shutil
+
     columns = min(max(shutil.get_terminal_size().columns, MIN_WIDTH), MAX_WIDTH)
     return textwrap.fill(sentence, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
@@ -304,6 +310,7 @@ def command(
     Exit codes: 0 healthy; 1 something is wrong with the run or with its traces (missing, damaged, not closed); 2 bad
     input; 3 cannot tell.
     """
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
     if has_timeline:
         from hpcpace.runs.timeline.tracks import check_perfetto
 
@@ -339,9 +346,9 @@ def command(
     progress = _progress(attempt, summary)
     timeline = _timeline(directory, attempt, analysis, settings, is_shown=not as_json) if has_timeline else None
     document = _document(analysis, shown, progress, timeline)
-    written = [*_write(directory, summary, document), *([timeline] if timeline else [])]
+    written = [*_write(directory, document), *([timeline] if timeline else [])]
     if as_json:
-        click.echo(json_text(summary.to_json()), nl=False)
+        click.echo(document.data, nl=False)
     else:
         from hpcpace.report.terminal import print_document
 
@@ -404,12 +411,15 @@ def _analyzed(
         NotEnoughMemory: the steps of the selection take more memory than there is.
         ReportError: hpcpace itself is at fault.
     """
-    from hpcpace.core.pool import keep_freed_memory
+    from hpcpace.core.pool import in_one_thread, keep_freed_memory
     from hpcpace.diagnosis.analyze import analyze
 
     keep_freed_memory()
     try:
-        return analyze(directory, attempt, selection, settings, begin_stage=begin_stage, team=processes, probe=probe)
+        with in_one_thread(attempt.trace_bytes() < _SMALL_BYTES):
+            return analyze(
+                directory, attempt, selection, settings, begin_stage=begin_stage, team=processes, probe=probe
+            )
     except (MemoryError, NotEnoughMemory) as error:
         raise _of_memory(error, directory, selection, processes) from error
     except HpcpaceError:
@@ -466,12 +476,12 @@ def _timeline(
         return None
 
 
-def _write(directory: RunDirectory, summary: Summary, document: Document) -> list[Path]:
+def _write(directory: RunDirectory, document: Document) -> list[Path]:
     """Write the summary and the page into the run that was read, and return the files that were written."""
     from hpcpace.report.html import html_page
 
     contents: list[tuple[Path, Callable[[], str]]] = [
-        (directory.summary_json, lambda: json_text(summary.to_json())),
+        (directory.summary_json, lambda: document.data),
         (directory.report_html, lambda: html_page(document)),
     ]
     written = []

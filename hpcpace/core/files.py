@@ -12,7 +12,6 @@ import errno
 import grp
 import os
 import pwd
-import secrets
 import stat
 import weakref
 from collections.abc import Callable, Iterator
@@ -219,7 +218,7 @@ class Folder:
         Raises:
             OSError: the file cannot be made, closed or renamed; what had the name before is still there.
         """
-        temporary = f".{_checked(name)}.{secrets.token_hex(8)}"
+        temporary = f".{_checked(name)}.{os.urandom(8).hex()}"
         descriptor = self.create_file(temporary, mode=mode)
         try:
             try:

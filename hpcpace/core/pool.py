@@ -9,21 +9,23 @@ import ctypes
 import errno
 import math
 import mmap
-import multiprocessing
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import NotEnoughMemory
+
+# A small run is read and measured without them, sooner than they are loaded.
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ProcessPoolExecutor
 
 _Item = TypeVar("_Item")
 _Part = TypeVar("_Part")
@@ -35,6 +37,7 @@ _PARENT_S = 0.5
 _NO_THREAD = "can't start new thread"
 _NO_PROCESS = (errno.ENOMEM, errno.EAGAIN)
 _forked: Callable[[Any], Any] | None = None
+_is_alone: ContextVar[bool] = ContextVar("_is_alone", default=False)
 
 
 class Team(Protocol):
@@ -61,8 +64,18 @@ class Team(Protocol):
 
 
 def num_threads() -> int:
-    """Return the number of cores that this process may use; 1 in a process that shares work with others."""
-    return len(os.sched_getaffinity(0)) if _forked is None else 1
+    """Return the number of cores that this process may use; 1 in a process that shares work, or `in_one_thread`."""
+    return len(os.sched_getaffinity(0)) if _forked is None and not _is_alone.get() else 1
+
+
+@contextmanager
+def in_one_thread(is_small: bool = True) -> Iterator[None]:
+    """Do all work inside without threads and processes, which take longer to start than to do it, if it is small."""
+    token = _is_alone.set(is_small or _is_alone.get())
+    try:
+        yield
+    finally:
+        _is_alone.reset(token)
 
 
 def map_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
@@ -74,6 +87,8 @@ def map_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) ->
     if num_threads() == 1:
         yield from map(function, items)
         return
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(num_threads()) as pool:
         try:
             yield from pool.map(function, items)
@@ -127,6 +142,8 @@ def watch_processes(
     """
     if num_threads() == 1 or len(items) == 1:
         return list(map(function, items))
+    from concurrent.futures import FIRST_EXCEPTION, wait
+
     with _processes(num_threads(), function) as pool:
         tasks = [pool.submit(_call, item) for item in items]
         while wait(tasks, _WATCH_S, FIRST_EXCEPTION).not_done and not any(_has_failed(task) for task in tasks):
@@ -178,6 +195,10 @@ def _processes(num_processes: int, function: Callable[[Any], Any]) -> Iterator[P
     Raises:
         NotEnoughMemory: one of them was killed, or cannot be started.
     """
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
     # Forked, because to import numpy and h5py anew takes each process longer than some hundred files.
     fork = multiprocessing.get_context("fork")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Term:
 
 GLOSSARY = tuple(
     Term(name=entry["name"], meaning=entry["meaning"], spoken=tuple(entry.get("spoken", ())))
-    for entry in tomllib.loads(files("hpcpace.report").joinpath("glossary.toml").read_text(encoding="utf-8"))["term"]
+    for entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["term"]
 )
 """In alphabetical order."""
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from hpcpace.core.environment import RankInfo, is_started_by_rank, process_environ, rank_info
 from hpcpace.core.errors import HpcpaceError, NotEnoughMemory, ReportError, WorldError
-from hpcpace.world.mpi import abort_guard, end_mpi, mpi_world
 
 _Part = TypeVar("_Part")
 _Whole = TypeVar("_Whole")
@@ -181,9 +180,14 @@ def team() -> Iterator[Team | None]:
     Raises:
         WorldError: launcher and MPI contradict each other, or mpi4py is missing.
     """
-    info = rank_info(process_environ()) if _is_launched() else None
-    comm = mpi_world(info) if info is not None else None
-    if info is None or comm is None:
+    if not _is_launched():
+        yield None
+        return
+    from hpcpace.world.mpi import abort_guard, end_mpi, mpi_world
+
+    info = rank_info(process_environ())
+    comm = mpi_world(info)
+    if comm is None:
         yield None
         return
     failed: HpcpaceError | None = None
