@@ -13,6 +13,7 @@ from hpcpace.cli.options import (
     PATH,
     Real,
     Whole,
+    collect_less_garbage,
     headed,
     memory,
     option,
@@ -87,6 +88,7 @@ def command(
 
     Exit codes: 0 B is not slower; 1 B is slower beyond noise; 2 bad input, or different work; 3 cannot tell.
     """
+    collect_less_garbage()
     from hpcpace.report.html import html_page
     from hpcpace.report.sections.comparison import comparison_document
     from hpcpace.report.terminal import print_document
@@ -184,6 +186,7 @@ def history_command(
 
     Exit codes: 0 fine, whatever changed; 2 DIR cannot be read; 3 it has no run that can be used.
     """
+    collect_less_garbage()
     from hpcpace.report.html import html_page
     from hpcpace.report.sections.history import history_document, passed_over_words
     from hpcpace.report.terminal import print_document
@@ -254,6 +257,7 @@ def scale_command(
 
     Exit codes: 0 fine; 1 some runs were left out; 2 bad input; 3 the runs have one size, or no speeds to compare.
     """
+    collect_less_garbage()
     from hpcpace.plots.csv_text import csv_bytes
     from hpcpace.probe.record import read_probe
     from hpcpace.report.sections.scaling import scaling_document

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +12,10 @@ import click
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import (
-    MAX_WIDTH,
-    MIN_WIDTH,
     PATH,
     Whole,
+    collect_less_garbage,
+    fitted,
     headed,
     option,
     rank_set,
@@ -60,8 +57,6 @@ if TYPE_CHECKING:
 _MAX_ROWS = 16
 _SMALL_BYTES = 1 << 21
 """Speed: the traces of a run that is analysed by one thread before others have started."""
-_OBJECTS_PER_COLLECTION = 100_000
-"""Speed: what a report loads stays, and looking for garbage in it every 700 objects takes a tenth of a small report."""
 
 
 def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tuple[RunDirectory, Attempt]:
@@ -189,16 +184,6 @@ def timeline_command(
         raise SystemExit(EXIT_WARNING)
 
 
-def fitted(sentence: str) -> str:
-    """Return a sentence in lines as wide as the terminal; in a log it is one line."""
-    if not sys.stdout.isatty():
-        return sentence
-    import shutil
-
-    columns = min(max(shutil.get_terminal_size().columns, MIN_WIDTH), MAX_WIDTH)
-    return textwrap.fill(sentence, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
 def timeline_lines(made: WrittenTimeline) -> list[str]:
     """Return what was written, and how to open it."""
     shown, written = made.shown, made.written
@@ -310,7 +295,7 @@ def command(
     Exit codes: 0 healthy; 1 something is wrong with the run or with its traces (missing, damaged, not closed); 2 bad
     input; 3 cannot tell.
     """
-    gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    collect_less_garbage()
     if has_timeline:
         from hpcpace.runs.timeline.tracks import check_perfetto
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import MIN_WIDTH, PATH, option, text_console, verbose
+from hpcpace.cli.options import MIN_WIDTH, PATH, collect_less_garbage, option, text_console, verbose
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RUNS, find_runs
@@ -29,6 +29,7 @@ def command(folder: Path, as_json: bool, is_verbose: bool) -> None:
     It shows the last attempt of each run: whether it runs, has finished, was stopped, hangs or failed, the verdict of
     its report, its speed, its ranks and when it began. Exit codes: 0 fine, 2 DIR cannot be read.
     """
+    collect_less_garbage()
     rows = rows_in(folder)
     if as_json:
         content = process_redaction().content([row.to_json() for row in rows])

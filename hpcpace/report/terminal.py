@@ -232,6 +232,8 @@ def _hanging(console: Console, label: Text, content: str, *, style: str = "") ->
 
 def _wrapped(console: Console, text: str, width: int) -> list[str]:
     """Return lines; a number stays with its unit, and a line for a job script stays whole, however long it is."""
+    if text.isascii() and text.isprintable() and len(text) <= width:
+        return [text.rstrip()]
     whole = DIRECTIVE.findall(text)
     # A word as long as each of them, but no longer than a line, stands for it.
     words = [chr(_FIRST_PRIVATE + 1 + index) * min(len(one), width) for index, one in enumerate(whole)]
