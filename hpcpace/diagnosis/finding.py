@@ -12,7 +12,6 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from scipy.special import stdtrit
 
 from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.hostlist import exclusion, node_name
@@ -30,6 +29,7 @@ from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
 from hpcpace.metrics.plausibility import Alternation
 from hpcpace.metrics.resampling import block_means, half_width
 from hpcpace.metrics.roles import DataVariation, StageComparison
+from hpcpace.metrics.special import stdtrit
 from hpcpace.metrics.stragglers import StragglerSearch
 from hpcpace.metrics.what_if import Change, Rebuilt
 

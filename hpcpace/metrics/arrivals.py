@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import grouped_medians, numbered, stable_order
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import MESSAGES, Operations, is_one_of, synchronises
 from hpcpace.metrics.segments import LocalWork
+from hpcpace.metrics.special import stdtr, stdtrit
 
 _MIN_RANKS = 3
 _MIN_BLOCKS = 4

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import pdtr, pdtrc, stdtr, stdtrit
 
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flow_figures import DOWN, UP, FlowFigures, FlowFindings, LinkCause, LinkFault
 from hpcpace.metrics.links import cleared_links, explanations
 from hpcpace.metrics.resampling import Estimate
+from hpcpace.metrics.special import pdtr, pdtrc, stdtr, stdtrit
 from hpcpace.metrics.topology import Topology
 
 BETWEEN_SWITCHES = "between switches"

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
-from scipy.special import gammaln
 
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.amplification import WorkParts, deal, dealt, unit_maxima
 from hpcpace.metrics.resampling import Estimate, block_length, lag_one, moving_block_bootstrap
+from hpcpace.metrics.special import gammaln
 
 MAX_ELEMENTS = 160_000_000
 """The most values that all draws of a null model may shuffle together; beyond it, fewer draws are made."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import others_median
+from hpcpace.metrics.special import stdtr, stdtrit
 from hpcpace.metrics.topology import Topology, UnitKind, unit_name
 
 MIN_STEPS = 10

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.resampling import Estimate
+from hpcpace.metrics.special import stdtr, stdtrit
 from hpcpace.metrics.topology import Topology, unit_name
 
 MIN_STEPS = 10

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betainc, gammaincc, stdtr, stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.resampling import Estimate
+from hpcpace.metrics.special import betainc, gammaincc, stdtr, stdtrit
 
 _NUM_DEVIATIONS = 4.0
 _EARLY, _DISTANCE = (5, 25), 0.97  # percentiles below the late steps, and the standard deviations between them

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import numpy as np
-from scipy.special import ndtri, stdtr, stdtrit
 
 from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics.special import ndtri, stdtr, stdtrit
 
 _MAX_ELEMENTS = 4_000_000  # of block sums at once: bounds memory
 _MAX_BLOCKS = 20

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
-from scipy.special import stdtrit
 
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import OWN_WORK, Part
 from hpcpace.metrics.resampling import Estimate, block_means, half_width, trimmed_mean
+from hpcpace.metrics.special import stdtrit
 
 _MAX_BLOCKS = 20
 _LEVEL = 0.05

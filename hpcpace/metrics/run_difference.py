@@ -18,10 +18,10 @@ from itertools import pairwise
 from math import inf, sqrt
 
 import numpy as np
-from scipy.special import bdtrc, ndtri, stdtr, stdtrit
 
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.resampling import Estimate
+from hpcpace.metrics.special import bdtrc, ndtri, stdtr, stdtrit
 
 MIN_REPEATS = 3
 MIN_PLACES = 8

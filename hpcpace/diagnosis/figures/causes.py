@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import ndtri
 
 from hpcpace.core.pool import run_both
 from hpcpace.diagnosis.close_up import CloseUp, passes_of
@@ -42,6 +41,7 @@ from hpcpace.metrics.kernels import grouped_medians
 from hpcpace.metrics.operations import op_name, synchronises
 from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.segments import LocalWork, SegmentPanel, segment_panels
+from hpcpace.metrics.special import ndtri
 from hpcpace.metrics.what_if import Change, StepGraph, even_gain, stage_change, what_if
 from hpcpace.trace.schema import Op
 

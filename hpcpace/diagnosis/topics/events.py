@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import bdtrc
 
 from hpcpace.core.text import format_duration, percent, plural
 from hpcpace.core.thresholds import Thresholds, number
@@ -39,6 +38,7 @@ from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.recurrence import MIN_EVENTS, Period, find_period, run_begins, steps_between
 from hpcpace.metrics.roles import Stage, StageComparison, compare_events
+from hpcpace.metrics.special import bdtrc
 
 _Z_95 = 1.96  # statistics: half of a 95 % interval in standard errors
 _NORMAL_MAD = 1.4826  # statistics: standard deviation of a normal distribution over its median absolute deviation

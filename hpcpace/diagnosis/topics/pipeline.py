@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import stdtr
 
 from hpcpace.core.text import percent, place_name
 from hpcpace.core.thresholds import Thresholds, number
@@ -27,6 +26,7 @@ from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.resampling import Estimate, block_means
 from hpcpace.metrics.roles import StageComparison, compare_with_others
+from hpcpace.metrics.special import stdtr
 from hpcpace.metrics.what_if import Change, stage_change
 
 

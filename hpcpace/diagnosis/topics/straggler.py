@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
 from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import format_duration, percent, place_name
@@ -51,6 +50,7 @@ from hpcpace.metrics.roles import (
     compare_with_others,
     excess_over_role,
 )
+from hpcpace.metrics.special import ndtri, stdtrit
 from hpcpace.metrics.stragglers import LatenessThresholds, Straggler, StragglerSearch, find_stragglers
 from hpcpace.metrics.what_if import Change
 

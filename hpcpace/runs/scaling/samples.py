@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from hpcpace.core.errors import UsageError, with_reasons
 from hpcpace.core.text import NS_PER_S, plural
 from hpcpace.metrics.growth import maximum_weights
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK
+from hpcpace.metrics.special import ndtri
 from hpcpace.runs.load import CsvRun, load_runs, read_csv
 from hpcpace.runs.measured import MeasuredRun
 
