@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcpace.audit.snapshot_files import read_attempt as read_snapshots
 from hpcpace.core.config import Config, DiagnosisConfig
@@ -29,14 +29,14 @@ from hpcpace.diagnosis.topics.cores import CoreThresholds, core_figures
 from hpcpace.diagnosis.topics.gpus import device_figures
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of
-from hpcpace.hang.from_traces import hang_in, records_of
-from hpcpace.hang.notices import read_notices
-from hpcpace.hang.verdict import describe
 from hpcpace.metrics.steps import throughput
-from hpcpace.topology.read import read_topology
 from hpcpace.topology.switch_tree import place_traces
 from hpcpace.trace.attempt_reader import AttemptTraces, of_one_run, read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace
+
+if TYPE_CHECKING:
+    from hpcpace.hang.notices import Notice
+    from hpcpace.topology.switch_tree import SwitchTree
 
 _MIN_SHARED = 20_000
 """Speed: operations below which another process takes longer to start than to do its part."""
@@ -139,6 +139,25 @@ def analyze(
     return analyze_traces(run, attempt, found, selection, config, progress=measuring, team=team, probe=probe)
 
 
+# Notices of a hang and topology files are read by modules that most reports do not need.
+
+
+def _notices(attempt: Attempt) -> dict[int, Notice]:
+    if not attempt.hang_dir.exists():
+        return {}
+    from hpcpace.hang.notices import read_notices
+
+    return read_notices(attempt)
+
+
+def _switches(topology: str) -> Sequence[SwitchTree]:
+    if not topology:
+        return []
+    from hpcpace.topology.read import read_topology
+
+    return read_topology(Path(topology))
+
+
 def _signature(found: AttemptTraces) -> str:
     """Return what is the same wherever a run is read."""
     num_rows = sum(len(trace.tables["collectives"]) for trace in found.traces)
@@ -159,7 +178,7 @@ def analyze_traces(
     """Return all that is known of an attempt whose traces have been read; arguments and errors as of `analyze`."""
     config = config or Config()
     topology = config.report.topology
-    placed = place_traces(found.traces, read_topology(Path(topology)) if topology else [], file=topology)
+    placed = place_traces(found.traces, _switches(topology), file=topology)
     found = replace(found, traces=list(placed.traces))
     credible, records = _credible_run(attempt, found, selection, config, progress=progress, team=team)
     snapshots, unread = read_snapshots(attempt)
@@ -170,7 +189,7 @@ def analyze_traces(
         config=config,
         snapshots=snapshots,
         unread=unread,
-        notices=read_notices(attempt),
+        notices=_notices(attempt),
         probe=probe or records.probe,
         run=run,
         attempt=attempt,
@@ -241,7 +260,10 @@ def _hang_words(attempt: Attempt, found: AttemptTraces, records: AttemptRecords,
     traces, _ = of_one_run(found.traces)
     if not traces:
         return ""
-    job = records_of(traces, world_size=world_size_of(traces), hosts=records.run.hosts, notices=read_notices(attempt))
+    from hpcpace.hang.from_traces import hang_in, records_of
+    from hpcpace.hang.verdict import describe
+
+    job = records_of(traces, world_size=world_size_of(traces), hosts=records.run.hosts, notices=_notices(attempt))
     hang = hang_in(job, hang_s=settings.hang_s)
     return "" if hang is None else f"; {describe(hang.hang, hang.job).headline}"
 

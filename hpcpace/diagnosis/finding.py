@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from hpcpace.core.hostlist import exclusion, node_name
 from hpcpace.core.text import alias_name, listed, named_ranks, percent, printable
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.summary import Culprit, RunEnd
-from hpcpace.hang.views import FoundHang
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.arrivals import LateArrival
 from hpcpace.metrics.flow_figures import FlowFindings
@@ -32,6 +31,9 @@ from hpcpace.metrics.roles import DataVariation, StageComparison
 from hpcpace.metrics.special import stdtrit
 from hpcpace.metrics.stragglers import StragglerSearch
 from hpcpace.metrics.what_if import Change, Rebuilt
+
+if TYPE_CHECKING:
+    from hpcpace.hang.views import FoundHang
 
 MAX_NAMED = 4  # display: culprits that a sentence names before it counts the others
 _PER_P_VALUE, _MAX_CONFIDENCE = 10, 0.99  # statistics: as the score calibrates confidence

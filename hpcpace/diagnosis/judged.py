@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from hpcpace.diagnosis.topics.gpus import GpuThresholds, gpu_differences, gpu_st
 from hpcpace.diagnosis.topics.links import flow_findings
 from hpcpace.diagnosis.topics.straggler import work_excess
 from hpcpace.diagnosis.verdict import verdict_of, with_end
-from hpcpace.hang.from_traces import hang_in, records_of
-from hpcpace.hang.notices import Notice
-from hpcpace.hang.views import FoundHang
 from hpcpace.metrics import Ints
 from hpcpace.metrics.arrivals import LateArrival, late_arrivals
 from hpcpace.metrics.hotspots import Hotspot, delay_hotspots
@@ -42,6 +39,10 @@ from hpcpace.metrics.operations import MESSAGES, op_name
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.metrics.topology import Topology
 from hpcpace.topology.switch_tree import PlacedTraces
+
+if TYPE_CHECKING:
+    from hpcpace.hang.notices import Notice
+    from hpcpace.hang.views import FoundHang
 
 _MESSAGES = tuple(op_name(op) for op in MESSAGES)
 _LOWER_QUARTILE = 0.25  # statistics: of the transfers of the fast groups
@@ -106,6 +107,8 @@ class JudgedRun:
         run = self.credible
         if not held_up(run.incomplete.open, run.traces):
             return None
+        from hpcpace.hang.from_traces import hang_in, records_of
+
         job = records_of(run.traces, world_size=run.world_size, hosts=run.hosts, notices=self.notices)
         return hang_in(job, hang_s=self.thresholds.hang_s)
 

@@ -30,7 +30,6 @@ from hpcpace.diagnosis.summary import (
     Tracing,
     World,
 )
-from hpcpace.hang.verdict import call_name
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.communication import overlap_share
 from hpcpace.metrics.hotspots import Hotspot
@@ -374,6 +373,8 @@ def hang_figures(run: JudgedAttempt) -> HangFigures | None:
     found = run.hang
     if found is None:
         return None
+    from hpcpace.hang.verdict import call_name
+
     hang, job, call = found.hang, found.job, found.hang.call
     views = [job.ranks[rank] for rank in hang.culprits or hang.could_be]
     return HangFigures(

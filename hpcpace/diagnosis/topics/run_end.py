@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -26,13 +26,14 @@ from hpcpace.diagnosis.finding import (
     rank_culprit,
 )
 from hpcpace.diagnosis.summary import EndKind, Incomplete, Mode, RankEnd, RunEnd
-from hpcpace.hang.verdict import describe
-from hpcpace.hang.views import Call, FoundHang, JobView
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.lost_operations import OpenOperation
 from hpcpace.metrics.operations import RankOperations, op_name
 from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
 from hpcpace.trace.tables import STOPPED_FOR_HANG, end_name, last_word
+
+if TYPE_CHECKING:
+    from hpcpace.hang.views import Call, FoundHang, JobView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,8 @@ class HangEvidence(Evidence):
 
     def words(self, said: Said) -> FindingWords:
         """Return the finding in words."""
+        from hpcpace.hang.verdict import describe
+
         words = describe(self.found.hang, self.found.job)
         late = named_ranks(self.late_ranks[:MAX_RANKS], said.hosts)
         came = [f"{late} entered it only when it had failed on the others"] if self.late_ranks else []
