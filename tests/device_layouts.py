@@ -1,9 +1,10 @@
 """Traces of ranks with devices in all layouts, with known truth, made from docs/trace-format.md alone.
 
-A rank is a program: its host issues work in order, and streams do it. Programs yield tuples: ("host", ns) is time of the
-host, ("kernel", ns) work of the stream that computes, ("begin", phase) and ("end", phase) are marks in it, ("step",) and
-("done", flags) the ends of steps. ("issue", Operation) issues an operation, which begins when the stream has come there
-and all members have; ("wait", key) makes the stream wait for it. All times are int64 nanoseconds of one true clock.
+A rank is a program: its host issues work in order, and streams do it. Programs yield tuples: ("host", ns) is time of
+the host, ("kernel", ns) work of the stream that computes, ("begin", phase) and ("end", phase) are marks in it,
+("step",) and ("done",) the ends of steps. ("issue", Operation) issues an operation, which begins when the stream has come there
+and all members have; ("wait", key) makes the stream wait for it, ("sync",) the host for its device. All times are int64
+nanoseconds of one true clock.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Layout:
         clock_error_ns: by which the recorded offsets of some nodes are wrong.
         kept_steps: the steps that the traces of some ranks have.
         collected_ns: time that the host of a rank collects garbage in a step.
+        reads_loss: whether the host waits for its device at the end of each step.
     """
 
     kind: str
@@ -75,13 +77,17 @@ class Layout:
     clock_error_ns: Mapping[int, int] = field(default_factory=dict)
     kept_steps: Mapping[int, int] = field(default_factory=dict)
     collected_ns: Callable[[int, int], int] = lambda rank, step: 0
+    reads_loss: bool = False
 
     def write(self, folder: Path) -> float:
         """Write the traces of a run, and return the mean step time in nanoseconds."""
-        ranks = self._run()
+        ranks, groups = self._run(), dict[str, set[int]]()
         attempt = RunDirectory(folder).new_attempt()
         for rank in ranks:
-            self._write(rank, attempt.trace_file(rank.number))
+            for _, operation, *_ in rank.rows:
+                groups.setdefault(operation.group, set()).update(operation.members)
+        for rank in ranks:
+            self._write(rank, attempt.trace_file(rank.number), groups)
         ends = np.array([[step[5] for step in rank.steps] for rank in ranks]).max(axis=0)
         return float(ends[-1] - ends[_NUM_WARMUP - 1]) / (self.num_steps - _NUM_WARMUP)
 
@@ -100,7 +106,7 @@ class Layout:
             left = [rank for rank in left if not rank.is_done]
         return ranks
 
-    def _write(self, rank: _Rank, path: Path) -> None:
+    def _write(self, rank: _Rank, path: Path, members: Mapping[str, set[int]]) -> None:
         node = rank.number // self.per_node
         stage, within = divmod(rank.number % (self.pp * self.tp), self.tp)
         header = TraceHeader(
@@ -131,7 +137,7 @@ class Layout:
                 times = (enter_ns, rank.meetings[operation.key].exit_ns, blocked_ns, ExitKind.COMPLETION, issue_ns)
                 recorder.add_collective(step, group, seq, operation.op, 8_000_000, operation.peer, *times)
         for name, group in groups.items():
-            for member in _members_of(rank, name):
+            for member in sorted(members[name]):
                 recorder.add_group(group, member, name.encode(), b"nccl")
         for step, *row in rank.phases:
             if step < num_kept:
@@ -152,10 +158,6 @@ class Layout:
 
 
 _NUM_WARMUP = 3
-
-
-def _members_of(rank: _Rank, name: str) -> list[int]:
-    return sorted({member for row in rank.rows if row[1].group == name for member in row[1].members})
 
 
 @dataclass(kw_only=True)
@@ -215,6 +217,8 @@ class _Rank:
         elif what == "done":
             row = (self._step, self._begin[0], self._host, 0, self._begin[1], max(self._stream, self._host))
             self.steps.append(row)
+        elif what == "sync":
+            self._host = max(self._host, self._stream)
         elif what == "issue":
             return self._issue(given[0])
         else:
@@ -272,6 +276,8 @@ def _in_step(job: Layout, rank: int, step: int, body: Program) -> Program:
     yield ("host", 50 * US)
     yield ("kernel", 300 * US)
     yield ("end", Phase.OPTIMIZER)
+    if job.reads_loss:
+        yield ("sync",)
     yield ("done",)
 
 

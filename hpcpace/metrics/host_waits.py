@@ -120,7 +120,7 @@ LEAD_NS = 50_000
 """Lead below which the device had run dry."""
 _LEAD_SHARE = 0.01  # of a stretch: a device that ends it so soon after its host had followed it
 _LAST_SHARE = 0.25  # of a stretch: the most that the last operation issued may take of it
-_STEADY_PART = 0.5  # of the spread of the host's time: a lead that changes by less does not depend on it
+_STEADY_PART = 0.25  # of the spread of the host's time: a lead that changes by less does not depend on it
 _MIN_SPREAD = 0.002  # of a stretch: hosts that vary by less do not show what follows them
 _MIN_GROWTH = 0.03  # of a stretch: the growth of the lead from which the device sets the pace
 NO_PHASE = len(Phase)
@@ -232,22 +232,26 @@ def following_hosts(of_ranks: Sequence[Stretches]) -> list[Stretches]:
     )
     phase = np.concatenate([each.phase for each in of_ranks])
     is_following = np.zeros(len(step), np.bool_)
-    for number in np.unique(kind[np.isin(phase, _PACED)]).tolist():
+    shortest: dict[int, tuple[Ints, Ints, Ints]] = {}  # of each kind: its rows, and both leads in each step
+    for number in np.unique(kind).tolist():
         rows = np.flatnonzero(kind == number)
         numbers, at = np.unique(step[rows], return_inverse=True)
-        if len(numbers) < _MIN_SAMPLES:
-            continue
-        shortest = np.full((2, len(numbers)), np.iinfo(np.int64).max)
-        for values, lead in zip(shortest, (before, after), strict=True):
+        leads = np.full((2, len(numbers)), np.iinfo(np.int64).max)
+        for values, lead in zip(leads, (before, after), strict=True):
             np.minimum.at(values, at, lead[rows])
+        if len(numbers) >= _MIN_SAMPLES:
+            shortest[number] = rows, leads[0], leads[1]
+    # A lead that grows must end somewhere: where a host waits for its device, none is left.
+    has_waits = any(np.median(leads) < LEAD_NS for _, *both in shortest.values() for leads in both)
+    for rows, lead_before, lead_after in shortest.values():
         usual_ns = max(float(np.median(length[rows])), 1.0)
-        host_spread, lead_spread = _spread(host[rows]), _spread(shortest[1])
+        host_spread, lead_spread = _spread(host[rows]), _spread(lead_after)
         is_steady = (
             lead_spread <= _STEADY_PART * host_spread
             if host_spread > _MIN_SPREAD * usual_ns
-            else np.median(shortest[1] - shortest[0]) <= _MIN_GROWTH * usual_ns
+            else not has_waits or np.median(lead_after - lead_before) <= _MIN_GROWTH * usual_ns
         )
-        if np.median(shortest[1]) <= _LAST_SHARE * usual_ns and is_steady:
+        if phase[rows[0]] in _PACED and np.median(lead_after) <= _LAST_SHARE * usual_ns and is_steady:
             is_following[rows] = after[rows] <= 2 * _LAST_SHARE * length[rows]
     ends = np.cumsum([len(each.step) for each in of_ranks])
     return [

@@ -162,7 +162,8 @@ def find_host(case: Case) -> list[DiagnosisFinding]:
     """Return whether devices wait for their hosts: mean share of the step in which they are idle for them.
 
     The loss is what the slowest rank of a role takes with this idle time, less without, and must exceed the threshold
-    as well. Time in which devices wait for data is not in it: that is the phase `data`, and another mode.
+    as well. Time in which devices wait for data is not in it: that is the phase `data`, and another mode. Where idle time
+    is only bounded, ranks may wait for each other's hosts as well, so the bound has all exposed wait.
     """
     panels = case.rest
     share = float(panels.host_ns.mean()) / panels.mean_time_ns
@@ -172,6 +173,8 @@ def find_host(case: Case) -> list[DiagnosisFinding]:
     least_ns = case.thresholds.of(HostThresholds).least_phase_share * sum(each.idle_ns for each in panels.idle)
     idle = [each for each in panels.idle if each.idle_ns >= least_ns]
     is_bound = sum(each.bounded_ns for each in idle) > sum(each.idle_ns for each in idle) / 2
+    if is_bound:
+        gain_share = min(gain_share + float(panels.wait_ns.mean()) / panels.mean_time_ns, 1.0)
     interval = mean_share_interval(panels, panels.host_ns)
     evidence = HostEvidence(
         share=share,

@@ -71,16 +71,16 @@ def test_hosts_that_issue_too_slowly_are_found_by_what_is_left_when_they_are_don
     job = Layout(kind=kind, tp=4 if kind == "tensor" else 1, issue=1.5, host_noise=host_noise, transfer_ns=100 * US)
     verdict, cost = judged(job, tmp_path, issue=0.02)
     assert verdict.mode == Mode.HOST
-    # At most 3 points below: what ranks wait for each other's hosts is exposed wait.
-    assert verdict.loss_share >= cost - 0.03
+    assert verdict.loss_share >= cost - HALF_A_POINT, verdict.headline
     assert "at most" in verdict.headline
 
 
 @pytest.mark.parametrize("issue", [0.5, 0.9, 0.97])
 @pytest.mark.parametrize("host_noise", [0.0, 0.02])
-def test_hosts_that_keep_up_are_healthy(tmp_path, issue, host_noise):
-    verdict, _ = judged(Layout(kind="ddp", issue=issue, host_noise=host_noise), tmp_path)
-    assert verdict.mode == Mode.HEALTHY
+@pytest.mark.parametrize("reads_loss", [False, True])
+def test_hosts_that_keep_up_are_healthy(tmp_path, issue, host_noise, reads_loss):
+    job = Layout(kind="ddp", issue=issue, host_noise=host_noise, reads_loss=reads_loss)
+    assert judged(job, tmp_path)[0].mode == Mode.HEALTHY
 
 
 def test_transfers_that_end_before_they_begin_are_not_judged(tmp_path):
@@ -91,11 +91,11 @@ def test_transfers_that_end_before_they_begin_are_not_judged(tmp_path):
 
 
 def test_garbage_collection_that_hits_other_ranks_in_other_steps_has_its_estimate_in_its_interval(tmp_path):
-    job = Layout(kind="ddp", collected_ns=lambda rank, step: 20 * MS * (step % 8 == rank))
+    job = Layout(kind="ddp", collected_ns=lambda rank, step: 20 * MS * (step % 8 == rank), reads_loss=True)
     verdict, _ = judged(job, tmp_path)
     (collection,) = [one for finding in verdict.findings for one in finding.culprits if one.id == "gc"]
     low, high = collection.interval
-    assert low <= collection.effect <= high
+    assert low - 1e-9 <= collection.effect <= high + 1e-9
 
 
 def test_what_is_judged_ends_where_a_trace_does(tmp_path):
