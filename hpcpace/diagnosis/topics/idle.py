@@ -162,8 +162,8 @@ def find_host(case: Case) -> list[DiagnosisFinding]:
     """Return whether devices wait for their hosts: mean share of the step in which they are idle for them.
 
     The loss is what the slowest rank of a role takes with this idle time, less without, and must exceed the threshold
-    as well. Time in which devices wait for data is not in it: that is the phase `data`, and another mode. Where idle time
-    is only bounded, ranks may wait for each other's hosts as well, so the bound has all exposed wait.
+    as well. Time in which devices wait for data is not in it: that is the phase `data`, and another mode. Where idle
+    time is only bounded, ranks may wait for each other's hosts as well, so the bound has all exposed wait.
     """
     panels = case.rest
     share = float(panels.host_ns.mean()) / panels.mean_time_ns
