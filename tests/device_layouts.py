@@ -2,9 +2,9 @@
 
 A rank is a program: its host issues work in order, and streams do it. Programs yield tuples: ("host", ns) is time of
 the host, ("kernel", ns) work of the stream that computes, ("begin", phase) and ("end", phase) are marks in it. A step
-begins with ("step",) and ends with ("done",). ("issue", Operation) issues an operation, which begins when the stream has
-come there and all members have; ("wait", key) makes the stream wait for it, ("sync",) the host for its device. All
-times are int64 nanoseconds of one true clock.
+begins with ("step",) and ends with ("done",). ("issue", Operation) issues an operation, which begins when the stream
+has come there and all members have; ("wait", key) makes the stream wait for it, ("sync",) the host for its device.
+All times are int64 nanoseconds of one true clock.
 """
 
 from __future__ import annotations
