@@ -160,6 +160,7 @@ def _replay_compiled(
     )
 
 
+_LONG = 0.9  # statistics: the share of transfers that the longest ones exceed
 _MAX_BLOCKS = 20  # statistics: blocks of steps, from which intervals come
 _MIN_HALVED, _NUM_HALVES = 16, 16  # statistics: steps from which halves of them show a bias, and how many
 
@@ -173,7 +174,7 @@ class Change:
         ranks: indices of the ranks whose local work or transfers are as usual; all if empty.
         positions: the only positions (`LocalWork.position`) concerned; all if empty.
         is_transfer: whether transfers are as usual, not local work.
-        factor: the part of transfers that is left, by rank and position, (num_ranks, num_positions), in place of their
+        longest_ns: the most that transfers take, by rank and position, (num_ranks, num_positions), in place of their
             usual time. Those over a slow link, for instance, are usual for their position.
         share: share of the excess that is removed, e.g. the share that one phase contributes.
         removed_ns: local work to remove from each rank, whether it is beyond usual or not, float64, (num_ranks,
@@ -187,14 +188,16 @@ class Change:
     ranks: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
     is_transfer: bool = False
-    factor: Floats | None = None
+    longest_ns: Floats | None = None
     share: float = 1.0
     removed_ns: Floats | None = None
     is_at_begin: bool = False
 
 
 def links_change(graph: StepGraph, passes: Bools, kind: Ints, factor: float) -> Change:
-    """Return the change that makes transfers over slow links as fast as other transfers that are alike.
+    """Return the change that makes transfers over slow links no longer than other transfers that are alike.
+
+    A message that its receiver came late for shows less than its transfer, so the longest tenth of the others counts.
 
     Args:
         graph: the steps.
@@ -205,13 +208,13 @@ def links_change(graph: StepGraph, passes: Bools, kind: Ints, factor: float) -> 
     nodes = np.flatnonzero((graph.kind == TRANSFER) & (graph.rank >= 0))
     at = graph.rank[nodes], graph.position[nodes]
     weight_ns = np.median(graph.weight_ns[nodes], axis=1)
-    left = np.ones(passes.shape)
+    longest_ns = np.full(passes.shape, np.inf)
     for value in np.unique(kind[passes]).tolist():
         own, others = (weight_ns[(kind[at] == value) & (passes[at] == is_slow)] for is_slow in (True, False))
-        own, others = own[own > 0], others[others > 0]
-        part = float(np.median(others) / np.median(own)) if len(own) and len(others) else factor
-        left[passes & (kind == value)] = min(part, 1.0)
-    return Change(kind="links", id=0, is_transfer=True, factor=left)
+        if len(others) or len(own):
+            usual_ns = np.quantile(others, _LONG) if len(others) else factor * np.quantile(own, _LONG)
+            longest_ns[passes & (kind == value)] = usual_ns
+    return Change(kind="links", id=0, is_transfer=True, longest_ns=longest_ns)
 
 
 def stage_change(stage: int, ranks: Ints, work_ns: Floats, share: float) -> Change:
@@ -347,11 +350,11 @@ def _replaced(rebuilt: Rebuilt, change: Change) -> Replaced:
             own = weight_ns[bounds[rank] : bounds[rank + 1]]
             own[:] = _without(own, change.removed_ns[rank], is_at_begin=change.is_at_begin)
         return Replaced(nodes=nodes, weight_ns=weight_ns)
-    if change.factor is not None:
-        transfers = np.flatnonzero((graph.kind == TRANSFER) & (graph.rank >= 0))
-        factor = change.factor[graph.rank[transfers], graph.position[transfers]]
-        nodes = transfers[factor != 1.0]
-        return Replaced(nodes=nodes, weight_ns=graph.weight_ns[nodes] * factor[factor != 1.0][:, None])
+    if change.longest_ns is not None:
+        nodes = np.flatnonzero((graph.kind == TRANSFER) & (graph.rank >= 0))
+        longest_ns = change.longest_ns[graph.rank[nodes], graph.position[nodes]]
+        nodes, longest_ns = nodes[np.isfinite(longest_ns)], longest_ns[np.isfinite(longest_ns)]
+        return Replaced(nodes=nodes, weight_ns=np.minimum(graph.weight_ns[nodes], longest_ns[:, None]))
     chosen = graph.kind == (TRANSFER if change.is_transfer else WORK)
     if change.ranks:
         chosen &= np.isin(graph.rank, change.ranks)
