@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -150,8 +149,8 @@ def test_a_link_with_the_very_temporary_name_is_an_error(
     writer: str, folder: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, name = WRITERS[writer]
-    monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
-    _planted(folder, str(Path(name).with_name(f".{Path(name).name}.guessed")), secret)
+    monkeypatch.setattr(os, "urandom", lambda size: b"\x11" * size)
+    _planted(folder, str(Path(name).with_name(f".{Path(name).name}.{'11' * 8}")), secret)
     with pytest.raises((OSError, HpcpaceError), match="File exists"):
         write(folder)
     assert not (folder / name).exists()
