@@ -16,6 +16,7 @@ from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding, Evidenc
 from hpcpace.diagnosis.topics import communication, cores, events, idle, jitter, links, pipeline, run_end, straggler
 from hpcpace.metrics.stragglers import MIN_STEPS, SearchObstacle
 
+_MORE_STEPS = "record at least 20 steps, such as schedule(active=20) of torch.profiler, and report them"
 _MAX_LIST_CHARS = 30  # display: a longer list of ranks is cut
 _MIN_COST = 0.0005  # display: less is said as 0.0 %
 
@@ -205,7 +206,9 @@ def _obstacle(case: Case, known: Needs, *, is_noise_explained: bool) -> Obstacle
     """Return why the data decide nothing, if nothing was found; None if the run is healthy."""
     panels = case.panels
     if known is Needs.NOTHING:
-        return too_few_steps(len(panels.times_ns), case.settings.least_steps)
+        few = too_few_steps(len(panels.times_ns), case.settings.least_steps)
+        first = "" if case.absent else straggler.preliminary(case)
+        return replace(few, words=f"{few.words}; {first}", advice=_MORE_STEPS) if first else few
     if known is Needs.STEPS:  # nothing but arrivals rests on what devices did
         return NO_PHASES if panels.is_unphased else host_times(panels.host_timed)
     if case.absent:

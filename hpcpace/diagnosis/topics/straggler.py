@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpcpace.core.config import DiagnosisConfig
-from hpcpace.core.text import format_duration, percent, place_name
+from hpcpace.core.text import format_duration, percent, place_name, printable
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
     Case,
@@ -41,6 +41,7 @@ from hpcpace.diagnosis.topics.stages import (
     stage_sentences,
 )
 from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.recurrence import run_begins, steps_between
 from hpcpace.metrics.roles import (
     Stage,
@@ -56,6 +57,7 @@ from hpcpace.metrics.what_if import Change
 
 _PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
+_MIN_FEW = 3  # statistics: steps in which a rank may stand out although a finding takes more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,11 @@ class StragglerThresholds(Thresholds, topic="straggler"):
     """Ranks farthest from their role that do not count for that: some may be slow without being named."""
     everywhere_share: float = number(0.25, "share")
     """Share of the nodes, or of the ranks of one node, beyond which a period is nobody's in particular."""
+    preliminary_excess: float = number(0.2, "share")
+    """Excess over the others of its role that a rank must have in each of a few steps to be mentioned: less may be
+    noise, of which so few steps show nothing."""
+    preliminary_level: float = number(0.1, "probability")
+    """Probability by chance up to which that is mentioned: three steps of four ranks just reach it."""
 
 
 class LatePattern(StrEnum):
@@ -246,6 +253,37 @@ def find(case: Case) -> list[DiagnosisFinding]:
         )
         case.work_ns, case.rest = replaced, _without_stages(case.rest, found, evidence)
     return findings
+
+
+def preliminary(case: Case) -> str:
+    """Return who is slowest in each of a few steps, too few for a finding, in words; empty where nobody stands out.
+
+    The test is exact: if ranks of a role are alike, each order of them is as likely in each step, so that one of K
+    ranks is the slowest in all n steps with the probability K^(1 - n), over all roles together at most their sum.
+    """
+    panels, limits = case.panels, case.thresholds.of(StragglerThresholds)
+    num_steps, found, p_value = panels.work_ns.shape[1], None, 0.0
+    if num_steps < _MIN_FEW or panels.host_timed or panels.is_unphased or not panels.is_role_known:
+        return ""
+    for value in np.unique(panels.role):
+        rows = np.flatnonzero(panels.role == value)
+        if len(rows) < 2:
+            continue
+        p_value += float(len(rows)) ** (1 - num_steps)
+        work_ns = np.maximum(panels.work_ns[rows], 1.0)
+        ratio = work_ns / others_median(work_ns)
+        latest = int(ratio.min(axis=1).argmax())
+        if found is None or ratio[latest].min() > found[1].min():
+            found = int(rows[latest]), ratio[latest]
+    if found is None or p_value > limits.preliminary_level or found[1].min() < 1 + limits.preliminary_excess:
+        return ""
+    row, ratio = found
+    who = f"rank {panels.rank[row]} on {printable(panels.host[row])}"
+    return (
+        f"preliminary: {who} works {np.median(ratio):.2f} times as long as the others of its role "
+        f"({ratio.min():.2f} to {ratio.max():.2f}) in all {num_steps} steps; by chance, one rank is the slowest in all "
+        f"of them with a probability of {p_value:.2g}"
+    )
 
 
 def find_by_arrival(case: Case) -> list[DiagnosisFinding]:

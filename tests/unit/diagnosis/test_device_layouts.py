@@ -101,3 +101,14 @@ def test_garbage_collection_that_hits_other_ranks_in_other_steps_has_its_estimat
 def test_what_is_judged_ends_where_a_trace_does(tmp_path):
     verdict, _ = judged(Layout(kind="ddp", kept_steps={3: 20}), tmp_path)
     assert verdict.headline.endswith("; judged are steps 3 to 19 of 50: the trace of rank 3 ends there")
+
+
+@pytest.mark.parametrize(("factor", "num_ranks", "is_said"), [(2.6, 8, True), (1.05, 8, False), (2.6, 2, False)])
+def test_a_rank_that_is_slowest_in_each_of_three_steps_is_a_preliminary_finding(tmp_path, factor, num_ranks, is_said):
+    job = Layout(kind="ddp", num_ranks=num_ranks, num_steps=6, slow={1: factor})
+    verdict, _ = judged(job, tmp_path)
+    assert verdict.mode == Mode.CANNOT_TELL and verdict.headline.startswith("cannot tell: 3 steps are too few")
+    assert ("preliminary: rank 1 on g0 works 2." in verdict.headline) == is_said
+    if is_said:
+        assert verdict.headline.endswith("with a probability of 0.016")
+        assert "active=20" in verdict.next[0]
