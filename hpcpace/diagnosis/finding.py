@@ -81,6 +81,7 @@ class Panels:
         host_timed: ranks with a device whose phases are times of the host, or all ranks where phases were not recorded.
             They do not show what takes time there, so work, waits and exposed transfers of the run are not known.
         is_unphased: whether phases were not recorded.
+        has_device: whether some rank computes on a device, so that the processor time of ranks is not their work.
         cores: what the ranks had of their cores; None where that is not known.
         lab_cores: the same in a lab, whose hosts share the cores of one machine: no finding, but it explains bursts.
         arrivals: who is late at collectives on devices, the latest first; where own work is not known.
@@ -110,6 +111,7 @@ class Panels:
     parts_ns: Floats | None = None
     host_timed: tuple[int, ...] = ()
     is_unphased: bool = False
+    has_device: bool = False
     cores: CoreUse | None = None
     lab_cores: CoreUse | None = None
     arrivals: tuple[LateArrival, ...] = ()

@@ -299,6 +299,7 @@ def panels_of(measured: Measured) -> Panels:
         alternation=measured.alternation,
         host_timed=measured.host_timed,
         is_unphased=measured.is_unphased,
+        has_device=any(has_device(trace) for trace in measured.timed.traces),
         idle=idle_by_phase(measured.timed.traces, measured.chosen.step),
     )
 

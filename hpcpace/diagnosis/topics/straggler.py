@@ -57,6 +57,7 @@ from hpcpace.metrics.what_if import Change
 
 _PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
+_CHECK_OFF_CORE = "find out what it waits for there, with py-spy dump: files, locks, other processes, sleep"
 _MIN_FEW = 3  # statistics: steps in which a rank may stand out although a finding takes more
 
 
@@ -77,6 +78,8 @@ class StragglerThresholds(Thresholds, topic="straggler"):
     noise, of which so few steps show nothing."""
     preliminary_level: float = number(0.1, "probability")
     """Probability by chance up to which that is mentioned: three steps of four ranks just reach it."""
+    off_core_part: float = number(0.5, "share")
+    """Part of the excess of a rank in which it neither runs nor waits for a core, from which that is its cause."""
 
 
 class LatePattern(StrEnum):
@@ -106,6 +109,8 @@ class LatenessEvidence(RecurringEvidence):
         share: loss as a share of the step time.
         first, stop: range of the steps of a transient lateness, indices into the used steps; else None.
         ranks: numbers of all late ranks, those of named nodes and slots included.
+        off_core_ns: by how much longer they neither run nor wait for a core in a step than others, where that explains
+            their excess; else None.
     """
 
     pattern: LatePattern
@@ -116,6 +121,7 @@ class LatenessEvidence(RecurringEvidence):
     first: int | None = None
     stop: int | None = None
     ranks: tuple[int, ...] = ()
+    off_core_ns: float | None = None
 
     @property
     def mode(self) -> str:
@@ -159,13 +165,20 @@ class LatenessEvidence(RecurringEvidence):
         when = ""
         if self.first is not None and self.stop is not None:
             when = f", in steps {self.first} to {self.stop - 1} of those used (counted from 0)"
-        costs = f"{'cost' if culprits[1:] else 'costs'} {said.lost}{by_stage(self.stages)}"
+        by, next_, more = by_stage(self.stages), advice_of_straggler(self.stages, said.exclusion), []
+        if self.off_core_ns is not None:
+            by, next_ = " by waiting that uses no core", _CHECK_OFF_CORE
+            more.append(
+                f"{said.who} neither runs nor waits for a core for {format_duration(self.off_core_ns)} of each step "
+                "more than others: I/O, a lock or sleep"
+            )
+        costs = f"{'cost' if culprits[1:] else 'costs'} {said.lost}{by}"
         excess = f"{percent(culprits[0].effect)} above that of its role {said.interval}"
         return FindingWords(
             headline=f"{kind} straggler: {said.who} {costs}",
             why=f"own work {excess}{when}; the others wait for it",
-            next=advice_of_straggler(self.stages, said.exclusion),
-            more=stage_sentences(self.stages, [place_name(culprit.kind, culprit.id) for culprit in culprits]),
+            next=next_,
+            more=(*more, *stage_sentences(self.stages, [place_name(culprit.kind, culprit.id) for culprit in culprits])),
         )
 
 
@@ -242,6 +255,8 @@ def find(case: Case) -> list[DiagnosisFinding]:
         if loss_share < case.settings.runtime_share and mode is not Mode.STRAGGLER:
             continue
         evidence = _evidence(found, loss_share, panels)
+        if mode is Mode.STRAGGLER:
+            evidence = replace(evidence, off_core_ns=_off_core_ns(evidence, panels, limits.off_core_part))
         is_everywhere = _is_everywhere(found, panels, limits.everywhere_share)
         findings.append(
             DiagnosisFinding(
@@ -284,6 +299,25 @@ def preliminary(case: Case) -> str:
         f"({ratio.min():.2f} to {ratio.max():.2f}) in all {num_steps} steps; by chance, one rank is the slowest in all "
         f"of them with a probability of {p_value:.2g}"
     )
+
+
+def _off_core_ns(evidence: LatenessEvidence, panels: Panels, least_part: float) -> float | None:
+    """Return by how much longer late ranks neither run nor wait for a core than others of their roles, per step.
+
+    Work in which no thread of a rank runs or is ready to is a wait that its phases do not show: I/O, a lock or sleep.
+    Only where ranks compute on their hosts, where it is most of the excess, and where that is in computation.
+    """
+    cores = panels.cores or panels.lab_cores
+    is_late = np.isin(panels.rank, evidence.ranks)
+    others = np.isin(panels.role, panels.role[is_late]) & ~is_late
+    are_stages_known = all(found is not None and Stage.COMPUTE in found.stages for found in evidence.stages)
+    if cores is None or panels.has_device or not others.any() or not evidence.stages or not are_stages_known:
+        return None
+    work = panels.work_ns.mean(axis=1) / panels.mean_time_ns
+    off = work - cores.running - cores.queued
+    excess = float(work[is_late].mean() - np.median(work[others]))
+    off_core = float(off[is_late].mean() - max(np.median(off[others]), 0.0))
+    return off_core * panels.mean_time_ns if off_core >= least_part * excess > 0 else None
 
 
 def find_by_arrival(case: Case) -> list[DiagnosisFinding]:
