@@ -148,6 +148,7 @@ def _first_slots(matching: Matching, table: Ints) -> Ints:
 
 
 _NONE = -1
+_MAX_PLACES = 8  # speed: ranks, and steps of each, that show where a wait comes: all have it at the same place
 _SEEN_NS = 2_048  # precision: a shorter wait may be rounding alone
 _MIN_BLOCK = 0.001  # of a step; in a shorter one, what counts as work instead of waiting is nothing
 
@@ -481,10 +482,13 @@ def _place_unseen_waits(begin_ns: Ints, operations: Operations, slots: Slots, ro
     kind = role[of_rank] * (int(operations.op.max()) + 1) + operations.op[rows[:, 0]]
     seen: dict[tuple[int, int], list[Floats]] = {}
     for index in np.flatnonzero(is_seen.any(axis=1)).tolist():
-        times = enter[of_rank[index]][:, is_seen[index]]
-        place = _place_of(begin_ns[index, is_seen[index]], times, int(own[index]))
-        for key in ((int(kind[index]), int(slots.position[blocking[index]])), (int(kind[index]), _NONE)):
-            seen.setdefault(key, []).append(place)
+        places = seen.setdefault((int(kind[index]), int(slots.position[blocking[index]])), [])
+        if len(places) == _MAX_PLACES:
+            continue
+        columns = np.flatnonzero(is_seen[index])[:_MAX_PLACES]
+        place = _place_of(begin_ns[index, columns], enter[of_rank[index]][:, columns], int(own[index]))
+        places.append(place)
+        seen.setdefault((int(kind[index]), _NONE), []).append(place)
     usual = {key: np.median(np.concatenate(places, axis=1), axis=1) for key, places in seen.items()}
     for index in np.flatnonzero(~is_seen.all(axis=1)).tolist():
         key = (int(kind[index]), int(slots.position[blocking[index]]))
