@@ -357,9 +357,11 @@ def _pipeline(job: Layout, rank: int) -> Program:
     """One forward, one backward, with data parallelism over pipelines and tensor ranks that do not communicate."""
     random, stage = np.random.default_rng([1, rank]), rank // job.tp % job.pp
     replica, within = rank // (job.pp * job.tp), rank % job.tp
-    at = lambda other: (replica * job.pp + other) * job.tp + within  # noqa: E731
     chain = f"pp{replica}-{within}"
     peers = tuple(range(stage * job.tp + within, job.num_ranks, job.pp * job.tp))
+
+    def at(other: int) -> int:
+        return (replica * job.pp + other) * job.tp + within
 
     def message(step: int, phase: Phase, microbatch: int, source: int, target: int) -> Operation:
         is_sender, ends = stage == source, (at(source), at(target))

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.finding import IdlePhase
 from hpcpace.diagnosis.incomplete import sound_stream
 from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.host_waits import (
     NO_PHASE,
+    HostPaceThresholds,
     Stretches,
     following_hosts,
     idle_ns,
@@ -81,7 +82,7 @@ def is_timed_there(trace: RankTrace, operations: Table) -> Bools:
     return np.full(len(operations), not has_device(trace))
 
 
-def on_devices(traces: Sequence[RankTrace], limits: DeviceThresholds | None = None) -> list[RankTrace]:
+def on_devices(traces: Sequence[RankTrace], thresholds: ThresholdValues | None = None) -> list[RankTrace]:
     """Return traces with steps and phases as the device did them, where that is known; others as they are.
 
     Begin and end are those of the device then, and columns `host_begin_ns` and `host_end_ns` have those of the host.
@@ -93,10 +94,13 @@ def on_devices(traces: Sequence[RankTrace], limits: DeviceThresholds | None = No
 
     Where a trace has phases of the device being idle itself, they are taken in place of what marks of the stream show.
     """
-    views = [_on_device(trace, (limits or DeviceThresholds()).least_known_share) for trace in traces]
+    thresholds = thresholds or ThresholdValues()
+    least_known_share = thresholds.of(DeviceThresholds).least_known_share
+    views = [_on_device(trace, least_known_share) for trace in traces]
     changed = [index for index, view in enumerate(views) if is_on_device(view) and view is not traces[index]]
     stretches = [_stretches(views[index], traces[index]) for index in changed]
-    found = dict(zip(changed, following_hosts(stretches), strict=True)) if stretches else {}
+    stretches = following_hosts(stretches, thresholds.of(HostPaceThresholds)) if stretches else []
+    found = dict(zip(changed, stretches, strict=True))
     roles = {index: (traces[index].header.pp, traces[index].header.tp) for index in changed}
     usual = {
         role: usual_lengths([found[index] for index in changed if roles[index] == role]) for role in set(roles.values())

@@ -125,7 +125,7 @@ class JudgedRun:
                 panels=panels,
                 hang=self.hang,
                 opened=self.credible.incomplete.open,
-                links=_widened(links, groups, clocks.median_halfwidth_ns or 0.0),
+                links=_widened(links, _collectives(groups) or groups, clocks.median_halfwidth_ns or 0.0),
                 touches=partial(touching, measured.close_up, places) if measured.close_up is not None else None,
                 crossing=locality(groups, places),
                 is_clock_wrong=clocks.num_wrong > 0,
@@ -179,12 +179,16 @@ def hotspots_of(measured: Measured, panels: Panels) -> tuple[Hotspot, ...]:
     return delay_hotspots(excess_ns, measured.places) if excess_ns is not None else ()
 
 
+def _collectives(groups: Sequence[GroupTransfers]) -> list[GroupTransfers]:
+    return [group for group in groups if group.op not in _MESSAGES]
+
+
 def _slow_links(groups: Sequence[GroupTransfers], places: Topology, settings: DiagnosisConfig) -> LinkFindings:
     """Return the slow links by collectives, and where these cannot single one out by messages as well.
 
     How long a message takes depends on its receiver, too; that of a collective depends on the links alone.
     """
-    collectives = [group for group in groups if group.op not in _MESSAGES]
+    collectives = _collectives(groups)
     find = partial(locate_links, topology=places, floor_share=settings.link_share, level=settings.level)
     by_collectives = find(collectives)
     if len(collectives) == len(groups) or by_collectives.is_identifiable:

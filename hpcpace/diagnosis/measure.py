@@ -16,7 +16,7 @@ from hpcpace.core.pool import Team
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
-from hpcpace.diagnosis.devices import DeviceThresholds, has_device, idle_by_phase, is_host_timed, on_devices
+from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
 from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.incomplete import HOST_TIMES, NO_PHASES, sound_stream
@@ -217,7 +217,7 @@ def measure(
         CannotTell: no step that all ranks have is left.
     """
     thresholds = thresholds or ThresholdValues()
-    traces = on_devices(traces, thresholds.of(DeviceThresholds))
+    traces = on_devices(traces, thresholds)
     panel = common_steps([trace.tables["steps"] for trace in traces])
     used = selection.used(panel)
     if not used.any():

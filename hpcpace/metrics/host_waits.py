@@ -13,14 +13,16 @@ only bounded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.kernels import ordinals
 from hpcpace.metrics.phases import CoveredTime, innermost
 from hpcpace.trace.schema import Phase
 
@@ -119,15 +121,26 @@ def cpus_of(text: str) -> frozenset[int]:
 LEAD_NS = 50_000
 """Lead below which the device had run dry."""
 _LEAD_SHARE = 0.01  # of a stretch: a device that ends it so soon after its host had followed it
-_LAST_SHARE = 0.25  # of a stretch: the most that the last operation issued may take of it
-_STEADY_PART = 0.25  # of the spread of the host's time: a lead that changes by less does not depend on it
-_MIN_SPREAD = 0.002  # of a stretch: hosts that vary by less do not show what follows them
-_MIN_GROWTH = 0.03  # of a stretch: the growth of the lead from which the device sets the pace
 NO_PHASE = len(Phase)
 _PACED = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER, NO_PHASE)
 _MAX_PIECES = 8  # of a phase: more are alike
 _MIN_SAMPLES = 5
 _FARTHEST = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPaceThresholds(Thresholds, topic="host"):
+    """When a device follows its host operation by operation."""
+
+    last_share: float = number(0.25, "share")
+    """Share of a phase that the last operation may take: a longer lead at its end means that the host is ahead."""
+    steady_part: float = number(0.25, "share")
+    """Part of the spread of the host's time up to which a lead does not depend on it; leads of devices that set the
+    pace vary as much."""
+    least_spread: float = number(0.002, "share")
+    """Spread of the host's time, as a share of the phase, below which it does not show what follows it."""
+    most_growth: float = number(0.03, "share")
+    """Growth of the lead in a phase, as a share of it, from which the device sets the pace where hosts vary by less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,26 +154,26 @@ class Stretches:
         begin_ns, end_ns: on the device.
         is_dry_before, is_dry_after: whether the device had run dry at its begin and its end.
         collected_ns: how long the host collected garbage meanwhile.
-        host_ns: time between the marks on the host; empty where it is not known, as are the next two.
+        host_ns: time between the marks on the host.
         lead_before_ns, lead_after_ns: how far the host was ahead of the device at both marks.
     """
 
     step: Ints
     phase: Ints
+    piece: Ints
     begin_ns: Ints
     end_ns: Ints
     is_dry_before: Bools
     is_dry_after: Bools
     collected_ns: Ints
-    host_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    lead_before_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    lead_after_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    piece: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    host_ns: Ints
+    lead_before_ns: Ints
+    lead_after_ns: Ints
 
     @property
     def kind(self) -> Ints:
         """Which stretches are alike: those of one piece of one phase, (num_stretches,)."""
-        return self.phase + (NO_PHASE + 1) * np.minimum(self.piece, _MAX_PIECES) if len(self.piece) else self.phase
+        return self.phase + (NO_PHASE + 1) * np.minimum(self.piece, _MAX_PIECES)
 
     @property
     def length_ns(self) -> Ints:
@@ -185,7 +198,6 @@ def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], colle
     arrived, left = passed[first], passed[np.append(first[1:], len(order)) - 1]
     inside = innermost(phases[1], phases[2], edges)
     phase = np.append(phases[0].astype(np.int64), NO_PHASE)[inside]
-    piece = _pieces(inside)
     row = np.searchsorted(steps[1], edges[:-1], side="right") - 1
     is_used = (row >= 0) & (edges[:-1] < steps[2][row])
     least = np.maximum(LEAD_NS, _LEAD_SHARE * (arrived[1:] - left[:-1]))
@@ -193,6 +205,7 @@ def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], colle
     columns = {
         "step": steps[0].astype(np.int64)[row],
         "phase": phase,
+        "piece": _pieces(inside),
         "begin_ns": left[:-1],
         "end_ns": arrived[1:],
         "is_dry_before": (left - edges)[:-1] < least,
@@ -201,7 +214,6 @@ def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], colle
         "host_ns": np.diff(edges),
         "lead_before_ns": np.maximum((left - edges)[:-1], 0),
         "lead_after_ns": np.maximum((arrived - edges)[1:], 0),
-        "piece": piece,
     }
     return Stretches(**{name: values[is_used] for name, values in columns.items()})
 
@@ -209,50 +221,51 @@ def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], colle
 def _pieces(inside: Ints) -> Ints:
     """Number the stretches of each phase from 0; `inside` is the phase of each stretch, (num_stretches,)."""
     order = np.argsort(inside, kind="stable")
-    begins = np.flatnonzero(np.diff(inside[order], prepend=-2))
     found = np.empty(len(inside), np.int64)
-    found[order] = np.arange(len(inside)) - np.repeat(begins, np.diff(np.append(begins, len(inside))))
+    found[order] = ordinals(np.diff(inside[order], prepend=-2) != 0)
     return np.where(inside >= 0, found, 0)
 
 
-def following_hosts(of_ranks: Sequence[Stretches]) -> list[Stretches]:
+def following_hosts(of_ranks: Sequence[Stretches], limits: HostPaceThresholds) -> list[Stretches]:
     """Return stretches that are also dry where devices follow their hosts operation by operation.
 
     Where hosts issue more slowly than devices work, a device is idle before each operation, and when its host has
     issued the last one, that is all that is left to do: the lead at the end is short, and does not depend on how long
-    the host took. Where devices set the pace, the lead is what the host took less, and varies with it. Ranks wait for
-    each other, so one slow host at a time suffices, and the shortest lead of all ranks counts.
+    the host took. Where devices set the pace, the lead is what the host took less, and varies with it. Without any
+    lead, as where the host waited for its device, nothing follows. Ranks wait for each other, so one slow host at a
+    time suffices, and the shortest lead of all ranks counts.
 
     Args:
-        of_ranks: all ranks of a job.
+        of_ranks: all ranks of a job, at least one.
+        limits: when a device follows its host.
     """
     step, kind, length, host, before, after = (
         np.concatenate([getattr(each, name) for each in of_ranks])
         for name in ("step", "kind", "length_ns", "host_ns", "lead_before_ns", "lead_after_ns")
     )
-    phase = np.concatenate([each.phase for each in of_ranks])
+    phase, is_dry = (np.concatenate([getattr(each, name) for each in of_ranks]) for name in ("phase", "is_dry_after"))
     is_following = np.zeros(len(step), np.bool_)
     shortest: dict[int, tuple[Ints, Ints, Ints]] = {}  # of each kind: its rows, and both leads in each step
-    for number in np.unique(kind).tolist():
-        rows = np.flatnonzero(kind == number)
+    for code in np.unique(kind).tolist():
+        rows = np.flatnonzero(kind == code)
         numbers, at = np.unique(step[rows], return_inverse=True)
         leads = np.full((2, len(numbers)), np.iinfo(np.int64).max)
         for values, lead in zip(leads, (before, after), strict=True):
             np.minimum.at(values, at, lead[rows])
         if len(numbers) >= _MIN_SAMPLES:
-            shortest[number] = rows, leads[0], leads[1]
+            shortest[code] = rows, leads[0], leads[1]
     # A lead that grows must end somewhere: where a host waits for its device, none is left.
     has_waits = any(np.median(leads) < LEAD_NS for _, *both in shortest.values() for leads in both)
     for rows, lead_before, lead_after in shortest.values():
         usual_ns = max(float(np.median(length[rows])), 1.0)
         host_spread, lead_spread = _spread(host[rows]), _spread(lead_after)
         is_steady = (
-            lead_spread <= _STEADY_PART * host_spread
-            if host_spread > _MIN_SPREAD * usual_ns
-            else not has_waits or np.median(lead_after - lead_before) <= _MIN_GROWTH * usual_ns
+            lead_spread <= limits.steady_part * host_spread
+            if host_spread > limits.least_spread * usual_ns
+            else not has_waits or np.median(lead_after - lead_before) <= limits.most_growth * usual_ns
         )
-        if phase[rows[0]] in _PACED and np.median(lead_after) <= _LAST_SHARE * usual_ns and is_steady:
-            is_following[rows] = after[rows] <= 2 * _LAST_SHARE * length[rows]
+        if phase[rows[0]] in _PACED and np.median(lead_after) <= limits.last_share * usual_ns and is_steady:
+            is_following[rows] = (after[rows] <= 2 * limits.last_share * length[rows]) & ~is_dry[rows]
     ends = np.cumsum([len(each.step) for each in of_ranks])
     return [
         replace(each, is_dry_before=each.is_dry_before | own, is_dry_after=each.is_dry_after | own)
@@ -280,10 +293,10 @@ def usual_lengths(of_role: Sequence[Stretches]) -> Floats:
     )
     is_own = np.concatenate([~each.is_dry_after & (each.collected_ns == 0) for each in of_role])
     usual = np.full((2, (NO_PHASE + 1) * (_MAX_PIECES + 1)), np.nan)
-    for number in np.unique(kind[np.isin(phase, _PACED)]).tolist():
-        lengths = length[is_own & (kind == number)]
+    for code in np.unique(kind[np.isin(phase, _PACED)]).tolist():
+        lengths = length[is_own & (kind == code)]
         if len(lengths) >= _MIN_SAMPLES:
-            usual[:, number] = np.quantile(lengths, (0.5, _FARTHEST))
+            usual[:, code] = np.quantile(lengths, (0.5, _FARTHEST))
     return usual
 
 
@@ -305,8 +318,8 @@ def idle_ns(stretches: Stretches, usual: Floats) -> tuple[Ints, Ints]:
     median, most = usual[:, stretches.kind]
     length = stretches.length_ns.astype(np.float64)
     beyond = np.maximum(length - np.nan_to_num(median), 0.0)
-    if len(stretches.host_ns):  # what was issued before and left after is work
-        beyond = np.clip(length - stretches.lead_before_ns - stretches.lead_after_ns, 0.0, beyond)
+    # What was left to do when the host was done is work.
+    beyond = np.clip(length - stretches.lead_after_ns, 0.0, beyond)
     is_far = length > most
     is_paced = np.isin(stretches.phase, _PACED)
     if not np.isin((Phase.FORWARD, Phase.BACKWARD), stretches.phase).all():

@@ -64,11 +64,15 @@ def of_steps(lengths_ms, *, is_dry_before, is_dry_after, collected_ms=0.0, phase
     return type(base)(
         step=np.arange(len(length)),
         phase=np.full(len(length), int(phase)),
+        piece=np.zeros(len(length), np.int64),
         begin_ns=begin,
         end_ns=begin + length,
         is_dry_before=whole * is_dry_before > 0,
         is_dry_after=whole * is_dry_after > 0,
         collected_ns=(whole * collected_ms * MS).astype(np.int64),
+        host_ns=length,
+        lead_before_ns=np.zeros(len(length), np.int64),
+        lead_after_ns=np.zeros(len(length), np.int64),
     )
 
 
