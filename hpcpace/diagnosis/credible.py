@@ -229,12 +229,15 @@ class CredibleRun:
 
     @cached_property
     def early_ends(self) -> tuple[int, ...]:
-        """Ranks whose traces lack many of the last steps of the others: what those did then is not judged."""
+        """Ranks whose traces lack many of the last steps of the others: what those did then is not judged.
+
+        None while no trace is closed: a job that runs flushes its ranks one after the other.
+        """
+        traces = self.measured.timed.traces
+        if not any(trace.closed_cleanly for trace in traces):
+            return ()
         limit = self.measured.thresholds.of(CredibleThresholds).max_steps_short_share
-        last = {
-            trace.header.rank: int(trace.tables["steps"]["step"].max(initial=-1))
-            for trace in self.measured.timed.traces
-        }
+        last = {trace.header.rank: int(trace.tables["steps"]["step"].max(initial=-1)) for trace in traces}
         num_steps = max(last.values()) - int(self.measured.panel.step[0]) + 1
         return tuple(rank for rank, step in last.items() if max(last.values()) - step > limit * num_steps)
 
