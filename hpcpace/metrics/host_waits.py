@@ -173,7 +173,7 @@ class Stretches:
     @property
     def kind(self) -> Ints:
         """Which stretches are alike: those of one piece of one phase, (num_stretches,)."""
-        return self.phase + (NO_PHASE + 1) * np.minimum(self.piece, _MAX_PIECES)
+        return np.asarray(self.phase + (NO_PHASE + 1) * np.minimum(self.piece, _MAX_PIECES))
 
     @property
     def length_ns(self) -> Ints:
