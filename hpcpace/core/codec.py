@@ -171,6 +171,39 @@ def decoder(kind: type[_Found]) -> Callable[[Any], _Found]:
     return lambda value: convert(value, kind)
 
 
+def as_text(value: Any) -> str:
+    """Return a text, cut to `MAX_LETTERS`.
+
+    Raises:
+        WrongValue: the value is something else.
+    """
+    return str(convert(value, Text))
+
+
+def as_count(value: Any) -> int:
+    """Return an integer that is at least 0.
+
+    Raises:
+        WrongValue: the value is something else.
+    """
+    found: int = convert(value, Count)
+    return found
+
+
+def as_number(value: Any, lowest: float = -_MAX_NUMBER, highest: float = _MAX_NUMBER) -> float | None:
+    """Return a number within bounds, or None.
+
+    Raises:
+        WrongValue: the value is something else.
+    """
+    if value is None:
+        return None
+    found: float = convert(value, Number)
+    if not lowest <= found <= highest:
+        raise WrongValue(f"{found!r} is not a number from {lowest:g} to {highest:g}")
+    return found
+
+
 def plain(value: Any) -> Any:
     """Return a dataclass, and everything in it, as JSON values."""
     return msgspec.to_builtins(value, enc_hook=str)

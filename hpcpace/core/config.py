@@ -112,6 +112,10 @@ PROBE_TIMES = ("none", "start", "end")
 ON_HANG = ("report", "stop", "off")
 ON_HANG_VARIABLE = "HPCPACE_HANG_ON_HANG"
 """By this variable, `hpcpace trace` hands on what to do about a hang."""
+SHARED_CORES_VARIABLE = "HPCPACE_TRAIN_SHARED_CORES"
+"""By this variable, it hands on whether ranks share cores on purpose."""
+SUMMARY_VARIABLE = "HPCPACE_TRACE_SUMMARY"
+"""By this variable, a batch job leaves out the summary at the end of a run: its report follows."""
 METRICS_RANKS = ("first", "node")
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "powersgd")
 
@@ -145,6 +149,9 @@ class TraceConfig(Section, section="trace"):
     0: nothing is recorded of connections."""
     compiled: bool = True
     """Whether the compiled layer observes collectives, where it was built; if false, the layer in Python does."""
+    error_text: bool = True
+    """Whether the message of an exception that ends a rank is recorded, without secrets, the files, functions and lines
+    that it came through, and what the rank wrote to stderr last, if that is a file; if false, only its type's name."""
     snapshot: bool = True
     """Whether a session saves the audit's snapshot of each host and its ranks when it starts."""
     start_timeout_s: float = number(20.0, 0.1)
@@ -152,6 +159,10 @@ class TraceConfig(Section, section="trace"):
     that, nothing is recorded."""
     copy_timeout_s: float = number(300.0, 1)
     """Seconds that copying a trace from trace_dir into the run may take at the end; then it stays where it is."""
+    summary: bool = True
+    """Whether rank 0 prints the head of the report on stderr when the job ends in order."""
+    summary_timeout_s: float = number(10.0, 1, 600)
+    """Seconds that this may take from the end of the recording on; rank 0 ends that much later at most."""
 
     def checks(self) -> Iterator[Callable[[], None]]:
         """Yield the checks of choices and bounds, and that of the ranges of steps."""
@@ -547,6 +558,8 @@ class ReportConfig:
     topology: str = ""
     """File with the leaf switch of each host: topology.conf, topology.yaml, the output of `scontrol show topology`, or
     `host leaf spine` on each line; empty: what Slurm told the job."""
+    shared_cores: bool | None = None
+    """Whether ranks share cores on purpose: reports then look for other causes; by default what the run says."""
 
     def __post_init__(self) -> None:
         _check_size("report", "memory", self.memory)
@@ -638,6 +651,16 @@ class AuditConfig:
     """Smallest size of /dev/shm in bytes (S06)."""
     least_open_files: int = 1024
     """Number of files that a rank must at least be allowed to open (S06)."""
+    foreign_share: float = 0.1
+    """Share of a node's CPUs used by others from which its load is reported (S07)."""
+    stray_cpus: float = 0.2
+    """CPUs that processes of others use, or a hypervisor takes, from which they are reported (S07, S08)."""
+    available_share: float = 0.05
+    """Share of memory that must be available (S09)."""
+    swap_bytes_per_s: int = 1 << 20
+    """Bytes per second to and from swap from which a node is reported (S09)."""
+    clock_error_s: float = 0.1
+    """Estimated error of a synchronised clock in seconds above which it is reported (S10)."""
     nodes_per_leaf: int = 0
     """Nodes per leaf switch, to compute the smallest number of leaves; 0 for unknown (H02)."""
     expect_gpus: int | None = None
@@ -658,7 +681,7 @@ class AuditConfig:
             value = getattr(self, item.name)
             if isinstance(value, (int, float)) and (value < 0 or not math.isfinite(value)):
                 raise ConfigError(f"audit.{item.name} is {value}: it must be a number of at least 0")
-        for name in ("drop_share", "slow_share"):
+        for name in ("drop_share", "slow_share", "foreign_share", "available_share"):
             if getattr(self, name) > 1:
                 raise ConfigError(f"audit.{name} is {getattr(self, name)}: it must be at most 1")
 

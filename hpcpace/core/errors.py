@@ -23,6 +23,7 @@ Every message says what was wrong, the value seen, and what to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 
 EXIT_OK = 0
 EXIT_WARNING = 1
@@ -119,6 +120,20 @@ class ClockSyncError(HpcpaceError):
 def with_reasons(message: str, reasons: Iterable[str]) -> str:
     """Return a message that lists reasons line by line."""
     return "\n- ".join([message, *reasons])
+
+
+def check_package(name: str, *, extra: str) -> None:
+    """Refuse to go on without a package that hpcpace does not always bring.
+
+    Args:
+        name: of the package, as it is imported.
+        extra: of hpcpace, which brings it.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    if find_spec(name) is None:
+        raise UsageError(f"{name} is not installed: pip install 'hpcpace[{extra}]'")
 
 
 def check_all(checks: Iterable[Callable[[], object]]) -> None:

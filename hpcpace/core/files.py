@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Opening a FIFO would wait for its writer; for a regular file the flag changes nothing.
@@ -230,6 +231,20 @@ class Folder:
             with contextlib.suppress(OSError):  # the owner of the folder may have removed it
                 self.remove(temporary)
             raise
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        """Yield a file to write piece by piece, which gets the name if the block ends without an error.
+
+        Raises:
+            OSError: as of `replacing`, or it cannot be written.
+        """
+        with (
+            _named(self.path / name),
+            self.replacing(name) as descriptor,
+            os.fdopen(descriptor, "wb", closefd=False) as file,
+        ):
+            yield file
 
     def remove(self, name: str) -> None:
         """Remove a file from it; a link is removed, not followed.

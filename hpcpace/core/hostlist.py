@@ -6,11 +6,11 @@ import re
 from collections.abc import Collection, Iterable, Set
 
 from hpcpace.core.errors import TraceError
+from hpcpace.core.ranges import parse_range
 from hpcpace.core.text import printable, shell_word, shown
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _PIECE = re.compile(r"([^,\[\]]+)|\[([^,\[\]][^\[\]]*)\]|(,)")
 MAX_HOSTS = 65_536
 """In one list, of Slurm's largest clusters; `n[1-999999999]` would fill the memory."""
@@ -146,14 +146,13 @@ def _numbers(ranges: str, text: str) -> list[str]:
     """Return the numbers of `01-03,7`, as wide as their first one."""
     numbers: list[str] = []
     for item in ranges.split(","):
-        found = _RANGE.fullmatch(item)
-        first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
-        if int(last) < int(first):
-            raise _no_list(text)
-        span = range(int(first), int(last) + 1)
+        try:
+            span = parse_range(item)
+        except ValueError:
+            raise _no_list(text) from None
         if len(span) + len(numbers) > MAX_HOSTS:
             raise _too_many(text)
-        numbers += [f"{number:0{len(first)}d}" for number in span]
+        numbers += [f"{number:0{len(item.partition('-')[0])}d}" for number in span]
     return numbers
 
 

@@ -219,10 +219,10 @@ def _keep(function: Callable[[Any], Any], parent: int) -> None:
     global _forked
     _forked = function
     with suppress(RuntimeError):  # no memory for a thread
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=end_with, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """End this process when its parent has gone: killed, that one tells nobody that there is no more work."""
     with suppress(OSError):  # it has gone already, or the kernel is older than Linux 5.3
         descriptor = os.pidfd_open(parent)

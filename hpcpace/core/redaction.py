@@ -256,26 +256,35 @@ class Redaction:
 
     def content(self, value: Any) -> Any:
         """Return a JSON value without secrets; a list of texts is treated as a command line."""
+        return self._content(value, {})
+
+    def _content(self, value: Any, texts: dict[str, str]) -> Any:
+        """Do so, and remember in `texts` what becomes of each: thousands of ranks have the same names and hosts."""
         if isinstance(value, (str, PurePath)):
-            return self.text(str(value))
+            return self._text_of(str(value), texts)
         if isinstance(value, dict):
-            return {self._key(key): self._entry(key, entry) for key, entry in value.items()}
+            return {
+                self._text_of(key, texts) if isinstance(key, str) else key: self._entry(key, entry, texts)
+                for key, entry in value.items()
+            }
         if isinstance(value, (list, tuple)):
             if value and all(isinstance(entry, str) for entry in value):
                 return self.command(value)
-            return [self.content(entry) for entry in value]
+            return [self._content(entry, texts) for entry in value]
         return value
 
-    def _key(self, key: Any) -> Any:
-        return self.text(key) if isinstance(key, str) else key
+    def _text_of(self, text: str, texts: dict[str, str]) -> str:
+        if text not in texts:
+            texts[text] = self.text(text)
+        return texts[text]
 
-    def _entry(self, key: Any, value: Any) -> Any:
+    def _entry(self, key: Any, value: Any, texts: dict[str, str]) -> Any:
         certainty = telling_word(key)[1] if isinstance(key, str) else Certainty.NONE
         if not certainty or not value or isinstance(value, bool):
-            return self.content(value)
+            return self._content(value, texts)
         is_scalar = isinstance(value, (str, int, float))
         is_hidden = is_secret(key, str(value)) if is_scalar else certainty == Certainty.SURE
-        return MARK if is_hidden else self.content(value)
+        return MARK if is_hidden else self._content(value, texts)
 
     def _word(self, word: str) -> str:
         secret = _assigned_secret(word)

@@ -24,7 +24,7 @@ from typing import Any
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.files import Folder, write_file
-from hpcpace.core.text import listed, plural, printable, shell_word
+from hpcpace.core.text import first_few, listed, plural, printable, shell_word
 
 _MAX_ATTEMPT = 999_999_999
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})$")
@@ -361,6 +361,24 @@ class NamedRun:
     directory: RunDirectory
     attempt: int | None
 
+    def chosen_attempt(self, number: int | None) -> Attempt:
+        """Return an attempt by its number; the one that was named, else the last one, if that is None.
+
+        Raises:
+            UsageError: another one was named.
+            TraceError: the run has no such attempt.
+        """
+        if self.attempt is not None and number not in (None, self.attempt):
+            place = self.directory.attempt(self.attempt).path
+            raise UsageError(f"{place} is attempt {self.attempt}, and --attempt is {number}: give one of them")
+        number = self.attempt if number is None else number
+        if number is None:
+            return self.directory.last_attempt()
+        numbers = [attempt.number for attempt in self.directory.attempts()]
+        if number not in numbers:
+            raise TraceError(f"no attempt {number} in {self.directory.path}: it has {', '.join(map(str, numbers))}")
+        return self.directory.attempt(number)
+
 
 def open_named_run(path: Path) -> NamedRun:
     """Open the run that a path means: that of a run, of an attempt in it, of its traces, or of its report.
@@ -471,10 +489,9 @@ def _runs_there(place: Path) -> str:
         except (OSError, TraceError):
             continue
         if runs:
-            names = [printable(str(run)) for run in runs[:_MAX_NAMED]]
-            more = [f"{len(runs) - _MAX_NAMED} more"] if len(runs) > _MAX_NAMED else []
+            names = listed(first_few(runs, _MAX_NAMED, words=lambda run: printable(str(run))))
             what = f"{plural(len(runs), 'run')} in {printable(str(folder))}"
-            return f"; {what}: {listed([*names, *more])}; see `hpcpace list {shell_word(str(folder))}`"
+            return f"; {what}: {names}; see `hpcpace list {shell_word(str(folder))}`"
         if folder.is_dir():
             break
     return ""

@@ -31,7 +31,7 @@ from hpcpace.core.config import Config
 from hpcpace.core.errors import ConfigError, check_all
 from hpcpace.core.files import read_file
 from hpcpace.core.hostlist import MAX_HOSTS, HostLists, short_list
-from hpcpace.core.text import printable, shown
+from hpcpace.core.text import few, printable, shown
 from hpcpace.core.thresholds import threshold_fields
 
 Values = dict[str, dict[str, Any]]
@@ -106,10 +106,9 @@ def typed(values: Mapping[str, Any], source: str) -> Values:
 def _check_known(given: Mapping[str, Any], known: Mapping[str, Any], what: str, where: str, all_of_them: str) -> None:
     unknown = [key for key in given if key not in known]
     if unknown:
-        more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
-        names = ", ".join(map(shown, unknown[:_MAX_NAMED]))
+        names = few(unknown, _MAX_NAMED, shown)
         plural = "s" if len(unknown) > 1 else ""
-        raise ConfigError(f"{what}{plural} {names}{more}{where}: {all_of_them} are {', '.join(known)}")
+        raise ConfigError(f"{what}{plural} {names}{where}: {all_of_them} are {', '.join(known)}")
 
 
 def _type_section(found: Values, section: str, table: Any, source: str) -> None:

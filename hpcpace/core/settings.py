@@ -36,13 +36,16 @@ SITE_FILE_VARIABLE = "HPCPACE_SITE_FILE"
 """Names the site's file where that is not in /etc, as in a tree of software modules."""
 
 OPT_OUT = "HPCPACE_OPT_OUT"
-"""By this variable a user's jobs are neither recorded nor paced, whatever files say."""
+"""By this variable a user's jobs run entirely without hpcpace, whatever files say."""
 
 PROBE = "HPCPACE_PROBE"
 """The short name of HPCPACE_PROBE_WHEN, which wins over it."""
 
 REQUESTED: Mapping[str, Mapping[str, Any]] = {"trace": {"enabled": True}}
 """What a user asks for who starts a session or `hpcpace trace`, and a site's default does not take away."""
+
+OPTED_OUT_LINE = f"{OPT_OUT} is set: this job runs without hpcpace"
+"""What the user learns of that, once a job."""
 
 DEFAULT, COMMAND, COMMAND_LINE = "default", "the command itself", "the command line"
 _OPTED_OUT = {"trace": {"enabled": False, "snapshot": False}, "pace": {"policy": NO_POLICY}}
@@ -126,6 +129,14 @@ def resolve(
         merged.take(_OPTED_OUT, OPT_OUT)
     merged.take(_given(options or {}), COMMAND_LINE)
     return Resolved(config=merged.config(), origins=merged.origins, site_file=site_file, rules=rules)
+
+
+def is_opted_out(environ: Mapping[str, str]) -> bool:
+    """Return whether the user wants nothing of hpcpace in this job; not where the variable makes no sense."""
+    try:
+        return switch(environ.get(OPT_OUT) or False, OPT_OUT)
+    except ConfigError:  # who reads the settings says so
+        return False
 
 
 class _Merged:

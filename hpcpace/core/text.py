@@ -12,8 +12,11 @@ import reprlib
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from hpcpace.core.ranges import range_names, runs_of
+
+_Item = TypeVar("_Item")
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
@@ -220,15 +223,33 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
+def first_few(
+    items: Sequence[_Item], num: int, *, words: Callable[[_Item], str] = str, before: str = "", noun: str = ""
+) -> list[str]:
+    """Return the first items in words and, if there are others, how many more: `a`, `b`, `3 more`.
+
+    Args:
+        items: all of them.
+        num: how many are named.
+        words: puts one into words.
+        before: in front of how many more there are, such as "and ".
+        noun: what the others are.
+    """
+    left = len(items) - num
+    rest = plural(left, f"more {noun}") if noun else f"{left} more"
+    return [*map(words, items[:num]), *([f"{before}{rest}"] if left > 0 else [])]
+
+
+def few(items: Sequence[_Item], num: int, words: Callable[[_Item], str] = str) -> str:
+    """Return all items as `a, b`, or the first ones as `a, b and 3 more`."""
+    names = first_few(items, num, words=words)
+    return listed(names) if len(items) > num else ", ".join(names)
+
+
 def rank_list(ranks: Sequence[int]) -> str:
     """Return `rank 3` or `ranks 0-3, 7` for ascending ranks; of many ranges only the first, and how many ranks more."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    names = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs[:_MAX_RANGES]]
+    runs = runs_of(ranks)
+    names = range_names(runs[:_MAX_RANGES])
     if runs[_MAX_RANGES:]:
         names.append(f"... and {sum(last - first + 1 for first, last in runs[_MAX_RANGES:])} more")
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(names)}"
@@ -413,8 +434,7 @@ def _places(names: Sequence[str]) -> str:
 
 
 def _examples(names: Sequence[str]) -> str:
-    more = [f"{len(names) - _MAX_WHOLE} more"] if len(names) > _MAX_WHOLE else []
-    return listed([*(shortened(name, max_letters=_MAX_NAME) for name in names[:_MAX_WHOLE]), *more])
+    return listed(first_few(names, _MAX_WHOLE, words=lambda name: shortened(name, max_letters=_MAX_NAME)))
 
 
 def _tables(names: Sequence[str]) -> str:

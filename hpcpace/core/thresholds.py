@@ -14,10 +14,10 @@ from typing import Any, ClassVar, TypeVar
 
 from hpcpace.core.errors import ConfigError
 
-DECLARED_BY = "hpcpace.diagnosis.analyze"
-"""The module that imports all that a report computes, and with it all that declares thresholds.
+DECLARED_BY = ("hpcpace.diagnosis.analyze", "hpcpace.metrics.run_difference")
+"""The modules that import all that a report and a history compute, and with it all that declares thresholds.
 
-It is loaded by name when somebody sets or lists thresholds, because the foundations import no feature."""
+They are loaded by name when somebody sets or lists thresholds, because the foundations import no feature."""
 
 UNITS = {
     "share": 1.0,
@@ -28,6 +28,7 @@ UNITS = {
     "steps": math.inf,
     "events": math.inf,
     "ranks": math.inf,
+    "runs": math.inf,
     "nodes": math.inf,
     "samples": math.inf,
     "operations": math.inf,
@@ -44,14 +45,15 @@ _Number = TypeVar("_Number", int, float)
 _Kind = TypeVar("_Kind", bound="Thresholds")
 
 
-def number(default: _Number, unit: str) -> _Number:
+def number(default: _Number, unit: str, *, at_least: float = 0) -> _Number:
     """Declare one threshold as a field of a `Thresholds`; a sentence below says what it decides, and why this value.
 
     Args:
         default: its value unless a user sets another; an integer takes whole numbers only.
         unit: one of `UNITS`.
+        at_least: the smallest value with which figures can be computed.
     """
-    metadata = {"unit": unit, "at_most": UNITS[unit]}
+    metadata = {"unit": unit, "at_least": at_least, "at_most": UNITS[unit]}
     field: _Number = dataclasses.field(default=default, metadata=metadata)
     return field
 
@@ -67,7 +69,7 @@ class Thresholds:
     Several classes may share a topic, which is a table of the configuration, if no name occurs twice in it.
 
     Raises:
-        ConfigError: a value is negative, not finite, or too large for its unit.
+        ConfigError: a value is too small, such as a negative one, not finite, or too large for its unit.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # every subclass is a dataclass
@@ -79,15 +81,17 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, at_most = getattr(self, field.name), field.metadata["at_most"]
-            if not 0 <= value <= at_most or not math.isfinite(value):
-                bounds = "at least 0" if at_most == math.inf else f"from 0 to {at_most:g}"
+            value = getattr(self, field.name)
+            at_least, at_most = (field.metadata[end] for end in ("at_least", "at_most"))
+            if not at_least <= value <= at_most or not math.isfinite(value):
+                bounds = f"at least {at_least:g}" if at_most == math.inf else f"from {at_least:g} to {at_most:g}"
                 raise ConfigError(f"thresholds.{self.topic}.{field.name} is {value}: it must be a number {bounds}")
 
 
 def declared() -> dict[str, list[type[Thresholds]]]:
     """Return all classes of thresholds by topic, in alphabetical order."""
-    importlib.import_module(DECLARED_BY)
+    for name in DECLARED_BY:
+        importlib.import_module(name)
     found: dict[str, list[type[Thresholds]]] = {}
     own = [kind for kind in Thresholds.__subclasses__() if kind.__module__.startswith("hpcpace.")]
     for kind in sorted(own, key=lambda kind: (kind.topic, kind.__module__, kind.__qualname__)):
