@@ -16,7 +16,7 @@ from hpcpace.core.errors import TraceError, with_reasons
 from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import map_processes, map_threads
 from hpcpace.core.rundir import Attempt
-from hpcpace.core.text import rank_list
+from hpcpace.core.text import first_few, rank_list
 from hpcpace.trace.pack_reader import has_own_file, open_pack, read_pack
 from hpcpace.trace.reader import DEFAULT_MEMORY_BYTES, TooLarge, read_rank
 from hpcpace.trace.schema import TABLES
@@ -363,7 +363,6 @@ def _world_problems(traces: Sequence[RankTrace], world_size: int) -> list[str]:
     present = {trace.header.rank for trace in traces}
     missing = [rank for rank in range(world_size) if rank not in present]
     if missing:
-        names = ", ".join(map(str, missing[:_MAX_NAMED]))
-        more = f", ... and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-        problems.append(f"{len(missing)} of {world_size} ranks have no readable trace: {names}{more}")
+        names = ", ".join(first_few(missing, _MAX_NAMED, before="... and "))
+        problems.append(f"{len(missing)} of {world_size} ranks have no readable trace: {names}")
     return problems

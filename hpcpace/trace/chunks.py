@@ -125,6 +125,8 @@ def index_table(
     # One without the other is a column that this version does not know.
     has_device = bool(columns_of_device) and all(group.links.exists(name.encode()) for name in columns_of_device)
     dtype = row_dtype(table, has_device=has_device)
+    if _is_empty(group, table, dtype, file_bytes, is_growing=is_growing):
+        return no_rows(table, dtype)
     found = {}
     for name in dtype.names or ():
         if name in table.optional and not group.links.exists(name.encode()):
@@ -147,10 +149,31 @@ def index_table(
     return TableChunks(num_rows=min(lengths), columns=columns, longest=max(lengths))
 
 
-def no_rows(table: TableSchema) -> TableChunks:
-    """Return the place of a table that a file does not have."""
-    columns = {name: ColumnChunks(table.dtype[name], table.dtype[name]) for name in table.dtype.names or ()}
+def no_rows(table: TableSchema, dtype: np.dtype | None = None) -> TableChunks:
+    """Return the place of a table without rows: by default of one that a file does not have."""
+    dtype = table.dtype if dtype is None else dtype
+    columns = {name: ColumnChunks(dtype[name], dtype[name]) for name in dtype.names or ()}
     return TableChunks(num_rows=0, columns=columns, longest=0)
+
+
+def _is_empty(
+    group: h5py.h5g.GroupID, table: TableSchema, dtype: np.dtype, file_bytes: int, *, is_growing: bool
+) -> bool:
+    """Return whether a table has all of its columns, and neither its first nor its last one has rows.
+
+    Columns grow one after the other, so then none has, and the others need not be opened: in a run of one host without
+    counters, 82 of 116 columns are in such tables.
+    """
+    names = dtype.names or ()
+    try:
+        if group.get_num_objs() < len(names):
+            return False
+        ends = [name for name in (names[0], names[-1]) if group.links.exists(name.encode())]
+        return len(ends) == 2 and not any(
+            _index_column(group, name, dtype[name], file_bytes, is_growing=is_growing)[0] for name in ends
+        )
+    except FOREIGN_ERRORS:  # named, with its column, by whoever opens all of them
+        return False
 
 
 def _index_column(

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import Folder
 from hpcpace.trace.encoding import round_times, row_dtypes, row_struct
+from hpcpace.trace.recent import RecentRows
 from hpcpace.trace.schema import NO_STEP, RECORDED_PHASES, TABLES, Phase, TraceHeader
 from hpcpace.trace.writer import TraceWriter
 
@@ -110,6 +111,8 @@ class FlushSchedule:
 
 
 AddRow = Callable[..., None]
+PhaseEnded = Callable[[Phase, int, int], None]
+"""Takes a phase with its begin and end."""
 _STEP = struct.Struct("<i")
 # Tables whose rows begin with the number of a step that may be provisional.
 _STEPPED = ("steps", "phases", "collectives")
@@ -146,6 +149,7 @@ class Recorder:
             if there is no device. Steps and phases wait for it in memory, up to 60 s, while `awaits_device`.
         keeps: takes a table and the steps of rows of phases or collectives, and returns which of them to write; None
             for all.
+        phase_ended: is told of each region, in the thread that leaves it; None if nobody is.
         max_rows: rows kept in memory while the disk takes none.
         num_events: rows taken from the buffers so far.
         phases_seen: codes of the phases among them.
@@ -153,6 +157,8 @@ class Recorder:
             the disk never took.
         cost_ns: the recorder's own time so far: processor time of the flush thread, and each row at its measured cost.
     """
+
+    phase_ended: PhaseEnded | None = None
 
     def __init__(
         self,
@@ -177,8 +183,7 @@ class Recorder:
         self.keeps: Callable[[str, np.ndarray], np.ndarray] | None = None
         self.num_events = 0
         self.phases_seen: set[int] = set()
-        self.num_dropped = 0
-        self.cost_ns = 0
+        self.num_dropped = self.cost_ns = 0
         self._clock, self._mark = clock, mark or clock
         self._warn = warn
         self._warned: set[object] = set()
@@ -200,6 +205,7 @@ class Recorder:
         # Rows of later steps are kept in memory, until their step numbers are settled.
         self._settled_step: int | None = None
         self._rows_lock = threading.RLock()  # a signal may find this thread with it
+        self._recent = {name: RecentRows(self._dtypes[name].itemsize) for name in _STEPPED}
         self._wake = threading.Event()
         self._progress = threading.Condition()
         self._num_asked = self._num_flushed = 0
@@ -248,9 +254,26 @@ class Recorder:
         if num_dropped:
             self._drop("collectives", num_dropped)
 
+    def take_recent(self, table: str) -> tuple[NDArray[np.void], bool]:
+        """Return the rows of steps, phases or collectives since the last call, and whether some before were given up.
+
+        Rows whose step is provisional are returned later, on ranks with a device all rows once they were written: only
+        then their times there are known. Safe in any thread; nothing is waited for but another such call.
+        """
+        with self._rows_lock:
+            buffer = self._buffers[table]
+            num_ready = 0 if self.device_ns is not None else self._num_settled(table, buffer)
+            packed, has_gap = self._recent[table].take(buffer[:num_ready])
+        return np.frombuffer(packed, dtype=self._dtypes[table]), has_gap
+
     def hold_steps_after(self, step: int) -> None:
         """Keep rows of later steps in memory: their step numbers are provisional."""
         self._settled_step = step
+
+    @property
+    def num_held(self) -> int:
+        """How many rows are in memory, if some of them wait for their step numbers; 0 otherwise."""
+        return 0 if self._settled_step is None else sum(len(self._buffers[name]) for name in _STEPPED)
 
     def settle_steps(self, numbers: Mapping[int, int] | None = None) -> None:
         """Give rows in memory the step numbers that `numbers` has for theirs, and write them from now on."""
@@ -362,16 +385,20 @@ class Recorder:
 
             def __exit__(self, kind: object, error: object, traceback: object) -> None:
                 begin_ns, self.begins = self.begins
-                packed = pack(recorder.step, code, begin_ns, clock(), -1)
+                end_ns = clock()
+                packed = pack(recorder.step, code, begin_ns, end_ns, -1)
                 if len(rows) < wake_rows:
                     push(packed)
                 else:
                     keep_or_drop("phases", rows, packed)
+                if recorder.phase_ended is not None:
+                    recorder.phase_ended(phase, begin_ns, end_ns)
 
         return Region()
 
     def _keep_or_drop(self, table: str, rows: list[bytes], packed: bytes) -> None:
-        if not self._wake.is_set():
+        # Rows that wait for the numbers of their steps cannot be written, however often.
+        if not self._wake.is_set() and (self._settled_step is None or table not in _STEPPED):
             self._wake.set()
         if sum(map(len, self._buffers.values())) + self._writer.num_kept < self.max_rows:
             rows.append(packed)
@@ -391,7 +418,8 @@ class Recorder:
 
     @property
     def _why_full(self) -> str:
-        return self._write_problem or f"writing took so long that more than {self.max_rows} rows waited in memory"
+        what = "writing took so long" if self._settled_step is None else "no step ended for so long"
+        return self._write_problem or f"{what} that more than {self.max_rows} rows waited in memory"
 
     def _losses(self, reason: str, *, has_buffers: bool = False) -> Losses:
         """Return the rows that were dropped and, for the given reason, those that are in no file."""
@@ -454,6 +482,8 @@ class Recorder:
                 num_rows = self._num_timed(name, buffer, self._num_settled(name, buffer))
                 packed = b"".join(buffer[:num_rows])
                 del buffer[:num_rows]
+                if name in self._recent and self.device_ns is None:
+                    self._recent[name].keep(packed)
             if not num_rows:
                 continue
             rows = self._kept(name, np.frombuffer(bytearray(packed), dtype=self._dtypes[name]))
@@ -465,6 +495,9 @@ class Recorder:
                 rows = rows[:room]
             if name in _MARKED and self.device_ns is not None:
                 _add_device_times(rows, self.device_ns)
+            if name in self._recent and self.device_ns is not None:
+                with self._rows_lock:
+                    self._recent[name].keep(rows.tobytes())
             round_times(name, rows)
             if name == "phases":
                 self.phases_seen.update(np.unique(rows["phase"]).tolist())

@@ -17,7 +17,7 @@ import numpy as np
 from hpcpace.core.errors import TraceError
 
 FORMAT = "hpcpace-trace"
-FORMAT_VERSION = "1.4"
+FORMAT_VERSION = "1.6"
 CLOCK = "CLOCK_MONOTONIC"
 CHUNK_ROWS = 8192
 # For tables that get about one row per second: a chunk of 8,192 rows would leave them in the journal for hours.
@@ -54,6 +54,8 @@ class Phase(IntEnum):
 
 RECORDED_PHASES = tuple(phase for phase in Phase if phase is not Phase.IDLE)
 """What a rank can name while it runs."""
+PHASES_ON_CORES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
+"""The phases of own work in which a rank reads what its thread had of its core; OTHER is the time in no phase."""
 
 
 class Op(IntEnum):
@@ -112,6 +114,8 @@ class EventKind(IntEnum):
     SIGNAL = 5
     DEVICE_SOURCE = 6
     SWITCH = 7
+    CPU_QUOTA = 8
+    ERROR_TEXT = 9
 
 
 class ErrorCode(IntEnum):
@@ -120,6 +124,19 @@ class ErrorCode(IntEnum):
     OTHER = 0
     TIMEOUT = 1
     DISCONNECTED = 2
+
+
+class ErrorPart(IntEnum):
+    """What a piece of text says of the end of a rank by an error, the code of its event.
+
+    STDERR is what it wrote to stderr last, and STDERR_FILE names the file of that, on ranks that have just begun.
+    """
+
+    MESSAGE = 0
+    PLACE = 1
+    FRAMES = 2
+    STDERR = 3
+    STDERR_FILE = 4
 
 
 class LinkState(IntEnum):
@@ -135,6 +152,10 @@ class FlowFlag(IntFlag):
 
     NONE = 0
     APPLICATION_LIMITED = 1
+
+
+MILLICORES = 1000
+"""The code of an event CPU_QUOTA is in thousandths of a core."""
 
 
 class StepFlag(IntFlag):
@@ -193,7 +214,8 @@ _OPTIONAL = {
     "state:u1",
     "host": "cpu_time_ns:i8 run_wait_ns:i8 cpu_pressure_ns:i8 gpu_max_clock_mhz:i4 gpu_temperature_c:i4 "
     "gpu_power_mw:i4 gpu_power_limit_mw:i4 gpu_ecc_corrected:i8 gpu_ecc_uncorrected:i8 gpu_pcie_replays:i8 "
-    "gpu_alloc_retries:i8 gpu_out_of_memory:i8",
+    "gpu_alloc_retries:i8 gpu_out_of_memory:i8 sampler_wakeups:i8 rss_file_bytes:i8 nice:i4 read_steps:i8 read_ns:i8 "
+    + " ".join(f"{p}_ns:i8 {p}_cpu_ns:i8 {p}_wait_ns:i8" for p in (phase.name.lower() for phase in PHASES_ON_CORES)),
 }
 _OF_DEVICE = {
     **dict.fromkeys(("steps", "phases"), "device_begin_ns:i8 device_end_ns:i8"),

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN
-from hpcpace.trace.schema import MAX_RANKS, EventKind, ExitKind, TraceHeader
+from hpcpace.trace.schema import MAX_RANKS, ErrorPart, EventKind, ExitKind, TraceHeader
 
 
 class Table(Mapping[str, NDArray[Any]]):
@@ -158,6 +158,11 @@ class RankTrace:
         return self.header.run_id, self.header.attempt
 
     @property
+    def has_no_steps(self) -> bool:
+        """Whether hpcpace recorded it to its end, and saw no step; files of other tools name no version."""
+        return self.closed_cleanly and bool(self.header.hpcpace_version) and not len(self.tables["steps"])
+
+    @property
     def size_bytes(self) -> int:
         """The memory that its tables take."""
         return sum(table.size_bytes for table in self.tables.values())
@@ -259,6 +264,7 @@ def _outside(table: Table, column: str, bounds: tuple[int, int]) -> NDArray[np.b
 
 _ENDS = (EventKind.EXCEPTION, EventKind.EXIT, EventKind.SIGNAL)
 _FOREVER_NS = 1 << 62
+_MAX_PIECES = 64  # more than any rank records
 
 STOPPED_FOR_HANG = b"stopped because of a hang"
 """The text of the event of an exit with which hpcpace ends a rank of a job that hangs."""
@@ -280,6 +286,60 @@ def end_name(kind: EventKind, code: int, text: bytes) -> str:
     if kind is EventKind.EXCEPTION:
         return text.rstrip(b"\0").decode(errors="replace") or "an exception"
     return signal_name(code) if kind is EventKind.SIGNAL else str(code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorText:
+    """What is recorded of the error that ended a rank; empty where nothing is.
+
+    Attributes:
+        message: the ends of its message.
+        place: the innermost line of the job's own code, `FILE:LINE in FUNCTION`.
+        frames: the last places that it passed, the innermost last.
+        stderr: the last lines that the rank wrote to stderr, where that is a file.
+        num_sharing_stderr: how many ranks write to that file, as far as is known; any of them may have written them.
+    """
+
+    message: str = ""
+    place: str = ""
+    frames: tuple[str, ...] = ()
+    stderr: tuple[str, ...] = ()
+    num_sharing_stderr: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """Where it was raised and the first line of its message, for the end of a sentence."""
+        file, _, line = self.place.partition(" in ")[0].rpartition(":")
+        where = f" at {file.rpartition('/')[2]}:{line}" if file else ""
+        first = next(iter(self.message.splitlines()), "")
+        return f"{where}: {first}" if first else where
+
+
+NO_ERROR_TEXT = ErrorText()
+
+
+def error_text(trace: RankTrace, row: int) -> ErrorText:
+    """Return what the event with which a rank ended says of the exception, `row` as of `last_word`."""
+    events = trace.tables["events"]
+    is_own = (events["kind"] == EventKind.ERROR_TEXT) & (events["time_ns"] == events["time_ns"][row])
+    rows = np.flatnonzero(is_own)[:_MAX_PIECES]
+    texts = {
+        part: b"".join(events["text"][rows[events["code"][rows] == part]].tolist()).decode(errors="replace")
+        for part in ErrorPart
+    }
+    return ErrorText(
+        message=texts[ErrorPart.MESSAGE],
+        place=texts[ErrorPart.PLACE],
+        frames=tuple(texts[ErrorPart.FRAMES].splitlines()),
+        stderr=tuple(texts[ErrorPart.STDERR].split("\n")) if texts[ErrorPart.STDERR] else (),
+    )
+
+
+def stderr_file(trace: RankTrace) -> bytes:
+    """Return the name of the file that stderr of a rank is, the same for all that share it; empty where it is none."""
+    events = trace.tables["events"]
+    is_name = (events["kind"] == EventKind.ERROR_TEXT) & (events["code"] == ErrorPart.STDERR_FILE)
+    return bytes(next(iter(events["text"][is_name]), b"")).rstrip(b"\0")
 
 
 def signal_name(number: int) -> str:
