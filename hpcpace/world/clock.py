@@ -1,17 +1,16 @@
-"""The offset of this rank's clock from rank 0's, measured between steps, with the messages and the schedule for it.
+"""The offset of this rank's clock from rank 0's, measured again and again, with the messages and the agreements for it.
 
 The leaders of the hosts form a binomial tree; along each edge the offset comes from the ping-pong with the shortest
 round trip, and the truth lies within half of that round trip (Cristian 1989, "Probabilistic clock synchronization").
 Offsets and half-widths add up along the tree. Ranks of one host share a clock, and therefore their leader's sample.
 A synchronisation counts only if every rank completed it; if a rank does not come, the others wait no longer than the
-timeout. Rank 0
-decides in which step the next synchronisation is due.
+timeout. In each, the ranks agree on the time of the next one, and on a step that no rank has reached yet.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,45 +19,15 @@ from hpcpace.core.errors import ClockSyncError
 from hpcpace.core.text import NS_PER_S
 from hpcpace.world.messages import NUM_VALUES, Messages
 
-_RECENT_STEPS = 16
-
-
-class SyncSchedule:
-    """Turns an interval of time into a number of steps, from the steps seen so far.
-
-    The first steps are often long (compilation, caches), and the length of steps changes later. So the number of steps
-    to the next synchronisation at most doubles each time, and it follows the slower of the whole last interval and its
-    last steps: a wrong guess costs a millisecond by being early rather than minutes by being late.
-    """
-
-    def __init__(self, interval_ns: int) -> None:
-        self._interval_ns = interval_ns
-        self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT_STEPS + 1)
-        self._last: tuple[int, int] | None = None
-        self._stride = 1
-
-    def note(self, step: int, now_ns: int) -> None:
-        """Note the start of a step."""
-        self._recent.append((step, now_ns))
-
-    def next_step(self, step: int, now_ns: int) -> int:
-        """Return the step of the next synchronisation, given that one has just ended before `step`."""
-        if self._last is not None and step > self._last[0]:
-            step_ns = max(_mean_step_ns(self._last, (step, now_ns)), self._recent_step_ns(), 1.0)
-            self._stride = max(1, min(2 * self._stride, round(self._interval_ns / step_ns)))
-        self._last = step, now_ns
-        self._recent.clear()
-        self._recent.append(self._last)
-        return step + self._stride
-
-    def _recent_step_ns(self) -> float:
-        first, last = (self._recent[0], self._recent[-1]) if self._recent else ((0, 0), (0, 0))
-        return _mean_step_ns(first, last) if last[0] > first[0] else 0.0
-
-
-def _mean_step_ns(first: tuple[int, int], last: tuple[int, int]) -> float:
-    return (last[1] - first[1]) / (last[0] - first[0])
-
+# Short jobs are to have several synchronisations: the pauses between the first ones double.
+_FIRST_PAUSE_S = 0.5
+# A step to agree on is this far ahead of the rank that is furthest: longer than a message can take to reach all ranks.
+_LEAD_NS = NS_PER_S
+_MIN_LEAD_STEPS = 2
+# Python's lock, or a busy core, may lengthen all round trips by milliseconds: up to so many times as many are made,
+# until one is at most so many times as long as the shortest of earlier synchronisations.
+_MAX_PINGS, _WIDE = 5, 4
+_PING, _END = 1, 0
 
 DRIFT_PPM = 200.0
 REFERENCE_RANK = 0
@@ -125,11 +94,49 @@ class SyncTree:
         return cls(parent=parent, measures=parent is not None, children=children, followers=followers)
 
 
-class ClockSync:
-    """Synchronisations of one rank, and when the next one is due.
+class Agreement(NamedTuple):
+    """What all ranks know after a synchronisation.
 
     Attributes:
-        notice: up to `NUM_VALUES - 1` numbers that the reference passes on to all ranks with each synchronisation.
+        next_ns: when the next one is due, on the clock of the reference.
+        all_leave: whether every rank said that it takes part in no further one.
+        step: a step that no rank has reached yet, before which all do the same; 0 if there is none.
+        notice: what the reference says about that step.
+    """
+
+    next_ns: int
+    all_leave: bool
+    step: int
+    notice: tuple[int, ...]
+
+
+class Standing(NamedTuple):
+    """How far a rank is.
+
+    Attributes:
+        step: number of the step that is running.
+        step_ns: how long a step takes at least; 0 as long as that is unknown.
+        leaves: whether it takes part in no further synchronisation.
+        notice: what it says about the step to agree on, four numbers; that of the reference counts.
+    """
+
+    step: int = 0
+    step_ns: int = 0
+    leaves: bool = False
+    notice: tuple[int, ...] = (0, 0, 0, 0)
+
+
+AT_THE_START = Standing()
+"""Of a rank that has done nothing and says nothing."""
+
+
+class ClockSync:
+    """Synchronisations of one rank.
+
+    Attributes:
+        timeout_s: time after which every rank gives up a synchronisation.
+        agreement: that of the last synchronisation; None before the first.
+        broken: whether one failed; there is no further one after that.
     """
 
     def __init__(
@@ -151,60 +158,56 @@ class ClockSync:
             rank: this rank.
             host_keys: `HostIdentity.host_key` of every rank, in order of rank, (world_size,).
             num_pings: round trips per edge of the tree.
-            interval_s: time between two synchronisations, as closely as the steps allow.
+            interval_s: time between two synchronisations.
             timeout_s: time after which every rank gives up a synchronisation.
             drift_ppm: bound on the relative drift of two clocks, for the time between two edges of the tree.
             clock: local clock, in nanoseconds.
         """
         if messages is None and len(host_keys) > 1:
             raise ValueError(f"a world of {len(host_keys)} ranks needs a transport")
+        self.timeout_s = timeout_s
+        self.agreement: Agreement | None = None
+        self.broken = False
         self._messages = messages
         self._tree = SyncTree.of(rank, host_keys)
         self._num_pings = num_pings
-        self._timeout_s = timeout_s
         self._drift_ppm = drift_ppm
         self._clock = clock
-        self._schedule = SyncSchedule(interval_ns=round(interval_s * NS_PER_S))
-        self._next_step: int | None = 0
+        self._interval_s = interval_s
+        self._pause_s = min(_FIRST_PAUSE_S, interval_s)
         self._deadline_ns = 0
-        self.notice: tuple[int, ...] = ()
+        self._shortest_ns = 1 << 62
 
     @property
-    def broken(self) -> bool:
-        """Whether a synchronisation failed; no further one is due after that."""
-        return self._next_step is None
+    def works_in_any_thread(self) -> bool:
+        """Whether the messages may come from another thread than the one that trains."""
+        return self._messages is None or self._messages.works_in_any_thread
 
-    def due(self, step: int) -> bool:
-        """Return whether the ranks synchronise before this step; asked once per step, the same answer on all ranks.
+    def sync(self, standing: Standing = AT_THE_START, *, until_ns: int | None = None) -> ClockSample:
+        """Measure this rank's offset, and agree on what comes next.
 
-        The first synchronisation is due at step 0.
-        """
-        if self._tree.parent is None:
-            self._schedule.note(step, self._clock())
-        return self._next_step is not None and step >= self._next_step
-
-    def sync(self, step: int) -> ClockSample:
-        """Measure this rank's offset, and agree on the next step to do so.
-
-        Collective: every rank calls this, between two steps.
+        Collective: every rank calls this equally often.
 
         Args:
-            step: number of the step that comes next.
+            standing: how far this rank is.
+            until_ns: when this rank gives up, if that is before the timeout.
 
         Raises:
             ClockSyncError: a rank did not take part within the timeout; every other rank raises too.
         """
         if self.broken:
             raise ClockSyncError("an earlier synchronisation failed: the ranks no longer agree on the next one")
-        self._deadline_ns = self._clock() + round(self._timeout_s * NS_PER_S)
-        # Set again at the end only: where anything fails in between, no further synchronisation is due.
-        self._next_step = None
+        self._deadline_ns = self._clock() + round(self.timeout_s * NS_PER_S)
+        if until_ns is not None:
+            self._deadline_ns = min(self._deadline_ns, until_ns)
+        self.broken = True  # until everything has gone well
         sample = self._obtain()
         for child in self._tree.children:
             self._serve(child, sample)
         for follower in self._tree.followers:
             self._send(follower, *sample)
-        self._next_step = self._conclude(self._schedule.next_step(step, self._clock()))
+        self.agreement = self._conclude(standing)
+        self.broken = False
         return sample
 
     def close(self) -> None:
@@ -218,21 +221,27 @@ class ClockSync:
             return ClockSample(REFERENCE_RANK, self._clock(), 0, 0, 0, 0)
         if self._tree.measures:
             return self._measure(parent)
-        return ClockSample(*self._recv(parent))
+        return self._recv_sample(parent)
 
     def _measure(self, parent: int) -> ClockSample:
-        """Ping the parent; the other half is _serve."""
-        clock, best = self._clock, None
-        for _ in range(self._num_pings):
+        """Ping the parent; the other half is _serve. Where no round trip is as short as before, ping on."""
+        clock, best, num_pings = self._clock, None, 0
+        while (
+            best is None
+            or num_pings < self._num_pings
+            or (num_pings < _MAX_PINGS * self._num_pings and best[0] > _WIDE * self._shortest_ns)
+        ):
             sent_ns = clock()
-            self._send(parent)
+            self._send(parent, _PING)
             parent_ns = self._recv(parent)[0]
             rtt_ns = clock() - sent_ns
+            num_pings += 1
             if best is None or rtt_ns < best[0]:
                 best = rtt_ns, sent_ns, parent_ns
-        known = ClockSample(*self._recv(parent))
-        assert best is not None, "num_pings is at least 1"
+        self._send(parent, _END)
+        known = self._recv_sample(parent)
         rtt_ns, sent_ns, parent_ns = best
+        self._shortest_ns = min(rtt_ns, self._shortest_ns)
         local_ns = sent_ns + rtt_ns // 2
         # The reference never drifts from itself.
         age_ns = abs(parent_ns - known.local_ns) if known.num_pings else 0
@@ -242,27 +251,39 @@ class ClockSync:
             offset_ns=local_ns - parent_ns + known.offset_ns,
             rtt_ns=rtt_ns + known.rtt_ns,
             halfwidth_ns=-(-rtt_ns // 2) + known.halfwidth_ns + round(age_ns * self._drift_ppm * 1e-6),
-            num_pings=self._num_pings,
+            num_pings=num_pings,
         )
 
     def _serve(self, child: int, sample: ClockSample) -> None:
-        for _ in range(self._num_pings):
-            self._recv(child)
+        while self._recv(child)[0] != _END:
             self._send(child, self._clock())
         self._send(child, *sample)
 
-    def _conclude(self, proposed_step: int) -> int:
-        """Return the reference's next step once every rank has its sample; otherwise all of them time out."""
+    def _conclude(self, standing: Standing) -> Agreement:
+        """Return the reference's agreement once every rank has its sample; otherwise all of them time out."""
         below = (*self._tree.followers, *self._tree.children)
+        furthest, leaves = standing.step, standing.leaves
         for rank in below:
-            self._recv(rank)
-        if self._tree.parent is not None:
-            self._send(self._tree.parent)
-            proposed_step, *notice = self._recv(self._tree.parent)
-            self.notice = tuple(notice)
+            step, leaves_too, *_ = self._recv(rank)
+            furthest, leaves = max(furthest, step), leaves and bool(leaves_too)
+        if self._tree.parent is None:
+            agreement = self._agree(furthest, leaves, standing)
+        else:
+            self._send(self._tree.parent, furthest, leaves)
+            next_ns, all_leave, step, *notice = self._recv(self._tree.parent)
+            agreement = Agreement(next_ns, bool(all_leave), step, tuple(notice))
         for rank in below:
-            self._send(rank, proposed_step, *self.notice)
-        return proposed_step
+            self._send(rank, agreement.next_ns, agreement.all_leave, agreement.step, *agreement.notice)
+        return agreement
+
+    def _agree(self, furthest: int, all_leave: bool, standing: Standing) -> Agreement:
+        """Return an agreement, on the reference; a step that some rank has still to reach stays agreed."""
+        next_ns = self._clock() + round(self._pause_s * NS_PER_S)
+        self._pause_s = min(2 * self._pause_s, self._interval_s)
+        if self.agreement is not None and self.agreement.step > furthest:
+            return self.agreement._replace(next_ns=next_ns, all_leave=all_leave)
+        lead = max(math.ceil(_LEAD_NS / standing.step_ns), _MIN_LEAD_STEPS) if standing.step_ns else 0
+        return Agreement(next_ns, all_leave, furthest + lead if lead else 0, standing.notice)
 
     def _send(self, peer: int, *values: int) -> None:
         assert self._messages is not None, "a world of one sends nothing"
@@ -272,8 +293,11 @@ class ClockSync:
         assert self._messages is not None, "a world of one receives nothing"
         return self._messages.recv(peer, self._left_s())
 
+    def _recv_sample(self, peer: int) -> ClockSample:
+        return ClockSample(*self._recv(peer)[: len(ClockSample._fields)])
+
     def _left_s(self) -> float:
         remaining_s = (self._deadline_ns - self._clock()) / NS_PER_S
         if remaining_s <= 0:
-            raise ClockSyncError(f"the clock synchronisation took longer than {self._timeout_s:g} s")
+            raise ClockSyncError(f"the clock synchronisation took longer than {self.timeout_s:g} s")
         return remaining_s

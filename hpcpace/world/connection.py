@@ -190,12 +190,14 @@ def wait_until_listening(place: Rendezvous, deadline: Deadline) -> None:
         WorldError: the host is unknown, or does not answer before the deadline.
     """
     here, pause_s, last = socket.gethostname(), _FIRST_PAUSE_S, ""
-    while True:
+    while not (last and deadline.is_over):
         try:
             addresses = in_time(
                 lambda: socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM), deadline.left_s, "DNS"
             )
         except OSError as error:  # of which a TimeoutError is one
+            if last and deadline.is_over:  # of what was known before, too little time was left to ask again
+                break
             raise WorldError(
                 f"{here} cannot resolve {place.host}, where the ranks meet ({error.strerror or error}): fix DNS or "
                 f"/etc/hosts on {here}, or name an address that all hosts reach with {place.named_by}"
@@ -209,14 +211,13 @@ def wait_until_listening(place: Rendezvous, deadline: Deadline) -> None:
                     return
                 except OSError as error:
                     last = error.strerror or str(error)
-        if deadline.is_over:
-            raise WorldError(
-                f"{here}: nothing answers at {place} within {deadline.timeout_s:g} s ({last}), where the first rank of "
-                f"the first host waits for the others: see whether that rank has failed, and whether a firewall or "
-                f"route keeps {here} from {place.host}; {place.named_by} names another place"
-            )
         time.sleep(min(pause_s, deadline.left_s))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    raise WorldError(
+        f"{here}: nothing answers at {place} within {deadline.timeout_s:g} s ({last}), where the first rank of the "
+        f"first host waits for the others: see whether that rank has failed, and whether a firewall or route keeps "
+        f"{here} from {place.host}; {place.named_by} names another place"
+    )
 
 
 _STARTED_BY = {"slurm": "Slurm", "pmi": "mpiexec", "torchrun": "torchrun"}

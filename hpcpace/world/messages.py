@@ -23,8 +23,9 @@ from hpcpace.core.compat import c10d, default_store
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.world.deadline import Deadline
+from hpcpace.world.mpi import calls_from_any_thread
 
-NUM_VALUES = 6
+NUM_VALUES = 7
 """Of a message between two ranks."""
 _FORMAT = struct.Struct(f"={NUM_VALUES}q")
 _TAG = 7
@@ -41,9 +42,11 @@ class Messages(ABC):
 
     Attributes:
         name: what carries them: `mpi` or `torch`.
+        works_in_any_thread: whether another thread than the one that made them may send and receive.
     """
 
     name: str
+    works_in_any_thread = True
 
     @abstractmethod
     def another(self, purpose: str, timeout_s: float) -> Messages:
@@ -151,6 +154,7 @@ class MpiMessages(Messages):
         from mpi4py import MPI
 
         self._mpi, self._timeout_s = MPI, timeout_s
+        self.works_in_any_thread = calls_from_any_thread(comm)
         self._buffer = bytearray(_FORMAT.size)
         self._abandoned: list[Any] = []
         self._minimum: tuple[Any, ...] = ()

@@ -119,11 +119,18 @@ def start_in_a_thread(MPI: Any, level: int, thread: _OneThread) -> Any:
 
 def may_call_mpi(comm: Any) -> bool:
     """Return whether this thread may use a communicator, of which somebody else may have started MPI."""
+    from mpi4py import MPI
+
+    return calls_from_any_thread(comm) or bool(MPI.Is_thread_main())
+
+
+def calls_from_any_thread(comm: Any) -> bool:
+    """Return whether every thread may use a communicator while others do."""
     if isinstance(comm, _Handed):
         return True
     from mpi4py import MPI
 
-    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE or MPI.Is_thread_main())
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def end_mpi(comm: Any) -> None:

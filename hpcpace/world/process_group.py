@@ -23,6 +23,7 @@ from hpcpace.core.compat import set_group_timeout
 from hpcpace.core.environment import RankInfo, host_identity, process_environ, set_environ_default
 from hpcpace.core.errors import ImpossibleWorld, WorldError
 from hpcpace.core.hostlist import exclude_option, expand, short_list
+from hpcpace.core.text import few
 from hpcpace.world.connection import Rendezvous, open_store, rendezvous_of_torchrun, wait_until_listening
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.interfaces import HostAddresses, Route, choose_route, host_addresses, interface_of_user
@@ -223,9 +224,7 @@ def _who(attendees: Sequence[Attendee]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, ranks[:_MAX_NAMED]))
-    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {named}{more}"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {few(ranks, _MAX_NAMED)}"
 
 
 # A worker of gloo releases Python objects of an operation after it has ended. Where Python ends before that, torch
