@@ -1,8 +1,9 @@
 """How the program of a rank ends, as a row of its trace, and what it saves at SIGTERM.
 
-Of an exception, only the name of its type is recorded, and whether it is of a timeout or a lost connection: messages
-hold paths, addresses and data of the job. A rank that is killed or calls os._exit leaves no row. Slurm sends SIGTERM to
-every rank at scancel and at the time limit, and SIGKILL after KillWait seconds.
+Of an exception, the name of its type is recorded, whether it is of a timeout or a lost connection, and, unless
+`trace.error_text` is off, the ends of its message and of its traceback, both short and without secrets, values of
+variables and lines of code; stderr_tail.py adds what it wrote to stderr last. A rank that is killed or calls os._exit
+leaves no row. Slurm sends SIGTERM to every rank at scancel and at the time limit, and SIGKILL after KillWait seconds.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
 from hpcpace.core.environment import process_redaction
-from hpcpace.trace.schema import TABLES, ErrorCode, EventKind
+from hpcpace.trace.schema import TABLES, ErrorCode, ErrorPart, EventKind
 
 EndEvent = tuple[EventKind, int, bytes]
 """Kind, code and text of a row of the table `events`."""
@@ -37,12 +40,25 @@ _DISCONNECTED = re.compile(
 # How long a thread waits for the end of the process that it has brought about.
 _ENDS_WITHIN_S = 5.0
 _MAX_BYTES = TABLES["events"].dtype["text"].itemsize
+# Together at most 5 kB a rank. Secrets are looked for in more than is kept: one that is cut off may not be recognised.
+_MAX_MESSAGE, _MAX_TEXT, _MAX_REDACTED = 2000, 2400, 1 << 16
+_MAX_CAUSES, _MAX_FRAMES, _MAX_PASSED = 4, 12, 1000
+_PACKAGE = Path(__file__).parents[1]
+_OBSERVERS = tuple(f"{_PACKAGE / folder}/" for folder in ("observe", "callbacks"))
+_LIBRARY = f"{Path(os.__file__).parent}/"
 
 
 def error_in_flight(known: BaseException | None) -> BaseException | None:
     """Return the exception that is being handled here, as in a `finally` block; None if it is the known one."""
     error = sys.exc_info()[1]
     return None if error is known else error
+
+
+def error_of_program() -> BaseException | None:
+    """Return what ends this program, as far as is known: an exception that passes here, or that Python has printed."""
+    error = error_in_flight(None)
+    # At a prompt, the last one that was printed has ended nothing.
+    return error or (None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
 
 
 def end_by(error: BaseException) -> EndEvent | None:
@@ -53,6 +69,69 @@ def end_by(error: BaseException) -> EndEvent | None:
         return EventKind.EXIT, _exit_code(error.code), b""
     name = process_redaction().text(type(error).__qualname__)
     return EventKind.EXCEPTION, _error_code(error), name.encode(errors="replace")[:_MAX_BYTES]
+
+
+def error_text(error: BaseException) -> list[EndEvent]:
+    """Return message, place and frames of the exception that ends a program, in pieces that fit a row.
+
+    The place is the innermost line of the job's own code, the frames are the last ones, the innermost last. Nothing is
+    read from files. SystemExit has no more to say than its message.
+    """
+    redaction = process_redaction()
+    parts = {ErrorPart.MESSAGE: _shortened(redaction.text(_message(error)[:_MAX_REDACTED]))}
+    frames = [] if isinstance(error, SystemExit) else _frames(error)
+    if frames:
+        own = [frame for frame in frames if not _is_of_library(frame)]
+        parts[ErrorPart.PLACE] = redaction.text((own or frames)[-1])
+        parts[ErrorPart.FRAMES] = redaction.text("\n".join(frames[-_MAX_FRAMES:]))
+    return [piece for part, text in parts.items() for piece in pieces_of(part, text)]
+
+
+def pieces_of(part: ErrorPart, text: str) -> list[EndEvent]:
+    """Return a text in pieces that fit a row."""
+    content = text.replace("\0", "\\0").encode(errors="replace")
+    return [
+        (EventKind.ERROR_TEXT, part, content[first : first + _MAX_BYTES])
+        for first in range(0, min(len(content), _MAX_TEXT), _MAX_BYTES)
+    ]
+
+
+def _message(error: BaseException) -> str:
+    """Return the message of an exception and of those that caused it, each with its type."""
+    words: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(words) < _MAX_CAUSES:
+        try:
+            said = str(cause.code) if isinstance(cause, SystemExit) else str(cause)
+        except Exception:  # the class is the job's own
+            said = ""
+        words.append(f"caused by {type(cause).__qualname__}: {said}" if words else said)
+        if isinstance(cause, SystemExit) and not isinstance(cause.code, str):
+            return ""
+        cause = cause.__cause__
+    return "\n".join(words).strip()
+
+
+def _shortened(text: str) -> str:
+    """Return a text without its middle, if it is long: errors of workers and libraries say most at either end."""
+    if len(text) <= _MAX_MESSAGE:
+        return text
+    return f"{text[: _MAX_MESSAGE // 4]} [...] {text[-_MAX_MESSAGE * 3 // 4 :]}"
+
+
+def _frames(error: BaseException) -> list[str]:
+    """Return where an exception passed, as `FILE:LINE in FUNCTION`, the innermost last, without what observes."""
+    passed = deque(walk_tb(error.__traceback__), maxlen=_MAX_PASSED)
+    places = [(frame.f_code, line) for frame, line in passed]
+    return [
+        f"{code.co_filename}:{line} in {code.co_name}"
+        for code, line in places
+        if not code.co_filename.startswith(_OBSERVERS)
+    ]
+
+
+def _is_of_library(frame: str) -> bool:
+    return frame.startswith((_LIBRARY, "<")) or "/site-packages/" in frame or "/dist-packages/" in frame
 
 
 def end_by_signal(number: signal.Signals) -> EndEvent:

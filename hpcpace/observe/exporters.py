@@ -157,7 +157,8 @@ class Exporters:
             self._step_s = (total_ns - self._before[1]) / (num_steps - self._before[0]) / NS_PER_S
             self._before = num_steps, total_ns
         ended_ns = self._unix_clock() - (self._clock() - self._last_end_ns)
-        recorder, halfwidth_ns = self._recording.recorder, self._recording.halfwidth_ns
+        recorder, clocks = self._recording.recorder, self._recording.clocks
+        halfwidth_ns = None if clocks is None else clocks.halfwidth_ns
         values: list[tuple[str, Kind, str, str, float | None]] = [
             ("hpcpace_running", Kind.GAUGE, "", "Whether the run is under way.", 1),
             ("hpcpace_step_seconds", Kind.GAUGE, "seconds", "Mean time of the last steps of this rank.", self._step_s),

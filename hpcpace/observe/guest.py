@@ -62,10 +62,15 @@ def replace(
     cleanup.callback(restore)
 
 
-def leave_out_own_frame(error: BaseException) -> None:
-    """Take the frame that has caught an error out of its traceback; `raise` without an argument adds none again."""
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
+def leave_out_own_frames(error: BaseException) -> None:
+    """Take the frames of hpcpace that have passed an error on out of its traceback, as far as they are the outermost.
+
+    `raise` without an argument adds none again.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("hpcpace."):
+        trace = trace.tb_next
+    error.__traceback__ = trace
 
 
 class Warner:

@@ -65,7 +65,7 @@ def run_record(
     """Return the content of run.json.
 
     Args:
-        hosts: one entry a rank: rank, host, node, pid.
+        hosts: one entry a rank: rank, host, node.
         facts: what the caller knows beyond that, such as model, data, mesh and launcher.
     """
     names = KEPT_VARIABLES | setting_variables()
@@ -132,6 +132,7 @@ class SessionSettings:
     steps: str | None = None
     detail: str | None = None
     keep_last: int | None = None
+    summary: bool | None = None
     environ: Mapping[str, str] = field(init=False, default_factory=process_environ)
 
 
@@ -150,6 +151,7 @@ def resolved_config(settings: SessionSettings) -> Config:
         "detail_steps": settings.steps,
         "detail": settings.detail,
         "keep_last": settings.keep_last,
+        "summary": settings.summary,
     }
     trace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return replace(config, trace=replace(config.trace, **trace)) if trace else config

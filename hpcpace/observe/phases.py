@@ -11,17 +11,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hpcpace.core.compat import loader_iterator
-from hpcpace.observe.guest import Replacements, leave_out_own_frame
+from hpcpace.observe.guest import Replacements, leave_out_own_frames
 from hpcpace.observe.samples import BatchSizes, ParameterProbe
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.training_calls import BackwardPasses, ModuleCalls
-from hpcpace.trace.recorder import Recorder
+from hpcpace.trace.recorder import PhaseEnded, Recorder
 from hpcpace.trace.schema import Phase, StepFlag
 
 _SAVING = (
@@ -37,11 +38,20 @@ _SAVING = (
 )
 # Iterators over batches: the method that returns the next one.
 _LOADING = (("nvidia.dali.plugin.base_iterator", "_DaliBaseIterator.__next__"),)
+# Optimizers of parameters that several processes of torch's RPC hold: those in the processes are no Optimizer.
+_STEPPING = (("torch.distributed.optim.optimizer", "DistributedOptimizer.step"),)
 # What is observed of libraries as soon as the job has loaded them.
-_PLACES = (*((*place, Phase.CHECKPOINT) for place in _SAVING), *((*place, Phase.DATA) for place in _LOADING))
+_PLACES = (
+    *((*place, Phase.CHECKPOINT) for place in _SAVING),
+    *((*place, Phase.DATA) for place in _LOADING),
+    *((*place, Phase.OPTIMIZER) for place in _STEPPING),
+)
 
 _SHORTEST_GC_NS = 50_000
 _FORWARD, _EVAL, _EVAL_LOOP = range(3)
+# Calls without gradients in so many steps one after the other are no evaluation, but a part of each step: a rollout of
+# reinforcement learning, sampling, a teacher.
+_STEPS_OF_A_HABIT = 3
 
 
 class PhaseObserver:
@@ -55,6 +65,7 @@ class PhaseObserver:
         take_last_ranks: returns the global ranks of the group of the last collective since the last call.
         warn: takes a warning.
         now: the clock; on ranks with a device it marks the device as well.
+        ended: is told of each phase with its begin and end.
 
     Attributes:
         samples: the samples of the step that is running, as far as they can be guessed.
@@ -70,9 +81,10 @@ class PhaseObserver:
         take_last_ranks: Callable[[], tuple[int, ...]] = tuple,
         warn: Callable[[str], None] | None = None,
         now: Callable[[], int] = time.monotonic_ns,
+        ended: PhaseEnded | None = None,
     ) -> None:
         self.samples = BatchSizes()
-        self._recorder, self._steps, self._warn, self._now = recorder, steps, warn, now
+        self._recorder, self._steps, self._warn, self._now, self._ended = recorder, steps, warn, now, ended
         self._cleanup = Replacements()
         self._calls = ModuleCalls(self._call_begins, self._call_ends, now=now)
         self.backward = BackwardPasses(
@@ -80,7 +92,7 @@ class PhaseObserver:
             self._add,
             has_open_collectives=has_open_collectives,
             take_last_ranks=take_last_ranks,
-            begins=self._work_begins,
+            begins=self._backward_begins,
             ended=self._backward_ended,
             now=now,
         )
@@ -101,6 +113,7 @@ class PhaseObserver:
         self._is_degraded = False
         self._num_rows = [0] * len(Phase)
         self._flags = self._last_flags = StepFlag.NONE
+        self._without_gradients, self._num_in_a_row = False, 0
 
     def install(self) -> None:
         """Start to record, for the first time or again."""
@@ -152,15 +165,20 @@ class PhaseObserver:
         """
         self._end_eval_loop()
         self._look_for_libraries()
+        self._num_in_a_row = self._num_in_a_row + 1 if self._without_gradients else 0
+        self._without_gradients = False
         flags, self._flags = self._flags, StepFlag.NONE
-        special, self._last_flags = flags & ~self._last_flags, flags
+        special = flags & ~self._last_flags if flags else flags  # operations of flags take long
+        self._last_flags = flags
         return special
 
     @property
     def source(self) -> str:
         """How phases were seen, in words."""
         counts = ", ".join(f"{phase.name.lower()} {self._num_rows[phase]}" for phase in self.seen)
-        return f"forward and eval are outermost module calls with and without gradients; intervals: {counts or 'none'}"
+        habit = ", other those without that each step has" if self._num_rows[Phase.OTHER] else ""
+        calls = f"forward and eval are outermost module calls with and without gradients{habit}"
+        return f"{calls}; intervals: {counts or 'none'}"
 
     @property
     def seen(self) -> tuple[Phase, ...]:
@@ -182,6 +200,8 @@ class PhaseObserver:
         return (Phase.EVAL, since_ns) if since_ns else self._under_way
 
     def _call_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        if self._steps is not None:
+            self._steps.rows_wait()
         if not torch.is_grad_enabled():
             self._evaluates_since_ns = self._evaluates_since_ns or time.monotonic_ns()
             return _EVAL if module.training else _EVAL_LOOP
@@ -202,10 +222,12 @@ class PhaseObserver:
             return
         self.samples.evaluated()
         self._num_evaluated += 1
-        self._flags |= StepFlag.EVAL
+        self._without_gradients = True
+        if not self._is_habit:
+            self._flags |= StepFlag.EVAL
         if kind == _EVAL:
             self._end_eval_loop()
-            self._add(Phase.EVAL, begin_ns)
+            self._add_evaluation(begin_ns, self._now())
         else:  # an evaluation goes on between its calls: with loading, losses and averages
             self._eval_loop = (begin_ns if self._eval_loop is None else self._eval_loop[0], self._now())
 
@@ -213,7 +235,14 @@ class PhaseObserver:
         self._evaluates_since_ns = 0
         if self._eval_loop is not None:
             (begin_ns, end_ns), self._eval_loop = self._eval_loop, None
-            self._add(Phase.EVAL, begin_ns, end_ns)
+            self._add_evaluation(begin_ns, end_ns)
+
+    @property
+    def _is_habit(self) -> bool:
+        return self._num_in_a_row >= _STEPS_OF_A_HABIT
+
+    def _add_evaluation(self, begin_ns: int, end_ns: int) -> None:
+        self._add(Phase.OTHER if self._is_habit else Phase.EVAL, begin_ns, end_ns)
 
     def _work_begins(self) -> None:
         if self._steps is not None and self._steps.follows_updates and not self._optimizers:
@@ -226,9 +255,11 @@ class PhaseObserver:
         self._is_degraded = True
 
     def _add(self, phase: Phase, begin_ns: int, end_ns: int = 0) -> None:
-        recorder = self._recorder
+        recorder, end_ns = self._recorder, end_ns or self._now()
         self._num_rows[phase] += 1
-        recorder.add_phase(recorder.step, phase, begin_ns, end_ns or self._now(), self._microbatch)
+        recorder.add_phase(recorder.step, phase, begin_ns, end_ns, self._microbatch)
+        if self._ended is not None:
+            self._ended(phase, begin_ns, end_ns)
 
     def _look_for_libraries(self) -> None:
         """Observe the functions of libraries that were loaded since the last call."""
@@ -244,7 +275,8 @@ class PhaseObserver:
         for part in outer:
             owner = getattr(owner, part, None)
         if callable(getattr(owner, name, None)):
-            self._cleanup.replace(owner, name, lambda call: self._timed(phase, call))
+            wrap = self._whole_step if phase == Phase.OPTIMIZER else partial(self._timed, phase)
+            self._cleanup.replace(owner, name, wrap)
         return True
 
     def _timed(self, phase: Phase, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,12 +291,15 @@ class PhaseObserver:
                     self._flags |= StepFlag.CHECKPOINT
                 begin_ns = self._now()
                 self._under_way = phase, begin_ns
+            is_hidden = phase == Phase.DATA and self._calls.hide()
             try:
                 return call(*args, **kwargs)
             except BaseException as error:
-                leave_out_own_frame(error)
+                leave_out_own_frames(error)
                 raise
             finally:
+                if is_hidden:
+                    self._calls.is_inside = False
                 if is_seen:
                     self._under_way = outer
                     self._add(phase, begin_ns)
@@ -278,12 +313,15 @@ class PhaseObserver:
             self._work_begins()
             begin_ns = self._now()
             outer, self._under_way = self._under_way, (Phase.DATA, begin_ns)
+            is_hidden = self._calls.hide()
             try:
                 batch = fetch(loader)
             except BaseException as error:
-                leave_out_own_frame(error)
+                leave_out_own_frames(error)
                 raise
             finally:
+                if is_hidden:
+                    self._calls.is_inside = False
                 self._under_way = outer
                 self._add(Phase.DATA, begin_ns)
             if self._steps is not None:
@@ -292,9 +330,14 @@ class PhaseObserver:
 
         return timed
 
+    def _backward_begins(self) -> None:
+        self._look_for_libraries()  # before the first step of their optimizers
+        self._work_begins()
+
     def _backward_ended(self, end_ns: int) -> None:
         if self._steps is None:
             return
+        self._steps.rows_wait()
         self.samples.backward_ended()
         if self._steps.follows_updates:
             self._probe.backward_ended()
@@ -336,12 +379,25 @@ class PhaseObserver:
             try:
                 return step(scaler, optimizer, *args, **kwargs)
             except BaseException as error:
-                leave_out_own_frame(error)
+                leave_out_own_frames(error)
                 raise
             finally:
                 self._optimizer_ends(optimizer)
 
         return scaled
+
+    def _whole_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the step of an optimizer that torch's hooks do not see."""
+
+        def stepping(_: None, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            return step(optimizer, *args, **kwargs)
+
+        scaled = self._scaled_step(stepping)
+
+        def whole(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            return scaled(None, optimizer, *args, **kwargs)
+
+        return whole
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         if torch.compiler.is_compiling():

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,36 +14,41 @@ from typing import Any
 from hpcpace.core.compat import keep_uncompiled
 from hpcpace.core.config import Config
 from hpcpace.core.detail import Detail
-from hpcpace.core.environment import RankInfo, process_environ
-from hpcpace.core.errors import ClockSyncError
+from hpcpace.core.environment import RankInfo, process_environ, process_redaction
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import NUM_OURS_OF_TRACES, Attempt, RunDirectory
 from hpcpace.observe.alarm import Alarm
+from hpcpace.observe.clock_thread import ClockThread
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import GroupNumbers
 from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives, find_layer
 from hpcpace.observe.device.layer import DeviceLayer, find_device
-from hpcpace.observe.ends import EndEvent, TerminationTrap, end_by_signal
+from hpcpace.observe.ends import EndEvent, TerminationTrap, end_by, end_by_signal, error_text, pieces_of
 from hpcpace.observe.exporters import Exporters
 from hpcpace.observe.guest import Warner
 from hpcpace.observe.hang_snapshot import Operations, operations
 from hpcpace.observe.host.connections import FlowSampler, OwnConnections
 from hpcpace.observe.host.counters import HostCounters, gpu_in_use
 from hpcpace.observe.host.network import NetworkCounters, find_network_counters
+from hpcpace.observe.host.phase_cores import PhaseCores
 from hpcpace.observe.joined import JoinedRank, save_host_snapshots
 from hpcpace.observe.node_local import place_on_node
 from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver
+from hpcpace.observe.stderr_tail import StderrTail
+from hpcpace.observe.step_figures import MeasureParts, StepFigures
 from hpcpace.observe.steps import StepFinder, StepSource
 from hpcpace.observe.switching import NO_SIGNAL, OrderFile, OrderSignal, find_switching
 from hpcpace.observe.watchdog import Seen, Watchdog
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, EventKind, Phase, StepFlag, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, ErrorPart, EventKind, Phase, StepFlag, TraceHeader
 
 _FIRST_FLUSH_TIMEOUT_S = 5.0
 # A disk that hangs must not cost the seconds that Slurm leaves between SIGTERM and SIGKILL (KillWait, 30 by default).
 _RESCUE_TIMEOUT_S = 3.0
 _RESCUE_COPY_TIMEOUT_S = 20.0
+# Where these are in a row of `host`, behind its time.
+_RSS, _GPU_MEMORY = ((TABLES["host"].dtype.names or ()).index(name) - 1 for name in ("rss_bytes", "gpu_memory_bytes"))
 _EVENT_BYTES = TABLES["events"].dtype["text"].itemsize
 
 
@@ -56,15 +61,17 @@ class Recording:
         warner: warns the user.
         steps: finds steps; None if the job says itself where they end.
         make_pacer: makes the pacer; None where the job is not paced.
+        measure_parts: divides steps into parts for `figures`; None where nobody can ask for them.
 
     Attributes:
         step: number of the step that is running.
         steps: finds steps, as the argument.
-        halfwidth_ns: uncertainty of this rank's clock at the last comparison; None before the first.
+        clocks: compares the clocks; None where that is switched off.
         now: the clock of what happens in the training: that of the host, and on ranks with a device a mark there, too.
         recorder: takes the rows.
         phases: observes phases.
         watchdog: notices steps that last too long; None where no step is watched.
+        figures: makes the figures of the last steps; None without `measure_parts`.
     """
 
     def __init__(
@@ -75,32 +82,43 @@ class Recording:
         *,
         steps: StepFinder | None = None,
         make_pacer: Callable[[Recording], Pacer] | None = None,
+        measure_parts: MeasureParts | None = None,
     ) -> None:
         config, world, settings = joined.config, joined.world, joined.settings
         self.step = self._first_step = settings.first_step
         self._first_counted_step = settings.first_step + settings.warmup_steps
         self._warner, self._num_ranks = warner, world.world_size
         self._copy_timeout_s = config.trace.copy_timeout_s
+        self._stderr_tail = StderrTail() if config.trace.error_text else None
         self._begin_ns = self._num_ended = 0
         self._step_flags = StepFlag.NONE
-        self.halfwidth_ns: int | None = None
-        self._clock_sync = joined.make_clock_sync()
+        sync = joined.make_clock_sync()
         if config.trace.snapshot:
             # Not the environment in the settings: since then torch's group has set the interface of gloo and NCCL.
             save_host_snapshots(joined, process_environ(), attempt.snapshot_dir, warn=warner.warn)
         # What it warns of, all ranks find alike.
-        self._switching = find_switching(config, warn=warner.warn if world.rank == 0 else lambda message: None)
-        self._trap = TerminationTrap(self.rescue)
-        self._cleanup = ExitStack()
+        switching = find_switching(config, warn=warner.warn if world.rank == 0 else lambda message: None)
+        self._switching = switching
+        self._trap, self._cleanup = TerminationTrap(self.rescue), ExitStack()
         clock = find_device(warner.warn)
         self._device = None if clock is None else DeviceLayer(clock)
-        self.now = time.monotonic_ns if self._device is None else self._device.marks.now
+        self.now, self._phase_cores = self._own_clock(config)
         path, header = attempt.trace_file(world.rank), joined.make_header(attempt)
         self._local = place_on_node(config.trace.trace_dir, header, path, warn=warner.warn)
         self.recorder = self._new_recorder(config, header, path)
+        self.figures = None if measure_parts is None else StepFigures(self.recorder, measure_parts)
         if self._device is not None:
             self._device.record_into(self.recorder)
-        self.recorder.keeps = self._switching.keeps
+        self.recorder.phase_ended = None if self._phase_cores is None else self._phase_cores.ended
+        self.recorder.keeps = switching.keeps
+        self.clocks: ClockThread | None = None
+        if sync is not None:
+            self.clocks = ClockThread(
+                sync,
+                add=lambda sample: self.recorder.add_clock(*sample),
+                notice=lambda: switching.notice,
+                warn=warner.warn_once_for_all,
+            )
         self._groups = GroupNumbers(self.recorder)
         self._collectives = SwitchedCollectives(partial(self._new_observer, config))
         self.recorder.open_collectives = self._collectives.open_collectives
@@ -112,19 +130,27 @@ class Recording:
             warn=warner.warn,
             take_last_ranks=lambda: self._collectives.current.take_last_ranks(),
             now=self.now,
+            ended=self.recorder.phase_ended,
         )
-        self._host = HostCounters(warn=warner.warn)
+        self._host = HostCounters(warn=warner.warn, phases=self._phase_cores)
         self._counters = self._new_counters(config, world) if config.trace.counters else None
         self._seeks_gpu = self._device is not None and config.trace.counters
         self._find_gpu()
         self._orders: list[OrderFile | OrderSignal] = []
-        if self._clock_sync is not None and make_pacer is None:  # ranks hear of orders as they compare their clocks
+        if self.clocks is not None and make_pacer is None:  # ranks hear of orders as they compare their clocks
             self._orders = self._order_sources(config.trace.switch_signal, attempt, is_first=world.rank == 0)
         self._pacer: Pacer | None = None if make_pacer is None else make_pacer(self)
         if self._pacer is not None:
             self._pace_by(self._pacer)
         self.watchdog = self._new_watchdog(joined, attempt) if config.hang.on_hang != "off" else None
         self._exporters = self._new_exporters(joined, attempt)
+
+    def _own_clock(self, config: Config) -> tuple[Callable[[], int], PhaseCores | None]:
+        """Return the clock of what happens in the training, and what it reads of cores; None where it reads nothing."""
+        if self._device is not None:  # what such a rank does takes no time of its core
+            return self._device.marks.now, None
+        cores = PhaseCores() if config.trace.counters else None
+        return (time.monotonic_ns if cores is None else cores.now), cores
 
     def _new_recorder(self, config: Config, header: TraceHeader, path: Path) -> Recorder:
         open_folder = partial(Folder.open, path.parent, make=True, num_ours=NUM_OURS_OF_TRACES)
@@ -144,7 +170,9 @@ class Recording:
         most = config.trace.flows
         flows = FlowSampler(self.recorder, OwnConnections().read, most=most) if most else None
         network = find_network_counters() if world.local_rank == 0 else None
-        return CounterThread(self.recorder, self._host, network, flows, warn=self._warner.warn)
+        counters = CounterThread(self.recorder, self._host, network, flows, warn=self._warner.warn)
+        counters.figures = self.figures
+        return counters
 
     def _order_sources(self, signal_name: str, attempt: Attempt, *, is_first: bool) -> list[OrderFile | OrderSignal]:
         """Return where orders come from: the file on rank 0, and the signal on all ranks."""
@@ -184,13 +212,15 @@ class Recording:
             self._cleanup.callback(self._trap.remove)
         if self._counters is not None:
             self._counters.start()
-        if self._clock_sync is not None and self._clock_sync.due(self.step):
-            self._synchronise(self.step)
+        if self.clocks is not None:
+            self.clocks.start(self.step)
         self.recorder.step = self.step
         keep_uncompiled()
         self._switching.live = self._switching.plan.at(self.step)
         if not self._switching.plan.is_always_full:
             self._add_event(EventKind.SWITCH, self._switching.live, self._switching.why)
+        if self._stderr_tail is not None and self._stderr_tail.name and self._num_ranks > 1:
+            self._add_event(EventKind.ERROR_TEXT, ErrorPart.STDERR_FILE, self._stderr_tail.name)
         if self._switching.live >= Detail.COLLECTIVES:
             self._collectives.switch_on(0)
         if self._observes_phases:
@@ -219,14 +249,17 @@ class Recording:
         self.recorder.add_pacing(*row)
 
     def end_step(self, end_ns: int, samples: int, flags: StepFlag) -> None:
-        """End the step that is running. Collective in those steps in which the clocks are compared.
+        """End the step that is running; no other rank is waited for.
 
         Args:
             end_ns: when it ended.
             samples, flags: see `Session.step`.
         """
         step, begin_ns = self.step, self._begin_ns
-        flags |= self._step_flags
+        if self._phase_cores is not None:
+            self._phase_cores.end_step()
+        if self._step_flags:
+            flags |= self._step_flags
         if step < self._first_counted_step:
             flags |= StepFlag.WARMUP
         self._record_step(step, begin_ns, end_ns, samples, flags)
@@ -234,14 +267,20 @@ class Recording:
         if self._seeks_gpu:
             self._find_gpu()
         if self._device is not None:
-            self._device.end_step(self._num_ended, is_shared=self._clock_sync is not None)
+            self._device.end_step(self._num_ended, is_shared=self.clocks is not None)
         self.recorder.step = step + 1
-        if self._clock_sync is not None and self._clock_sync.due(step + 1):
-            self._synchronise(step + 1)
+        if self.clocks is not None and (notice := self.clocks.begins(step + 1, end_ns - begin_ns)) is not None:
+            self._act_together(notice, step + 1)
         if self._exporters is not None:
             self._exporters.end_step(begin_ns, end_ns, samples)
         if self._pacer is not None:
             self._pacer.end_step(step, end_ns - begin_ns, flags)
+
+    def _act_together(self, notice: tuple[int, ...], step: int) -> None:
+        """Do before a step what every rank does before it: a rank that waits for its device holds the others up."""
+        if self._device is not None:
+            self._device.anchor()
+        self._switching.hear(notice, step)
 
     def _record_step(self, step: int, begin_ns: int, end_ns: int, samples: int, flags: StepFlag) -> None:
         # Less than the plan says where steps are found only after they have ended.
@@ -259,6 +298,8 @@ class Recording:
         if not begin_ns:
             self._switch_detail()
         self._begin_ns = begin_ns or self.now()
+        if self._phase_cores is not None and self._observes_phases:
+            self._phase_cores.begin_step()
         self._step_flags = StepFlag.NONE if self._pacer is None else self._pacer.begin_step()
 
     def _switch_detail(self) -> None:
@@ -317,33 +358,50 @@ class Recording:
     def _add_event(self, kind: EventKind, code: int, text: str) -> None:
         self._add_end((kind, code, text.encode()[:_EVENT_BYTES]))
 
-    def _add_end(self, end: EndEvent) -> None:
-        self.recorder.add_event(time.monotonic_ns(), self.recorder.step, *end)
+    def _add_end(self, *events: EndEvent) -> None:
+        """Record how a program ends, and what is known of that, at one time."""
+        now_ns = time.monotonic_ns()
+        for event in events:
+            self.recorder.add_event(now_ns, self.recorder.step, *event)
+
+    def _said_of(self, end: EndEvent, error: BaseException | None = None) -> list[EndEvent]:
+        """Return what is known of an end by an error or a signal, as far as it may be recorded."""
+        said: list[EndEvent] = []
+        tail = self._stderr_tail
+        if tail is None:
+            return said
+        if error is not None:
+            self._end(lambda: said.extend(error_text(error)), "the message of the error is not recorded")
+        if end[:2] != (EventKind.EXIT, 0):
+            with suppress(OSError):  # it may be none that can be read
+                said += pieces_of(ErrorPart.STDERR, tail.last_lines(process_redaction()))
+        return said
 
     def recorded(self) -> dict[str, Any]:
         """Return what was recorded, see `Session.recorded`; complete once the recording is closed."""
         return {
             "steps": self.step - self._first_step,
-            "steps_from": "named by the script" if self.steps is None else self.steps.source.evidence,
+            "steps_from": "named by the script" if self.steps is None else self.steps.source.words,
             "phases": [phase.name.lower() for phase in Phase if phase in self.recorder.phases_seen],
+            "collectives_by": self._collectives.layer,
         }
 
-    def close(self, *, in_order: bool, end: EndEvent | None = None) -> None:
+    def close(self, *, in_order: bool, error: BaseException | None = None) -> None:
         """End pacing and recording; what fails is a warning. Collective if `in_order`.
 
         Args:
             in_order: whether all ranks end here, none by an error; the clocks are compared for the last time then.
-            end: how the program of this rank ends, if that is to be recorded.
+            error: what ends the program of this rank, if anything does.
         """
         for source in self._orders:
             source.stop()
         if self.watchdog is not None:
             self.watchdog.stop(by_error=not in_order)
-        if end is not None:
-            self._add_end(end)
+        if error is not None and (end := end_by(error)) is not None:
+            self._add_end(end, *self._said_of(end, error))
         if self._pacer is not None:
             self._end(partial(self._pacer.close, in_order=in_order), "the result of pacing is lost")
-        self._end(partial(self._finish_steps, in_order), "the last steps may be missing")
+        self._end(self._finish_steps, "the last steps may be missing")
         self._end(partial(self._close_trace, in_order), "the trace may lack its end")
         if self._exporters is not None:
             self._end(self._exporters.close, "the centre is not told of the end")
@@ -354,10 +412,8 @@ class Recording:
         except Exception as error:  # the boundary to somebody else's job
             self._warner.warn(f"{loss}: {error or type(error).__name__}")
 
-    def _finish_steps(self, in_order: bool) -> None:
-        """Decide on the last steps and record how steps, phases and samples were found. Collective if `in_order`."""
-        if not in_order:
-            self._clock_sync = None  # the other ranks may not come to another comparison
+    def _finish_steps(self) -> None:
+        """Decide on the last steps and record how steps, phases and samples were found."""
         if self.steps is not None:
             self.steps.finish()
             if self.phases.samples.source:
@@ -367,15 +423,16 @@ class Recording:
     def _close_trace(self, in_order: bool) -> None:
         """End every part, whatever another one raises; the last error is raised again."""
         with ExitStack() as parts:  # which end in the opposite order
-            parts.callback(self._end_clock, in_order)
             parts.callback(self._end_file)
             if self._counters is not None:
                 parts.callback(self._counters.stop)
             parts.callback(self._collectives.uninstall)
+            if self._phase_cores is not None:
+                parts.callback(self._phase_cores.close)
             if self._device is not None:
                 parts.callback(self._end_device, self._device, in_order)
-            if in_order:
-                parts.callback(self._synchronise, self.recorder.step)
+            if self.clocks is not None:
+                parts.callback(self.clocks.close, in_order=in_order)
             parts.callback(self.phases.uninstall)
 
     def _end_device(self, device: DeviceLayer, in_order: bool) -> None:
@@ -388,11 +445,6 @@ class Recording:
         if self._local is not None and is_written:
             self._local.come_home(self._copy_timeout_s, is_last=True, warn=self._warner.warn)
 
-    def _end_clock(self, in_order: bool) -> None:
-        clock_sync, self._clock_sync = self._clock_sync, None
-        if in_order and clock_sync is not None:
-            clock_sync.close()
-
     def _new_observer(self, config: Config, first_number: int) -> CollectiveObserver | CompiledObserver:
         may_be_compiled = config.trace.compiled and not config.pace.is_on and self._device is None
         layer = find_layer() if may_be_compiled else None
@@ -401,27 +453,6 @@ class Recording:
             return CompiledObserver(layer, self.recorder, **shared)
         device_times = None if self._device is None else self._device.times
         return CollectiveObserver(self.recorder, device_times=device_times, **shared)
-
-    def _synchronise(self, step: int) -> None:
-        if self._clock_sync is None:
-            return
-        if self._device is not None:
-            self._device.anchor()
-        self._collectives.current.paused = True  # while hpcpace itself communicates
-        self._clock_sync.notice = self._switching.notice
-        try:
-            sample = self._clock_sync.sync(step)
-        except ClockSyncError as error:
-            self._clock_sync = None
-            self._warner.warn_once_for_all(
-                f"clock comparisons stop: {error}; times of different hosts lose precision from here on"
-            )
-        else:
-            self.recorder.add_clock(*sample)
-            self.halfwidth_ns = sample.halfwidth_ns
-            self._switching.hear(self._clock_sync.notice, step)
-        finally:
-            self._collectives.current.paused = False
 
     def seen(self) -> Seen:
         """Return what shows whether this rank moves; safe in any thread, and cheap."""
@@ -452,7 +483,8 @@ class Recording:
             end: how it ends; None for SIGTERM, which may be no end where the job has a handler of its own.
         """
         is_last = end is not None or self._trap.is_decisive
-        self._add_end(end or end_by_signal(signal.SIGTERM))
+        end = end or end_by_signal(signal.SIGTERM)
+        self._add_end(end, *self._said_of(end))
         self.recorder.settle_steps()
         if self._device is not None:
             self._device.marks.resolve()
@@ -473,6 +505,9 @@ class CounterThread:
     Args:
         network: counters of the host, None on ranks that do not record them.
         flows: records the connections of this process, None if they are not recorded.
+
+    Attributes:
+        figures: gets the memory of this process; None if nobody asks.
     """
 
     def __init__(
@@ -487,6 +522,7 @@ class CounterThread:
     ) -> None:
         self._recorder, self._warn, self._interval_s = recorder, warn, interval_s
         self._host, self._network, self._flows = host, network, flows
+        self.figures: StepFigures | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpcpace-counters", daemon=True)
 
@@ -502,7 +538,13 @@ class CounterThread:
     def sample(self) -> None:
         """Record one row of each table, and of each connection that is due."""
         now_ns = time.monotonic_ns()
-        self._recorder.add_host(now_ns, *self._host.read())
+        row = self._host.read()
+        self._recorder.add_host(now_ns, *row)
+        if self.figures is not None:
+            self.figures.memory_bytes = row[_RSS], row[_GPU_MEMORY]
+        for quota in self._host.throttling.take_new():
+            file = quota.file.encode(errors="replace")[-_EVENT_BYTES:]
+            self._recorder.add_event(now_ns, self._recorder.step, EventKind.CPU_QUOTA, quota.millicores, file)
         if self._network is not None:
             for row in self._network.read():
                 self._recorder.add_network(now_ns, *row)

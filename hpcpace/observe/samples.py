@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +20,13 @@ import torch.distributed as dist
 
 _SAMPLED = 64
 _MAX_MODULES = 64
+# More batches than a step has loaders or microbatches.
+_MAX_FETCHED = 1_024
 _PART_OF_DTENSOR = "_local_tensor"
 
 
 class ParameterProbe:
-    """Looks at the last parameter of the module that ran last; without one, it knows nothing."""
+    """Looks at the last parameter of the module that ran last, of those that have one; else it knows nothing."""
 
     def __init__(self) -> None:
         self._parameter: Any = None
@@ -32,8 +35,9 @@ class ParameterProbe:
 
     def forward_begins(self, module: torch.nn.Module) -> None:
         """Note the module that will be trained."""
-        self._parameter = self._known(id(module))
-        if self._parameter is not None:
+        known = self._known(id(module))
+        if known is not None:
+            self._parameter = known
             return
         for owner in module.modules():
             for name, parameter in owner.named_parameters(recurse=False):
@@ -87,7 +91,10 @@ def _own(tensors: Iterable[torch.Tensor | None]) -> Iterator[torch.Tensor]:
 
 
 _DEPTH = 3
-_PIPELINES = "torch.distributed.pipelining"
+_MAX_EVALUATED = 1024
+"""memory: batches that a step may see without gradients before it trains on them; an evaluation has any number."""
+_PIPELINES = ("torch.distributed.pipelining", "deepspeed.runtime.pipe", "colossalai.pipeline")
+"""Packages whose engines hand parts of one batch through several ranks: the first stage loads it, or the last too."""
 
 
 class BatchSizes:
@@ -101,7 +108,7 @@ class BatchSizes:
         self.source = ""
         self._has_loader = False
         self._fetched: list[_Fetched] = []
-        self._evaluated: list[_Fetched] = []
+        self._evaluated: deque[_Fetched] = deque(maxlen=_MAX_EVALUATED)
         self._trained_from: weakref.ref[Any] | None = None  # the iterator of the batch that was used last
         self._num_used = 0
         self._num_forwarded = self._pending = self._most = 0
@@ -114,10 +121,19 @@ class BatchSizes:
         if size:
             self._has_loader = True
             self._fetched.append(_Fetched(size, weakref.ref(loader)))
+            if (
+                len(self._fetched) > _MAX_FETCHED
+            ):  # no module gets them; they count at the end of the step, which may be far
+                half = _MAX_FETCHED // 2
+                self._num_used += sum(batch.size for batch in self._fetched[:half])
+                del self._fetched[:half]
 
     def forwarded(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Count the input of a module that is about to be trained."""
-        size = first_dimension(args) or first_dimension(kwargs)
+        batch = _first_tensor((args, kwargs), _DEPTH + 1)
+        if batch is not None and batch.is_meta:
+            return  # measures the model's operations, as Fabric's measure_flops does, and computes nothing
+        size = 0 if batch is None else batch.shape[0]
         self._use_fetched(size)
         counts_once = self._counts_once.get(id(module))
         if counts_once is None:
@@ -128,12 +144,13 @@ class BatchSizes:
 
     def evaluated(self) -> None:
         """Set the batches aside that were fetched for an evaluation; a teacher may see those that a student gets."""
-        others = [batch for batch in self._fetched if batch.loader != self._trained_from]
-        self._evaluated = others[-1:] or self._evaluated
+        self._evaluated.extend(batch for batch in self._fetched if batch.loader != self._trained_from)
         self._fetched = [batch for batch in self._fetched if batch.loader == self._trained_from]
 
     def backward_ended(self) -> None:
-        """Count the input that gradients were computed for."""
+        """Count the input that gradients were computed for: where no module gets a batch, the oldest one."""
+        if self._fetched and not self._counts_once:
+            self._num_used += self._fetched.pop(0).size
         self._num_forwarded += self._pending
         self._pending = 0
 
@@ -148,7 +165,8 @@ class BatchSizes:
         # What no module has got, as in a step with several loaders, counts as well, but not the batch fetched ahead.
         alive = [batch for batch in self._fetched if batch.loader() is not None]
         self._num_used += sum(batch.size for batch in alive[:-1])
-        self._fetched, self._evaluated = alive[-1:], []
+        self._fetched = alive[-1:]
+        self._evaluated.clear()
         num_samples = self._num_used if self._has_loader else self._most
         self._num_used = self._most = 0
         if self._is_shared:
@@ -162,8 +180,7 @@ class BatchSizes:
     def _use_fetched(self, size: int) -> None:
         """Count the batch that a module gets; all that were fetched, if it gets another number of samples."""
         if not self._fetched:
-            self._fetched = [batch for batch in self._evaluated if batch.loader() is not None]
-            self._evaluated = []
+            self._fetched = self._evaluated_before(size)
         fitting = [batch for batch in self._fetched if batch.size == size]
         # One that was fetched by itself, as for a look at its shape, comes second to the loop's own.
         used = next((batch for batch in fitting if batch.loader() is not None), fitting[0] if fitting else None)
@@ -174,8 +191,19 @@ class BatchSizes:
             self._fetched.remove(used)
             self._trained_from = used.loader
 
+    def _evaluated_before(self, size: int) -> list[_Fetched]:
+        """Return the batch set aside that a module gets now; models may see all of a step's without gradients first."""
+        last = self._trained_from if self._num_used else self._evaluated[-1].loader if self._evaluated else None
+        alive = [batch for batch in self._evaluated if batch.loader == last and batch.loader() is not None]
+        found = next((batch for batch in alive if batch.size == size), None)
+        if found is None:
+            self._evaluated.clear()
+            return alive[-1:]
+        self._evaluated.remove(found)
+        return [found]
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(eq=False, slots=True)
 class _Fetched:
     size: int
     loader: weakref.ref[Any]
@@ -183,14 +211,24 @@ class _Fetched:
 
 def first_dimension(value: Any, depth: int = _DEPTH) -> int:
     """Return the length of the first tensor in a batch along its first dimension, 0 without one."""
+    tensor = _first_tensor(value, depth)
+    return 0 if tensor is None else tensor.shape[0]
+
+
+def _first_tensor(value: Any, depth: int = _DEPTH) -> torch.Tensor | None:
+    """Return the first tensor in a batch that has something along its first dimension."""
     if isinstance(value, torch.Tensor):
-        return value.shape[0] if value.ndim else 0
-    if depth and isinstance(value, (Mapping, list, tuple)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            size = first_dimension(part, depth - 1)
-            if size:
-                return size
-    return 0
+        return value if value.ndim and value.shape[0] else None
+    if not depth or value is None:
+        return None
+    # In the order of their cost: abstract classes take longer than all others.
+    is_sequence = isinstance(value, (tuple, list))
+    if is_sequence or isinstance(value, (dict, Mapping)):
+        for part in value if is_sequence else value.values():
+            tensor = _first_tensor(part, depth - 1)
+            if tensor is not None:
+                return tensor
+    return None
 
 
 def _has_batch_alone(module: Any) -> bool:
@@ -209,11 +247,12 @@ def _has_batch_alone(module: Any) -> bool:
     return is_fully_sharded and mesh.ndim == 1 and mesh.size() == dist.get_world_size()
 
 
-def _is_called_by(package: str) -> bool:
-    """Return whether a function of a package is among the callers."""
-    frame = sys._getframe() if package in sys.modules else None
+def _is_called_by(packages: tuple[str, ...]) -> bool:
+    """Return whether a function of one of several packages is among the callers."""
+    loaded = tuple(package for package in packages if package in sys.modules)
+    frame = sys._getframe() if loaded else None
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(package):
+        if frame.f_globals.get("__name__", "").startswith(loaded):
             return True
         frame = frame.f_back
     return False

@@ -24,13 +24,15 @@ from hpcpace.core.config import Config, ProbeConfig
 from hpcpace.core.environment import RankInfo, host_identity, locate
 from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.core.settings import unknown_sentence, unknown_variables
+from hpcpace.core.settings import OPTED_OUT_LINE, is_opted_out, unknown_sentence, unknown_variables
+from hpcpace.observe.card import Card, print_on_stderr
 from hpcpace.observe.coordination import Attendance, NotEveryRank, coordinate
-from hpcpace.observe.ends import EndEvent, end_by, error_in_flight
+from hpcpace.observe.ends import error_in_flight
 from hpcpace.observe.guest import Warner
 from hpcpace.observe.joined import JoinedRank, SessionSettings, find_rank, resolved_config, shared_settings
 from hpcpace.observe.pacing import OpenPacing, Pacer
 from hpcpace.observe.recording import Recording
+from hpcpace.observe.step_figures import MeasureParts
 from hpcpace.observe.steps import InferredSteps, StepFinder, StepFrom
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag
@@ -68,6 +70,7 @@ class Session(SessionSettings):
         steps: the steps to record in detail, like `100:200`; by default those of the settings.
         detail: what is recorded of them: `full`, `collectives` or `steps`; by default that of the settings.
         keep_last: how many of the last steps the trace keeps at least, 0 for all; by default that of the settings.
+        summary: whether rank 0 prints the head of the report on stderr at the end; by default that of the settings.
 
     Attributes:
         phase: `with session.phase("data"): ...` marks a part of the step; the names are those of
@@ -76,7 +79,10 @@ class Session(SessionSettings):
         run: the run directory; None if it could not be made.
         attempt: the folder of this attempt in it.
         recorded: once the session is over, what it has recorded: `steps`, their number, `steps_from`, how they were
-            found, and the names of `phases`; None if it recorded nothing.
+            found, the names of `phases`, and `collectives_by`, the layer that observes collectives: `compiled` or
+            `Python`; None if it recorded nothing.
+        card: what rank 0 prints at the end, once the session has ended in order; None without it.
+        show_card: what prints it.
 
     A session never ends the job, but for a hang where `hang.on_hang` is `stop`. If settings and environment contradict
     each other, it warns once and records nothing.
@@ -85,6 +91,8 @@ class Session(SessionSettings):
 
     # What paces is plugged in by the package, as observation imports no pacing.
     open_pacing: ClassVar[OpenPacing | None] = None
+    # So is what divides steps into parts, as observation imports no formulas.
+    measure_parts: ClassVar[MeasureParts | None] = None
     # Torch's operators and hooks are there once in a process, and so is what observes them; a fork is another process.
     _recorded_pid: ClassVar[int] = 0
 
@@ -99,6 +107,9 @@ class Session(SessionSettings):
         self.recorded: dict[str, Any] | None = None
         self._known_error: BaseException | None = None
         self._probe: Callable[[str], None] | None = None
+        self._num_ranks = 0
+        self.card: Card | None = None
+        self.show_card: Callable[[str], None] = print_on_stderr
 
     @property
     def rank(self) -> int | None:
@@ -118,7 +129,7 @@ class Session(SessionSettings):
     def step(self, samples: int = 0, *, flags: StepFlag = StepFlag.NONE) -> None:
         """End a step.
 
-        Collective in those steps in which clocks are compared: every rank calls this equally often.
+        Every rank calls this equally often; none waits for another here.
 
         Args:
             samples: this rank's share of the global batch; the shares of all ranks add up to it.
@@ -142,13 +153,41 @@ class Session(SessionSettings):
         """
         return nullcontext() if self._recording is None else self._recording.paced_block(name)
 
-    def before_stop(self, told: Callable[[str], None]) -> None:
+    def metrics(self, last_steps: int | None = None) -> dict[str, float]:
+        """Return where this rank's steps went, for loggers of your own: since the last call, or of the last steps.
+
+        It reads no file, sends nothing and waits for nobody, in any thread. The keys are those of docs/attach.md:
+        `hpcpace/steps`, how many steps these are, `hpcpace/step_ms`, their mean, `hpcpace/forward_ms` and other parts
+        of it, which add up to it, `hpcpace/samples_per_s` of this rank, and `hpcpace/memory_mib`. `communication_ms` is
+        the time blocked in communication, which includes waiting for slower ranks: the report divides it.
+
+        Args:
+            last_steps: so many of the last steps, up to 1,024, whatever earlier calls returned.
+
+        Returns:
+            Nothing where no step has ended since the last call, and where nothing is recorded.
+        """
+        recording = self._recording
+        if recording is None or recording.figures is None or Session._recorded_pid != os.getpid():
+            return {}
+        try:
+            return recording.figures.take(last_steps)
+        except Exception as error:  # the boundary to somebody else's job
+            self._warner.warn(f"session.metrics() fails: {error or type(error).__name__}")
+            return {}
+
+    def before_stop(self, told: Callable[[str], object]) -> None:
         """Have a function called with the verdict before `hang.on_hang` ends this process, in another thread."""
         if self._recording is not None and self._recording.watchdog is not None:
             self._recording.watchdog.stopping = told
 
     def __enter__(self) -> Session:
         self._known_error = error_in_flight(None)
+        if self.is_opted_out:
+            with suppress(WorldError):
+                if find_rank(self).rank == 0:
+                    self._warner.tell(OPTED_OUT_LINE)
+            return self
         if Session._recorded_pid == os.getpid():
             with suppress(WorldError):
                 self._warner.rank = find_rank(self).rank
@@ -168,11 +207,29 @@ class Session(SessionSettings):
     ) -> None:
         # A script that ends torch's group in a `finally` block leaves the session there, without handing an error down.
         error = error or error_in_flight(self._known_error)
-        self._stop(in_order=error is None, end=None if error is None else end_by(error))
-        if self._probe is not None and error is None:
+        has_recorded = self.is_recording
+        is_in_order = error is None and kind is None
+        self._stop(in_order=is_in_order, error=error)
+        if self._probe is not None and is_in_order:
             self._probe(END)
-        if self._messages is not None and error is None:
+        if self._messages is not None and is_in_order:
             self._leave_together(self._messages)
+        if has_recorded and is_in_order:
+            self._make_card()
+
+    def _make_card(self) -> None:
+        """Have the card made on rank 0, unless it is not wanted."""
+        trace, attempt = self._config.trace, self.attempt
+        if self.rank != 0 or attempt is None or self.summary is False or not trace.summary:
+            return
+        try:
+            self.card = Card(
+                attempt, world_size=self._num_ranks, timeout_s=trace.summary_timeout_s, show=self.show_card
+            )
+            self.card.start()
+        except Exception as error:  # the boundary to somebody else's job
+            self.card = None
+            self._warner.warn(f"no summary at the end: {error or type(error).__name__}")
 
     def _start(self) -> None:
         messages, world = self._meet()
@@ -190,6 +247,7 @@ class Session(SessionSettings):
             world=locate(world, host_keys),
             deadline=deadline,
         )
+        self._num_ranks = world.world_size
         attempt = joined.make_attempt(self._warner.warn)
         if attempt is not None:
             self.attempt, self.run = attempt, RunDirectory(attempt.path.parent)
@@ -211,7 +269,14 @@ class Session(SessionSettings):
         steps = None if self.step_from is None else StepFinder(StepFrom.parse(self.step_from))
         # Before anything that can fail on one rank alone: the others would wait for it here.
         make_pacer = self._open_pacing(joined, attempt) if self._config.pace.is_on else None
-        recording = self._recording = Recording(joined, attempt, self._warner, steps=steps, make_pacer=make_pacer)
+        recording = self._recording = Recording(
+            joined,
+            attempt,
+            self._warner,
+            steps=steps,
+            make_pacer=make_pacer,
+            measure_parts=type(self).measure_parts,
+        )
         if steps is not None:
             steps.sink = InferredSteps(recording, failed=self._end_early)
         recording.start()
@@ -231,6 +296,11 @@ class Session(SessionSettings):
             first_step=self.first_step + max(self.warmup_steps, 1),
             warn=self._warner.warn,
         )
+
+    @property
+    def is_opted_out(self) -> bool:
+        """Whether the user wants this job without hpcpace; a program that brings its own settings has decided that."""
+        return self.config is None and is_opted_out(self.environ)
 
     @property
     def is_switched_off(self) -> bool:
@@ -282,12 +352,12 @@ class Session(SessionSettings):
             self._warner.warn(f"recording ends at step {self._recording.step}: {error or type(error).__name__}")
             self._stop(in_order=False)
 
-    def _stop(self, *, in_order: bool, end: EndEvent | None = None) -> None:
+    def _stop(self, *, in_order: bool, error: BaseException | None = None) -> None:
         recording, self._recording = self._recording, None
         self.phase = NullRecorder().phase
         if recording is not None:
             Session._recorded_pid = 0
-            recording.close(in_order=in_order, end=end)
+            recording.close(in_order=in_order, error=error)
             self.recorded = recording.recorded()
 
     def _leave_together(self, messages: Messages | NoMessages) -> None:

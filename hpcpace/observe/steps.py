@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import plural
@@ -25,10 +26,23 @@ if TYPE_CHECKING:
 _FORM = re.compile(r"(auto)|(optimizer|backward)(?::([1-9][0-9]{0,5}))?")
 # A period that has not shown itself after so many updates is not awaited any longer.
 _MAX_UPDATES = 64
+# The same without any backward pass, where each step of an optimizer counts: a server steps for whoever asks first, and
+# a script that prepares its optimizers steps each of them once.
+_MAX_MARKS_WITHOUT_BACKWARD = 256
+# As many optimizers as a model may have parameters, twice; after that no further backward pass is awaited.
+_MAX_MARKS = 8_192
+# Rows wait in memory for the numbers of their steps: a few minutes of a job with many small operations, some 10 MB.
+_MAX_HELD_ROWS = 50_000
+# So many backward passes more than a step has are no last step that was cut off.
+_BACKWARD_LEFT = 4
 # Optimizers that exist and have not stepped are awaited this long: a generator may step in every fifth iteration only.
 _UPDATES_FOR_IDLE = 8
 # So many updates without any backward pass are no preparation: the gradients come from elsewhere.
 _UPDATES_WITHOUT_BACKWARD = 4
+# So many backward passes, of which none shows whether it updates parameters, are a step each.
+_BACKWARD_UNSEEN = 4
+# The key of a backward pass after which parameters may have been updated, in a job whose optimizers have not stepped.
+_MAYBE = "backward"
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ class Pattern:
         """What ends a step: optimizer or backward."""
         return "backward" if self.is_by_backward else "optimizer"
 
-    @property
+    @cached_property
     def keys(self) -> tuple[Hashable, ...]:
         """The optimizers of a whole period."""
         return tuple(key for update in self.updates for key in update)
@@ -124,20 +138,24 @@ class StepSource:
         evidence: what was seen, in words.
         num_steps: steps found so far.
         num_irregular: updates out of order.
+        num_left: backward passes after the last step, if those are more than one step has.
     """
 
     kind: str
     evidence: str
     num_steps: int = 0
     num_irregular: int = 0
+    num_left: int = 0
 
     def __str__(self) -> str:
-        irregular = f"; {plural(self.num_irregular, 'update')} out of order" if self.num_irregular else ""
-        return f"{plural(self.num_steps, 'step')} by {self.kind}: {self.evidence}{irregular}"
+        return f"{plural(self.num_steps, 'step')} by {self.kind}: {self.words}"
 
-    def after(self, num_steps: int) -> StepSource:
-        """Return the same after further steps."""
-        return replace(self, num_steps=self.num_steps + num_steps)
+    @property
+    def words(self) -> str:
+        """What was seen, and what did not fit."""
+        irregular = f"; {plural(self.num_irregular, 'update')} out of order" if self.num_irregular else ""
+        left = f"; no step was seen to end in the last {self.num_left} backward passes" if self.num_left else ""
+        return f"{self.evidence}{irregular}{left}"
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -146,12 +164,13 @@ def _listed(names: tuple[str, ...]) -> str:
     return " and ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 
-@dataclass(frozen=True)
-class _Mark:
+class _Mark(NamedTuple):
     key: Hashable
     name: str
     end_ns: int
     begins_update: bool
+    num_backward: int
+    is_seen: bool = True
 
 
 class StepFinder:
@@ -164,25 +183,34 @@ class StepFinder:
         count_idle: returns how many optimizers exist that have not stepped.
         sink: is told of steps.
         follows_updates: whether no optimizer steps, so that `work_begins` wants to know of changed parameters.
-        source: how steps are found, as far as known.
     """
 
     def __init__(self, step_from: StepFrom) -> None:
         self.count_idle: Callable[[], int] = int
         self.sink: InferredSteps | None = None
         self.follows_updates = step_from.is_auto
-        self.source = StepSource(kind="unknown", evidence="no optimizer has stepped and no backward pass was seen")
+        self._source = StepSource(kind="unknown", evidence="no optimizer has stepped and no backward pass was seen")
+        self._num_steps = 0
         self._step_from = step_from
         self._marks: list[_Mark] = []
         self._pattern: Pattern | None = None
         self._position = 0
-        self._has_backward = self._ever_backward = False
+        self._has_backward = self._ever_backward = self._is_open = False
         self._num_backward = self._num_counted = self._num_irregular = 0
+        self._num_ended = 0  # backward passes before the end of the last step
+        # Updates that must repeat before a pattern is believed: more each time one has proved wrong.
+        self._num_wanted = 0
+        self._is_blind = False  # the pattern was given up without any backward pass
         self._last_backward_ns = 0
+
+    @property
+    def source(self) -> StepSource:
+        """How steps are found, as far as known."""
+        return replace(self._source, num_steps=self._num_steps)
 
     def backward_ended(self, end_ns: int) -> None:
         """Note the end of a backward pass that is not part of another."""
-        self._has_backward = self._ever_backward = True
+        self._has_backward = self._ever_backward = self._is_open = True
         self._num_backward += 1
         self._last_backward_ns = end_ns
         if self._step_from.kind == "backward":
@@ -201,7 +229,7 @@ class StepFinder:
             return
         if self._has_backward:
             self.follows_updates = False
-        mark = _Mark(key, name, end_ns, self._has_backward)
+        mark = _Mark(key, name, end_ns, self._has_backward, self._num_backward)
         self._has_backward = False
         if self._pattern is None or self._pattern.is_by_backward:
             self._learn(mark)
@@ -215,76 +243,111 @@ class StepFinder:
             has_changed: returns whether parameters or their gradients have changed since the last backward pass;
                 otherwise the next one adds to its gradients; or None if it cannot know.
         """
-        if not self._has_backward or (changed := has_changed()) is False:
+        if not self._is_open or (changed := has_changed()) is False:
             return
         if self._pattern is None:
-            self._settle(Pattern(updates=(), is_regular=changed is not None))
-        self._has_backward = False
-        self._end_step(now_ns)
+            self._is_open = False
+            self._learn_without_optimizer(now_ns, is_seen=changed is not None)
+        elif changed is not None or not self._pattern.is_regular:
+            self._is_open = False
+            self._end_step(now_ns)
+
+    def _learn_without_optimizer(self, now_ns: int, *, is_seen: bool) -> None:
+        """Note that parameters may have changed; optimizers that exist and have not stepped are awaited."""
+        mark = _Mark(_MAYBE, "", now_ns, begins_update=True, num_backward=self._num_backward, is_seen=is_seen)
+        self._add_mark(mark)
+        pattern, num_marks = self._pattern_without_optimizer(), sum(mark.key == _MAYBE for mark in self._marks)
+        if num_marks >= (_MAX_UPDATES if self.count_idle() else 1 if pattern.is_regular else _BACKWARD_UNSEEN):
+            self._settle(pattern)
+
+    def _pattern_without_optimizer(self) -> Pattern:
+        return Pattern(updates=(), is_regular=any(mark.is_seen for mark in self._marks if mark.key == _MAYBE))
+
+    def rows_wait(self) -> None:
+        """Decide now if more rows wait for the numbers of their steps than memory should hold."""
+        if self._marks and self.sink is not None and self.sink.num_held > _MAX_HELD_ROWS:
+            self._settle_likely()
 
     def finish(self) -> None:
         """Decide what is still open, at the end of the job."""
-        if self.follows_updates and self._has_backward:
+        if self.follows_updates and self._ever_backward:
             if self._pattern is None:
-                self._settle(Pattern(updates=(), is_regular=False))
-            self._end_step(self._last_backward_ns)
+                self._settle(self._pattern_without_optimizer())
+            if self._is_open:
+                self._end_step(self._last_backward_ns)
         elif self._marks:
-            self._settle(self._likely_pattern())
+            self._settle_likely()
+        usual = 1 if self._pattern is None else self._pattern.num_backward * max(len(self._pattern.updates), 1)
+        num_left = self._num_backward - self._num_ended
+        if num_left > _BACKWARD_LEFT * max(usual, 1):
+            self._source = replace(self._source, num_left=num_left)
         self._tell()
+
+    def _settle_likely(self) -> None:
+        has_optimizer = any(mark.key != _MAYBE for mark in self._marks)
+        self._settle(self._likely_pattern() if has_optimizer else self._pattern_without_optimizer())
 
     def _count(self, end_ns: int) -> None:
         self._num_counted += 1
         if self._num_counted % self._step_from.count == 0:
             self._end_step(end_ns)
 
-    def _learn(self, mark: _Mark) -> None:
+    def _add_mark(self, mark: _Mark) -> None:
         self._marks.append(mark)
         if self.sink is not None:
             self.sink.mark()
+
+    def _learn(self, mark: _Mark) -> None:
+        self._add_mark(mark)
         pattern = self._found_pattern()
         if pattern is not None:
             self._settle(pattern)
 
     def _updates(self) -> list[tuple[Hashable, ...]]:
         """Return the optimizers of each update so far; steps before the first backward pass belong to none."""
-        updates: list[tuple[Hashable, ...]] = []
-        counts_all = not self._ever_backward
+        updates: list[list[Hashable]] = []
+        counts_all = not self._ever_backward or len(self._marks) >= _MAX_MARKS
         for mark in self._marks:
+            if mark.key == _MAYBE:
+                continue
             if mark.begins_update or counts_all:
-                updates.append((mark.key,))
+                updates.append([mark.key])
             elif updates:
-                updates[-1] += (mark.key,)
-        return updates
+                updates[-1].append(mark.key)
+        return [tuple(update) for update in updates]
 
     def _found_pattern(self) -> Pattern | None:
         updates = self._updates()
-        if not self._ever_backward and len(updates) < _UPDATES_WITHOUT_BACKWARD:
+        if len(updates) < (self._num_wanted if self._ever_backward else _UPDATES_WITHOUT_BACKWARD):
             return None
         for length in range(1, len(updates) // 2 + 1):
-            if all(updates[i] == updates[i + length] for i in range(len(updates) - length)):
+            if _repeat(updates, length):
                 if len(updates) < _UPDATES_FOR_IDLE and self.count_idle():
                     return None
                 return self._pattern_of(updates[:length])
-        return self._likely_pattern() if self._ever_backward and len(updates) >= _MAX_UPDATES else None
+        if len(updates) < (_MAX_UPDATES if self._ever_backward else _MAX_MARKS_WITHOUT_BACKWARD):
+            return None
+        self._is_blind = not self._ever_backward
+        return self._likely_pattern()
 
     def _likely_pattern(self) -> Pattern:
         """Return the best guess where no period shows: all until the first optimizer returns, or the commonest."""
         updates = self._updates()
         if not updates:
-            return self._pattern_of([(self._marks[0].key,)])
-        if len(updates) < _MAX_UPDATES:
-            length = next((i for i in range(1, len(updates)) if updates[i] == updates[0]), len(updates))
+            return self._pattern_of([(next(mark.key for mark in self._marks if mark.key != _MAYBE),)])
+        length = next((i for i in range(1, len(updates)) if updates[i] == updates[0]), len(updates))
+        if len(updates) < _MAX_UPDATES and _repeat(updates, length):
             return self._pattern_of(updates[:length])
         return self._pattern_of([max(updates, key=updates.count)], is_regular=False)
 
     def _pattern_of(self, updates: Sequence[tuple[Hashable, ...]], *, is_regular: bool = True) -> Pattern:
         names = {mark.key: mark.name for mark in self._marks}
-        num_updates = len(self._updates())
+        num_updates, num_backward = len(self._updates()), self._marks[-1].num_backward - self._num_ended
         return Pattern(
             updates=tuple(updates),
             names=tuple(tuple(names[key] for key in update) for update in updates),
             is_regular=is_regular,
-            num_backward=round(self._num_backward / num_updates) if num_updates else 0,
+            num_backward=round(num_backward / num_updates) if num_updates else 0,
         )
 
     def _settle(self, pattern: Pattern) -> None:
@@ -294,18 +357,27 @@ class StepFinder:
         begins_all = not self._ever_backward
         steps, ends_ns, is_begun = [0], [], False
         for mark in marks:
-            is_begun = is_begun or mark.begins_update or begins_all
-            if is_begun and self._advance(mark, pattern):
+            if mark.key == _MAYBE:
+                is_end = pattern.is_by_backward and (mark.is_seen or not pattern.is_regular)
+            else:
+                is_begun = is_begun or mark.begins_update or begins_all
+                is_end = is_begun and not pattern.is_by_backward and self._advance(mark, pattern)
+            if is_end:
                 ends_ns.append(mark.end_ns)
+                self._num_ended = mark.num_backward
             steps.append(len(ends_ns))
         if self.sink is not None and marks:
             self.sink.settle(steps, ends_ns)
-        self.source = self.source.after(len(ends_ns))
+        self._num_steps += len(ends_ns)
         self._tell()
 
     def _follow(self, mark: _Mark, pattern: Pattern) -> None:
-        has_come_in = mark.begins_update and mark.key not in pattern.keys and pattern.is_regular
-        if has_come_in or self._marks:  # the sequence is found anew from the new optimizer on
+        is_new = mark.key not in pattern.keys and pattern.is_regular
+        if mark.begins_update and (is_new or self._is_blind) and not self._marks:
+            self._num_wanted = max(2 * self._num_wanted, _UPDATES_FOR_IDLE)
+            self._is_blind = False
+            self._learn(mark)  # the sequence is found anew from here on
+        elif self._marks:
             self._learn(mark)
         elif self._advance(mark, pattern):
             self._end_step(mark.end_ns)
@@ -323,7 +395,8 @@ class StepFinder:
         return self._position == 0
 
     def _end_step(self, end_ns: int) -> None:
-        self.source = self.source.after(1)
+        self._num_ended = self._num_backward
+        self._num_steps += 1
         if self.sink is not None:
             self.sink.end_step(end_ns)
 
@@ -332,9 +405,14 @@ class StepFinder:
         if self._pattern is not None:
             kind, evidence = self._pattern.kind, self._pattern.evidence
         if kind != "auto":
-            self.source = replace(self.source, kind=kind, evidence=evidence, num_irregular=self._num_irregular)
+            self._source = replace(self._source, kind=kind, evidence=evidence, num_irregular=self._num_irregular)
         if self.sink is not None:
             self.sink.tell_source(self.source)
+
+
+def _repeat(updates: Sequence[tuple[Hashable, ...]], length: int) -> bool:
+    """Return whether updates repeat with a period, as far as they go."""
+    return all(updates[i] == updates[i + length] for i in range(len(updates) - length))
 
 
 class InferredSteps:
@@ -350,6 +428,11 @@ class InferredSteps:
         self._marked: list[tuple[int, StepFlag]] = []  # samples and marks of the rows before each mark
         self._first = 0
         self._carried = (0, StepFlag.NONE)
+
+    @property
+    def num_held(self) -> int:
+        """How many rows are in memory while some of them wait for the numbers of their steps."""
+        return self._recording.recorder.num_held
 
     def mark(self) -> None:
         """Number rows provisionally: a step may have ended here."""
@@ -377,11 +460,13 @@ class InferredSteps:
 
     def end_step(self, end_ns: int) -> None:
         """End the step that is running."""
-        with self._boundary():
+        try:  # for each step a context manager would cost more
             samples, flags = self._take()
             (carried, marks), self._carried = self._carried, (0, StepFlag.NONE)
-            self._recording.end_step(end_ns, samples + carried, flags | marks)
+            self._recording.end_step(end_ns, samples + carried, flags | marks if marks else flags)
             self._recording.begin_step()
+        except Exception as error:  # the boundary to somebody else's job
+            self._failed(error)
 
     def tell_source(self, source: StepSource) -> None:
         """Record how steps are found from here on."""

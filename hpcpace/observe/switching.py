@@ -1,8 +1,8 @@
 """Switches the level of detail while a job runs: by steps, by a file, and by a signal.
 
 Ranks must agree on the step from which a level holds. Steps from the settings are the same on all ranks. The file and
-the signal count on rank 0 alone, which tells the others with the next comparison of the clocks; all ranks are in it
-between the same two steps. Nothing is added to the collectives of the job.
+the signal count on rank 0 alone, which gives the order to the others with the next comparison of the clocks, for a step
+that none of them has reached. Nothing is added to the collectives of the job.
 
 An order is followed if its file belongs to the user of the job or to root and nobody else can write to it. The folder
 does not matter for that: whoever can write to it can remove an order, or bring an earlier one back, but not give one.

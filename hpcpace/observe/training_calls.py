@@ -7,6 +7,7 @@ backward pass, where checkpointed modules run again, and in other threads nothin
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from hpcpace.core.compat import queue_final_callback, tell_dynamo
-from hpcpace.observe.guest import Replacements, leave_out_own_frame
+from hpcpace.observe.guest import Replacements, leave_out_own_frames
 from hpcpace.observe.pacing import Arrival, Pacer
 from hpcpace.trace.schema import Phase
 
@@ -67,6 +68,17 @@ class ModuleCalls:
             tell_dynamo(self._observed, self._original)
         self.is_inside = True  # whoever has kept our function goes on without it
 
+    def hide(self) -> bool:
+        """Report no further call of the thread that trains: a transform of a loader is data even if it is a module.
+
+        Returns:
+            Whether that changed anything; then `is_inside` must be set back to False.
+        """
+        if self.is_inside or threading.get_ident() != self.thread:
+            return False
+        self.is_inside = True
+        return True
+
     def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         this_thread = threading.get_ident
         is_compiling, clock = torch.compiler.is_compiling, self._now
@@ -84,7 +96,7 @@ class ModuleCalls:
                     begin_ns = clock()
                 return original(self, *args, **kwargs)
             except BaseException as error:
-                leave_out_own_frame(error)
+                leave_out_own_frames(error)
                 raise
             finally:
                 if is_outermost:
@@ -130,6 +142,10 @@ class BackwardPasses:
         """
         # Releases of torch before 2.2 lack it.
         cleanup.replace(torch.autograd, _ENGINE if hasattr(torch.autograd, _ENGINE) else "backward", self._timed)
+        # Gradients over torch's RPC have an engine of their own; builds of torch may lack RPC.
+        over_rpc = sys.modules.get("torch.distributed.autograd")
+        if hasattr(over_rpc, "backward"):
+            cleanup.replace(over_rpc, "backward", self._timed)
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling, now = torch.compiler.is_compiling, self.now
@@ -153,7 +169,7 @@ class BackwardPasses:
             try:
                 return run(tensors, *args, **kwargs)
             except BaseException as error:
-                leave_out_own_frame(error)
+                leave_out_own_frames(error)
                 raise
             finally:
                 end_ns = now()

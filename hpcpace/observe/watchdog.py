@@ -242,7 +242,7 @@ class Watchdog:
         warn: Callable[[str], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.stopping: Callable[[str], None] = lambda _: None
+        self.stopping: Callable[[str], object] = lambda _: None
         self._rank, self._identity, self._attempt = rank, identity, attempt
         self._watched, self._alarm, self._warn, self._clock = watched, alarm, warn, clock
         self._tick_s = min(_MAX_TICK_S, settings.least_s / _TICKS_OF_LEAST)

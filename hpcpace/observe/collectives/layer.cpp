@@ -135,7 +135,6 @@ class Layer : public std::enable_shared_from_this<Layer> {
         max_rows_(max_rows),
         first_number_(first_number) {}
 
-  std::atomic<bool> paused{false};
   std::atomic<int32_t> step{-1};
 
   void install();
@@ -243,10 +242,6 @@ class Layer : public std::enable_shared_from_this<Layer> {
   // The kernel of one operator.
   void observe(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const auto rest = keys.remove(KEY);
-    if (paused) {
-      handle.redispatchBoxed(rest, stack);
-      return;
-    }
     Call call;
     bool is_described = guarded(op, [&] { describe(op, handle, *stack, call); });
     const int64_t enter_ns = now_ns();
@@ -667,7 +662,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       }));
   py::class_<Layer, std::shared_ptr<Layer>>(module, "Layer")
       .def(py::init<std::vector<Operator>, py::object, py::object, size_t, int64_t>())
-      .def_property("paused", [](Layer& layer) { return layer.paused.load(); }, [](Layer& layer, bool is) { layer.paused = is; })
       .def_property("step", [](Layer& layer) { return layer.step.load(); }, [](Layer& layer, int32_t step) { layer.step = step; })
       .def_property_readonly("has_open", &Layer::has_open)
       .def("install", &Layer::install)

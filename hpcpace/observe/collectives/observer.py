@@ -40,7 +40,7 @@ from hpcpace.observe.collectives.operations import (
 )
 from hpcpace.observe.device.layer import device_work, follow_coalescing, follow_streams, runs_on_host
 from hpcpace.observe.device.times import DeviceTimes, SideStreams
-from hpcpace.observe.guest import replace
+from hpcpace.observe.guest import leave_out_own_frames, replace
 from hpcpace.observe.pacing import Arrival, Pacer
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op
@@ -55,7 +55,6 @@ class CollectiveObserver:
     """Records every communication operation of this process while installed.
 
     Attributes:
-        paused: True while hpcpace itself communicates, so that it does not observe itself.
         num_failures: operations that could not be recorded; training is not affected.
         pacer: is called where the caller is about to be blocked, and may delay it; None if the job is not paced.
 
@@ -73,7 +72,6 @@ class CollectiveObserver:
         groups: GroupNumbers | None = None,
         first_number: int = 0,
     ) -> None:
-        self.paused = False
         self.num_failures = 0
         self.pacer: Pacer | None = None
         self._last_ranks: tuple[int, ...] = ()
@@ -189,7 +187,7 @@ class CollectiveObserver:
         device_times = self._device_times
 
         def observed(keyset: Any, *args: Any) -> Any:
-            if self.paused or keyset.has(_META):
+            if keyset.has(_META):
                 return redispatch(keyset.remove(_KEY), *args)
             arrival = None if self.pacer is None else self._arrive(self.pacer, operator, keyset, args)
             times = device_times if device_times is not None and self._is_on_device(keyset, operator, args) else None
@@ -297,20 +295,28 @@ class CollectiveObserver:
         opened_works, is_compiling = self._open, torch.compiler.is_compiling
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            opened = None if is_compiling() else opened_works.get(id(work))
-            if opened is None:
-                return original(work, *args, **kwargs)
-            return self._blocked(opened, original, work, *args, **kwargs)
+            try:
+                opened = None if is_compiling() else opened_works.get(id(work))
+                if opened is None:
+                    return original(work, *args, **kwargs)
+                return self._blocked(opened, original, work, *args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frames(error)
+                raise
 
         device_times = self._device_times
         if device_times is None:
             return wait
 
         def wait_on_device(work: Any, *args: Any, **kwargs: Any) -> Any:
-            operation = None if is_compiling() else device_times.waits_for(work)
-            if operation is None:
-                return wait(work, *args, **kwargs)
-            return device_times.blocked(operation, original, work, *args, **kwargs)
+            try:
+                operation = None if is_compiling() else device_times.waits_for(work)
+                if operation is None:
+                    return wait(work, *args, **kwargs)
+                return device_times.blocked(operation, original, work, *args, **kwargs)
+            except BaseException as error:
+                leave_out_own_frames(error)
+                raise
 
         return wait_on_device
 

@@ -65,16 +65,6 @@ class CompiledObserver:
         self._original_wait: Any = None
         self._wait: Any = None
 
-    @property
-    def paused(self) -> bool:
-        """Whether nothing is observed, because hpcpace itself communicates."""
-        paused: bool = self._layer.paused
-        return paused
-
-    @paused.setter
-    def paused(self, paused: bool) -> None:
-        self._layer.paused = paused
-
     def install(self) -> None:
         """Install the observing layer over the operators."""
         self._layer.step = self._recorder.step
@@ -184,6 +174,11 @@ class SwitchedCollectives:
         with ExitStack() as parts:
             for observer in {id(one): one for one in (*self._ending, self.current)}.values():
                 parts.callback(observer.uninstall)
+
+    @property
+    def layer(self) -> str:
+        """Which layer observes operations: `compiled` or `Python`."""
+        return "compiled" if isinstance(self.current, CompiledObserver) else "Python"
 
     @property
     def has_open(self) -> bool:

@@ -13,11 +13,12 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcpace.core.text import NS_PER_US
+from hpcpace.observe.host.kernel_counters import Pressure, Throttling, read_counter
+from hpcpace.observe.host.phase_cores import UNKNOWN_PHASES, PhaseCores
 
 UNKNOWN = (0,) * 12
 """What is read of a GPU where there is none."""
@@ -28,7 +29,6 @@ _MAX_THREADS = 64
 _MAX_NS = 1 << 60
 _MAX_I4, _MAX_I8 = (1 << 31) - 1, (1 << 62) - 1
 _PAGE_BYTES = resource.getpagesize()
-_TOTAL = re.compile(rb"^some\b.*\btotal=(\d{1,18})\s*$", re.MULTILINE)
 _ALLOWED = re.compile(rb"^Cpus_allowed_list:\s*([\d,-]{1,4096})\s*$", re.MULTILINE)
 
 
@@ -52,15 +52,13 @@ class CoreCounters:
 
     def __init__(self, *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
         self._tasks = proc / "self" / "task"
-        self._pressure = _find_pressure(proc, cgroup)
+        self._pressure = Pressure(proc=proc, cgroup=cgroup)
         self._last_ns: dict[str, int] = {}
         self._total_ns = self._next = 0
 
     def read(self) -> tuple[int, int, int]:
         """Return processor time, run-queue wait and CPU pressure, all cumulative, nanoseconds."""
-        found = _TOTAL.search(read_counter(self._pressure)) if self._pressure is not None else None
-        pressure_ns = min(int(found.group(1)) * NS_PER_US, _MAX_NS) if found else 0
-        return time.process_time_ns(), self._wait_ns(), pressure_ns
+        return time.process_time_ns(), self._wait_ns(), min(self._pressure.read_ns(), _MAX_NS)
 
     def _wait_ns(self) -> int:
         """Return for how long threads were ready to run and had no core, those that have ended included."""
@@ -87,16 +85,6 @@ class CoreCounters:
         first = self._next % len(others)
         self._next = first + _MAX_THREADS - 1
         return [main, *(others + others)[first : self._next]]
-
-
-def read_counter(path: Path) -> bytes:
-    """Return the content of a file of procfs or of a cgroup; empty if it cannot be read."""
-    # Without the buffer and the text layer of `read_text`, which cost more than the kernel's part.
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 class Device(NamedTuple):
@@ -206,10 +194,14 @@ def _allocator(index: int) -> tuple[int, int]:
 class HostCounters:
     """Reads one row of the trace's `host` table; counters that this host lacks read as zero.
 
+    Attributes:
+        throttling: by the CPU quotas of this process.
+
     Args:
         proc: where procfs is mounted.
         cgroup: where the cgroup tree is mounted.
         warn: takes one warning that says why GPU counters stay zero.
+        phases: what the thread that trains had of its core; None where that is not read.
     """
 
     def __init__(
@@ -218,19 +210,20 @@ class HostCounters:
         proc: Path = Path("/proc"),
         cgroup: Path = Path("/sys/fs/cgroup"),
         warn: Callable[[str], None] = lambda message: None,
+        phases: PhaseCores | None = None,
     ) -> None:
         self._proc = proc / "self"
-        self._cpu_stat = _find_cpu_stat(proc, cgroup)
+        self.throttling = Throttling(proc=proc, cgroup=cgroup)
         self._warn = warn
         self._gpu: Callable[[], tuple[int, ...]] | None = None
-        self._cores = CoreCounters(proc=proc, cgroup=cgroup)
+        self._cores, self._phases = CoreCounters(proc=proc, cgroup=cgroup), phases
 
     def use_gpu(self, gpu: Gpu) -> None:
         """Read the counters of this rank's GPU from here on."""
         self._gpu = gpu_counters(gpu, self._warn)
 
     def read(self) -> tuple[int, ...]:
-        """Return the columns of a `host` row behind its time."""
+        """Return the columns of a `host` row behind its time; always called by the thread that samples."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         gpu_memory_bytes, gpu_clock_mhz, gpu_throttle_reasons, *gpu_health = self._gpu() if self._gpu else UNKNOWN
         statm = _read(self._proc / "statm").split()
@@ -238,8 +231,8 @@ class HostCounters:
         return (
             usage.ru_nivcsw,
             usage.ru_majflt,
-            self._throttled_ns(),
-            int(statm[1]) * _PAGE_BYTES if len(statm) > 1 else 0,
+            self.throttling.read_ns(),
+            int(statm[1]) * _PAGE_BYTES if len(statm) > 2 else 0,
             gpu_memory_bytes,
             gpu_clock_mhz,
             gpu_throttle_reasons,
@@ -247,45 +240,11 @@ class HostCounters:
             sum(device.drops for device in read_devices(self._proc / "net" / "dev").values()),
             *self._cores.read(),
             *gpu_health,
+            resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw,
+            int(statm[2]) * _PAGE_BYTES if len(statm) > 2 else 0,
+            *(UNKNOWN_PHASES if self._phases is None else (self._phases.nice, *self._phases.columns)),
         )
-
-    def _throttled_ns(self) -> int:
-        for line in _read(self._cpu_stat).splitlines() if self._cpu_stat else ():
-            key, _, value = line.partition(" ")
-            if key == "throttled_usec":  # cgroup v2
-                return int(value) * NS_PER_US
-            if key == "throttled_time":  # cgroup v1
-                return int(value)
-        return 0
 
 
 def _read(path: Path) -> str:
     return read_counter(path).decode()
-
-
-def _memberships(proc: Path) -> Iterator[tuple[str, list[str], str]]:
-    """Yield number, controllers and path of each cgroup of this process."""
-    for line in read_counter(proc / "self" / "cgroup").decode(errors="replace").splitlines():
-        if line.count(":") >= 2:
-            number, controllers, path = line.split(":", 2)
-            yield number, controllers.split(","), path.lstrip("/")
-
-
-def _find_cpu_stat(proc: Path, cgroup: Path) -> Path | None:
-    for number, controllers, path in _memberships(proc):
-        roots = [cgroup] if number == "0" else []
-        if "cpu" in controllers:
-            roots += [cgroup / ",".join(controllers), cgroup / "cpu"]
-        for root in roots:
-            if (root / path / "cpu.stat").is_file():
-                return root / path / "cpu.stat"
-    return None
-
-
-def _find_pressure(proc: Path, cgroup: Path) -> Path | None:
-    """Return the pressure file of the process's cgroup, else of the host; None where neither can be read."""
-    paths = [path for number, _, path in _memberships(proc) if number == "0"]
-    candidates = [root / path / "cpu.pressure" for path in paths for root in (cgroup, cgroup / "unified")]
-    candidates.append(proc / "pressure" / "cpu")
-    # A kernel started with psi=0 has the files and refuses to read them.
-    return next((path for path in candidates if _TOTAL.search(read_counter(path))), None)

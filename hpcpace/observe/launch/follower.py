@@ -26,12 +26,14 @@ from hpcpace.core.environment import (
     rank_info_of_group,
 )
 from hpcpace.core.errors import ConfigError, WorldError
-from hpcpace.observe.guest import Warner, leave_out_own_frame, replace
+from hpcpace.core.settings import OPT_OUT, is_opted_out
+from hpcpace.observe.guest import Warner, leave_out_own_frames, replace
 from hpcpace.observe.launch.last_line import send, tell_now
 from hpcpace.observe.launch.launch import Launch, Wishes, find_launch, run_place
 from hpcpace.world.deadline import in_time
 
 if TYPE_CHECKING:
+    from hpcpace.observe.card import Card
     from hpcpace.observe.session import Session
 
 
@@ -97,7 +99,7 @@ class ProcessEnd:
             try:
                 hook(kind, error, trace)
             except BaseException as of_hook:
-                leave_out_own_frame(of_hook)
+                leave_out_own_frames(of_hook)
                 raise
 
         return excepthook
@@ -109,7 +111,7 @@ class ProcessEnd:
             try:
                 exit_(*args)
             except BaseException as error:
-                leave_out_own_frame(error)
+                leave_out_own_frames(error)
                 if isinstance(error, SystemExit):
                     is_success = error.code is None or (isinstance(error.code, int) and error.code == 0)
                     self._exit = None if is_success else handled or error
@@ -128,7 +130,13 @@ class ProcessEnd:
 def find_follower() -> Follower | None:
     """Return a follower of this process; None if it belongs to no traced job, or is a command of hpcpace."""
     launch = find_launch(process_environ())
-    return None if launch is None or "hpcpace.cli" in sys.modules else Follower(launch)
+    if launch is None or "hpcpace.cli" in sys.modules:
+        return None
+    if is_opted_out(process_environ()):  # by a script inside the traced command
+        if launch.teller:
+            send(launch.teller, {"kind": "failed", "why": f"{OPT_OUT} is set"})
+        return None
+    return Follower(launch)
 
 
 class Follower:
@@ -141,6 +149,7 @@ class Follower:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._session: Session | None = None
+        self._card: Card | None = None
         self._pid = 0
         self._end = ProcessEnd(self._process_ends)
         self._stop_waiting: list[Callable[[], None]] = []
@@ -168,7 +177,7 @@ class Follower:
                 with self._watched_start(kwargs):
                     result = initialise(*args, **kwargs)
             except BaseException as error:
-                leave_out_own_frame(error)
+                leave_out_own_frames(error)
                 raise
             self._safely(self._join, module)
             return result
@@ -181,7 +190,7 @@ class Follower:
             try:
                 return destroy(*args, **kwargs)
             except BaseException as error:
-                leave_out_own_frame(error)
+                leave_out_own_frames(error)
                 raise
 
         module.init_process_group = init_process_group
@@ -219,14 +228,16 @@ class Follower:
 
         @wraps(original)
         def first(*args: Any, **kwargs: Any) -> Any:
-            if not is_compiling():
+            # A script may have put a function of its own on top of this one, which then stays below that for good.
+            is_on_top = getattr(owner, name) is first
+            if self._stop_waiting and not is_compiling():
                 self._safely(self._train_alone)
-            # After the first call, this is another function.
-            call = getattr(owner, name)
+            # After the first call, this is another function: the original, or one of the recording.
+            call = getattr(owner, name) if is_on_top else original
             try:
                 return (original if call is first else call)(*args, **kwargs)
             except BaseException as error:
-                leave_out_own_frame(error)
+                leave_out_own_frames(error)
                 raise
 
         def restore() -> None:
@@ -269,6 +280,7 @@ class Follower:
             record={"script": sys.argv[0], "arguments": sys.argv[1:], "launch": launch.identity},
             **{wish.name: getattr(launch, wish.name) for wish in fields(Wishes)},
         ).__enter__()
+        self._session.show_card = partial(self._show_card, self._session)
         self._session.before_stop(lambda verdict: self._note("stopped", verdict=verdict))
         self._end.watch()
         attempt = self._session.attempt
@@ -302,11 +314,22 @@ class Follower:
         recorded = session.recorded
         if recorded is not None and attempt is not None:
             self._note("ended", attempt=attempt.number, rank=rank, **recorded)
+        self._card = session.card
         self._end.forget()
         change_environ(self._launch.changes(process_environ()))
 
+    def _show_card(self, session: Session, text: str) -> None:
+        """Have the card written above the last line; here, if what writes that is gone, or on another host."""
+        from hpcpace.observe.card import print_on_stderr
+
+        assert session.attempt is not None
+        if not self._note("card", attempt=session.attempt.number, text=text):
+            print_on_stderr(text)
+
     def _process_ends(self, error: BaseException | None) -> None:
         self._safely(self._leave, error)
+        if self._card is not None:
+            self._safely(self._card.wait)
         if self._is_last and error is not None and not isinstance(error, SystemExit):
             self._tell()  # its traceback comes last
 
@@ -326,6 +349,5 @@ class Follower:
         if self._is_last and self._launch.teller:
             tell_now(self._launch.teller)
 
-    def _note(self, kind: str, **facts: Any) -> None:
-        if self._launch.teller:
-            send(self._launch.teller, {"kind": kind, **facts})
+    def _note(self, kind: str, **facts: Any) -> bool:
+        return bool(self._launch.teller) and send(self._launch.teller, {"kind": kind, **facts})

@@ -1,4 +1,4 @@
-"""The last line of a traced job: what was recorded and where, or why nothing was.
+"""The last line of a traced job: what was recorded and where, or why nothing was; above it, the card of the run.
 
 A process of its own keeps what the ranks on its host tell and writes the line as soon as the job has ended, also where
 that is a shell, was killed, or left by os._exit. It is no child of the job, has no terminal, and keeps no file open but
@@ -58,10 +58,14 @@ def open_teller(problem: str, folder: str) -> str:
         os._exit(0)
 
 
-def send(address: str, note: dict[str, Any]) -> None:
-    """Tell something without waiting for anybody; what cannot be told is left out."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
-        _send(client, address, note)
+def send(address: str, note: dict[str, Any]) -> bool:
+    """Tell something without waiting for anybody; return whether it was told."""
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            _send(client, address, note)
+    except OSError:
+        return False
+    return True
 
 
 def tell_now(address: str) -> None:
@@ -112,7 +116,7 @@ class _Teller:
         while select.select([self._listener], [], [], 0)[0] and not self._is_told:
             self._answer()
         if not self._is_told:
-            _write(self._line())
+            self._write()
 
     def _answer(self) -> None:
         with suppress(OSError, ValueError):
@@ -128,12 +132,21 @@ class _Teller:
                 note = json.loads(content)
                 if note.get("kind") == _TELL:
                     self._is_told = True
-                    _write(self._line())
+                    self._write()
                 else:
                     self._notes.append(note)
 
-    def _line(self) -> str:
-        return last_line(self._notes, self._problem, self._folder)
+    def _write(self) -> None:
+        text = f"{last_card(self._notes)}{last_line(self._notes, self._problem, self._folder)}\n"
+        with suppress(OSError, ValueError):
+            os.write(2, text.encode(errors="replace"))
+
+
+def last_card(notes: list[dict[str, Any]]) -> str:
+    """Return the card of the last attempt of a job, as its first rank told it; empty without one."""
+    last = max((note["attempt"] for note in notes if note["kind"] == "began"), default=None)
+    cards = [note["text"] for note in notes if note["kind"] == "card" and note["attempt"] == last]
+    return str(cards[-1]) if cards else ""
 
 
 def last_line(notes: list[dict[str, Any]], problem: str, folder: str) -> str:
@@ -161,8 +174,11 @@ def last_line(notes: list[dict[str, Any]], problem: str, folder: str) -> str:
     what = [plural(last["world_size"], "rank")]
     if ended:
         phases = listed(ended[-1]["phases"])
-        what.append(f"{plural(ended[-1]['steps'], 'step')} ({ended[-1]['steps_from']})")
+        advice = "" if ended[-1]["steps"] else "; call session.step() where one ends"
+        what.append(f"{plural(ended[-1]['steps'], 'step')} ({ended[-1]['steps_from']}{advice})")
         what.append(f"phases {phases}" if phases else "no phases")
+        if last["world_size"] > 1:
+            what.append(f"collectives by the {ended[-1]['collectives_by']} layer")
     else:
         what.append("cut off before the end")
     return f"hpcpace: recorded {printable(', '.join(what))}{attempt}: hpcpace report {shell_word(run)}"
@@ -175,8 +191,3 @@ def _is_running(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def _write(line: str) -> None:
-    with suppress(OSError, ValueError):
-        os.write(2, f"{line}\n".encode())

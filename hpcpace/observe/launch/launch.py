@@ -27,6 +27,7 @@ from hpcpace.core.codec import json_object, read_json
 from hpcpace.core.environment import change_environ, process_environ, rank_info
 from hpcpace.core.errors import DataError, WorldError
 from hpcpace.core.rundir import RunDirectory, default_run_path
+from hpcpace.core.settings import OPTED_OUT_LINE
 from hpcpace.observe.launch.last_line import open_teller
 
 _VARIABLE = "HPCPACE_LAUNCH"
@@ -49,6 +50,7 @@ class Wishes:
         steps: the steps to record in detail; None for those of the settings.
         detail: what is recorded of them; None for that of the settings.
         keep_last: how many of the last steps to keep at least; None for that of the settings.
+        summary: whether a card is printed at the end; None for that of the settings.
         warmup_steps: number of first steps that the report leaves out.
         samples_unit: what a step's samples are.
         step_from: what ends a step.
@@ -60,6 +62,7 @@ class Wishes:
     steps: str | None = None
     detail: str | None = None
     keep_last: int | None = None
+    summary: bool | None = None
     warmup_steps: int = _SITE_WARMUP_STEPS
     samples_unit: str = "samples"
     step_from: str = "auto"
@@ -115,6 +118,7 @@ def site_launch(run_dir: Path, name: str, environ: Mapping[str, str]) -> Launch:
         teller="",
         had_python_path=has_python_path(environ),
         is_requested=False,
+        summary=False,
     )
 
 
@@ -195,7 +199,7 @@ def _takes(run: RunDirectory, launch: Launch, command: list[str]) -> bool:
     return not launch.is_new_run
 
 
-_OF_PYTHON = ("-m", "-c")
+OF_PYTHON = ("-m", "-c")
 # Modules that start what follows, which names the run.
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 # Python ignores these signals; a program finds them as Python found them. As subprocess does it.
@@ -230,6 +234,28 @@ def become_traced(command: Sequence[str], wishes: Wishes, *, run_dir: Path | Non
         had_python_path=has_python_path(environ),
     )
     change_environ(launch.changes(environ))
+    _become(program)
+
+
+def become_untraced(command: Sequence[str]) -> None:
+    """Replace this process by a program that knows nothing of hpcpace, as its user wants; see `become_traced`."""
+    environ = process_environ()
+    program = program_of(command, sys.orig_argv, sys.argv)
+    outer = find_launch(environ)
+    if outer is not None:
+        change_environ(outer.changes_back(environ))
+    tell_opted_out(environ)
+    _become(program)
+
+
+def tell_opted_out(environ: Mapping[str, str]) -> None:
+    """Say once a job that hpcpace stays out of it; without a launcher's variables, each process is the first rank."""
+    with suppress(WorldError, OSError, ValueError):
+        if rank_info(environ).rank == 0:
+            print(f"hpcpace: {OPTED_OUT_LINE}", file=sys.stderr, flush=True)
+
+
+def _become(program: list[str]) -> None:
     for number in (getattr(signal, name, None) for name in _IGNORED_BY_PYTHON):
         if number is not None:
             signal.signal(number, signal.SIG_DFL)
@@ -249,12 +275,12 @@ def program_of(command: Sequence[str], orig_argv: Sequence[str], argv: Sequence[
         DataError: there is no such script or program.
     """
     first, path = command[0], Path(command[0])
-    if first not in _OF_PYTHON and not path.exists() and shutil.which(first) is None:
+    if first not in OF_PYTHON and not path.exists() and shutil.which(first) is None:
         raise DataError(
             f"no script at {first}, and no program of that name: give a training script, -m and a module, or a program"
         )
     found = shutil.which(first)
-    is_script = first in _OF_PYTHON or path.suffix in (".py", ".pyw") or path.is_dir() or found is None
+    is_script = first in OF_PYTHON or path.suffix in (".py", ".pyw") or path.is_dir() or found is None
     if is_script:
         return [sys.executable, *python_options(orig_argv, argv), *command]
     assert found is not None
