@@ -14,7 +14,8 @@ import numpy as np
 
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.resampling import block_length, chance_above_zero, lag_one, moving_block_bootstrap
+from hpcpace.metrics.resampling import MIN_STEPS, block_length, chance_above_zero, lag_one, moving_block_bootstrap
+from hpcpace.metrics.special import ROUNDING, TINY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ def collective_sensitivity(
     most = float(np.abs(skew_ns[is_used]).max())
     skew, transfer = (_less_means(values[is_used], of_place) for values in (skew_ns, transfer_ns))
     spread = float(skew.std())
-    if spread <= max(float(error_ns[is_used].mean()), 1e-9 * most):
+    if spread <= max(float(error_ns[is_used].mean()), ROUNDING * most):
         return None
     skew /= spread
     slope = float(skew @ transfer) / num_used
@@ -143,7 +144,7 @@ def _less_means(values: Floats, place: Ints) -> Floats:
 
 def _long_run_variance(score: Floats) -> float:
     """Return the variance of a sum of serially correlated scores, (num_scores,), with Bartlett weights."""
-    num_lags = min(int(4 * (len(score) / 100) ** (2 / 9)), len(score) - 1)
+    num_lags = min(int(_LAGS_OF_100 * (len(score) / 100) ** _LAG_POWER), len(score) - 1)
     variance = float(score @ score)
     for lag in range(1, num_lags + 1):
         variance += 2 * (1 - lag / (num_lags + 1)) * float(score[lag:] @ score[:-lag])
@@ -151,6 +152,10 @@ def _long_run_variance(score: Floats) -> float:
 
 
 _MAX_BLOCKS = 64  # statistics: for the null of the persistent part: more blocks make it slower, not better
+_NUM_DRAWS = 99  # statistics: of that null, whose mean is used alone
+_QUIET = 0.05  # statistics: quantile of a rank's steps that counts as work without noise
+_LAGS_OF_100, _LAG_POWER = 4, 2 / 9  # statistics: lags of Newey and West, for 100 scores and their growth
+_BY_CHANCE = 4.0  # statistics: standard errors of the logarithm of a variance, up to which nothing is shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +194,7 @@ class NoiseShares:
     residual: float
 
 
-def amplification(work_ns: Floats, *, seed: int = 0, num_draws: int = 99) -> Amplification | None:
+def amplification(work_ns: Floats, *, seed: int = 0, num_draws: int = _NUM_DRAWS) -> Amplification | None:
     """Return the amplification of jitter, or None without work, ranks, steps or segments.
 
     A = E_i[max_r c] / E_i[mean_r c], A_p = max_r E_i[c] / mean_r E_i[c], A_t = E_i[max_r c] / max_r E_i[c], numerators
@@ -251,7 +256,7 @@ def noise_shares(work_ns: Floats) -> NoiseShares | None:
     common = max(float(of_step @ of_step) / (num_steps - 1) - noise / num_ranks, 0.0)
     rank = max(float(of_rank @ of_rank) / (num_ranks - 1) - noise / num_steps, 0.0)
     total = common + rank + noise
-    if total <= (1e-12 * size) ** 2:
+    if total <= (TINY * size) ** 2:
         return None
     return NoiseShares(common=common / total, rank=rank / total, residual=noise / total)
 
@@ -268,7 +273,7 @@ def noise_intensity(work_ns: Floats) -> float | None:
     if work_ns.size == 0:
         return None
     work = work_ns.sum(axis=2)
-    quiet = np.quantile(work, 0.05, axis=1)
+    quiet = np.quantile(work, _QUIET, axis=1)
     is_usable = quiet > 0.0
     if not is_usable.any():
         return None
@@ -296,7 +301,7 @@ def noise_amplification(
     if noise is None or noise <= min_noise or not len(step_ns):
         return None
     transfer = float(np.median(transfer_ns)) if len(transfer_ns) else 0.0
-    ideal_ns = float(np.quantile(work_ns.sum(axis=2), 0.05, axis=1).max()) + transfer
+    ideal_ns = float(np.quantile(work_ns.sum(axis=2), _QUIET, axis=1).max()) + transfer
     if ideal_ns <= 0.0:
         return None
     reaches = (float(step_ns.mean()) / ideal_ns - 1.0) / noise
@@ -306,13 +311,13 @@ def noise_amplification(
 def _ratio(means: Floats) -> Floats:
     """Return the ratio of two means of positive quantities; NaN if the denominator of a resample is close to 0."""
     top, bottom = means[..., 0], means[..., 1]
-    return np.asarray(np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 1e-9 * np.abs(top)))
+    return np.asarray(np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > ROUNDING * np.abs(top)))
 
 
 def _persistent_null(deviation_ns: Floats, num_draws: int, generator: np.random.Generator) -> Floats | None:
     """Return draws of max_r E_i[c] - mean_r E_i[c] under noise alone, (num_draws,); `deviation_ns` has step mean 0."""
     num_ranks, num_steps = deviation_ns.shape[:2]
-    if num_steps < 8 or num_ranks < 2:
+    if num_steps < MIN_STEPS or num_ranks < 2:
         return None
     rest = deviation_ns - deviation_ns.mean(axis=1, keepdims=True)
     length = block_length(num_steps, lag_one(rest.sum(axis=2).T), shortest=1)
@@ -493,7 +498,7 @@ def _weight(work_ns: Floats, shared_ns: Floats, unit: Ints, weight: Floats, gene
     by_chance = np.median(dealt(rest, order), axis=0).var(axis=0) / lost
     variance = shared_ns.var(axis=0)
     kept = np.divide(by_chance, variance, out=np.ones_like(variance), where=variance > 0.0)
-    return np.where(kept > np.exp(-4.0 / num_steps**0.5), 0.0, 1.0 - kept)
+    return np.where(kept > np.exp(-_BY_CHANCE / num_steps**0.5), 0.0, 1.0 - kept)
 
 
 def _rescale(residual_ns: Floats, work_ns: Floats, unit: Ints, num_units: int) -> None:

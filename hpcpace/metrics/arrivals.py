@@ -12,16 +12,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import grouped_medians, numbered, stable_order
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import MESSAGES, Operations, is_one_of, synchronises
+from hpcpace.metrics.resampling import MAX_BLOCKS
 from hpcpace.metrics.segments import LocalWork
-from hpcpace.metrics.special import stdtr, stdtrit
+from hpcpace.metrics.special import NORMAL_MAD, UPPER_95, stdtr, stdtrit
 
-_MIN_RANKS = 3
-_MIN_BLOCKS = 4
-_MAX_BLOCKS = 20
+_MIN_BLOCKS = 4  # statistics: of steps, for a standard error; and the fewest steps of a block
+_ARRIVAL, _DURATION = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalThresholds(Thresholds, topic="arrivals"):
+    """When arrival at collectives shows who is late, or whose clock is wrong."""
+
+    min_steps: int = number(20, "steps", at_least=4)
+    """Steps, fewer of which name nobody: their blocks are too few or too short."""
+    min_late_share: float = number(0.5, "share")
+    """Share of the steps in which a rank must be late by half of its mean: else a few long delays make the mean."""
+    min_alike: int = number(8, "ranks", at_least=2)
+    """Ranks that are not late, fewer of which do not show how much such ranks differ."""
+    max_errors: float = number(2.0, "standard errors")
+    """Difference of arrival and duration beyond the clocks' error, up to which they agree."""
+    min_compared: int = number(3, "ranks", at_least=1)
+    """Ranks whose clocks are compared with the median one; of two, either may be wrong."""
+    exit_deviations: float = number(3.0, "standard errors")
+    """Robust standard deviations over ranks by which exits may spread without a wrong clock."""
 
 
 def _numbered(first: Ints, second: Ints) -> Ints:
@@ -105,6 +124,7 @@ def suspected_clocks(
     ranks: Sequence[int],
     halfwidth_ns: Floats,
     node: Ints | None = None,
+    limits: ArrivalThresholds = ArrivalThresholds(),
 ) -> Bools:
     """Return the ranks whose arrival on the common clock contradicts how long their operations last, (num_ranks,).
 
@@ -120,6 +140,7 @@ def suspected_clocks(
         ranks: ascending, (num_ranks,).
         halfwidth_ns: of each rank's clock, drift between its samples included, float64, (num_ranks,).
         node: node of each rank by its number, as for `duration_excess`.
+        limits: how much they may differ.
     """
     names = np.asarray(ranks, np.int64)
     rows = compared_rows(operations, matching)
@@ -136,16 +157,17 @@ def suspected_clocks(
     spread = float(np.median(shortest))
     disagreement = arrival[0] - duration[0]
     known = disagreement[np.isfinite(disagreement)]
-    if len(known) >= _MIN_RANKS:
+    if len(known) >= limits.min_compared:
         disagreement = disagreement - np.median(known)  # the two medians are of different ranks
-    if len(known) > _MIN_RANKS:
-        spread = min(spread, 3 * 1.4826 * float(np.median(np.abs(known - np.median(known)))))
+    if len(known) > limits.min_compared:
+        deviation = NORMAL_MAD * float(np.median(np.abs(known - np.median(known))))
+        spread = min(spread, limits.exit_deviations * deviation)
     widths = halfwidth_ns + float(np.median(halfwidth_ns))
-    return np.asarray(np.abs(disagreement) > widths + spread + _NUM_ERRORS * np.hypot(arrival[1], duration[1]))
+    return np.asarray(np.abs(disagreement) > widths + spread + limits.max_errors * np.hypot(arrival[1], duration[1]))
 
 
 def _num_blocks(num_rows: int, num_ranks: int) -> int:
-    return int(np.clip(num_rows // max(num_ranks, 1) // 4, _MIN_BLOCKS, _MAX_BLOCKS))
+    return int(np.clip(num_rows // max(num_ranks, 1) // _MIN_BLOCKS, _MIN_BLOCKS, MAX_BLOCKS))
 
 
 def _means_and_errors(values: Floats, slot: Ints, num_ranks: int) -> Floats:
@@ -165,14 +187,6 @@ def _means_and_errors(values: Floats, slot: Ints, num_ranks: int) -> Floats:
         error = np.sqrt((deviation**2).sum(axis=1) / np.maximum(used - 1, 1) / np.maximum(used, 1))
         found[index] = mean, np.where(used > 1, error, np.inf)
     return found
-
-
-_MIN_STEPS = 20
-_BLOCKS = (4, 20)
-_MIN_LATE = 0.5
-_MIN_TOLD = 8
-_NUM_ERRORS = 2.0
-_ARRIVAL, _DURATION = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +220,7 @@ def late_arrivals(
     halfwidth_ns: Floats,
     node: Ints | None = None,
     level: float,
+    limits: ArrivalThresholds = ArrivalThresholds(),
 ) -> tuple[LateArrival, ...]:
     """Return the ranks that are late at synchronising collectives, the latest first.
 
@@ -224,6 +239,7 @@ def late_arrivals(
         halfwidth_ns: of each rank's clock, float64, (num_ranks,).
         node: node of each rank by its number, as for `duration_excess`.
         level: probability of naming somebody by chance, over all ranks of a group.
+        limits: the other thresholds.
     """
     if is_one_of(operations.op, MESSAGES).any():
         return ()
@@ -232,7 +248,7 @@ def late_arrivals(
     cleared: set[int] = set()
     for members, panel in _panels(operations, matching, is_on_device, node):
         widths = np.array([halfwidths.get(rank, 0.0) for rank in members])
-        late = {each.rank: each for each in _late(members, panel, widths, level)}
+        late = {each.rank: each for each in _late(members, panel, widths, level, limits)}
         cleared |= set(members) - set(late)
         for rank, each in late.items():
             found[rank] = max(found.get(rank, each), each, key=lambda one: one.duration_ns)
@@ -278,29 +294,32 @@ def _panel(operations: Operations, rows: Ints, instance: Ints, values: Floats, m
     return panel
 
 
-def _late(members: tuple[int, ...], panel: Floats, widths: Floats, level: float) -> Iterator[LateArrival]:
+def _late(
+    members: tuple[int, ...], panel: Floats, widths: Floats, level: float, limits: ArrivalThresholds
+) -> Iterator[LateArrival]:
     num_steps = panel.shape[2]
-    if num_steps < _MIN_STEPS:
+    if num_steps < limits.min_steps:
         return
-    in_step = np.nanmean(panel, axis=3)
+    in_step = np.nanmean(panel, axis=-1)
     mean, error, freedom = _means(in_step)
     # Against the clocks of the others, too; a wrong clock shows in the arrival alone.
     width = widths + np.median(widths)
     over = np.stack([mean[_ARRIVAL] - width, mean[_DURATION]])
     chance = len(members) * (1 - stdtr(freedom, over / np.maximum(error, 1.0))).max(axis=0)
     differs = mean[_ARRIVAL] - mean[_DURATION]
-    agrees = np.abs(differs - np.median(differs)) <= width + _NUM_ERRORS * np.hypot(*error)
+    agrees = np.abs(differs - np.median(differs)) <= width + limits.max_errors * np.hypot(*error)
     late_share = (in_step > mean[:, :, None] / 2).mean(axis=2).min(axis=0)
-    is_late = (chance < level) & agrees & (late_share >= _MIN_LATE)
+    is_late = (chance < level) & agrees & (late_share >= limits.min_late_share)
     of_position = np.nanmean(panel, axis=2)
     for row in np.flatnonzero(is_late).tolist():
         latest = int(of_position[:, row].min(axis=0).argmax())
-        if of_position[_DURATION, row, latest] <= _usual_spread(of_position[_DURATION, ~is_late, latest], level):
+        usual = _usual_spread(of_position[_DURATION, ~is_late, latest], level, limits.min_alike)
+        if of_position[_DURATION, row, latest] <= usual:
             continue
         there = panel[:, row, :, latest]
         there = there[:, np.isfinite(there[0])]
         centre, spread, degrees = _means(there)
-        reach = spread * float(stdtrit(degrees, 0.975))
+        reach = spread * float(stdtrit(degrees, UPPER_95))
         yield LateArrival(
             rank=members[row],
             arrival_ns=float(centre[_ARRIVAL]),
@@ -313,13 +332,13 @@ def _late(members: tuple[int, ...], panel: Floats, widths: Floats, level: float)
 
 def _means(series: Floats) -> tuple[Floats, Floats, int]:
     """Return mean and standard error over the last axis, from means of consecutive blocks, and degrees of freedom."""
-    num_blocks = int(np.clip(series.shape[-1] // 4, *_BLOCKS))
+    num_blocks = int(np.clip(series.shape[-1] // _MIN_BLOCKS, _MIN_BLOCKS, MAX_BLOCKS))
     blocks = np.stack([part.mean(axis=-1) for part in np.array_split(series, num_blocks, axis=-1)], axis=-1)
     return series.mean(axis=-1), blocks.std(axis=-1, ddof=1) / np.sqrt(num_blocks), num_blocks - 1
 
 
-def _usual_spread(others: Floats, level: float) -> float:
-    """Return what the latest of ranks that are not late exceeds their mean by anyhow; 0 where too few tell it."""
-    if len(others) < _MIN_TOLD:
+def _usual_spread(others: Floats, level: float, least: int) -> float:
+    """Return what the latest of ranks that are not late exceeds their mean by anyhow; 0 of fewer than `least`."""
+    if len(others) < least:
         return 0.0
     return float(others.std(ddof=1) * stdtrit(len(others) - 1, 1 - level / len(others)))

@@ -83,8 +83,8 @@ def pair_violations(exit_node: Ints, enter_node: Ints, size_ns: Ints, allowed_ns
     return tuple(pairs)
 
 
-_MAX_STRETCHES = 64
-_MIN_OPERATIONS = 16
+_MAX_STRETCHES, _MIN_OPERATIONS = 64, 16  # statistics: of a clock; operations of a stretch that give its median
+_LONGEST_NS = 3.2e18  # format: a century, which fits into int64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +150,8 @@ def collective_bounds(
 
 
 MAX_WRONG = 3
-"""If more clocks than this are wrong, the search stops: everybody in a contradiction is a suspect."""
-_MAX_PAIRS = 2_000_000  # of rows that are compared with each other: bounds memory and time
+"""Speed: if more clocks than this are wrong, the search stops: everybody in a contradiction is a suspect."""
+_MAX_PAIRS = 2_000_000  # memory: of rows that are compared with each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,8 +337,8 @@ def _extremes(
 
 
 def _whole(error_ns: Floats) -> Ints:
-    # The infinite half-width of an unknown clock must fit into int64: a century does as well.
-    return np.minimum(np.ceil(error_ns), 3.2e18).astype(np.int64)
+    # The half-width of an unknown clock is infinite.
+    return np.minimum(np.ceil(error_ns), _LONGEST_NS).astype(np.int64)
 
 
 def _largest_of_each(group: Ints, last_ns: Ints, first_ns: Ints, num_pairs: Ints) -> Bools:

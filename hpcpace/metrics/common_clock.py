@@ -19,10 +19,11 @@ from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.trace.reader import RankTrace
 
 DRIFT_PPM = 200.0
-"""How far two clocks may drift apart if there is no second synchronisation: crystal plus NTP slewing, in practice."""
+"""Statistics: how far two clocks may drift apart without a second synchronisation: crystal plus NTP slewing."""
 WANDER_PPM = 1.0
-"""The least that a clock's rate may change between two synchronisations: the temperature of its crystal."""
-_MAX_NS = 1 << 60
+"""Statistics: the least that a clock's rate may change between two synchronisations: the temperature of its crystal."""
+_MAX_NS = 1 << 60  # format: 36 years; differences of what damaged samples may give must fit into int64
+_PPM = 1e-6  # format: units
 
 
 class ReferenceTimes(NamedTuple):
@@ -99,7 +100,7 @@ class CommonClock:
             return ReferenceTimes(times, np.full(times.shape, np.inf), np.ones(times.shape, dtype=bool))
         if self.num_samples == 1:
             distance_ns = np.abs(times - self.local_ns[0]).astype(np.float64)
-            halfwidth_ns = self.halfwidth_ns[0] + distance_ns * DRIFT_PPM * 1e-6
+            halfwidth_ns = self.halfwidth_ns[0] + distance_ns * DRIFT_PPM * _PPM
             return ReferenceTimes(times - self.offset_ns[0], halfwidth_ns, self._outside(times))
         return self._interpolate(times)
 
@@ -109,7 +110,7 @@ class CommonClock:
         Returns:
             int64, (max(num_samples - 2, 0),). It spans two intervals, so it is larger than the error between samples.
         """
-        if self.num_samples < 3:
+        if self.num_samples <= 2:
             return np.zeros(0, dtype=np.int64)
         span_ns = self.local_ns[2:] - self.local_ns[:-2]
         part: Floats = (self.local_ns[1:-1] - self.local_ns[:-2]) / span_ns
@@ -123,7 +124,7 @@ class CommonClock:
         Returns:
             float64, (max(num_samples - 2, 0),).
         """
-        if self.num_samples < 3:
+        if self.num_samples <= 2:
             return np.zeros(0)
         part: Floats = (self.local_ns[1:-1] - self.local_ns[:-2]) / (self.local_ns[2:] - self.local_ns[:-2])
         before, own, after = (self.halfwidth_ns[at] for at in (slice(-2), slice(1, -1), slice(2, None)))
@@ -154,7 +155,7 @@ def _wander(rates: Floats) -> Floats:
     """Return how much the rate of each segment may vary: its difference from the neighbours, or the least bound."""
     seen = np.abs(np.diff(rates))
     around = np.maximum(np.append(seen, 0.0), np.append(0.0, seen))
-    return np.asarray(np.maximum(around, WANDER_PPM * 1e-6))
+    return np.asarray(np.maximum(around, WANDER_PPM * _PPM))
 
 
 def whole_ns(values_ns: NDArray[Any]) -> Ints:
@@ -162,9 +163,8 @@ def whole_ns(values_ns: NDArray[Any]) -> Ints:
     return np.asarray(np.rint(np.clip(values_ns, -_MAX_NS, _MAX_NS)), np.int64)
 
 
-# To compare with so many bounds is faster than to search among them.
-_MAX_COMPARED = 16
-_BLOCK_ROWS = 1 << 13
+_MAX_COMPARED = 16  # speed: bounds that it is faster to compare with than to search among
+_BLOCK_ROWS = 1 << 13  # speed: rows that fit into the cache of a core
 
 
 def rank_clocks(traces: Sequence[RankTrace]) -> tuple[list[CommonClock], tuple[int, ...]]:

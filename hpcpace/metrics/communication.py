@@ -22,9 +22,11 @@ from hpcpace.metrics.phases import CoveredTime
 from hpcpace.metrics.waits import Waits
 from hpcpace.trace.schema import Op
 
-_BLOCK_ROWS = 1 << 18
-
-_MAX_TOTAL = 1 << 60
+_BLOCK_ROWS = 1 << 18  # speed: rows that fit into the cache of a core
+_MAX_TOTAL = 1 << 60  # format: sums of damaged times may not fit into int64; they are clipped
+_OP_BITS = 8  # format: of an operation in the number of its kind
+_OP_MASK = (1 << _OP_BITS) - 1
+_SHOWN_QUANTILES = (0.5, 0.95)  # display: of durations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +69,13 @@ def kind_numbers(operations: Operations, mask: Bools) -> tuple[Ints, NDArray[Any
     group_sizes, size_index = np.unique([0, *(len(group.ranks) for group in operations.groups)], return_inverse=True)
     # One small number for operation and size; the last of `group` is the unknown one, -1.
     of_group = np.append(size_index[1:], size_index[0])
-    kind: NDArray[Any] = np.empty(len(operations), np.uint16 if len(group_sizes) <= 1 << 8 else np.uint32)
+    kind: NDArray[Any] = np.empty(len(operations), np.uint16 if len(group_sizes) <= _OP_MASK + 1 else np.uint32)
 
     def number_of(rows: slice) -> Ints:
-        kind[rows] = of_group[operations.group[rows]] << 8 | operations.op[rows]
-        return np.bincount(kind[rows][mask[rows]], minlength=len(group_sizes) << 8)
+        kind[rows] = of_group[operations.group[rows]] << _OP_BITS | operations.op[rows]
+        return np.bincount(kind[rows][mask[rows]], minlength=len(group_sizes) << _OP_BITS)
 
-    num_rows = np.zeros(len(group_sizes) << 8, np.int64)
+    num_rows = np.zeros(len(group_sizes) << _OP_BITS, np.int64)
     for of_block in map_threads(number_of, blocks(len(operations))):
         num_rows += of_block
     return group_sizes, kind, num_rows
@@ -99,7 +101,7 @@ class RankTotals:
 def rank_totals(operations: Operations, waits: Waits, mask: Bools, ranks: Sequence[int]) -> RankTotals:
     """Return the sums of each of `ranks` over the rows where `mask` is true; rows are ordered by rank."""
     slot = {rank: index for index, rank in enumerate(ranks)}
-    totals = np.zeros((len(ranks), 4))
+    totals = np.zeros((len(ranks), len(fields(RankTotals))))
 
     def of_rank(rows: slice) -> None:
         used, own = mask[rows], slot.get(int(operations.rank[rows.start]))
@@ -110,9 +112,8 @@ def rank_totals(operations: Operations, waits: Waits, mask: Bools, ranks: Sequen
         totals[own] += [np.count_nonzero(used), *sums]
 
     run_threads(of_rank, operations.slices or [])
-    # Sums of damaged times may not fit into int64; they are clipped.
-    whole = np.clip(totals, -_MAX_TOTAL, _MAX_TOTAL).astype(np.int64)
-    return RankTotals(num_operations=whole[:, 0], size_bytes=whole[:, 1], wait_ns=whole[:, 2], transfer_ns=whole[:, 3])
+    num_operations, size_bytes, wait_ns, transfer_ns = np.clip(totals, -_MAX_TOTAL, _MAX_TOTAL).astype(np.int64).T
+    return RankTotals(num_operations=num_operations, size_bytes=size_bytes, wait_ns=wait_ns, transfer_ns=transfer_ns)
 
 
 def blocks(num_rows: int) -> list[slice]:
@@ -121,9 +122,10 @@ def blocks(num_rows: int) -> list[slice]:
 
 
 # Bins are cut from the bits of a positive float64: with 10 of the 52 fraction bits, each power of two has 1,024 bins.
-_DROPPED_BITS, _FIRST_BIN = 42, 1023 << 10
-_NUM_BINS = 62 << 10
-_RANK_BITS, _RANK_MASK = 32, 0xFFFFFFFF
+_KEPT_BITS, _DROPPED_BITS, _BIAS, _NUM_POWERS = 10, 42, 1023, 62  # format: float64, and powers of two in int64
+_FIRST_BIN, _NUM_BINS = _BIAS << _KEPT_BITS, _NUM_POWERS << _KEPT_BITS
+_RANK_BITS = 32  # format: of a rank in a trace
+_RANK_MASK = (1 << _RANK_BITS) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,7 @@ def totals_by_kind(operations: Operations, matching: Matching, waits: Waits, mas
     nowhere, num_instances = len(numbers), len(matching.num_rows)
     place = np.full(len(num_rows), nowhere)
     place[numbers] = np.arange(nowhere)
-    matched_rows, duration_sum, wait_sum = np.zeros((3, nowhere + 1))
+    matched_rows, (duration_sum, wait_sum) = np.zeros(nowhere + 1), np.zeros((2, nowhere + 1))
     size_bytes, durations = np.zeros(nowhere + 1, np.int64), np.zeros((nowhere + 1) * _NUM_BINS, np.int64)
     # Of each operation the largest transfer counts; a message has two, because its two sides are different kinds.
     largest_ns, kind_of_side = np.full(2 * num_instances, -1), np.full(2 * num_instances, nowhere)
@@ -193,8 +195,8 @@ def totals_by_kind(operations: Operations, matching: Matching, waits: Waits, mas
     histograms = durations.reshape(nowhere + 1, _NUM_BINS)
     return [
         KindTotals(
-            op=number & 0xFF,
-            group_size=int(group_sizes[number >> 8]),
+            op=number & _OP_MASK,
+            group_size=int(group_sizes[number >> _OP_BITS]),
             num_rows=int(num_rows[number]),
             num_matched=int(matched_rows[index]),
             num_operations=int(num_operations[index]),
@@ -229,7 +231,7 @@ def add_kinds(sums: dict[tuple[int, int], KindTotals], parts: Iterable[KindTotal
 
 
 def _kind(total: KindTotals) -> Kind:
-    median_ns, p95_ns = (_quantile_ns(total.durations, share) for share in (0.5, 0.95))
+    median_ns, p95_ns = (_quantile_ns(total.durations, share) for share in _SHOWN_QUANTILES)
     return Kind(
         op=op_name(total.op),
         group_size=total.group_size,

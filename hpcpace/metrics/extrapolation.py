@@ -12,19 +12,30 @@ from enum import StrEnum
 
 import numpy as np
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.amplification import WorkParts, unit_maxima
-from hpcpace.metrics.resampling import block_length, lag_one
+from hpcpace.metrics.resampling import MIN_STEPS, block_length, lag_one
+from hpcpace.metrics.special import ENDS_95, ROUNDING, TINY
 
-FEWEST_EXCEEDANCES = 30
-SPECULATIVE_BEYOND = 16
-"""Predictions for more than this many times the measured nodes are marked."""
-_TAIL_SHARE = 0.05
-_MAX_EXCEEDANCES = 2000  # per segment; more would reach into the body of the distribution
-_NUM_DRAWS = 100
-_NUM_BODY_POINTS = 256
-_NUM_TAIL_POINTS = 128
-_MIN_TAIL = 1e-12  # tail probability up to which the integral is numeric; analytic beyond
+_TAIL_SHARE = 0.05  # statistics: of the values, which are fitted as a tail
+_MAX_EXCEEDANCES = 2000  # statistics: per segment; more would reach into the body of the distribution
+_NUM_DRAWS = 100  # statistics: resamples of the steps
+_NUM_BODY_POINTS, _NUM_TAIL_POINTS = 256, 128  # speed: points of the integral
+_MAX_SURVIVAL = 1.0 - 1e-15  # statistics: its logarithm is finite
+_MIN_SHAPE, _MAX_SHAPE = -5.0, 0.95  # statistics: of a tail; that of a mean that is finite is below 1
+_PLOTTING = 0.15  # statistics: moves plotting positions from (j - 0.5) / n to (j - 0.35) / n
+_MIN_GAP = 1e-6  # statistics: of moments, relative; and the shape of a tail that counts as exponential
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionThresholds(Thresholds, topic="jitter"):
+    """When jitter on more nodes is predicted."""
+
+    min_exceedances: int = number(30, "events", at_least=2)
+    """Values in the tail of a segment; fewer do not show its shape, and nothing is predicted."""
+    speculative_ratio: float = number(16.0, "times")
+    """Nodes over the measured ones from which a prediction is marked as speculative."""
 
 
 class Algorithm(StrEnum):
@@ -114,12 +125,12 @@ def fit_pareto(excess: Floats, weight: Floats) -> Pareto:
         weight: how often each counts, float64, (num_fits, num_exceedances), not all 0.
     """
     total = weight.sum(axis=1, keepdims=True)
-    position = np.clip((np.cumsum(weight, axis=1) - 0.5 * weight + 0.15) / total, 0.0, 1.0)
+    position = np.clip((np.cumsum(weight, axis=1) - 0.5 * weight + _PLOTTING) / total, 0.0, 1.0)
     first = (weight * excess).sum(axis=1) / total[:, 0]
     second = (weight * (1 - position) * excess).sum(axis=1) / total[:, 0]
-    gap = np.maximum(first - 2 * second, 1e-6 * first)
+    gap = np.maximum(first - 2 * second, _MIN_GAP * first)
     ratio = np.divide(first, gap, out=np.full_like(first, 2.0), where=gap > 0.0)
-    shape = np.clip(2 - ratio, -5.0, 0.95)
+    shape = np.clip(2 - ratio, _MIN_SHAPE, _MAX_SHAPE)
     # The scale that keeps the mean, scale / (1 - shape), where the shape was clipped.
     return Pareto(shape=shape, scale=np.maximum(first * (1 - shape), np.finfo(np.float64).tiny))
 
@@ -132,6 +143,7 @@ def extrapolate(
     parts: WorkParts | None,
     transfer: TransferTerm | None = None,
     seed: int = 0,
+    limits: PredictionThresholds = PredictionThresholds(),
 ) -> Extrapolation | Refusal:
     """Return the loss to waiting on more nodes, or the reason why it cannot be predicted.
 
@@ -149,6 +161,7 @@ def extrapolate(
         parts: the parts of the work; None for fewer than 2 ranks or 2 steps.
         transfer: how the transfer grows; waiting only if None.
         seed: of the bootstrap over blocks of steps.
+        limits: what a prediction needs.
     """
     unit = np.unique(node, return_inverse=True)[1]
     num_units = int(unit.max(initial=-1)) + 1
@@ -161,8 +174,8 @@ def extrapolate(
     pooled_ns = unit_maxima(parts.residual_ns + parts.rank_effect_ns[:, np.newaxis], unit, num_units)
     tails = [_tail(pooled_ns[:, :, segment]) for segment in range(pooled_ns.shape[2])]
     fewest = min(len(tail.excess_ns) for tail in tails)
-    if fewest < FEWEST_EXCEEDANCES:
-        return Refusal(reason=f"{fewest} values of a segment are in the tail, {FEWEST_EXCEEDANCES} are needed")
+    if fewest < limits.min_exceedances:
+        return Refusal(reason=f"{fewest} values of a segment are in the tail, {limits.min_exceedances} are needed")
     base_ns = (parts.location_ns + highest_ns - work_ns.mean(axis=0)).sum(axis=1)
     counts = _resampled_counts(base_ns, _NUM_DRAWS, seed)
     loss_ns = np.repeat((counts @ base_ns / len(base_ns))[:, np.newaxis], len(num_nodes), axis=1)
@@ -170,12 +183,12 @@ def extrapolate(
         loss_ns += _added(tail, own_ns, counts, num_units, num_nodes - num_units)
     if transfer is not None:
         loss_ns += extrapolated_transfer(transfer, num_units, num_nodes) - transfer.transfer_ns
-    low_ns, high_ns = np.quantile(loss_ns[1:], (0.025, 0.975), axis=0)
+    low_ns, high_ns = np.quantile(loss_ns[1:], ENDS_95, axis=0)
     return Extrapolation(
         loss_ns=loss_ns[0],
         low_ns=np.minimum(low_ns, loss_ns[0]),
         high_ns=np.maximum(high_ns, loss_ns[0]),
-        is_speculative=num_nodes > SPECULATIVE_BEYOND * num_units,
+        is_speculative=num_nodes > limits.speculative_ratio * num_units,
         label="waiting only" if transfer is None else "waiting and transfer",
     )
 
@@ -201,8 +214,8 @@ def _obstacle(work_ns: Floats, num_units: int, num_nodes: Ints) -> str | None:
     """Return why nothing can be predicted, or None."""
     if num_units < 2:
         return "one node cannot separate its own noise from what all nodes share"
-    if work_ns.shape[1] < 8 or work_ns.shape[2] == 0:
-        return f"{work_ns.shape[1]} steps were measured, at least 8 are needed"
+    if work_ns.shape[1] < MIN_STEPS or work_ns.shape[2] == 0:
+        return f"{work_ns.shape[1]} steps were measured, at least {MIN_STEPS} are needed"
     if len(num_nodes) and int(num_nodes.min()) < num_units:
         return f"{int(num_nodes.min())} nodes are fewer than the {num_units} measured: see the growth curve"
     return None
@@ -215,7 +228,7 @@ def _tail(pooled_ns: Floats) -> _Tail:
     num_tail = max(min(int(_TAIL_SHARE * flat.size), _MAX_EXCEEDANCES), 1)
     threshold = float(np.partition(flat, flat.size - num_tail - 1)[flat.size - num_tail - 1])
     # A value that differs from the threshold only by rounding does not exceed it.
-    above = np.flatnonzero(flat > threshold + 1e-9 * max(abs(threshold), float(np.abs(flat).max())))
+    above = np.flatnonzero(flat > threshold + ROUNDING * max(abs(threshold), float(np.abs(flat).max())))
     above = above[np.argsort(flat[above])]
     levels = np.linspace(0.0, 1.0 - len(above) / flat.size, _NUM_BODY_POINTS)
     return _Tail(
@@ -280,7 +293,7 @@ def _mean_beyond(
         num_new: (num_points,).
     """
     (shape, scale), (grid, survival) = pareto, _survival(tail, pareto, share)
-    beaten = -np.expm1(num_new[:, np.newaxis] * np.log1p(-np.minimum(survival, 1.0 - 1e-15)))
+    beaten = -np.expm1(num_new[:, np.newaxis] * np.log1p(-np.minimum(survival, _MAX_SURVIVAL)))
     # The part beyond the grid: K times the mean excess over its end.
     over_end = max(scale + shape * (grid[-1] - tail.threshold_ns), 0.0)
     end = num_new * survival[-1] * over_end / (1 - shape)
@@ -294,8 +307,8 @@ def _mean_beyond(
 def _survival(tail: _Tail, pareto: Sequence[float], share: float) -> tuple[Floats, Floats]:
     """Return ascending values, and the probability of exceeding each: empirical body, generalised Pareto tail."""
     shape, scale = pareto
-    relative = np.geomspace(1.0, _MIN_TAIL, _NUM_TAIL_POINTS)[1:]
-    is_exponential = abs(shape) < 1e-6
+    relative = np.geomspace(1.0, TINY, _NUM_TAIL_POINTS)[1:]
+    is_exponential = abs(shape) < _MIN_GAP
     excess = -scale * np.log(relative) if is_exponential else scale / shape * np.expm1(-shape * np.log(relative))
     body_survival = share + (tail.body_survival - tail.body_survival[-1]) * (1 - share) / (1 - tail.body_survival[-1])
     return (

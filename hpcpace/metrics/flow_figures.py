@@ -52,6 +52,7 @@ class FlowFigures:
     """What connections did in a window of time; (num_flows,) each.
 
     Attributes:
+        connection: rows in the connections.
         source, destination: indices of nodes.
         paths: which links each passes in which direction, bool, (num_flows, num_links, 2): up, down.
         window_s: length of the window.
@@ -68,11 +69,14 @@ class FlowFigures:
         num_stalls: intervals that were busy far longer than their bytes take at the usual rate.
         stall_s: that time, in all of them.
         queue_s: median over intervals of the smoothed round trip minus the least one.
+        least_rtt_s: the least round trip so far, at the end of the window; NaN unknown.
         packets, repeats: segments sent, and sent again.
+        usual_repeat_share: median over intervals of the share of the payload that was sent again.
         steady_repeat_share: share of the payload that was sent again away from stalls, which end in repetitions.
         segment_bytes: largest payload of a segment, 0 unknown.
     """
 
+    connection: Ints
     source: Ints
     destination: Ints
     paths: Bools
@@ -89,8 +93,10 @@ class FlowFigures:
     num_stalls: Ints
     stall_s: Floats
     queue_s: Floats
+    least_rtt_s: Floats
     packets: Floats
     repeats: Floats
+    usual_repeat_share: Floats
     steady_repeat_share: Floats
     segment_bytes: Ints
 
@@ -166,6 +172,7 @@ def flow_figures(
     with np.errstate(divide="ignore"):
         most_log_rate = np.log(columns["num_bytes"]) - np.log(np.maximum(columns["busy_s"] - delayed_s, 0.0))
     return FlowFigures(
+        connection=chosen[keep],
         source=source,
         destination=destination,
         paths=flow_paths(topology, source, destination),
@@ -180,7 +187,7 @@ _SUMS = {
     "is_limited": np.bool_,
     **dict.fromkeys(("num_intervals", "num_stalls", "segment_bytes"), np.int64),
     **dict.fromkeys(("num_bytes", "busy_s", "log_rate", "usual_log_rate", "error", "stall_s", "queue_s"), np.float64),
-    **dict.fromkeys(("packets", "repeats", "steady_repeat_share"), np.float64),
+    **dict.fromkeys(("least_rtt_s", "packets", "repeats", "usual_repeat_share", "steady_repeat_share"), np.float64),
 }
 """The figures of one connection, each with its type."""
 
@@ -206,6 +213,7 @@ def _sums_of(flows: Flows, rows: Ints, least: FigureThresholds) -> dict[str, flo
     sent, again = flows.sent_bytes[rows], flows.retransmitted_bytes[rows]
     sizes = flows.segment_bytes[rows] if flows.segment_bytes is not None else np.zeros(1, np.int64)
     segment = int(np.median(sizes[sizes > 0])) if (sizes > 0).any() else 0
+    known_rtt_ns = flows.least_rtt_ns[rows][flows.least_rtt_ns[rows] > 0]
     queue_ns = flows.rtt_ns[rows] - flows.least_rtt_ns[rows]
     return {
         "num_bytes": total_bytes,
@@ -218,8 +226,10 @@ def _sums_of(flows: Flows, rows: Ints, least: FigureThresholds) -> dict[str, flo
         "num_stalls": int(is_stalled.sum()),
         "stall_s": float(excess_s[is_stalled].sum()),
         "queue_s": float(np.median(queue_ns)) / NS_PER_S,
+        "least_rtt_s": float(known_rtt_ns.min()) / NS_PER_S if len(known_rtt_ns) else np.nan,
         "packets": float(sent.sum()) / (segment or _USUAL_SEGMENT),
         "repeats": float(again.sum()) / (segment or _USUAL_SEGMENT),
+        "usual_repeat_share": float(np.median(again / np.maximum(sent, 1))),
         "steady_repeat_share": float(again[~is_near].sum()) / max(float(sent[~is_near].sum()), 1.0),
         "segment_bytes": segment,
     }
@@ -259,10 +269,19 @@ def foreign_on_links(loads: InterfaceLoads, topology: Topology) -> Floats:
     return foreign
 
 
+class Usual(StrEnum):
+    """What the rate of slow connections is held against."""
+
+    OTHERS = "others"
+    LINE = "line rate"
+    REST = "rest of the time"
+
+
 class LinkCause(StrEnum):
     """What is wrong with a link."""
 
     FOREIGN = "foreign traffic"
+    LATENCY = "latency"
     SLOW = "slow link"
     UPLINK = "slow or oversubscribed uplink"
     FLAPPING = "flapping link"
@@ -278,24 +297,28 @@ class LinkFault:
         cause: what is wrong with it.
         is_certain: whether the cause is told from others; else the link may be slow as well.
         ids: names of links, as of `Topology.links`; several if the data cannot separate them.
-        direction: `up` or `down` where the other direction is known to be well; else empty.
+        is_one_enough: whether one of these explains all of the connections; else at least two have the fault.
         flows: which connections it holds up, as (source node, destination node).
         returning: connections whose acknowledgements pass it, and may be slow for that.
         effect: by which share they take longer for their bytes than others.
         p_value: probability that chance alone gives as much, over all connections.
         slow_bytes_per_s, usual_bytes_per_s: rate of the slowest of them while it was busy, and of others of its kind.
+        usual: of what the latter is the rate, if not of others.
         foreign_bytes_per_s: foreign traffic on it, in the direction of these connections; 0 where none is known.
         repeat_share: share of segments that they sent again.
         others_repeat_share: the same of the other connections.
         stall_share: share of the time for which they stood still.
         busy_share: share of the time for which the slowest of them was busy.
+        direction: `up` or `down` where the fault is in that direction alone, as far as connections show; else empty.
+        other_way_bytes_per_s: where the direction follows from rates, what the other one gives at least; else 0.
+        latency_s: what it adds to each round trip; 0 where that is not the fault.
+        steps: the first and the last step of each stretch in which it was so; empty for all steps.
         segment_bytes, usual_segment_bytes: largest payload of their segments, and of those of others; 0 unknown.
     """
 
     cause: LinkCause
     is_certain: bool
     ids: tuple[str, ...]
-    direction: str
     flows: tuple[tuple[int, int], ...]
     returning: tuple[tuple[int, int], ...]
     effect: Estimate
@@ -307,6 +330,12 @@ class LinkFault:
     others_repeat_share: float
     stall_share: float
     busy_share: float
+    is_one_enough: bool = True
+    direction: str = ""
+    other_way_bytes_per_s: float = 0.0
+    latency_s: float = 0.0
+    usual: Usual = Usual.OTHERS
+    steps: tuple[tuple[int, int], ...] = ()
     segment_bytes: int = 0
     usual_segment_bytes: int = 0
 
@@ -322,6 +351,7 @@ class FlowFindings:
         crossing_factor: how many times as long connections between leaves take as those within one; None without both.
         line_share: largest part of its interface's line rate that a connection reached while it was busy, headers
             included; None if not known.
+        line_s: seconds that all bytes of that connection take at the line rate; None if not known.
     """
 
     faults: tuple[LinkFault, ...]
@@ -329,3 +359,4 @@ class FlowFindings:
     reason: str
     crossing_factor: float | None = None
     line_share: float | None = None
+    line_s: float | None = None

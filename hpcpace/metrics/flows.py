@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.common_clock import CommonClock, reference_times
 from hpcpace.metrics.kernels import others_median
@@ -119,7 +120,17 @@ class InterfaceUse:
 KINDS = ("errors", "drops", "pauses", "marks")
 """The counters of interfaces, in the order of `interface_events`."""
 
-_MINKINDS, _MIN_RATIO, _DEVIATIONS = 10, 3.0, 5.0
+
+@dataclass(frozen=True, kw_only=True)
+class RaisedThresholds(Thresholds, topic="network"):
+    """When a host has far more errors, drops or repetitions than the others."""
+
+    min_raised: int = number(10, "events")
+    """Events of a host, fewer of which are usual."""
+    raised_ratio: float = number(3.0, "times")
+    """Events of a host over those of the others in as much time or as many packets: healthy hosts differ by less."""
+    raised_deviations: float = number(5.0, "standard errors")
+    """Excess over those of the others, by the square root of their number: chance adds less."""
 
 
 def interface_events(use: InterfaceUse, *, begin_ns: int, end_ns: int) -> Ints:
@@ -162,15 +173,18 @@ def usual_rate(counts: NDArray[np.number], exposures: NDArray[np.number]) -> Flo
     return found
 
 
-def is_raised(counts: NDArray[np.number], exposures: NDArray[np.number]) -> Bools:
+def is_raised(
+    counts: NDArray[np.number], exposures: NDArray[np.number], limits: RaisedThresholds = RaisedThresholds()
+) -> Bools:
     """Return which hosts have far more events than the others: 10, 3 times as many, and beyond what chance adds.
 
     Args:
         counts, exposures: as of `usual_rate`, (num_hosts,).
+        limits: the thresholds.
     """
     expected = usual_rate(counts, exposures) * exposures
-    beyond = expected + _DEVIATIONS * np.sqrt(np.maximum(expected, 0.0))
-    least = np.maximum(np.maximum(beyond, _MIN_RATIO * expected), _MINKINDS)
+    beyond = expected + limits.raised_deviations * np.sqrt(np.maximum(expected, 0.0))
+    least = np.maximum(np.maximum(beyond, limits.raised_ratio * expected), limits.min_raised)
     return np.asarray(np.isfinite(expected) & (counts >= least))
 
 
@@ -258,7 +272,7 @@ def _busy_ns(flows: Flows, rows: Ints, pair: Ints, num_pairs: int) -> Ints:
     return _summed(cells // num_seconds, busiest, num_pairs)
 
 
-_MOST = 1 << 60
+_MAX_COUNTED = 1 << 60  # format: beyond what counters and clocks have; sums of two fit into int64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,9 +306,9 @@ def counter_steps(
         resettable: counters of which nothing is known where they fell, so that they count as unchanged.
     """
     times_ns = table["time_ns"].astype(np.int64)
-    is_sound = (times_ns > -_MOST) & (times_ns < _MOST)
+    is_sound = np.abs(times_ns) < _MAX_COUNTED
     for name in (*columns, *resettable):
-        is_sound &= (table[name] >= 0) & (table[name] < _MOST)
+        is_sound &= (table[name] >= 0) & (table[name] < _MAX_COUNTED)
     rows = np.flatnonzero(is_sound)
     rows = rows[np.lexsort((times_ns[rows], keys[rows]))]
     is_repeated = (np.diff(keys[rows]) == 0) & (np.diff(times_ns[rows]) == 0)
@@ -394,7 +408,7 @@ _FLOW_BYTES = ("sent_bytes", "acked_bytes", "received_bytes")
 _CUMULATIVE = (*_FLOW_BYTES, "retransmitted_bytes", "busy_ns", "receiver_limited_ns", "sender_limited_ns")
 _AT_THE_END = ("rtt_ns", "least_rtt_ns", "unsent_bytes", "segment_bytes")
 _MAX_BYTES_PER_NS = 1250
-"""10 Tb/s, more than any host sends: larger differences are damage."""
+"""Format: 10 Tb/s, more than any host sends: larger differences are damage."""
 _BUSY_SLACK_NS = NS_PER_S
 """The kernel counts busy time in jiffies and up to the moment of reading, which is a little later than `time_ns`."""
 

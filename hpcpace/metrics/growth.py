@@ -17,13 +17,15 @@ import numpy as np
 
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.amplification import WorkParts, deal, dealt, unit_maxima
-from hpcpace.metrics.resampling import Estimate, block_length, lag_one, moving_block_bootstrap
-from hpcpace.metrics.special import gammaln
+from hpcpace.metrics.resampling import MIN_STEPS, Estimate, block_length, lag_one, moving_block_bootstrap
+from hpcpace.metrics.special import ENDS_95, ROUNDING, TINY, gammaln
 
 MAX_ELEMENTS = 160_000_000
-"""The most values that all draws of a null model may shuffle together; beyond it, fewer draws are made."""
+"""Memory: the most values that all draws of a null model may shuffle together; beyond it, fewer draws are made."""
 FEWEST_DRAWS = 39
-"""Draws that are always made: the two outermost of them bound 95 %."""
+"""Statistics: draws that are always made: the two outermost of them bound 95 %."""
+_NUM_DRAWS = 199  # statistics: enough for both ends of a 95 % interval
+_NOT_SERIAL = 0.1  # statistics: correlation of neighbours up to which steps are shuffled one by one
 
 
 class Comparison(StrEnum):
@@ -51,7 +53,7 @@ class NullModel:
     is_node_unit: bool
 
 
-def null_model(work_ns: Floats, parts: WorkParts, *, seed: int = 0, num_draws: int = 199) -> NullModel | None:
+def null_model(work_ns: Floats, parts: WorkParts, *, seed: int = 0, num_draws: int = _NUM_DRAWS) -> NullModel | None:
     """Return the loss that independent units would have, and how the measured loss compares.
 
     Each unit's residuals are shuffled over the steps independently, in the same way for all its segments and ranks, and
@@ -67,7 +69,7 @@ def null_model(work_ns: Floats, parts: WorkParts, *, seed: int = 0, num_draws: i
         None for fewer than 2 units, fewer than 8 steps, or no work.
     """
     mean_ns = float(work_ns.mean(axis=(0, 1)).sum()) if work_ns.size else 0.0
-    if parts.num_units < 2 or work_ns.shape[1] < 8 or mean_ns <= 0.0:
+    if parts.num_units < 2 or work_ns.shape[1] < MIN_STEPS or mean_ns <= 0.0:
         return None
     num_draws = min(num_draws, max(FEWEST_DRAWS, MAX_ELEMENTS // work_ns.size))
     generator = np.random.default_rng([seed, 1])
@@ -79,10 +81,10 @@ def null_model(work_ns: Floats, parts: WorkParts, *, seed: int = 0, num_draws: i
         losses_ns[draw] = dealt(values, order).max(axis=0).mean(axis=0).sum() - mean_ns
     losses_ns += float(parts.location_ns.mean(axis=0).sum())
     observed_ns = float(work_ns.max(axis=0).mean(axis=0).sum()) - mean_ns
-    low_ns, high_ns = np.quantile(losses_ns, (0.025, 0.975))
+    low_ns, high_ns = np.quantile(losses_ns, ENDS_95)
     expected = Estimate(value=float(losses_ns.mean()), low=float(low_ns), high=float(high_ns))
     # Allow for rounding: with constant work all losses are equal.
-    allowed_ns = float(parts.weight.max()) / parts.num_units * abs(expected.value) + 1e-9 * mean_ns
+    allowed_ns = float(parts.weight.max()) / parts.num_units * abs(expected.value) + ROUNDING * mean_ns
     comparison = Comparison.WITHIN
     if observed_ns > expected.high + allowed_ns:
         comparison = Comparison.ABOVE
@@ -99,13 +101,13 @@ def serial_length(residual_ns: Floats) -> int:
         residual_ns: float64, (num_ranks, num_steps, num_segments).
     """
     correlation = lag_one(residual_ns.sum(axis=2).T)
-    return block_length(residual_ns.shape[1], correlation, shortest=1) if correlation > 0.1 else 1
+    return block_length(residual_ns.shape[1], correlation, shortest=1) if correlation > _NOT_SERIAL else 1
 
 
 MAX_POINTS = 32
-"""The most points of a growth curve that `default_points` chooses."""
-_NUM_NULL_DRAWS = 4
-_MAX_DEALT = 4_000_000  # values in all draws of the null together, except the first: bounds the time
+"""Display: the most points of a growth curve that `default_points` chooses."""
+_NUM_NULL_DRAWS = 4  # speed: of the null of a curve, which is smooth
+_MAX_DEALT = 4_000_000  # speed: values in all draws of the null together, except the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +260,6 @@ def _slopes(k: Ints, excess: Floats) -> Floats:
         return np.full(len(excess), np.nan)
     upper = upper - upper.mean()
     # Rounding of equal residuals is no growth.
-    is_growing = (values > 1e-12).all(axis=1)
-    logarithm = np.log(np.where(values > 1e-12, values, 1.0))
+    is_growing = (values > TINY).all(axis=1)
+    logarithm = np.log(np.where(values > TINY, values, 1.0))
     return np.where(is_growing, logarithm @ upper / (upper @ upper), np.nan)

@@ -13,23 +13,33 @@ only bounded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.ranges import parse_range
 from hpcpace.core.text import NS_PER_S
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import ordinals
+from hpcpace.metrics.phase_cores import WorkThresholds, WorkUse, work_use
 from hpcpace.metrics.phases import CoveredTime, innermost
+from hpcpace.metrics.special import ROUNDING
 from hpcpace.trace.schema import Phase
 
-_MIN_ROWS = 3
-_MAX_DIGITS = 5
-_MAX_THREADS = 1 << 16
+_MAX_CPUS = 100_000  # memory: a damaged list may name any number
+_MAX_THREADS = 1 << 16  # format: more do not run at once
 _COUNTERS = ("cpu_time_ns", "run_wait_ns", "cpu_pressure_ns", "cpu_throttled_ns", "involuntary_switches")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CounterThresholds(Thresholds, topic="cores"):
+    """When waiting for cores is known."""
+
+    min_rows: int = number(3, "samples", at_least=2)
+    """Samples of a rank's counters, one a second; fewer do not show how much its waiting varies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +55,10 @@ class CoreUse:
         throttled: share of the time for which the quota of its cgroup kept a rank from running.
         switches: involuntary context switches of a rank for each second.
         cpus: the CPUs that a rank may use; empty where they are not known.
+        nice: nice value of the thread that trains, int64; 0 also where it is not known; None if of no rank.
+        work: how each rank spends its own work; None if that was not measured.
+        lab_waiting, lab_throttled: what of `waiting` and `throttled` a lab causes on all of its hosts alike; None
+            outside of labs.
     """
 
     running: Floats
@@ -55,10 +69,36 @@ class CoreUse:
     throttled: Floats
     switches: Floats
     cpus: tuple[frozenset[int], ...]
+    nice: Ints | None = None
+    work: WorkUse | None = None
+    lab_waiting: float | None = None
+    lab_throttled: float | None = None
+
+    def in_lab(self, node: Ints) -> CoreUse:
+        """Return the same of ranks in a lab, whose hosts share the cores of one machine and have one quota each.
+
+        What the lab causes is what half of its hosts have at least: the lower median of their longest waiting. Of two
+        hosts either may wait for longer by chance, so all waiting is the lab's; a quota is no chance.
+
+        Args:
+            node: index of each rank's host, int64, (num_ranks,).
+        """
+        of_hosts = [
+            [float(np.nan_to_num(share[node == host]).max()) for host in np.unique(node)]
+            for share in (self.waiting, self.throttled)
+        ]
+        waiting, throttled = (sorted(shares)[(len(shares) - 1) // 2] for shares in of_hosts)
+        return replace(self, lab_waiting=waiting if len(of_hosts[0]) > 2 else max(of_hosts[0]), lab_throttled=throttled)
 
 
 def core_use(
-    tables: Sequence[Mapping[str, NDArray[Any]]], begin_ns: Sequence[int], end_ns: Sequence[int], cpus: Sequence[str]
+    tables: Sequence[Mapping[str, NDArray[Any]]],
+    begin_ns: Sequence[int],
+    end_ns: Sequence[int],
+    cpus: Sequence[str],
+    parts_ns: Floats | None = None,
+    min_rows: int = CounterThresholds.min_rows,
+    work_limits: WorkThresholds | None = None,
 ) -> CoreUse:
     """Return what ranks had of their cores between two times.
 
@@ -66,30 +106,41 @@ def core_use(
         tables: the `host` table of each rank.
         begin_ns, end_ns: from when to when, on each rank's own clock.
         cpus: the CPUs of each rank, as the kernel lists them.
+        parts_ns: the parts of each step, (num_ranks, num_steps, num_parts); None leaves out nice values and own work.
+        min_rows: nothing is known of a rank with fewer samples.
+        work_limits: when it is known how ranks spend their own work; the defaults if None.
     """
-    rates = [_rates(table, begin, end) for table, begin, end in zip(tables, begin_ns, end_ns, strict=True)]
+    rates = [_rates(table, begin, end, min_rows) for table, begin, end in zip(tables, begin_ns, end_ns, strict=True)]
     mean = np.array([rate.mean(axis=0) if len(rate) else np.full(len(_COUNTERS), np.nan) for rate in rates])
-    mean = mean.reshape(len(rates), len(_COUNTERS))
+    running, queued, pressure, throttled, switches = mean.reshape(len(rates), len(_COUNTERS)).T
     waiting = [held_up(rate[:, 0], rate[:, 1]) for rate in rates]
     return CoreUse(
-        running=mean[:, 0],
-        queued=mean[:, 1],
-        waiting=held_up(mean[:, 0], mean[:, 1]),
+        running=running,
+        queued=queued,
+        waiting=held_up(running, queued),
         error=np.array([each.std() / np.sqrt(len(each)) if len(each) else np.nan for each in waiting]),
-        pressure=np.minimum(mean[:, 2], 1.0),
-        throttled=np.minimum(mean[:, 3], 1.0),
-        switches=mean[:, 4] * NS_PER_S,
+        pressure=np.minimum(pressure, 1.0),
+        throttled=np.minimum(throttled, 1.0),
+        switches=switches * NS_PER_S,
         cpus=tuple(cpus_of(text) for text in cpus),
+        nice=None if parts_ns is None else _last_nice(tables),
+        work=None
+        if parts_ns is None
+        else work_use(tables, begin_ns, end_ns, parts_ns, work_limits or WorkThresholds()),
     )
+
+
+def _last_nice(tables: Sequence[Mapping[str, NDArray[Any]]]) -> Ints:
+    return np.array([int(table["nice"][-1]) if len(table["nice"]) else 0 for table in tables], np.int64)
 
 
 def held_up(running: Floats, queued: Floats) -> Floats:
     """Return the share of the time for which a rank waits for a core, from running and queued threads for each."""
     ready = running + queued
-    return np.asarray(np.minimum(ready, 1.0) * queued / np.maximum(ready, 1e-9))
+    return np.asarray(np.minimum(ready, 1.0) * queued / np.maximum(ready, ROUNDING))
 
 
-def _rates(table: Mapping[str, NDArray[Any]], begin_ns: int, end_ns: int) -> Floats:
+def _rates(table: Mapping[str, NDArray[Any]], begin_ns: int, end_ns: int, min_rows: int) -> Floats:
     """Return how fast each counter grew between neighbouring rows, float64, (num_seconds, num_counters).
 
     No rows where the run-queue wait is not known, or a counter runs backwards or faster than any number of threads can.
@@ -97,7 +148,7 @@ def _rates(table: Mapping[str, NDArray[Any]], begin_ns: int, end_ns: int) -> Flo
     none = np.zeros((0, len(_COUNTERS)))
     time_ns = np.asarray(table["time_ns"], np.float64)
     inside = (time_ns >= begin_ns) & (time_ns <= end_ns)
-    if inside.sum() < _MIN_ROWS or not np.any(table["run_wait_ns"][inside]):
+    if inside.sum() < min_rows or not np.any(table["run_wait_ns"][inside]):
         return none
     rows = np.array([np.asarray(table[name][inside], np.float64) for name in _COUNTERS]).T
     passed_ns = np.diff(time_ns[inside])
@@ -111,27 +162,34 @@ def cpus_of(text: str) -> frozenset[int]:
     """Return the CPUs of a list like `0-3,8`; none where the text is no such list."""
     found: set[int] = set()
     for part in text.split(","):
-        ends = part.split("-")
-        if len(ends) > 2 or not all(end.isdigit() and len(end) <= _MAX_DIGITS for end in ends):
+        try:
+            numbers = parse_range(part)
+        except ValueError:
             return frozenset()
-        found.update(range(int(ends[0]), int(ends[-1]) + 1))
+        if numbers.stop > _MAX_CPUS:
+            return frozenset()
+        found.update(numbers)
     return frozenset(found)
 
 
-LEAD_NS = 50_000
-"""Lead below which the device had run dry."""
-_LEAD_SHARE = 0.01  # of a stretch: a device that ends it so soon after its host had followed it
 NO_PHASE = len(Phase)
 _PACED = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER, NO_PHASE)
-_MAX_PIECES = 8  # of a phase: more are alike
-_MIN_SAMPLES = 5
-_FARTHEST = 0.95
+_MAX_PIECES = 8  # memory: of a phase; more are alike
+_LOW, _MIDDLE = 0.1, 0.5  # statistics: quantile of leads that waiting for others does not lengthen, and median
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostPaceThresholds(Thresholds, topic="host"):
-    """When a device follows its host operation by operation."""
+    """When a device had run dry, or follows its host operation by operation."""
 
+    lead_ns: int = number(50_000, "ns")
+    """Lead of the host below which the device had run dry: marks take so long to arrive."""
+    lead_share: float = number(0.01, "share")
+    """Share of a stretch, likewise: a device that ends it so soon after its host had followed it."""
+    min_stretches: int = number(5, "samples", at_least=1)
+    """Stretches of a kind, fewer of which do not show how long the device takes, or whether it follows."""
+    far_share: float = number(0.95, "share")
+    """Share of the usual lengths that a stretch must exceed for its device to have waited, if only its end shows it."""
     last_share: float = number(0.25, "share")
     """Share of a phase that the last operation may take: a longer lead at its end means that the host is ahead."""
     steady_part: float = number(0.25, "share")
@@ -180,17 +238,33 @@ class Stretches:
         """How long they last on the device."""
         return self.end_ns - self.begin_ns
 
+    @property
+    def most_idle_ns(self) -> Ints:
+        """How long the device may have been idle at most: until its host was done, once it had done all before."""
+        return np.where(np.isin(self.phase, _PACED), np.clip(self.host_ns - self.lead_before_ns, 0, self.length_ns), 0)
 
-def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], collections: tuple[Ints, Ints]) -> Stretches:
+    def select(self, rows: Ints | Bools) -> Stretches:
+        """Return some of them."""
+        return Stretches(**{item.name: getattr(self, item.name)[rows] for item in fields(self)})
+
+
+def stretches_between_marks(
+    steps: Sequence[Ints],
+    phases: Sequence[Ints],
+    collections: tuple[Ints, Ints],
+    limits: HostPaceThresholds = HostPaceThresholds(),
+) -> Stretches:
     """Return the stream between the marks of steps and phases.
 
     Args:
         steps: number, begin and end on the host, begin and end on the device, each (num_steps,).
         phases: phase and the same times, each (num_phases,).
         collections: begin and end of garbage collections on the host, disjoint and ascending.
+        limits: when a device had run dry.
     """
-    host = np.concatenate([*steps[1:3], *phases[1:3]])
-    device = np.concatenate([*steps[3:5], *phases[3:5]])
+    (_, *of_steps), (_, *of_phases) = steps, phases
+    host = np.concatenate([*of_steps[:2], *of_phases[:2]])
+    device = np.concatenate([*of_steps[2:], *of_phases[2:]])
     order = np.lexsort((device, host))
     edges, first = np.unique(host[order], return_index=True)
     passed = np.maximum.accumulate(device[order])
@@ -200,7 +274,7 @@ def stretches_between_marks(steps: Sequence[Ints], phases: Sequence[Ints], colle
     phase = np.append(phases[0].astype(np.int64), NO_PHASE)[inside]
     row = np.searchsorted(steps[1], edges[:-1], side="right") - 1
     is_used = (row >= 0) & (edges[:-1] < steps[2][row])
-    least = np.maximum(LEAD_NS, _LEAD_SHARE * (arrived[1:] - left[:-1]))
+    least = np.maximum(limits.lead_ns, limits.lead_share * (arrived[1:] - left[:-1]))
     collected = np.diff(CoveredTime(begin_ns=collections[0], end_ns=collections[1]).until_ns(edges))
     columns = {
         "step": steps[0].astype(np.int64)[row],
@@ -226,7 +300,12 @@ def _pieces(inside: Ints) -> Ints:
     return np.where(inside >= 0, found, 0)
 
 
-def following_hosts(of_ranks: Sequence[Stretches], limits: HostPaceThresholds) -> list[Stretches]:
+def following_hosts(
+    of_ranks: Sequence[Stretches],
+    role: Sequence[int],
+    shown: Mapping[tuple[int, int], bool],
+    limits: HostPaceThresholds,
+) -> list[Stretches]:
     """Return stretches that are also dry where devices follow their hosts operation by operation.
 
     Where hosts issue more slowly than devices work, a device is idle before each operation, and when its host has
@@ -237,6 +316,8 @@ def following_hosts(of_ranks: Sequence[Stretches], limits: HostPaceThresholds) -
 
     Args:
         of_ranks: all ranks of a job, at least one.
+        role: ranks of one role work alike, (num_ranks,).
+        shown: whether those of a role and kind follow, where leads at single operations show it.
         limits: when a device follows its host.
     """
     step, kind, length, host, before, after = (
@@ -252,10 +333,10 @@ def following_hosts(of_ranks: Sequence[Stretches], limits: HostPaceThresholds) -
         leads = np.full((2, len(numbers)), np.iinfo(np.int64).max)
         for values, lead in zip(leads, (before, after), strict=True):
             np.minimum.at(values, at, lead[rows])
-        if len(numbers) >= _MIN_SAMPLES:
+        if len(numbers) >= limits.min_stretches:
             shortest[code] = rows, leads[0], leads[1]
     # A lead that grows must end somewhere: where a host waits for its device, none is left.
-    has_waits = any(np.median(leads) < LEAD_NS for _, *both in shortest.values() for leads in both)
+    has_waits = any(np.median(leads) < limits.lead_ns for _, *both in shortest.values() for leads in both)
     for rows, lead_before, lead_after in shortest.values():
         usual_ns = max(float(np.median(length[rows])), 1.0)
         host_spread, lead_spread = _spread(host[rows]), _spread(lead_after)
@@ -267,6 +348,10 @@ def following_hosts(of_ranks: Sequence[Stretches], limits: HostPaceThresholds) -
         if phase[rows[0]] in _PACED and np.median(lead_after) <= limits.last_share * usual_ns and is_steady:
             is_following[rows] = (after[rows] <= 2 * limits.last_share * length[rows]) & ~is_dry[rows]
     ends = np.cumsum([len(each.step) for each in of_ranks])
+    of_row = np.repeat(role, np.diff(ends, prepend=0))
+    for (of, code), follows in shown.items():
+        rows = (of_row == of) & (kind == code)
+        is_following[rows] = follows & ~is_dry[rows]
     return [
         replace(each, is_dry_before=each.is_dry_before | own, is_dry_after=each.is_dry_after | own)
         for each, own in zip(of_ranks, np.split(is_following, ends[:-1]), strict=True)
@@ -275,15 +360,16 @@ def following_hosts(of_ranks: Sequence[Stretches], limits: HostPaceThresholds) -
 
 def _spread(values: Ints) -> float:
     """Return by how much the median exceeds the least tenth: a device that waits for others has longer leads, too."""
-    low, median = np.quantile(values, (0.1, 0.5))
+    low, median = np.quantile(values, (_LOW, _MIDDLE))
     return float(median - low)
 
 
-def usual_lengths(of_role: Sequence[Stretches]) -> Floats:
-    """Return how long stretches of each kind last where the device sets the pace: median, and what 5 % of them exceed.
+def usual_lengths(of_role: Sequence[Stretches], limits: HostPaceThresholds = HostPaceThresholds()) -> Floats:
+    """Return how long stretches of each kind last where the device sets the pace: median, and what few of them exceed.
 
     Args:
         of_role: those of each rank.
+        limits: how many show it, and how few exceed the longest.
 
     Returns:
         float64, (2, num_kinds); NaN for kinds of which too few stretches are known.
@@ -295,8 +381,8 @@ def usual_lengths(of_role: Sequence[Stretches]) -> Floats:
     usual = np.full((2, (NO_PHASE + 1) * (_MAX_PIECES + 1)), np.nan)
     for code in np.unique(kind[np.isin(phase, _PACED)]).tolist():
         lengths = length[is_own & (kind == code)]
-        if len(lengths) >= _MIN_SAMPLES:
-            usual[:, code] = np.quantile(lengths, (0.5, _FARTHEST))
+        if len(lengths) >= limits.min_stretches:
+            usual[:, code] = np.quantile(lengths, (_MIDDLE, limits.far_share))
     return usual
 
 

@@ -11,16 +11,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import others_median
-from hpcpace.metrics.special import stdtr, stdtrit
+from hpcpace.metrics.resampling import MAX_BLOCKS, MAX_SHORT_RHO
+from hpcpace.metrics.special import ENDS_95, ROUNDING, TINY, UPPER_95, stdtr, stdtrit
 from hpcpace.metrics.topology import Topology, UnitKind, unit_name
 
-MIN_STEPS = 10
 MIN_UNITS = 3
-"""With fewer units than this a level has no variance component: its effects are fixed."""
-_NUM_BLOCKS = 20
-_TINY = 1e-12
+"""Statistics: with fewer units than this a level has no variance component: its effects are fixed."""
+_NUM_BLOCKS = MAX_BLOCKS
+_NUM_DRAWS = 400  # statistics: resamples of the steps
+_MAX_HOTSPOTS = 20  # display: those with the largest effects
+_KENDALL = 3  # statistics: correction of an autocorrelation in short series
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotspotThresholds(Thresholds, topic="hotspots"):
+    """When a rank, a node or a switch is listed as slower than others, whether it is named or not."""
+
+    min_steps: int = number(10, "steps", at_least=2)
+    """Steps, fewer of which have too few blocks for the noise."""
+    level: float = number(0.005, "probability")
+    """Chance of such an effect among all units up to which a unit is listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +99,9 @@ class _Effects:
     def interval_ns(self) -> Floats:
         """95 % interval around row 0, from the spread of the draws, (2, num_units)."""
         # With so few blocks the spread is uncertain, which Student's t with as many degrees of freedom allows for.
-        widening = stdtrit(_NUM_BLOCKS - 1, 0.975) / stdtrit(np.inf, 0.975)
+        widening = stdtrit(_NUM_BLOCKS - 1, UPPER_95) / stdtrit(np.inf, UPPER_95)
         deviation = (self.contrast_ns[1:] - self.contrast_ns[1:].mean(axis=0)) * widening
-        return np.asarray(self.contrast_ns[0] + np.percentile(deviation, (2.5, 97.5), axis=0))
+        return np.asarray(self.contrast_ns[0] + np.quantile(deviation, ENDS_95, axis=0))
 
 
 def delay_hotspots(
@@ -96,10 +109,11 @@ def delay_hotspots(
     topology: Topology,
     *,
     seed: int = 0,
-    num_draws: int = 400,
-    level: float = 0.005,
+    num_draws: int = _NUM_DRAWS,
+    level: float = HotspotThresholds.level,
+    min_steps: int = HotspotThresholds.min_steps,
     floor_ns: float = 0.0,
-    most: int = 20,
+    most: int = _MAX_HOTSPOTS,
 ) -> tuple[Hotspot, ...]:
     """Return the units that are slower than the others of their level, the largest effect first; empty for none.
 
@@ -118,15 +132,16 @@ def delay_hotspots(
         seed: of the bootstrap.
         num_draws: of the bootstrap.
         level: largest p-value of what is returned.
+        min_steps: nothing is returned with fewer.
         floor_ns: smallest effect of what is returned.
         most: largest number of hotspots.
     """
     num_ranks, num_steps = excess_ns.shape
-    if num_ranks < 2 or num_steps < MIN_STEPS:
+    if num_ranks < 2 or num_steps < min_steps:
         return ()
     levels, order = _levels(topology)
     rows_ns = np.asarray(excess_ns, np.float64)[order]
-    tiny_ns = 1e-9 * float(np.abs(rows_ns).max()) + _TINY
+    tiny_ns = ROUNDING * float(np.abs(rows_ns).max()) + TINY
     effects = _nested_effects(_resampled_means(rows_ns, np.random.default_rng(seed), num_draws), levels, tiny_ns)
     is_shown = [_has_several(one, below) for one, below in zip(levels, [None, *levels[:-1]], strict=True)]
     num_compared = sum(int(shown.sum()) for shown in is_shown)
@@ -207,7 +222,7 @@ def _block_widening(rows_ns: Floats, length: int) -> float:
     if total <= 0:
         return 1.0
     raw = float((own_ns[:, 1:] * own_ns[:, :-1]).sum()) / total
-    rho = min(max(raw + (1 + 3 * raw) / rows_ns.shape[1], 0.0), 0.9)
+    rho = min(max(raw + (1 + _KENDALL * raw) / rows_ns.shape[1], 0.0), MAX_SHORT_RHO)
     long = (1 + rho) / (1 - rho)
     return float(np.sqrt(long / (long - 2 * rho * (1 - rho**length) / (length * (1 - rho) ** 2))))
 

@@ -13,20 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flows import Flows, InterfaceUse
 
 SENT, RECEIVED = 0, 1
 """Rows of the first dimension of loads."""
 
-_MAX_CELLS = 4_000_000
-_MIN_COVERED = 0.5  # of a cell, for its bytes to be known
-_USUAL_MTU = 1500
-_HEADER_BYTES = 14 + 20 + 32  # Ethernet, IPv4, TCP with timestamps: docs/network-volume.md
-_MORE_OF_IPV6 = 20
-_ACKNOWLEDGED_BYTES = 65536  # by one acknowledgement, where Linux joins segments before TCP sees them
-_MIN_ACKNOWLEDGED = 2  # segments, by RFC 5681, section 4.2
-_PART_CARRIED = 0.9  # of the job's bytes of a host, for an interface to be the one that carries them
+_MAX_CELLS = 4_000_000  # memory: of all interfaces
+_USUAL_MTU = 1500  # format: of Ethernet
+_ETHERNET_BYTES, _IP_BYTES, _TCP_BYTES = 14, 20, 32  # format: headers, TCP with timestamps: docs/measuring.md
+_HEADER_BYTES = _ETHERNET_BYTES + _IP_BYTES + _TCP_BYTES
+_MORE_OF_IPV6 = 20  # format: bytes by which its header is longer
+_ACKNOWLEDGED_BYTES = 65536  # format: by one acknowledgement, where Linux joins segments before TCP sees them
+_MIN_ACKNOWLEDGED = 2  # format: segments, by RFC 5681, section 4.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadThresholds(Thresholds, topic="network"):
+    """When it is known what interfaces carried, and for whom."""
+
+    min_covered_share: float = number(0.5, "share")
+    """Share of a cell of time that must be sampled for its bytes to be known."""
+    carried_part: float = number(0.9, "share")
+    """Part of the job's bytes of a host that an interface must have counted to be the one that carries them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +122,14 @@ def _mean(values: Floats) -> Floats:
 
 
 def interface_loads(
-    use: InterfaceUse, flows: Flows | None, *, begin_ns: int, end_ns: int, is_recorded: Bools, mtu: Ints | None = None
+    use: InterfaceUse,
+    flows: Flows | None,
+    *,
+    begin_ns: int,
+    end_ns: int,
+    is_recorded: Bools,
+    mtu: Ints | None = None,
+    limits: LoadThresholds = LoadThresholds(),
 ) -> InterfaceLoads:
     """Return what interfaces carried between two times, and what of it was this job's.
 
@@ -127,9 +144,11 @@ def interface_loads(
         begin_ns, end_ns: from when to when, on the common clock, at least a nanosecond.
         is_recorded: of which nodes all ranks recorded all of their connections, (num_nodes,).
         mtu: of each interface of `use`, 0 unknown, which counts as 1500.
+        limits: when bytes are known.
     """
     edges_ns = cell_edges(begin_ns, end_ns, len(use.names))
-    total_bytes = np.stack([_interface_cells(use, edges_ns, values) for values in (use.sent_bytes, use.received_bytes)])
+    counters, least = (use.sent_bytes, use.received_bytes), limits.min_covered_share
+    total_bytes = np.stack([_interface_cells(use, edges_ns, values, least) for values in counters])
     job_bytes, slack_bytes = np.full(total_bytes.shape, np.nan), np.zeros(total_bytes.shape)
     carries_job = np.zeros(len(use.names), np.bool_)
     if flows is not None:
@@ -138,7 +157,9 @@ def interface_loads(
         for node in np.flatnonzero(is_recorded).tolist():
             rows = np.flatnonzero((use.node == node) & is_ethernet)
             names = [use.names[row][1] for row in rows.tolist()]
-            payload = _payload_by_interface(flows, flow_rows[node], names, total_bytes[:, rows], edges_ns)
+            payload = _payload_by_interface(
+                flows, flow_rows[node], names, total_bytes[:, rows], edges_ns, limits.carried_part
+            )
             if payload is None:
                 continue
             for row, of_row in zip(rows.tolist(), payload.transpose(1, 0, 2), strict=True):
@@ -196,7 +217,7 @@ def wire_bytes(payload: Floats, mtu: int, *, has_ipv6: bool = False) -> tuple[Fl
     """Return what payload takes in frames in both directions, and how much of it is uncertain.
 
     Counters of adapters have the headers of each segment, those of virtual links one header for up to 64 KiB. What is
-    received is acknowledged once for 64 KiB to once for two segments (docs/network-volume.md).
+    received is acknowledged once for 64 KiB to once for two segments (docs/measuring.md).
 
     Args:
         payload: bytes sent and received, (2, ...).
@@ -204,7 +225,7 @@ def wire_bytes(payload: Floats, mtu: int, *, has_ipv6: bool = False) -> tuple[Fl
         has_ipv6: whether headers are those of IPv6.
     """
     header_bytes = _HEADER_BYTES + _MORE_OF_IPV6 * has_ipv6
-    segment_bytes = max(mtu - header_bytes + 14, 1)
+    segment_bytes = max(mtu - header_bytes + _ETHERNET_BYTES, 1)
     back = payload[::-1]
     headers = payload * (header_bytes / segment_bytes)
     few_acks = back * (header_bytes / _ACKNOWLEDGED_BYTES)
@@ -233,19 +254,19 @@ def spread(begin_ns: Ints, end_ns: Ints, values: NDArray[np.number], edges_ns: I
     return np.diff(np.interp(edges_ns - origin_ns, times, so_far))
 
 
-def _interface_cells(use: InterfaceUse, edges_ns: Ints, values: Ints) -> Floats:
-    """Return the bytes of each interface in each cell; NaN where less than half of a cell was sampled."""
+def _interface_cells(use: InterfaceUse, edges_ns: Ints, values: Ints, least_share: float) -> Floats:
+    """Return the bytes of each interface in each cell; NaN where less of a cell was sampled."""
     cells = np.full((len(use.names), len(edges_ns) - 1), np.nan)
     length_ns = float(edges_ns[1] - edges_ns[0])
     order = np.argsort(use.interface, kind="stable")
     ends = np.searchsorted(use.interface[order], np.arange(len(use.names) + 1))
-    for number in range(len(use.names)):
-        rows = order[ends[number] : ends[number + 1]]
+    for index in range(len(use.names)):
+        rows = order[ends[index] : ends[index + 1]]
         begin_ns, end_ns = use.begin_ns[rows], use.end_ns[rows]
         covered = spread(begin_ns, end_ns, end_ns - begin_ns, edges_ns) / length_ns
         found = spread(begin_ns, end_ns, values[rows], edges_ns)
-        is_known = covered >= _MIN_COVERED
-        cells[number, is_known] = found[is_known] / covered[is_known]
+        is_known = covered >= least_share
+        cells[index, is_known] = found[is_known] / covered[is_known]
     return cells
 
 
@@ -257,7 +278,7 @@ def _rows_by_node(flows: Flows, num_nodes: int) -> list[Ints]:
 
 
 def _payload_by_interface(
-    flows: Flows, rows: Ints, names: Sequence[str], total_bytes: Floats, edges_ns: Ints
+    flows: Flows, rows: Ints, names: Sequence[str], total_bytes: Floats, edges_ns: Ints, carried_part: float
 ) -> Floats | None:
     """Return the payload of a node's connections by interface, (2, num_interfaces, num_cells); None if not known.
 
@@ -267,21 +288,22 @@ def _payload_by_interface(
         names: its interfaces.
         total_bytes: what they carried, (2, num_interfaces, num_cells).
         edges_ns: ends of the cells.
+        carried_part: as of `LoadThresholds`.
     """
     listed = flows.connections.interface
     connections, of = np.unique(flows.connection[rows], return_inverse=True)
     places = [names.index(listed[row]) if listed and listed[row] in names else -1 for row in connections.tolist()]
     place = np.array(places, np.int64)[of]
     payload = np.zeros((2, len(names), len(edges_ns) - 1))
-    for number in np.unique(place[place >= 0]).tolist():
-        payload[:, number] = _payload(flows, rows[place == number], edges_ns)
+    for own in np.unique(place[place >= 0]).tolist():
+        payload[:, own] = _payload(flows, rows[place == own], edges_ns)
     unplaced = _payload(flows, rows[place < 0], edges_ns)
     if unplaced.any():
-        carrier = _carrier(total_bytes, payload, unplaced)
+        carrier = _carrier(total_bytes, payload, unplaced, carried_part)
         if carrier < 0:
             return None
         payload[:, carrier] += unplaced
-    return payload if _could_carry(total_bytes, payload).all() else None
+    return payload if _could_carry(total_bytes, payload, carried_part).all() else None
 
 
 def _payload(flows: Flows, rows: Ints, edges_ns: Ints) -> Floats:
@@ -296,21 +318,22 @@ def _has_ipv6(flows: Flows, node: int) -> bool:
     return any(flows.connections.local[row].startswith("[") for row in np.flatnonzero(flows.connections.node == node))
 
 
-def _carrier(total_bytes: Floats, payload: Floats, more: Floats) -> int:
+def _carrier(total_bytes: Floats, payload: Floats, more: Floats, carried_part: float) -> int:
     """Return the one interface that carried `more` on top of its payload, -1 where none or several may have.
 
     Args:
         total_bytes, payload: of the interfaces of a node, (2, num_interfaces, num_cells).
         more: (2, num_cells).
+        carried_part: as of `LoadThresholds`.
     """
-    could = np.flatnonzero(_could_carry(total_bytes, payload + more[:, None, :]))
+    could = np.flatnonzero(_could_carry(total_bytes, payload + more[:, None, :], carried_part))
     return int(could[0]) if len(could) == 1 else -1
 
 
-def _could_carry(total_bytes: Floats, payload: Floats) -> Bools:
+def _could_carry(total_bytes: Floats, payload: Floats, carried_part: float) -> Bools:
     """Return which interfaces carried at least a payload in both directions, (num_interfaces,)."""
     is_known: Bools = np.isfinite(total_bytes[SENT]) & np.isfinite(total_bytes[RECEIVED])
     carried = np.where(is_known, total_bytes, 0.0).sum(axis=2)
     asked = np.where(is_known, payload, 0.0).sum(axis=2)
     is_any = is_known.any(axis=1) | ~payload.any(axis=(0, 2))
-    return np.asarray((carried >= _PART_CARRIED * asked).all(axis=0) & is_any)
+    return np.asarray((carried >= carried_part * asked).all(axis=0) & is_any)

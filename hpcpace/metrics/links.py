@@ -15,13 +15,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.config import DiagnosisConfig
+from hpcpace.core.text import first_few
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.resampling import Estimate
-from hpcpace.metrics.special import stdtr, stdtrit
+from hpcpace.metrics.link_explanations import cleared_links, explanations
+from hpcpace.metrics.resampling import MAX_BLOCKS, Estimate
+from hpcpace.metrics.special import ENDS_95, TINY, UPPER_95, stdtr, stdtrit
 from hpcpace.metrics.topology import Topology, unit_name
 
-MIN_STEPS = 10
-_MAX_BLOCKS = 20
+_QUARTERS = 4  # statistics: the quartile
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferThresholds(Thresholds, topic="links"):
+    """When transfers of groups are compared."""
+
+    min_steps: int = number(10, "steps", at_least=4)
+    """Steps with a transfer of each similar group; fewer have too few blocks for the noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +61,18 @@ class Stratum:
         groups: which groups, int64, (num_groups,), ascending.
         log_transfer: natural logarithm of nanoseconds in the steps that all of them have, (num_groups, num_steps).
         touches: links that each must pass, bool, (num_groups, num_links).
+        min_steps: with fewer steps nothing is compared.
     """
 
     groups: Ints
     log_transfer: Floats
     touches: Bools
+    min_steps: int
 
     @property
     def compared_links(self) -> Bools:
         """Which links some groups pass and others do not, over enough steps, bool, (num_links,)."""
-        has_steps = self.log_transfer.shape[1] >= MIN_STEPS
+        has_steps = self.log_transfer.shape[1] >= self.min_steps
         return np.asarray(has_steps & self.touches.any(axis=0) & ~self.touches.all(axis=0))
 
 
@@ -79,7 +92,7 @@ class MeanDifference:
 
     def p_above(self, difference: float) -> Floats:
         """Return the probability of such means, or larger ones, if the true one is `difference`."""
-        ratio = (self.mean - difference) / np.maximum(self.error, 1e-12)
+        ratio = (self.mean - difference) / np.maximum(self.error, TINY)
         return np.asarray(stdtr(self.freedom, -ratio))
 
     def half_width(self, level: float) -> Floats:
@@ -87,7 +100,9 @@ class MeanDifference:
         return np.asarray(stdtrit(self.freedom, 1 - level) * self.error)
 
 
-def strata(groups: Sequence[GroupTransfers], topology: Topology) -> list[Stratum]:
+def strata(
+    groups: Sequence[GroupTransfers], topology: Topology, min_steps: int = TransferThresholds.min_steps
+) -> list[Stratum]:
     """Return the groups between nodes, by what makes them similar.
 
     Groups with a member whose place is unknown are left out, because the links that they pass are unknown, too.
@@ -107,7 +122,11 @@ def strata(groups: Sequence[GroupTransfers], topology: Topology) -> list[Stratum
         transfer_ns = np.array([groups[row].transfer_ns for row in rows], np.float64)
         usable = np.isfinite(transfer_ns).all(axis=0)
         log_transfer = np.log(np.maximum(transfer_ns[:, usable], 1.0))
-        found.append(Stratum(groups=np.array(rows, np.int64), log_transfer=log_transfer, touches=touches[rows]))
+        found.append(
+            Stratum(
+                groups=np.array(rows, np.int64), log_transfer=log_transfer, touches=touches[rows], min_steps=min_steps
+            )
+        )
     return found
 
 
@@ -115,10 +134,10 @@ def mean_difference(difference: Floats) -> MeanDifference:
     """Return means over steps that are robust against single steps and allow for correlated neighbours.
 
     Args:
-        difference: (num_groups, num_steps), at least `MIN_STEPS` steps.
+        difference: (num_groups, num_steps), at least 4 steps.
     """
     num_groups, num_steps = difference.shape
-    num_blocks = min(_MAX_BLOCKS, num_steps // 2)
+    num_blocks = min(MAX_BLOCKS, num_steps // 2)
     length = num_steps // num_blocks
     blocks = np.median(difference[:, : num_blocks * length].reshape(num_groups, num_blocks, length), axis=2)
     error = blocks.std(axis=1, ddof=1) / np.sqrt(num_blocks)
@@ -131,59 +150,11 @@ def above_fast(stratum: Stratum, *, near: float) -> Floats:
     The fast ones are those within the share `near` of the lower quartile: a slow uplink may slow most groups.
     """
     level = np.median(stratum.log_transfer, axis=1)
-    fast = np.sort(level)[(len(level) - 1) // 4]
+    fast = np.sort(level)[(len(level) - 1) // _QUARTERS]
     return np.asarray(stratum.log_transfer - np.median(stratum.log_transfer[level <= fast + np.log1p(near)], axis=0))
 
 
-def cleared_links(passed: Bools, clears: Bools) -> Bools:
-    """Return the links that fast tests clear: a test clears all links that it passes.
-
-    Args:
-        passed: links, or directions of links, that each test passes, (num_tests, ...).
-        clears: the tests that clear, (num_tests,); or which clear for each of some slow tests, (num_slow, num_tests).
-
-    Returns:
-        bool, of the shape of one row of `passed`, for each slow test if it is asked for by test.
-    """
-    if clears.ndim == 1:
-        return np.asarray(passed[clears].any(axis=0))
-    return np.asarray(np.tensordot(clears.astype(np.int64), passed.astype(np.int64), axes=1) > 0)
-
-
-def explanations(suspected: Bools, *, is_joined: bool = False) -> list[tuple[Bools, Bools]]:
-    """Return sets of links, at least one of each being slow, with the slow tests that each explains; the most first.
-
-    Greedy minimum set cover. If several links explain as many tests, but not the same ones, all suspects of these tests
-    become one set, because any choice would be a guess.
-
-    Args:
-        suspected: links that each slow test passes and no fast one clears, (num_slow, num_links).
-        is_joined: whether all suspects of tests that share one are a set instead, in any order: each test may have
-            passed another slow link.
-    """
-    found = []
-    left = np.asarray(suspected.any(axis=1))
-    while left.any():
-        hits = suspected & left[:, None]
-        counts = hits.sum(axis=0)
-        best = counts == counts.max()
-        rows = hits[:, np.argmax(best)]
-        links = best & (hits == rows[:, None]).all(axis=0)
-        rivals = best & ~links & (hits & rows[:, None]).any(axis=0)
-        if rivals.any():
-            rows = rows | hits[:, rivals].any(axis=1)
-            links = (hits & rows[:, None]).any(axis=0)
-        while is_joined:
-            links, before = np.asarray(hits[rows].any(axis=0)), rows
-            rows = np.asarray(hits[:, links].any(axis=1))
-            if rows.sum() == before.sum():
-                break
-        found.append((links, rows))
-        left &= ~rows
-    return found
-
-
-_MAX_NAMES = 4
+_MAX_NAMES = 4  # display: links of a sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +208,12 @@ class Locality:
 
 
 def locate_links(
-    groups: Sequence[GroupTransfers], topology: Topology, *, floor_share: float = 0.2, level: float = 0.005
+    groups: Sequence[GroupTransfers],
+    topology: Topology,
+    *,
+    floor_share: float = DiagnosisConfig.link_share,
+    level: float = DiagnosisConfig.level,
+    min_steps: int = TransferThresholds.min_steps,
 ) -> LinkFindings:
     """Return the slow links.
 
@@ -250,10 +226,11 @@ def locate_links(
         topology: where the ranks are.
         floor_share: smallest effect that is named.
         level: largest probability of a false culprit.
+        min_steps: groups with fewer steps are not compared.
     """
     links, is_uplink = topology.links, topology.is_uplink
     none = np.zeros(len(links), np.bool_)
-    between = strata(groups, topology)
+    between = strata(groups, topology, min_steps)
     compared = [stratum for stratum in between if stratum.compared_links.any()]
     is_used = np.any([none, *(stratum.touches.any(axis=0) for stratum in between)], axis=0)
     is_compared = np.any([none, *(stratum.compared_links for stratum in between)], axis=0)
@@ -277,7 +254,9 @@ def locate_links(
     )
 
 
-def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality | None:
+def locality(
+    groups: Sequence[GroupTransfers], topology: Topology, min_steps: int = TransferThresholds.min_steps
+) -> Locality | None:
     """Return how much slower groups across leaves are than similar groups inside one; None without both.
 
     The factor is the ratio of the medians over groups in each step. Its logarithm is averaged over kinds of operations,
@@ -286,9 +265,10 @@ def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality |
     Args:
         groups: transfers by group, operation and size.
         topology: where the ranks are.
+        min_steps: groups with fewer steps are not compared.
     """
     parts, weights = [], []
-    for stratum in strata(groups, topology):
+    for stratum in strata(groups, topology, min_steps):
         crosses = stratum.touches[:, topology.is_uplink].any(axis=1)
         if not stratum.compared_links[topology.is_uplink].any() or crosses.all():
             continue
@@ -303,7 +283,7 @@ def locality(groups: Sequence[GroupTransfers], topology: Topology) -> Locality |
         error=np.sqrt([sum((part.error[0] * share) ** 2 for part, share in zip(parts, shares, strict=True))]),
         freedom=min(part.freedom for part in parts),
     )
-    factor = Estimate.around(float(whole.mean[0]), float(whole.half_width(0.025)[0])).through(np.exp)
+    factor = Estimate.around(float(whole.mean[0]), float(whole.half_width(ENDS_95[0])[0])).through(np.exp)
     return Locality(factor=factor, p_value=float(whole.p_above(0.0)[0]))
 
 
@@ -371,7 +351,7 @@ def _culprit(links: Sequence[str], slow: _SlowGroups, is_meant: Bools, rows: Boo
     total = sum(number for _, number in parts)
     mean = sum(float(part.mean[0]) * number for part, number in parts) / total
     error = float(np.sqrt(sum((float(part.error[0]) * number) ** 2 for part, number in parts))) / total
-    half_width = float(stdtrit(min(part.freedom for part, _ in parts), 0.975)) * error
+    half_width = float(stdtrit(min(part.freedom for part, _ in parts), UPPER_95)) * error
     return LinkCulprit(
         ids=_names(links, is_meant),
         effect=Estimate.around(mean, half_width).through(np.expm1),
@@ -384,9 +364,7 @@ def _names(links: Sequence[str], is_meant: Bools) -> tuple[str, ...]:
 
 
 def _listed(ids: Sequence[str], topology: Topology) -> str:
-    ends = topology.link_ends
-    more = [f"and {len(ids) - _MAX_NAMES} more"] if len(ids) > _MAX_NAMES else []
-    return ", ".join([*(ends[link] for link in ids[:_MAX_NAMES]), *more])
+    return ", ".join(first_few(ids, _MAX_NAMES, words=topology.link_ends.__getitem__, before="and "))
 
 
 @dataclass(frozen=True, kw_only=True)

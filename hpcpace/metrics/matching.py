@@ -18,9 +18,11 @@ from hpcpace.metrics.operations import UNKNOWN_GROUP, Operations, shares
 from hpcpace.trace.schema import ExitKind, Op
 
 _NO_MEMBERS = -1
-_MAX_SLOTS_PER_ROW = 4
-_MOST = np.iinfo(np.int64).max
-_PEER_MASK = 0xFFFFFFFF
+_NUM_ENDS = 3  # format: group, sender and receiver of a message
+_MAX_SLOTS_PER_ROW = 4  # memory: numbers with gaps may need more slots than there are rows
+_MAX_INT = np.iinfo(np.int64).max
+_PEER_BITS = 32  # format: of a peer in a trace
+_PEER_MASK = (1 << _PEER_BITS) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +162,7 @@ def _slots(operations: Operations, slices: Sequence[slice]) -> _Slots:
     num_channels = len(num_members)
 
     def extremes(share: Sequence[slice]) -> tuple[Ints, Ints, Ints]:
-        lowest, highest = np.full(num_channels, _MOST), np.full(num_channels, -_MOST)
+        lowest, highest = np.full(num_channels, _MAX_INT), np.full(num_channels, -_MAX_INT)
         num_rows = np.zeros(num_channels, np.int64)
         for rows in share:
             np.minimum.at(lowest, slot[rows], operations.seq[rows])
@@ -200,16 +202,16 @@ def _channels(operations: Operations, slices: Sequence[slice]) -> tuple[Ints, In
         of_messages = np.flatnonzero((op == Op.SEND) | (op == Op.RECV))
         is_send, own = op[of_messages] == Op.SEND, int(operations.rank[rows.start])
         peer = operations.peer[rows][of_messages]
-        # Peers have 32 bits in a trace.
-        packed = ((group[of_messages] + 1) * 2 + is_send << 32) + (peer & _PEER_MASK)
+        packed = ((group[of_messages] + 1) * 2 + is_send << _PEER_BITS) + (peer & _PEER_MASK)
         kinds, which = np.unique(packed, return_inverse=True)
         peers = (kinds & _PEER_MASK).astype(np.uint32).astype(np.int32).astype(np.int64)
-        sends = kinds >> 32 & 1 == 1
-        ends = np.stack([(kinds >> 33) - 1, np.where(sends, own, peers), np.where(sends, peers, own)], axis=1)
+        kinds >>= _PEER_BITS
+        sends = kinds & 1 == 1
+        ends = np.stack([(kinds >> 1) - 1, np.where(sends, own, peers), np.where(sends, peers, own)], axis=1)
         return of_messages + rows.start, which, ends
 
     found = list(map_threads(collect, slices))
-    ends = np.concatenate([np.zeros((0, 3), np.int64), *(ends for _, _, ends in found)])
+    ends = np.concatenate([np.zeros((0, _NUM_ENDS), np.int64), *(ends for _, _, ends in found)])
     pairs, numbers = np.unique(ends, axis=0, return_inverse=True)
     first = 0
     for of_messages, which, ends in found:

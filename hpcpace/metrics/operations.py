@@ -65,16 +65,23 @@ def depends_on_others(op: Bytes, is_root: Bools) -> Bools:
 def operation_roles() -> Bytes:
     """Return what the kernels ask of an operation, not as its root and as its root, uint8, (256, 2).
 
-    1 where others wait for the row, 2 where it waits for others, 4 of a message, 8 where no rank leaves before all have
-    entered, 16 where it waits for the last one that others wait for, as all do but senders to a root.
+    A bit each, from the lowest: others wait for the row; it waits for others; it is of a message; no rank leaves before
+    all have entered; it waits for the last one that others wait for, as all do but senders to a root.
     """
-    op, is_root = np.arange(256, dtype=np.uint8)[:, None], np.array([[False, True]])
-    roles = releases_others(op, is_root) + 2 * depends_on_others(op, is_root) + 4 * is_one_of(op, MESSAGES)
-    roles = roles + 8 * synchronises(op) + 16 * (~is_one_of(op, TO_ROOT) | is_root)
-    return np.ascontiguousarray(roles, np.uint8)
+    op, is_root = np.arange(np.iinfo(np.uint8).max + 1, dtype=np.uint8)[:, None], np.array([[False, True]])
+    answers = (
+        releases_others(op, is_root),
+        depends_on_others(op, is_root),
+        is_one_of(op, MESSAGES),
+        synchronises(op),
+        ~is_one_of(op, TO_ROOT) | is_root,
+    )
+    roles = sum(answer.astype(np.uint8) << bit for bit, answer in enumerate(answers))
+    return np.ascontiguousarray(np.broadcast_to(roles, (len(op), 2)), np.uint8)
 
 
 UNKNOWN_GROUP = -1
+_MAX_KEPT = 1024  # memory: groups kept for ranks that name the same one
 _COLUMNS = {
     **dict.fromkeys(
         ("rank", "step", "group", "seq", "size_bytes", "peer", "enter_ns", "exit_ns", "blocked_ns"), np.int64
@@ -228,7 +235,7 @@ def groups_of(table: Mapping[str, NDArray[Any]]) -> dict[int, ProcessGroup]:
     return found
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=_MAX_KEPT)
 def _group(name: bytes, ranks: bytes, is_on_device: bool) -> ProcessGroup:
     """Return a group, cached because thousands of ranks name the same one with thousands of members."""
     members = tuple(np.unique(np.frombuffer(ranks, np.int64)).tolist())
@@ -305,3 +312,6 @@ def shows_peer(operations: Operations) -> Bools:
 def op_name(op: int) -> str:
     """Return the name of an operation, or its number if it comes from a newer hpcpace and is unknown to this one."""
     return Op(op).name.lower() if op in Op._value2member_map_ else f"op {op}"
+
+
+MESSAGE_NAMES = tuple(op_name(op) for op in MESSAGES)

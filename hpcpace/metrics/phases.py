@@ -48,14 +48,14 @@ OWN_WORK = (Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.GC, Par
 EXPOSED_WAIT = (Part.SYNC_WAIT, Part.WAIT)
 EXPOSED_TRANSFER = (Part.SYNC_TRANSFER, Part.TRANSFER)
 
-_NO_PHASE = 255  # a code that no writer has; what a later version writes is no phase
-_FREE, _WAITS, _TRANSFERS = range(3)
+_NO_PHASE = 255  # format: a code that no writer has; what a later version writes is no phase
+_STATES = _FREE, _WAITS, _TRANSFERS = (0, 1, 2)
 _OVERLAPS = 2  # what the kernel says of calls that it does not take apart
 
 
 def _parts() -> Ints:
     """Return the part for each (phase or none, state of communication)."""
-    table = np.full((_NO_PHASE + 1, 3), Part.OTHER, np.int64)
+    table = np.full((_NO_PHASE + 1, len(_STATES)), Part.OTHER, np.int64)
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC):
         table[phase, _FREE] = Part[phase.name]
     table[Phase.IDLE, _FREE] = Part.HOST
@@ -74,6 +74,18 @@ _PARTS = _parts()
 def share_of(parts_ns: Floats, of: Sequence[Part]) -> float:
     """Return the share of all time that some parts take, mean over ranks and steps; `parts_ns` is (..., num_parts)."""
     return float(parts_ns[..., list(of)].sum()) / max(float(parts_ns.sum()), 1.0)
+
+
+def without_waits(parts_ns: Floats) -> Floats:
+    """Return parts with the waits that are known, of some operations only, in the transfers, and NaN in their place.
+
+    Args:
+        parts_ns: nanoseconds, or shares, of each part, (..., num_parts).
+    """
+    moved = parts_ns.copy()
+    moved[..., list(EXPOSED_TRANSFER)] += parts_ns[..., list(EXPOSED_WAIT)]
+    moved[..., list(EXPOSED_WAIT)] = np.nan
+    return moved
 
 
 def innermost(begin_ns: Ints, end_ns: Ints, edges_ns: Ints) -> Ints:
@@ -145,7 +157,7 @@ def parts_of_steps(
     state_ns = _states(operations, edges, segment_phase == Phase.GRAD_SYNC)
     part = _PARTS[segment_phase]
     total = np.zeros((num_steps + 1) * len(Part))
-    for state in range(3):
+    for state in _STATES:
         total += np.bincount(step * len(Part) + part[:, state], weights=state_ns[state], minlength=len(total))
     return total.reshape(num_steps + 1, len(Part))[:num_steps]
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.phases import BUSY, OWN_WORK
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN
@@ -23,9 +24,19 @@ from hpcpace.trace.schema import ExitKind, Op, Phase
 
 Columns = Mapping[str, NDArray[Any]]
 
-# Steps do not overlap; a writer rounds by less than this share of a step.
-_OVERLAP_SHARE = 0.01
-_MAX_SHARE, _MAX_ROWS = 0.05, 4
+_OVERLAP_SHARE = 0.01  # format: of a step, by less of which a writer rounds; steps do not overlap
+_ENDS = (0.1, 0.9)  # statistics: quantiles that single steps do not move
+_UPPER_QUARTILE = 0.75  # statistics: length of steps, of which most may be short
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamageThresholds(Thresholds, topic="credible"):
+    """When so many rows contradict each other that nothing of a rank is believed."""
+
+    max_damaged_rows: int = number(4, "events")
+    """Rows of a table that may be damaged: they are skipped."""
+    max_damaged_share: float = number(0.05, "share")
+    """Share of the rows of a large table that may be damaged, likewise."""
 
 
 class Contradiction(NamedTuple):
@@ -43,10 +54,9 @@ class Contradiction(NamedTuple):
     num_bad: int
     num_rows: int
 
-    @property
-    def is_grave(self) -> bool:
-        """Whether there are too many to believe anything of the rank."""
-        return self.num_bad > max(_MAX_ROWS, _MAX_SHARE * self.num_rows)
+    def is_grave(self, limits: DamageThresholds) -> bool:
+        """Return whether there are too many to believe anything of the rank."""
+        return self.num_bad > max(limits.max_damaged_rows, limits.max_damaged_share * self.num_rows)
 
     def __str__(self) -> str:
         return f"{self.num_bad} of {self.num_rows} rows of {self.table} {self.what}"
@@ -114,25 +124,26 @@ _CHECKS: Mapping[str, tuple[tuple[str, Callable[[Columns], Bools]], ...]] = {
 }
 
 
-_MAX_PERIOD = 8
+@dataclass(frozen=True, kw_only=True)
+class CountThresholds(Thresholds, topic="steps"):
+    """When what was counted as steps may be parts of steps."""
 
-
-_MIN_CYCLES = 6
-
-
-_MIN_RATIO = 1.5
-
-
-_MIN_AGREEMENT = 0.95
-
-
-_MIN_BUSY = 0.2
-
-
-_SHORT = 0.2  # of the upper quartile
-
-
-_MIN_SHORT, _MIN_SHORT_SHARE = 3, 0.02
+    max_period: int = number(8, "steps")
+    """Steps after which lengths may repeat: longer patterns are those of evaluations."""
+    min_cycles: int = number(6, "events", at_least=1)
+    """Repetitions, fewer of which may be chance."""
+    min_length_ratio: float = number(1.5, "times", at_least=1.01)
+    """Computation of long steps over that of short ones: work varies by less."""
+    min_agreement: float = number(0.95, "share")
+    """Share of the steps that must be as long as those a period before."""
+    min_busy_share: float = number(0.2, "share")
+    """Share of own work in phases of computation from which these alone are compared."""
+    short_share: float = number(0.2, "share")
+    """Part of the usual time that short steps take at most."""
+    min_short: int = number(3, "steps")
+    """Short steps, fewer of which do not matter."""
+    min_short_share: float = number(0.02, "share")
+    """Share of the steps that must be short to matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +162,7 @@ class Alternation:
     num_short: int
 
 
-def alternation(parts_ns: Floats, length_ns: Floats) -> Alternation | None:
+def alternation(parts_ns: Floats, length_ns: Floats, limits: CountThresholds = CountThresholds()) -> Alternation | None:
     """Return how steps alternate on all ranks; None if they do not.
 
     What is compared is the computation of a step where phases show it, own work otherwise, as the median over ranks: so
@@ -160,19 +171,20 @@ def alternation(parts_ns: Floats, length_ns: Floats) -> Alternation | None:
     Args:
         parts_ns: the parts of each step, (num_ranks, num_steps, num_parts).
         length_ns: length of the steps, (num_ranks, num_steps).
+        limits: when a pattern is one.
     """
     num_steps = length_ns.shape[1]
-    if num_steps < 2 * _MIN_CYCLES:
+    if num_steps < 2 * limits.min_cycles:
         return None
     work_ns = np.median(parts_ns[:, :, list(OWN_WORK)].sum(axis=2), axis=0)
     busy_ns = np.median(parts_ns[:, :, list(BUSY)].sum(axis=2), axis=0)
-    core_ns = busy_ns if busy_ns.sum() >= _MIN_BUSY * work_ns.sum() else work_ns
-    low_ns, high_ns = np.quantile(core_ns, (0.1, 0.9))
-    if high_ns < _MIN_RATIO * max(low_ns, 1.0):
+    core_ns = busy_ns if busy_ns.sum() >= limits.min_busy_share * work_ns.sum() else work_ns
+    low_ns, high_ns = np.quantile(core_ns, _ENDS)
+    if high_ns < limits.min_length_ratio * max(low_ns, 1.0):
         return None
     is_long = core_ns > np.sqrt(max(low_ns, 1.0) * high_ns)
-    for period in range(2, min(_MAX_PERIOD, num_steps // _MIN_CYCLES) + 1):
-        if (is_long[period:] == is_long[:-period]).mean() >= _MIN_AGREEMENT:
+    for period in range(2, min(limits.max_period, num_steps // limits.min_cycles) + 1):
+        if (is_long[period:] == is_long[:-period]).mean() >= limits.min_agreement:
             typical_ns = np.median(length_ns, axis=0)
             short_ns, long_ns = float(np.median(typical_ns[~is_long])), float(np.median(typical_ns[is_long]))
             num_short = round(period * float((~is_long).mean()))
@@ -180,12 +192,13 @@ def alternation(parts_ns: Floats, length_ns: Floats) -> Alternation | None:
     return None
 
 
-def num_far_shorter(length_ns: Floats) -> int:
-    """Return how many steps take less than a fifth of the usual time on all ranks; 0 if they are too few to matter.
+def num_far_shorter(length_ns: Floats, limits: CountThresholds) -> int:
+    """Return how many steps take far less than the usual time on all ranks; 0 if they are too few to matter.
 
     Args:
         length_ns: length of the steps, (num_ranks, num_steps).
+        limits: which are far shorter, and how many matter.
     """
-    usual_ns = np.quantile(length_ns, 0.75, axis=1, keepdims=True)
-    num_short = int((length_ns < _SHORT * usual_ns).all(axis=0).sum())
-    return num_short if num_short >= max(_MIN_SHORT, _MIN_SHORT_SHARE * length_ns.shape[1]) else 0
+    usual_ns = np.quantile(length_ns, _UPPER_QUARTILE, axis=1, keepdims=True)
+    num_short = int((length_ns < limits.short_share * usual_ns).all(axis=0).sum())
+    return num_short if num_short >= max(limits.min_short, limits.min_short_share * length_ns.shape[1]) else 0

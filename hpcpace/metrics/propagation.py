@@ -29,15 +29,14 @@ from hpcpace.metrics.operations import (
     synchronises,
 )
 
-MAX_ROUNDS = 64
+MAX_ROUNDS = 64  # speed: what is passed on more often is less than is lost to rounding
 _NONE = -1
 _NEVER_NS = np.iinfo(np.int64).min
-_MIN_PASSED_NS = 1000  # less counts for the rank that it has reached
-# Rates are counted in parts of 2^-30, because sums of whole numbers do not depend on their order.
-_RATE_BITS = 30
-_MAX_RATE = 1 << 56
-_MAX_COMPILED = 1 << 31
-_MAX_GROUPS = 32  # of a rank: a damaged trace may name thousands
+_MIN_PASSED_NS = 1000  # speed: less counts for the rank that it has reached
+_RATE_BITS = 30  # format: rates in parts of 2^-30, because sums of whole numbers do not depend on their order
+_MAX_RATE = 1 << 56  # format: sums of rates fit into int64
+_MAX_COMPILED = 1 << 31  # format: rows that the kernel numbers with 32 bits
+_MAX_GROUPS = 32  # memory: of a rank; a damaged trace may name thousands
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import others_median
-from hpcpace.metrics.resampling import Estimate
-from hpcpace.metrics.special import betainc, gammaincc, stdtr, stdtrit
+from hpcpace.metrics.resampling import MAX_BLOCKS, MAX_SHORT_RHO, Estimate
+from hpcpace.metrics.special import TINY, betainc, gammaincc, stdtr, stdtrit
 
-_NUM_DEVIATIONS = 4.0
-_EARLY, _DISTANCE = (5, 25), 0.97  # percentiles below the late steps, and the standard deviations between them
+_EARLY, _DISTANCE = (5, 25), 0.97  # statistics: percentiles below the late steps, in standard deviations apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatenessThresholds(Thresholds, topic="straggler"):
+    """When lateness has a pattern, and when a search would have found it."""
+
+    max_smallest_share: float = number(0.2, "share")
+    """Excess over the usual work; if only larger ones would be found, finding none means nothing."""
+    alike_part: float = number(0.5, "share")
+    """Part of the largest excess that all ranks of a node or slot must have to be one straggler."""
+    passing_part: float = number(0.8, "share")
+    """Part of the steps from which on a slow stretch is no longer passing."""
+    passing_ratio: float = number(3.0, "times", at_least=1)
+    """Excess in a slow stretch over that outside of it; below it, the rank is slow all the time."""
+    apart_part: float = number(0.8, "share")
+    """Part of the late steps of several ranks that must not coincide for these to take turns."""
+    min_turns: int = number(3, "ranks")
+    """Ranks with the same period that may take turns; fewer are late by themselves."""
+    late_deviations: float = number(4.0, "standard errors")
+    """Standard deviations of a rank's noise beyond which it is late in a step: chance exceeds them in few."""
+    min_late_events: int = number(4, "events", at_least=2)
+    """Late steps, or runs of them, fewer of which have no period."""
+    min_successor_share: float = number(0.6, "share")
+    """Share of the late steps that must be followed by another one at the distance of a period."""
+    max_late_share: float = number(0.55, "share")
+    """Share of the steps beyond which those in which a rank is late have no period, and it takes no turns."""
+    min_rotating: int = number(3, "ranks", at_least=2)
+    """Ranks or nodes that may take turns by avoiding each other; two do so where each compares with the other."""
+    max_late_at_once: float = number(4.0, "ranks")
+    """Ranks or nodes that are late in the mean step beyond which nobody takes turns."""
+    min_turn_share: float = number(0.2, "share")
+    """Share of the steps in which somebody must be late for ranks to take turns."""
+    min_turn_gain: float = number(0.1, "share")
+    """Share of the steps by which these must exceed what chance gives."""
+    min_turn_part: float = number(0.25, "share")
+    """Part of an equal share of these steps from which a rank or node takes part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +63,7 @@ class Lateness:
     Attributes:
         deviation: work minus the median of the role in that step, float64, (num_ranks, num_steps).
         excess: work minus the median of the others of the role in that step, float64, (num_ranks, num_steps).
-        is_outlier: whether the excess is beyond four standard deviations of the rank's noise and beyond the floor,
+        is_outlier: whether the excess is beyond some standard deviations of the rank's noise and beyond the floor,
             bool, (num_ranks, num_steps). The noise is taken from steps in which the rank is early: lateness is
             one-sided.
         is_latest: whether an outlier is also the largest of its role, bool, (num_ranks, num_steps).
@@ -43,13 +79,14 @@ class Lateness:
     role: Ints
 
 
-def lateness(work_ns: Floats, role: Ints, *, floor_share: float) -> Lateness:
+def lateness(work_ns: Floats, role: Ints, *, floor_share: float, limits: LatenessThresholds) -> Lateness:
     """Return how late each rank is in each step.
 
     Args:
         work_ns: local work, float64, (num_ranks, num_steps).
         role: int64, (num_ranks,).
         floor_share: smaller excesses do not count as late.
+        limits: when a rank is late.
     """
     deviation, excess = np.zeros(work_ns.shape), np.zeros(work_ns.shape)
     is_outlier, is_latest = np.zeros(work_ns.shape, np.bool_), np.zeros(work_ns.shape, np.bool_)
@@ -64,7 +101,7 @@ def lateness(work_ns: Floats, role: Ints, *, floor_share: float) -> Lateness:
         deviation[members] = (values - np.median(values, axis=0)) / base
         over = excess[members] = (values - others_median(values)) / base
         low, high = np.percentile(over, _EARLY, axis=1)
-        late = over > np.maximum(floor_share, _NUM_DEVIATIONS / _DISTANCE * (high - low))[:, None]
+        late = over > np.maximum(floor_share, limits.late_deviations / _DISTANCE * (high - low))[:, None]
         is_outlier[members] = late
         is_latest[members] = late & (over == over.max(axis=0))
     return Lateness(
@@ -114,22 +151,21 @@ def inflation(effects: Floats) -> float:
     centred = effects - effects.mean(axis=1, keepdims=True)
     total = (centred**2).sum(axis=1)
     used = total > 0
-    if not used.any() or effects.shape[1] < 3:
+    if not used.any() or effects.shape[1] <= 2:
         return 1.0
     each = (centred[used, 1:] * centred[used, :-1]).sum(axis=1) / total[used]
-    rho = float(np.clip(np.median(each) + 1 / effects.shape[1], 0.0, 0.9))
+    rho = float(np.clip(np.median(each) + 1 / effects.shape[1], 0.0, MAX_SHORT_RHO))
     return float(np.sqrt((1 + rho) / (1 - rho)))
 
 
-_NUM_DRAWS = 999
-_MAX_FIXED_BLOCKS, _MIN_FIXED_BLOCKS = 20, 12
-_LATE_RATE = 0.5  # of the steps of an interval in which a rank is slow: not all of them exceed the noise
-_MIN_EVENTS = 4
-_REGULAR_SHARE = 0.6
-_MAX_RATE = 0.55  # no period can be found of a unit that is late more often
-_ROTATION_UNITS = 3
-_ROTATION_SHARE, _ROTATION_GAIN = 0.2, 0.1
-_MAX_PER_STEP = 4
+_NUM_DRAWS = 999  # statistics: random signs, shifts or events
+_MIN_BLOCKS, _MIN_LENGTH = 12, 5  # statistics: blocks that a test of signs needs, and steps of more of them
+_TRIMMED = 0.2  # statistics: of the steps of a block at each end
+_LATE_RATE = 0.5  # statistics: of the steps of an interval in which a rank is slow: not all exceed the noise
+_NUM_CYCLES = 3  # statistics: periods that must fit into the steps, or the time
+_WIDTHS = ((1, 2), (3, 10))  # statistics: neighbouring lags that hold a successor, from which lag on
+_NEARLY = 0.8  # statistics: of the successors at the best lag; it may be a multiple of the first one with as many
+_BETTER = 10  # statistics: so much less likely by chance must successors at neighbouring lags be
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,21 +196,20 @@ class FixedShift:
 def fixed_shifts(late: Lateness, *, level: float, random: np.random.Generator) -> FixedShift:
     """Return the lasting shift of each rank against the others of its role, from at least 20 steps."""
     num_steps = late.deviation.shape[1]
-    length = num_steps // int(np.clip(num_steps // 5, _MIN_FIXED_BLOCKS, _MAX_FIXED_BLOCKS))
-    effects = block_effects(late, length, trim=0.2)
+    length = num_steps // int(np.clip(num_steps // _MIN_LENGTH, _MIN_BLOCKS, MAX_BLOCKS))
+    effects = block_effects(late, length, trim=_TRIMMED)
     num_blocks, num_compared = effects.shape[1], max(int(late.is_compared.sum()), 1)
     widened = inflation(effects[late.is_compared])
     error = effects.std(axis=1, ddof=1) / np.sqrt(num_blocks)
     effect = effects.mean(axis=1)
-    tiny = 1e-12
-    t = effect / np.maximum(error * widened, tiny)
+    t = effect / np.maximum(error * widened, TINY)
 
     signs = random.integers(0, 2, (_NUM_DRAWS, num_blocks)) * 2.0 - 1.0
     # The measured signs are counted separately. For two ranks compared with each other, their mirror image is the same.
     signs = signs[np.abs(signs.sum(axis=1)) < num_blocks]
     mean = signs @ effects.T / num_blocks
     square = (effects**2).mean(axis=1)
-    drawn = mean / np.maximum(np.sqrt(np.maximum(square - mean**2, 0) / (num_blocks - 1)), tiny)
+    drawn = mean / np.maximum(np.sqrt(np.maximum(square - mean**2, 0) / (num_blocks - 1)), TINY)
     largest = np.sort(drawn.max(axis=1))
     by_signs = (1 + len(largest) - np.searchsorted(largest, t, side="left")) / (1 + len(largest))
     by_t = np.minimum(stdtr(num_blocks - 1, -t) * num_compared, 1.0)
@@ -242,7 +277,7 @@ def _log_ratio(num_late: Ints, num_steps: Ints, usual: Floats) -> Floats:
     return np.asarray(num_late * np.log(_LATE_RATE / usual) + (num_steps - num_late) * early, np.float64)
 
 
-def periods(events: Bools, *, num_compared: int) -> tuple[Ints, Floats]:
+def periods(events: Bools, *, num_compared: int, limits: LatenessThresholds) -> tuple[Ints, Floats]:
     """Return the period of each unit's late steps, and its p-value over all lags and units.
 
     A period is the smallest lag at which most events (first steps of a run of late ones) have a successor, and at which
@@ -253,6 +288,7 @@ def periods(events: Bools, *, num_compared: int) -> tuple[Ints, Floats]:
     Args:
         events: late steps, bool, (num_units, num_steps).
         num_compared: units of the whole search.
+        limits: when a period is one.
 
     Returns:
         period, int64, (num_units,), 0 for none, and p-value, float64, (num_units,).
@@ -260,34 +296,34 @@ def periods(events: Bools, *, num_compared: int) -> tuple[Ints, Floats]:
     num_units, num_steps = events.shape
     starts = events.copy()
     starts[:, 1:] &= ~events[:, :-1]
-    num_lags = num_steps // 3
+    num_lags = num_steps // _NUM_CYCLES
     count = starts.sum(axis=1)
-    tested = np.flatnonzero((count >= _MIN_EVENTS) & (events.mean(axis=1) <= _MAX_RATE))
+    tested = np.flatnonzero((count >= limits.min_late_events) & (events.mean(axis=1) <= limits.max_late_share))
     period, p_value = np.zeros(num_units, np.int64), np.ones(num_units)
-    if not len(tested) or num_lags < 3:
+    if not len(tested) or num_lags <= 2:
         return period, p_value
     spectrum = np.fft.rfft(starts[tested].astype(np.float64), 2 * num_steps, axis=1)
     pairs = np.rint(np.fft.irfft(np.abs(spectrum) ** 2, axis=1))[:, : num_lags + 1]
     total = np.cumsum(starts[tested], axis=1)
     room = total[:, ::-1][:, : num_lags + 1].astype(np.float64)  # events that have a step `lag` later
     rate = (count[tested] / num_steps)[:, None]
-    for width, least in ((1, 2), (3, 10)):
+    for width, least in _WIDTHS:
         near = pairs if width == 1 else _three(pairs)
         near = np.minimum(near, room)
         share = near / np.maximum(room, 1)
         chance = np.ones(near.shape)
-        good = (share >= _REGULAR_SHARE) & (near >= _MIN_EVENTS - 1)
+        good = (share >= limits.min_successor_share) & (near >= limits.min_late_events - 1)
         good[:, :least] = False
         usual = np.broadcast_to(np.minimum(rate * width, 1.0), near.shape)
         chance[good] = betainc(near[good], room[good] - near[good] + 1, usual[good])  # P(at least so many)
         p = np.minimum(chance.min(axis=1) * num_lags * 2 * num_compared, 1.0)
-        is_best = good & (share >= 0.8 * np.where(good, share, 0).max(axis=1, keepdims=True))
+        is_best = good & (share >= _NEARLY * np.where(good, share, 0).max(axis=1, keepdims=True))
         lag = np.where(is_best.any(axis=1), is_best.argmax(axis=1), 0)
         if width > 1:  # of three neighbouring lags that see the same successors, the one at which most of them are
             close = np.minimum(lag[:, None] + np.arange(width), num_lags)
             best = np.take_along_axis(pairs, close, axis=1).argmax(axis=1)
             lag = np.where(lag > 0, np.take_along_axis(close, best[:, None], axis=1)[:, 0], 0)
-        better = (p < p_value[tested] / 10) & (lag > 0)
+        better = (p < p_value[tested] / _BETTER) & (lag > 0)
         better[better] = [_stands_out(share[row], int(lag[row])) for row in np.flatnonzero(better)]
         period[tested[better]], p_value[tested[better]] = lag[better], p[better]
     return period, p_value
@@ -295,7 +331,7 @@ def periods(events: Bools, *, num_compared: int) -> tuple[Ints, Floats]:
 
 def _stands_out(share: Floats, lag: int) -> bool:
     """Return whether events have a successor at a lag twice as often as at lags around it: late steps may cluster."""
-    return bool(share[lag] >= 2 * np.median(share[-(-lag // 2) : 3 * lag // 2 + 1]))
+    return bool(share[lag] >= 2 * np.median(share[-(-lag // 2) : lag + lag // 2 + 1]))
 
 
 def _three(pairs: Floats) -> Floats:
@@ -305,7 +341,7 @@ def _three(pairs: Floats) -> Floats:
     return wide
 
 
-def rotation(events: Bools, *, random: np.random.Generator) -> tuple[Ints, float]:
+def rotation(events: Bools, *, random: np.random.Generator, limits: LatenessThresholds) -> tuple[Ints, float]:
     """Return the units that take turns in being late, and the p-value; no units if none do.
 
     Late steps that avoid each other cover more steps than late steps of independent units. So the number of steps with
@@ -315,15 +351,16 @@ def rotation(events: Bools, *, random: np.random.Generator) -> tuple[Ints, float
     Args:
         events: late steps, bool, (num_units, num_steps).
         random: for the shifts.
+        limits: when units take turns.
     """
     none = np.zeros(0, np.int64)
-    units = np.flatnonzero(events.any(axis=1) & (events.mean(axis=1) <= _MAX_RATE))
+    units = np.flatnonzero(events.any(axis=1) & (events.mean(axis=1) <= limits.max_late_share))
     num_steps = events.shape[1]
     unit, step = np.nonzero(events[units])
-    if len(units) < _ROTATION_UNITS or len(step) > _MAX_PER_STEP * num_steps:
+    if len(units) < limits.min_rotating or len(step) > limits.max_late_at_once * num_steps:
         return none, 1.0
     covered = int(np.count_nonzero(events[units].any(axis=0)))
-    if covered < _ROTATION_SHARE * num_steps:
+    if covered < limits.min_turn_share * num_steps:
         return none, 1.0
     shifts = random.integers(0, num_steps, (_NUM_DRAWS, len(units)))
     moved = (step + shifts[:, unit]) % num_steps + np.arange(_NUM_DRAWS)[:, None] * num_steps
@@ -331,18 +368,26 @@ def rotation(events: Bools, *, random: np.random.Generator) -> tuple[Ints, float
     hit[moved.ravel()] = True
     drawn = hit.reshape(_NUM_DRAWS, num_steps).sum(axis=1)
     p_value = float((1 + (drawn >= covered).sum()) / (1 + _NUM_DRAWS))
-    if covered - drawn.mean() < _ROTATION_GAIN * num_steps:
+    if covered - drawn.mean() < limits.min_turn_gain * num_steps:
         return none, p_value
     share = np.bincount(unit, minlength=len(units)) / covered
-    taking_part = units[share >= 0.25 / len(units)]
-    return (taking_part, p_value) if len(taking_part) >= _ROTATION_UNITS else (none, p_value)
+    taking_part = units[share >= limits.min_turn_part / len(units)]
+    return (taking_part, p_value) if len(taking_part) >= limits.min_rotating else (none, p_value)
 
 
-MIN_EVENTS = 3
-_MIN_CYCLES = 3
-_EQUAL_SHARE = 0.9
-_MAX_TRIED = 4096
-_MAX_EVENLY = 64  # this many events are judged by their phases alone
+_PER_TURN, _MIN_TRIED, _MAX_TRIED = 8, 16, 4096  # speed: frequencies, between two of which phases hardly slip
+_MAX_EVENLY = 64  # speed: more events are judged by their phases alone
+_FULL_POWER = 0.9  # statistics: of the best frequency; fractions of the period fit as well
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodThresholds(Thresholds, topic="events"):
+    """When events have a period."""
+
+    min_events: int = number(3, "events", at_least=2)
+    """Events of all units together, fewer of which are as regular by chance; and those that name a unit."""
+    equal_share: float = number(0.9, "share")
+    """Share of the distances that must be multiples of the usual one for events to come by number of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +408,7 @@ def run_begins(is_late: Bools) -> Ints:
     return np.flatnonzero(is_late & ~np.append(False, is_late[:-1]))
 
 
-def steps_between(events: Ints) -> int | None:
+def steps_between(events: Ints, limits: PeriodThresholds) -> int | None:
     """Return after how many steps events recur, if that is always the same number or a multiple of it; else None.
 
     What recurs in time, such as a cron job, slips through the steps: now one step more lies between two of its events,
@@ -371,16 +416,19 @@ def steps_between(events: Ints) -> int | None:
 
     Args:
         events: indices of the steps in which events begin, ascending.
+        limits: how many must agree.
     """
-    if len(events) < MIN_EVENTS:
+    if len(events) < limits.min_events:
         return None
     distances = np.diff(events)
     shortest = int(np.median(distances))
-    is_multiple = (distances % max(shortest, 1) == 0).mean() >= _EQUAL_SHARE
+    is_multiple = (distances % max(shortest, 1) == 0).mean() >= limits.equal_share
     return shortest if shortest >= 2 and is_multiple else None
 
 
-def find_period(events: Sequence[Floats], *, span: float, least: float) -> Period | None:
+def find_period(
+    events: Sequence[Floats], *, span: float, least: float, min_events: int = PeriodThresholds.min_events
+) -> Period | None:
     """Return the period that the events of one or more units share, each unit with its own phase.
 
     Of two tests the better one counts, with a correction for trying two. The test of phases puts the events of a unit
@@ -393,15 +441,16 @@ def find_period(events: Sequence[Floats], *, span: float, least: float) -> Perio
         events: times of each unit's events; units with fewer than two do not count.
         span: time in which events could have been observed; at least three periods must fit.
         least: shortest length that can be resolved, twice the distance between two observations.
+        min_events: fewer have none.
 
     Returns:
-        None for fewer than three events.
+        None for too few events.
     """
     units = [times for times in events if len(times) >= 2]
-    if sum(map(len, units)) < MIN_EVENTS or span / _MIN_CYCLES <= least:
+    if sum(map(len, units)) < min_events or span / _NUM_CYCLES <= least:
         return None
     found = [_by_phases(units, span=span, least=least)]
-    if len(units) == 1 and MIN_EVENTS <= len(units[0]) <= _MAX_EVENLY:
+    if len(units) == 1 and min_events <= len(units[0]) <= _MAX_EVENLY:
         found.append(_by_distances(units[0], span=span))
     best = min(found, key=lambda period: period.p_value)
     return Period(length=best.length, p_value=min(1.0, len(found) * best.p_value))
@@ -409,21 +458,21 @@ def find_period(events: Sequence[Floats], *, span: float, least: float) -> Perio
 
 def _by_phases(units: Sequence[Floats], *, span: float, least: float) -> Period:
     # Between two frequencies tried, phases must not slip by more than an eighth of a turn over the whole span.
-    num_tried = int(min(max(8 * (span / least - _MIN_CYCLES), 16), _MAX_TRIED))
-    frequency = np.linspace(_MIN_CYCLES / span, 1 / least, num_tried)
+    num_tried = int(min(max(_PER_TURN * (span / least - _NUM_CYCLES), _MIN_TRIED), _MAX_TRIED))
+    frequency = np.linspace(_NUM_CYCLES / span, 1 / least, num_tried)
     power = np.zeros(num_tried)
     for times in units:
         power += np.abs(np.exp(2j * np.pi * frequency[:, None] * times[None, :]).sum(axis=1)) ** 2 / len(times)
     best = float(power.max())
     # Fractions of the period fit as well as the period, multiples do not: the lowest frequency is right.
-    at = int(np.flatnonzero(power >= 0.9 * best)[0])
+    at = int(np.flatnonzero(power >= _FULL_POWER * best)[0])
     independent = max(span / least, 1.0)
     return Period(length=float(1 / frequency[at]), p_value=min(1.0, independent * float(gammaincc(len(units), best))))
 
 
 def _by_distances(times: Floats, *, span: float) -> Period:
     distances = np.diff(np.sort(times))
-    seen = float(distances.std() / max(float(distances.mean()), 1e-12))
+    seen = float(distances.std() / max(float(distances.mean()), TINY))
     random = np.random.default_rng(0)
     drawn = np.diff(np.sort(random.uniform(0.0, span, (_NUM_DRAWS, len(times))), axis=1), axis=1)
     variation = drawn.std(axis=1) / drawn.mean(axis=1)

@@ -12,11 +12,18 @@ from math import inf, sqrt
 
 import numpy as np
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.special import ndtri, stdtr, stdtrit
+from hpcpace.metrics.special import TINY, UPPER_95, ndtri, stdtr, stdtrit
 
-_MAX_ELEMENTS = 4_000_000  # of block sums at once: bounds memory
-_MAX_BLOCKS = 20
+_MAX_ELEMENTS = 4_000_000  # memory: of block sums at once
+MAX_BLOCKS = 20  # statistics: of steps: enough for a standard error, and long enough not to depend on each other
+MIN_STEPS = 8  # statistics: fewer have too few blocks for an interval
+MAX_SHORT_RHO = 0.9  # statistics: of short series, whose correlation is known badly: a factor 4.4 at most
+_MAX_RHO = 0.99  # statistics: of neighbouring steps; of more correlated ones no length is enough
+_PER_BLOCK = 6  # statistics: blocks to choose from
+_NUM_DRAWS, _NUM_LOG_DRAWS = 500, 200  # statistics: resamples for the ends of an interval, and for a standard error
+_THIRD = 1 / 3  # statistics: blocks grow with the cube root of the steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +48,7 @@ class Estimate:
         mean, num_values = float(values.mean()), len(values)
         if num_values < 2:
             return cls.around(mean, 0.0)
-        half = float(stdtrit(num_values - 1, 0.975) * values.std(ddof=1) / np.sqrt(num_values)) * widened
+        half = float(stdtrit(num_values - 1, UPPER_95) * values.std(ddof=1) / np.sqrt(num_values)) * widened
         return cls.around(mean, half)
 
     @property
@@ -84,17 +91,17 @@ def block_length(num_steps: int, correlation: float, *, shortest: int | None = N
         correlation: of neighbouring steps, rho.
         shortest: the least length instead of ceil(n^(1/3)).
     """
-    rho = min(max(correlation, 0.0), 0.99)
-    optimum = (1.5 * num_steps) ** (1 / 3) * (2 * rho / (1 - rho**2)) ** (2 / 3)
-    least = int(np.ceil(num_steps ** (1 / 3))) if shortest is None else shortest
-    return max(min(max(least, int(np.ceil(optimum))), num_steps // 6), 1)
+    rho = min(max(correlation, 0.0), _MAX_RHO)
+    optimum = (num_steps + num_steps / 2) ** _THIRD * (2 * rho / (1 - rho**2)) ** (2 * _THIRD)
+    least = int(np.ceil(num_steps**_THIRD)) if shortest is None else shortest
+    return max(min(max(least, int(np.ceil(optimum))), num_steps // _PER_BLOCK), 1)
 
 
 def moving_block_bootstrap(
     values: Floats,
     statistic: Callable[[Floats], Floats] | None = None,
     *,
-    num_draws: int = 500,
+    num_draws: int = _NUM_DRAWS,
     seed: int = 0,
 ) -> tuple[Floats, Floats] | None:
     """Return the 95 % interval of a statistic of means over steps, or None for fewer than 8 steps.
@@ -115,7 +122,7 @@ def moving_block_bootstrap(
         all draws has NaN.
     """
     num_steps = len(values)
-    if num_steps < 8:
+    if num_steps < MIN_STEPS:
         return None
     table = values.reshape(num_steps, -1 if values.size else 0).astype(np.float64)
     # Columns of equal variance, so that the block length does not depend on units of measurement.
@@ -129,15 +136,16 @@ def moving_block_bootstrap(
     freedom = max(num_blocks - 1, 1)
     # The draws average num_blocks * length values instead of num_steps.
     variance_factor = num_blocks * length / num_steps * num_blocks / freedom
-    upper = 0.5 + 0.95 / 2
-    factor = float(np.sqrt(variance_factor) * stdtrit(freedom, upper) / ndtri(upper))
+    factor = float(np.sqrt(variance_factor) * stdtrit(freedom, UPPER_95) / ndtri(UPPER_95))
     take = statistic or (lambda means: means[..., 0] if values.ndim == 1 else means)
     estimate, drawn = take(mean[np.newaxis])[0], take(mean + draws)
-    low, high = _quantiles(drawn, (1 - upper, upper))
+    low, high = _quantiles(drawn, (1 - UPPER_95, UPPER_95))
     return estimate + (low - estimate) * factor, estimate + (high - estimate) * factor
 
 
-def log_error(values: Floats, statistic: Callable[..., Floats], *, num_draws: int = 200, seed: int = 0) -> float | None:
+def log_error(
+    values: Floats, statistic: Callable[..., Floats], *, num_draws: int = _NUM_LOG_DRAWS, seed: int = 0
+) -> float | None:
     """Return the standard error of the logarithm of a statistic over steps, or None for fewer than 8 steps.
 
     Moving-block bootstrap, as of `moving_block_bootstrap`; the error is the standard deviation of the draws, with the
@@ -150,7 +158,7 @@ def log_error(values: Floats, statistic: Callable[..., Floats], *, num_draws: in
         seed: of the generator.
     """
     num_steps = len(values)
-    if num_steps < 8:
+    if num_steps < MIN_STEPS:
         return None
     length = block_length(num_steps, lag_one(values))
     num_blocks = -(-num_steps // length)
@@ -172,13 +180,13 @@ def chance_above_zero(values: Floats) -> float | None:
         values: float64, (num_steps,).
     """
     num_steps = len(values)
-    if num_steps < 8:
+    if num_steps < MIN_STEPS:
         return None
     num_batches = num_steps // block_length(num_steps, lag_one(values), shortest=1)
     edges = np.arange(num_batches + 1) * num_steps // num_batches
     means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
     error, mean = float(means.std(ddof=1)) / num_batches**0.5, float(values.mean())
-    return None if error <= 1e-12 * abs(mean) else float(stdtr(num_batches - 1, -mean / error))
+    return None if error <= TINY * abs(mean) else float(stdtr(num_batches - 1, -mean / error))
 
 
 def _block_means(table: Floats, length: int) -> Floats:
@@ -222,19 +230,19 @@ def trimmed_mean(values: Floats, share: float) -> Floats:
 
 
 def block_means(values: Floats) -> Floats:
-    """Return means over at most 20 blocks of consecutive steps, (num_rows, num_blocks), of (num_rows, num_steps).
+    """Return means over `MAX_BLOCKS` blocks of steps or fewer, (num_rows, num_blocks), of (num_rows, num_steps).
 
     Two steps or more make two blocks or more.
     """
     num_steps = values.shape[1]
-    num_blocks = min(_MAX_BLOCKS, max(num_steps // 2, 2), num_steps)
+    num_blocks = min(MAX_BLOCKS, max(num_steps // 2, 2), num_steps)
     length = max(num_steps // num_blocks, 1)
     return np.asarray(values[:, : num_blocks * length].reshape(len(values), num_blocks, length).mean(axis=2))
 
 
 def half_width(error: float, num_blocks: int) -> float:
     """Return half of the 95 % interval of a mean over blocks of steps, from its standard error (Student's t)."""
-    return float(stdtrit(num_blocks - 1, 0.975) * error)
+    return float(stdtrit(num_blocks - 1, UPPER_95) * error)
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
@@ -254,10 +262,10 @@ def share_of(count: int, total: int) -> Estimate:
         count: runs that count.
         total: all runs, at least one.
     """
-    z = float(ndtri(0.975))
+    z = float(ndtri(UPPER_95))
     share = count / total
     center = (share + z**2 / (2 * total)) / (1 + z**2 / total)
-    half = z / (1 + z**2 / total) * sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    half = z / (1 + z**2 / total) * sqrt(share * (1 - share) / total + z**2 / (2 * total) ** 2)
     return Estimate(value=share, low=max(center - half, 0.0), high=min(center + half, 1.0))
 
 
@@ -268,9 +276,9 @@ def throughput_of_steps(step_ns: Floats, samples: Ints) -> Estimate:
         step_ns: step times, float64, (num_steps,).
         samples: of the global batch, int64, (num_steps,).
     """
-    value = float(samples.sum() / step_ns.sum() * 1e9)
+    value = float(samples.sum() / step_ns.sum() * NS_PER_S)
     columns = np.column_stack([samples, step_ns]).astype(np.float64)
-    found = moving_block_bootstrap(columns, lambda means: np.asarray(means[..., 0] / means[..., 1] * 1e9))
+    found = moving_block_bootstrap(columns, lambda means: np.asarray(means[..., 0] / means[..., 1] * NS_PER_S))
     return _with_interval(value, found)
 
 

@@ -15,16 +15,24 @@ from enum import StrEnum
 
 import numpy as np
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import OWN_WORK, Part
-from hpcpace.metrics.resampling import Estimate, block_means, half_width, trimmed_mean
-from hpcpace.metrics.special import stdtrit
+from hpcpace.metrics.resampling import MAX_BLOCKS, Estimate, block_means, half_width, trimmed_mean
+from hpcpace.metrics.special import TINY, stdtrit
 
-_MAX_BLOCKS = 20
-_LEVEL = 0.05
-_MIN_SHARE = 0.2  # of the excess, below which a stage is not worth a word
-_MOST = 0.5
-_TRIMMED = 0.1
+_LEVEL = 0.05  # statistics: of 95 % intervals of all phases together
+_TRIMMED = 0.1  # statistics: of the ranks at each end, which may be slow or fast for once
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageThresholds(Thresholds, topic="straggler"):
+    """Which stages of its step explain that a rank is late."""
+
+    min_stage_part: float = number(0.2, "share")
+    """Part of the excess from which a stage is worth a word."""
+    explained_part: float = number(0.5, "share")
+    """Part of the excess that the named stages must hold beyond chance; else the data cannot name the stage."""
 
 
 class Stage(StrEnum):
@@ -96,7 +104,9 @@ class StageComparison:
     has_forward: bool = True
 
 
-def compare_with_others(parts_ns: Floats, late: Ints, others: Ints, steps: slice) -> StageComparison | None:
+def compare_with_others(
+    parts_ns: Floats, late: Ints, others: Ints, steps: slice, limits: StageThresholds
+) -> StageComparison | None:
     """Return the stages in which ranks exceed others in some consecutive steps, by means over blocks of these.
 
     Args:
@@ -104,13 +114,14 @@ def compare_with_others(parts_ns: Floats, late: Ints, others: Ints, steps: slice
         late: rows of the late ranks, int64.
         others: rows of those they are compared with, int64.
         steps: at least two.
+        limits: which stages explain the excess.
 
     Returns:
         None without steps or others to compare with.
     """
     rows = np.concatenate([late, others])
     num_steps = len(range(*steps.indices(parts_ns.shape[1])))
-    num_blocks = min(_MAX_BLOCKS, num_steps // 2)
+    num_blocks = min(MAX_BLOCKS, num_steps // 2)
     if not len(others) or num_blocks < 2:
         return None
     length = num_steps // num_blocks
@@ -119,10 +130,12 @@ def compare_with_others(parts_ns: Floats, late: Ints, others: Ints, steps: slice
         own = parts_ns[row, steps][: num_blocks * length]
         blocks[index] = own.reshape(num_blocks, length, -1).mean(axis=1)[:, list(OWN_WORK)]
     usual = trimmed_mean(blocks[len(late) :], _TRIMMED)
-    return _compared(blocks[: len(late)].mean(axis=0), usual, num_steps)
+    return _compared(blocks[: len(late)].mean(axis=0), usual, num_steps, limits)
 
 
-def compare_events(parts_ns: Floats, work_ns: Floats, rows: Ints, is_event: Bools) -> StageComparison | None:
+def compare_events(
+    parts_ns: Floats, work_ns: Floats, rows: Ints, is_event: Bools, limits: StageThresholds
+) -> StageComparison | None:
     """Return the stages in which single late steps exceed the usual ones of the same rank.
 
     Of each step it is the rank that exceeds its own median work by most.
@@ -132,6 +145,7 @@ def compare_events(parts_ns: Floats, work_ns: Floats, rows: Ints, is_event: Bool
         work_ns: own work, (num_ranks, num_steps).
         rows: of the ranks concerned, int64.
         is_event: the late steps, bool, (num_steps,).
+        limits: which stages explain the excess.
 
     Returns:
         None with fewer than two late steps, or without others.
@@ -145,15 +159,15 @@ def compare_events(parts_ns: Floats, work_ns: Floats, rows: Ints, is_event: Bool
     for row in np.unique(latest).tolist():
         usual_ns[row] = parts_ns[row][~is_event][:, list(OWN_WORK)].mean(axis=0)
     own_ns = parts_ns[latest, columns][:, list(OWN_WORK)]
-    num_blocks = min(_MAX_BLOCKS, len(columns))
+    num_blocks = min(MAX_BLOCKS, len(columns))
     block = np.arange(len(columns)) * num_blocks // len(columns)
     first = np.flatnonzero(np.diff(block, prepend=-1))
     size = np.diff(np.append(first, len(columns)))[:, None]
     own, usual = (np.add.reduceat(values, first, axis=0) / size for values in (own_ns, usual_ns[latest]))
-    return replace(_compared(own, usual, len(columns)), is_with_itself=True)
+    return replace(_compared(own, usual, len(columns), limits), is_with_itself=True)
 
 
-def _compared(own: Floats, usual: Floats, num_steps: int) -> StageComparison:
+def _compared(own: Floats, usual: Floats, num_steps: int, limits: StageThresholds) -> StageComparison:
     """Return the comparison of means over blocks, each (num_blocks, len(OWN_WORK))."""
     difference = own - usual
     # Where no device waited for its host there is nothing to compare of that, and no chance to correct for.
@@ -170,23 +184,25 @@ def _compared(own: Floats, usual: Floats, num_steps: int) -> StageComparison:
         for index, part in enumerate(parts)
     ]
     phases.sort(key=lambda each: each.usual_ns - each.own_ns)
-    return StageComparison(stages=_stages(difference), phases=tuple(phases), num_steps=num_steps)
+    return StageComparison(stages=_stages(difference, limits), phases=tuple(phases), num_steps=num_steps)
 
 
-def _stages(difference: Floats) -> tuple[Stage, ...]:
+def _stages(difference: Floats, limits: StageThresholds) -> tuple[Stage, ...]:
     """Return the stages that hold most of the excess beyond chance, largest first; none if chance may hold it.
 
     Args:
         difference: of the first parts of own work, (num_blocks, num_parts).
+        limits: which stages explain the excess.
     """
     parts = OWN_WORK[: difference.shape[1]]
     stages = list(dict.fromkeys(_STAGE_OF[part] for part in parts))
     of_stage = np.array([difference[:, [_STAGE_OF[part] is stage for part in parts]].sum(axis=1) for stage in stages]).T
     excess = of_stage.sum(axis=1)
     mean, half = _intervals(of_stage, len(stages))
-    named = np.flatnonzero((mean > half) & (mean >= _MIN_SHARE * excess.mean()))
-    # What the named stages hold beyond half of the excess must itself be beyond chance.
-    beyond, beyond_half = _intervals((of_stage[:, named].sum(axis=1) - _MOST * excess)[:, None], 1)
+    named = np.flatnonzero((mean > half) & (mean >= limits.min_stage_part * excess.mean()))
+    # What the named stages hold beyond that part of the excess must itself be beyond chance.
+    above = of_stage[:, named].sum(axis=1) - limits.explained_part * excess
+    beyond, beyond_half = _intervals(above[:, None], 1)
     if not len(named) or beyond[0] <= beyond_half[0]:
         return ()
     return tuple(stages[index] for index in named[mean[named].argsort()[::-1]].tolist())
@@ -201,7 +217,15 @@ def _intervals(values: Floats, num_compared: int) -> tuple[Floats, Floats]:
     return mean, half
 
 
-_MIN_PASSES = 100
+_BY_PLACE, _BY_STEP = 2, 3  # format: axes of microbatches over which steps and places are averaged
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariationThresholds(Thresholds, topic="jitter"):
+    """When it is known how work varies with the data."""
+
+    min_passes: int = number(100, "operations", at_least=1)
+    """Passes of a rank, fewer of which do not show how stages vary together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,13 +242,16 @@ class DataVariation:
     spread: float
 
 
-def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation | None:
-    """Return how work varies; None without two stages, two microbatches a step, or a hundred passes to compare.
+def data_variation(
+    own_ns: Floats, stage: Ints, replica: Ints, min_passes: int = VariationThresholds.min_passes
+) -> DataVariation | None:
+    """Return how work varies; None without two stages, two microbatches a step, or enough passes.
 
     Args:
         own_ns: work in each pass, above 0, float64, (num_ranks, num_kinds, num_steps, num_microbatches).
         stage: pipeline stage of each rank, int64, (num_ranks,).
         replica: of each rank, ranks of a replica share their data, int64, (num_ranks,).
+        min_passes: of a rank.
     """
     num_kinds, _, num_microbatches = own_ns.shape[1:]
     pairs = [
@@ -232,22 +259,29 @@ def data_variation(own_ns: Floats, stage: Ints, replica: Ints) -> DataVariation 
         for first in range(len(stage))
         for second in np.flatnonzero((replica == replica[first]) & (stage == stage[first] + 1))[:1].tolist()
     ]
-    if not pairs or num_microbatches < 2 or own_ns[0].size < _MIN_PASSES or not (own_ns > 0).all():
+    if not pairs or num_microbatches < 2 or own_ns[0].size < min_passes or not (own_ns > 0).all():
         return None
     logs = np.log(own_ns)
-    logs = logs - logs.mean(axis=2, keepdims=True)  # the place in the schedule
-    logs = logs - logs.mean(axis=3, keepdims=True)  # the step
+    logs = logs - logs.mean(axis=_BY_PLACE, keepdims=True)
+    logs = logs - logs.mean(axis=_BY_STEP, keepdims=True)
     varying = logs.reshape(len(logs), num_kinds, -1)
     spread = varying.std(axis=2)
-    standard = varying / np.maximum(spread[:, :, None], 1e-12)
+    standard = varying / np.maximum(spread[:, :, None], TINY)
     first, second = (np.array(side) for side in zip(*pairs, strict=True))
     shared = (standard[first] * standard[second]).mean(axis=(1, 2))
     return DataVariation(shared=float(np.median(shared)), spread=float(np.median(spread.mean(axis=1))))
 
 
-EXCESS_FLOOR = 0.05
-NOISE_LEVEL = 0.001
-_MIN_STEPS = 10
+@dataclass(frozen=True, kw_only=True)
+class ExcessThresholds(Thresholds, topic="straggler"):
+    """When a report mentions that a rank exceeds the others of its role."""
+
+    excess_floor: float = number(0.05, "share")
+    """Excess over the usual work below which a rank is not mentioned, however certain it is."""
+    noise_level: float = number(0.001, "probability", at_least=1e-9)
+    """Chance over all ranks of the run up to which an excess is beyond noise."""
+    min_excess_steps: int = number(10, "steps", at_least=2)
+    """Steps, fewer of which have too few blocks for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,8 +291,8 @@ class Excess:
     Attributes:
         share: mean excess over the usual work of its role, relative to that; 0.3 is 30 percent more.
         interval: its 95 % interval.
-        noise: the largest share that chance explains, at level NOISE_LEVEL over all ranks of the run.
-        is_marked: whether the share exceeds both noise and EXCESS_FLOOR.
+        noise: the largest share that chance explains, over all ranks of the run.
+        is_marked: whether the share exceeds both noise and the floor.
     """
 
     share: float
@@ -278,10 +312,12 @@ class WorkExcess:
         of_block: relative to the usual work of the role, NaN for ranks that are compared with nobody, float64,
             (num_ranks, num_blocks).
         num_compared: ranks that are compared.
+        limits: when an excess is mentioned.
     """
 
     of_block: Floats
     num_compared: int
+    limits: ExcessThresholds
 
     def of(self, ranks: Sequence[int]) -> Estimate | None:
         """Return the mean excess of some ranks, by index; None if none of them is compared."""
@@ -298,12 +334,16 @@ class WorkExcess:
         if found is None:
             return None
         blocks = self.of_block[rank]
-        noise = float(stdtrit(len(blocks) - 1, 1 - NOISE_LEVEL / max(self.num_compared, 1))) * _error(blocks)
-        is_marked = found.value > max(EXCESS_FLOOR, noise)
+        noise = float(stdtrit(len(blocks) - 1, 1 - self.limits.noise_level / max(self.num_compared, 1))) * _error(
+            blocks
+        )
+        is_marked = found.value > max(self.limits.excess_floor, noise)
         return Excess(share=found.value, interval=found.interval, noise=noise, is_marked=is_marked)
 
 
-def excess_over_role(work_ns: Floats, role: Ints, is_slow: Bools | None = None) -> WorkExcess:
+def excess_over_role(
+    work_ns: Floats, role: Ints, is_slow: Bools | None = None, limits: ExcessThresholds = ExcessThresholds()
+) -> WorkExcess:
     """Return the excess of each rank; nobody is compared without another rank of the role, or with too few steps.
 
     Args:
@@ -311,10 +351,11 @@ def excess_over_role(work_ns: Floats, role: Ints, is_slow: Bools | None = None) 
         role: of each rank, (num_ranks,).
         is_slow: ranks that are not usual, (num_ranks,); none if not given. Where all others of a role are slow, they
             are usual.
+        limits: when an excess is mentioned.
     """
     num_ranks, num_steps = work_ns.shape
-    if num_steps < _MIN_STEPS:
-        return WorkExcess(of_block=np.full((num_ranks, 1), np.nan), num_compared=0)
+    if num_steps < limits.min_excess_steps:
+        return WorkExcess(of_block=np.full((num_ranks, 1), np.nan), num_compared=0, limits=limits)
     is_slow = np.zeros(num_ranks, np.bool_) if is_slow is None else is_slow
     blocks = block_means(work_ns)
     of_block = np.full(blocks.shape, np.nan)
@@ -325,7 +366,7 @@ def excess_over_role(work_ns: Floats, role: Ints, is_slow: Bools | None = None) 
         usual_ns = _usual_ns(blocks[members], is_slow[members])
         is_known = usual_ns.mean(axis=1) > 0
         of_block[members[is_known]] = blocks[members[is_known]] / np.maximum(usual_ns[is_known], 1.0) - 1
-    return WorkExcess(of_block=of_block, num_compared=int(np.isfinite(of_block).all(axis=1).sum()))
+    return WorkExcess(of_block=of_block, num_compared=int(np.isfinite(of_block).all(axis=1).sum()), limits=limits)
 
 
 def _usual_ns(blocks: Floats, is_slow: Bools) -> Floats:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.kernels import numbered, ordinals, stable_order
 from hpcpace.metrics.operations import UNKNOWN_GROUP, Operations, synchronises
@@ -18,13 +19,21 @@ from hpcpace.metrics.steps import StepPanel
 from hpcpace.metrics.waits import NO_BLOCKS, Blocks, blocked_before, blocks_of, rows_of_ranks
 from hpcpace.trace.schema import Op
 
-LAUNCH_NS = 100_000
-"""Launching an operation on gloo blocks its caller for about this long, longer on busy cores; that is not a wait."""
-_WAITED_SHARE = 0.1
-_DEVICE_ERROR_NS = 10_000  # precision: marks in the stream of a device may be wrong by that
+DEVICE_ERROR_NS = 10_000
+"""Format: marks in the stream of a device may be wrong by that."""
 ROUNDING_NS = 512
-"""Enter and exit are stored to 256 ns, so a call that follows at once may seem to overlap the previous one."""
+"""Format: enter and exit are stored to 256 ns, so a call that follows at once may seem to overlap the previous one."""
 _NEVER_NS = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockingThresholds(Thresholds, topic="waits"):
+    """When a caller that was blocked for a small part of an operation waited for it."""
+
+    launch_ns: int = number(100_000, "ns")
+    """Time for which launching an operation on gloo blocks its caller, longer on busy cores: that is not a wait."""
+    waited_share: float = number(0.1, "share")
+    """Share of the operation for which its caller must be blocked beyond that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +69,13 @@ class LocalWork(Blocking):
 
 
 def local_work(
-    operations: Operations, steps: StepPanel, *, ranks: Sequence[int], role: Ints, blocks: Blocks = NO_BLOCKS
+    operations: Operations,
+    steps: StepPanel,
+    *,
+    ranks: Sequence[int],
+    role: Ints,
+    blocks: Blocks = NO_BLOCKS,
+    limits: BlockingThresholds = BlockingThresholds(),
 ) -> LocalWork:
     """Return the local work before each operation.
 
@@ -75,11 +90,12 @@ def local_work(
         ranks: what the rows of `steps` are, ascending, (num_ranks,).
         role: role of each of `ranks`, int64, (num_ranks,); ranks of one role do the same work.
         blocks: further stretches in which ranks were blocked.
+        limits: when callers waited.
     """
     slot, column, is_known = _places(operations, steps, ranks)
     of_row = np.asarray(role, np.int64)[slot] if len(slot) else np.zeros(0, np.int64)
     position, num_positions = _positions(operations, np.asarray(ranks, np.int64), np.asarray(role, np.int64), slot)
-    is_blocking = _blocking(operations, position, num_positions)
+    is_blocking = _blocking(blocks_caller(operations, limits), position, num_positions)
     last = _last_end(operations, is_blocking, blocks.select(pauses=False), ranks, slot)
     begin = np.zeros(len(operations), np.int64)
     before = begin.copy()
@@ -152,24 +168,23 @@ def _in_order(place: Ints, enter_ns: Ints, slot: Ints) -> Ints:
     return order[stable_order(place[order])]
 
 
-def blocks_caller(operations: Operations) -> Bools:
+def blocks_caller(operations: Operations, limits: BlockingThresholds = BlockingThresholds()) -> Bools:
     """Return which operations blocked their callers for half of their duration or a long time, bool, (num_operations,).
 
-    A long time is more than `LAUNCH_NS` and a tenth of the duration. On a device, where launching blocks nobody, every
-    wait counts: an operation that was issued long before, as FSDP does, is waited for at its end.
+    A long time is more than launching takes and a tenth of the duration. Launching on a device blocks nobody, so every
+    wait counts there: an operation that was issued long before, as FSDP does, is waited for at its end.
     """
     duration = operations.exit_ns - operations.enter_ns
     blocked = operations.blocked_ns
-    waits = (blocked > LAUNCH_NS) & (blocked >= _WAITED_SHARE * duration)
+    waits = (blocked > limits.launch_ns) & (blocked >= limits.waited_share * duration)
     waits |= (blocked > 0) & (2 * blocked >= duration)
     is_on_device = np.array([*(group.is_on_device for group in operations.groups), False])
     if is_on_device.any():
-        waits |= is_on_device[operations.group] & (blocked > _DEVICE_ERROR_NS)
+        waits |= is_on_device[operations.group] & (blocked > DEVICE_ERROR_NS)
     return waits
 
 
-def _blocking(operations: Operations, position: Ints, num_positions: int) -> Bools:
-    waits = blocks_caller(operations)
+def _blocking(waits: Bools, position: Ints, num_positions: int) -> Bools:
     count = np.bincount(position, minlength=num_positions)
     blocks: Bools = 2 * np.bincount(position, weights=waits, minlength=num_positions) >= np.maximum(count, 1)
     return blocks[position]

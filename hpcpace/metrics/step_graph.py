@@ -26,16 +26,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.kernels import library, numbered
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import Operations, depends_on_others, releases_others
-from hpcpace.metrics.segments import LocalWork
+from hpcpace.metrics.segments import DEVICE_ERROR_NS, LocalWork
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.metrics.waits import NO_BLOCKS, Blocks, Waits, blocks_of
 from hpcpace.metrics.what_if import GATE, START, TRANSFER, WAIT, WORK, StepGraph
@@ -149,8 +151,20 @@ def _first_slots(matching: Matching, table: Ints) -> Ints:
 
 _NONE = -1
 _MAX_PLACES = 8  # speed: ranks, and steps of each, that show where a wait comes: all have it at the same place
-_SEEN_NS = 2_048  # precision: a shorter wait may be rounding alone
-_MIN_BLOCK = 0.001  # of a step; in a shorter one, what counts as work instead of waiting is nothing
+_SEEN_NS = 2_048  # format: a shorter wait may be rounding alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphThresholds(Thresholds, topic="waits"):
+    """When steps can be rebuilt."""
+
+    max_several_share: float = number(0.1, "share")
+    """Share of the steps of all ranks with several blocks besides pauses, up to which steps can be rebuilt."""
+    min_block_share: float = number(0.001, "share")
+    """Share of the step from which a block counts for that: shorter ones cost nothing even if taken for work."""
+    least_held_share: float = number(0.05, "share")
+    """Share of the rows of an operation of a device in which the host must wait for it, to count as waiting for it
+    always: marks of fewer may be errors."""
 
 
 def step_graph(
@@ -163,6 +177,7 @@ def step_graph(
     ranks: Sequence[int],
     role: Ints,
     blocks: Blocks = NO_BLOCKS,
+    limits: GraphThresholds = GraphThresholds(),
 ) -> StepGraph | None:
     """Return the graph of the steps that have the operations of most steps; None if no steps or no order of them do.
 
@@ -177,13 +192,15 @@ def step_graph(
         ranks: what the rows of `steps` are, ascending, (num_ranks,).
         role: role of each of `ranks`, int64, (num_ranks,).
         blocks: further stretches in which ranks were blocked; the last one of a step waits for all transfers under way.
+        limits: when steps can be rebuilt.
     """
-    if _has_several_blocks(blocks, steps, ranks):
+    if _has_several_blocks(blocks, steps, ranks, limits):
         return None
     slots = recurring_slots(operations, matching, work, steps, ranks)
     if slots is None or not len(slots.column):
         return None
-    events = _events(operations, work, slots, role, _block_begins(blocks, steps, ranks, slots.column))
+    begins = _block_begins(blocks, steps, ranks, slots.column)
+    events = _events(operations, work, slots, role, begins, limits.least_held_share)
     start_ns = _starts(steps, slots.column, events.released_ns[events.last])
     return _Builder(operations, waits, slots, events, start_ns).graph(steps, role)
 
@@ -202,6 +219,7 @@ class _Events:
         queue: pairs of slots of a rank and group that follow each other, int64, (2, num_pairs).
         blocking: slots that are waited for one by one, int64, (num_blocking,).
         under_way: slots that a wait for all waits for, int64, (num_under_way,).
+        placing_ns: how wrong the places of waits that blocked nobody are together, nanoseconds of a step.
     """
 
     time_ns: Ints
@@ -213,16 +231,24 @@ class _Events:
     queue: Ints
     blocking: Ints
     under_way: Ints
+    placing_ns: float
 
 
-def _events(operations: Operations, work: LocalWork, slots: Slots, role: Ints, block_begin_ns: Ints | None) -> _Events:
+def _events(
+    operations: Operations,
+    work: LocalWork,
+    slots: Slots,
+    role: Ints,
+    block_begin_ns: Ints | None,
+    least_held_share: float,
+) -> _Events:
     """Return the events of all ranks in all steps, `block_begin_ns` as from `_block_begins`."""
     table, num_slots, num_ranks = slots.table, len(slots.table), int(slots.rank.max()) + 1
     enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
-    blocking = np.flatnonzero(work.is_blocking[table[:, 0]])
+    blocking = np.flatnonzero(work.is_blocking[table[:, 0]] | _holds_now_and_then(operations, slots, least_held_share))
     block_ns = _wait_for_all_begins(slots, np.maximum(enter, exit_), block_begin_ns)
     wait_ns = _wait_begins(operations, table, slots.rank, blocking)
-    _place_unseen_waits(wait_ns, operations, slots, role, blocking)
+    placing_ns = _place_unseen_waits(wait_ns, operations, slots, role, blocking)
     time_ns = np.concatenate([enter, wait_ns, block_ns])
     usual_ns = np.median(time_ns - enter.min(axis=0), axis=1)
     under_way, all_done_ns = np.zeros(0, np.int64), np.full(block_ns.shape, _NONE)
@@ -245,7 +271,22 @@ def _events(operations: Operations, work: LocalWork, slots: Slots, role: Ints, b
         queue=_queue(operations.group[table[:, 0]], slots.rank, usual_ns[:num_slots]),
         blocking=blocking,
         under_way=under_way,
+        placing_ns=placing_ns,
     )
+
+
+def _holds_now_and_then(operations: Operations, slots: Slots, least_share: float) -> Bools:
+    """Return which slots hold the stream of a device in some steps on some ranks, bool, (num_slots,).
+
+    The program waits there always, however rarely the operation is not complete by then.
+    """
+    is_on_device = np.array([*(group.is_on_device for group in operations.groups), False])
+    found = is_on_device[operations.group[slots.table[:, 0]]]
+    if not found.any():
+        return found
+    held_share = (operations.blocked_ns[slots.table] > DEVICE_ERROR_NS).mean(axis=1)
+    count, total = (np.bincount(slots.position, weights=of) for of in (None, held_share))
+    return found & (total >= least_share * count)[slots.position]
 
 
 class _Builder:
@@ -276,8 +317,10 @@ class _Builder:
         begin_ns = np.where((previous >= 0)[:, None], events.released_ns[previous], start_ns[events.rank])
         self._work_begin_ns = np.asarray(begin_ns, np.int64)
         work = self._add(WORK, events.rank, position, np.maximum(events.time_ns - begin_ns, 0))
+        is_free = (op == Op.SEND) & ~meets
+        self._has_free_senders = bool(is_free.any())
         gate = self._add_gates(gate_of, travelling, way_ns)[gate_of]
-        transfer = self._add_transfers(operations, waits, (op == Op.SEND) & ~meets, gate_of, travelling, way_ns)
+        transfer = self._add_transfers(operations, waits, is_free, gate_of, travelling, way_ns)
         nothing_ns = np.zeros(events.time_ns[num_slots:].shape, np.int64)
         wait = self._add(WAIT, events.rank[num_slots:], position[num_slots:], nothing_ns)
 
@@ -323,6 +366,8 @@ class _Builder:
             measured_ns=measured_ns.astype(np.float64),
             num_left_out=len(steps) - len(self._slots.column),
             work_begin_ns=self._work_begin_ns,
+            has_free_senders=self._has_free_senders,
+            placing_ns=events.placing_ns,
         )
 
     def _add_gates(self, gate_of: Ints, travelling: Ints, way_ns: Ints) -> Ints:
@@ -385,7 +430,7 @@ def _meets(operations: Operations, table: Ints, gate_of: Ints) -> Bools:
     return meets[gate_of]
 
 
-def _has_several_blocks(blocks: Blocks, steps: StepPanel, ranks: Sequence[int]) -> bool:
+def _has_several_blocks(blocks: Blocks, steps: StepPanel, ranks: Sequence[int], limits: GraphThresholds) -> bool:
     """Return whether more than a tenth of the steps of all ranks have several blocks, besides pauses and short ones.
 
     A backward pass of a pipeline during which a message is under way ends in a block of microseconds.
@@ -394,10 +439,10 @@ def _has_several_blocks(blocks: Blocks, steps: StepPanel, ranks: Sequence[int]) 
         return False
     num_several = 0
     for index, (begin, end) in enumerate(blocks_of(blocks.select(pauses=False), ranks)):
-        least_ns = _MIN_BLOCK * (steps.end_ns[index] - steps.begin_ns[index]).mean()
+        least_ns = limits.min_block_share * (steps.end_ns[index] - steps.begin_ns[index]).mean()
         at, _ = _in_steps(begin[end - begin > least_ns], steps, index)
         num_several += int((np.bincount(at, minlength=1) > 1).sum())
-    return num_several > steps.begin_ns.size / 10
+    return num_several > limits.max_several_share * steps.begin_ns.size
 
 
 def _in_steps(time_ns: Ints, steps: StepPanel, index: int) -> tuple[Ints, Ints]:
@@ -457,7 +502,7 @@ def _wait_begins(operations: Operations, table: Ints, rank: Ints, blocking: Ints
     return np.asarray(begin, np.int64)
 
 
-def _place_unseen_waits(begin_ns: Ints, operations: Operations, slots: Slots, role: Ints, blocking: Ints) -> None:
+def _place_unseen_waits(begin_ns: Ints, operations: Operations, slots: Slots, role: Ints, blocking: Ints) -> float:
     """Move the waits that blocked nobody, in place, to where the ranks of the role that were blocked have them.
 
     A rank that comes to its wait after the operation is complete is not blocked, so its trace does not say when it came
@@ -472,42 +517,87 @@ def _place_unseen_waits(begin_ns: Ints, operations: Operations, slots: Slots, ro
         slots: the operations that recur.
         role: role of each rank, int64, (num_ranks,).
         blocking: slots that are waited for one by one, int64, (num_blocking,).
+
+    Returns:
+        How wrong these places are, nanoseconds of a step, on the rank where they are most wrong together: by what one
+        half of the waits that are seen says of the other half.
     """
     rows = slots.table[blocking]
     is_seen = operations.blocked_ns[rows] > _SEEN_NS
     if is_seen.all() or not is_seen.any():
-        return
+        return 0.0
     enter, ordinal = _in_program_order(operations.enter_ns[slots.table], slots.rank, len(role))
     of_rank, own = slots.rank[blocking], ordinal[blocking]
     kind = role[of_rank] * (int(operations.op.max()) + 1) + operations.op[rows[:, 0]]
-    seen: dict[tuple[int, int], list[Floats]] = {}
+    seen: dict[tuple[int, int], list[_SeenWaits]] = {}
     for index in np.flatnonzero(is_seen.any(axis=1)).tolist():
         places = seen.setdefault((int(kind[index]), int(slots.position[blocking[index]])), [])
         if len(places) == _MAX_PLACES:
             continue
         columns = np.flatnonzero(is_seen[index])[:_MAX_PLACES]
-        place = _place_of(begin_ns[index, columns], enter[of_rank[index]][:, columns], int(own[index]))
-        places.append(place)
-        seen.setdefault((int(kind[index]), _NONE), []).append(place)
-    usual = {key: np.median(np.concatenate(places, axis=1), axis=1) for key, places in seen.items()}
+        found = _SeenWaits(begin_ns[index, columns], enter[of_rank[index]][:, columns], int(own[index]))
+        places.append(found)
+        seen.setdefault((int(kind[index]), _NONE), []).append(found)
+    usual = {key: _usual_place(places) for key, places in seen.items()}
+    errors = {key: _error_of_places(places) for key, places in seen.items()}
+    error_ns = np.zeros(len(role))
     for index in np.flatnonzero(~is_seen.all(axis=1)).tolist():
         key = (int(kind[index]), int(slots.position[blocking[index]]))
-        found = usual.get(key, usual.get((key[0], _NONE)))
-        if found is None:
+        key = key if key in usual else (key[0], _NONE)
+        if key not in usual:
             continue
-        times = enter[of_rank[index]]
-        before = min(int(own[index]) + round(found[0]), len(times) - 1)
-        after = times[min(before + 1, len(times) - 1)]
-        placed = times[before] + (found[1] * (after - times[before])).astype(np.int64)
+        placed = _placed(enter[of_rank[index]], int(own[index]), usual[key])
         placed = np.maximum(placed, operations.exit_ns[rows[index]])
         begin_ns[index] = np.where(is_seen[index], begin_ns[index], placed)
+        error_ns[of_rank[index]] += errors[key] * (1 - is_seen[index].mean())
+    return float(error_ns.max())
+
+
+@dataclass(frozen=True)
+class _SeenWaits:
+    """Waits of one slot that blocked its rank.
+
+    Attributes:
+        begin_ns: when they began, int64, (num_seen,).
+        times_ns: all enters of the rank, in the order of its program, int64, (num_slots, num_seen).
+        own: place of the operation's own enter in it.
+    """
+
+    begin_ns: Ints
+    times_ns: Ints
+    own: int
+
+    @cached_property
+    def place(self) -> Floats:
+        """How many enters after its operation each comes, and the part of the way to the next, (2, num_seen)."""
+        return _place_of(self.begin_ns, self.times_ns, self.own)
+
+
+def _usual_place(places: Sequence[_SeenWaits]) -> Floats:
+    return np.asarray(np.median(np.concatenate([each.place for each in places], axis=1), axis=1), np.float64)
+
+
+def _placed(times_ns: Ints, own: int, place: Floats) -> Ints:
+    """Return when waits at some place come, int64, (num_steps,), by all enters of the rank, (num_slots, num_steps)."""
+    before = min(own + round(float(place[0])), len(times_ns) - 1)
+    after = times_ns[min(before + 1, len(times_ns) - 1)]
+    return np.asarray(times_ns[before] + (place[1] * (after - times_ns[before])).astype(np.int64), np.int64)
+
+
+def _error_of_places(places: Sequence[_SeenWaits]) -> float:
+    """Return how wrong the usual place of one half of some waits is for the other half, nanoseconds; 0 for a single."""
+    if len(places) < 2:
+        return 0.0
+    usual = _usual_place(places[1::2])
+    wrong_ns = [np.abs(_placed(each.times_ns, each.own, usual) - each.begin_ns) for each in places[::2]]
+    return float(np.median(np.concatenate(wrong_ns)))
 
 
 def _in_program_order(enter_ns: Ints, rank: Ints, num_ranks: int) -> tuple[list[Ints], Ints]:
     """Return the enters of each rank in the order of its program, (num_slots, num_steps), and each slot's place."""
     ordinal, times = np.zeros(len(enter_ns), np.int64), []
-    for number in range(num_ranks):
-        own = np.flatnonzero(rank == number)
+    for index in range(num_ranks):
+        own = np.flatnonzero(rank == index)
         order = own[np.median(enter_ns[own] - enter_ns[own].min(axis=0), axis=1).argsort(kind="stable")]
         ordinal[order] = np.arange(len(order))
         times.append(enter_ns[order])

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.recurrence import (
     FixedShift,
     Lateness,
+    LatenessThresholds,
     fixed_shifts,
     intervals,
     lateness,
@@ -29,24 +29,6 @@ from hpcpace.metrics.resampling import Estimate
 MIN_STEPS = 20  # statistics: fewer have too few blocks for the tests
 _NUM_TESTS = 3  # statistics: rotations, lasting or passing shifts, periods
 _POWER, _PERCENTILE = 1.28, 90  # statistics: normal deviate of 90 % power, for nine ranks of ten
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatenessThresholds(Thresholds, topic="straggler"):
-    """When lateness has a pattern, and when a search would have found it."""
-
-    max_smallest_share: float = number(0.2, "share")
-    """Excess over the usual work; if only larger ones would be found, finding none means nothing."""
-    alike_part: float = number(0.5, "share")
-    """Part of the largest excess that all ranks of a node or slot must have to be one straggler."""
-    passing_part: float = number(0.8, "share")
-    """Part of the steps from which on a slow stretch is no longer passing."""
-    passing_ratio: float = number(3.0, "times")
-    """Excess in a slow stretch over that outside of it; below it, the rank is slow all the time."""
-    apart_part: float = number(0.8, "share")
-    """Part of the late steps of several ranks that must not coincide for these to take turns."""
-    min_turns: int = number(3, "ranks")
-    """Ranks with the same period that may take turns; fewer are late by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +95,7 @@ def find_stragglers(
     floor_share: float,
     level: float,
     seed: int = 0,
-    limits: LatenessThresholds = LatenessThresholds(),
+    limits: LatenessThresholds | None = None,
 ) -> StragglerSearch:
     """Return the ranks, nodes and slots that are late again and again.
 
@@ -130,9 +112,10 @@ def find_stragglers(
         floor_share: the smallest effect that is named, relative to the role's median work.
         level: probability of a false accusation over all ranks.
         seed: of the permutations.
-        limits: the other thresholds.
+        limits: the other thresholds; the defaults if None.
     """
-    late = lateness(np.asarray(work_ns, np.float64), np.asarray(role), floor_share=floor_share)
+    limits = limits or LatenessThresholds()
+    late = lateness(np.asarray(work_ns, np.float64), np.asarray(role), floor_share=floor_share, limits=limits)
     num_compared = int(late.is_compared.sum())
     nothing = StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=num_compared)
     if not num_compared:
@@ -142,7 +125,7 @@ def find_stragglers(
     node, level = np.unique(node, return_inverse=True)[1].astype(np.int64), level / _NUM_TESTS
     random = np.random.default_rng(seed)
 
-    found = _rotating(late, node, level=level, random=random)
+    found = _rotating(late, node, level=level, random=random, limits=limits)
     free = late.is_compared.copy()
     for straggler in found:
         free[list(straggler.ranks)] = False
@@ -184,7 +167,9 @@ def _share_of_steps(straggler: Straggler, late: Lateness) -> float:
     return 1.0
 
 
-def _rotating(late: Lateness, node: Ints, *, level: float, random: np.random.Generator) -> list[Straggler]:
+def _rotating(
+    late: Lateness, node: Ints, *, level: float, random: np.random.Generator, limits: LatenessThresholds
+) -> list[Straggler]:
     """Return the nodes, or failing that the ranks, that take turns in being late."""
     by_node = np.zeros((int(node.max()) + 1, late.excess.shape[1]))
     np.add.at(by_node, node, late.is_outlier)
@@ -193,11 +178,11 @@ def _rotating(late: Lateness, node: Ints, *, level: float, random: np.random.Gen
     if size.max() > 1:
         levels.insert(0, ("node", 2 * by_node > size[:, None], node))
     for kind, events, unit_of in levels:
-        units, p_value = rotation(events, random=random)
+        units, p_value = rotation(events, random=random, limits=limits)
         if not len(units) or p_value > level:
             continue
         ranks = np.flatnonzero(np.isin(unit_of, units))
-        period, chance = periods(events[units], num_compared=len(units))
+        period, chance = periods(events[units], num_compared=len(units), limits=limits)
         is_periodic = 2 * int((chance <= level).sum()) > len(units)
         effect = Estimate.of_mean(late.excess[ranks][events[unit_of[ranks]]])
         period_steps = int(np.median(period[chance <= level])) if is_periodic else None
@@ -208,7 +193,7 @@ def _rotating(late: Lateness, node: Ints, *, level: float, random: np.random.Gen
 
 def _periodic(late: Lateness, free: Bools, *, level: float, limits: LatenessThresholds) -> dict[int, Straggler]:
     ranks = np.flatnonzero(free)
-    period, p_value = periods(late.is_outlier[ranks], num_compared=max(len(ranks), 1))
+    period, p_value = periods(late.is_outlier[ranks], num_compared=max(len(ranks), 1), limits=limits)
     found = {}
     for index in np.flatnonzero((period > 0) & (p_value <= level)).tolist():
         rank, at = int(ranks[index]), late.is_outlier[ranks[index]]
@@ -250,10 +235,9 @@ def _steady(
         else:
             straggler = _straggler(late, [rank], "fixed", shifts.effect_of(np.array([rank])), shifts.p_value[rank])
         other = rhythmic.get(rank)
-        if other is None or (
-            _size(straggler, late) > _size(other, late)
-            and (passing or float(np.median(late.excess[rank][~late.is_outlier[rank]])) >= floor_share)
-        ):
+        between = 0.0 if other is None else float(np.median(late.excess[rank][~late.is_outlier[rank]]))
+        lost = _size(straggler, late) if passing else between
+        if other is None or (lost > _size(other, late) and (passing or between >= floor_share)):
             found[rank] = straggler
     return found
 

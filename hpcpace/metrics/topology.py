@@ -7,18 +7,15 @@ which ranks reduce together and which send to each other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
 
 import numpy as np
 
+from hpcpace.core.components import strong_components
 from hpcpace.metrics import Bools, Ints
-
-if TYPE_CHECKING:
-    from scipy.sparse import coo_array
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
 
 _MAX_NEIGHBOURS = 2
 
@@ -43,33 +40,29 @@ def stages_of_traffic(
     if not pairs:
         return none  # parts that no message joins are no stages
 
-    from scipy.sparse.csgraph import connected_components  # slow to load, and only pipelines need it
-
     together = [
         (index[group[0]], index[other])
         for group in groups
         if len(set(group)) < len(ranks) and all(rank in index for rank in group)
         for other in group[1:]
     ]
-    num_parts, part = connected_components(_graph(together, len(ranks)), directed=False)
+    part = np.array(_connected(len(ranks), together))
+    num_parts = int(part.max()) + 1
     links = {(int(part[a]), int(part[b])) for a, b in pairs}
     if num_parts < 2 or len(set(np.bincount(part).tolist())) > 1 or any(a == b for a, b in links):
         return none
     neighbours = np.zeros((num_parts, num_parts), bool)
     for a, b in links:
         neighbours[a, b] = neighbours[b, a] = True
-    is_whole = connected_components(neighbours, directed=False)[0] == 1
+    is_whole = max(_connected(num_parts, links)) == 0
     if not is_whole or neighbours.sum(axis=0).max() > _MAX_NEIGHBOURS:
         return none
     lowest = np.array([min(np.asarray(ranks)[part == one]) for one in range(num_parts)])
     return np.asarray(np.argsort(np.argsort(lowest))[part].astype(np.int64))
 
 
-def _graph(edges: Sequence[tuple[int, int]], num_nodes: int) -> coo_array:
-    from scipy.sparse import coo_array
-
-    source, target = np.array(edges, np.int64).reshape(-1, 2).T
-    return coo_array((np.ones(len(source)), (source, target)), shape=(num_nodes, num_nodes))
+def _connected(num_vertices: int, edges: Collection[tuple[int, int]]) -> list[int]:
+    return strong_components(num_vertices, chain(edges, ((b, a) for a, b in edges)))
 
 
 UnitKind = Literal["rank", "node", "leaf", "link"]

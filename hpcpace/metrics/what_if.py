@@ -22,7 +22,6 @@ import numpy as np
 from hpcpace.core.pool import map_threads
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import checked, library, ordinals, others_median
-from hpcpace.metrics.phases import innermost
 from hpcpace.metrics.resampling import Estimate
 
 START, WORK, GATE, TRANSFER, WAIT = range(5)  # format: kinds of nodes
@@ -47,6 +46,9 @@ class StepGraph:
         num_left_out: steps of the panel that are not in the graph: their operations differ from those of most steps.
         work_begin_ns: when each WORK node began as measured, on the clock of the operations; int64, (num_work,
             num_steps), in order of the nodes.
+        has_free_senders: whether the time of some senders is kept whatever their receivers do: whether these hold them
+            is not known.
+        placing_ns: how wrong the places of waits that blocked nobody are together, nanoseconds of a step.
     """
 
     step: Ints
@@ -62,6 +64,8 @@ class StepGraph:
     measured_ns: Floats
     num_left_out: int
     work_begin_ns: Ints
+    has_free_senders: bool = False
+    placing_ns: float = 0.0
 
     @cached_property
     def targets(self) -> tuple[Ints, Ints]:
@@ -217,28 +221,14 @@ def links_change(graph: StepGraph, passes: Bools, kind: Ints, factor: float) -> 
     return Change(kind="links", id=0, is_transfer=True, longest_ns=longest_ns)
 
 
-def stage_change(stage: int, ranks: Ints, work_ns: Floats, share: float) -> Change:
-    """Return the change that removes the excess of a pipeline stage over the other stages.
-
-    Args:
-        stage: its number.
-        ranks: indices of its ranks.
-        work_ns: local work, float64, (num_ranks, num_steps).
-        share: its excess relative to the other stages, above 0.
-    """
-    removed_ns = np.zeros((len(work_ns), 1))
-    removed_ns[ranks] = work_ns[ranks].mean(axis=1, keepdims=True) * share / (1 + share)
-    return Change(kind="stage", id=stage, removed_ns=removed_ns)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Gain:
     """What a change would bring.
 
     Attributes:
         change: the change.
-        share: gain relative to the measured mean; its interval, from blocks of steps, does not include the error of
-            rebuilding.
+        share: gain relative to the measured mean; its interval is from blocks of steps, with the error of rebuilding,
+            though no more than the gain itself.
     """
 
     change: Change
@@ -251,7 +241,7 @@ class GainPrediction:
 
     Attributes:
         measured_ns: mean measured time of the steps rebuilt, from last wait to last wait.
-        error_share: median over steps of |rebuilt - measured| / measured.
+        error_share: how wrong rebuilt and changed steps are, as of `Rebuilt`.
         num_steps: steps rebuilt.
         num_left_out: steps whose operations differ from those of most steps.
         gains: largest first.
@@ -282,6 +272,17 @@ class Rebuilt:
     when_ns: Floats
     measured_ns: float
 
+    @cached_property
+    def error_share(self) -> float:
+        """How wrong rebuilt and changed steps are, relative to measured ones.
+
+        The median of |rebuilt - measured| / measured, and what a rank that got faster would be held up wrongly, as its
+        waits are placed by those of others.
+        """
+        measured_ns, valid = self.graph.measured_ns, self.graph.measured_ns > 0
+        wrong = np.abs(self.base_ns - measured_ns)[valid] / measured_ns[valid]
+        return float(np.hypot(np.median(wrong), self.graph.placing_ns / self.measured_ns))
+
     def gain(self, change: Change) -> Gain:
         """Return what a change would bring; this replays all steps once."""
         return self.gain_of(change, _replaced(self, change))
@@ -299,7 +300,10 @@ class Rebuilt:
         gain_ns = self.base_ns - replayed_ns(self.graph, replaced)
         blocks = np.array([block.mean() for block in np.array_split(gain_ns, min(_MAX_BLOCKS, len(gain_ns)))])
         mean = replace(Estimate.of_mean(blocks), value=float(gain_ns.mean()))
-        return Gain(change=change, share=mean.through(lambda ns: ns / self.measured_ns))
+        share = mean.through(lambda ns: ns / self.measured_ns)
+        error = min(self.error_share, abs(share.value))
+        below, above = (float(np.hypot(end - share.value, error)) for end in share.interval)
+        return Gain(change=change, share=replace(share, low=share.value - below, high=share.value + above))
 
 
 def rebuild(graph: StepGraph) -> Rebuilt | None:
@@ -326,10 +330,9 @@ def what_if(rebuilt: Rebuilt, changes: Sequence[Change]) -> GainPrediction:
     """Return what each change alone would bring."""
     graph = rebuilt.graph
     gains = list(map_threads(rebuilt.gain, changes))
-    valid = graph.measured_ns > 0
     return GainPrediction(
         measured_ns=rebuilt.measured_ns,
-        error_share=float(np.median(np.abs(rebuilt.base_ns - graph.measured_ns)[valid] / graph.measured_ns[valid])),
+        error_share=rebuilt.error_share,
         num_steps=len(graph.step),
         num_left_out=graph.num_left_out,
         gains=tuple(sorted(gains, key=lambda gain: -gain.share.value)),
@@ -424,113 +427,3 @@ def transient_loss_ns(graph: StepGraph) -> float:
     bias = max(float(ends[1:].mean() - ends[0]), 0.0) / (np.sqrt(2.0) - 1) if len(columns) > 1 else 0.0
     steady = max(float(ends[0]) - bias, 0.0)
     return max(float(replay(graph, changing)[graph.end].max(axis=0).mean()) - steady, 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passes:
-    """The passes of one rank, such as forward and backward, on the clock of the operations.
-
-    Attributes:
-        kind: what is done in each; passes of one kind would take equally long, int64, (num_passes,).
-        begin_ns, end_ns: int64, (num_passes,).
-    """
-
-    kind: Ints
-    begin_ns: Ints
-    end_ns: Ints
-
-
-def even_gain(rebuilt: Rebuilt, passes: Sequence[Passes]) -> Gain | None:
-    """Return what even work would bring; None where a rank has no passes.
-
-    Args:
-        rebuilt: the steps.
-        passes: those of each rank, in the order of the graph's ranks; what is outside of them stays as it was.
-    """
-    graph = rebuilt.graph
-    if not all(len(one.kind) for one in passes):
-        return None
-    lines = _lines(graph, passes)
-    kinds, own_ns = (np.concatenate([getattr(line, name) for line in lines]) for name in ("kind", "own_ns"))
-    num_kinds, is_done = int(kinds.max()) + 1, own_ns > 0
-    count = np.bincount(kinds[is_done], minlength=num_kinds)
-    mean_ns = np.asarray(np.bincount(kinds[is_done], own_ns[is_done], num_kinds) / np.maximum(count, 1), np.float64)
-    transfers = np.flatnonzero(graph.kind == TRANSFER)
-    replaced = Replaced(
-        nodes=np.concatenate([*(line.nodes for line in lines), transfers]),
-        weight_ns=np.concatenate([*(line.evened(mean_ns) for line in lines), rebuilt.usual_ns[transfers]]),
-    )
-    return rebuilt.gain_of(Change(kind="even", id=0), replaced)
-
-
-def own_work(graph: StepGraph, passes: Sequence[Passes]) -> list[Floats]:
-    """Return the work in each pass of each rank, without what it waited, nanoseconds, each float64, (num_passes,).
-
-    Args:
-        graph: the steps.
-        passes: those of each rank, at least one, in the order of the graph's ranks.
-    """
-    return [line.own_ns for line in _lines(graph, passes)]
-
-
-def _lines(graph: StepGraph, passes: Sequence[Passes]) -> list[_Line]:
-    """Return the work of each rank."""
-    work = np.flatnonzero(graph.kind == WORK)
-    order = np.argsort(graph.rank[work], kind="stable")
-    rows = np.split(order, np.searchsorted(graph.rank[work][order], np.arange(1, len(passes))))
-    return [_Line.of(graph, work[own], graph.work_begin_ns[own], one) for own, one in zip(rows, passes, strict=True)]
-
-
-@dataclass(frozen=True)
-class _Line:
-    """The work of a rank on its time line.
-
-    Attributes:
-        nodes: of its work, (num_nodes,).
-        begin_ns, end_ns: of each node in each step, float64, (num_nodes, num_steps).
-        edges_ns: begins and ends of passes, ascending, (num_edges,).
-        of_pass: the pass between two edges, -1 outside of all, (num_edges - 1,).
-        kind: of the passes, (num_passes,).
-        own_ns: work in each pass, float64, (num_passes,).
-    """
-
-    nodes: Ints
-    begin_ns: Floats
-    end_ns: Floats
-    edges_ns: Floats
-    of_pass: Ints
-    kind: Ints
-    own_ns: Floats
-
-    @classmethod
-    def of(cls, graph: StepGraph, nodes: Ints, begin_ns: Ints, passes: Passes) -> _Line:
-        """Return the work of some nodes, all of one rank, which began when `begin_ns` says."""
-        origin_ns = int(passes.begin_ns.min())
-        begin = (begin_ns - origin_ns).astype(np.float64)
-        end = begin + graph.weight_ns[nodes]
-        edges = np.unique(np.concatenate([passes.begin_ns, passes.end_ns]))
-        of_pass, edges_ns = innermost(passes.begin_ns, passes.end_ns, edges), (edges - origin_ns).astype(np.float64)
-        # Work done until each edge: its slope is 1 where a node works, and nodes of a rank do not overlap.
-        order = np.argsort(begin, axis=None, kind="stable")
-        starts, stops = begin.ravel()[order], np.maximum.accumulate(end.ravel()[order])
-        starts = np.maximum(starts, np.append(-np.inf, stops[:-1]))
-        stops = np.maximum(stops, starts)
-        times = np.stack([starts, stops], axis=1).ravel()
-        done = np.repeat(np.cumsum(stops - starts), 2)
-        done[::2] -= stops - starts
-        between = np.diff(np.interp(edges_ns, times, done))
-        inside = of_pass >= 0
-        own_ns = np.asarray(np.bincount(of_pass[inside], between[inside], len(passes.kind)), np.float64)
-        return cls(nodes, begin, end, edges_ns, of_pass, passes.kind, own_ns)
-
-    def evened(self, mean_ns: Floats) -> Floats:
-        """Return what the nodes take if each pass takes the mean of its kind, float64, (num_nodes, num_steps)."""
-        factor = np.append(mean_ns[self.kind] / np.maximum(self.own_ns, 1.0), 1.0)  # the last is that of no pass
-        stretched = np.append(0.0, np.cumsum(np.diff(self.edges_ns) * factor[self.of_pass]))
-        before_ns, after_ns = (self._stretched(times, stretched) for times in (self.begin_ns, self.end_ns))
-        return np.asarray(after_ns - before_ns, np.float64)
-
-    def _stretched(self, times_ns: Floats, stretched: Floats) -> Floats:
-        first, last = self.edges_ns[0], self.edges_ns[-1]
-        outside = np.minimum(times_ns - first, 0.0) + np.maximum(times_ns - last, 0.0)
-        return np.asarray(np.interp(times_ns, self.edges_ns, stretched) + outside, np.float64)

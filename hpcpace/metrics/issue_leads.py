@@ -1,0 +1,173 @@
+"""Whether hosts pace their devices, and how long these are idle then, by leads at the operations that hosts issue.
+
+The lead at a mark is what a device has to do there. So it is idle until the next mark for at most the time that its
+host takes to it, less that lead and the time for which operations hold it; the rest is work. Pieces between the same
+two operations work alike in all steps, so that the shortest bounds the work of all, and so does the one with the most
+work that is certain.
+
+A device that sets the pace has a longer lead at the next mark, by as much as its host is faster there. One that follows
+its host has left what was issued last, whatever the host took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics.host_waits import Stretches
+from hpcpace.metrics.phases import CoveredTime
+
+_LOWER, _UPPER = 0.25, 0.75  # statistics: quantiles in place of extremes, which noise moves
+_SURE_SHARE = 0.01  # statistics: of a piece; a device that may be idle for less is ahead
+_MIN_SURE, _MIN_SURE_SHARE = 5, 0.05  # statistics: pieces of those, all and of their kind, that show the work
+_NOTABLE_SHARE = 0.01  # statistics: of a stretch; shorter pieces are those between two marks at once
+_OPEN_SHARE = 0.1  # statistics: of a piece; one that may be idle for longer shows who sets the pace
+_MIN_OPEN = 8  # statistics: of those, from which both halves have a median
+_OF_MEDIAN = 0.93  # statistics: standard error of a median by quartiles, 1.2533 / 1.349, for normal values
+_MAX_ERROR = 0.2  # statistics: standard error of a slope that distinguishes 0 from 1
+_MIN_SPREAD_NS = 2_000  # format: marks of a device are wrong by as much
+
+
+@dataclass(frozen=True, kw_only=True)
+class Issued:
+    """Operations that a host issued to its device, in the order of issuing, each int64, (num_operations,).
+
+    Attributes:
+        issue_ns: when, on the host.
+        enter_ns: when the stream came to it, on the device.
+        exit_ns: when it had ended.
+        blocked_ns: how long it held the stream before that.
+    """
+
+    issue_ns: Ints
+    enter_ns: Ints
+    exit_ns: Ints
+    blocked_ns: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class IssuedPieces:
+    """Stretches of one kind on ranks that work alike, cut where their hosts issued operations.
+
+    Each float64, (num_stretches, num_pieces).
+
+    Attributes:
+        own_ns: length on the device without the time for which operations held it.
+        held_ns: that time.
+        idle_ns: how much of `own_ns` the device may have been idle at most.
+        behind_ns: the lead before it and `held_ns`, less what the host took.
+        lead_ns: the lead after it.
+    """
+
+    own_ns: Floats
+    held_ns: Floats
+    idle_ns: Floats
+    behind_ns: Floats
+    lead_ns: Floats
+
+    @classmethod
+    def of(cls, of_role: Sequence[tuple[Stretches, Issued]], kind: int) -> IssuedPieces:
+        """Return the pieces of the stretches that have as many operations as most.
+
+        Args:
+            of_role: stretches of some ranks that work alike, and what their hosts issued in these steps.
+            kind: of `Stretches.kind`; some stretches are of it.
+        """
+        found = [
+            cut_at_operations(stretches.select(rows), issued)[1]
+            for stretches, issued in of_role
+            for rows in [np.flatnonzero(stretches.kind == kind)]
+            if len(rows)
+        ]
+        widths = [table.shape[2] for table in found]
+        usual = max(sorted(set(widths)), key=widths.count)
+        columns = np.concatenate([table for table in found if table.shape[2] == usual], axis=1).astype(np.float64)
+        own_ns, held_ns, idle_ns, behind_ns, lead_ns = columns[2:]
+        return cls(own_ns=own_ns, held_ns=held_ns, idle_ns=idle_ns, behind_ns=behind_ns, lead_ns=lead_ns)
+
+    def is_following(self) -> bool | None:
+        """Return whether devices follow their hosts where these are not ahead; None where leads do not show it.
+
+        The slope of the lead after a piece over what it would be without work: 1 where devices set the pace, else 0. It
+        is that between the medians of both halves, as pieces in which the host was ahead lie far from the others.
+        """
+        is_open = self.idle_ns > np.maximum(_OPEN_SHARE * self.own_ns, _MIN_SPREAD_NS)
+        run, rise, variance = 0.0, 0.0, 0.0
+        for piece in np.flatnonzero(is_open.sum(axis=0) >= _MIN_OPEN).tolist():
+            behind_ns, lead_ns = (of[is_open[:, piece], piece] for of in (self.behind_ns, self.lead_ns))
+            order = np.argsort(behind_ns, kind="stable")
+            low, high = order[: len(order) // 2], order[-(len(order) // 2) :]
+            run += float(np.median(behind_ns[high]) - np.median(behind_ns[low]))
+            rise += float(np.median(lead_ns[high]) - np.median(lead_ns[low]))
+            for half in (low, high):
+                spread_ns = float(np.subtract(*np.quantile(lead_ns[half], (_UPPER, _LOWER))))
+                variance += (_OF_MEDIAN * spread_ns) ** 2 / len(half)
+            variance += _MIN_SPREAD_NS**2 / len(half)
+        if not run or np.sqrt(variance) > _MAX_ERROR * run:
+            return None
+        return rise < run / 2
+
+    def work_bounds(self) -> tuple[Floats, Floats]:
+        """Return how long devices work in each piece at least, and at most, nanoseconds, each (num_pieces,).
+
+        Both are the median where the host was ahead often enough.
+        """
+        most_ns = np.quantile(self.own_ns, _LOWER, axis=0)
+        least_ns = np.minimum(np.quantile(self.own_ns - self.idle_ns, _UPPER, axis=0), most_ns)
+        is_sure = self.idle_ns <= _SURE_SHARE * self.own_ns
+        is_known = is_sure.sum(axis=0) >= max(_MIN_SURE, _MIN_SURE_SHARE * len(is_sure))
+        for piece in np.flatnonzero(is_known).tolist():
+            least_ns[piece] = most_ns[piece] = np.median(self.own_ns[is_sure[:, piece], piece])
+        return least_ns, most_ns
+
+
+def sure_work(own_ns: Ints, idle_ns: Ints, bounds_ns: tuple[Floats, Floats]) -> tuple[float, float]:
+    """Return how long a rank's device works in pieces with its host ahead, and how long those of its role do there.
+
+    Args:
+        own_ns, idle_ns: as of `IssuedPieces`, of one rank.
+        bounds_ns: from `IssuedPieces.work_bounds`; pieces count whose work is known and notable.
+    """
+    low_ns, high_ns = bounds_ns
+    is_used = (low_ns >= high_ns) & (high_ns > _NOTABLE_SHARE * high_ns.sum())
+    is_sure = (idle_ns <= _SURE_SHARE * own_ns) & is_used
+    return float(own_ns[is_sure].sum()), float(np.broadcast_to(high_ns, own_ns.shape)[is_sure].sum())
+
+
+def cut_at_operations(stretches: Stretches, issued: Issued, num_pieces: int | None = None) -> tuple[Ints, Ints]:
+    """Return stretches cut where the host issued operations, those with as many pieces as most.
+
+    Args:
+        stretches: some of one rank; at least one.
+        issued: what its host issued in these steps.
+        num_pieces: how many pieces are wanted instead.
+
+    Returns:
+        Indices of the stretches, int64, (num_cut,), and begin and end of each piece on the device, and the columns of
+        `IssuedPieces` in their order, int64, (7, num_cut, num_pieces).
+    """
+    host_begin = stretches.begin_ns - stretches.lead_before_ns
+    host_end = stretches.end_ns - stretches.lead_after_ns
+    first = np.searchsorted(issued.issue_ns, host_begin, side="right")
+    count = np.maximum(np.searchsorted(issued.issue_ns, host_end, side="left") - first, 0)
+    usual = int(np.bincount(count).argmax()) if num_pieces is None else num_pieces - 1
+    rows = np.flatnonzero(count == usual)
+    at = first[rows][:, None] + np.arange(usual)
+    host = np.column_stack([host_begin[rows], issued.issue_ns[at], host_end[rows]])
+    device = np.column_stack([stretches.begin_ns[rows], issued.enter_ns[at], stretches.end_ns[rows]])
+    device = np.minimum(np.maximum.accumulate(device, axis=1), device[:, -1:])
+    is_held = issued.blocked_ns > 0
+    held = CoveredTime.of((issued.exit_ns - issued.blocked_ns)[is_held], issued.exit_ns[is_held])
+    until_ns, done_ns = (
+        held.until_ns(times.ravel()).reshape(device.shape) for times in (device, np.minimum(host, device))
+    )
+    held_ns, lead_ns, host_ns = np.diff(until_ns, axis=1), np.maximum(device - host, 0), np.diff(host, axis=1)
+    own_ns = np.maximum(np.diff(device, axis=1) - held_ns, 0)
+    # Of the holds, those that are over when the host makes the next mark are no work that it had issued.
+    over_ns = np.maximum(done_ns[:, 1:] - until_ns[:, :-1], 0)
+    idle_ns = np.clip(host_ns - lead_ns[:, :-1] - over_ns, 0, own_ns)
+    behind_ns = lead_ns[:, :-1] + held_ns - host_ns
+    return rows, np.stack([device[:, :-1], device[:, 1:], own_ns, held_ns, idle_ns, behind_ns, lead_ns[:, 1:]])
