@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.audit.snapshot_files import read_attempt as read_snapshots
 from hpcpace.core.config import Config, DiagnosisConfig
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.pool import Team, in_background
@@ -25,7 +25,8 @@ from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe, read_records
 from hpcpace.diagnosis.summary import AuditFigures, Jitter, SensitivityRow, Summary, Verdict
 from hpcpace.diagnosis.topics.communication import with_probe
-from hpcpace.diagnosis.topics.cores import CoreThresholds, core_figures
+from hpcpace.diagnosis.topics.core_waiting import CoreThresholds
+from hpcpace.diagnosis.topics.cores import core_figures, rank_figures
 from hpcpace.diagnosis.topics.gpus import device_figures
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds
 from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of
@@ -35,6 +36,7 @@ from hpcpace.trace.attempt_reader import AttemptTraces, of_one_run, read_attempt
 from hpcpace.trace.reader import RankTrace
 
 if TYPE_CHECKING:
+    from hpcpace.audit.facts import Snapshot
     from hpcpace.hang.notices import Notice
     from hpcpace.topology.switch_tree import SwitchTree
 
@@ -43,6 +45,15 @@ _MIN_SHARED = 20_000
 
 Progress = Callable[[int, int], None]
 """Takes how many parts of a stage are done, and how many there are."""
+
+
+def _snapshots(attempt: Attempt) -> tuple[Sequence[Snapshot], Sequence[str]]:
+    """Return the snapshots of the audit, and what cannot be read of them; without any, nothing of the audit loads."""
+    if not os.path.lexists(attempt.snapshot_dir):
+        return (), ()
+    from hpcpace.audit.snapshot_files import read_attempt
+
+    return read_attempt(attempt)
 
 
 def _audit_figures(run: JudgedAttempt) -> AuditFigures | None:
@@ -83,6 +94,7 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "unknown": lambda run: run.measured.unknown,
     "devices": lambda run: device_figures(run.measured),
     "cores": lambda run: core_figures(run.panels, run.limits(CoreThresholds)),
+    "rank_cores": lambda run: rank_figures(run.panels, run.limits(CoreThresholds)),
     "hang": overview.hang_figures,
     "network": lambda run: network.network_figures(run.network),
     "comparable": overview.comparable_figures,
@@ -136,7 +148,7 @@ def analyze(
     if team is not None and team.rank:
         _credible_run(attempt, found, selection, config, progress=measuring, team=team)
         return None
-    return analyze_traces(run, attempt, found, selection, config, progress=measuring, team=team, probe=probe)
+    return _analysis(judge_traces(run, attempt, found, selection, config, progress=measuring, team=team, probe=probe))
 
 
 # Notices of a hang and topology files are read by modules that most reports do not need.
@@ -171,18 +183,31 @@ def analyze_traces(
     selection: Selection,
     config: Config | None = None,
     *,
-    progress: Progress | None = None,
-    team: Team | None = None,
     probe: ReadProbe | None = None,
 ) -> Analysis:
     """Return all that is known of an attempt whose traces have been read; arguments and errors as of `analyze`."""
+    return _analysis(judge_traces(run, attempt, found, selection, config, probe=probe))
+
+
+def judge_traces(
+    run: RunDirectory,
+    attempt: Attempt,
+    found: AttemptTraces,
+    selection: Selection,
+    config: Config | None = None,
+    *,
+    progress: Progress | None = None,
+    team: Team | None = None,
+    probe: ReadProbe | None = None,
+) -> JudgedAttempt:
+    """Return an attempt as all of its figures take it, measured; arguments and errors as of `analyze`."""
     config = config or Config()
     topology = config.report.topology
     placed = place_traces(found.traces, _switches(topology), file=topology)
     found = replace(found, traces=list(placed.traces))
     credible, records = _credible_run(attempt, found, selection, config, progress=progress, team=team)
-    snapshots, unread = read_snapshots(attempt)
-    judged = JudgedAttempt(
+    snapshots, unread = _snapshots(attempt)
+    return JudgedAttempt(
         credible=credible,
         records=records,
         selection=selection,
@@ -195,11 +220,18 @@ def analyze_traces(
         attempt=attempt,
         placed=placed,
     )
-    return _analysis(judged)
 
 
 def _analysis(judged: JudgedAttempt) -> Analysis:
-    """Take the figures of a run, then its verdict."""
+    summary = summary_of(judged)
+    plots = plot_data(judged, summary.jitter)
+    return Analysis(
+        summary=summary, plots=replace(plots, network=network.network_plots(judged.network, summary.network))
+    )
+
+
+def summary_of(judged: JudgedAttempt) -> Summary:
+    """Return what a report says of a run: its figures, then its verdict."""
     measured, panels = judged.measured, judged.panels
     # The steps are taken apart before the processes part, which then take about as long as each other.
     num_close = len(measured.close_up.evidence.operations) if measured.close_up is not None else 0
@@ -214,7 +246,7 @@ def _analysis(judged: JudgedAttempt) -> Analysis:
         *remarks_of(figures["causes"], hosts, judged.config.thresholds),
         *audit_remarks(figures["audit"]),
     )
-    summary = Summary(
+    return Summary(
         run=str(judged.run.path),
         run_id=judged.credible.traces[0].header.run_id,
         attempt=judged.attempt.number,
@@ -223,10 +255,6 @@ def _analysis(judged: JudgedAttempt) -> Analysis:
         jitter=jitter,
         sensitivity=sensitivity,
         **figures,
-    )
-    plots = plot_data(judged, jitter)
-    return Analysis(
-        summary=summary, plots=replace(plots, network=network.network_plots(judged.network, summary.network))
     )
 
 

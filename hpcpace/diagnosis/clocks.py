@@ -14,7 +14,7 @@ from hpcpace.diagnosis.evidence import Evidence, TimedTraces
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.clock_suspects import Contradictions, Suspect, contradictions, judge, pair_violations, proven_leads
-from hpcpace.metrics.common_clock import CommonClock
+from hpcpace.metrics.common_clock import CommonClock, ReferenceTimes
 from hpcpace.metrics.operations import synchronises
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS
@@ -98,6 +98,45 @@ def join_causality(parts: Sequence[Causality]) -> Causality:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankClock:
+    """How well the times of one rank compare with those of the reference.
+
+    Attributes:
+        num_samples: its own synchronisations.
+        is_reference: whether it is the reference itself.
+        times: the ends of its steps on the common clock, with bounds of their error; None where its clock is unknown.
+        residual_ns: largest leave-one-out residual; None with fewer than 3 samples.
+        drift_ppm: drift against the reference; None with fewer than 2.
+    """
+
+    num_samples: int
+    is_reference: bool
+    times: ReferenceTimes | None
+    residual_ns: float | None
+    drift_ppm: float | None
+
+
+def rank_clock_figures(timed: TimedTraces, chosen: StepPanel) -> list[RankClock]:
+    """Return how well the times of each rank compare during the chosen steps, on each rank's own clock."""
+    found = []
+    for trace, clock, end_ns in zip(timed.traces, timed.clocks, chosen.end_ns, strict=True):
+        residuals_ns, drift_ppm = np.abs(clock.residuals_ns()), None
+        if clock.num_samples > 1:
+            drift = np.diff(clock.offset_ns[[0, -1]])[0] / np.diff(clock.local_ns[[0, -1]])[0]
+            drift_ppm = float(drift) * _PARTS_PER_MILLION
+        found.append(
+            RankClock(
+                num_samples=len(np.unique(trace.tables["clock"]["local_ns"])),
+                is_reference=clock.is_reference,
+                times=None if trace.header.rank in timed.unknown_clocks else clock.to_reference(end_ns),
+                residual_ns=float(residuals_ns.max()) if len(residuals_ns) else None,
+                drift_ppm=drift_ppm,
+            )
+        )
+    return found
+
+
 def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality) -> Clocks:
     """Return how well times of different ranks compare during the chosen steps.
 
@@ -106,29 +145,22 @@ def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality) -
         chosen: the steps, on each rank's own clock.
         causality: what the operations say.
     """
-    traces, clocks, unknown = timed.traces, timed.clocks, timed.unknown_clocks
-    mapped = [
-        clock.to_reference(chosen.end_ns[index])
-        for index, (trace, clock) in enumerate(zip(traces, clocks, strict=True))
-        if trace.header.rank not in unknown and not clock.is_reference
-    ]
+    traces, unknown = timed.traces, timed.unknown_clocks
+    ranks = rank_clock_figures(timed, chosen)
+    mapped = [figures.times for figures in ranks if figures.times is not None and not figures.is_reference]
     halfwidth_ns = np.concatenate([times.halfwidth_ns for times in mapped] or [np.zeros(len(chosen))])
     outside = np.concatenate([times.extrapolated for times in mapped] or [np.zeros(len(chosen), np.bool_)])
-    residuals_ns = np.concatenate([np.abs(clock.residuals_ns()) for clock in clocks])
-    drifts = [
-        abs(float(np.diff(clock.offset_ns[[0, -1]])[0] / np.diff(clock.local_ns[[0, -1]])[0])) * _PARTS_PER_MILLION
-        for clock in clocks
-        if clock.num_samples > 1
-    ]
+    residuals_ns = [figures.residual_ns for figures in ranks if figures.residual_ns is not None]
+    drifts = [abs(figures.drift_ppm) for figures in ranks if figures.drift_ppm is not None]
     verdict = judge(causality.leads_ns)
     hosts = {trace.header.node: trace.header.host for trace in traces}
     is_compared = len(unknown) < len(traces)
     return Clocks(
-        num_samples=min(len(np.unique(trace.tables["clock"]["local_ns"])) for trace in traces),
+        num_samples=min(figures.num_samples for figures in ranks),
         num_unknown=len(unknown),
         median_halfwidth_ns=float(np.median(halfwidth_ns)) if is_compared else None,
         max_halfwidth_ns=float(halfwidth_ns.max()) if is_compared else None,
-        residual_ns=float(residuals_ns.max()) if len(residuals_ns) else None,
+        residual_ns=max(residuals_ns, default=None),
         drift_ppm=max(drifts, default=None),
         extrapolated_share=float(outside.mean()) if is_compared else None,
         num_checked=causality.num_checked,

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
 from hpcpace.core.pool import map_threads
+from hpcpace.core.thresholds import ThresholdValues
+from hpcpace.diagnosis.devices import LEAST_COLUMN, SINCE_COLUMN, is_on_device
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
 from hpcpace.metrics import Bools, Bytes, Ints
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.operations import MESSAGES, is_one_of
+from hpcpace.metrics.pass_work import Passes, PassWork, idle_gain
 from hpcpace.metrics.roles import DataVariation, data_variation
-from hpcpace.metrics.segments import LocalWork, local_work
-from hpcpace.metrics.step_graph import step_graph
+from hpcpace.metrics.segments import BlockingThresholds, LocalWork, local_work
+from hpcpace.metrics.step_graph import GraphThresholds, step_graph
 from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.metrics.topology import Topology
 from hpcpace.metrics.waits import Blocks
-from hpcpace.metrics.what_if import Passes, StepGraph, own_work
+from hpcpace.metrics.what_if import Gain, Rebuilt, StepGraph
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.stream import TraceStream
 from hpcpace.trace.tables import RankTrace, join_tables
@@ -36,6 +40,27 @@ _NUM_STRETCHES, _MIN_STEPS = 8, 4  # memory: stretches of a long run that are ta
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _BLOCKED = (Phase.GRAD_SYNC, Phase.PACE)
 _OF_DATA = (Phase.FORWARD, Phase.BACKWARD)
+
+
+@dataclass(frozen=True)
+class IdleStretches:
+    """Stretches of the stream of each rank in which its device waited for its host.
+
+    Attributes:
+        passes: when they were, on the common clock.
+        most_ns, least_ns: for how long at most and at least, each int64, (num_stretches,).
+    """
+
+    passes: Sequence[Passes]
+    most_ns: Sequence[Ints]
+    least_ns: Sequence[Ints]
+
+    def gain(self, rebuilt: Rebuilt, rows: Bools | None = None, *, is_least: bool = False) -> Gain:
+        """Return what it would bring if devices, of some ranks or all, were not idle; at least if `is_least`."""
+        idle_ns = list(self.least_ns if is_least else self.most_ns)
+        for row in np.flatnonzero(~rows).tolist() if rows is not None else ():
+            idle_ns[row] = np.zeros_like(idle_ns[row])
+        return idle_gain(rebuilt, self.passes, idle_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +81,37 @@ class CloseUp:
     work: LocalWork
     graph: StepGraph | None
 
+    @cached_property
+    def passes(self) -> list[Passes]:
+        """The forward and backward passes and optimizer steps of each rank."""
+        found = _phases(self.evidence, self.steps.step, _PASSES)
+        return [
+            Passes(kind=kind.astype(np.int64), begin_ns=begin_ns, end_ns=end_ns) for kind, begin_ns, end_ns in found
+        ]
+
+    @cached_property
+    def idle(self) -> IdleStretches | None:
+        """The stretches in which devices waited for their hosts; None where none did."""
+        passes, most_ns, least_ns = [], [], []
+        for trace, clock in zip(self.evidence.traces, self.evidence.clocks, strict=True):
+            rows = trace.tables["phases"]
+            if not is_on_device(trace):
+                begin = end = most = least = np.zeros(0, np.int64)
+            else:
+                is_used = columns_of(self.steps.step, np.asarray(rows["step"], np.int64)) >= 0
+                rows = rows.select((rows["phase"] == Phase.IDLE) & is_used)
+                begin, end = (reference_times(clock, rows[name]) for name in (SINCE_COLUMN, "end_ns"))
+                most, least = rows["end_ns"] - rows["begin_ns"], rows[LEAST_COLUMN]
+            passes.append(Passes(kind=np.zeros(len(begin), np.int64), begin_ns=begin, end_ns=end))
+            most_ns.append(most)
+            least_ns.append(least)
+        return IdleStretches(passes, most_ns, least_ns) if any(len(one.kind) for one in passes) else None
+
+    @cached_property
+    def pass_work(self) -> PassWork | None:
+        """The work in these; None where steps are not alike, or a rank has no passes."""
+        return PassWork.of(self.graph, self.passes) if self.graph is not None else None
+
 
 def close_up_columns(num_steps: int, operations_per_step: float, most: int = MAX_OPERATIONS) -> Ints:
     """Return the positions of the steps to take apart, ascending, int64: all, or eight stretches spread over the run.
@@ -74,7 +130,13 @@ def close_up_columns(num_steps: int, operations_per_step: float, most: int = MAX
     return np.unique(first[:, None] + np.arange(length))
 
 
-def take_close_up(streams: Sequence[TraceStream], timed: TimedTraces, steps: StepPanel, role: Ints) -> CloseUp | None:
+def take_close_up(
+    streams: Sequence[TraceStream],
+    timed: TimedTraces,
+    steps: StepPanel,
+    role: Ints,
+    thresholds: ThresholdValues | None = None,
+) -> CloseUp | None:
     """Return some steps of a run taken apart; None without any operation in them.
 
     Args:
@@ -82,10 +144,12 @@ def take_close_up(streams: Sequence[TraceStream], timed: TimedTraces, steps: Ste
         timed: the same with their clocks.
         steps: the used steps, on the common clock.
         role: role of each rank, int64, (num_ranks,).
+        thresholds: the numbers that decide; the defaults if None.
 
     Raises:
         TraceError: a chunk of a file is damaged.
     """
+    thresholds = thresholds or ThresholdValues()
     num_operations = sum(stream.num_collectives for stream in streams)
     columns = close_up_columns(len(steps), num_operations / max(steps.num_seen, 1))
     chosen = steps.select(columns)
@@ -95,8 +159,10 @@ def take_close_up(streams: Sequence[TraceStream], timed: TimedTraces, steps: Ste
         return None
     done, matching, ranks = evidence.operations, evidence.matching, evidence.ranks
     blocks = _blocks(evidence, chosen.step)
-    work = local_work(done, chosen, ranks=ranks, role=role, blocks=blocks)
-    graph = step_graph(done, matching, evidence.waits, work, chosen, ranks=ranks, role=role, blocks=blocks)
+    places: dict[str, Any] = {"ranks": ranks, "role": role, "blocks": blocks}
+    work = local_work(done, chosen, limits=thresholds.of(BlockingThresholds), **places)
+    limits = thresholds.of(GraphThresholds)
+    graph = step_graph(done, matching, evidence.waits, work, chosen, limits=limits, **places)
     return CloseUp(evidence=evidence, steps=chosen, blocks=blocks, work=work, graph=graph)
 
 
@@ -140,12 +206,6 @@ def _phases(evidence: Evidence, step: Ints, kinds: Sequence[Phase]) -> Iterator[
         yield phases["phase"][chosen], begin_ns, end_ns
 
 
-def passes_of(close_up: CloseUp) -> list[Passes]:
-    """Return the forward and backward passes and optimizer steps of each rank."""
-    found = _phases(close_up.evidence, close_up.steps.step, _PASSES)
-    return [Passes(kind=kind.astype(np.int64), begin_ns=begin_ns, end_ns=end_ns) for kind, begin_ns, end_ns in found]
-
-
 def touching(close_up: CloseUp, places: Topology, links: Collection[str]) -> tuple[Bools, Ints]:
     """Return which operations of a step pass some links, and which are alike: the same operation, size and members.
 
@@ -169,17 +229,21 @@ def touching(close_up: CloseUp, places: Topology, links: Collection[str]) -> tup
     return passes, kind
 
 
-def data_variation_of(close_up: CloseUp) -> DataVariation | None:
+def data_variation_of(close_up: CloseUp, min_passes: int) -> DataVariation | None:
     """Return how the work of microbatches varies; None where steps are not rebuilt, or passes are not alike in number.
 
     The n-th pass of a step is that of the same microbatch on all stages.
+
+    Args:
+        close_up: the steps.
+        min_passes: of a rank; fewer do not show it.
     """
-    graph, passes = close_up.graph, passes_of(close_up)
     headers = [trace.header for trace in close_up.evidence.traces]
-    if graph is None or not all(len(one.kind) for one in passes) or len({header.pp for header in headers}) < 2:
+    if len({header.pp for header in headers}) < 2 or close_up.pass_work is None:
         return None
+    graph, passes, work = close_up.pass_work.graph, close_up.passes, close_up.pass_work
     panels = []
-    for one, own_ns in zip(passes, own_work(graph, passes), strict=True):
+    for one, own_ns in zip(passes, work.own_ns, strict=True):
         of_rank = [own_ns[one.kind == kind][np.argsort(one.begin_ns[one.kind == kind])] for kind in _OF_DATA]
         panels.append(of_rank)
     num_steps = len(graph.step)
@@ -190,4 +254,5 @@ def data_variation_of(close_up: CloseUp) -> DataVariation | None:
         np.array(panels).reshape(len(panels), len(_OF_DATA), num_steps, -1),
         np.array([header.pp for header in headers]),
         np.array([header.dp * (1 << _SLOT_BITS) + header.tp for header in headers]),
+        min_passes,
     )

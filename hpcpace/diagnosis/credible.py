@@ -17,6 +17,7 @@ from hpcpace.core.text import NS_PER_S, format_duration, rank_list
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.evidence import timed_traces
 from hpcpace.diagnosis.incomplete import (
+    MARK_STEPS,
     contradictions_of,
     find_incomplete,
     incomplete_rank_line,
@@ -30,7 +31,7 @@ from hpcpace.diagnosis.records import AttemptRecords
 from hpcpace.diagnosis.summary import Incomplete, RunEnd
 from hpcpace.diagnosis.topics.run_end import RunEndThresholds, find_end, run_end_line
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.plausibility import Contradiction, contradictions
+from hpcpace.metrics.plausibility import Contradiction, DamageThresholds, contradictions
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import AttemptTraces, world_size_of
 from hpcpace.trace.tables import RankTrace
@@ -54,25 +55,26 @@ class CredibleThresholds(Thresholds, topic="credible"):
     """Share of the steps that the trace of a rank may lack at its end before the verdict says so."""
 
 
-def credible_traces(traces: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
+def credible_traces(traces: Sequence[RankTrace], limits: DamageThresholds) -> tuple[list[RankTrace], list[str]]:
     """Return the traces whose steps and phases do not contradict themselves, and a sentence for each contradiction."""
     kept, said = [], []
     for trace in traces:
         found = contradictions({**trace.tables, "collectives": sound_stream(trace).nothing})
-        kept += [] if any(one.is_grave for one in found) else [trace]
-        said += [_sentence(trace, found)] if found else []
+        kept += [] if any(one.is_grave(limits) for one in found) else [trace]
+        said += [_sentence(trace, found, limits)] if found else []
     return kept, said
 
 
-def _sentence(trace: RankTrace, found: Sequence[Contradiction]) -> str:
-    end = f"; nothing of rank {trace.header.rank} is believed" if any(one.is_grave for one in found) else ""
+def _sentence(trace: RankTrace, found: Sequence[Contradiction], limits: DamageThresholds) -> str:
+    end = f"; nothing of rank {trace.header.rank} is believed" if any(one.is_grave(limits) for one in found) else ""
     return f"{trace.path}: {', '.join(map(str, found))}{end}"
 
 
 def sentences_on_operations(measured: Measured) -> list[str]:
     """Return a sentence for each trace whose operations contradict themselves, though not too many of them."""
+    limits = measured.thresholds.of(DamageThresholds)
     found = [(stream.original, contradictions_of(stream)) for stream in measured.operations.streams]
-    return [_sentence(trace, said) for trace, said in found if said]
+    return [_sentence(trace, said, limits) for trace, said in found if said]
 
 
 def incredible_ranks(measured: Measured, limits: CredibleThresholds) -> tuple[set[int], list[str]]:
@@ -87,8 +89,10 @@ def incredible_ranks(measured: Measured, limits: CredibleThresholds) -> tuple[se
 
 def _contradictory(measured: Measured) -> dict[int, str]:
     """Return the ranks whose operations contradict themselves."""
+    limits = measured.thresholds.of(DamageThresholds)
     found = [(stream.original, contradictions_of(stream)) for stream in measured.operations.streams]
-    return {trace.header.rank: _sentence(trace, said) for trace, said in found if any(one.is_grave for one in said)}
+    grave = [(trace, said) for trace, said in found if any(one.is_grave(limits) for one in said)]
+    return {trace.header.rank: _sentence(trace, said, limits) for trace, said in grave}
 
 
 def _apart_in_time(measured: Measured, limits: CredibleThresholds) -> dict[int, str]:
@@ -186,7 +190,7 @@ def ranks_with_common_steps(traces: Sequence[RankTrace], selection: Selection) -
     left_out = [trace for trace, has_shared in zip(traces, is_kept, strict=True) if not has_shared]
     sentences = [
         f"{trace.path}: rank {trace.header.rank} shares none of its {len(trace.tables['steps'])} steps with the other "
-        "ranks; it is left out of all figures"
+        f"ranks; it is left out of all figures{f': if it trains, {MARK_STEPS}' if trace.has_no_steps else ''}"
         for trace in left_out
     ]
     return kept, sentences
@@ -246,6 +250,12 @@ class CredibleRun:
         """Ranks that were not measured, and with which measured ones communicate."""
         return absent_ranks(self.measured.timed.traces, self.world_size)
 
+    @property
+    def stepless(self) -> tuple[int, ...]:
+        """Those of them whose traces are complete and show no step."""
+        found = {trace.header.rank for trace in self.traces if trace.has_no_steps}
+        return tuple(rank for rank in self.absent if rank in found)
+
 
 def measure_credible_run(
     found: AttemptTraces,
@@ -270,7 +280,7 @@ def measure_credible_run(
     """
     limits = thresholds or ThresholdValues()
     world_size = world_size_of(found.traces)
-    traces, contradictions = credible_traces(found.traces)
+    traces, contradictions = credible_traces(found.traces, limits.of(DamageThresholds))
     problems = [*found.problems, *contradictions]
     while traces:
         run = _measure_traces(traces, world_size, problems, selection, records, progress, team, limits)

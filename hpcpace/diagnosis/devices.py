@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
+from hpcpace.diagnosis.evidence import blocks_of_steps
 from hpcpace.diagnosis.finding import IdlePhase
 from hpcpace.diagnosis.incomplete import sound_stream
-from hpcpace.metrics import Bools, Ints
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.host_waits import (
     NO_PHASE,
     HostPaceThresholds,
@@ -26,6 +27,7 @@ from hpcpace.metrics.host_waits import (
     stretches_between_marks,
     usual_lengths,
 )
+from hpcpace.metrics.issue_leads import Issued, IssuedPieces, cut_at_operations, sure_work
 from hpcpace.metrics.operations import is_of_devices
 from hpcpace.metrics.phases import innermost
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
@@ -43,10 +45,15 @@ class DeviceThresholds(Thresholds, topic="devices"):
 
     least_known_share: float = number(0.5, "share")
     """Share of the steps whose times on the device must be known: with fewer, the host's are used."""
+    close_bounds: float = number(0.05, "share")
+    """Difference between the bounds of idle time, as a share of the phase, up to which it counts as known."""
 
 
+_ISSUING = (Phase.FORWARD, Phase.BACKWARD)
 _DEVICE_COLUMNS = {"begin_ns": DEVICE_BEGIN_COLUMN, "end_ns": DEVICE_END_COLUMN}
-DURING_COLUMN, BOUNDED_COLUMN = "during", "is_bounded"
+DURING_COLUMN, BOUNDED_COLUMN, LEAST_COLUMN, SINCE_COLUMN = "during", "is_bounded", "least_ns", "since_ns"
+_MIN_IDLE = 0.01  # speed: share that ranks may be idle at most from which operations are looked at
+_MAX_SAMPLED_RANKS, _NUM_SAMPLES, _SAMPLED_STEPS = 4, 4, 8  # speed: of a role, whose leads at operations are read
 HOST_BEGIN_COLUMN, HOST_END_COLUMN = "host_begin_ns", "host_end_ns"
 _HOST_COLUMNS = {HOST_BEGIN_COLUMN: "begin_ns", HOST_END_COLUMN: "end_ns"}
 
@@ -87,10 +94,11 @@ def on_devices(traces: Sequence[RankTrace], thresholds: ThresholdValues | None =
 
     Begin and end are those of the device then, and columns `host_begin_ns` and `host_end_ns` have those of the host.
     Phases of the host alone are left out, as are steps of which a time or a phase is not known there. Where the device
-    waited for its host, phases IDLE or GC say so, whose column `during` has the phase around them, and `is_bounded`
-    whether they last that long at most. A rank of which more than half of the steps would be left out, or whose
-    collectives have no times of the device, keeps its host times, as does one that shows no wait for its collectives:
-    neither how long they held its stream, nor a phase grad_sync.
+    waited for its host, phases IDLE or GC say so, whose column `during` has the phase around them, `is_bounded` whether
+    they last that long at most, `least_ns` how long at least, and `since_ns` from when on, at the earliest. A rank of
+    which more than half of the steps would be left out, or whose collectives have no times of the device, keeps its
+    host times, as does one that shows no wait for its collectives: neither how long they held its stream, nor a phase
+    grad_sync.
 
     Where a trace has phases of the device being idle itself, they are taken in place of what marks of the stream show.
     """
@@ -98,20 +106,34 @@ def on_devices(traces: Sequence[RankTrace], thresholds: ThresholdValues | None =
     least_known_share = thresholds.of(DeviceThresholds).least_known_share
     views = [_on_device(trace, least_known_share) for trace in traces]
     changed = [index for index, view in enumerate(views) if is_on_device(view) and view is not traces[index]]
-    stretches = [_stretches(views[index], traces[index]) for index in changed]
-    stretches = following_hosts(stretches, thresholds.of(HostPaceThresholds)) if stretches else []
+    pace = thresholds.of(HostPaceThresholds)
+    stretches = [_stretches(views[index], traces[index], pace) for index in changed]
+    headers = [traces[index].header for index in changed]
+    of_role: dict[tuple[int, int], list[int]] = {}
+    for index, header in zip(changed, headers, strict=True):
+        of_role.setdefault((header.pp, header.tp), []).append(index)
+    numbers = {role: number for number, role in enumerate(of_role)}
+    role = [numbers[header.pp, header.tp] for header in headers]
+    samples = _sampled_pieces([traces[index] for index in changed], stretches, role)
+    shown = {key: follows for key, pieces in samples.items() if (follows := pieces.is_following()) is not None}
+    if stretches:
+        stretches = following_hosts(stretches, role, shown, pace)
     found = dict(zip(changed, stretches, strict=True))
-    roles = {index: (traces[index].header.pp, traces[index].header.tp) for index in changed}
-    usual = {
-        role: usual_lengths([found[index] for index in changed if roles[index] == role]) for role in set(roles.values())
-    }
+    work = {}
+    for key, members in enumerate(of_role.values()):
+        usual_ns = usual_lengths([found[index] for index in members], pace)
+        bounds_ns = {kind: pieces.work_bounds() for (of, kind), pieces in samples.items() if of == key}
+        following = frozenset(kind for (of, kind), follows in shown.items() if of == key and follows)
+        limits = pace.last_share, thresholds.of(DeviceThresholds).close_bounds
+        shared = _Work(usual_ns, bounds_ns, following, *limits)
+        work.update(dict.fromkeys(members, shared))
     for index in changed:
         recorded = traces[index].tables["phases"]
         recorded = recorded.select(recorded["phase"] == Phase.IDLE)
         views[index] = (
             _with_recorded_idle(views[index], recorded)
             if len(recorded)
-            else _with_idle(views[index], found[index], usual[roles[index]])
+            else _with_idle(views[index], found[index], work[index], traces[index])
         )
     return views
 
@@ -165,7 +187,8 @@ def idle_by_phase(traces: Sequence[RankTrace], step: Ints) -> tuple[IdlePhase, .
         traces: from `on_devices`.
         step: numbers of the steps to use, ascending, int64.
     """
-    idle_ns, bounded_ns = np.zeros((2, NO_PHASE + 1))
+    nothing = np.zeros(NO_PHASE + 1)
+    idle_ns, bounded_ns, least_ns = nothing.copy(), nothing.copy(), nothing.copy()
     for trace in traces:
         if not is_on_device(trace):
             continue
@@ -174,19 +197,42 @@ def idle_by_phase(traces: Sequence[RankTrace], step: Ints) -> tuple[IdlePhase, .
         length_ns, during = rows["end_ns"] - rows["begin_ns"], rows[DURING_COLUMN]
         idle_ns += np.bincount(during, weights=length_ns, minlength=NO_PHASE + 1)
         bounded_ns += np.bincount(during, weights=length_ns * rows[BOUNDED_COLUMN], minlength=NO_PHASE + 1)
+        least_ns += np.bincount(during, weights=rows[LEAST_COLUMN], minlength=NO_PHASE + 1)
     scale = max(len(traces) * len(step), 1)
     return tuple(
         IdlePhase(
             phase=Phase(code).name.lower() if code != NO_PHASE else "other",
             idle_ns=float(idle_ns[code]) / scale,
             bounded_ns=float(bounded_ns[code]) / scale,
+            least_ns=float(least_ns[code]) / scale,
         )
         for code in idle_ns.argsort()[::-1].tolist()
         if idle_ns[code]
     )
 
 
-def _stretches(view: RankTrace, trace: RankTrace) -> Stretches:
+def issue_by_rank(traces: Sequence[RankTrace], step: Ints) -> Floats:
+    """Return how long hosts were in forward and backward, nanoseconds per step, float64, (num_ranks,).
+
+    Args:
+        traces: from `on_devices`.
+        step: numbers of the steps to use, ascending, int64.
+
+    Returns:
+        Empty where some rank has no times of its device.
+    """
+    if not all(is_on_device(trace) for trace in traces):
+        return np.zeros(0)
+    tables = [trace.tables["phases"] for trace in traces]
+    return np.array(
+        [
+            float((rows[HOST_END_COLUMN] - rows[HOST_BEGIN_COLUMN])[np.isin(rows["phase"], _ISSUING)].sum())
+            for rows in (table.select(np.isin(table["step"], step)) for table in tables)
+        ]
+    ) / max(len(step), 1)
+
+
+def _stretches(view: RankTrace, trace: RankTrace, limits: HostPaceThresholds) -> Stretches:
     """Return the stream between the marks of a rank."""
     steps, phases, of_host = view.tables["steps"], view.tables["phases"], trace.tables["phases"]
     times = (HOST_BEGIN_COLUMN, HOST_END_COLUMN, "begin_ns", "end_ns")
@@ -196,6 +242,7 @@ def _stretches(view: RankTrace, trace: RankTrace) -> Stretches:
         (steps["step"], *(steps[name] for name in times)),
         (phases["phase"], *(phases[name] for name in times)),
         (of_host["begin_ns"][collections], of_host["end_ns"][collections]),
+        limits,
     )
 
 
@@ -229,22 +276,128 @@ def _idle_rows(
         HOST_END_COLUMN: end_ns,
         DURING_COLUMN: during,
         BOUNDED_COLUMN: is_bounded,
+        LEAST_COLUMN: end_ns - begin_ns,
+        SINCE_COLUMN: begin_ns,
     }
 
 
-def _with_idle(view: RankTrace, stretches: Stretches, usual: NDArray[np.float64]) -> RankTrace:
+@dataclass(frozen=True)
+class _Work:
+    """What ranks of a role show of the work in stretches.
+
+    Attributes:
+        usual_ns: from `usual_lengths`.
+        bounds_ns: of each kind, the least and the most work in its pieces, each (num_pieces,).
+        following: kinds in which leads show that devices follow their hosts.
+        last_share: of a piece of another kind, what may be left at the end of one in which the device was idle.
+        close: difference of these, as a share of stretches, up to which the work is known.
+    """
+
+    usual_ns: Floats
+    bounds_ns: Mapping[int, tuple[Floats, Floats]]
+    following: frozenset[int]
+    last_share: float
+    close: float
+
+
+def _sampled_pieces(
+    traces: Sequence[RankTrace], stretches: Sequence[Stretches], role: Sequence[int]
+) -> dict[tuple[int, int], IssuedPieces]:
+    """Return pieces between operations of some steps of a few ranks, by role and kind, where devices may be idle."""
+    found = {}
+    for key in sorted(set(role)):
+        members = [index for index, of in enumerate(role) if of == key]
+        share = {index: stretches[index].most_idle_ns.sum() / stretches[index].length_ns.sum() for index in members}
+        if max(share.values()) <= _MIN_IDLE:
+            continue
+        # Hosts that are ahead show how long devices work.
+        members.sort(key=lambda index: float(share[index]))
+        sampled = []
+        for index in dict.fromkeys([*members[: _MAX_SAMPLED_RANKS // 2], *members[-_MAX_SAMPLED_RANKS // 2 :]]):
+            own = stretches[index]
+            steps = np.unique(own.step)
+            first = np.linspace(0, max(len(steps) - _SAMPLED_STEPS, 0), _NUM_SAMPLES).astype(np.int64)
+            some = steps[np.unique(np.minimum(first[:, None] + np.arange(_SAMPLED_STEPS), len(steps) - 1))]
+            sampled.append((own.select(np.isin(own.step, some)), _issued(traces[index], some)))
+        kinds = {kind for some, _ in sampled for kind in np.unique(some.kind).tolist()}
+        found.update({(key, kind): IssuedPieces.of(sampled, kind) for kind in sorted(kinds)})
+    return found
+
+
+def _issued(trace: RankTrace, step: Ints | None = None) -> Issued:
+    """Return what the host of a rank issued to its device, in some steps or all; what gloo does is work of the host."""
+    stream = sound_stream(trace)
+    blocks = [(0, stream.num_blocks)]
+    if step is not None:
+        parts = np.split(step, np.flatnonzero(np.diff(step) > 1) + 1)
+        blocks = blocks_of_steps(stream, [(int(part[0]), int(part[-1]) + 1) for part in parts])
+    names = {"issue_ns": ENQUEUE_COLUMN, "enter_ns": "enter_ns", "exit_ns": "exit_ns", "blocked_ns": "blocked_ns"}
+    columns = {name: [np.zeros(0, np.int64)] for name in names}
+    for block in (at for first, stop in blocks for at in range(first, stop)):
+        rows = stream.blocks(block, block + 1)
+        is_own = (rows[ENQUEUE_COLUMN] != 0) & (rows[ENQUEUE_COLUMN] != rows["enter_ns"])
+        rows = rows.select(is_own if step is None else is_own & np.isin(rows["step"], step))
+        for name, of in names.items():
+            columns[name].append(rows[of])
+    whole = {name: np.concatenate(parts) for name, parts in columns.items()}
+    order = np.argsort(whole["issue_ns"], kind="stable")
+    return Issued(**{name: values[order] for name, values in whole.items()})
+
+
+def _with_idle(view: RankTrace, stretches: Stretches, work: _Work, trace: RankTrace) -> RankTrace:
     """Return a trace with phases in which its device was idle, in front of the marks at which it had run dry."""
-    waited_ns, collected_ns = idle_ns(stretches, usual)
-    found = []
-    for phase, length_ns, end_ns in (
-        (Phase.IDLE, waited_ns, stretches.end_ns - collected_ns),
-        (Phase.GC, collected_ns, stretches.end_ns),
+    waited_ns, collected_ns = idle_ns(stretches, work.usual_ns)
+    is_bounded = (waited_ns > 0) & np.isnan(work.usual_ns[0, stretches.kind])
+    cut, found = _idle_pieces(stretches, work, trace, is_bounded)
+    waited_ns[cut] = 0
+    for phase, length_ns, least_ns, end_ns in (
+        (Phase.IDLE, waited_ns, np.where(is_bounded, 0, waited_ns), stretches.end_ns - collected_ns),
+        (Phase.GC, collected_ns, collected_ns, stretches.end_ns),
     ):
         rows = np.flatnonzero(length_ns)
         begin_ns, during = (end_ns - length_ns)[rows], stretches.phase[rows]
-        is_bounded = np.isnan(usual[0, stretches.kind[rows]])
-        found.append(_idle_rows(stretches.step[rows], phase, begin_ns, end_ns[rows], during, is_bounded))
+        own = _idle_rows(stretches.step[rows], phase, begin_ns, end_ns[rows], during, is_bounded[rows])
+        found.append({**own, LEAST_COLUMN: least_ns[rows], SINCE_COLUMN: stretches.begin_ns[rows]})
     return _with_rows(view, found)
+
+
+def _idle_pieces(
+    stretches: Stretches, work: _Work, trace: RankTrace, is_bounded: Bools
+) -> tuple[Ints, list[dict[str, NDArray[Any]]]]:
+    """Return the stretches whose idle time is known by pieces, and phases in which the device was idle in these.
+
+    Args:
+        stretches: of the rank.
+        work: of its role.
+        trace: the rank's.
+        is_bounded: which stretches follow their host while it is not known how long the device works in them.
+    """
+    issued, pieces = None, []
+    for kind, bounds_ns in work.bounds_ns.items():
+        low_ns, high_ns = bounds_ns
+        is_kind = (stretches.kind == kind) & (stretches.collected_ns == 0)
+        is_close = (high_ns - low_ns).sum() <= work.close * stretches.length_ns
+        rows = np.flatnonzero(is_kind & (is_close | is_bounded))
+        if stretches.most_idle_ns[rows].any():
+            issued = _issued(trace) if issued is None else issued
+            cut, columns = cut_at_operations(stretches.select(rows), issued, len(low_ns))
+            is_shown = is_bounded[rows[cut], None] | (kind in work.following)
+            _, _, own_ns, _, most_idle_ns, _, lead_after_ns = columns
+            most_idle_ns[~is_shown & (lead_after_ns > work.last_share * own_ns)] = 0
+            pieces.append((rows[cut], columns, bounds_ns, is_close[rows[cut]]))
+    shown = [sure_work(own_ns, most_ns, bounds_ns) for _, (_, _, own_ns, _, most_ns, *_), bounds_ns, _ in pieces]
+    own, usual = np.sum([(0.0, 0.0), *shown], axis=0)
+    pace = own / usual if usual else 1.0  # a slow device works longer than others of its role, and is not idle
+    found = []
+    for rows, (begin_ns, end_ns, own_ns, _, most_ns, *_), (low_ns, high_ns), is_close in pieces:
+        low, high = (pace * np.where(is_close[:, None], (low_ns + high_ns) / 2, one) for one in (low_ns, high_ns))
+        idle, least = (np.clip(own_ns - work_ns, 0, most_ns).astype(np.int64) for work_ns in (low, high))
+        some = np.nonzero(idle > _MIN_IDLE * (end_ns - begin_ns))
+        of = rows[some[0]]
+        during, is_open = stretches.phase[of], ~is_close[some[0]]
+        marks = _idle_rows(stretches.step[of], Phase.IDLE, (end_ns - idle)[some], end_ns[some], during, is_open)
+        found.append({**marks, LEAST_COLUMN: least[some], SINCE_COLUMN: begin_ns[some]})
+    return np.concatenate([np.zeros(0, np.int64), *(rows for rows, *_ in pieces)]), found
 
 
 def _with_rows(view: RankTrace, found: Sequence[Mapping[str, NDArray[Any]]]) -> RankTrace:
@@ -252,6 +405,7 @@ def _with_rows(view: RankTrace, found: Sequence[Mapping[str, NDArray[Any]]]) -> 
     phases = view.tables["phases"]
     is_bounded = np.zeros(len(phases), np.bool_)
     own = {**{name: phases[name] for name in phases}, DURING_COLUMN: phases["phase"], BOUNDED_COLUMN: is_bounded}
+    own |= {LEAST_COLUMN: np.zeros(len(phases), np.int64), SINCE_COLUMN: phases["begin_ns"]}
     rows = [Table(own)]
     rows += [Table({name: columns[name].astype(rows[0][name].dtype) for name in rows[0]}) for columns in found]
     return replace(view, tables={**view.tables, "phases": join_tables(rows)})

@@ -13,7 +13,19 @@ from typing import NamedTuple, assert_never
 
 from hpcpace.core.text import percent, plural, rank_list
 from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding, Evidence
-from hpcpace.diagnosis.topics import communication, cores, events, idle, jitter, links, pipeline, run_end, straggler
+from hpcpace.diagnosis.topics import (
+    communication,
+    cores,
+    events,
+    idle,
+    jitter,
+    links,
+    memory,
+    pipeline,
+    run_end,
+    stops,
+    straggler,
+)
 from hpcpace.metrics.stragglers import MIN_STEPS, SearchObstacle
 
 _MORE_STEPS = "record at least 20 steps, such as schedule(active=20) of torch.profiler, and report them"
@@ -39,11 +51,14 @@ class Topic(NamedTuple):
 TOPICS = (
     Topic(run_end.find_hanging, Needs.NOTHING),
     Topic(run_end.find, Needs.NOTHING),
+    Topic(stops.find, Needs.NOTHING),
+    Topic(memory.find, Needs.NOTHING),
     Topic(straggler.find_by_arrival, Needs.STEPS),
+    Topic(idle.find_host_everywhere, Needs.OWN_WORK),
     Topic(straggler.find, Needs.OWN_WORK),
     Topic(pipeline.find, Needs.OWN_WORK),
     Topic(idle.find_input, Needs.OWN_WORK),
-    Topic(idle.find_host, Needs.OWN_WORK),
+    Topic(idle.find_host_somewhere, Needs.OWN_WORK),
     Topic(events.find_collection, Needs.OWN_WORK),
     Topic(events.find_interruptions, Needs.OWN_WORK),
     Topic(links.find, Needs.OWN_WORK),
@@ -55,8 +70,9 @@ TOPICS = (
 )
 """All topics, in the order in which they run: each sees the findings of those before it in the case.
 
-Stragglers come before topics that judge the work without theirs, links before communication, all that makes steps
-differ before jitter, and cores last, because they may explain any other finding.
+Hosts that are too slow everywhere come before all that compares ranks by their work, stragglers before topics that
+judge the work without theirs, links before communication, all that makes steps differ before jitter, and cores last,
+because they may explain any other finding.
 """
 
 
@@ -86,9 +102,9 @@ EARLY_EXITS = Obstacle(
 )
 ABSENT_RANKS = Obstacle(words="nothing that is certain explains the step time")
 """Ranks without a trace may cause the waits of the others."""
+_IN_FULL = "record some hundred steps in full: hpcpace switch RUN on, or trace.detail"
 NO_PHASES = Obstacle(
-    words="phases were not recorded, so who works and who waits inside a step is not known",
-    advice="record some hundred steps in full: hpcpace switch RUN on, or trace.detail",
+    words="phases were not recorded, so who works and who waits inside a step is not known", advice=_IN_FULL
 )
 NOTHING_COMPARED = Obstacle(
     words="ranks send to each other, and which of them do the same work is not known",
@@ -96,10 +112,14 @@ NOTHING_COMPARED = Obstacle(
 )
 
 
-def too_few_steps(num_steps: int, least: int) -> Obstacle:
-    """Return that a run has fewer steps than a diagnosis needs."""
+def too_few_steps(num_steps: int, least: int, *, num_plain: int = 0) -> Obstacle:
+    """Return that a run has fewer steps than a diagnosis needs, beside those that were recorded without detail."""
     are = "is" if num_steps == 1 else "are"
-    return Obstacle(words=f"{plural(num_steps, 'step')} {are} too few: at least {least} are needed")
+    words = f"{plural(num_steps, 'step')} {are} too few: at least {least} are needed"
+    if not num_plain:
+        return Obstacle(words=words)
+    others = "1 other was" if num_plain == 1 else f"{num_plain} others were"
+    return Obstacle(words=f"{words}, and {others} recorded without detail", advice=_IN_FULL)
 
 
 def too_much_noise(smallest_share: float) -> Obstacle:
@@ -107,11 +127,16 @@ def too_much_noise(smallest_share: float) -> Obstacle:
     return Obstacle(words=f"noise hides any rank that is less than {smallest_share:.0%} slower than its role")
 
 
+def unsampled_step(words: str) -> Obstacle:
+    """Return that a single step took a rank far longer than usual, in words, and that nothing shows why."""
+    return Obstacle(words=words, advice="record samples of the hosts (trace.counters = true)")
+
+
 def host_times(ranks: Sequence[int]) -> Obstacle:
     """Return that phases of ranks with a device are times of their hosts, so that their work is not known."""
     return Obstacle(
         words=f"phases of {shortened_ranks(ranks)} are host times, and what their devices do is not known",
-        advice="trace a few hundred steps with device times of phases (docs/diagnosis.md, ranks with a device)",
+        advice="trace a few hundred steps with device times of phases (hpcpace help ranks with a device)",
         why=(
             "the host runs ahead of the device, so own work, waits and transfers in a step are not known; arrivals at "
             "collectives on the device name no rank as late",
@@ -139,6 +164,7 @@ class Diagnosis:
             where no two ranks are compared.
         absent: ranks with which the judged ones communicate, and of which nothing is known. Then waits and transfers
             prove nothing, and the loss to a straggler is an upper bound.
+        stepless: those of them whose traces are complete and show no step.
         num_present: ranks that are judged.
         slow: indices of the ranks that stand out: the usual work of a role is without theirs.
         cores: that ranks share cores, where that is notable; among the findings only above its threshold.
@@ -148,6 +174,7 @@ class Diagnosis:
     obstacle: Obstacle | None
     smallest_effect: float | None
     absent: tuple[int, ...] = ()
+    stepless: tuple[int, ...] = ()
     num_present: int = 0
     slow: tuple[int, ...] = ()
     cores: DiagnosisFinding | None = None
@@ -177,6 +204,7 @@ def diagnose(case: Case) -> Diagnosis:
         obstacle=None if findings else _obstacle(case, known, is_noise_explained=cores_found is not None),
         smallest_effect=search.smallest_share if search is not None else None,
         absent=tuple(case.absent),
+        stepless=tuple(case.stepless),
         num_present=len(panels.rank),
         slow=search.slow if search is not None else (),
         cores=cores_found,
@@ -206,9 +234,10 @@ def _obstacle(case: Case, known: Needs, *, is_noise_explained: bool) -> Obstacle
     """Return why the data decide nothing, if nothing was found; None if the run is healthy."""
     panels = case.panels
     if known is Needs.NOTHING:
-        few = too_few_steps(len(panels.times_ns), case.settings.least_steps)
+        few = too_few_steps(len(panels.times_ns), case.settings.least_steps, num_plain=panels.num_plain)
         first = "" if case.absent else straggler.preliminary(case)
-        return replace(few, words=f"{few.words}; {first}", advice=_MORE_STEPS) if first else few
+        advice = few.advice if panels.num_plain else _MORE_STEPS
+        return replace(few, words=f"{few.words}; {first}", advice=advice) if first else few
     if known is Needs.STEPS:  # nothing but arrivals rests on what devices did
         return NO_PHASES if panels.is_unphased else host_times(panels.host_timed)
     if case.absent:
@@ -217,6 +246,8 @@ def _obstacle(case: Case, known: Needs, *, is_noise_explained: bool) -> Obstacle
         return WRONG_CLOCK
     if case.are_exits_early:
         return EARLY_EXITS
+    if words := stops.long_step(case):
+        return unsampled_step(words)
     return _obstacle_of_search(case, is_noise_explained=is_noise_explained) or _unmatched(case)
 
 
@@ -227,7 +258,7 @@ def _obstacle_of_search(case: Case, *, is_noise_explained: bool) -> Obstacle | N
         return None
     match search.obstacle:
         case SearchObstacle.TOO_FEW_STEPS:
-            return too_few_steps(len(panels.times_ns), MIN_STEPS)
+            return too_few_steps(len(panels.times_ns), MIN_STEPS, num_plain=panels.num_plain)
         case SearchObstacle.TOO_MUCH_NOISE:
             return None if is_noise_explained else too_much_noise(search.smallest_share or 0.0)
         case SearchObstacle.NOBODY_COMPARED | None:  # stages and transfers are judged without comparing ranks
@@ -260,7 +291,9 @@ def _joined(findings: Sequence[DiagnosisFinding]) -> list[DiagnosisFinding]:
         known = {culprit.aliases for culprit in first.culprits}
         more = tuple(culprit for culprit in finding.culprits if culprit.aliases not in known)
         share = first.loss_share + finding.loss_share
-        joined[key] = replace(first, loss_share=share, culprits=first.culprits + more)
+        own, more_of = first.loss_interval, finding.loss_interval
+        interval = (own[0] + more_of[0], own[1] + more_of[1]) if own is not None and more_of is not None else None
+        joined[key] = replace(first, loss_share=share, culprits=first.culprits + more, loss_interval=interval)
     return list(joined.values())
 
 

@@ -7,6 +7,7 @@ with a margin; an operation that ranks count to different ranges moves to the la
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,7 +15,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from hpcpace.core.pool import map_threads
-from hpcpace.metrics import Bools
+from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.common_clock import CommonClock, rank_clocks, reference_times
 from hpcpace.metrics.matching import Matching, match
 from hpcpace.metrics.operations import MESSAGES, Operations, RankOperations, completed, gather_operations, is_one_of
@@ -47,7 +48,7 @@ class TimedTraces:
     clocks: Sequence[CommonClock]
     unknown_clocks: tuple[int, ...]
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks with a trace."""
         return tuple(trace.header.rank for trace in self.traces)
@@ -168,6 +169,25 @@ def divide_steps(streams: Sequence[TraceStream], *, max_rows: int = MAX_ROWS, nu
         )
         shares.append(StepShare(first=first, stops=tuple(stops[begin:end]), begins=begins))
     return shares
+
+
+def share_of_steps(streams: Sequence[TraceStream], step: Ints, num_seen: int, *, max_rows: int = MAX_ROWS) -> StepShare:
+    """Return ranges that have all rows of some steps, and some of others: those before, between and behind them.
+
+    Args:
+        streams: the traces, ascending by rank; at least one.
+        step: numbers of the steps, ascending, int64, at least one.
+        num_seen: steps of the run.
+        max_rows: rows of a range, about, if steps are about alike.
+    """
+    num_rows = sum(stream.num_collectives for stream in streams) * len(step) / max(num_seen, 1)
+    num_ranges = max(min(math.ceil(num_rows / max(max_rows, 1)), len(step) // _WARM_UP_STEPS), 1)
+    begins = [int(part[0]) for part in np.array_split(step, num_ranges)]
+    # Operations that are matched with those of later steps come with the range behind the last one.
+    stops = (*begins[1:], int(step[-1]) + 1, int(step[-1]) + 1 + _WARM_UP_STEPS)
+    before = begins[0] - _WARM_UP_STEPS - MARGIN_STEPS
+    first_blocks = tuple(_num_blocks_before(stream, before) for stream in streams)
+    return StepShare(first=begins[0] if any(first_blocks) else None, stops=stops, begins=first_blocks)
 
 
 def iter_share(

@@ -9,14 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.hostlist import exclusion, node_name
-from hpcpace.core.text import alias_name, listed, named_ranks, percent, printable
+from hpcpace.core.text import alias_name, first_few, listed, named_ranks, percent, printable
 from hpcpace.core.thresholds import ThresholdValues
+from hpcpace.diagnosis.memory import GrowingMemory
+from hpcpace.diagnosis.stops import JudgedStops
 from hpcpace.diagnosis.summary import Culprit, RunEnd
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.arrivals import LateArrival
@@ -24,20 +26,27 @@ from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.host_waits import CoreUse
 from hpcpace.metrics.links import LinkFindings, Locality
 from hpcpace.metrics.lost_operations import OpenOperation
+from hpcpace.metrics.pass_work import PassWork
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, Part, share_of
 from hpcpace.metrics.plausibility import Alternation
-from hpcpace.metrics.resampling import block_means, half_width
+from hpcpace.metrics.resampling import Estimate, block_means, half_width
 from hpcpace.metrics.roles import DataVariation, StageComparison
 from hpcpace.metrics.special import stdtrit
 from hpcpace.metrics.stragglers import StragglerSearch
-from hpcpace.metrics.what_if import Change, Rebuilt
+from hpcpace.metrics.what_if import Change, Gain, Rebuilt
 
 if TYPE_CHECKING:
+    from hpcpace.diagnosis.close_up import IdleStretches
     from hpcpace.hang.views import FoundHang
 
 MAX_NAMED = 4  # display: culprits that a sentence names before it counts the others
 _PER_P_VALUE, _MAX_CONFIDENCE = 10, 0.99  # statistics: as the score calibrates confidence
 MAX_RANKS = 8  # display: ranks that a sentence names before it counts the others
+
+
+_BY_RANK_AND_STEP = (
+    "work_ns", "reach_ns", "data_ns", "gc_ns", "wait_ns", "transfer_ns", "host_ns", "unmatched_ns",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +55,20 @@ class IdlePhase:
 
     Attributes:
         bounded_ns: part of it that is only an upper bound.
+        least_ns: how long they waited at least.
     """
 
     phase: str
     idle_ns: float
     bounded_ns: float
+    least_ns: float
+
+
+class CpuQuota(NamedTuple):
+    """A CPU quota: the file that sets it, as the rank sees it, and how many cores it allows."""
+
+    file: str
+    cores: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +88,7 @@ class Panels:
             messages, which carry delays of one stage of a pipeline to the others.
         data_ns, gc_ns, wait_ns, transfer_ns: waiting for data, garbage collection, exposed wait and exposed transfer,
             float64, (num_ranks, num_steps).
+        hidden_ns: communication under way that blocked nobody, likewise.
         host_ns: time in which the device waited for its host, likewise.
         unmatched_ns: time blocked in operations that match no other rank's, of which nobody knows whether it is wait
             or transfer, likewise.
@@ -81,13 +100,20 @@ class Panels:
         host_timed: ranks with a device whose phases are times of the host, or all ranks where phases were not recorded.
             They do not show what takes time there, so work, waits and exposed transfers of the run are not known.
         is_unphased: whether phases were not recorded.
+        num_plain: steps that all ranks have and that were recorded without detail; they are not among those judged.
         has_device: whether some rank computes on a device, so that the processor time of ranks is not their work.
         cores: what the ranks had of their cores; None where that is not known.
-        lab_cores: the same in a lab, whose hosts share the cores of one machine: no finding, but it explains bursts.
+        bindings: settings of OpenMP that narrowed the CPUs of a rank, and the line that undoes it, by rank.
+        quotas: the CPU quota that stopped each rank; None where none did, or it is not known.
         arrivals: who is late at collectives on devices, the latest first; where own work is not known.
         idle: how long devices waited for their hosts, by phase, longest first.
+        issue_ns: how long the hosts of devices were in passes, mean per step, float64, (num_ranks,); empty where not
+            known.
         alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
         flows: what the job's own connections show of links; None where they were not recorded.
+        step: numbers of the steps, int64, (num_steps,); None where they are not known.
+        explained_idle_ns: idle time of devices that a finding explains, mean per step; own work and parts are without
+            it.
     """
 
     rank: Ints
@@ -103,6 +129,7 @@ class Panels:
     gc_ns: Floats
     wait_ns: Floats
     transfer_ns: Floats
+    hidden_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     host_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     unmatched_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     is_role_known: bool = True
@@ -111,13 +138,28 @@ class Panels:
     parts_ns: Floats | None = None
     host_timed: tuple[int, ...] = ()
     is_unphased: bool = False
+    num_plain: int = 0
     has_device: bool = False
     cores: CoreUse | None = None
-    lab_cores: CoreUse | None = None
+    bindings: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    quotas: tuple[CpuQuota | None, ...] = ()
     arrivals: tuple[LateArrival, ...] = ()
     idle: tuple[IdlePhase, ...] = ()
+    issue_ns: Floats = field(default_factory=lambda: np.zeros(0))
     alternation: Alternation | None = None
     flows: FlowFindings | None = None
+    step: Ints | None = None
+    explained_idle_ns: float = 0.0
+
+    def without_steps(self, is_kept: Bools) -> Panels:
+        """Return the panels with some of the steps, bool, (num_steps,)."""
+        if is_kept.all():
+            return self
+        kept: dict[str, Any] = {name: getattr(self, name)[:, is_kept] for name in _BY_RANK_AND_STEP}
+        kept |= {name: getattr(self, name)[is_kept] for name in ("times_ns", "since_ns")}
+        parts_ns = None if self.parts_ns is None else self.parts_ns[:, is_kept]
+        step = None if self.step is None else self.step[is_kept]
+        return replace(self, **kept, parts_ns=parts_ns, step=step)
 
     @property
     def mean_time_ns(self) -> float:
@@ -127,14 +169,16 @@ class Panels:
     @property
     def mean_length_ns(self) -> float:
         """Mean length of the ranks' own steps, which shares of the step are relative to, at least 1 ns."""
-        return self.mean_time_ns if self.parts_ns is None else max(float(self.parts_ns.sum(axis=2).mean()), 1.0)
+        if self.parts_ns is None:
+            return self.mean_time_ns
+        return max(float(self.parts_ns.sum(axis=2).mean()) + self.explained_idle_ns, 1.0)
 
     @property
     def transfer_share(self) -> float:
         """All exposed transfer as a share of the step, blocked senders included."""
         if self.parts_ns is None:
             return float(self.transfer_ns.mean()) / self.mean_length_ns
-        return share_of(self.parts_ns, EXPOSED_TRANSFER)
+        return share_of(self.parts_ns, EXPOSED_TRANSFER) * (1 - self.explained_idle_ns / self.mean_length_ns)
 
     def qualified(self, found: StageComparison | None) -> StageComparison | None:
         """Return a comparison of stages as it is to be read with the phases of these traces; None without phases."""
@@ -158,8 +202,14 @@ class Case:
         is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
         are_exits_early: whether many ranks leave operations before others enter, likewise: a clock may be wrong.
         rebuilt: steps of the panels, which show what stragglers and slow stages cost; None if they were not rebuilt.
+        idle: when devices of rebuilt steps waited for their hosts; None where none did.
+        pass_work: the work of their ranks in their passes; None where these are not known.
         absent: ranks with which those of the panels communicate, and of which nothing is known.
+        stepless: those of them whose traces are complete and show no step.
         end: what ended the run before its time; None where nothing did.
+        is_shared_on_purpose: whether the user says that ranks share cores on purpose.
+        stops: when ranks did not run; the panels are without these steps.
+        memory: ranks whose memory grows steadily.
         settings: the thresholds of [diagnosis].
         thresholds: all others.
         findings: what topics have found so far.
@@ -178,8 +228,14 @@ class Case:
     is_clock_wrong: bool = False
     are_exits_early: bool = False
     rebuilt: Rebuilt | None = None
+    pass_work: PassWork | None = None
+    idle: IdleStretches | None = None
     absent: Sequence[int] = ()
+    stepless: Sequence[int] = ()
     end: RunEnd | None = None
+    is_shared_on_purpose: bool = False
+    stops: JudgedStops | None = None
+    memory: Sequence[GrowingMemory] = ()
     settings: DiagnosisConfig = field(default_factory=DiagnosisConfig)
     thresholds: ThresholdValues = field(default_factory=ThresholdValues)
     findings: list[DiagnosisFinding] = field(default_factory=list)
@@ -206,6 +262,19 @@ class Case:
             return None
         return self.rebuilt if self.rebuilt.graph.num_left_out <= len(self.rebuilt.graph.step) else None
 
+    def cost(self, gain: Gain, relative_error: float = 0.0) -> Estimate:
+        """Return what something costs as a share of the step time, by what rebuilt steps gain without it.
+
+        Args:
+            gain: of the rebuilt steps.
+            relative_error: half-width of the interval of what is removed, as a part of it.
+        """
+        assert self.rebuilt is not None
+        scale, share = self.rebuilt.measured_ns / self.rest.mean_time_ns, gain.share
+        below, above = (float(np.hypot(end - share.value, relative_error * share.value)) for end in share.interval)
+        found = Estimate(value=share.value, low=share.value - below, high=share.value + above)
+        return found.through(lambda part: part * scale)
+
     def gain_share(self, part_ns: Floats) -> float:
         """Return what the slowest rank of a role takes with a part of its work, less without, as a share of the step.
 
@@ -223,6 +292,9 @@ class CoreWaiting(Protocol):
 
     def is_all_of(self, effect: float, slow: Bools) -> bool:
         """Return whether an excess of own work, of the ranks of a mask, may be waiting for cores."""
+
+    def part_beyond(self, slow: Bools) -> Estimate | None:
+        """Return which part of the excess of these ranks is beyond waiting for cores; None where that is not known."""
 
 
 class Evidence(ABC):
@@ -279,6 +351,10 @@ class Evidence(ABC):
         """Return whether the finding may be nothing but ranks that wait for cores."""
         return self.may_be_uneven_waiting and finding.loss_share <= waiting.uneven_share
 
+    def part_beyond_waiting(self, waiting: CoreWaiting, panels: Panels) -> Estimate | None:
+        """Return which part of the loss is certainly no waiting for cores; None where that is not known."""
+        return None
+
     def numbers(self) -> dict[str, float]:
         """Return the figures by name, without those that it does not have."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -299,6 +375,7 @@ class DiagnosisFinding:
         confidence: probability that the mode is right, as calibrated by `make score`.
         culprits: who or what is at fault; empty if nobody can be named.
         counted_part: part of its loss that counts when findings are ranked; less than 1 for an upper bound.
+        loss_interval: 95 % interval of `loss_share`, or its bounds; None where it is not known.
     """
 
     evidence: Evidence
@@ -306,6 +383,7 @@ class DiagnosisFinding:
     confidence: float
     culprits: tuple[Culprit, ...] = ()
     counted_part: float = 1.0
+    loss_interval: tuple[float, float] | None = None
 
     @property
     def mode(self) -> str:
@@ -409,8 +487,7 @@ def _alias_name(alias: str, hosts: Mapping[int, str]) -> str:
 
 def shortened(names: Sequence[str]) -> str:
     """Return the first names and how many more there are."""
-    more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
-    return listed([*names[:MAX_NAMED], *more])
+    return listed(first_few(names, MAX_NAMED))
 
 
 def first_ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:

@@ -12,39 +12,42 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from hpcpace.audit.facts import Snapshot
 from hpcpace.core.config import Config, DiagnosisConfig
 from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.core.text import listed, printable
 from hpcpace.core.thresholds import Thresholds
 from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
 from hpcpace.diagnosis.close_up import touching
 from hpcpace.diagnosis.credible import CredibleRun
-from hpcpace.diagnosis.devices import is_host_timed, is_timed_there
+from hpcpace.diagnosis.devices import is_host_timed, is_on_device, is_timed_there
 from hpcpace.diagnosis.diagnose import Diagnosis, diagnose
 from hpcpace.diagnosis.figures.network import NetworkEvidence, NetworkThresholds, recorded_network
 from hpcpace.diagnosis.finding import Case, Panels
+from hpcpace.diagnosis.flow_evidence import flow_findings
 from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, node_by_rank, own_excess_ns, panels_of
+from hpcpace.diagnosis.memory import GrowingMemory, GrowthThresholds, growing_memory, memory_limits
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe
 from hpcpace.diagnosis.summary import Verdict
 from hpcpace.diagnosis.topics.gpus import GpuThresholds, gpu_differences, gpu_state, with_gpus
-from hpcpace.diagnosis.topics.links import flow_findings
 from hpcpace.diagnosis.topics.straggler import work_excess
 from hpcpace.diagnosis.verdict import verdict_of, with_end
 from hpcpace.metrics import Ints
-from hpcpace.metrics.arrivals import LateArrival, late_arrivals
-from hpcpace.metrics.hotspots import Hotspot, delay_hotspots
-from hpcpace.metrics.links import GroupTransfers, LinkFindings, locality, locate_links
-from hpcpace.metrics.operations import MESSAGES, op_name
-from hpcpace.metrics.roles import WorkExcess
+from hpcpace.metrics.arrivals import ArrivalThresholds, LateArrival, late_arrivals
+from hpcpace.metrics.host_waits import cpus_of
+from hpcpace.metrics.hotspots import Hotspot, HotspotThresholds, delay_hotspots
+from hpcpace.metrics.links import GroupTransfers, LinkFindings, TransferThresholds, locality, locate_links
+from hpcpace.metrics.operations import MESSAGE_NAMES
+from hpcpace.metrics.roles import ExcessThresholds, WorkExcess
 from hpcpace.metrics.topology import Topology
 from hpcpace.topology.switch_tree import PlacedTraces
 
 if TYPE_CHECKING:
+    from hpcpace.audit.facts import Snapshot
     from hpcpace.hang.notices import Notice
     from hpcpace.hang.views import FoundHang
 
-_MESSAGES = tuple(op_name(op) for op in MESSAGES)
+_MAX_SETTING = 60  # display: letters of a variable
 _LOWER_QUARTILE = 0.25  # statistics: of the transfers of the fast groups
 Limits = TypeVar("Limits", bound=Thresholds)
 
@@ -77,11 +80,16 @@ class JudgedRun:
         """What was measured on the credible ranks."""
         return self.credible.measured
 
-    @cached_property
+    @property
     def thresholds(self) -> DiagnosisConfig:
-        """The thresholds of this run: where ranks share cores on purpose, that is no finding."""
-        settings = self.config.diagnosis
-        return replace(settings, core_share=1.0) if self.records.run.shared_cores else settings
+        """The thresholds of this run."""
+        return self.config.diagnosis
+
+    @property
+    def is_shared_on_purpose(self) -> bool:
+        """Whether the user says that ranks share cores on purpose: of this report, or else of the run."""
+        said = self.config.report.shared_cores
+        return self.records.run.shared_cores if said is None else said
 
     def limits(self, kind: type[Limits]) -> Limits:
         """Return the thresholds of one topic."""
@@ -97,9 +105,24 @@ class JudgedRun:
         """What is judged, with what the job's connections show."""
         panels, kinds = panels_of(self.measured), self.measured.operations.kinds
         flows = flow_findings(self.network, self.thresholds, kinds, panels, self.config.thresholds)
-        panels = replace(panels, flows=flows)
-        # Hosts of a lab share the cores of one machine, which says nothing of the cluster that it shows.
-        return replace(panels, cores=None, lab_cores=panels.cores) if self.records.run.is_lab else panels
+        panels = replace(panels, flows=flows, bindings=_bindings(self.snapshots, panels))
+        if panels.cores is None or not self.records.run.is_lab:
+            return panels
+        return replace(panels, cores=panels.cores.in_lab(panels.node))
+
+    @cached_property
+    def judged_panels(self) -> Panels:
+        """The panels without steps in which ranks did not run: a single one would hide all that recurs."""
+        kept = self.panels.without_steps(self.measured.stops.is_kept)
+        return self.panels if kept is self.panels else replace(kept, transient_share=None)
+
+    @cached_property
+    def memory(self) -> tuple[GrowingMemory, ...]:
+        """The ranks whose memory grows steadily."""
+        measured = self.measured
+        return growing_memory(
+            measured.timed, measured.chosen, memory_limits(self.snapshots), self.limits(GrowthThresholds)
+        )
 
     @cached_property
     def hang(self) -> FoundHang | None:
@@ -115,9 +138,11 @@ class JudgedRun:
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """What is wrong with the run."""
-        measured, settings, panels = self.measured, self.thresholds, self.panels
+        measured, settings, panels = self.measured, self.thresholds, self.judged_panels
         groups, places, clocks = measured.operations.transfers, measured.places, measured.clocks
-        links = _slow_links(groups, places, settings)
+        min_steps = self.limits(TransferThresholds).min_steps
+        are_messages_timed = any(is_on_device(trace) for trace in measured.timed.traces)
+        links = _slow_links(groups if are_messages_timed else _collectives(groups), places, settings, min_steps)
         if any(is_host_timed(trace) for trace in measured.timed.traces):
             panels = replace(panels, arrivals=_late_arrivals(measured, panels.node, settings.level))
         return diagnose(
@@ -127,12 +152,18 @@ class JudgedRun:
                 opened=self.credible.incomplete.open,
                 links=_widened(links, _collectives(groups) or groups, clocks.median_halfwidth_ns or 0.0),
                 touches=partial(touching, measured.close_up, places) if measured.close_up is not None else None,
-                crossing=locality(groups, places),
+                crossing=locality(groups, places, min_steps),
                 is_clock_wrong=clocks.num_wrong > 0,
                 are_exits_early=are_exits_early(clocks, self.limits(ClockThresholds)),
-                rebuilt=measured.rebuilt,
+                rebuilt=measured.rebuilt if measured.stops.is_kept.all() else None,
+                idle=measured.close_up.idle if measured.close_up is not None else None,
+                pass_work=measured.close_up.pass_work if measured.close_up is not None else None,
                 absent=self.credible.absent,
+                stepless=self.credible.stepless,
                 end=self.credible.end,
+                is_shared_on_purpose=self.is_shared_on_purpose,
+                stops=measured.stops,
+                memory=self.memory,
                 settings=settings,
                 thresholds=self.config.thresholds,
             )
@@ -141,12 +172,16 @@ class JudgedRun:
     @cached_property
     def excess(self) -> WorkExcess | None:
         """The excess of own work over the roles; None where own work is not known."""
-        return None if self.panels.host_timed else work_excess(self.panels, self.diagnosis.slow)
+        return (
+            None
+            if self.panels.host_timed
+            else work_excess(self.judged_panels, self.diagnosis.slow, self.limits(ExcessThresholds))
+        )
 
     @cached_property
     def hotspots(self) -> tuple[Hotspot, ...]:
         """The places whose ranks do their own work more slowly than others of their role; none where not known."""
-        return hotspots_of(self.measured, self.panels)
+        return hotspots_of(self.measured, self.judged_panels)
 
     def verdict(self, remarks: Sequence[str] = ()) -> Verdict:
         """Return the verdict, with what held GPUs back and what ended the run; `remarks` are added to its reasons."""
@@ -176,20 +211,51 @@ class JudgedAttempt(JudgedRun):
 def hotspots_of(measured: Measured, panels: Panels) -> tuple[Hotspot, ...]:
     """Return the places whose ranks do their own work more slowly than others of their role; none where not known."""
     excess_ns = own_excess_ns(panels)
-    return delay_hotspots(excess_ns, measured.places) if excess_ns is not None else ()
+    limits = measured.thresholds.of(HotspotThresholds)
+    if excess_ns is None:
+        return ()
+    return delay_hotspots(excess_ns, measured.places, level=limits.level, min_steps=limits.min_steps)
+
+
+def _bindings(snapshots: Sequence[Snapshot], panels: Panels) -> dict[int, tuple[str, str]]:
+    """Return the settings of OpenMP that narrow the CPUs of ranks, and the line that undoes them, by rank.
+
+    A rank whose cgroup has no more CPUs than it may use was not narrowed by them.
+    """
+    if panels.cores is None or not snapshots:
+        return {}
+    from hpcpace.audit.rules.affinity import binding_variables, unbound_fix  # with the logs that rules read
+
+    cpus, found = dict(zip(panels.rank.tolist(), panels.cores.cpus, strict=True)), {}
+    for facts in (rank for snapshot in snapshots for rank in snapshot.ranks):
+        names, own = binding_variables(facts.variables), cpus.get(facts.rank, frozenset())
+        could_have = cpus_of(facts.cgroup_cpus or "")
+        if names and own and (not could_have or len(own) < len(could_have)):
+            settings = [f"{name}={printable(facts.variables[name])[:_MAX_SETTING]}" for name in names]
+            found[facts.rank] = listed(settings), unbound_fix(names)
+    return found
 
 
 def _collectives(groups: Sequence[GroupTransfers]) -> list[GroupTransfers]:
-    return [group for group in groups if group.op not in _MESSAGES]
+    return [group for group in groups if group.op not in MESSAGE_NAMES]
 
 
-def _slow_links(groups: Sequence[GroupTransfers], places: Topology, settings: DiagnosisConfig) -> LinkFindings:
+def _slow_links(
+    groups: Sequence[GroupTransfers], places: Topology, settings: DiagnosisConfig, min_steps: int
+) -> LinkFindings:
     """Return the slow links by collectives, and where these cannot single one out by messages as well.
 
-    How long a message takes depends on its receiver, too; that of a collective depends on the links alone.
+    How long a message takes depends on its receiver, too, and on hosts also on when its sender hands it over; that of a
+    collective depends on the links alone.
     """
     collectives = _collectives(groups)
-    find = partial(locate_links, topology=places, floor_share=settings.link_share, level=settings.level)
+    find = partial(
+        locate_links,
+        topology=places,
+        floor_share=settings.link_share,
+        level=settings.level,
+        min_steps=min_steps,
+    )
     by_collectives = find(collectives)
     if len(collectives) == len(groups) or by_collectives.is_identifiable:
         return by_collectives
@@ -249,4 +315,5 @@ def _late_arrivals(measured: Measured, node: Ints, level: float) -> tuple[LateAr
         halfwidth_ns=measured.halfwidth_ns,
         node=node_by_rank(evidence.ranks, node),
         level=level,
+        limits=measured.thresholds.of(ArrivalThresholds),
     )

@@ -16,24 +16,30 @@ from hpcpace.core.pool import Team
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
-from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, on_devices
+from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, issue_by_rank, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
-from hpcpace.diagnosis.finding import Panels
-from hpcpace.diagnosis.incomplete import HOST_TIMES, NO_PHASES, sound_stream
+from hpcpace.diagnosis.finding import CpuQuota, Panels
+from hpcpace.diagnosis.incomplete import HOST_TIMES, MARK_STEPS, NO_PHASES, sound_stream
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
+from hpcpace.diagnosis.stops import JudgedStops, stops_of
 from hpcpace.diagnosis.summary import Clocks
 from hpcpace.diagnosis.within_steps import WaitThresholds, are_waits_known, unknown_waits, unmatched_share
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
-from hpcpace.metrics.host_waits import CoreUse, core_use
+from hpcpace.metrics.host_waits import CoreUse, CounterThresholds, core_use
 from hpcpace.metrics.kernels import others_median
-from hpcpace.metrics.operations import MESSAGES, op_name
+from hpcpace.metrics.operations import MESSAGE_NAMES
+from hpcpace.metrics.phase_cores import WorkThresholds
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
-from hpcpace.metrics.plausibility import Alternation, alternation
-from hpcpace.metrics.steps import StepPanel, common_steps, is_plain, is_unphased, step_times, used_steps
+from hpcpace.metrics.plausibility import Alternation, CountThresholds, alternation
+from hpcpace.metrics.roles import VariationThresholds
+from hpcpace.metrics.segments import BlockingThresholds
+from hpcpace.metrics.steps import StepPanel, common_steps, is_plain, is_unphased, is_warmup, step_times, used_steps
+from hpcpace.metrics.stops import StopThresholds
 from hpcpace.metrics.topology import Topology, stages_of_traffic, topology_of
 from hpcpace.metrics.what_if import Rebuilt, rebuild, transient_loss_ns
 from hpcpace.trace.reader import RankTrace
+from hpcpace.trace.schema import MILLICORES, EventKind
 
 _MAX_COUNTS = 8  # display: ranks whose numbers of steps an error names
 _AWAY = (Part.SYNC_WAIT, Part.SYNC_TRANSFER, Part.CHECKPOINT, Part.EVAL, Part.PACE)
@@ -137,7 +143,7 @@ class Measured:
     @cached_property
     def alternation(self) -> Alternation | None:
         """How steps alternate on all ranks, as parts of steps counted as steps do; None if they do not."""
-        return alternation(self.parts, self.lengths_ns)
+        return alternation(self.parts, self.lengths_ns, self.thresholds.of(CountThresholds))
 
     @cached_property
     def role(self) -> Ints:
@@ -146,31 +152,49 @@ class Measured:
         roles = {slot: index for index, slot in enumerate(sorted({(header.pp, header.tp) for header in headers}))}
         return np.array([roles[header.pp, header.tp] for header in headers], np.int64)
 
+    @property
+    def is_role_known(self) -> bool:
+        """Whether ranks of one role are known to do the same work.
+
+        Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
+        """
+        return not (self.operations.has_messages and self.timed.traces[0].header.pp < 0)
+
+    @cached_property
+    def excess_ns(self) -> Floats | None:
+        """Own work beyond that of others of the role, (num_ranks, num_steps), as of `own_excess_ns`."""
+        return None if self.host_timed else excess_ns(self.spent_ns(OWN_WORK), self.role, self.is_role_known)
+
     @cached_property
     def close_up(self) -> CloseUp | None:
         """Some of the steps, or all, taken apart; None without operations."""
         # What is wrong with the rows of these files is known from the first reading.
         streams = [sound_stream(stream.original) for stream in self.operations.streams]
-        return take_close_up(streams, self.timed, self.common, self.role)
+        return take_close_up(streams, self.timed, self.common, self.role, self.thresholds)
 
     @cached_property
     def rebuilt(self) -> Rebuilt | None:
         """The steps rebuilt, which shows what a change of some work would gain; None if it would be wrong.
 
         A sender that is held until its receiver comes, as by gloo, is rebuilt as if it were held as long whatever the
-        receiver does, and so hides what its receiver costs. Work that is not known cannot be rebuilt.
+        receiver does, and so hides what its receiver costs, unless its completion shows that both must be there. Work
+        that is not known cannot be rebuilt.
         """
-        if self.host_timed:
-            return None
+        graph = self.close_up.graph if self.close_up is not None and not self.host_timed else None
         held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
-        if self.close_up is None or self.close_up.graph is None or held_share > self.limits.max_held_share:
+        if graph is None or (graph.has_free_senders and held_share > self.limits.max_held_share):
             return None
-        return rebuild(self.close_up.graph)
+        return rebuild(graph)
 
     @cached_property
     def clocks(self) -> Clocks:
         """How well times of different ranks compare."""
         return clock_figures(self.timed, self.chosen, self.operations.causality)
+
+    @cached_property
+    def stops(self) -> JudgedStops:
+        """When ranks did not run."""
+        return stops_of(self.timed, self.common, self.times_ns, self.thresholds.of(StopThresholds))
 
     @cached_property
     def flows(self) -> Flows | None:
@@ -235,26 +259,33 @@ def measure(
         common=common,
         times_ns=times_ns[used],
         end_ns=common.end_ns[timed.known].max(axis=0),
-        operations=measure_operations(timed, chosen, common, progress=progress, team=team),
+        operations=measure_operations(
+            timed, chosen, common, progress=progress, team=team, limits=thresholds.of(BlockingThresholds)
+        ),
         thresholds=thresholds,
     )
 
 
 def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
-    if len(panel) and is_plain(panel.flags).all():
+    num_plain = int(is_plain(panel.flags).sum())
+    if num_plain and (is_plain(panel.flags) | is_warmup(panel.flags)).all():
+        which = f"{num_plain} of the" if num_plain < len(panel) else "all"
+        rest = ", and the others are warm-up" if num_plain < len(panel) else ""
         return (
-            f"all {len(panel)} common steps ({panel.step[0]} to {panel.step[-1]}) were recorded without detail: "
-            "neither collectives nor phases are known: record some in detail (trace.detail_steps, hpcpace switch)"
+            f"{which} {len(panel)} common steps ({panel.step[0]} to {panel.step[-1]}) were recorded without "
+            f"detail{rest}: neither collectives nor phases are known: record some in detail (trace.detail_steps, "
+            "hpcpace switch)"
         )
     if len(panel):
         return (
             f"none of the {len(panel)} common steps ({panel.step[0]} to {panel.step[-1]}) is left: "
             "use --include-warmup, or another --steps A:B"
         )
+    trains_unseen = all(trace.has_no_steps for trace in traces)
     counts = ", ".join(f"rank {trace.header.rank}: {len(trace.tables['steps'])}" for trace in traces[:_MAX_COUNTS])
     return (
         f"no step that all {len(traces)} ranks have ({counts}): the job ended before its first step, steps were not "
-        "marked, or files are mixed"
+        f"marked, or files are mixed{f': if it trains, {MARK_STEPS}' if trains_unseen else ''}"
     )
 
 
@@ -287,20 +318,24 @@ def panels_of(measured: Measured) -> Panels:
         # is no transfer, and the receiver's side has what the message takes.
         transfer_ns=np.maximum(transfer_ns - panels.sent_ns, 0.0) * (1 - unmatched),
         unmatched_ns=transfer_ns * unmatched,
+        hidden_ns=np.maximum(panels.under_way_ns - measured.spent_ns((*EXPOSED_WAIT, *EXPOSED_TRANSFER)), 0.0),
         host_ns=parts[:, :, Part.HOST],
-        # Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
-        is_role_known=not (measured.operations.has_messages and headers[0].pp < 0),
+        is_role_known=measured.is_role_known,
         transient_share=_transient_share(measured),
         data_variation=None
         if measured.host_timed or measured.close_up is None
-        else data_variation_of(measured.close_up),
+        else data_variation_of(measured.close_up, measured.thresholds.of(VariationThresholds).min_passes),
         parts_ns=parts,
         cores=_cores(measured),
+        quotas=tuple(_quota(trace) for trace in measured.timed.traces),
         alternation=measured.alternation,
         host_timed=measured.host_timed,
         is_unphased=measured.is_unphased,
+        num_plain=int(is_plain(measured.panel.flags).sum()),
         has_device=any(has_device(trace) for trace in measured.timed.traces),
         idle=idle_by_phase(measured.timed.traces, measured.chosen.step),
+        issue_ns=issue_by_rank(measured.timed.traces, measured.chosen.step),
+        step=measured.chosen.step,
     )
 
 
@@ -311,7 +346,21 @@ def _cores(measured: Measured) -> CoreUse:
         steps.begin_ns[:, 0].tolist(),
         steps.end_ns[:, -1].tolist(),
         [trace.header.cpus for trace in traces],
+        measured.parts,
+        measured.thresholds.of(CounterThresholds).min_rows,
+        measured.thresholds.of(WorkThresholds),
     )
+
+
+def _quota(trace: RankTrace) -> CpuQuota | None:
+    """Return the smallest CPU quota that stopped a rank; None where none did, or it is not known."""
+    events = trace.tables["events"]
+    rows = np.flatnonzero((events["kind"] == EventKind.CPU_QUOTA) & (events["code"] > 0))
+    if not len(rows):
+        return None
+    row = int(rows[events["code"][rows].argmin()])
+    file = events["text"][row].rstrip(b"\0").decode(errors="replace")
+    return CpuQuota(file, float(events["code"][row]) / MILLICORES)
 
 
 def _stages(measured: Measured) -> Ints:
@@ -319,9 +368,8 @@ def _stages(measured: Measured) -> Ints:
     headers = [trace.header for trace in measured.timed.traces]
     if headers[0].pp >= 0 or not measured.operations.has_messages:
         return np.array([header.pp for header in headers], np.int64)
-    names = {op_name(op) for op in MESSAGES}
     transfers = measured.operations.transfers
-    are_messages = [transfer.op in names for transfer in transfers]
+    are_messages = [transfer.op in MESSAGE_NAMES for transfer in transfers]
     return stages_of_traffic(
         [header.rank for header in headers],
         [transfer.members for transfer, is_one in zip(transfers, are_messages, strict=True) if not is_one],
@@ -353,10 +401,15 @@ def own_excess_ns(panels: Panels) -> Floats | None:
     Of two ranks of a role, it is the excess over the faster one: else that one would seem early. 0 where a rank is
     alone in its role; None where no two ranks are compared, or own work is not known.
     """
-    sizes = np.unique(panels.role, return_counts=True)[1]
-    if panels.host_timed or not panels.is_role_known or sizes.max() < 2:
+    return None if panels.host_timed else excess_ns(panels.work_ns, panels.role, panels.is_role_known)
+
+
+def excess_ns(work_ns: Floats, role: Ints, is_role_known: bool) -> Floats | None:
+    """Return what `own_excess_ns` does of own work that is known, (num_ranks, num_steps)."""
+    sizes = np.unique(role, return_counts=True)[1]
+    if not is_role_known or sizes.max() < 2:
         return None
-    return beyond_role_ns(panels.work_ns, panels.role, is_faster_usual=True)
+    return beyond_role_ns(work_ns, role, is_faster_usual=True)
 
 
 def beyond_role_ns(spent_ns: Floats, role: Ints, *, is_faster_usual: bool = False) -> Floats:

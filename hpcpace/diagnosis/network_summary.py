@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hpcpace.metrics.overlap import Overlap as Overlap
+
 RateSource = Literal["device", "tc", ""]
 
 _PER_UNKNOWN_BPS = 1e-15  # format: orders interfaces of unknown line rate behind all others
@@ -217,6 +219,7 @@ class Comparable:
         log_mean_error: the same of the mean step time.
         block_p50_ns: median step times of up to 20 blocks of consecutive steps, in their order.
         ranks: ascending.
+        overlap: which transfers are hidden, by phase and kind; None where that is not known.
     """
 
     is_all: bool
@@ -225,3 +228,4 @@ class Comparable:
     log_mean_error: float | None
     block_p50_ns: tuple[float, ...]
     ranks: tuple[ComparedRank, ...]
+    overlap: tuple[Overlap, ...] | None = None

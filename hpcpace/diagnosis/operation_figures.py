@@ -38,6 +38,7 @@ from hpcpace.metrics.links import GroupTransfers
 from hpcpace.metrics.lost_operations import join_records
 from hpcpace.metrics.operations import MESSAGES, ProcessGroup, is_one_of, op_name, shares
 from hpcpace.metrics.propagation import Origins, join_origins
+from hpcpace.metrics.segments import BlockingThresholds
 from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.trace.schema import ExitKind, Op
 from hpcpace.trace.tables import Table
@@ -83,11 +84,10 @@ def transfer_sums(evidence: Evidence, step: Ints) -> TransferSums:
         step: numbers of the steps to use, ascending, (num_steps,).
     """
     done, matching = evidence.operations, evidence.matching
-    transfer_ns, has_waited = _of_operations(evidence)
+    transfer_ns, has_waited = operation_transfers(evidence)
     first = matching.first
     op, column = done.op[first], columns_of(step, done.step[first])
     is_message = (op == Op.SEND) | (op == Op.RECV)
-    # Only a receiver that waits sees how long a message takes: for a late one it has arrived before.
     usable = np.flatnonzero(
         (column >= 0) & matching.is_matched[first] & (op != Op.BARRIER) & (~is_message | has_waited)
     )
@@ -140,8 +140,14 @@ def transfer_series(parts: Sequence[TransferSums], num_steps: int) -> list[Group
     ]
 
 
-def _of_operations(evidence: Evidence) -> tuple[Ints, Bools]:
-    """Return the transfer of each operation, and whether its receiver waited, each (num_instances,)."""
+def operation_transfers(evidence: Evidence) -> tuple[Ints, Bools]:
+    """Return the transfer of each operation, the longest of its ranks, and whether its receiver waited.
+
+    Only a receiver that waits sees how long a message takes: for a late one it has arrived before.
+
+    Returns:
+        int64 and bool, (num_instances,).
+    """
     done, matching, waits = evidence.operations, evidence.matching, evidence.waits
     num_instances = len(matching.num_rows)
 
@@ -229,6 +235,7 @@ def measure_operations(
     max_rows: int = MAX_ROWS,
     progress: Callable[[int, int], None] | None = None,
     team: Team | None = None,
+    limits: BlockingThresholds | None = None,
 ) -> OperationFigures:
     """Measure the operations of a run range by range.
 
@@ -239,8 +246,9 @@ def measure_operations(
         max_rows: rows that are in memory at once, about; of each process of a team.
         progress: called with the number of ranges measured and their number, in this process.
         team: the processes that share the ranges. All but the first get figures without panels and transfers.
+        limits: when callers waited for operations; the defaults if None.
     """
-    return _Shares(timed, chosen, common, max_rows, progress).measured(team)
+    return _Shares(timed, chosen, common, max_rows, progress, limits or BlockingThresholds()).measured(team)
 
 
 _Faults = list[tuple[dict[int, str], dict[int, BlockFaults]]]
@@ -257,7 +265,9 @@ class _Shares:
         common: StepPanel,
         max_rows: int,
         progress: Callable[[int, int], None] | None,
+        limits: BlockingThresholds,
     ) -> None:
+        self._limits = limits
         self._timed, self._chosen, self._common = timed, chosen, common
         self._max_rows, self._progress = max_rows, progress
         self._streams = [sound_stream(trace) for trace in timed.traces]
@@ -327,7 +337,7 @@ class _Shares:
             self._progress(num_done, sum(len(share.stops) for share in shares))
 
     def _measure(self, share: StepShare, panels: StepPanels, tell: Callable[[], None]) -> _ShareFigures:
-        sums = _ShareSums(self._timed, self._chosen, self._common, panels)
+        sums = _ShareSums(self._timed, self._chosen, self._common, panels, self._limits)
         for stop, evidence in iter_share(self._streams, self._timed, share):
             if stop is not None and stop == share.first:
                 sums.begin(stop, evidence)
@@ -393,9 +403,16 @@ class _ShareFigures:
 class _ShareSums:
     """Sums over the ranges of steps of one share, range by range; times of steps go into panels of the caller."""
 
-    def __init__(self, timed: TimedTraces, chosen: StepPanel, common: StepPanel, panels: StepPanels) -> None:
+    def __init__(
+        self,
+        timed: TimedTraces,
+        chosen: StepPanel,
+        common: StepPanel,
+        panels: StepPanels,
+        limits: BlockingThresholds,
+    ) -> None:
         self._chosen, self._panels = chosen, panels
-        self._within = WithinSteps(timed, common)
+        self._within = WithinSteps(timed, common, limits)
         self._num_done = 0
         self._tails: list[Table | None] = [None] * len(timed.traces)
         self._found = _ShareFigures()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.errors import CannotTell
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.finding import Panels
@@ -62,13 +63,23 @@ class StepDetail:
     lanes: tuple[tuple[Stretch, ...], ...]
 
 
-def step_detail(measured: Measured, panels: Panels) -> StepDetail:
-    """Return the representative step of a run.
+def step_detail(measured: Measured, panels: Panels, step: int | None = None) -> StepDetail:
+    """Return a step of a run.
 
     Args:
         measured: what was measured.
         panels: its panels.
+        step: its number; the representative one if None.
+
+    Raises:
+        CannotTell: it is none of the used steps.
     """
+    if step is not None:
+        columns = np.flatnonzero(measured.chosen.step == step)
+        if not len(columns):
+            used = measured.chosen.step
+            raise CannotTell(f"step {step} is none of the {len(used)} used steps, {used[0]} to {used[-1]}")
+        return _detail(measured, panels, int(columns[0]))
     regular = regular_steps(measured.chosen.flags)
     column = representative_step(panels.times_ns, _taken_apart(measured, regular))
     return _detail(measured, panels, column)

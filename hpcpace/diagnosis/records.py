@@ -10,19 +10,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcpace.core.codec import Text, decoder, read_json
+from hpcpace.core.codec import Text, as_count, as_text, decoder, read_json
 from hpcpace.core.errors import ProbeError
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import model_dtype
 from hpcpace.diagnosis.summary import PacingFigures, RankMemory
-from hpcpace.probe.record import MAX_BYTES, ProbeRecord, probe_from, read_probe
+
+if TYPE_CHECKING:
+    from hpcpace.probe.record import ProbeRecord
 
 _MAX_TEXT, _MAX_REASON, _MAX_UNKNOWN, _MAX_NAMES = 500, 200, 16, 64  # display: letters, and names of records
 _MAX_BYTES = 1 << 26  # memory: a loss a step, of two million
-_MAX_RANK = 1 << 31  # format: larger ones are damage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +57,8 @@ def read_run_record(attempt: Attempt, problems: list[str]) -> RunRecord:
 def _run(content: Any) -> RunRecord:
     return RunRecord(
         hosts=dict(_host(entry) for entry in content.get("ranks", [])),
-        emulation=_text(content.get("environment", {}).get("HPCPACE_LAB_EMULATION", "")),
-        versions=tuple((_text(name), _text(of)) for name, of in content.get("versions", {}).items() if of),
+        emulation=as_text(content.get("environment", {}).get("HPCPACE_LAB_EMULATION", "")),
+        versions=tuple((as_text(name), as_text(of)) for name, of in content.get("versions", {}).items() if of),
         dtype=model_dtype(content),
         is_lab="HPCPACE_LAB_NAME" in content.get("environment", {}),
         shared_cores=content.get("config", {}).get("train", {}).get("shared_cores") is True,
@@ -68,8 +69,8 @@ def _run(content: Any) -> RunRecord:
 def _imported(content: Any) -> str:
     if not isinstance(content, dict):
         return ""
-    unknown = [printable(_text(phrase)) for phrase in content.get("unknown", [])][:_MAX_UNKNOWN]
-    tool = printable(_text(content.get("tool", "")))
+    unknown = [printable(as_text(phrase)) for phrase in content.get("unknown", [])][:_MAX_UNKNOWN]
+    tool = printable(as_text(content.get("tool", "")))
     return f"recorded by {tool}" + (f"; not in its files: {', '.join(unknown)}" if unknown else "")
 
 
@@ -79,13 +80,7 @@ def _host(entry: Any) -> tuple[int, str]:
     rank = entry["rank"]
     if not isinstance(rank, int) or not 0 <= rank < MAX_RANKS:
         raise ValueError(f"a rank is {rank!r}")
-    return rank, _text(entry["host"])
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value[:_MAX_TEXT]
+    return rank, as_text(entry["host"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +131,7 @@ def _figures(content: Any) -> PacingFigures:
         gain=_finite(effect.get("mean")),
         interval=_interval(effect),
         detectable=_finite(effect.get("detectable")),
-        num_pairs=_count(trial.get("num_pairs", 0)),
+        num_pairs=as_count(trial.get("num_pairs", 0)),
         step_off_ns=_finite(trial.get("step_off_ns")),
         step_on_ns=_finite(trial.get("step_on_ns")),
         cv_off=_finite(trial.get("variation_off")),
@@ -157,12 +152,6 @@ def _finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value < _MAX_RANK:
-        raise ValueError(f"{value!r} is no count")
-    return value
-
-
 def _printable(value: Any) -> str:
     return printable(str(value)[:_MAX_TEXT])
 
@@ -181,6 +170,8 @@ def read_probe_file(path: Path) -> ReadProbe:
     Raises:
         ProbeError: it cannot be read, or is no probe.
     """
+    from hpcpace.probe.record import read_probe
+
     return ReadProbe(source=printable(str(path)), record=read_probe(path))
 
 
@@ -189,6 +180,10 @@ def read_probe_record(attempt: Attempt, problems: list[str]) -> ReadProbe | None
     name = attempt.probe_json.name
     try:
         with attempt.open() as folder:
+            if not folder.has(name):
+                return None
+            from hpcpace.probe.record import MAX_BYTES, probe_from  # takes longer to load than a small run to read
+
             content = folder.read(name, most_bytes=MAX_BYTES)
         return ReadProbe(source=name, record=probe_from(content, name))
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.core.codec import MAX_BYTES, read_json
+from hpcpace.core.codec import MAX_BYTES, as_text, read_json
 from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.detail import MAX_STEPS
 from hpcpace.core.errors import TraceError
@@ -30,7 +30,7 @@ NOT_REPORTED = "not reported"
 _FRESH_S, _FRESH_FLUSHES = 10.0, 5  # timing: a flush a second, and the delay of a busy disk and a file server's clock
 _USUAL_STEPS = 20  # timing: as `hpcpace.hang` takes an operation for a hang
 _MAX_LOOKED_AT = 4  # speed: traces that are opened for each run of a list
-_MAX_TEXT, _MAX_DTYPE = 200, 32  # display: letters
+_MAX_HEADLINE, _MAX_DTYPE = 200, 32  # display: letters
 # format: larger ones are damage, and what is computed from these stays a number
 _MAX_NS, _MAX_RANKS, _MAX_INTERVAL_S, _MAX_RATE = (1 << 63) - 1, (1 << 31) - 1, 1e9, 1e15
 
@@ -96,7 +96,7 @@ def model_dtype(content: Any) -> str:
     """
     model = content.get("model")
     # A script may record a model in words of its own.
-    return printable(_text(model.get("dtype", "")))[:_MAX_DTYPE] if isinstance(model, dict) else ""
+    return printable(as_text(model.get("dtype", "")))[:_MAX_DTYPE] if isinstance(model, dict) else ""
 
 
 def _within(value: Any, most: float) -> float:
@@ -350,14 +350,17 @@ def _changed_ns(attempt: Attempt) -> int:
 
 def _report(content: Any) -> _Report:
     verdict, world, throughput = content["verdict"], content["world"], content["throughput"]
-    speed, unit = _rate(throughput["samples_per_s"]), _text(world["samples_unit"])
+    speed, unit = _rate(throughput["samples_per_s"]), as_text(world["samples_unit"])
     if speed is None:
         mean_ns = _rate(throughput["mean_ns"])
         speed, unit = (None if mean_ns is None else NS_PER_S / mean_ns), "steps"
+    steps = content.get("steps", {})
+    if steps.get("num_plain") and int(steps["num_used"]) < DiagnosisConfig().least_steps:
+        speed = None  # that of a few steps with detail says nothing of the others
     return _Report(
         attempt=int(content["attempt"]),
-        outcome=_text(verdict["mode"]),
-        headline=_text(verdict["headline"]),
+        outcome=as_text(verdict["mode"]),
+        headline=as_text(verdict["headline"])[:_MAX_HEADLINE],
         speed=speed,
         speed_unit=unit,
         num_ranks=min(max(int(world["world_size"]), 0), _MAX_RANKS),
@@ -366,7 +369,7 @@ def _report(content: Any) -> _Report:
 
 
 def _result(content: Mapping[str, Any]) -> _Result:
-    outcome, unit = _text(content.get("outcome", "")), _text(content.get("samples_unit", ""))
+    outcome, unit = as_text(content.get("outcome", "")), as_text(content.get("samples_unit", ""))
     return _Result(outcome=outcome, speed=_rate(content.get("samples_per_s")), speed_unit=unit)
 
 
@@ -374,9 +377,3 @@ def _rate(value: Any) -> float | None:
     """Return a positive rate; None for what is none."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 < value < _MAX_RATE else None
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{shown(value)} is no text")
-    return value[:_MAX_TEXT]

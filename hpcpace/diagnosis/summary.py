@@ -14,17 +14,19 @@ from hpcpace import __version__
 from hpcpace.core.codec import Count
 from hpcpace.diagnosis.network_summary import Comparable as Comparable
 from hpcpace.diagnosis.network_summary import NetworkFigures
+from hpcpace.diagnosis.network_summary import Overlap as Overlap
 from hpcpace.diagnosis.network_summary import ProbedFigures as ProbedFigures
 from hpcpace.metrics.clock_suspects import PairViolations
 from hpcpace.metrics.communication import Kind as Kind
 from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.lost_operations import OpenOperation
 from hpcpace.metrics.phases import Part as Part
-from hpcpace.metrics.roles import EXCESS_FLOOR as EXCESS_FLOOR
 from hpcpace.metrics.roles import Excess as Excess
+from hpcpace.metrics.roles import ExcessThresholds as ExcessThresholds
 from hpcpace.metrics.roles import StageComparison as StageComparison
 from hpcpace.metrics.steps import Throughput as Throughput
 from hpcpace.metrics.topology import SLURM_ADDRESS as SLURM_ADDRESS
+from hpcpace.trace.tables import NO_ERROR_TEXT, ErrorText
 
 
 class EndKind(StrEnum):
@@ -49,6 +51,7 @@ class RankEnd:
         step: the step that was running.
         after_ns: time since the first end of any rank, on the common clock; None where that cannot be compared. Where
             silent, it is the last sign of life.
+        error: what is recorded of the exception.
     """
 
     rank: int
@@ -56,6 +59,7 @@ class RankEnd:
     what: str
     step: int
     after_ns: int | None
+    error: ErrorText = NO_ERROR_TEXT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,7 @@ class Mode(StrEnum):
 
     ENDED = "ended early"
     HANG = "hang"
+    STOPPED = "stopped"
     STRAGGLER = "persistent straggler"
     IMBALANCE = "pipeline imbalance"
     CORES = "ranks share cores"
@@ -106,6 +111,7 @@ class Mode(StrEnum):
     INPUT = "input-bound"
     HOST = "host-bound"
     COMMUNICATION = "communication-bound"
+    MEMORY = "memory grows"
     HEALTHY = "healthy"
     CANNOT_TELL = "cannot tell"
 
@@ -137,6 +143,7 @@ class Finding:
         mode, variety, loss_share, confidence, culprits: as of `Verdict`, of this mode alone.
         numbers: the figures behind it by name, as docs/summary.md lists them.
         stages: in which stage each culprit is late, in their order; None where its phases are not known.
+        loss_interval: 95 % interval of `loss_share`, or its bounds; None where it is not known.
     """
 
     mode: str
@@ -146,6 +153,7 @@ class Finding:
     culprits: tuple[Culprit, ...]
     numbers: dict[str, float]
     stages: tuple[StageComparison | None, ...] = ()
+    loss_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +183,14 @@ class Verdict:
     next: tuple[str, ...]
     also: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def loss_interval(self) -> tuple[float, float] | None:
+        """95 % interval of `loss_share`; None where nothing is wrong or it is not known."""
+        return self.findings[0].loss_interval if self.findings else None
+
+    def __str__(self) -> str:
+        return self.headline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,6 +416,31 @@ class HostCores:
     waiting: float
     pressure: float
     throttled: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCores:
+    """What one rank had of its cores.
+
+    Attributes:
+        rank, host: who and where.
+        nice: nice value of the thread that trains; 0 also where it is not known.
+        num_cpus: CPUs that it may use; 0 where they are not known.
+        waiting: share of the time for which it was ready to run and had no core; None where it is not known.
+        work_ns: own work in a step, of it running_ns and queued_ns, waiting for a core, the rest doing neither; None
+            where it is not known.
+        phases: waiting for a core in a step by phase, nanoseconds, where it is known.
+    """
+
+    rank: int
+    host: str
+    nice: int
+    num_cpus: int
+    waiting: float | None
+    work_ns: float | None = None
+    running_ns: float | None = None
+    queued_ns: float | None = None
+    phases: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -829,9 +870,9 @@ class Summary:
     `memory` are what `hpcpace train` recorded at its end; empty elsewhere. `audit` is None without snapshots,
     `pacing` where the run was not paced, `end` where nothing ended it before its time. `unknown` says why figures that
     rest on phases are not known; empty where they are. `devices` has the phases of ranks with device times, `cores`
-    the hosts on which ranks wait for cores, `network` what interfaces and connections carried between hosts,
-    `switches` where the places of hosts come from. `comparable` is what comparisons with other runs need. `probe` is
-    None without a probe of the hosts.
+    the hosts on which ranks wait for cores, `rank_cores` what each rank had of its cores there, `network` what
+    interfaces and connections carried between hosts, `switches` where the places of hosts come from. `comparable` is
+    what comparisons with other runs need. `probe` is None without a probe of the hosts.
     """
 
     run: str
@@ -865,6 +906,7 @@ class Summary:
     unknown: str = ""
     devices: tuple[DevicePhase, ...] = ()
     cores: tuple[HostCores, ...] = ()
+    rank_cores: tuple[RankCores, ...] = ()
     hang: HangFigures | None = None
     network: NetworkFigures | None = None
     comparable: Comparable | None = None

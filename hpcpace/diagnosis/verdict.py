@@ -12,11 +12,12 @@ from hpcpace.core.text import percent, place_name
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle, shortened_ranks
 from hpcpace.diagnosis.finding import DiagnosisFinding, Panels, Said, first_ranks
-from hpcpace.diagnosis.summary import AuditFigures, Causes, Culprit, EndKind, Finding, Mode, RunEnd, Verdict
+from hpcpace.diagnosis.incomplete import MARK_STEPS
+from hpcpace.diagnosis.summary import AuditFigures, Causes, EndKind, Finding, Mode, RunEnd, Verdict
 from hpcpace.diagnosis.topics.cores import CoreEvidence
 from hpcpace.diagnosis.topics.idle import InputThresholds
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, bubble_remarks
-from hpcpace.diagnosis.topics.run_end import run_end_line
+from hpcpace.diagnosis.topics.run_end import last_words, run_end_line
 from hpcpace.diagnosis.topics.stages import StagedEvidence
 from hpcpace.metrics.hotspots import Hotspot
 
@@ -59,14 +60,6 @@ def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Seque
     )
 
 
-def _each_once(culprits: Sequence[Culprit]) -> tuple[Culprit, ...]:
-    """Return culprits without those that an earlier finding has named."""
-    first: dict[tuple[str, str], Culprit] = {}
-    for culprit in culprits:
-        first.setdefault((culprit.kind, culprit.id), culprit)
-    return tuple(first.values())
-
-
 def with_end(verdict: Verdict, end: RunEnd | None, hosts: Mapping[int, str]) -> Verdict:
     """Return a verdict that names the end of the run before its time, where none of its findings does.
 
@@ -77,7 +70,8 @@ def with_end(verdict: Verdict, end: RunEnd | None, hosts: Mapping[int, str]) -> 
     """
     if end is None or end.kind is EndKind.FAILURE or any(each.mode == Mode.ENDED for each in verdict.findings):
         return verdict
-    return replace(verdict, headline=f"{verdict.headline}; {run_end_line(end, hosts)}")
+    headline = f"{verdict.headline}; {run_end_line(end, hosts)}"
+    return replace(verdict, headline=headline, why=(*verdict.why, *last_words(end, hosts)))
 
 
 def main_verdict(verdict: Verdict) -> Verdict:
@@ -103,7 +97,8 @@ def near_misses(
     if hotspots:
         first = hotspots[0]
         name = place_name(first.kind, first.id)
-        found.append(f"{name} has {percent(first_excess)} more own work than others of its role")
+        reason = ", which may be waiting for a core" if diagnosis.cores is not None else ""
+        found.append(f"{name} has {percent(first_excess)} more own work than others of its role{reason}")
     data = float(panels.data_ns.mean()) / panels.mean_time_ns
     if data >= thresholds.of(InputThresholds).notable_share:
         found.append(f"waiting for data takes {percent(data)}")
@@ -136,6 +131,7 @@ def _summarized(finding: DiagnosisFinding) -> Finding:
         culprits=finding.culprits,
         numbers=finding.evidence.numbers(),
         stages=finding.evidence.stages if isinstance(finding.evidence, StagedEvidence) else (),
+        loss_interval=finding.loss_interval,
     )
 
 
@@ -176,27 +172,41 @@ def _next_of_healthy(diagnosis: Diagnosis, hosts: Mapping[int, str]) -> str:
 def _shared_cores(diagnosis: Diagnosis, hosts: Mapping[int, str]) -> list[str]:
     """Return that ranks share cores, where that is notable and below its threshold."""
     cores = diagnosis.cores
-    if cores is None or not isinstance(cores.evidence, CoreEvidence) or cores in diagnosis.findings:
+    is_found = any(finding.mode == Mode.CORES for finding in diagnosis.findings)
+    if cores is None or not isinstance(cores.evidence, CoreEvidence) or is_found:
         return []
-    why_none = "on purpose" if cores.evidence.least >= 1 else f"threshold {percent(cores.evidence.least)}"
+    if cores.evidence.is_of_lab:
+        return [cores.evidence.words(Said(finding=cores, hosts=hosts)).headline]
+    why_none = "on purpose" if cores.evidence.is_on_purpose else f"threshold {percent(cores.evidence.least)}"
     words = cores.evidence.words(Said(finding=cores, hosts=hosts))
     return [f"{words.headline} ({why_none})"]
 
 
 def _absent(diagnosis: Diagnosis) -> list[str]:
-    """Return what every headline says while traces are missing."""
-    if not diagnosis.absent:
-        return []
+    """Return what every headline says while ranks are missing."""
     num_ranks = diagnosis.num_present + len(diagnosis.absent)
-    has = "has" if len(diagnosis.absent) == 1 else "have"
-    return [f"{shortened_ranks(diagnosis.absent)} of {num_ranks} {has} no usable trace"]
+    lost = [rank for rank in diagnosis.absent if rank not in diagnosis.stepless]
+    sentences = []
+    if lost:
+        has = "has" if len(lost) == 1 else "have"
+        sentences.append(f"{shortened_ranks(lost)} of {num_ranks} {has} no usable trace")
+    if diagnosis.stepless:
+        sentences.append(f"no step was seen on {shortened_ranks(diagnosis.stepless)} of {num_ranks}")
+    return sentences
 
 
 def _find_traces(diagnosis: Diagnosis) -> list[str]:
-    """Return what to do about missing traces."""
-    traces, whose = "traces" if diagnosis.absent[1:] else "trace", shortened_ranks(diagnosis.absent)
-    found = f"find the {traces} of {whose}: the list of what is missing, below, says why"
-    return [found] if diagnosis.absent else []
+    """Return what to do about missing ranks."""
+    lost = [rank for rank in diagnosis.absent if rank not in diagnosis.stepless]
+    sentences = []
+    if lost:
+        traces = "traces" if lost[1:] else "trace"
+        whose = shortened_ranks(lost)
+        sentences.append(f"find the {traces} of {whose}: the list of what is missing, below, says why")
+    if diagnosis.stepless:
+        trains = "train" if diagnosis.stepless[1:] else "trains"
+        sentences.append(f"if {shortened_ranks(diagnosis.stepless)} {trains}, {MARK_STEPS}")
+    return sentences
 
 
 def _certain(diagnosis: Diagnosis) -> list[str]:

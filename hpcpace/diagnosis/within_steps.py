@@ -30,7 +30,7 @@ from hpcpace.metrics.operations import (
 )
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, CoveredTime, Part, parts_of_steps
 from hpcpace.metrics.propagation import Origins, delay_origins, join_origins, last_partner
-from hpcpace.metrics.segments import Blocking, blocks_caller
+from hpcpace.metrics.segments import Blocking, BlockingThresholds, blocks_caller
 from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.metrics.waits import Blocks, HeldUp, exposed_waits_ns
 from hpcpace.trace.schema import Op, Phase
@@ -136,12 +136,13 @@ class WithinSteps:
     Args:
         timed: the traces and their clocks.
         steps: the used steps, on the common clock.
+        limits: when callers waited.
     """
 
-    def __init__(self, timed: TimedTraces, steps: StepPanel) -> None:
-        self._steps, self._ranks = steps, timed.ranks
+    def __init__(self, timed: TimedTraces, steps: StepPanel, limits: BlockingThresholds) -> None:
+        self._steps, self._ranks, self._limits = steps, timed.ranks, limits
         self._blocks = _intervals_by_rank(timed, _BLOCKS)
-        self._held_up = _held_up_by_rank(timed)
+        self._held_up = held_up_by_rank(timed)
         self._tail: _Portion | None = None
         self._stop: int | None = None
         num_ranks = len(self._ranks)
@@ -189,7 +190,7 @@ class WithinSteps:
         path = critical_path(
             done,
             portion.matching,
-            Blocking(is_known=is_known, is_blocking=blocks_caller(done)),
+            Blocking(is_known=is_known, is_blocking=blocks_caller(done, self._limits)),
             steps,
             ranks=self._ranks,
             blocks=self._blocks_during(steps),
@@ -237,7 +238,7 @@ def _intervals_by_rank(timed: TimedTraces, of: tuple[Phase, ...]) -> list[tuple[
     return found
 
 
-def _held_up_by_rank(timed: TimedTraces) -> dict[int, HeldUp | None]:
+def held_up_by_rank(timed: TimedTraces) -> dict[int, HeldUp | None]:
     """Return for each rank when it was away or waited inside torch; None for one that never was."""
     away, inside = (_intervals_by_rank(timed, of) for of in (_AWAY, (*_AWAY, Phase.GRAD_SYNC)))
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hpcpace.core.pool import run_both
-from hpcpace.diagnosis.close_up import CloseUp, passes_of
+from hpcpace.diagnosis.close_up import CloseUp
 from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.measure import Measured, beyond_role_ns, node_by_rank, own_excess_ns
 from hpcpace.diagnosis.summary import (
@@ -33,16 +33,17 @@ from hpcpace.metrics.amplification import (
     noise_shares,
     split_work,
 )
-from hpcpace.metrics.arrivals import suspected_clocks
+from hpcpace.metrics.arrivals import ArrivalThresholds, suspected_clocks
 from hpcpace.metrics.critical_path import ideal_bubble, microbatches, pipeline_bubble
-from hpcpace.metrics.extrapolation import Refusal, TransferTerm, extrapolate
+from hpcpace.metrics.extrapolation import PredictionThresholds, Refusal, TransferTerm, extrapolate
 from hpcpace.metrics.growth import GrowthCurve, NullModel, null_model, work_growth
 from hpcpace.metrics.kernels import grouped_medians
 from hpcpace.metrics.operations import op_name, synchronises
+from hpcpace.metrics.pass_work import even_gain, stages_gain
 from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.segments import LocalWork, SegmentPanel, segment_panels
-from hpcpace.metrics.special import ndtri
-from hpcpace.metrics.what_if import Change, StepGraph, even_gain, stage_change, what_if
+from hpcpace.metrics.special import UPPER_95, ndtri
+from hpcpace.metrics.what_if import Change, StepGraph, what_if
 from hpcpace.trace.schema import Op
 
 _MAX_ROWS, _MAX_PATH, _MAX_SENSITIVITY_ROWS = 3, 6, 4  # display: rows of each table
@@ -50,7 +51,7 @@ _NEEDLESS = (Part.DATA, Part.GC)
 _EVEN = "all work, if it were even"
 _FACTORS = (1, 2, 4, 8, 16)  # display: multiples of the nodes for which a step is predicted
 _OP_BITS = 8  # format: of the number of an operation
-_Z = float(ndtri(0.975))  # statistics: half of a 95 % interval in standard errors
+_Z = float(ndtri(UPPER_95))  # statistics: half of a 95 % interval in standard errors
 
 
 def cause_figures(measured: Measured, panels: Panels, limits: PipelineThresholds | None = None) -> Causes | None:
@@ -84,20 +85,19 @@ def _gains(
     rebuilt = measured.rebuilt
     if rebuilt is None:
         return (), None
-    named = [*_slow_places(panels), *_stages(panels, limits), *_phases(measured, rebuilt.graph), *_operations(close_up)]
+    named = [*_slow_places(panels), *_phases(measured, rebuilt.graph), *_operations(close_up)]
     names = {(change.kind, change.id): name for name, change in named}
-    if not named:
+    work, excess = close_up.pass_work, _stages(panels, limits)
+    if not named and not excess:
         return (), None
     found = what_if(rebuilt, [change for _, change in named])
-    even = even_gain(rebuilt, passes_of(close_up))
-    rows = [
-        GainRow(
-            name=names.get((gain.change.kind, gain.change.id), _EVEN),
-            gain_share=gain.share.value,
-            interval=gain.share.interval,
-        )
-        for gain in (*found.gains, *([even] if even is not None else []))
-    ]
+    gains = [(names[gain.change.kind, gain.change.id], gain) for gain in found.gains]
+    for stage, share in excess.items():
+        gain = stages_gain(rebuilt, work, panels.work_ns, panels.stage, {stage: share})
+        gains.append((f"work of stage {stage}", gain))
+    if work is not None:
+        gains.append((_EVEN, even_gain(rebuilt, work)))
+    rows = [GainRow(name=name, gain_share=gain.share.value, interval=gain.share.interval) for name, gain in gains]
     return tuple(sorted(rows, key=lambda row: -row.gain_share)), found.error_share
 
 
@@ -121,19 +121,13 @@ def _slow_places(panels: Panels) -> list[tuple[str, Change]]:
     return changes
 
 
-def _stages(panels: Panels, limits: PipelineThresholds) -> list[tuple[str, Change]]:
-    """Return the changes, with their names, that bring stages with more work than the others to the work of those."""
+def _stages(panels: Panels, limits: PipelineThresholds) -> dict[int, float]:
+    """Return the excess of each stage with more work than the others."""
     stages = np.unique(panels.stage[panels.stage >= 0]).tolist()
-    shares = {
-        stage: stage_excess(panels.work_ns, panels.stage, stage, limits.alike_level)[0]
-        for stage in stages
-        if len(stages) > 1
-    }
-    return [
-        (f"work of stage {stage}", stage_change(stage, np.flatnonzero(panels.stage == stage), panels.work_ns, share))
-        for stage, share in shares.items()
-        if share > 0
-    ]
+    if len(stages) < 2:
+        return {}
+    found = {of: stage_excess(panels.work_ns, panels.stage, of, limits.alike_level)[0] for of in stages}
+    return {of: share for of, share in found.items() if share > 0}
 
 
 def _phases(measured: Measured, graph: StepGraph) -> list[tuple[str, Change]]:
@@ -205,6 +199,7 @@ def _suspected(measured: Measured, close_up: CloseUp, panels: Panels) -> tuple[i
         ranks=evidence.ranks,
         halfwidth_ns=measured.halfwidth_ns,
         node=node_by_rank(evidence.ranks, panels.node),
+        limits=measured.thresholds.of(ArrivalThresholds),
     )
     return tuple(np.asarray(evidence.ranks)[is_suspected].tolist())
 
@@ -269,7 +264,14 @@ def jitter_figures(measured: Measured, panels: Panels, transfer: TransferTerm | 
         compute_bound_share=bound.compute_share if bound else None,
         num_regime_switches=bound.num_switches if bound else 0,
         growth=_growth(work_growth(work_ns, parts) if parts is not None else None, null),
-        predictions=_predictions(work_ns, node, parts, panels.mean_time_ns, transfer if is_everywhere else None),
+        predictions=_predictions(
+            work_ns,
+            node,
+            parts,
+            panels.mean_time_ns,
+            transfer if is_everywhere else None,
+            measured.thresholds.of(PredictionThresholds),
+        ),
     )
 
 
@@ -318,10 +320,15 @@ def _growth(curve: GrowthCurve | None, null: NullModel | None) -> Growth | None:
 
 
 def _predictions(
-    work_ns: Floats, node: Ints, parts: WorkParts | None, mean_time_ns: float, transfer: TransferTerm | None
+    work_ns: Floats,
+    node: Ints,
+    parts: WorkParts | None,
+    mean_time_ns: float,
+    transfer: TransferTerm | None,
+    limits: PredictionThresholds,
 ) -> Predictions:
     num_nodes = len(np.unique(node)) * np.array(_FACTORS, np.int64)
-    found = extrapolate(work_ns, node, num_nodes, parts=parts, transfer=transfer)
+    found = extrapolate(work_ns, node, num_nodes, parts=parts, transfer=transfer, limits=limits)
     if isinstance(found, Refusal):
         return Predictions(refused=found.reason, label="", points=())
     points = tuple(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcpace.audit.facts import Snapshot
 from hpcpace.core.text import NS_PER_S
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.credible import CredibleRun
@@ -27,6 +27,7 @@ from hpcpace.metrics.flows import (
     Flows,
     InterfaceUse,
     PairTraffic,
+    RaisedThresholds,
     interface_events,
     is_raised,
     node_pairs,
@@ -39,6 +40,7 @@ from hpcpace.metrics.interface_use import (
     SENT,
     InterfaceLoads,
     InterfaceTotals,
+    LoadThresholds,
     interface_loads,
     interface_totals,
     is_rdma,
@@ -46,6 +48,9 @@ from hpcpace.metrics.interface_use import (
     summed_up_share,
 )
 from hpcpace.metrics.topology import Topology
+
+if TYPE_CHECKING:
+    from hpcpace.audit.facts import Snapshot
 
 _PER_GIGA, _PER_MEGA = 10**9, 10**6  # format: units
 _LOOPBACK = "lo"
@@ -76,11 +81,15 @@ class StepWindow:
     Attributes:
         begin_ns, end_ns: on the common clock.
         num_steps: steps from the first to the last of them, those without detail included.
+        step: numbers of the used steps, ascending, (num_used,).
+        step_begin_ns: when the first rank began each of them, on the common clock, (num_used,).
     """
 
     begin_ns: int
     end_ns: int
     num_steps: int
+    step: Ints
+    step_begin_ns: Ints
 
     @property
     def duration_s(self) -> float:
@@ -91,6 +100,12 @@ class StepWindow:
     def step_s(self) -> float:
         """Seconds per step."""
         return self.duration_s / self.num_steps
+
+    def steps_in(self, begin_ns: int, end_ns: int) -> tuple[int, int]:
+        """Return the first and the last step that begin between two times, or that in which these are."""
+        first, stop = np.searchsorted(self.step_begin_ns, [begin_ns, end_ns]).tolist()
+        first = min(first, len(self.step) - 1)
+        return int(self.step[first]), int(self.step[max(stop - 1, first)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +159,8 @@ class NetworkEvidence:
     flows: Flows | None
     is_recorded: Bools
     limits: NetworkThresholds = field(default_factory=NetworkThresholds)
+    raised: RaisedThresholds = field(default_factory=RaisedThresholds)
+    known_loads: LoadThresholds = field(default_factory=LoadThresholds)
 
     @cached_property
     def is_summed_up(self) -> bool:
@@ -162,6 +179,7 @@ class NetworkEvidence:
             end_ns=self.window.end_ns,
             is_recorded=self.is_recorded,
             mtu=self.known.mtu,
+            limits=self.known_loads,
         )
 
 
@@ -179,6 +197,8 @@ def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot], limits: Ne
         begin_ns=begin_ns,
         end_ns=max(int(measured.common.end_ns[rows, -1].max()), begin_ns + 1),
         num_steps=int(measured.common.step[-1] - measured.common.step[0]) + 1,
+        step=measured.common.step,
+        step_begin_ns=np.maximum.accumulate(measured.common.begin_ns[rows].min(axis=0)),
     )
     return NetworkEvidence(
         window=window,
@@ -187,6 +207,8 @@ def recorded_network(run: CredibleRun, snapshots: Sequence[Snapshot], limits: Ne
         flows=measured.flows,
         is_recorded=_are_recorded(run),
         limits=limits,
+        raised=measured.thresholds.of(RaisedThresholds),
+        known_loads=measured.thresholds.of(LoadThresholds),
     )
 
 
@@ -366,7 +388,7 @@ def _raised(evidence: NetworkEvidence, counts: Ints, loads: InterfaceLoads) -> B
     found = np.zeros(counts.shape, np.bool_)
     for kind, of_kind in enumerate(counts):
         of_node = np.bincount(loads.node, of_kind, minlength=num_nodes)
-        is_meant = is_raised(of_node, exposure)[loads.node]
+        is_meant = is_raised(of_node, exposure, evidence.raised)[loads.node]
         found[kind] = is_meant & (2 * of_kind >= of_node[loads.node])
     return found
 
@@ -377,7 +399,7 @@ def _retransmissions(evidence: NetworkEvidence) -> tuple[HostRetransmissions, ..
     places, window = evidence.places, evidence.window
     sent, again = retransmitted(evidence.flows, places.num_nodes, begin_ns=window.begin_ns, end_ns=window.end_ns)
     packets = (again / _USUAL_SEGMENT_BYTES, sent / _USUAL_SEGMENT_BYTES)
-    raised, usual = is_raised(*packets), usual_rate(*packets)
+    raised, usual = is_raised(*packets, evidence.raised), usual_rate(*packets)
     rows = [
         HostRetransmissions(
             host=places.node_names[node],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict, TypeVar
@@ -33,12 +34,14 @@ from hpcpace.diagnosis.summary import (
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.communication import overlap_share
 from hpcpace.metrics.hotspots import Hotspot
-from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part, share_of
-from hpcpace.metrics.plausibility import Alternation, num_far_shorter
+from hpcpace.metrics.overlap import Overlap, overlap_of
+from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part, share_of, without_waits
+from hpcpace.metrics.plausibility import Alternation, CountThresholds, num_far_shorter
 from hpcpace.metrics.resampling import Estimate, block_means, log_error
 from hpcpace.metrics.roles import WorkExcess
 from hpcpace.metrics.steps import common_steps, is_plain, is_unphased, is_warmup, step_times
 from hpcpace.metrics.topology import Topology
+from hpcpace.metrics.waits import blocks_of
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace, Table
 from hpcpace.trace.schema import EventKind, StepFlag
@@ -109,19 +112,12 @@ def _parts(mean_ns: Floats, ranks: set[int], measured: Measured) -> _Parts:
     shares = mean_ns / max(float(mean_ns.sum()), 1.0)
     busy = float(shares[list(BUSY)].sum())
     if not ranks.isdisjoint(measured.unknown_waits):
-        return {"parts_ns": _without_waits(mean_ns), "shares": _without_waits(shares), "busy_share": busy}
-    return {"parts_ns": {**_named(mean_ns)}, "shares": {**_named(shares)}, "busy_share": busy}
+        mean_ns, shares = without_waits(mean_ns), without_waits(shares)
+    return {"parts_ns": _named(mean_ns), "shares": _named(shares), "busy_share": busy}
 
 
-def _without_waits(values: Floats) -> dict[str, float | None]:
-    """Return the parts with the waits that are known, of some operations only, in the transfers."""
-    moved = values.copy()
-    moved[list(EXPOSED_TRANSFER)] += values[list(EXPOSED_WAIT)]
-    return {**_named(moved), **dict.fromkeys([part.name.lower() for part in EXPOSED_WAIT])}
-
-
-def _named(values: Floats) -> dict[str, float]:
-    return {part.name.lower(): float(values[part]) for part in Part}
+def _named(values: Floats) -> dict[str, float | None]:
+    return {part.name.lower(): None if np.isnan(values[part]) else float(values[part]) for part in Part}
 
 
 def place_excess(excess: WorkExcess, places: Topology, spot: Hotspot) -> tuple[float, tuple[float, float]]:
@@ -131,6 +127,7 @@ def place_excess(excess: WorkExcess, places: Topology, spot: Hotspot) -> tuple[f
 
 
 _SEE = "see --step-from"
+_NUM_FOUND = re.compile(r"^\d+ steps? ")
 _MAX_COUNTS = 3  # display: numbers of steps in a warning
 _MAX_BLOCKS, _MIN_BLOCK_STEPS = 20, 8  # statistics: blocks of a comparison, and steps that give each rank an error
 _MAX_STACKS, _MAX_FRAMES, _MAX_LINKS = 8, 32, 16  # display: of a hang
@@ -171,7 +168,7 @@ def switch_figures(run: JudgedAttempt) -> Switches:
 
 def step_figures(run: JudgedAttempt) -> Steps:
     """Return which steps the figures use."""
-    measured, traces = run.measured, run.placed.traces
+    measured, traces, counted = run.measured, run.placed.traces, run.limits(CountThresholds)
     panel, used = measured.panel, measured.used
     flags = panel.flags[used]
     return Steps(
@@ -192,22 +189,33 @@ def step_figures(run: JudgedAttempt) -> Steps:
         warnings=step_warnings(
             traces,
             measured.alternation,
-            num_far_shorter(measured.lengths_ns),
+            num_far_shorter(measured.lengths_ns, counted),
             int(used.sum()),
             run.limits(StepThresholds),
+            counted.short_share,
         ),
     )
 
 
 def step_sources(traces: Sequence[RankTrace]) -> tuple[str, ...]:
-    """Return how the traces say that steps were found, the way of most ranks first; empty where they do not say it."""
-    ranks = _grouped((text, trace.header.rank) for trace in traces if (text := _last_source(trace)[1]))
+    """Return how the traces say that steps were found, the way of most ranks first; empty where they do not say it.
+
+    The number of steps in it is left out: it is that of the time when the way was found.
+    """
+    ranks = _grouped(
+        (text, trace.header.rank) for trace in traces if (text := _NUM_FOUND.sub("", _last_source(trace)[1]))
+    )
     ways = sorted(ranks, key=lambda text: -len(ranks[text]))
     return tuple(ways) if len(ways) < 2 else tuple(f"{text} ({rank_list(ranks[text])})" for text in ways)
 
 
 def step_warnings(
-    traces: Sequence[RankTrace], pattern: Alternation | None, num_short: int, num_used: int, limits: StepThresholds
+    traces: Sequence[RankTrace],
+    pattern: Alternation | None,
+    num_short: int,
+    num_used: int,
+    limits: StepThresholds,
+    short_share: float = CountThresholds.short_share,
 ) -> tuple[str, ...]:
     """Return what is implausible about how steps were counted, one sentence each.
 
@@ -217,12 +225,13 @@ def step_warnings(
         num_short: steps that are far shorter than the others on all ranks.
         num_used: steps used.
         limits: the thresholds.
+        short_share: part of the usual time that short steps take at most.
     """
     found = [_alternating(pattern)] if pattern is not None else []
     if num_short and pattern is None:
         found.append(
-            f"{num_short} of {num_used} steps take less than a fifth of the usual time on all ranks: what is counted "
-            f"as a step may be part of one; {_SEE}"
+            f"{num_short} of {num_used} steps take less than {percent(short_share)} of the usual time on all ranks: "
+            f"what is counted as a step may be part of one; {_SEE}"
         )
     if (uneven := _uneven_counts(traces)) is not None:
         found.append(f"ranks recorded different numbers of steps ({uneven}): they may not count the same; {_SEE}")
@@ -325,7 +334,26 @@ def comparable_figures(run: JudgedRun) -> Comparable:
         log_mean_error=log_error(times_ns, np.mean) if has_times else None,
         block_p50_ns=tuple(float(np.median(block)) for block in blocks),
         ranks=_ranks(measured),
+        overlap=_hidden_transfers(measured),
     )
+
+
+def _hidden_transfers(measured: Measured) -> tuple[Overlap, ...] | None:
+    if measured.host_timed or not measured.are_waits_known:
+        return None
+    close_up, ranks = measured.close_up, measured.timed.ranks
+    if close_up is None:
+        return ()
+    found = overlap_of(
+        close_up.evidence.operations,
+        close_up.evidence.waits.transfer_ns,
+        close_up.passes,
+        blocks_of(close_up.blocks.select(pauses=False), ranks),
+        ranks=ranks,
+        step=close_up.steps.step,
+        node=np.array([trace.header.node for trace in measured.timed.traces], np.int64),
+    )
+    return tuple(found)
 
 
 def _ranks(measured: Measured) -> tuple[ComparedRank, ...]:
@@ -373,7 +401,7 @@ def hang_figures(run: JudgedAttempt) -> HangFigures | None:
     found = run.hang
     if found is None:
         return None
-    from hpcpace.hang.verdict import call_name
+    from hpcpace.hang.headline import call_name
 
     hang, job, call = found.hang, found.job, found.hang.call
     views = [job.ranks[rank] for rank in hang.culprits or hang.could_be]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.network_summary import ProbedFigures, ProbedRow
 from hpcpace.metrics.extrapolation import TransferTerm
 from hpcpace.metrics.links import GroupTransfers
-from hpcpace.probe.laws import transfer_term
-from hpcpace.probe.record import LatencyLaw, ProbeRecord
+
+if TYPE_CHECKING:
+    from hpcpace.probe.record import LatencyLaw, ProbeRecord
 
 _MAX_ROWS = 32  # display: of transfers next to a probe
 _OF_PROBE = {"send": "send_recv", "recv": "send_recv"}
@@ -54,6 +55,8 @@ def probed_term(run: JudgedRun) -> TransferTerm | None:
     measured, probe, transfer_ns = run.measured, run.probe, float(run.panels.transfer_ns.mean())
     if probe is None or _refusal(measured, probe.record):
         return None
+    from hpcpace.probe.laws import transfer_term
+
     num_nodes = measured.places.num_nodes
     calls = [(kind.op, float(kind.size_bytes), 1.0) for kind in _kinds(measured) if kind.num_nodes == num_nodes]
     return transfer_term(probe.record.laws, calls, num_nodes=num_nodes, transfer_ns=transfer_ns)

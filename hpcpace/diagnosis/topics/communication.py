@@ -7,17 +7,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from hpcpace.core.text import listed, percent
+from hpcpace.core.text import NS_PER_S, listed, percent
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Case, CoreWaiting, DiagnosisFinding, Evidence, FindingWords, Panels, Said
 from hpcpace.diagnosis.network_summary import ProbedFigures
 from hpcpace.diagnosis.summary import Mode, Verdict
+from hpcpace.diagnosis.topics.idle import HostEvidence
 from hpcpace.diagnosis.topics.links import FlowEvidence, explains_transfers
 from hpcpace.metrics.flow_figures import LinkCause
 
 _LOWER_QUARTILE = 0.25  # statistics: transfers without bursts
 _MIN_SHOWN_SHARE = 0.0005  # display: less is 0.0 %
-_TINY = 1e-9  # numerics: no division by zero
+_TINY = 1e-9  # statistics: no division by zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,8 @@ class TransferEvidence(Evidence):
         line_share: the largest part of its interface's line rate that a connection reached while it was busy; None
             where that is not known.
         is_line_full: whether that is about all of it.
+        on_line: share of the step that exposed transfer takes at least, because its bytes need that time at the line
+            rate; 0 where the rate is not known.
     """
 
     mode: ClassVar[str] = Mode.COMMUNICATION
@@ -87,6 +90,7 @@ class TransferEvidence(Evidence):
     least: float = 0.0
     line_share: float | None = None
     is_line_full: bool = False
+    on_line: float = 0.0
 
     @property
     def variety(self) -> str:
@@ -101,9 +105,15 @@ class TransferEvidence(Evidence):
             else "the job's groups cannot single out a slow link"
         )
         parts = self._parts()
+        more: tuple[str, ...] = ()
         if self.is_line_full and self.line_share is not None:
             rate = percent(self.line_share)
             parts += f"; connections reach {rate} of the line rate while busy: links are full, not broken"
+        elif self.line_share is not None:
+            more = (
+                f"connections reach at most {percent(self.line_share)} of the line rate while busy; why is not seen on "
+                "this job's hosts: narrower links between switches, traffic of others there, or senders at their limit",
+            )
         kind = "steady" if parts else "exposed"
         whole = f", of {percent(self.transfer)} transfer in all" if parts else ""
         least = f" (threshold {percent(self.least)})" if self.least else ""
@@ -111,6 +121,7 @@ class TransferEvidence(Evidence):
             headline=f"communication-bound: {kind} transfers take {said.lost}{whole}; {one_slow}",
             why=f"of own work and {kind} transfer, {percent(self.of_work)} is transfer{least}{parts}",
             next="use larger batches per rank, fewer or smaller messages, more overlap, or faster links",
+            more=more,
         )
 
     def _parts(self) -> str:
@@ -123,9 +134,10 @@ class TransferEvidence(Evidence):
     def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
         """Return whether too little transfer is left without the waiting for cores.
 
-        The kernel's and gloo's threads wait as well: in the worst case, all waiting is in transfers.
+        The kernel's and gloo's threads wait as well: in the worst case, all waiting is in transfers. But no core makes
+        a line faster than its rate.
         """
-        left = self.share - waiting.mean_share
+        left = max(self.share - waiting.mean_share, self.on_line)
         work = self.share / self.of_work - self.share
         return left / max(left + work, _TINY) < self.least
 
@@ -148,26 +160,32 @@ def find(case: Case) -> list[DiagnosisFinding]:
         isinstance(each.evidence, FlowEvidence) and each.variety == LinkCause.FLAPPING for each in case.findings
     )
     are_many = burst_share >= settings.contention_share and num_bursts >= limits.least_bursts
+    # An operation that is issued behind one that waits for a late host waits as well.
+    are_of_hosts = any(
+        isinstance(each.evidence, HostEvidence) and each.loss_share >= burst_share for each in case.findings
+    )
     # One node has no fabric: what varies there is its own load.
-    if are_many and len(np.unique(panels.node)) > 1 and not is_flapping:
+    if are_many and len(np.unique(panels.node)) > 1 and not is_flapping and not are_of_hosts:
         bursts = BurstEvidence(share=burst_share, bursts=num_bursts / len(transfer), limits=limits)
         found.append(DiagnosisFinding(evidence=bursts, loss_share=burst_share, confidence=0.95))
     moved = float(transfer.mean()) - float(burst_ns.mean())
     if case.late is not None and case.steps is not None:
         # Whoever waits for a straggler sees a transfer that would be hidden without it.
         moved = min(moved, case.steps.transfer_ns(case.late))
-    of_work = moved / max(moved + float(panels.work_ns.mean()), 1.0)
+    of_work = moved / max(moved + float(panels.work_ns.mean()) + panels.explained_idle_ns, 1.0)
     if of_work >= settings.communication_share:
         share = moved / panels.mean_length_ns
         flows, links = panels.flows, case.links
         line_share = flows.line_share if flows is not None else None
+        is_line_full = line_share is not None and line_share >= limits.full_line_share
         are_compared = (links is not None and links.is_identifiable) or (flows is not None and flows.is_compared)
         transfers = TransferEvidence(
             share=share,
             of_work=of_work,
             are_links_compared=are_compared,
             line_share=line_share,
-            is_line_full=line_share is not None and line_share >= limits.full_line_share,
+            is_line_full=is_line_full,
+            on_line=min(_exposed_on_line(panels), share),
             transfer=panels.transfer_share,
             bursts=burst_share,
             least=settings.communication_share,
@@ -176,6 +194,14 @@ def find(case: Case) -> list[DiagnosisFinding]:
             DiagnosisFinding(evidence=transfers, loss_share=share, confidence=0.95, counted_part=limits.steady_part)
         )
     return found
+
+
+def _exposed_on_line(panels: Panels) -> float:
+    """Return the share of the time that bytes need at the line rate, less what any rank can have hidden behind work."""
+    if panels.flows is None or panels.flows.line_s is None:
+        return 0.0
+    hidden = float(panels.hidden_ns.mean(axis=1).max()) / panels.mean_length_ns
+    return max(panels.flows.line_s * NS_PER_S / float(panels.times_ns.sum()) - hidden, 0.0)
 
 
 def with_probe(verdict: Verdict, probed: ProbedFigures | None, least: float) -> Verdict:

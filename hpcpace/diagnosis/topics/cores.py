@@ -6,6 +6,7 @@ against this waiting, and dropped where it may be all that is behind them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar
@@ -13,7 +14,6 @@ from typing import ClassVar
 import numpy as np
 
 from hpcpace.core.text import percent, plural, printable, rank_list
-from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (
     Case,
     DiagnosisFinding,
@@ -22,40 +22,31 @@ from hpcpace.diagnosis.finding import (
     Panels,
     Said,
     place_culprit,
+    rank_culprit,
     shortened,
 )
-from hpcpace.diagnosis.summary import Culprit, HostCores, Mode
-from hpcpace.diagnosis.topics.communication import BurstEvidence
-from hpcpace.metrics import Bools
+from hpcpace.diagnosis.summary import Culprit, HostCores, Mode, RankCores
+from hpcpace.diagnosis.topics.core_waiting import CorePlace, CoreThresholds, Waiting, is_notable, places_of
+from hpcpace.diagnosis.topics.links import SlowLinkEvidence
+from hpcpace.diagnosis.topics.quotas import (
+    QuotaThresholds,
+    StoppedByQuota,
+    quota_advice,
+    quota_headline,
+    quota_why,
+    stopped_by_quota,
+)
+from hpcpace.metrics import Bools, Ints
+from hpcpace.metrics.flow_figures import LinkCause
 from hpcpace.metrics.host_waits import CoreUse
+from hpcpace.metrics.phase_cores import PARTS
+from hpcpace.metrics.resampling import Estimate
+from hpcpace.metrics.special import Z_95
 
 _MIN_SHOWN_SHARE = 0.0005  # display: less is 0.0 %
-_Z_95 = 1.96  # statistics: half of a 95 % interval in standard errors
-_TINY = 1e-9  # numerics: no division by zero
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoreThresholds(Thresholds, topic="cores"):
-    """When ranks wait for cores, and on whom."""
-
-    notable_wait_share: float = number(0.05, "share")
-    """Share of the time that a rank waits for a core from which a report mentions it, and other findings are held
-    against it."""
-    least_errors: float = number(2.0, "standard errors")
-    """The wait must exceed the notable one by so much, because it is sampled once a second."""
-    crowded_ready: float = number(1.5, "times")
-    """Ready threads per CPU from which ranks of the job wait for each other."""
-    crowded_running_share: float = number(0.75, "share")
-    """Share of the CPUs that such ranks must keep busy: otherwise somebody else has them."""
-    least_others_share: float = number(0.1, "share")
-    """Share of the CPUs that other processes must take to be named as well."""
-    least_cpu_excess: float = number(0.1, "times")
-    """Excess processor time from which a slow rank works more, and does not only wait for a core."""
-    throttled_part: float = number(0.5, "share")
-    """Part of the longest wait for which the quota must throttle ranks to be named as the reason."""
-    everywhere_part: float = number(0.5, "share")
-    """Part of the loss that counts when findings are ranked, if all hosts share cores: that costs between nothing and
-    the share for which ranks wait."""
+_TINY = 1e-9  # statistics: no division by zero
+_SECOND = 0.99  # display: a finding that counts this part of another comes after it
+_FEWER = "start fewer ranks per node or fewer threads per rank, or give each rank its own cores (srun -c N)"
 
 
 class CoreCause(StrEnum):
@@ -85,6 +76,12 @@ class CoreEvidence(Evidence):
         throttled: share of the time for which the quota of the cgroup keeps that rank from running.
         switches: its involuntary context switches for each second.
         least: the threshold of `share`.
+        is_on_purpose: whether the user says that ranks share cores on purpose.
+        place: where the rank runs that is named alone; None where none is.
+        others_share: the longest waiting of the others of its host, then.
+        binding, unbound: settings of OpenMP that narrow the CPUs of all ranks that wait, and the line that undoes them.
+        quota: the CPU quota that stops these ranks; None where another cause is.
+        is_of_lab: whether the hosts are those of a lab, which share the cores of one machine on purpose, alike.
     """
 
     mode: ClassVar[str] = Mode.CORES
@@ -102,6 +99,13 @@ class CoreEvidence(Evidence):
     throttled: float
     switches: float
     least: float
+    is_on_purpose: bool = False
+    place: CorePlace | None = None
+    others_share: float = 0.0
+    binding: str = ""
+    unbound: str = ""
+    quota: StoppedByQuota | None = None
+    is_of_lab: bool = False
 
     @property
     def variety(self) -> str:
@@ -110,20 +114,30 @@ class CoreEvidence(Evidence):
 
     def words(self, said: Said) -> FindingWords:
         """Return the finding in words."""
+        if self.place is not None:
+            return self._words_of(self.place)
         where = shortened([printable(host) for host in self.hosts])
         cpus, ranks = plural(self.cpus, "CPU"), plural(self.of_host, "rank")
         who = rank_list(self.ranks) if len(set(said.hosts.values())) == 1 else where
         crowd = f"{ranks} of this job on {cpus} of {printable(self.hosts[0])}"
-        fewer = "start fewer ranks per node or fewer threads per rank, or give each rank its own cores (srun -c N)"
+        crowd += f", to which {self.binding} narrows them" if self.binding else ""
+        fewer = self.unbound or _FEWER
         others = f"find what else runs on {where} (top, squeue -w), or ask for whole nodes (sbatch --exclusive)"
+        if self.quota is not None:
+            why = "; ".join([*self._facts(cpus), *quota_why(self.quota)])
+            headline = quota_headline(self.quota, self.hosts, self.hosts[0])
+            return FindingWords(headline=headline, why=why, next=quota_advice(self.quota))
+        if self.is_of_lab:
+            return FindingWords(
+                headline=f"ranks share cores: the hosts of a lab share those of one machine; {who} wait for a core for "
+                f"up to {percent(self.share)} of the time",
+                why="; ".join(self._facts("its CPUs")),
+                next="use fewer ranks in the lab, or a machine with more cores and less other work",
+            )
         holders, advice = {
             CoreCause.RANKS: (crowd, fewer),
             CoreCause.OTHERS: (f"other processes on {where} take them", others),
             CoreCause.BOTH: (f"{crowd}, and other processes there", f"{others}; and {fewer}"),
-            CoreCause.QUOTA: (
-                f"the CPU quota of the cgroup on {where} is used up",
-                f"raise the quota (cpu.max of the cgroup; srun -c N), or {fewer}",
-            ),
             CoreCause.UNKNOWN: (f"on {where}", f"{fewer}, or {others}"),
         }[self.cause]
         verb = "waits" if len(self.ranks) == 1 and who != where else "wait"
@@ -135,8 +149,23 @@ class CoreEvidence(Evidence):
             next=advice,
         )
 
+    def _words_of(self, place: CorePlace) -> FindingWords:
+        """Return the words of a rank that waits longer than the others of its host."""
+        who, host = f"rank {place.rank} on {printable(place.host)}", printable(place.host)
+        others = f", the others of {host} for up to {percent(self.others_share)}" if self.of_host > 1 else ""
+        look = f"find what else runs on its CPUs (top, squeue -w {host}), or ask for whole nodes (sbatch --exclusive)"
+        is_own = self.cause is CoreCause.RANKS
+        holders, advice = ("it has more threads than CPUs", _FEWER) if is_own else ("others run on its CPUs", look)
+        return FindingWords(
+            headline=f"ranks share cores: {who} waits for a core for {percent(self.share)} of the time{others}: "
+            f"{place.words or holders}",
+            why="; ".join(self._facts(plural(self.cpus, "CPU"))),
+            next=place.advice or advice,
+        )
+
     def _facts(self, cpus: str) -> list[str]:
-        use = f"on average {self.ready:.1f} of their threads are ready to run, and {self.running:.1f} run"
+        whose = "its" if self.place is not None else "their"
+        use = f"on average {self.ready:.1f} of {whose} threads are ready to run, and {self.running:.1f} run"
         facts = [f"{use} on {cpus}" if self.cpus else use]
         if self.throttled >= _MIN_SHOWN_SHARE:
             facts.append(f"throttled for {percent(self.throttled)} of the time")
@@ -153,42 +182,89 @@ def find_shared(case: Case) -> DiagnosisFinding | None:
     panels, use, limits = case.panels, case.panels.cores, case.thresholds.of(CoreThresholds)
     if use is None or not (waits := is_notable(use, limits)).any():
         return None
+    quota = stopped_by_quota(panels, use, case.thresholds.of(QuotaThresholds))
+    is_of_lab = use.lab_waiting is not None
+    if quota is not None:
+        waits = np.isin(np.arange(len(waits)), quota.rows)
+    elif is_of_lab and (beyond := waits & _is_beyond_lab(use, limits)).any():
+        waits, is_of_lab = beyond, False
     rows = np.flatnonzero(waits)
-    first = int(rows[use.waiting[rows].argmax()])
+    first = int(rows[use.waiting[rows].argmax()]) if quota is None else quota.rows[0]
     hosts = tuple(dict.fromkeys(panels.host[row] for row in (first, *rows)))
     host = _host_cores(use, panels, int(panels.node[first]))
+    place = None if quota is not None or is_of_lab else _singled_out(use, panels, first, limits)
+    near = (panels.node == panels.node[first]) & (np.arange(len(panels.rank)) != first)
+    own = host if place is None else _cores_of(use, panels, np.array([first]))
+    bindings = {panels.bindings.get(rank, ("", "")) for rank in panels.rank[rows].tolist()}
+    binding, unbound = bindings.pop() if len(bindings) == 1 else ("", "")
     evidence = CoreEvidence(
-        cause=_cause(host, limits),
+        cause=CoreCause.QUOTA if quota is not None else _cause(own, limits),
         share=float(use.waiting[first]),
         ranks=tuple(panels.rank[rows].tolist()),
         hosts=hosts,
         of_host=host.num_ranks,
-        cpus=host.num_cpus,
-        running=host.running,
-        ready=host.ready,
+        cpus=own.num_cpus,
+        running=own.running,
+        ready=own.ready,
         pressure=float(use.pressure[first]),
         throttled=float(use.throttled[first]),
         switches=float(use.switches[first]),
         least=case.settings.core_share,
+        is_on_purpose=case.is_shared_on_purpose,
+        place=place,
+        others_share=float(np.nan_to_num(use.waiting[near]).max(initial=0.0)),
+        binding=binding,
+        unbound=unbound,
+        quota=quota,
+        is_of_lab=is_of_lab and quota is None,
     )
+    if place is not None:
+        culprit = rank_culprit(place.rank, evidence.share, _interval(use, first), panels)
+        return DiagnosisFinding(evidence=evidence, loss_share=evidence.share, confidence=0.95, culprits=(culprit,))
     is_everywhere = set(hosts) == set(panels.host)
     return DiagnosisFinding(
         evidence=evidence,
-        loss_share=evidence.share,
+        loss_share=0.0 if evidence.is_of_lab else evidence.share,
         confidence=0.95,
         culprits=() if is_everywhere else tuple(_culprit(use, panels, host, waits) for host in hosts),
         counted_part=limits.everywhere_part if is_everywhere else 1.0,
     )
 
 
-def is_notable(use: CoreUse, limits: CoreThresholds) -> Bools:
-    """Return which ranks wait for a core for a notable share of the time, bool, (num_ranks,)."""
+def _singled_out(use: CoreUse, panels: Panels, row: int, limits: CoreThresholds) -> CorePlace | None:
+    """Return where the rank runs that waits longest, if it waits much longer than others, or is placed unlike them.
+
+    What counts is the part of the time in which it has something to run: ranks that wait for it have nothing. It must
+    wait that much longer in all of the time, too. Where the others have fewer CPUs than ranks, any may wait longest.
+    """
+    near = (panels.node == panels.node[row]) & (np.arange(len(panels.rank)) != row)
+    (place,) = places_of(panels, [int(panels.rank[row])])
+    if not near.any():
+        return place if place.words else None
+    ready = use.running + use.queued
+    wanting = np.nan_to_num(use.queued / np.maximum(ready, _TINY))
+    if use.work is not None and use.work.is_known[row] and use.work.is_known[near].all():
+        queued_ns = use.work.queued_ns.sum(axis=1)
+        wanting = queued_ns / np.maximum(queued_ns + use.work.running_ns.sum(axis=1), _TINY)
+    is_crowded = near.sum() + 1 > len(frozenset().union(*(use.cpus[other] for other in np.flatnonzero(near))))
+    is_longer = not is_crowded and all(
+        share[row] >= limits.singled_out_part * np.nan_to_num(share[near]).max() for share in (wanting, use.waiting)
+    )
+    is_placed = bool(place.words) and wanting[row] > wanting[near].max()
+    return place if is_longer or is_placed else None
+
+
+def _is_beyond_lab(use: CoreUse, limits: CoreThresholds) -> Bools:
+    """Return which ranks of a lab wait for far longer than its hosts cause each other, bool, (num_ranks,)."""
     sure = np.nan_to_num(use.waiting) - limits.least_errors * np.nan_to_num(use.error)
-    return np.asarray(sure >= limits.notable_wait_share)
+    return np.asarray(sure >= limits.lab_factor * (use.lab_waiting or 0.0))
 
 
 def _host_cores(use: CoreUse, panels: Panels, node: int) -> HostCores:
-    near = np.flatnonzero(panels.node == node)
+    return _cores_of(use, panels, np.flatnonzero(panels.node == node))
+
+
+def _cores_of(use: CoreUse, panels: Panels, near: Ints) -> HostCores:
     return HostCores(
         host=panels.host[near[0]],
         num_ranks=len(near),
@@ -207,8 +283,6 @@ def _cause(host: HostCores, limits: CoreThresholds) -> CoreCause:
     Ranks share them with each other where there are more ranks than CPUs, or many more ready threads, which keep the
     CPUs busy. While a rank waits, all of its CPUs are busy: what the job did not use of them then, others did.
     """
-    if host.throttled >= limits.throttled_part * host.waiting:
-        return CoreCause.QUOTA
     if not (num_cpus := host.num_cpus):
         return CoreCause.UNKNOWN
     is_crowded = host.ready > limits.crowded_ready * num_cpus and host.running > limits.crowded_running_share * num_cpus
@@ -222,9 +296,13 @@ def _cause(host: HostCores, limits: CoreThresholds) -> CoreCause:
 def _culprit(use: CoreUse, panels: Panels, host: str, waits: Bools) -> Culprit:
     rows = np.array([row for row, name in enumerate(panels.host) if name == host and waits[row]])
     row = int(rows[use.waiting[rows].argmax()])
-    effect, half = float(use.waiting[row]), _Z_95 * float(use.error[row])
     own = [index for index, name in enumerate(panels.host) if name == host]
-    return place_culprit("node", host, own, effect, (effect - half, effect + half), panels)
+    return place_culprit("node", host, own, float(use.waiting[row]), _interval(use, row), panels)
+
+
+def _interval(use: CoreUse, row: int) -> tuple[float, float]:
+    effect, half = float(use.waiting[row]), Z_95 * float(use.error[row])
+    return effect - half, effect + half
 
 
 def find(case: Case) -> list[DiagnosisFinding]:
@@ -233,58 +311,46 @@ def find(case: Case) -> list[DiagnosisFinding]:
     Where the ranks that wait for cores are late, too, that is why, and costs what their lateness costs.
     """
     panels, cores, use = case.panels, find_shared(case), case.panels.cores
-    if panels.lab_cores is not None:
-        uneven = _uneven_share(panels.lab_cores)
-        case.findings = [
-            each for each in case.findings if not isinstance(each.evidence, BurstEvidence) or each.loss_share > uneven
-        ]
+    limits = case.thresholds.of(CoreThresholds)
     if cores is None or use is None:
         return []
-    waiting = _Waiting(panels, use, case.thresholds.of(CoreThresholds).least_cpu_excess)
+    waiting = Waiting(panels, use, least_excess=limits.least_cpu_excess, least_errors=limits.least_errors)
     kept = [each for each in case.findings if not each.evidence.is_waiting_for_cores(each, waiting, panels)]
-    case.findings = kept
-    if cores.loss_share < case.settings.core_share:
+    if isinstance(cores.evidence, CoreEvidence) and cores.evidence.quota is not None:
+        kept = [each for each in kept if not _is_of_starved(each, cores.evidence.hosts)]
+    parts = [each.evidence.part_beyond_waiting(waiting, panels) for each in kept]
+    case.findings = [
+        each if part is None else _without_waiting(each, part) for each, part in zip(kept, parts, strict=True)
+    ]
+    place = cores.evidence.place if isinstance(cores.evidence, CoreEvidence) else None
+    is_accepted = case.is_shared_on_purpose and (place is None or not place.words)
+    if is_accepted or cores.loss_share < case.settings.core_share:
         return []
     named = {alias for culprit in cores.culprits for alias in culprit.aliases}
-    late = [each.loss_share for each in kept if named & {a for culprit in each.culprits for a in culprit.aliases}]
-    return [replace(cores, loss_share=max(cores.loss_share, *late, 0.0))]
+    pairs = list(zip(case.findings, parts, strict=True))
+    late = [
+        each.loss_share
+        for each, part in pairs
+        if part is None and named & {a for culprit in each.culprits for a in culprit.aliases}
+    ]
+    cores = replace(cores, loss_share=max(cores.loss_share, *late, 0.0))
+    clear = max((each.loss_share for each, part in pairs if part is not None), default=0.0)
+    if clear < limits.clear_fault_share:
+        return [cores]
+    return [replace(cores, counted_part=min(cores.counted_part, _SECOND * clear / cores.loss_share))]
 
 
-class _Waiting:
-    """The waiting for cores of all ranks, as `CoreWaiting` has it."""
-
-    def __init__(self, panels: Panels, use: CoreUse, least_cpu_excess: float) -> None:
-        self._panels, self._use, self._least_cpu_excess = panels, use, least_cpu_excess
-        self.mean_share = float(np.nanmean(use.waiting))
-        self.uneven_share = _uneven_share(use)
-
-    def is_all_of(self, effect: float, slow: Bools) -> bool:
-        """Return whether an excess of some ranks over the others may be waiting for cores.
-
-        It is more where their processor time exceeds that of the others by a good part of it, or where their longer
-        waiting leaves more of it than ranks wait at all: so much may depend on which rank the scheduler lets run when.
-        """
-        panels, running, waiting = self._panels, self._use.running, self._use.waiting
-        others = np.isin(panels.role, panels.role[slow]) & ~slow
-        others = others if others.any() else ~slow
-        if np.isnan(waiting[slow]).all() or np.isnan(waiting[others]).all():
-            return False
-        cpu_excess = float(np.nanmean(running[slow]) / max(float(np.nanmedian(running[others])), _TINY)) - 1
-        if cpu_excess >= max(effect / 2, self._least_cpu_excess):
-            return False
-        usual = float(panels.work_ns[others].mean()) / panels.mean_time_ns
-        longer = (float(np.nanmean(waiting[slow])) - float(np.nanmedian(waiting[others]))) / max(usual, _TINY)
-        return not effect - longer > float(np.nanmean(waiting))
+def _without_waiting(finding: DiagnosisFinding, part: Estimate) -> DiagnosisFinding:
+    """Return a finding that costs only the part of its loss which is no waiting for cores."""
+    bounds = finding.loss_interval
+    bounds = None if bounds is None else (bounds[0] * part.low, bounds[1] * part.high)
+    return replace(finding, loss_share=finding.loss_share * part.value, loss_interval=bounds)
 
 
-def _uneven_share(use: CoreUse) -> float:
-    """Return the share of the time that ranks may lose because each step waits for whoever waits longest for a core.
-
-    Waits that are as uneven as an exponential distribution have a largest of n that is 1 + 1/2 + ... + 1/n times their
-    mean, so that a step loses so many times the mean less one; at least the waiting itself.
-    """
-    largest = float((1 / np.arange(1, len(use.waiting) + 1)).sum())
-    return float(np.nan_to_num(use.waiting).max(initial=0.0)) * max(largest - 1, 1.0)
+def _is_of_starved(finding: DiagnosisFinding, hosts: Collection[str]) -> bool:
+    """Return whether links seem slow because the process at their end is starved: it reads and writes late."""
+    is_slow = isinstance(finding.evidence, SlowLinkEvidence) or finding.variety in (LinkCause.SLOW, LinkCause.FOREIGN)
+    return is_slow and bool(finding.culprits) and all(each.id in hosts for each in finding.culprits)
 
 
 def core_figures(panels: Panels, limits: CoreThresholds) -> tuple[HostCores, ...]:
@@ -294,3 +360,41 @@ def core_figures(panels: Panels, limits: CoreThresholds) -> tuple[HostCores, ...
         return ()
     rows = [_host_cores(use, panels, node) for node in np.unique(panels.node[is_notable(use, limits)]).tolist()]
     return tuple(sorted(rows, key=lambda row: -row.waiting))
+
+
+def rank_figures(panels: Panels, limits: CoreThresholds) -> tuple[RankCores, ...]:
+    """Return what ranks had of their cores, the one that waits longest first.
+
+    Those of hosts on which some rank waits notably, and of all hosts where nice values differ.
+    """
+    use = panels.cores
+    if use is None:
+        return ()
+    nice = use.nice if use.nice is not None else np.zeros(len(panels.rank), np.int64)
+    is_shown = np.isin(panels.node, panels.node[is_notable(use, limits)]) | bool((nice != nice[:1]).any())
+    rows = [_rank_row(use, panels, row, int(nice[row])) for row in np.flatnonzero(is_shown).tolist()]
+    return tuple(sorted(rows, key=lambda row: (-(row.waiting or 0.0), row.rank)))
+
+
+def _rank_row(use: CoreUse, panels: Panels, row: int, nice: int) -> RankCores:
+    waiting = float(use.waiting[row])
+    found = RankCores(
+        rank=int(panels.rank[row]),
+        host=panels.host[row],
+        nice=nice,
+        num_cpus=len(use.cpus[row]),
+        waiting=None if np.isnan(waiting) else waiting,
+    )
+    work = use.work
+    if work is None or not work.is_known[row]:
+        return found
+    known = work.is_part_known[row]
+    return replace(
+        found,
+        work_ns=float(work.own_ns[row][known].sum()),
+        running_ns=float(work.running_ns[row].sum()),
+        queued_ns=float(work.queued_ns[row].sum()),
+        phases=tuple(
+            (part.name.lower(), float(work.queued_ns[row, index])) for index, part in enumerate(PARTS) if known[index]
+        ),
+    )

@@ -36,13 +36,11 @@ from hpcpace.diagnosis.topics.stages import (
 )
 from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.phases import Part
-from hpcpace.metrics.recurrence import MIN_EVENTS, Period, find_period, run_begins, steps_between
-from hpcpace.metrics.roles import Stage, StageComparison, compare_events
-from hpcpace.metrics.special import bdtrc
+from hpcpace.metrics.recurrence import Period, PeriodThresholds, find_period, run_begins, steps_between
+from hpcpace.metrics.roles import Stage, StageComparison, StageThresholds, compare_events
+from hpcpace.metrics.special import NORMAL_MAD, Z_95, bdtrc
 
-_Z_95 = 1.96  # statistics: half of a 95 % interval in standard errors
-_NORMAL_MAD = 1.4826  # statistics: standard deviation of a normal distribution over its median absolute deviation
-_MIN_P = 1e-300  # numerics: the logarithm of less is not finite
+_MIN_P = 1e-300  # statistics: the logarithm of less is not finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,15 +184,17 @@ def find_interruptions(case: Case) -> list[DiagnosisFinding]:
 
     The loss is what the longest rank takes beyond the mean of those that make none.
     """
-    panels, limits = case.panels, case.thresholds.of(EventThresholds)
+    panels, limits, periods = case.panels, case.thresholds.of(EventThresholds), case.thresholds.of(PeriodThresholds)
     if panels.parts_ns is None:
         return []
     parts = (Part.CHECKPOINT, Part.EVAL)
-    found = [_interruption(panels, panels.parts_ns[:, :, part], part, limits) for part in parts]
+    found = [_interruption(panels, panels.parts_ns[:, :, part], part, limits, periods) for part in parts]
     return [finding for finding in found if finding is not None and finding.loss_share >= case.settings.runtime_share]
 
 
-def _interruption(panels: Panels, spent_ns: Floats, part: Part, limits: EventThresholds) -> DiagnosisFinding | None:
+def _interruption(
+    panels: Panels, spent_ns: Floats, part: Part, limits: EventThresholds, periods: PeriodThresholds
+) -> DiagnosisFinding | None:
     mean_ns = spent_ns.mean(axis=1)
     makes: Bools = mean_ns >= limits.least_part_of_longest * mean_ns.max()
     if not mean_ns.any() or makes.all():
@@ -209,7 +209,7 @@ def _interruption(panels: Panels, spent_ns: Floats, part: Part, limits: EventThr
         events=int(is_event.sum()),
         mean_ns=float(spent_ns[makes].max(axis=0)[is_event].mean()),
         share=share,
-        period_steps=steps_between(run_begins(is_event)),
+        period_steps=steps_between(run_begins(is_event), periods),
     )
     interval = mean_share_interval(panels, lost_ns[None, :])
     ranks = [rank_culprit(rank, share, interval, panels) for rank in evidence.ranks]
@@ -241,7 +241,8 @@ def find(case: Case) -> list[DiagnosisFinding]:
     that they may be parts of steps.
     """
     panels, work_ns, limits = case.panels, case.work_ns, case.thresholds.of(EventThresholds)
-    found = recurrence(panels, work_ns, limits)
+    periods = case.thresholds.of(PeriodThresholds)
+    found = recurrence(panels, work_ns, limits, periods.min_events)
     if found is None or found.p_value >= 2 * case.settings.level or _is_alternation(panels, found, limits):
         return []
     is_event: Bools = np.any(found.is_event, axis=0)
@@ -250,7 +251,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     share = float(np.where(is_event, np.maximum(slowest - usual, 0.0), 0.0).mean()) / panels.mean_time_ns
     if share < case.settings.runtime_share:
         return []
-    stage = _stages(panels, work_ns, found, is_event)
+    stage = _stages(panels, work_ns, found, is_event, case.thresholds.of(StageThresholds))
     is_collection_found = any(isinstance(finding.evidence, CollectionEvidence) for finding in case.findings)
     if is_collection_found and stage is not None and stage.stages[:1] == (Stage.COLLECTION,):
         return []
@@ -260,7 +261,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
                 events=int(is_event.sum()),
                 share=share,
                 period_ns=found.period_ns,
-                period_steps=steps_between(run_begins(is_event)) if found.period_ns is not None else None,
+                period_steps=steps_between(run_begins(is_event), periods) if found.period_ns is not None else None,
                 stages=(stage,),
             ),
             loss_share=share,
@@ -278,13 +279,15 @@ def _is_alternation(panels: Panels, found: Recurrence, limits: EventThresholds) 
     return abs(num_cycles - round(num_cycles)) < limits.alternation_share or num_cycles < 1
 
 
-def _stages(panels: Panels, work_ns: Floats, found: Recurrence, is_event: Bools) -> StageComparison | None:
+def _stages(
+    panels: Panels, work_ns: Floats, found: Recurrence, is_event: Bools, limits: StageThresholds
+) -> StageComparison | None:
     """Return in which stage the steps of events are longer, of the ranks that they strike; None without phases."""
     if panels.parts_ns is None:
         return None
     units = np.unique(panels.node)
     struck = np.flatnonzero(np.isin(panels.node, units[list(found.nodes)] if found.nodes else units))
-    return panels.qualified(compare_events(panels.parts_ns, work_ns, struck, is_event))
+    return panels.qualified(compare_events(panels.parts_ns, work_ns, struck, is_event, limits))
 
 
 def _above_role(panels: Panels, work_ns: Floats) -> Floats:
@@ -293,7 +296,9 @@ def _above_role(panels: Panels, work_ns: Floats) -> Floats:
     return np.asarray(np.max([of.max(axis=0) - np.median(of) for of in rows], axis=0))
 
 
-def recurrence(panels: Panels, work_ns: Floats, limits: EventThresholds) -> Recurrence | None:
+def recurrence(
+    panels: Panels, work_ns: Floats, limits: EventThresholds, min_events: int = PeriodThresholds.min_events
+) -> Recurrence | None:
     """Return the events that come back most surely; None without any.
 
     A node has an event where the mean own work of its ranks, beyond what all ranks share in that step, exceeds its
@@ -307,11 +312,12 @@ def recurrence(panels: Panels, work_ns: Floats, limits: EventThresholds) -> Recu
     own = np.array([work_ns[panels.node == unit].mean(axis=0) - shared for unit in units])
     usual = max(float(np.median(shared)), 1.0)
     of_node, of_all = _events(own, usual, limits), _events(shared[None, :], usual, limits)
+    large = _large(own, of_node, min_events)
     found = [
-        *_together(panels, of_node, limits),
-        *_together(panels, np.repeat(of_all, len(units), axis=0), limits),
-        *_on_one(panels, of_node, limits),
-        *(replace(each, p_value=2 * each.p_value) for each in _on_one(panels, _large(own, of_node), limits)),
+        *_together(panels, of_node, limits, min_events),
+        *_together(panels, np.repeat(of_all, len(units), axis=0), limits, min_events),
+        *_on_one(panels, of_node, limits, min_events),
+        *(replace(each, p_value=2 * each.p_value) for each in _on_one(panels, large, limits, min_events)),
     ]
     # Who is struck says more than that somebody is.
     return min(found, key=lambda each: (each.p_value > limits.sure_level or not each.nodes, each.p_value), default=None)
@@ -323,11 +329,11 @@ def _shared(work_ns: Floats) -> Floats:
     return np.asarray(np.partition(work_ns, middle, axis=0)[middle])
 
 
-def _together(panels: Panels, is_event: Bools, limits: EventThresholds) -> list[Recurrence]:
+def _together(panels: Panels, is_event: Bools, limits: EventThresholds, min_events: int) -> list[Recurrence]:
     begins = _begins(is_event)
     # Equal rows count once; as bytes they compare many times faster than np.unique does with thousands of columns.
     rows = sorted({row.tobytes() for row in begins[begins.any(axis=1)]})
-    period = _period(panels, [np.frombuffer(row, np.bool_) for row in rows])
+    period = _period(panels, [np.frombuffer(row, np.bool_) for row in rows], min_events)
     if period is None:
         return []
     num_expected = float(panels.since_ns[-1] - panels.since_ns[0]) / period.length
@@ -336,15 +342,15 @@ def _together(panels: Panels, is_event: Bools, limits: EventThresholds) -> list[
     return [Recurrence(period_ns=period.length, p_value=period.p_value, nodes=nodes, is_event=is_event)]
 
 
-def _on_one(panels: Panels, is_event: Bools, limits: EventThresholds) -> list[Recurrence]:
+def _on_one(panels: Panels, is_event: Bools, limits: EventThresholds, min_events: int) -> list[Recurrence]:
     begins = _begins(is_event)
     num_events = begins.sum(axis=1)
     unit, total = int(num_events.argmax()), int(num_events.sum())
     # Where all nodes are struck by chance, one has the most events: less than twice as many are no reason to name it.
-    if len(begins) < 2 or num_events[unit] < max(MIN_EVENTS, limits.least_ratio * np.sort(num_events)[-2]):
+    if len(begins) < 2 or num_events[unit] < max(min_events, limits.least_ratio * np.sort(num_events)[-2]):
         return []
     same = min(1.0, len(begins) * float(bdtrc(int(num_events[unit]) - 1, total, 1 / len(begins))))
-    period = _period(panels, [begins[unit]])
+    period = _period(panels, [begins[unit]], min_events)
     regular = period.p_value if period is not None else 1.0
     product = max(same * regular, _MIN_P)
     own = np.zeros_like(is_event)
@@ -364,29 +370,30 @@ def _begins(is_event: Bools) -> Bools:
     return np.asarray(is_event & ~np.pad(is_event, ((0, 0), (1, 0)))[:, :-1])
 
 
-def _period(panels: Panels, rows: list[Bools]) -> Period | None:
+def _period(panels: Panels, rows: list[Bools], min_events: int) -> Period | None:
     since_ns = panels.since_ns - panels.since_ns[0]
-    return find_period([since_ns[row] for row in rows], span=float(since_ns[-1]), least=2 * panels.mean_time_ns)
+    times, least = [since_ns[row] for row in rows], 2 * panels.mean_time_ns
+    return find_period(times, span=float(since_ns[-1]), least=least, min_events=min_events)
 
 
 def _events(rows_ns: Floats, usual_ns: float, limits: EventThresholds) -> Bools:
     above = rows_ns - np.median(rows_ns, axis=1, keepdims=True)
-    spread = _NORMAL_MAD * np.median(np.abs(above), axis=1, keepdims=True)
+    spread = NORMAL_MAD * np.median(np.abs(above), axis=1, keepdims=True)
     return np.asarray(above > np.maximum(limits.least_spreads * spread, limits.least_excess * usual_ns))
 
 
-def _large(rows_ns: Floats, is_event: Bools) -> Bools:
+def _large(rows_ns: Floats, is_event: Bools, min_events: int) -> Bools:
     """Return the events of more than half of the third largest: small ones everywhere hide large ones of one node."""
     above = rows_ns - np.median(rows_ns, axis=1, keepdims=True)
     sizes_ns = np.sort(above[is_event])
-    if len(sizes_ns) < MIN_EVENTS:
+    if len(sizes_ns) < min_events:
         return is_event
-    return np.asarray(is_event & (above > sizes_ns[-MIN_EVENTS] / 2))
+    return np.asarray(is_event & (above > sizes_ns[-min_events] / 2))
 
 
 def _node_culprit(panels: Panels, work_ns: Floats, is_event: Bools, unit: int) -> Culprit:
     rows = np.flatnonzero(panels.node == np.unique(panels.node)[unit])
     work = work_ns[rows].mean(axis=0) - _shared(work_ns)
     excess = (work[is_event[unit]] - np.median(work)) / max(float(np.median(work_ns)), 1.0)
-    effect, half = float(excess.mean()), _Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
+    effect, half = float(excess.mean()), Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
     return place_culprit("node", panels.host[rows[0]], rows, effect, (effect - half, effect + half), panels)

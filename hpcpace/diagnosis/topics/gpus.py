@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.audit.facts import FAULTS, WORDS, Throttle
+from hpcpace.audit.throttle import FAULTS, WORDS, Throttle
 from hpcpace.core.text import listed, named_ranks, percent, plural
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.devices import HOST_BEGIN_COLUMN, HOST_END_COLUMN, is_on_device
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.summary import DevicePhase, Verdict
 from hpcpace.metrics import Ints
-from hpcpace.metrics.host_waits import LEAD_NS
+from hpcpace.metrics.host_waits import HostPaceThresholds
 from hpcpace.trace.schema import Phase
 
 _MAX_NAMED = 4  # display: sentences on GPUs of each kind
@@ -73,7 +73,7 @@ def device_figures(measured: Measured) -> tuple[DevicePhase, ...]:
         np.concatenate([table[name] for table in tables]) for name in names
     )
     is_used = np.isin(step, measured.chosen.step) & (phase != Phase.IDLE) & (phase != Phase.GC)
-    scale = len(traces) * len(measured.chosen)
+    scale, dry_ns = len(traces) * len(measured.chosen), measured.thresholds.of(HostPaceThresholds).lead_ns
     found = []
     for value in np.unique(phase[is_used]).tolist():
         rows = is_used & (phase == value)
@@ -84,7 +84,7 @@ def device_figures(measured: Measured) -> tuple[DevicePhase, ...]:
                 host_ns=float((host_end_ns - host_begin_ns)[rows].sum()) / scale,
                 device_ns=float((end_ns - begin_ns)[rows].sum()) / scale,
                 lead_ns=float(np.median(lead_ns)),
-                dry_share=float((lead_ns < LEAD_NS).mean()),
+                dry_share=float((lead_ns < dry_ns).mean()),
             )
         )
     return tuple(found)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +15,8 @@ from hpcpace.diagnosis.finding import (
     DiagnosisFinding,
     Evidence,
     FindingWords,
+    IdlePhase,
+    Panels,
     Said,
     first_ranks,
     mean_share_interval,
@@ -23,6 +25,7 @@ from hpcpace.diagnosis.finding import (
 )
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.metrics import Bools
+from hpcpace.metrics.phases import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +110,20 @@ _CONFIDENCE, _BOUNDED_CONFIDENCE = 0.95, 0.8  # statistics: as the score calibra
 
 @dataclass(frozen=True, kw_only=True)
 class HostThresholds(Thresholds, topic="host"):
-    """Which phases are blamed for idle devices."""
+    """Which hosts and phases are blamed for idle devices."""
 
     least_phase_share: float = number(0.2, "share")
     """Share of all idle time that a phase must hold to be named: less helps nobody to find the cause."""
     bounded_part: float = number(0.5, "share")
     """Part of an upper bound on idle time that counts when findings are ranked: a sure cost comes first."""
+    everywhere_share: float = number(0.01, "share")
+    """Share of the step for which devices of most ranks of a role must be idle for hosts to be too slow everywhere."""
+    slower_host: float = number(0.1, "share")
+    """Share by which a host takes longer than the median one to issue a step, from which it is slow by itself."""
+    common_part: float = number(0.5, "share")
+    """Part of all idle time that hosts which are not slower than the others must have for it to be all hosts' fault."""
+    widest_bounds: float = number(0.35, "share")
+    """Width of the bounds on the cost, as a share of the step, beyond which the cost is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,23 +132,36 @@ class HostEvidence(Evidence):
 
     Attributes:
         share: mean share of the step in which they are idle for that.
+        least_share: how much of it is certain.
         phases: the phases that hold most of it, with their shares of the step, largest first.
         is_upper_bound: whether these are upper bounds of the idle time.
+        is_open: whether the cost may be anything between its bounds.
     """
 
     mode: ClassVar[str] = Mode.HOST
     needs_no_others: ClassVar[bool] = True
     share: float
+    least_share: float = 0.0
     phases: tuple[tuple[str, float], ...] = ()
     is_upper_bound: bool = False
+    is_open: bool = False
+
+    @property
+    def makes_steps_differ(self) -> bool:
+        """Whether it explains why steps differ: idle time of some steps and ranks is part of its cost."""
+        return True
 
     def words(self, said: Said) -> FindingWords:
         """Return the finding in words."""
         at_most = "at most " if self.is_upper_bound else ""
         names = [name for name, _ in self.phases]
         where = listed([name for name in names if name != "other"] + ["outside of all phases"] * ("other" in names))
-        shares = ", ".join(f"{name} {percent(share)}" for name, share in self.phases)
+        shares = ", ".join(f"{name} {at_most}{percent(share)}" for name, share in self.phases)
+        cost = f"which costs {at_most}{percent(said.finding.loss_share)} of the step time"
         advice = []
+        if self.is_open:
+            cost = "cannot tell how much that costs"
+            advice.append(f"{_LEARN}: its kernels show how long devices work")
         if set(names) - {"other"}:
             advice.append(
                 f"issue less work there ({where}): torch.compile, CUDA graphs, fused optimizers, larger batches; "
@@ -145,20 +169,69 @@ class HostEvidence(Evidence):
             )
         if "other" in names:
             advice.append("check what the script does between its phases: logging, metrics, .item(), saving")
-        looks_alike = (
-            "how long devices worked there is not known: no step shows these phases without waiting for the host. A "
-            "synchronisation at their ends looks the same"
-        )
+        more = []
+        if not self.is_open and said.finding.loss_share >= _MOSTLY_WAITS * self.share:
+            more.append("the rest of its cost is time in which ranks wait for those whose devices are idle")
+        if self.is_upper_bound:
+            more.append(
+                "how long devices worked there is not known: no step shows these phases without waiting for the host. "
+                "A synchronisation at their ends looks the same"
+            )
+        bounds = f"between {percent(self.least_share)} and {percent(self.share)}" if self.is_open else ""
         return FindingWords(
-            headline=f"host-bound: devices wait for their hosts ({where}), which costs {at_most}"
-            f"{percent(said.finding.loss_share)} of the step time",
-            why=f"idle {at_most}{percent(self.share)} of the step, because nothing was issued: {shares}",
+            headline=f"host-bound: devices wait for their hosts ({where}){',' if not self.is_open else ';'} {cost}",
+            why=f"idle {bounds or at_most + percent(self.share)} of the step, because nothing was issued: {shares}",
             next="; ".join(advice),
-            more=(looks_alike,) if self.is_upper_bound else (),
+            more=tuple(more),
         )
 
 
-def find_host(case: Case) -> list[DiagnosisFinding]:
+_MOSTLY_WAITS = 1.5  # display: cost relative to idle time from which the difference is explained
+_LEARN = "profile a few steps with torch.profiler and read them with hpcpace import kineto"
+
+
+def find_host_everywhere(case: Case) -> list[DiagnosisFinding]:
+    """Return whether hosts are too slow on most ranks, and leave the case without the idle time that this explains.
+
+    Who is late, and which stage has more work, is then judged by the work of devices: where in a schedule a slow host
+    holds its device up depends on the schedule. A host that takes longer than the others keeps the idle time that
+    others of its role do not have.
+    """
+    panels, limits = case.panels, case.thresholds.of(HostThresholds)
+    of_rank = panels.host_ns.mean(axis=1) / panels.mean_time_ns
+    if len(of_rank) != len(panels.rank):
+        return []
+    usual = max(float(np.median(of_rank[panels.role == of])) for of in np.unique(panels.role))
+    if usual < limits.everywhere_share:
+        return []
+    common_ns = panels.host_ns.copy()
+    if len(panels.issue_ns) == len(panels.rank):
+        is_slower = panels.issue_ns > (1 + limits.slower_host) * np.median(panels.issue_ns)
+        for row in np.flatnonzero(is_slower).tolist():
+            others = np.flatnonzero((panels.role == panels.role[row]) & ~is_slower)
+            usual_ns = np.median(panels.host_ns[others], axis=0) if len(others) else 0.0
+            common_ns[row] = np.minimum(common_ns[row], usual_ns)
+    if common_ns.sum() < limits.common_part * panels.host_ns.sum():
+        return []
+    low, cost, high = _cost(case)
+    finding = _host_finding(case, panels, cost, (low, high))
+    parts_ns = panels.parts_ns
+    if parts_ns is not None:
+        parts_ns = parts_ns.copy()
+        parts_ns[:, :, Part.HOST] -= common_ns
+    case.panels = case.rest = replace(
+        panels,
+        work_ns=np.maximum(panels.work_ns - common_ns, 0.0),
+        reach_ns=np.maximum(panels.reach_ns - common_ns, 0.0),
+        host_ns=panels.host_ns - common_ns,
+        parts_ns=parts_ns,
+        explained_idle_ns=float(common_ns.mean()),
+    )
+    case.work_ns = case.panels.work_ns
+    return [finding] if cost >= case.settings.host_share else []
+
+
+def find_host_somewhere(case: Case) -> list[DiagnosisFinding]:
     """Return whether devices wait for their hosts: mean share of the step in which they are idle for them.
 
     The loss is what the slowest rank of a role takes with this idle time, less without, and must exceed the threshold
@@ -170,23 +243,54 @@ def find_host(case: Case) -> list[DiagnosisFinding]:
     gain_share = case.gain_share(panels.host_ns)
     if min(share, gain_share) < case.settings.host_share:
         return []
-    least_ns = case.thresholds.of(HostThresholds).least_phase_share * sum(each.idle_ns for each in panels.idle)
-    idle = [each for each in panels.idle if each.idle_ns >= least_ns]
-    is_bound = sum(each.bounded_ns for each in idle) > sum(each.idle_ns for each in idle) / 2
-    if is_bound:
+    if _is_bound(_named(case, panels)):
         gain_share = min(gain_share + float(panels.wait_ns.mean()) / panels.mean_time_ns, 1.0)
-    interval = mean_share_interval(panels, panels.host_ns)
+    return [_host_finding(case, panels, gain_share, None)]
+
+
+def _cost(case: Case) -> tuple[float, float, float]:
+    """Return what idle time costs at least, probably or at most, and at most, as shares of the step time.
+
+    What rebuilt steps gain without it. Where steps are not rebuilt, what the slowest rank of a role takes with it, less
+    without, and all exposed wait at most.
+    """
+    panels = case.panels
+    if case.steps is not None and case.idle is not None:
+        most, least = (case.cost(case.idle.gain(case.steps, is_least=is_least)) for is_least in (False, True))
+        return max(min(least.low, most.low), 0.0), most.value, most.high
+    gain_share = case.gain_share(panels.host_ns)
+    is_bound = _is_bound(_named(case, panels))
+    high = min(gain_share + float(panels.wait_ns.mean()) / panels.mean_time_ns, 1.0)
+    return 0.0 if is_bound else gain_share, high if is_bound else gain_share, high
+
+
+def _named(case: Case, panels: Panels) -> list[IdlePhase]:
+    """Return the phases that hold most of the idle time."""
+    least_ns = case.thresholds.of(HostThresholds).least_phase_share * sum(each.idle_ns for each in panels.idle)
+    return [each for each in panels.idle if each.idle_ns >= least_ns]
+
+
+def _is_bound(idle: Sequence[IdlePhase]) -> bool:
+    return sum(each.bounded_ns for each in idle) > sum(each.idle_ns for each in idle) / 2
+
+
+def _host_finding(case: Case, panels: Panels, cost: float, interval: tuple[float, float] | None) -> DiagnosisFinding:
+    share, idle = float(panels.host_ns.mean()) / panels.mean_time_ns, _named(case, panels)
+    is_bound, limits = _is_bound(idle), case.thresholds.of(HostThresholds)
+    low, high = interval or (0.0, cost)
     evidence = HostEvidence(
         share=share,
+        least_share=min(sum(each.least_ns for each in panels.idle) / panels.mean_time_ns, share),
         phases=tuple((each.phase, each.idle_ns / panels.mean_time_ns) for each in idle),
         is_upper_bound=is_bound,
+        is_open=is_bound and high - low > limits.widest_bounds,
     )
-    return [
-        DiagnosisFinding(
-            evidence=evidence,
-            loss_share=gain_share,
-            confidence=_BOUNDED_CONFIDENCE if is_bound else _CONFIDENCE,
-            counted_part=case.thresholds.of(HostThresholds).bounded_part if is_bound else 1.0,
-            culprits=tuple(phase_culprit(each.phase, share, interval) for each in idle[:1]),
-        )
-    ]
+    of_phase = mean_share_interval(panels, panels.host_ns)
+    return DiagnosisFinding(
+        evidence=evidence,
+        loss_share=cost,
+        confidence=_BOUNDED_CONFIDENCE if is_bound else _CONFIDENCE,
+        counted_part=limits.bounded_part if is_bound else 1.0,
+        culprits=tuple(phase_culprit(each.phase, share, of_phase) for each in idle[:1]),
+        loss_interval=interval,
+    )

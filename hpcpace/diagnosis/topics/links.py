@@ -10,13 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from hpcpace.core.config import DiagnosisConfig
-from hpcpace.core.text import format_rate, percent, plural
-from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
-from hpcpace.diagnosis.figures.network import NetworkEvidence
+from hpcpace.core.text import NS_PER_S, format_duration, format_rate, listed, percent, plural
 from hpcpace.diagnosis.finding import (
+    MAX_NAMED,
     Case,
     DiagnosisFinding,
     Evidence,
@@ -24,89 +20,101 @@ from hpcpace.diagnosis.finding import (
     Panels,
     Said,
     confidence_of,
+    culprit_name,
     longer_words,
 )
 from hpcpace.diagnosis.summary import Culprit, Mode
-from hpcpace.metrics import Floats
-from hpcpace.metrics.communication import Kind
-from hpcpace.metrics.flow_figures import (
-    FigureThresholds,
-    FlowFigures,
-    FlowFindings,
-    LinkCause,
-    LinkFault,
-    flow_figures,
-    foreign_on_links,
-)
-from hpcpace.metrics.flow_links import FlowLimits, FlowThresholds, locate_by_flows
+from hpcpace.metrics.flow_figures import LinkCause, LinkFault, Usual
 from hpcpace.metrics.links import LinkCulprit, LinkFindings
-from hpcpace.metrics.topology import Topology, unit_name
+from hpcpace.metrics.topology import unit_name
 from hpcpace.metrics.what_if import links_change
 
-_BITS = 8  # format: bits of a byte
-_MESSAGES = ("send", "recv")
-_WAYS = {"": "", "up": " (on the way up only)", "down": " (on the way down only)"}
+_BITS, _MS_PER_S = 8, 1000  # format: units
+_SHOWN_REPEATS = 10  # display: over those of others, from which repetitions are mentioned
+_MIN_REPEATS = 0.001  # display: a smaller share counts as this much
+_WELL_SHARE = 0.75  # display: of the usual rate, from which the other direction of a link is said to be well
 _WORDS = {
     LinkCause.FOREIGN: (
-        "foreign traffic on {}",
+        "foreign traffic on {who}{when} costs",
+        "foreign traffic on {who}{when} costs",
         "find what else uses it (squeue -w HOST; files and checkpoints count, too), or keep the job off it",
     ),
-    LinkCause.SLOW: ("{} is slow and", "check the link's rate, errors and cables, or keep the job off it"),
+    LinkCause.LATENCY: (
+        "{who} adds {latency} to each round trip{when}, which costs",
+        "{who} add up to {latency} to each round trip{when}, which costs",
+        "look for a longer way or a device that holds packets (ping and tracepath from other hosts), or keep the job "
+        "off it; fewer and larger messages suffer less",
+    ),
+    LinkCause.SLOW: (
+        "{who} is slow{when} and costs",
+        "{who} are slow{when} and cost",
+        "check the link's rate, errors and cables, or keep the job off it",
+    ),
     LinkCause.UPLINK: (
-        "{} is slow, oversubscribed or shared, and",
+        "{who} is slow, oversubscribed or shared{when}, and costs",
+        "{who} are slow, oversubscribed or shared{when}, and cost",
         "place the job on fewer switches (#SBATCH --switches=1), or check the rate of the uplinks and who else uses "
         "them",
     ),
     LinkCause.FLAPPING: (
-        "{} comes and goes, which",
+        "{who} comes and goes, which costs",
+        "{who} come and go, which costs",
         "check its cable, transceiver and switch port (dmesg, ip -s link), or keep the job off it",
     ),
     LinkCause.LOSSY: (
-        "{} loses packets, which",
+        "{who} loses packets{when}, which costs",
+        "{who} lose packets{when}, which costs",
         "check its cable and transceiver for errors (ethtool -S), and the switch for dropped packets",
     ),
     LinkCause.SMALL_MTU: (
-        "{} has a smaller MTU than the others, which",
+        "{who} has a smaller MTU than the others, which costs",
+        "{who} have a smaller MTU than the others, which costs",
         "give all interfaces and switches on the way one MTU (ip link set dev eth0 mtu N)",
     ),
 }
-"""By cause, the subject of its headline, and what to do."""
+"""By cause, the headline of one link and of several, and what to do."""
+_OVERTAKING = "packets that overtake each other are sent again as well: nstat -az TcpExtTCPDSACKRecv counts those"
+_USUAL = {
+    Usual.OTHERS: "others {}",
+    Usual.LINE: "at the line rate of other hosts it would be {}",
+    Usual.REST: "{} in other steps",
+}
 _BROKEN = (LinkCause.LOSSY, LinkCause.SMALL_MTU)  # faults by themselves, however little they cost this job
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoreWaitThresholds(Thresholds, topic="links"):
-    """How much waiting for cores excuses slow connections."""
-
-    shared_wait_part: float = number(1 / 3, "share")
-    """Part of the waiting for cores that all nodes have in common which excuses a connection: it slows all alike."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class FlowEvidence(Evidence):
-    """Connections that a link holds up.
+    """Connections that links hold up.
 
     Attributes:
-        fault: of the worst of the links.
-        direction: `up` or `down` where only that one is slow; else empty.
+        faults: of these links, all with the same cause, the worst one first.
         share: exposed transfer, or the time for which they were busy if that is less, as a share of the step time.
     """
 
     mode: ClassVar[str] = Mode.CONTENTION
     has_own_cause: ClassVar[bool] = True
-    fault: LinkFault
-    direction: str
+    faults: tuple[LinkFault, ...]
     share: float
+
+    @property
+    def fault(self) -> LinkFault:
+        """The worst of them."""
+        return self.faults[0]
 
     @property
     def variety(self) -> str:
         """The fault of the link."""
         return str(self.fault.cause)
 
+    @property
+    def makes_steps_differ(self) -> bool:
+        """Whether only some steps are slow for it."""
+        return bool(self.fault.steps)
+
     def numbers(self) -> dict[str, float]:
         """Return the figures by name."""
         fault = self.fault
-        return {
+        found = {
             "effect": fault.effect.value,
             "share": self.share,
             "slow_bytes_per_s": fault.slow_bytes_per_s,
@@ -118,26 +126,70 @@ class FlowEvidence(Evidence):
             "segment_bytes": float(fault.segment_bytes),
             "usual_segment_bytes": float(fault.usual_segment_bytes),
             "flows": float(len(fault.flows)),
+            "latency_ms": fault.latency_s * _MS_PER_S,
         }
+        if fault.steps:
+            found |= {"first_step": float(fault.steps[0][0]), "last_step": float(fault.steps[-1][1])}
+        return found
 
     def words(self, said: Said) -> FindingWords:
         """Return the finding in words."""
-        subject, advice = _WORDS[self.fault.cause]
-        is_certain = self.fault.is_certain or self.fault.cause is not LinkCause.FOREIGN
-        link = subject.format(said.who + _WAYS[self.direction]) + ("" if is_certain else ", which may also be slow,")
+        one, several, advice = _WORDS[self.fault.cause]
+        has_doubt = self.fault.cause is LinkCause.FOREIGN and not self.fault.is_certain
+        alike = len({(fault.direction, fault.steps) for fault in self.faults}) == 1
+        who, is_one = said.who, len(self.faults) == 1
+        if is_one and not self.fault.is_one_enough:
+            who, is_one = who.replace("one of", "at least two of", 1), False
+        subject = (one if is_one else several).format(
+            who=who + (_way_words(self.fault) if alike else ""),
+            when=(_step_words(self.fault) if alike else "") + (", which may also be slow," if has_doubt else ""),
+            latency=format_duration(self.fault.latency_s * NS_PER_S),
+        )
+        culprits = [culprit_name(culprit, said.hosts) for culprit in said.finding.culprits]
+        always = " in all steps" if any(fault.steps for fault in self.faults) else ""
+        each = [
+            f"{name}{_way_words(fault)}{_step_words(fault) or always}"
+            for name, fault in zip(culprits, self.faults, strict=False)
+        ]
         return FindingWords(
-            headline=f"fabric contention: {link} costs {said.lost}",
+            headline=f"fabric contention: {subject} {said.lost}",
             why=self._why(longer_words(said.finding.culprits[0])),
             next=advice,
+            more=(*self._more(), *([] if alike else [listed(each[:MAX_NAMED])])),
         )
+
+    def _more(self) -> tuple[str, ...]:
+        """Return what else may look like the fault, and what cannot be known."""
+        fault = self.fault
+        if fault.cause is LinkCause.LOSSY:
+            return (_OVERTAKING,)
+        if fault.cause is LinkCause.SLOW and fault.repeat_share >= _SHOWN_REPEATS * max(
+            fault.others_repeat_share, _MIN_REPEATS
+        ):
+            again, others = percent(fault.repeat_share), percent(fault.others_repeat_share)
+            return (f"they send {again} again, others {others}: losses in a full queue, or on the link; {_OVERTAKING}",)
+        if fault.cause is not LinkCause.UPLINK:
+            return ()
+        missing = format_rate(round((fault.usual_bytes_per_s - fault.slow_bytes_per_s) * _BITS))
+        if fault.usual is Usual.REST:
+            return (
+                f"others send about {missing} there in these steps, or the uplinks are slower: this job's hosts do not "
+                "see what crosses uplinks",
+            )
+        return (f"this job's hosts do not see what others send over uplinks: it is between nothing and {missing}",)
 
     def _why(self, longer: str) -> str:
         """Return the figures behind the finding; `longer` says how much longer the connections take."""
         fault = self.fault
         through, s = f"{plural(len(fault.flows), 'connection')} through it", "s" if len(fault.flows) == 1 else ""
-        slow, usual, foreign = (
+        slow, usual, foreign, other = (
             format_rate(round(bytes_per_s * _BITS))
-            for bytes_per_s in (fault.slow_bytes_per_s, fault.usual_bytes_per_s, fault.foreign_bytes_per_s)
+            for bytes_per_s in (
+                fault.slow_bytes_per_s,
+                fault.usual_bytes_per_s,
+                fault.foreign_bytes_per_s,
+                fault.other_way_bytes_per_s,
+            )
         )
         match fault.cause:
             case LinkCause.FLAPPING:
@@ -150,8 +202,28 @@ class FlowEvidence(Evidence):
                 return f"{through} send{s} segments of {sizes}"
             case LinkCause.FOREIGN:
                 return f"while busy, {through} get{s} {slow} beside {foreign} that is not this job's; alone, {usual}"
+            case LinkCause.LATENCY:
+                more = format_duration(fault.latency_s * NS_PER_S)
+                least = f"even the least round trip is {more} longer than that of others"
+                return f"while busy, {through} get{s} {slow}, others {usual}: {least}"
             case LinkCause.SLOW | LinkCause.UPLINK:
-                return f"while busy, {through} get{s} {slow}, others {usual}: their bytes take {longer}"
+                than = _USUAL[fault.usual].format(usual)
+                back = f"; the other way it gives {other} or more" if fault.other_way_bytes_per_s else ""
+                return f"while busy, {through} get{s} {slow}, {than}: their bytes take {longer}{back}"
+
+
+def _way_words(fault: LinkFault) -> str:
+    """Return the direction of a fault in brackets; empty where both may have it."""
+    is_slow_too = 0 < fault.other_way_bytes_per_s < _WELL_SHARE * fault.usual_bytes_per_s
+    only = "" if is_slow_too else " only"
+    return f" (on the way {fault.direction}{only})" if fault.direction else ""
+
+
+def _step_words(fault: LinkFault) -> str:
+    """Return the steps of a fault; empty where all steps may have it."""
+    shown = [f"{first} to {last}" for first, last in fault.steps[:MAX_NAMED]]
+    more = [f"{len(fault.steps) - MAX_NAMED} more stretches"] if len(fault.steps) > MAX_NAMED else []
+    return f" in steps {listed([*shown, *more])}" if shown else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +245,7 @@ class SlowLinkEvidence(Evidence):
         return FindingWords(
             headline=f"fabric contention: {said.who} is slow and costs {said.lost}",
             why=f"transfers through it take {longer_words(said.finding.culprits[0])}",
-            next=_WORDS[LinkCause.SLOW][1],
+            next=_WORDS[LinkCause.SLOW][-1],
         )
 
 
@@ -221,9 +293,7 @@ def _finding(faults: list[tuple[LinkFault, float]], panels: Panels, links: LinkF
     faults = sorted(faults, key=lambda pair: -pair[1])
     worst, loss_share = faults[0]
     return DiagnosisFinding(
-        evidence=FlowEvidence(
-            fault=worst, direction=worst.direction if len(faults) == 1 else "", share=_held_share(worst, panels)
-        ),
+        evidence=FlowEvidence(faults=tuple(fault for fault, _ in faults), share=_held_share(worst, panels)),
         loss_share=loss_share,
         confidence=confidence_of(worst.p_value),
         culprits=tuple(_culprit(fault, links) for fault, _ in faults),
@@ -275,10 +345,12 @@ def find_by_transfers(case: Case) -> list[DiagnosisFinding]:
     if links is None or not links.culprits:
         return []
     first, effect = links.culprits[0], links.culprits[0].effect.value
+    cost, interval = _cost(case, links.culprits, share)
     return [
         DiagnosisFinding(
             evidence=SlowLinkEvidence(effect=effect, share=share),
-            loss_share=_cost(case, links.culprits, share),
+            loss_share=cost,
+            loss_interval=interval,
             confidence=confidence_of(first.p_value),
             culprits=tuple(
                 Culprit(
@@ -294,18 +366,19 @@ def find_by_transfers(case: Case) -> list[DiagnosisFinding]:
     ]
 
 
-def _cost(case: Case, culprits: Sequence[LinkCulprit], share: float) -> float:
-    """Return what slow links cost as a share of the step time.
+def _cost(case: Case, culprits: Sequence[LinkCulprit], share: float) -> tuple[float, tuple[float, float] | None]:
+    """Return what slow links cost as a share of the step time, with the interval.
 
     What rebuilt steps gain where transfers over them are as fast as others: in a pipeline a slow message delays all
     stages. Where steps are not rebuilt, the excess of exposed transfer.
     """
     effect = culprits[0].effect.value
     if case.steps is None or case.touches is None:
-        return share * effect / (1 + effect)
+        return share * effect / (1 + effect), None
     passes, kind = case.touches({name for one in culprits for name in one.ids})
     gain = case.steps.gain(links_change(case.steps.graph, passes, kind, 1 / (1 + effect)))
-    return gain.share.value * case.steps.measured_ns / case.panels.mean_time_ns
+    cost = case.cost(gain)
+    return cost.value, cost.interval
 
 
 def explains_transfers(case: Case) -> bool:
@@ -315,85 +388,3 @@ def explains_transfers(case: Case) -> bool:
     if is_costly and {finding.variety for finding in by_flows} - {LinkCause.FLAPPING, LinkCause.SMALL_MTU}:
         return True
     return any(isinstance(finding.evidence, (SlowLinkEvidence, LocalityEvidence)) for finding in case.findings)
-
-
-def flow_findings(
-    network: NetworkEvidence,
-    settings: DiagnosisConfig,
-    kinds: Sequence[Kind],
-    panels: Panels,
-    thresholds: ThresholdValues,
-) -> FlowFindings | None:
-    """Return the links that hold connections up; None where no rank recorded its connections.
-
-    Where most bytes are messages, as in a pipeline, the acknowledgement of the end of each may be delayed, unless data
-    is sent back: connections between different stages then differ also on equal links, small messages by the most.
-
-    Args:
-        network: what was recorded in the time of the used steps.
-        settings: the thresholds.
-        kinds: the operations of the run.
-        panels: the ranks' use of their cores: a rank that waits for one sends and receives late.
-        thresholds: how much of that counts, and when a connection is slow.
-    """
-    if network.flows is None:
-        return None
-    places, window = network.places, network.window
-    figures = flow_figures(
-        network.flows,
-        places,
-        begin_ns=window.begin_ns,
-        end_ns=window.end_ns,
-        message_bytes=_message_bytes(kinds),
-        core_wait=_core_wait(places, panels, thresholds.of(CoreWaitThresholds).shared_wait_part),
-        thresholds=thresholds.of(FigureThresholds),
-    )
-    return _located(figures, network, settings, thresholds.of(FlowThresholds))
-
-
-def _core_wait(places: Topology, panels: Panels, shared_part: float) -> Floats:
-    """Return for which share of the time connections of each node may be held up for want of a core, (num_nodes,).
-
-    A rank waits for a core or is kept from it. Waiting that all nodes have in common slows all connections, so only a
-    part of it counts.
-    """
-    found, use = np.zeros(places.num_nodes), panels.cores
-    if use is not None:
-        is_placed = np.isin(panels.rank, places.ranks)
-        node = places.node[np.searchsorted(places.ranks, panels.rank[is_placed])]
-        np.maximum.at(found, node, np.nan_to_num(np.fmax(use.waiting, use.throttled))[is_placed])
-    usual = float(np.median(found)) if len(found) else 0.0
-    return np.asarray(np.maximum(found - usual, 0.0) + shared_part * np.minimum(found, usual))
-
-
-def _message_bytes(kinds: Sequence[Kind]) -> float:
-    """Return the mean size of messages, infinite where most bytes are of collectives."""
-    messages = [kind for kind in kinds if kind.op in _MESSAGES]
-    total = sum(kind.size_bytes for kind in messages)
-    if total <= sum(kind.size_bytes for kind in kinds) / 2:
-        return np.inf
-    return total / max(sum(kind.num_rows for kind in messages), 1)
-
-
-def _located(
-    figures: FlowFigures, network: NetworkEvidence, settings: DiagnosisConfig, thresholds: FlowThresholds
-) -> FlowFindings:
-    places, loads = network.places, network.loads
-    foreign, line_rate_bps = np.full((len(places.links), 2), np.nan), np.zeros(places.num_nodes)
-    if loads is not None:
-        foreign = foreign_on_links(loads, places)
-        line_rate_bps[loads.node[loads.carries_job]] = loads.line_rate_bps[loads.carries_job]
-    return locate_by_flows(
-        figures,
-        places,
-        foreign_bytes_per_s=foreign,
-        line_rate_bps=line_rate_bps,
-        limits=FlowLimits(
-            rate_share=settings.flow_share,
-            uplink_factor=settings.uplink_factor,
-            foreign_share=settings.foreign_share,
-            repeat_share=settings.repeat_share,
-            level=settings.level,
-        ),
-        thresholds=thresholds,
-    )

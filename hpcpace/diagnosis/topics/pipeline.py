@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -24,10 +24,10 @@ from hpcpace.diagnosis.summary import Causes, Culprit, Mode
 from hpcpace.diagnosis.topics.stages import StagedEvidence, advice_of_imbalance, by_stage, stage_sentences
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.kernels import others_median
+from hpcpace.metrics.pass_work import stages_gain
 from hpcpace.metrics.resampling import Estimate, block_means
-from hpcpace.metrics.roles import StageComparison, compare_with_others
+from hpcpace.metrics.roles import Stage, StageComparison, StageThresholds, compare_with_others
 from hpcpace.metrics.special import stdtr
-from hpcpace.metrics.what_if import Change, stage_change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +93,29 @@ def find(case: Case) -> list[DiagnosisFinding]:
     found = {
         int(stages[at]): stage_excess(case.work_ns, panels.stage, int(stages[at]), limits.alike_level) for at in slow
     }
-    loss_ns = float((work.max(axis=0) - work.mean(axis=0)).mean())
+    loss_share, interval = float((work.max(axis=0) - work.mean(axis=0)).mean()) / panels.mean_time_ns, None
     if steps is not None:
-        loss_ns = steps.gain(_change(panels, {stage: effect for stage, (effect, _) in found.items()})).share.value
-        loss_ns *= steps.measured_ns
+        gain = stages_gain(
+            steps, case.pass_work, panels.work_ns, panels.stage, {of: effect for of, (effect, _) in found.items()}
+        )
+        cost = case.cost(gain, max(_relative_error(*each) for each in found.values()))
+        loss_share, interval = cost.value, cost.interval
     first, num_blocks = int(slow[0]), block_means(share).shape[1]
     p_value = float(stdtr(num_blocks - 1, -mean[first] / error[first])) if error[first] > 0 else 0.0
+    evidence = ImbalanceEvidence(
+        effect=found[int(stages[first])][0], stages=_stages(panels, list(found), case.thresholds.of(StageThresholds))
+    )
+    if evidence.stages and all(each is not None and each.stages == (Stage.HOST,) for each in evidence.stages):
+        is_slow = np.isin(panels.stage, list(found))
+        case.rest = replace(case.rest, host_ns=np.where(is_slow[:, None], 0.0, case.rest.host_ns))
+        if steps is not None and case.idle is not None:
+            cost = case.cost(case.idle.gain(steps, is_slow))
+            loss_share, interval = cost.value, cost.interval
     return [
         DiagnosisFinding(
-            evidence=ImbalanceEvidence(effect=found[int(stages[first])][0], stages=_stages(panels, list(found))),
-            loss_share=loss_ns / panels.mean_time_ns,
+            evidence=evidence,
+            loss_share=loss_share,
+            loss_interval=interval,
             confidence=confidence_of(p_value * len(stages)),
             culprits=tuple(
                 Culprit(kind="slot", id=f"pp{stage}", aliases=_aliases(panels, stage), effect=effect, interval=interval)
@@ -112,14 +125,9 @@ def find(case: Case) -> list[DiagnosisFinding]:
     ]
 
 
-def _change(panels: Panels, excess: Mapping[int, float]) -> Change:
-    """Return the change that removes the excess of several stages."""
-    changes = [
-        stage_change(stage, np.flatnonzero(panels.stage == stage), panels.work_ns, effect)
-        for stage, effect in excess.items()
-    ]
-    removed_ns = [change.removed_ns for change in changes if change.removed_ns is not None]
-    return replace(changes[0], removed_ns=np.sum(removed_ns, axis=0))
+def _relative_error(effect: float, interval: tuple[float, float]) -> float:
+    """Return how wrong an excess is, as a part of it."""
+    return (interval[1] - interval[0]) / 2 / effect
 
 
 def _aliases(panels: Panels, stage: int) -> tuple[str, ...]:
@@ -133,7 +141,7 @@ def _aliases(panels: Panels, stage: int) -> tuple[str, ...]:
     return tuple(aliases)
 
 
-def _stages(panels: Panels, slow: Sequence[int]) -> tuple[StageComparison | None, ...]:
+def _stages(panels: Panels, slow: Sequence[int], limits: StageThresholds) -> tuple[StageComparison | None, ...]:
     """Return what the ranks of each slow pipeline stage take longer for than those of the stages that are not slow."""
     if panels.parts_ns is None:
         return ()
@@ -141,7 +149,7 @@ def _stages(panels: Panels, slow: Sequence[int]) -> tuple[StageComparison | None
     every_step = slice(0, panels.work_ns.shape[1])
     return tuple(
         panels.qualified(
-            compare_with_others(panels.parts_ns, np.flatnonzero(panels.stage == stage), others, every_step)
+            compare_with_others(panels.parts_ns, np.flatnonzero(panels.stage == stage), others, every_step, limits)
         )
         for stage in slow
     )

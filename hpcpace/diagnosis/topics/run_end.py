@@ -6,13 +6,15 @@ the cause, and the rest follows from it. A rank that was killed leaves no event,
 
 from __future__ import annotations
 
+import signal
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from hpcpace.core.text import format_duration, named_ranks, plural, printable
+from hpcpace.core.text import format_duration, named_ranks, plural, printable, shortened
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.finding import (
@@ -30,7 +32,15 @@ from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.lost_operations import OpenOperation
 from hpcpace.metrics.operations import RankOperations, op_name
 from hpcpace.trace.schema import ErrorCode, EventKind, ExitKind
-from hpcpace.trace.tables import STOPPED_FOR_HANG, end_name, last_word
+from hpcpace.trace.tables import (
+    NO_ERROR_TEXT,
+    STOPPED_FOR_HANG,
+    ErrorText,
+    end_name,
+    error_text,
+    last_word,
+    stderr_file,
+)
 
 if TYPE_CHECKING:
     from hpcpace.hang.views import Call, FoundHang, JobView
@@ -133,8 +143,13 @@ def _evidence(found: FoundHang, opened: Sequence[OpenOperation]) -> HangEvidence
 
 _KINDS = {EventKind.EXCEPTION: EndKind.EXCEPTION, EventKind.EXIT: EndKind.EXIT, EventKind.SIGNAL: EndKind.SIGNAL}
 _EXPLAINED = (EndKind.EXCEPTION, EndKind.EXIT, EndKind.HANG)
+_OF_SIGINT = b"KeyboardInterrupt"  # format: what Python makes of the signal, which therefore no rank raises by itself
+_OF_USERS = frozenset({signal.SIGINT, signal.SIGTERM})  # format: launchers pass Ctrl-C on as SIGTERM
 _ROUNDING_NS = 1000  # format: times of operations are rounded, those of events are not
 _FOREVER_NS = 1 << 62  # format: later than any time
+_MAX_SAID = 160  # display: two lines of a terminal
+_MAX_PLACES = 4  # display: the ones nearest to the error
+_MAX_STDERR = 3  # display: last lines of stderr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,13 +207,14 @@ class EndEvidence(Evidence):
             headline=run_end_line(self.end, said.hosts),
             why="; ".join([*lines, *([f"{plural(more, 'more rank')} after that"] if more > 0 else [])]),
             next=advice[self.end.kind],
+            more=tuple(last_words(self.end, said.hosts)),
         )
 
 
 def find(case: Case) -> list[DiagnosisFinding]:
     """Return the finding on the end of a run; nothing where it is no fault of the run, or where a hang explains it.
 
-    A signal to all ranks comes from outside: the time limit, scancel, or a launcher.
+    A signal to all ranks comes from outside: the time limit, scancel, a launcher, or a user who presses Ctrl-C.
     """
     end = case.end
     if end is None or (end.kind is EndKind.SIGNAL and end.is_everywhere):
@@ -221,14 +237,37 @@ def run_end_line(end: RunEnd, hosts: Mapping[int, str]) -> str:
         on = f" on {waiting}" if end.waiting else ""
         return f"{what} failed {when}{on} after {format_duration(end.waited_ns)}{missing}"
     were = "were" if end.ranks[1:] else "was"
+    said = next((_error_words(one.error) for one in end.ends if one.rank in end.ranks), "")
     line = {
-        EndKind.EXCEPTION: f"{who} raised {what} {when}",
-        EndKind.EXIT: f"{who} exited with code {what} {when}",
+        EndKind.EXCEPTION: f"{who} raised {what} {when}{said}",
+        EndKind.EXIT: f"{who} exited with code {what} {when}{said}",
         EndKind.HANG: f"{who} {were} ended by hpcpace {when}, because the job hung",
         EndKind.SIGNAL: f"{who} {were} ended by {what} {when}",
         EndKind.SILENT: f"{who} ended without a word {when}: killed, crashed, or os._exit",
     }[end.kind]
     return f"{line}; {waiting} then waited in {end.waited_in}" if end.waiting else line
+
+
+def _error_words(error: ErrorText) -> str:
+    """Return where an exception was raised and how its message begins, for the end of a sentence."""
+    return shortened(error.sentence, max_letters=_MAX_SAID)
+
+
+def last_words(end: RunEnd, hosts: Mapping[int, str]) -> Iterator[str]:
+    """Yield how the message of the rank that ended first ends, where its error passed, and what it wrote last."""
+    first = next((one for one in end.ends if one.rank in end.ranks), None)
+    if first is None:
+        return
+    who, lines = named_ranks((first.rank,), hosts), [line for line in first.error.message.splitlines() if line.strip()]
+    if lines[1:]:
+        yield f"the message of {who} ends: {shortened(lines[-1].strip(), max_letters=_MAX_SAID)}"
+    if first.error.frames:
+        places = [printable(frame.rpartition("/")[2]) for frame in first.error.frames[-_MAX_PLACES:]]
+        yield f"the error of {who} came through {', '.join(places)}"
+    shared = f", in a file of {first.error.num_sharing_stderr} ranks" if first.error.num_sharing_stderr > 1 else ""
+    for place, line in enumerate(first.error.stderr[-_MAX_STDERR:]):
+        before = "then" if place else f"last on stderr of {who}{shared}"
+        yield f"{before}: {shortened(printable(line.strip()), max_letters=_MAX_SAID)}"
 
 
 def rank_end_line(end: RankEnd, hosts: Mapping[int, str]) -> str:
@@ -253,6 +292,7 @@ class _End:
     code: int
     step: int
     time_ns: int
+    error: ErrorText = NO_ERROR_TEXT
 
     @property
     def is_in_order(self) -> bool:
@@ -357,6 +397,7 @@ def _failures(timed: TimedTraces, opened: Sequence[RankOperations]) -> Iterator[
 
 def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
     lost = {rank.rank: rank.num_lost_steps for rank in incomplete.ranks}
+    files = Counter(name for trace in timed.traces if (name := stderr_file(trace)))
     for trace, clock in zip(timed.traces, timed.clocks, strict=True):
         rank, account, events = trace.header.rank, trace.tables["account"], trace.tables["events"]
         last_step = int(trace.tables["steps"]["step"].max(initial=-1))
@@ -370,11 +411,16 @@ def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
         else:
             own_ns, step, text = events["time_ns"][row], int(events["step"][row]), bytes(events["text"][row])
             event, code = EventKind(events["kind"][row]), int(events["code"][row])
+            if event is EventKind.EXCEPTION and text.rstrip(b"\0") == _OF_SIGINT:
+                event, code = EventKind.SIGNAL, signal.SIGINT
             is_stopped = event is EventKind.EXIT and text.rstrip(b"\0") == STOPPED_FOR_HANG
             kind, what = EndKind.HANG if is_stopped else _KINDS[event], end_name(event, code, text)
         is_known = rank not in timed.unknown_clocks
         time_ns = int(reference_times(clock, np.array([own_ns], np.int64))[0]) if is_known else _FOREVER_NS
-        yield _End(rank=rank, kind=kind, what=what, code=code, step=step, time_ns=time_ns)
+        error = NO_ERROR_TEXT if row is None else error_text(trace, row)
+        if error.stderr:
+            error = replace(error, num_sharing_stderr=max(files[stderr_file(trace)], 1))
+        yield _End(rank=rank, kind=kind, what=what, code=code, step=step, time_ns=time_ns, error=error)
 
 
 def _first(causes: Sequence[_End], found: _Found) -> _End | None:
@@ -424,13 +470,16 @@ def _waiting(operation: OpenOperation | None, blamed: Sequence[int]) -> tuple[in
 
 def _ended(first: _End, causes: Sequence[_End], found: _Found) -> RunEnd:
     alike = [end for end in causes if _is_alike(end, first, found.limits)]
-    signalled = {end.rank for end in found.ends.values() if end.kind is EndKind.SIGNAL and end.code == first.code}
+    codes = _OF_USERS if first.code in _OF_USERS else {first.code}
+    signalled = {end.rank for end in found.ends.values() if end.kind is EndKind.SIGNAL and end.code in codes}
     is_everywhere = len(alike) == found.num_ranks
     if first.kind is EndKind.SIGNAL:
         is_everywhere = len(signalled) == found.num_ranks
         failure = found.first_failure
         before_ns = failure.exit_ns if failure is not None and not is_everywhere else _FOREVER_NS
         alike = [end for end in alike if end.time_ns <= max(before_ns, first.time_ns)]
+        if is_everywhere:  # those in an operation noticed it when that failed
+            alike = [end for end in found.ends.values() if end.rank in signalled]
     ranks = tuple(sorted(end.rank for end in alike))
     waits = [one for one in found.open if one.step >= first.step - 1 and set(one.inside) - set(ranks)]
     held = max(waits, key=lambda one: len(set(one.inside) - set(ranks)), default=None)
@@ -465,6 +514,7 @@ def _rank_ends(found: _Found) -> tuple[RankEnd, ...]:
             what=end.what,
             step=end.step,
             after_ns=None if end.time_ns == _FOREVER_NS else end.time_ns - first_ns,
+            error=end.error,
         )
         for end in ends
     )

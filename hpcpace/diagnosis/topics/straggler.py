@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import format_duration, percent, place_name, printable
-from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.finding import (
     Case,
     CoreWaiting,
@@ -31,6 +31,15 @@ from hpcpace.diagnosis.finding import (
 )
 from hpcpace.diagnosis.incomplete import HOST_TIMES
 from hpcpace.diagnosis.summary import Culprit, Mode
+from hpcpace.diagnosis.topics.core_waiting import (
+    CorePlace,
+    CoreThresholds,
+    excess_of,
+    explained,
+    late_beyond_waiting,
+    places_of,
+    stages_beyond_waiting,
+)
 from hpcpace.diagnosis.topics.jitter import jitter_words
 from hpcpace.diagnosis.topics.stages import (
     RecurringEvidence,
@@ -42,22 +51,26 @@ from hpcpace.diagnosis.topics.stages import (
 )
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import others_median
-from hpcpace.metrics.recurrence import run_begins, steps_between
+from hpcpace.metrics.recurrence import LatenessThresholds, PeriodThresholds, run_begins, steps_between
+from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.roles import (
+    ExcessThresholds,
     Stage,
     StageComparison,
+    StageThresholds,
     WorkExcess,
     compare_events,
     compare_with_others,
     excess_over_role,
 )
 from hpcpace.metrics.special import ndtri, stdtrit
-from hpcpace.metrics.stragglers import LatenessThresholds, Straggler, StragglerSearch, find_stragglers
+from hpcpace.metrics.stragglers import Straggler, StragglerSearch, find_stragglers
 from hpcpace.metrics.what_if import Change
 
 _PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 _CHECK_OFF_CORE = "find out what it waits for there, with py-spy dump: files, locks, other processes, sleep"
+_MIN_QUEUED = 0.05  # display: part of an excess from which its waiting for a core is mentioned
 _MIN_FEW = 3  # statistics: steps in which a rank may stand out although a finding takes more
 
 
@@ -111,6 +124,10 @@ class LatenessEvidence(RecurringEvidence):
         ranks: numbers of all late ranks, those of named nodes and slots included.
         off_core_ns: by how much longer they neither run nor wait for a core in a step than others, where that explains
             their excess; else None.
+        excess_ns, queued_ns: by how much longer they work in a step than others, and of it waiting for a core; None
+            where that is not known.
+        place: where the first of them runs, if that differs from the others; else None.
+        is_without_waits: whether effect and phases are without waiting for cores, which hides the rest.
     """
 
     pattern: LatePattern
@@ -122,6 +139,10 @@ class LatenessEvidence(RecurringEvidence):
     stop: int | None = None
     ranks: tuple[int, ...] = ()
     off_core_ns: float | None = None
+    excess_ns: float | None = None
+    queued_ns: float | None = None
+    place: CorePlace | None = None
+    is_without_waits: bool = False
 
     @property
     def mode(self) -> str:
@@ -146,8 +167,15 @@ class LatenessEvidence(RecurringEvidence):
     def is_waiting_for_cores(self, finding: DiagnosisFinding, waiting: CoreWaiting, panels: Panels) -> bool:
         """Return whether waiting for cores explains the excess, or how much steps differ."""
         if self.pattern is LatePattern.FIXED:
+            if self.off_core_ns is not None:  # it waits for something else
+                return False
             return waiting.is_all_of(self.effect, np.isin(panels.rank, self.ranks))
         return finding.loss_share <= waiting.uneven_share
+
+    def part_beyond_waiting(self, waiting: CoreWaiting, panels: Panels) -> Estimate | None:
+        """Return which part of a fixed excess is no waiting for cores; None where that is not known."""
+        is_fixed = self.pattern is LatePattern.FIXED
+        return waiting.part_beyond(np.isin(panels.rank, self.ranks)) if is_fixed else None
 
     def words(self, said: Said) -> FindingWords:
         """Return the finding in words."""
@@ -172,8 +200,15 @@ class LatenessEvidence(RecurringEvidence):
                 f"{said.who} neither runs nor waits for a core for {format_duration(self.off_core_ns)} of each step "
                 "more than others: I/O, a lock or sleep"
             )
+        if self.excess_ns and self.queued_ns is not None and self.queued_ns >= _MIN_QUEUED * self.excess_ns:
+            queued, all_of_it = format_duration(self.queued_ns), format_duration(self.excess_ns)
+            more.append(f"{queued} of the {all_of_it} more in each step is waiting for a core, which is left out here")
+        if self.place is not None:
+            more.append(f"of rank {self.place.rank}: {self.place.words}")
+            next_ = f"{self.place.advice}; or {next_}" if self.off_core_ns is None else next_
         costs = f"{'cost' if culprits[1:] else 'costs'} {said.lost}{by}"
-        excess = f"{percent(culprits[0].effect)} above that of its role {said.interval}"
+        without = "without waiting for cores " if self.is_without_waits else ""
+        excess = f"{without}{percent(culprits[0].effect)} above that of its role {said.interval}"
         return FindingWords(
             headline=f"{kind} straggler: {said.who} {costs}",
             why=f"own work {excess}{when}; the others wait for it",
@@ -237,26 +272,30 @@ def find(case: Case) -> list[DiagnosisFinding]:
     plane's, and lateness that goes round is amplification, for which no rank is to blame.
     """
     panels, limits = case.panels, case.thresholds.of(StragglerThresholds)
-    case.search = search = search_stragglers(panels, case.settings, limits, case.thresholds.of(LatenessThresholds))
+    case.search = search = search_stragglers(panels, case.settings, case.thresholds)
+    hidden = None
+    if not any(LatePattern(each.pattern).mode is Mode.STRAGGLER for each in search.found):
+        hidden = late_beyond_waiting(panels, case.thresholds.of(CoreThresholds), case.settings.level)
+        search = search if hidden is None else replace(search, found=(hidden, *search.found))
     findings = []
     for mode in (Mode.STRAGGLER, Mode.RUNTIME, Mode.AMPLIFICATION):
         found = [straggler for straggler in search.found if LatePattern(straggler.pattern).mode is mode]
         if not found:
             continue
         replaced = _put_back(case.work_ns, panels.role, found)
-        loss_ns = slowest_ns(case.work_ns, panels.role) - slowest_ns(replaced, panels.role)
+        loss_ns, interval = slowest_ns(case.work_ns, panels.role) - slowest_ns(replaced, panels.role), None
         if case.steps is not None and mode is Mode.STRAGGLER:
             ranks = sorted({rank for each in found for rank in each.ranks})
             case.late = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
             gain = case.steps.gain(case.late)
-            loss_ns = gain.share.value * case.steps.measured_ns
+            loss_ns, interval = case.cost(gain).value * panels.mean_time_ns, case.cost(gain).interval
         loss_share = max(loss_ns, 0.0) / panels.mean_time_ns
         # What nobody waits for is no loss, but a slow rank will hold others up at a larger scale.
         if loss_share < case.settings.runtime_share and mode is not Mode.STRAGGLER:
             continue
-        evidence = _evidence(found, loss_share, panels)
+        evidence = _evidence(found, loss_share, panels, case.thresholds)
         if mode is Mode.STRAGGLER:
-            evidence = replace(evidence, off_core_ns=_off_core_ns(evidence, panels, limits.off_core_part))
+            evidence = _with_cores(_with_hidden(evidence, hidden, panels), panels, limits.off_core_part)
         is_everywhere = _is_everywhere(found, panels, limits.everywhere_share)
         findings.append(
             DiagnosisFinding(
@@ -264,6 +303,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
                 loss_share=loss_share,
                 confidence=confidence_of(found[0].p_value),
                 culprits=() if is_everywhere else tuple(_straggler_culprit(each, panels) for each in found),
+                loss_interval=interval,
             )
         )
         case.work_ns, case.rest = replaced, _without_stages(case.rest, found, evidence)
@@ -301,23 +341,38 @@ def preliminary(case: Case) -> str:
     )
 
 
-def _off_core_ns(evidence: LatenessEvidence, panels: Panels, least_part: float) -> float | None:
-    """Return by how much longer late ranks neither run nor wait for a core than others of their roles, per step.
+def _with_hidden(evidence: LatenessEvidence, hidden: Straggler | None, panels: Panels) -> LatenessEvidence:
+    """Return the evidence on a rank whose lateness waits for cores hide: its phases without these."""
+    if hidden is None or panels.cores is None or panels.cores.work is None:
+        return evidence
+    stages = (stages_beyond_waiting(panels, panels.cores.work, hidden.ranks[0]),)
+    return replace(evidence, stages=stages, is_without_waits=True)
+
+
+def _with_cores(evidence: LatenessEvidence, panels: Panels, least_part: float) -> LatenessEvidence:
+    """Return evidence with what late ranks had of their cores, where ranks compute on their hosts.
 
     Work in which no thread of a rank runs or is ready to is a wait that its phases do not show: I/O, a lock or sleep.
-    Only where ranks compute on their hosts, where it is most of the excess, and where that is in computation.
+    That is said where it is most of the excess, and where that is in computation.
     """
-    cores = panels.cores or panels.lab_cores
+    cores = panels.cores
     is_late = np.isin(panels.rank, evidence.ranks)
     others = np.isin(panels.role, panels.role[is_late]) & ~is_late
     are_stages_known = all(found is not None and Stage.COMPUTE in found.stages for found in evidence.stages)
-    if cores is None or panels.has_device or not others.any() or not evidence.stages or not are_stages_known:
-        return None
-    work = panels.work_ns.mean(axis=1) / panels.mean_time_ns
-    off = work - cores.running - cores.queued
-    excess = float(work[is_late].mean() - np.median(work[others]))
-    off_core = float(off[is_late].mean() - max(np.median(off[others]), 0.0))
-    return off_core * panels.mean_time_ns if off_core >= least_part * excess > 0 else None
+    if cores is None or panels.has_device or not others.any():
+        return evidence
+    evidence = replace(evidence, place=explained(places_of(panels, evidence.ranks)))
+    found = excess_of(panels, cores, is_late)
+    if found is None:
+        work = panels.work_ns.mean(axis=1) / panels.mean_time_ns
+        off = work - cores.running - cores.queued
+        excess = float(work[is_late].mean() - np.median(work[others])) * panels.mean_time_ns
+        off_core = float(off[is_late].mean() - max(np.median(off[others]), 0.0)) * panels.mean_time_ns
+    else:
+        evidence = replace(evidence, excess_ns=found.excess_ns, queued_ns=found.queued_ns)
+        excess, off_core = found.beyond_ns, found.idle_ns
+    is_idle = evidence.stages and are_stages_known and off_core >= least_part * excess > 0
+    return replace(evidence, off_core_ns=off_core) if is_idle else evidence
 
 
 def find_by_arrival(case: Case) -> list[DiagnosisFinding]:
@@ -356,8 +411,7 @@ def find_by_arrival(case: Case) -> list[DiagnosisFinding]:
 def search_stragglers(
     panels: Panels,
     settings: DiagnosisConfig,
-    limits: StragglerThresholds,
-    lateness: LatenessThresholds | None = None,
+    thresholds: ThresholdValues,
 ) -> StragglerSearch:
     """Return who is late again and again; ranks are not compared if their roles are not known."""
     if not panels.is_role_known:
@@ -368,28 +422,30 @@ def search_stragglers(
         panels.node,
         floor_share=settings.straggler_share,
         level=settings.level,
-        limits=lateness or LatenessThresholds(),
+        limits=thresholds.of(LatenessThresholds),
     )
     lasting = [each for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER]
     slow = sorted({rank for each in lasting for rank in each.ranks})
     is_slow = np.isin(np.arange(len(panels.rank)), slow)
-    usual_excess, excess = _usual_excess(panels, is_slow, settings.level, limits), work_excess(panels, slow)
+    usual_excess = _usual_excess(panels, is_slow, settings.level, thresholds.of(StragglerThresholds))
+    excess = work_excess(panels, slow, thresholds.of(ExcessThresholds))
     found, num_steps = [_measured(each, excess) for each in search.found], panels.work_ns.shape[1]
     kept = tuple(each for each in found if _matters(each, usual_excess, num_steps, settings))
     return replace(search, found=kept, slow=tuple(slow))
 
 
-def work_excess(panels: Panels, slow: Sequence[int] | Ints) -> WorkExcess:
+def work_excess(panels: Panels, slow: Sequence[int] | Ints, limits: ExcessThresholds) -> WorkExcess:
     """Return the excess of own work of all ranks over their roles.
 
     Args:
         panels: the steps.
         slow: indices of the ranks that stand out, by `search_stragglers`: the usual work of a role is without theirs.
+        limits: when an excess is mentioned.
     """
     is_slow = np.isin(np.arange(len(panels.rank)), slow)
     # Ranks whose roles are not known are compared with nobody.
     role = panels.role if panels.is_role_known else np.arange(len(panels.rank))
-    return excess_over_role(panels.work_ns, role, is_slow)
+    return excess_over_role(panels.work_ns, role, is_slow, limits)
 
 
 def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings: DiagnosisConfig) -> bool:
@@ -450,8 +506,10 @@ def _without_stages(panels: Panels, found: Sequence[Straggler], evidence: Latene
     return panels
 
 
-def _evidence(found: Sequence[Straggler], loss_share: float, panels: Panels) -> LatenessEvidence:
-    straggler = found[0]
+def _evidence(
+    found: Sequence[Straggler], loss_share: float, panels: Panels, thresholds: ThresholdValues
+) -> LatenessEvidence:
+    straggler, limits = found[0], thresholds.of(StageThresholds)
     period, (first, stop) = straggler.period_steps, straggler.step_range or (None, None)
     is_periodic = straggler.pattern == LatePattern.PERIODIC
     return LatenessEvidence(
@@ -463,13 +521,17 @@ def _evidence(found: Sequence[Straggler], loss_share: float, panels: Panels) -> 
         period_ns=None if period is None else period * panels.mean_time_ns,
         first=first,
         stop=stop,
-        period_steps=steps_between(run_begins(_late_steps(straggler, panels))) if is_periodic else None,
-        stages=tuple(_stages(each, found, panels) for each in found[:_MAX_EXPLAINED]),
+        period_steps=steps_between(run_begins(_late_steps(straggler, panels)), thresholds.of(PeriodThresholds))
+        if is_periodic
+        else None,
+        stages=tuple(_stages(each, found, panels, limits) for each in found[:_MAX_EXPLAINED]),
         ranks=tuple(sorted({int(panels.rank[row]) for each in found for row in each.ranks})),
     )
 
 
-def _stages(straggler: Straggler, found: Sequence[Straggler], panels: Panels) -> StageComparison | None:
+def _stages(
+    straggler: Straggler, found: Sequence[Straggler], panels: Panels, limits: StageThresholds
+) -> StageComparison | None:
     """Return in which stage a straggler is late; None where its phases are not known or it has nobody to compare with.
 
     All ranks of the other stragglers are left out of those that it is compared with.
@@ -479,11 +541,11 @@ def _stages(straggler: Straggler, found: Sequence[Straggler], panels: Panels) ->
         return None
     if straggler.pattern == LatePattern.PERIODIC:
         is_late = _late_steps(straggler, panels)
-        return panels.qualified(compare_events(panels.parts_ns, panels.work_ns, late, is_late))
+        return panels.qualified(compare_events(panels.parts_ns, panels.work_ns, late, is_late, limits))
     is_other = np.isin(panels.role, panels.role[late])
     is_other[[rank for each in found for rank in each.ranks]] = False
     steps = slice(*(straggler.step_range or (0, panels.work_ns.shape[1])))
-    return panels.qualified(compare_with_others(panels.parts_ns, late, np.flatnonzero(is_other), steps))
+    return panels.qualified(compare_with_others(panels.parts_ns, late, np.flatnonzero(is_other), steps, limits))
 
 
 def _late_steps(straggler: Straggler, panels: Panels) -> Bools:
@@ -513,7 +575,7 @@ def _is_everywhere(found: Sequence[Straggler], panels: Panels, least_share: floa
     ranks = [rank for each in found for rank in each.ranks]
     num_struck, num_nodes = len(np.unique(panels.node[ranks])), len(np.unique(panels.node))
     if num_nodes == 1:
-        return len(ranks) > least_share * len(panels.rank)
+        return len(ranks) > 1 and len(ranks) > least_share * len(panels.rank)
     return num_struck > 1 and num_struck > least_share * num_nodes
 
 
