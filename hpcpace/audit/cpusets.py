@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+from hpcpace.core.ranges import format_ranges
+
 _MAX_CPUS = 65_536
 """CPU numbers must be below this; the kernel's own limit is 8,192."""
 
@@ -55,14 +57,7 @@ def parse_mask(text: str) -> int:
 @lru_cache(maxsize=65_536)
 def format_list(cpus: int) -> str:
     """Return a set as the kernel writes it: `0-3,8`; an empty text for the empty set."""
-    parts: list[str] = []
-    while cpus:
-        first = (cpus & -cpus).bit_length() - 1
-        run = cpus >> first
-        length = (~run & (run + 1)).bit_length() - 1
-        parts.append(str(first) if length == 1 else f"{first}-{first + length - 1}")
-        cpus &= ~(((1 << length) - 1) << first)
-    return ",".join(parts)
+    return format_ranges(members(cpus))
 
 
 def format_mask(cpus: int) -> str:
@@ -87,8 +82,6 @@ def members(cpus: int) -> Iterator[int]:
 
 
 def format_numbers(numbers: Iterable[int]) -> str:
-    """Return numbers of ranks as the kernel writes sets, `0-3,8`; separated by commas if some cannot be a set's."""
+    """Return numbers of ranks as the kernel writes sets, `0-3,8`; separated by commas if some are negative."""
     chosen = sorted(set(numbers))
-    if all(0 <= number < _MAX_CPUS for number in chosen):
-        return format_list(of(chosen))
-    return ",".join(map(str, chosen))
+    return ",".join(map(str, chosen)) if chosen and chosen[0] < 0 else format_ranges(chosen)

@@ -9,36 +9,6 @@ faults; the reasons about heat and power are what the node should provide.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntFlag
-
-
-class Throttle(IntFlag):
-    """A reason for a lower clock, as NVML numbers it."""
-
-    IDLE = 0x1
-    CLOCK_SETTING = 0x2
-    POWER_CAP = 0x4
-    HARDWARE = 0x8
-    SYNC_BOOST = 0x10
-    SOFTWARE_THERMAL = 0x20
-    HARDWARE_THERMAL = 0x40
-    POWER_BRAKE = 0x80
-    DISPLAY = 0x100
-
-
-FAULTS = Throttle.HARDWARE | Throttle.HARDWARE_THERMAL | Throttle.POWER_BRAKE
-"""Reasons that are faults by themselves, also if all GPUs have them; HARDWARE is set along with the other two."""
-
-WORDS = {
-    Throttle.HARDWARE_THERMAL: "HW thermal slowdown",
-    Throttle.POWER_BRAKE: "HW power brake",
-    Throttle.HARDWARE: "HW slowdown",
-    Throttle.SOFTWARE_THERMAL: "SW thermal slowdown",
-    Throttle.POWER_CAP: "SW power cap",
-    Throttle.SYNC_BOOST: "sync boost",
-}
-"""The reasons that a report tells, the most specific first."""
-
 
 SCHEMA = "hpcpace-audit-snapshot/1"
 
@@ -282,6 +252,83 @@ class Counters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherProcesses:
+    """Processes outside the job that used CPUs while the audit watched: those of one user and name on the same CPUs.
+
+    Attributes:
+        user: name, or number where it has none.
+        name: of the program, as the kernel keeps it; never its arguments.
+        count: number of processes.
+        used_cpus: their CPU time over the time watched.
+        cpus: where they may run; empty if that is not known.
+    """
+
+    user: str
+    name: str
+    count: int
+    used_cpus: float
+    cpus: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """How busy a node is, and with what.
+
+    Attributes:
+        averages: the kernel's load averages over 1, 5 and 15 minutes.
+        pressure: percentage of the last 10 s in which some or all tasks stood still, by names like `cpu some`.
+        window_s: for how long CPU times were watched; 0 if they were not.
+        used_cpus: CPU time of everything on the node over the window; None if not watched.
+        job_cpus: the part of it that the job itself used.
+        stolen_cpus: what the hypervisor gave to other machines meanwhile.
+        num_blocked: tasks that waited uninterruptibly, as for I/O, at both ends of the window.
+        others: the busiest processes outside the job; None if processes could not be read.
+    """
+
+    averages: tuple[float, ...]
+    pressure: dict[str, float]
+    window_s: float
+    used_cpus: float | None
+    job_cpus: float
+    stolen_cpus: float
+    num_blocked: int
+    others: tuple[OtherProcesses, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Memory and swap of a node, in bytes.
+
+    Attributes:
+        available_bytes: what programs can have without swapping.
+        committed_bytes, commit_limit_bytes: what was promised, and may be; the limit holds with overcommit 2 only.
+        overcommit: vm.overcommit_memory.
+        huge_free_bytes: reserved huge pages that nobody uses.
+        swapped_bytes: moved to and from swap during the window of `Load`; None if not watched.
+    """
+
+    total_bytes: int
+    available_bytes: int
+    swap_total_bytes: int
+    swap_free_bytes: int
+    committed_bytes: int
+    commit_limit_bytes: int
+    overcommit: int | None
+    huge_free_bytes: int
+    swapped_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSync:
+    """What the kernel knows of its clock (adjtimex), and, if that is not synchronised, which time daemons run."""
+
+    is_synchronised: bool
+    error_s: float
+    max_error_s: float
+    daemons: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankGpu:
     """One of the GPUs that a rank sees."""
 
@@ -348,4 +395,7 @@ class Snapshot:
     kernel: Kernel
     counters: Counters
     ranks: tuple[RankFacts, ...] = ()
+    load: Load | None = None
+    memory: Memory | None = None
+    time_sync: TimeSync | None = None
     unreadable: dict[str, str] = field(default_factory=dict)

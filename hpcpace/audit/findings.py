@@ -20,6 +20,7 @@ from hpcpace.audit.hardware import HardwareView, parsed, sum_of
 from hpcpace.audit.job import AuditedHost
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.hostlist import short_list
+from hpcpace.core.text import few
 
 
 def bind_masks(host: AuditedHost, num_tasks: int | None = None, *, near_gpus: bool = True) -> tuple[int, ...]:
@@ -183,7 +184,7 @@ def fewer_ranks_fix(rank: RankFacts, most: int) -> str:
         return f"srun --ntasks-per-node={most} ..."
     if rank.launcher == "torchrun":
         return f"torchrun --nproc-per-node={most} ..."
-    return f"mpiexec -n {most} ...  # per node"
+    return f"mpiexec --map-by ppr:{most}:node ...  # Open MPI; MPICH: -ppn {most}"
 
 
 def memory_fix(rank: RankFacts, home: int, allowed: int) -> str:
@@ -257,6 +258,7 @@ class AuditFinding:
         fix: a line to paste, or to hand to an administrator.
         hosts: names; one until findings are grouped, none if the finding concerns the job as a whole.
         ranks: the affected ranks of the job.
+        evidence: the line of a log or file that shows it, with file and line number; empty for what was read elsewhere.
     """
 
     rule: str = ""
@@ -268,6 +270,7 @@ class AuditFinding:
     certainty: Certainty = Certainty.READ
     hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    evidence: str = ""
 
     @property
     def host(self) -> str:
@@ -349,9 +352,7 @@ def place_text(block: Sequence[AuditFinding]) -> str:
     if len(places) <= 1:
         return "".join(places)
     prefix = _common_words(places)
-    shown = [places[0], *(place[len(prefix) :] for place in places[1:_MAX_PLACES])]
-    more = f" and {len(places) - _MAX_PLACES} more" if len(places) > _MAX_PLACES else ""
-    return ", ".join(shown) + more
+    return few([places[0], *(place[len(prefix) :] for place in places[1:])], _MAX_PLACES)
 
 
 def _common_words(places: Sequence[str]) -> str:

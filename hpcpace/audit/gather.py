@@ -100,7 +100,7 @@ def own_part(
     facts, unreadable = take_rank(info, environ, mpi_size=mpi_size)
     host = None
     if info.local_rank <= 0:
-        host = snapshot_text(take_host(Tree(), host=info.host, window_s=window_s))
+        host = snapshot_text(take_host(Tree(), host=info.host, window_s=window_s, watched_as=info, environ=environ))
     return {
         "host_key": host_identity().host_key,
         "host": printable(info.host),

@@ -6,54 +6,17 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TypeVar
 
 from hpcpace.audit.facts import NetDevice, PciDevice, RankFacts, RdmaDevice, RdmaPort, Snapshot
 from hpcpace.audit.hardware import NO_REASON, HardwareView, hardware_view, parsed
+from hpcpace.audit.nccl_log import NcclLog
+from hpcpace.audit.topo_matrix import TopoMatrix
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.config import AuditConfig
-from hpcpace.core.errors import UsageError
 from hpcpace.core.text import printable
 
-_EDGE = re.compile(
-    rb"Channel \d+(?:/\d+)? : (\d{1,7})\[[0-9a-fx]+\] -> (\d{1,7})\[[0-9a-fx]+\] "
-    rb"(?:\[(?:send|receive)\] )?via ([A-Za-z0-9/_]+)"
-)
-_MAX_LINE_BYTES = 4096
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NcclLog:
-    """The connections of a log, each pair of ranks and transport once.
-
-    Attributes:
-        edges: (sender, receiver, transport), with transports like `P2P/CUMEM`, `SHM/direct/direct`, `NET/IB/0/GDRDMA`.
-    """
-
-    edges: frozenset[tuple[int, int, str]]
-
-
-def read_nccl_log(path: Path) -> NcclLog:
-    """Return the connections in a log.
-
-    Raises:
-        UsageError: it cannot be read, or has no connections.
-    """
-    edges = set()
-    try:
-        with path.open("rb") as stream:
-            while line := stream.readline(_MAX_LINE_BYTES):
-                found = _EDGE.search(line)
-                if found:
-                    edges.add((int(found[1]), int(found[2]), found[3].decode("ascii")))
-    except OSError as error:
-        raise UsageError(f"cannot read the NCCL log {path}: {error.strerror}") from error
-    if not edges:
-        raise UsageError(f"{path} has no line like `Channel 00/0 : 0[0] -> 1[1] via P2P`: log with NCCL_DEBUG=INFO")
-    return NcclLog(edges=frozenset(edges))
-
 
 _SLINGSHOT = "0x17db"
 # Interfaces made by containers, virtual machines and VPNs: they carry none of a job's traffic between hosts.
@@ -234,14 +197,41 @@ def has_peermem(modules: Collection[str]) -> bool:
 
 
 class AuditedJob:
-    """All hosts of an audit in natural order of their names, the settings, and NCCL's log if one was given."""
+    """All hosts of an audit in natural order of their names, the settings, and what logs and matrices say if given."""
 
     def __init__(
-        self, snapshots: Sequence[Snapshot], settings: AuditConfig | None = None, nccl_log: NcclLog | None = None
+        self,
+        snapshots: Sequence[Snapshot],
+        settings: AuditConfig | None = None,
+        nccl_log: NcclLog | None = None,
+        topo: Sequence[TopoMatrix] = (),
     ) -> None:
         self.hosts = sorted((AuditedHost(snapshot) for snapshot in snapshots), key=lambda host: natural(host.name))
         self.settings = settings or AuditConfig()
         self.nccl_log = nccl_log
+        self.topo = tuple(topo)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of all hosts: those audited, and others that a log or matrix names."""
+        others = [*(self.nccl_log.hosts if self.nccl_log else ()), *(matrix.host for matrix in self.topo)]
+        named = sorted((self.name_of(name) for name in others if name), key=natural)
+        return tuple(dict.fromkeys([*(host.name for host in self.hosts), *named]))
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the audited hosts; those of the log if no host is audited."""
+        if not self.hosts and self.nccl_log is not None:
+            return self.nccl_log.num_ranks
+        return sum(len(host.ranks) for host in self.hosts)
+
+    def name_of(self, host: str) -> str:
+        """Return the name of a host of the log as the audited hosts have it: NCCL leaves out the domain."""
+        return self._by_short_name.get(host.partition(".")[0], host)
+
+    @cached_property
+    def _by_short_name(self) -> dict[str, str]:
+        return {host.name.partition(".")[0]: host.name for host in self.hosts}
 
     @property
     def has_many_hosts(self) -> bool:

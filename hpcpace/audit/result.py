@@ -137,8 +137,8 @@ def audit(
     """
     run: RuleRun = run_rules(job, ids)
     return AuditResult(
-        hosts=tuple(host.name for host in job.hosts),
-        num_ranks=sum(len(host.ranks) for host in job.hosts),
+        hosts=job.names,
+        num_ranks=job.num_ranks,
         num_rules=run.num_rules,
         findings=run.findings,
         skipped=run.skipped,

@@ -17,6 +17,14 @@ from typing import Any
 import hpcpace
 from hpcpace.audit.collect_hardware import collect_hardware
 from hpcpace.audit.collect_host import collect_gpus, collect_kernel, collect_rank
+from hpcpace.audit.collect_load import (
+    WINDOW_S,
+    collect_load,
+    collect_memory,
+    collect_time_sync,
+    is_busy,
+    read_load,
+)
 from hpcpace.audit.collect_network import collect_net, collect_rdma, read_aer, read_counters
 from hpcpace.audit.facts import Counters, Nvml, RankFacts, RankGpu, Snapshot
 from hpcpace.audit.tree import Tree, Unreadable
@@ -157,14 +165,25 @@ def _text(value: Any) -> str:
 _MAX_PROCESSES = 512
 
 
-def take_host(tree: Tree, *, host: str, window_s: float = 0.0) -> Snapshot:
+def take_host(
+    tree: Tree,
+    *,
+    host: str,
+    window_s: float = 0.0,
+    watched_as: RankInfo | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Snapshot:
     """Return the snapshot of a host, without ranks.
 
     Args:
         tree: where to read.
         host: its name.
         window_s: seconds between two readings of the counters; 0 reads them once.
+        watched_as: this process's place in the job, to watch the load of others for a second if the host is busy.
+        environ: its environment.
     """
+    is_watched = watched_as is not None and tree.is_live and is_busy(tree)
+    load_before = read_load(tree, with_processes=True) if is_watched else None
     hardware = collect_hardware(tree)
     addresses = [device.address for device in hardware.pci or () if device.kind != "bridge"]
     before, before_s = read_counters(tree) | read_aer(tree, addresses), time.monotonic()
@@ -183,10 +202,21 @@ def take_host(tree: Tree, *, host: str, window_s: float = 0.0) -> Snapshot:
         counters=Counters(values=before, growth=None, window_s=0.0),
     )
     counters = partial.counters
+    if tree.is_live:
+        wait_s = max(window_s, WINDOW_S if load_before else 0.0)
+        time.sleep(max(0.0, before_s + wait_s - time.monotonic()) if wait_s else 0.0)
     if window_s > 0 and tree.is_live:
-        time.sleep(max(0.0, before_s + window_s - time.monotonic()))
         counters = _grown(before, read_counters(tree) | read_aer(tree, addresses), window_s)
-    return dataclasses.replace(partial, counters=counters, unreadable=dict(tree.unreadable))
+    load_after = read_load(tree, with_processes=True) if load_before else None
+    has_siblings = watched_as is not None and watched_as.world_size > 1
+    return dataclasses.replace(
+        partial,
+        counters=counters,
+        load=collect_load(tree, load_before, load_after, environ or {}, has_siblings=has_siblings),
+        memory=collect_memory(tree, load_before, load_after),
+        time_sync=collect_time_sync(tree),
+        unreadable=dict(tree.unreadable),
+    )
 
 
 def with_ranks(snapshot: Snapshot, ranks: Sequence[RankFacts], unreadable: Mapping[str, str]) -> Snapshot:

@@ -1,25 +1,91 @@
-"""Snapshots as JSON files: a folder with one HOST.json per host, in a run or anywhere else.
+"""Snapshots as JSON files, a folder with one HOST.json per host, and the differences between two of a host.
 
 Folders may belong to another user: files that are not regular, too large or not snapshots are left out and named.
 Parts that are equal on many hosts are created once: 2,048 identical nodes share one `Hardware`. Ranks are written as
 columns, and values that all ranks of a host share are written once, so that 192 ranks fit.
+
+A machine that nobody has changed has no differences: counters, loads and clocks change by themselves and are compared
+on request only, and sizes of memory count as equal up to the few pages that a kernel keeps for itself.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpcpace.audit.facts import SCHEMA, Snapshot
+from hpcpace.core.change import FactChange, fact_changes, is_close
 from hpcpace.core.codec import WrongValue, convert, parse_json, plain
 from hpcpace.core.errors import SnapshotError, UsageError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import printable, shown
+
+_KEYS = ("address", "name", "number", "rank", "index")
+# Facts that are new in every snapshot, or only say how it was taken.
+_IGNORED = ("taken_unix_ns", "schema", "hpcpace_version", "unreadable", "is_live", "counters/window_s")
+_MEMORY = ("memory_kb", "memory_bytes", "shm_bytes")
+_MEMORY_TOLERANCE = 0.01
+"""Less than the smallest memory module of a node with 64 of them; kernels of one version differ by 0.1 %."""
+
+_CHANGING = re.compile(
+    r"boot_id|counters/.*|(load|memory|time_sync)(/.*)?|gpus/.*/nvml/(replays|throttle_reasons|utilization_percent)"
+)
+
+
+def differences(before: Snapshot, after: Snapshot, *, with_counters: bool = False) -> list[FactChange]:
+    """Return the facts in which two snapshots of a host differ, sorted by name.
+
+    Args:
+        before, after: the snapshots.
+        with_counters: whether to compare counters and what else changes by itself, and memory to the byte.
+    """
+    old, new = dict(_facts(plain(before), "")), dict(_facts(plain(after), ""))
+    idle = set() if with_counters else {*_idle_speeds(before), *_idle_speeds(after)}
+
+    def counts(change: FactChange) -> bool:
+        fact = change.name
+        if fact.startswith(_IGNORED) or fact in idle:
+            return False
+        is_memory = fact.endswith(_MEMORY) and is_close(old.get(fact), new.get(fact), _MEMORY_TOLERANCE)
+        return with_counters or not (_CHANGING.fullmatch(fact) or is_memory)
+
+    found = filter(counts, fact_changes(after.host, old, new, words=_text))
+    return sorted(found, key=lambda change: change.name)
+
+
+def _idle_speeds(snapshot: Snapshot) -> Iterator[str]:
+    """Yield the speeds of links that an idle GPU lowers."""
+    for device in snapshot.hardware.pci or ():
+        if device.kind != "nic":
+            yield f"hardware/pci/{device.address}/speed_gts"
+
+
+def _facts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield each single value with its path; rows are identified by a key field, not by their position."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _facts(item, f"{path}/{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
+        for item in value:
+            key = next((item[name] for name in _KEYS if isinstance(item, Mapping) and name in item), None)
+            label = (
+                "+".join(str(item[name]) for name in ("level", "kind", "cpus") if name in item) if key is None else key
+            )
+            yield from _facts(item, f"{path}/{label}")
+    else:
+        yield path, value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        value = " ".join(map(str, value))
+    return printable("unreadable" if value is None else str(value))[:120]
+
 
 MAX_BYTES = 65_536
 """Every snapshot is smaller than this."""

@@ -175,7 +175,7 @@ def a07_memory(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[
 
 def a10_openmp_binding(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> Iterator[AuditFinding]:
     """Find a rank whose main thread OpenMP binds when torch is imported, which narrows its mask."""
-    names = _binding_variables(rank.variables)
+    names = binding_variables(rank.variables)
     if not names:
         return
     mask = host.mask(rank)
@@ -190,7 +190,7 @@ def a10_openmp_binding(job: AuditedJob, host: AuditedHost, rank: RankFacts) -> I
         seen=f"has 1 CPU, and importing torch may be what narrowed its mask: {settings}"
         if count < 2
         else f"importing torch narrows its mask of {count} CPUs to one place: {settings}",
-        fix=_unbound_fix(names),
+        fix=unbound_fix(names),
         certainty=Certainty.INFERRED,
     )
 
@@ -222,7 +222,7 @@ def _sharing(host: AuditedHost) -> Iterator[tuple[RankFacts, RankFacts, int]]:
             yield first, second, one & other
 
 
-def _binding_variables(variables: Mapping[str, str]) -> list[str]:
+def binding_variables(variables: Mapping[str, str]) -> list[str]:
     """Return the names of the variables that make OpenMP bind threads."""
     # OMP_PROC_BIND may be a list with one policy per nesting level; false switches the other two off.
     policy = variables.get("OMP_PROC_BIND", "").split(",")[0].strip().lower()
@@ -260,7 +260,8 @@ def _overlap_fix(host: AuditedHost, rank: RankFacts, cpus: int) -> str:
     return f"{fix}  # or -c {cpus} on the srun line itself" if rank.launcher == "slurm" else fix
 
 
-def _unbound_fix(names: list[str]) -> str:
+def unbound_fix(names: list[str]) -> str:
+    """Return the line that keeps OpenMP from binding threads by these variables."""
     if names == ["KMP_AFFINITY"]:
         return "unset KMP_AFFINITY  # or export KMP_AFFINITY=none"
     # Intel's and LLVM's OpenMP follow KMP_AFFINITY whatever OMP_PROC_BIND says.

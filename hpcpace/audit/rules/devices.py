@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
 from hpcpace.audit.collect_host import is_gpu_bound_per_task
-from hpcpace.audit.facts import FAULTS, Nvml, PciDevice, RankFacts, Throttle
+from hpcpace.audit.facts import Nvml, PciDevice, RankFacts
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, fewer_ranks_fix, unknown
 from hpcpace.audit.job import AuditedHost, AuditedJob, device_place, rank_place
 from hpcpace.audit.rules.affinity import gpu_certainty, listed, rank_numbers
+from hpcpace.audit.throttle import FAULTS, Throttle
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable
 

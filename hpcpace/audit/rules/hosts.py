@@ -1,4 +1,4 @@
-"""Rules H01, H02, S01 to S04, S06, C01 and C02: differing nodes, placement, kernel, limits, NCCL."""
+"""Rules H01, H02, S01 to S04, S06 and C01: differing nodes, placement, kernel, limits, NCCL's variables."""
 
 from __future__ import annotations
 
@@ -138,46 +138,6 @@ def c01_debug_variables(job: AuditedJob, host: AuditedHost) -> Iterator[AuditFin
             )
     if "etc/nccl.conf" in host.snapshot.unreadable:
         raise host.unreadable("/etc/nccl.conf", "etc/nccl.conf")
-
-
-def c02_log(job: AuditedJob) -> Iterator[AuditFinding]:
-    """Find connections in NCCL's log with slower transports than the nodes allow."""
-    if job.nccl_log is None:
-        raise Skip("no NCCL log was given: add --nccl-log")
-    host_of = {rank.rank: host for host in job.hosts for rank in host.ranks}
-    slow: dict[tuple[bool, str], list[tuple[int, int]]] = {}
-    for sender, receiver, transport in sorted(job.nccl_log.edges):
-        host, other = host_of.get(sender), host_of.get(receiver)
-        if host is None or other is None:
-            missing = sender if host is None else receiver
-            raise Unreadable(f"the node of rank {missing} in the NCCL log: no snapshot has it")
-        is_between = host is not other
-        if (
-            transport.startswith("NET/Socket") and host.has_active_port
-            if is_between
-            else not transport.startswith("P2P")
-        ):
-            slow.setdefault((is_between, host.name), []).append((sender, receiver))
-    for (is_between, name), edges in sorted(slow.items(), key=lambda item: item[0][0]):
-        if is_between:
-            yield _connections(name, edges, "sockets although the node has RDMA", "NCCL_IB_DISABLE NCCL_NET")
-        else:
-            what = "host memory within the node instead of P2P"
-            yield _connections(name, edges, what, "NCCL_P2P_DISABLE NCCL_P2P_LEVEL")
-
-
-def _connections(host: str, edges: list[tuple[int, int]], what: str, variables: str) -> AuditFinding:
-    sender, receiver = edges[0]
-    users = f"{len(edges)} connections, such as rank {sender} to {receiver}, use"
-    if len(edges) == 1:
-        users = f"the connection from rank {sender} to {receiver} uses"
-    return AuditFinding(
-        severity=Severity.WARNING,
-        hosts=(host,),
-        seen=f"{users} {what}",
-        fix=f"unset {variables}  # see also A09, N01, N04",
-        ranks=tuple(sorted({rank for edge in edges for rank in edge})),
-    )
 
 
 def _threads_fix(host: AuditedHost, cpus: int, each: int) -> str:
