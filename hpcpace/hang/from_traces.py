@@ -52,8 +52,10 @@ def with_notice(view: RankView, notice: Notice, clock: CommonClock, at_ns: int) 
     view = replace(view, stack=notice.stack)
     if notice.doing is Doing.UNKNOWN:
         return view
-    is_known = notice.doing_since_ns > 0 and since_ns <= at_ns
-    return replace(view, doing=notice.doing, doing_since_ns=since_ns if is_known else view.doing_since_ns)
+    if notice.doing_since_ns <= 0 or since_ns > at_ns:
+        # In no phase that is observed: it computes, or sleeps, in code of its own.
+        return replace(view, doing=notice.doing, is_guess=notice.doing is Doing.COMPUTING)
+    return replace(view, doing=notice.doing, doing_since_ns=since_ns, is_guess=False)
 
 
 TABLES_USED = frozenset(("steps", "phases", "collectives", "groups", "clock", "account", "events"))
@@ -115,8 +117,14 @@ class JobRecords:
         That is the last sign of life of each rank that is in an operation to the end, before the rank ends by itself,
         and the time of its first failure. When a job is ended, ranks that were stopped may wake up, and finish what the
         others were killed in; where they woke up or ended a little before the others, the time before that comes first.
+        A user's interrupt ends a rank that waits in an operation only when that fails, because another one has gone:
+        what a rank does that it ends first is what it did before.
         """
         found = []
+        ends = [(rank.end_ns, rank.is_interrupted) for rank in self.ranks if rank.end_ns is not None and rank.is_timed]
+        first_end_ns, is_interrupted = min(ends, default=(0, False))
+        if is_interrupted:
+            found.append((first_end_ns - 1, ""))
         for rank in self.ranks:
             failed_ns = rank.exit_ns[rank.is_open(ALWAYS_NS) & rank.has_failed]
             if rank.last_ns is None:

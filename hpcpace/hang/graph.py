@@ -14,6 +14,7 @@ from itertools import product, takewhile
 
 import numpy as np
 
+from hpcpace.core.components import strong_components
 from hpcpace.hang.views import Call, Channel, JobView, RankView
 
 # Of these, members may finish while others have not come.
@@ -148,6 +149,8 @@ class Waits:
 
     def _has_finished(self, view: RankView, channel: Channel, seq: int) -> bool:
         call = self._calls.get((view.rank, channel, seq))
+        if seq >= view.completed.get(channel, seq + 1):
+            return False
         return view.entered.get(channel, 0) > seq and not (call and call.is_open)
 
     def _meeting(self, channel: Channel, seq: int) -> Meeting:
@@ -191,7 +194,7 @@ class Waits:
         called: dict[tuple[str, int, int], list[int]] = {}
         for rank in members:
             if call := self._calls.get((rank, channel, seq)):
-                size = call.size_bytes if call.op in _EQUAL_SIZES else -1
+                size = max(call.size_bytes, call.num_elements) if call.op in _EQUAL_SIZES else -1
                 called.setdefault((call.op, call.root, size), []).append(rank)
         parts = _joined(called)
         return tuple(sorted(map(tuple, parts), key=lambda part: (-len(part), part))) if len(parts) > 1 else ()
@@ -344,6 +347,16 @@ class Graph:
         return found
 
     @cached_property
+    def steps_of_waiting(self) -> dict[Place, set[int]]:
+        """The steps in which ranks that wait have called each of their last collectives."""
+        found: dict[Place, set[int]] = {}
+        for rank in self.edges:
+            for call in self.waits.job.ranks[rank].calls:
+                if call.channel.source < 0 and call.step >= 0:
+                    found.setdefault((call.channel, call.seq), set()).add(call.step)
+        return found
+
+    @cached_property
     def circles(self) -> frozenset[int]:
         """The ranks that wait for each other, directly or not."""
         # Ranks that wait for the same others do so by way of one vertex, behind those of all ranks.
@@ -355,12 +368,7 @@ class Graph:
             pairs += [(vertex, place[peer]) for peer in edges if peer in place]
         if not pairs:
             return frozenset()
-        num_vertices = len(ranks) + len(self.alike)
-        from scipy.sparse import coo_array  # slow to load, and rarely needed
-        from scipy.sparse.csgraph import connected_components
-
-        matrix = coo_array((np.ones(len(pairs), np.int8), tuple(np.array(pairs).T)), shape=(num_vertices, num_vertices))
-        _, part = connected_components(matrix, connection="strong")
+        part = np.array(strong_components(len(ranks) + len(self.alike), pairs))
         has_others = np.bincount(part)[part[: len(ranks)]] > 1
         return frozenset(rank for rank, is_in in zip(ranks, has_others.tolist(), strict=True) if is_in)
 

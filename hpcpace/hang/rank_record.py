@@ -1,141 +1,37 @@
 """The record of one rank from its trace, and what is known of the rank as of any time.
 
-The last operations are read from the end of a trace, without the rest. What a rank does now follows from its earlier
-steps, because traces have phases and steps only once they end.
+The last operations are read from the end of a trace, without the rest.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.detail import Detail
 from hpcpace.core.errors import TraceError
+from hpcpace.hang.activity import Finished, UnderWay, finished, under_way
 from hpcpace.hang.views import Call, Channel, Doing, RankView
 from hpcpace.metrics.common_clock import CommonClock, reference_times
 from hpcpace.metrics.operations import ProcessGroup, op_name
 from hpcpace.trace.reader import is_torn
-from hpcpace.trace.schema import EventKind, ExitKind, Op, Phase, StepFlag
+from hpcpace.trace.schema import EventKind, ExitKind, Op, StepFlag
 from hpcpace.trace.stream import StoredTable
-from hpcpace.trace.tables import RankTrace, Table, end_name, join_tables, last_word
-
-_STEPS_COMPARED = 64
-_DOING = {
-    Phase.DATA: Doing.LOADING,
-    Phase.CHECKPOINT: Doing.SAVING,
-    Phase.EVAL: Doing.EVALUATING,
-    Phase.GRAD_SYNC: Doing.COMMUNICATING,
-}
+from hpcpace.trace.tables import (
+    NO_ERROR_TEXT,
+    ErrorText,
+    RankTrace,
+    Table,
+    end_name,
+    error_text,
+    join_tables,
+    last_word,
+)
 
 Int64s = NDArray[np.int64]
-
-
-class UnderWay(NamedTuple):
-    """What a rank does, and since when, on the clock of its trace."""
-
-    doing: Doing
-    since_ns: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finished:
-    """The steps and phases that a rank has finished, in the order of their ends; times on one clock.
-
-    Attributes:
-        step, step_end_ns, step_times_ns, step_flags: of each step, int64, (num_steps,).
-        phase, phase_step, phase_end_ns, phase_times_ns: of each phase, int64, (num_phases,).
-    """
-
-    step: Int64s
-    step_end_ns: Int64s
-    step_times_ns: Int64s
-    step_flags: Int64s
-    phase: Int64s
-    phase_step: Int64s
-    phase_end_ns: Int64s
-    phase_times_ns: Int64s
-
-    def last_step(self, at_ns: int) -> int:
-        """Return the last step that had ended by a time; -1 without one."""
-        return int(self.step[self.step_end_ns <= at_ns].max(initial=-1))
-
-    def times_of_ns(self, phase: Phase, at_ns: int) -> Int64s:
-        """Return how long each phase of a kind lasted that had ended by a time, int64, (num_such,)."""
-        times_ns: Int64s = self.phase_times_ns[(self.phase == phase) & (self.phase_end_ns <= at_ns)]
-        return times_ns
-
-
-def doing_of_code(phase: int) -> Doing:
-    """Return what a rank does in a phase of this code."""
-    return _DOING.get(Phase(phase), Doing.COMPUTING) if phase in Phase._value2member_map_ else Doing.UNKNOWN
-
-
-def finished(steps: Table, phases: Table, step_ns: tuple[Int64s, Int64s], phase_ns: tuple[Int64s, Int64s]) -> Finished:
-    """Return what a rank has finished, from its tables and their begins and ends on one clock."""
-    by_end, order = np.argsort(step_ns[1], kind="stable"), np.argsort(phase_ns[1], kind="stable")
-    return Finished(
-        step=np.asarray(steps["step"], np.int64)[by_end],
-        step_end_ns=step_ns[1][by_end],
-        step_times_ns=(step_ns[1] - step_ns[0])[by_end],
-        step_flags=np.asarray(steps["flags"], np.int64)[by_end],
-        phase=np.asarray(phases["phase"], np.int64)[order],
-        phase_step=np.asarray(phases["step"], np.int64)[order],
-        phase_end_ns=phase_ns[1][order],
-        phase_times_ns=(phase_ns[1] - phase_ns[0])[order],
-    )
-
-
-def under_way(done: Finished, at_ns: int, *, last_exit_ns: int | None) -> UnderWay:
-    """Return what a rank did at a time, as far as its earlier steps tell.
-
-    The phase under way is the one that came next in all of the last steps. Where some had another one, such as a
-    checkpoint, it is that one if its steps were equally far apart and this step continues them.
-
-    Args:
-        done: what it has finished.
-        at_ns: the time.
-        last_exit_ns: when it last left an operation; None without one.
-    """
-    begin_ns = done.phase_end_ns - done.phase_times_ns
-    within = np.flatnonzero((begin_ns <= at_ns) & (at_ns < done.phase_end_ns))
-    if len(within):  # it ended later
-        row = int(within[begin_ns[within].argmax()])
-        return UnderWay(doing_of_code(int(done.phase[row])), int(begin_ns[row]))
-    # Garbage is collected at any place of a step, and by any thread.
-    ends_ns = (done.step_end_ns, done.phase_end_ns[done.phase != Phase.GC])
-    step_ends, phase_ends = (ends[ends <= at_ns] for ends in ends_ns)
-    since = [*step_ends[-1:].tolist(), *phase_ends[-1:].tolist(), *([] if last_exit_ns is None else [last_exit_ns])]
-    if not since:
-        return UnderWay(Doing.STARTING, None)
-    this_step = done.last_step(at_ns) + 1
-    return UnderWay(_next(done, at_ns, this_step), max(since))
-
-
-def _next(done: Finished, at_ns: int, this_step: int) -> Doing:
-    is_past = (done.phase_end_ns <= at_ns) & (done.phase != Phase.GC)
-    num_before = int((is_past & (done.phase_step == this_step)).sum())
-    next_of: dict[int, Doing] = {}
-    recent = is_past & (done.phase_step < this_step) & (done.phase_step >= this_step - _STEPS_COMPARED)
-    for step in np.unique(done.phase_step[recent]).tolist():
-        phases = done.phase[is_past & (done.phase_step == step)]
-        has_next = len(phases) > num_before
-        next_of[step] = doing_of_code(int(phases[num_before])) if has_next else Doing.UNKNOWN
-    if not next_of:
-        return Doing.UNKNOWN
-    usual, num_usual = Counter(next_of.values()).most_common(1)[0]
-    for doing in set(next_of.values()) - {usual}:
-        steps = [step for step, one in next_of.items() if one is doing]
-        apart = {later - earlier for earlier, later in pairwise([*steps, this_step])}
-        if len(steps) > 1 and len(apart) == 1:
-            return doing
-    return usual if 2 * num_usual > len(next_of) else Doing.UNKNOWN
-
 
 _COLUMNS = ("step", "group", "seq", "op", "bytes", "peer", "enter_ns", "exit_ns", "exit_kind")
 _MIN_ROWS = 2048
@@ -256,6 +152,7 @@ _USUAL_SILENCES = 3
 # Times of operations are rounded, those of phases are not.
 _ROUNDING_NS = 1000
 _NEVER_NS = ALWAYS_NS + 1
+_INTERRUPTS = ("KeyboardInterrupt", "SIGINT")
 # What a rank does wrong itself, such as a tensor of the wrong size, fails sooner, and was never under way.
 _MIN_WAIT_NS = 50_000_000
 
@@ -274,6 +171,8 @@ class RankRecord:
         is_timed: whether its times can be compared with those of others. All of its record counts at any time if not.
         end_ns: when it ended or closed its trace; None where it did neither.
         end: how it ended; empty where unknown.
+        error: where the exception that ended it was raised, and its message; empty where unknown.
+        interrupted_at: the frames in which a user's interrupt met it, the innermost last; empty where none did.
         switched_ns, levels: when detail was switched, ascending, and to which level, int64, (num_switches,).
         is_complete: whether no operation of steps with detail is missing up to the last flush.
     """
@@ -297,9 +196,16 @@ class RankRecord:
     is_timed: bool
     end_ns: int | None
     end: str
+    error: str
+    interrupted_at: tuple[str, ...]
     switched_ns: Int64s
     levels: Int64s
     is_complete: bool
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a user ended it with Ctrl-C."""
+        return self.is_timed and self.end in _INTERRUPTS
 
     @property
     def last_ns(self) -> int | None:
@@ -374,7 +280,7 @@ def rank_record(last: LastOperations, clock: CommonClock, *, is_timed: bool) -> 
         for name in ("steps", "phases")
     )
     flushes_ns = np.sort(reference_times(clock, tables["account"]["time_ns"]))
-    end_ns, end = _end(trace, clock, flushes_ns)
+    end_ns, end, error = _end(trace, clock, flushes_ns)
     events = tables["events"]
     is_switch = events["kind"] == EventKind.SWITCH
     has_lost = bool(tables["account"]["dropped"].any()) or not all(map(is_torn, trace.problems))
@@ -398,24 +304,26 @@ def rank_record(last: LastOperations, clock: CommonClock, *, is_timed: bool) -> 
         is_timed=is_timed,
         end_ns=end_ns,
         end=end,
+        error=error.sentence,
+        interrupted_at=error.frames if end in _INTERRUPTS else (),
         switched_ns=reference_times(clock, events["time_ns"][is_switch]),
         levels=np.asarray(events["code"][is_switch], np.int64),
         is_complete=not (has_lost or last.is_damaged or len(order) < len(rows)),
     )
 
 
-def _end(trace: RankTrace, clock: CommonClock, flushes_ns: Int64s) -> tuple[int | None, str]:
-    """Return when and how a rank ended; None for one that did not, as far as is known."""
+def _end(trace: RankTrace, clock: CommonClock, flushes_ns: Int64s) -> tuple[int | None, str, ErrorText]:
+    """Return when and how a rank ended, None for one that did not, as far as is known, and what its error says."""
     row = last_word(trace)
     if row is not None:
         events = trace.tables["events"]
         end_ns = int(reference_times(clock, events["time_ns"][row : row + 1])[0])
         kind, code = EventKind(events["kind"][row]), int(events["code"][row])
         name = end_name(kind, code, bytes(events["text"][row]))
-        return end_ns, f"exit code {name}" if kind is EventKind.EXIT else name
+        return end_ns, f"exit code {name}" if kind is EventKind.EXIT else name, error_text(trace, row)
     if trace.closed_cleanly and len(flushes_ns):
-        return int(flushes_ns[-1]), ""
-    return None, ""
+        return int(flushes_ns[-1]), "", NO_ERROR_TEXT
+    return None, "", NO_ERROR_TEXT
 
 
 def rank_view(rank: RankRecord, at_ns: int, unfinished: Set[tuple[Channel, int]]) -> RankView:
@@ -441,8 +349,12 @@ def rank_view(rank: RankRecord, at_ns: int, unfinished: Set[tuple[Channel, int]]
         seen_ns=int(seen_ns[-1]) if len(seen_ns) and rank.is_timed else None,
         is_gone=True if has_ended else False if is_alive else None,
         end=rank.end if has_ended else "",
+        error=rank.error if has_ended else "",
         doing=Doing.ENDED if has_ended else now.doing,
+        is_guess=now.is_guess and not has_ended,
+        after=now.after,
         doing_since_ns=(rank.end_ns if has_ended else now.since_ns) if rank.is_timed else None,
+        stack=() if has_ended or is_open.any() else rank.interrupted_at,
     )
 
 

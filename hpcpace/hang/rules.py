@@ -12,8 +12,9 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import combinations
 
+from hpcpace.hang.alignment import Shift, find_shifts
 from hpcpace.hang.graph import Graph, Meeting, Place, Waits, call_order, is_silent
-from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView
+from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView, RankView
 
 _OWN_WORK = frozenset({Doing.STARTING, Doing.COMPUTING, Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
 _NO_CALLS = frozenset({Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
@@ -33,19 +34,50 @@ def find_hang(job: JobView, *, least_ns: int = 0) -> Hang | None:
             hang. Operations of which it is not known when they were entered count.
     """
     waits = Waits(job)
+    if not waits.open_calls and job.unplaced:
+        reason = "which operations its ranks are in is not known"
+        return Hang(kind=HangKind.UNKNOWN, waiting=job.unplaced, reason=reason)
     entered_ns = [call.entered_ns for opened in waits.open_calls.values() for call in opened]
     known_ns = [at for at in entered_ns if at is not None]
     are_known = len(known_ns) == len(entered_ns)
     if not entered_ns or (are_known and job.now_ns - min(known_ns) < least_ns):
         return None
     graph = Graph(waits)
-    for rule in (_mismatch, _roots, _unrecorded, _circle, _crossed, _silent):
+    for rule in (_shifted, _mismatch, _roots, _unrecorded, _circle, _crossed, _silent, _behind, _all_inside):
         if hang := rule(graph):
             return hang
-    call = graph.oldest
-    if any(not meeting.needed for meeting in waits.meetings.values()):
-        return _hang(graph, HangKind.NETWORK, call=call)
-    return _hang(graph, HangKind.UNKNOWN, call=call, reason="those that waited in it have ended, too")
+    return _hang(graph, HangKind.UNKNOWN, call=graph.oldest, reason="those that waited in it have ended, too")
+
+
+def _shifted(graph: Graph) -> Hang | None:
+    """Ranks that called an operation which the other members of a group did not call, or the other way round."""
+    inside: dict[Channel, Call] = {}
+    for meeting in graph.waits.meetings.values():
+        if meeting.channel.source < 0:
+            call = min(meeting.inside.values(), key=call_order)
+            inside[meeting.channel] = min(inside.get(meeting.channel, call), call, key=call_order)
+    order = sorted(inside, key=lambda channel: call_order(inside[channel]))
+    shifts = (shift for shift in find_shifts(graph.waits.job, order) if shift.is_located)
+    shift = next(shifts, None)
+    return None if shift is None else _of_shift(graph, shift, inside[shift.channel])
+
+
+def _of_shift(graph: Graph, shift: Shift, call: Call) -> Hang:
+    """Return a hang whose cause are calls that only some members made: what most of them did counts as right."""
+    num_members = len(graph.waits.job.groups[shift.channel.group].members)
+    callers, others = shift.callers, shift.others
+    if 2 * len(callers) > num_members:
+        return replace(_hang(graph, HangKind.TOO_FEW, culprits=others, call=call), extra=shift.calls)
+    # What all have called before may be missing from the others as well.
+    if 2 * len(others) > num_members and not shift.is_usual:
+        return replace(_hang(graph, HangKind.TOO_MANY, culprits=callers, call=call), extra=shift.calls)
+    sides = callers, others
+    could_be = tuple(sorted({*callers, *others}))
+    reason = (
+        "all have made such calls before" if shift.is_usual else "neither did what most members are known to have done"
+    )
+    hang = _hang(graph, HangKind.TOO_MANY, could_be=could_be, call=call, reason=reason)
+    return replace(hang, extra=shift.calls, sides=sides)
 
 
 def _mismatch(graph: Graph) -> Hang | None:
@@ -79,18 +111,20 @@ def _roots(graph: Graph) -> Hang | None:
     if not never | left:
         return None
     parts = [*_never_called(graph, never), *_left_behind(graph, left)]
-    first, *others = sorted(parts, key=lambda part: (part.call is None, -len(part.waiting)))
+    first, *others = sorted(parts, key=lambda part: (bool(part.could_be), part.call is None, -len(part.waiting)))
     # Whoever waits for one of them waits for all: each is named.
+    culprits = {rank for part in parts for rank in part.culprits}
     return replace(
         first,
-        culprits=tuple(sorted(never | left)),
-        waiting=tuple(sorted({rank for part in parts for rank in part.waiting} - never - left)),
+        culprits=tuple(sorted(culprits)),
+        could_be=() if culprits else tuple(sorted({rank for part in parts for rank in part.could_be})),
+        waiting=tuple(sorted({rank for part in parts for rank in part.waiting} - culprits)),
         also=tuple(others),
     )
 
 
 def _never_called(graph: Graph, ranks: set[int]) -> list[Hang]:
-    """Return a hang for each operation that some of these ranks have not entered; each rank is in one.
+    """Return hangs for each operation that some of these ranks have not entered; each rank is in one.
 
     Operations in which most of them are missing come first.
     """
@@ -109,13 +143,43 @@ def _never_called(graph: Graph, ranks: set[int]) -> list[Hang]:
         num_before, *_, place = heappop(widest)
         here = missed[place] & left
         if len(here) == -num_before:
-            found.append(_hang(graph, _never_kind(graph, here), culprits=tuple(sorted(here)), call=firsts[place]))
+            found += _by_reason(graph, here, firsts[place])
             left -= here
         elif here:
             heappush(widest, (-len(here), *order[place], place))
     if left:
-        found.append(_hang(graph, _never_kind(graph, left), culprits=tuple(sorted(left)), call=None))
+        found += _by_reason(graph, left, None)
     return found
+
+
+def _by_reason(graph: Graph, ranks: Iterable[int], call: Call | None) -> list[Hang]:
+    """Return a hang for each reason why some of these ranks have not entered an operation."""
+    found: dict[tuple[HangKind, bool], list[int]] = {}
+    for rank in sorted(ranks):
+        found.setdefault((_never_kind(graph, rank), rank in graph.gone), []).append(rank)
+    return [_not_entered(graph, kind, tuple(some), call) for (kind, _), some in found.items()]
+
+
+def _not_entered(graph: Graph, kind: HangKind, ranks: tuple[int, ...], call: Call | None) -> Hang:
+    """Return a hang in an operation that some ranks have not entered.
+
+    Where they are most of its members, those that have entered it may have called one too many.
+    """
+    is_known = kind is HangKind.GONE or any(not graph.waits.job.ranks[rank].is_guess for rank in ranks)
+    if (kind is HangKind.NEVER_CALLED or not is_known) and call is not None and call.channel.source < 0:
+        meeting = graph.waits.meeting(call)
+        if 2 * len(ranks) > len(meeting.members):
+            ahead = tuple(rank for rank in meeting.members if rank in meeting.inside or rank in meeting.finished)
+            return _apart(graph, kind, call, (tuple(sorted(ahead)), ranks))
+    return _hang(graph, kind, culprits=ranks, call=call)
+
+
+def _apart(graph: Graph, kind: HangKind, call: Call, sides: tuple[tuple[int, ...], tuple[int, ...]]) -> Hang:
+    """Return a hang of which it is known that two sets of ranks differ, and not which one is at fault."""
+    many = sides[0] if kind is HangKind.PEERS_LEFT else ()
+    could_be = tuple(sorted({*sides[0], *sides[1]} - set(many)))
+    reason = "more than half of the members are behind the others"
+    return replace(_hang(graph, kind, could_be=could_be, call=call, reason=reason), sides=sides)
 
 
 def _left_behind(graph: Graph, ranks: set[int]) -> list[Hang]:
@@ -229,6 +293,23 @@ def _silent(graph: Graph) -> Hang | None:
     return _hang(graph, HangKind.GONE, culprits=tuple(sorted(gone)), call=call)
 
 
+def _behind(graph: Graph) -> Hang | None:
+    """Ranks that are still inside what others have finished, and that are most of its members."""
+    left = [meeting for meeting in graph.waits.meetings.values() if meeting.finished and not meeting.needed]
+    if not left:
+        return None
+    first = min(left, key=lambda meeting: (_entered_ns(meeting.inside.values()), meeting.channel, meeting.seq))
+    sides = tuple(sorted(first.finished)), tuple(sorted(first.inside))
+    return _apart(graph, HangKind.PEERS_LEFT, min(first.inside.values(), key=call_order), sides)
+
+
+def _all_inside(graph: Graph) -> Hang | None:
+    """Nobody: all members of an operation are in it."""
+    full = [meeting for meeting in graph.waits.meetings.values() if len(meeting.inside) == len(meeting.members)]
+    calls = [min(meeting.inside.values(), key=call_order) for meeting in full]
+    return _hang(graph, HangKind.NETWORK, call=min(calls, key=call_order)) if calls else None
+
+
 def _hang(
     graph: Graph,
     kind: HangKind,
@@ -260,24 +341,18 @@ def _hang(
     )
 
 
-def _never_kind(graph: Graph, ranks: Iterable[int]) -> HangKind:
-    views = [graph.waits.job.ranks[rank] for rank in ranks]
-    if any(view.is_gone for view in views) or graph.are_silent(ranks):
+def _never_kind(graph: Graph, rank: int) -> HangKind:
+    view = graph.waits.job.ranks[rank]
+    if view.is_gone or graph.are_silent([rank]):
         return HangKind.GONE
-    is_at_work = any(view.doing in _OWN_WORK for view in views) and not all(_has_skipped(graph, rank) for rank in ranks)
+    is_at_work = view.doing in _OWN_WORK and not _has_skipped(graph, view)
     return HangKind.OWN_WORK if is_at_work else HangKind.NEVER_CALLED
 
 
-def _has_skipped(graph: Graph, rank: int) -> bool:
+def _has_skipped(graph: Graph, view: RankView) -> bool:
     """Return whether a rank called collectives in other steps than those that wait: it left one out before."""
-    ranks, tied = graph.waits.job.ranks, [call for call in graph.waits.job.ranks[rank].calls if call.channel.source < 0]
-    steps = {(call.channel, call.seq): call.step for call in tied if call.step >= 0}
-    return any(
-        steps.get((call.channel, call.seq), call.step) != call.step
-        for other in graph.waiting_for([rank])
-        for call in ranks[other].calls
-        if call.step >= 0
-    )
+    tied = (call for call in view.calls if call.channel.source < 0 and call.step >= 0)
+    return any(graph.steps_of_waiting.get((call.channel, call.seq), {call.step}) != {call.step} for call in tied)
 
 
 def _of(graph: Graph, rank: int) -> Meeting:

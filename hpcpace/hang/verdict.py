@@ -14,31 +14,25 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.core.text import (
-    NS_PER_S,
-    format_bytes,
-    format_duration,
-    listed,
-    named_ranks,
-    plural,
-    printable,
-    rank_list,
-    shortened,
-)
-from hpcpace.hang.views import Call, Doing, Hang, HangKind, JobView, RankView
+from hpcpace.core.text import NS_PER_S, format_duration, listed, plural, printable, rank_list
+from hpcpace.hang.headline import call_name, called_instead, doing_words, headline, op_word, parts_of, ranks_on_hosts
+from hpcpace.hang.views import Call, Doing, FoundHang, Hang, HangKind, JobView, RankView, State
 
+_NEXT = frozenset({Doing.LOADING, Doing.SAVING, Doing.EVALUATING, Doing.COMMUNICATING})
+_OUTSIDE = frozenset({HangKind.NEVER_CALLED, HangKind.OWN_WORK, HangKind.GONE})
+_COUNTED = frozenset({HangKind.NEVER_CALLED, HangKind.TOO_MANY, HangKind.TOO_FEW})
+_MAX_STATES = 4
 _MAX_STACKS = 4
 _MAX_FRAMES = 4
 _MAX_LINKS = 6
-_MAX_ALSO = 3
-_MAX_NAME = 40
+_MAX_ADVICE = 3
 # Of a text that another process prints.
 _MAX_TEXT = 2000
 
@@ -65,90 +59,15 @@ def describe(hang: Hang, job: JobView) -> HangWords:
         hang: what `hpcpace.hang.rules.find_hang` found.
         job: in which it found it.
     """
-    parts = [replace(hang, culprits=_here(hang)), *hang.also]
-    also = [f"also: {_headline(part, job)}" for part in hang.also[:_MAX_ALSO]]
-    if len(hang.also) > _MAX_ALSO:
-        also.append(f"also: {plural(len(hang.also) - _MAX_ALSO, 'more operation')} like these")
-    why = [*also, *_waiting(hang), *_chain(hang, job), *_states(parts, job), *_stacks(hang, job)]
+    parts = parts_of(hang)
+    why = [*_difference(hang, job), *_waiting(hang), *_chain(hang, job), *_states(parts, job)]
+    why += [*_activities(hang, job), *_stacks(hang, job)]
+    advice = dict.fromkeys(_advice(part, job) for part in parts)
     return HangWords(
-        headline=f"hang: {_headline(parts[0], job)}{_since(hang, job)}",
+        headline=f"hang: {headline(hang, job)}{_since(hang, job)}",
         why=tuple(printable(line) for line in why),
-        advice=printable(_advice(hang, job)),
+        advice=printable("; ".join(list(advice)[:_MAX_ADVICE])),
     )
-
-
-def call_name(call: Call, job: JobView) -> str:
-    """Return a call in words: `all_reduce 123 of group dp (step 44)`, `send from rank 0 to rank 2 in group pp`."""
-    group = shortened(job.groups[call.channel.group].name, max_letters=_MAX_NAME)
-    step = f" (step {call.step})" if call.step >= 0 else ""
-    if call.channel.source >= 0:  # their numbers are ours, and tell nobody anything
-        way = f"from rank {call.channel.source} to rank {call.channel.destination}"
-        return f"{_op(call)} {way} in group {group}{step}"
-    return f"{_op(call)} {call.seq} of group {group}{step}"
-
-
-def _headline(hang: Hang, job: JobView) -> str:
-    what = call_name(hang.call, job) if hang.call is not None else "the job"
-    who = named_ranks(hang.culprits or hang.could_be, _hosts(job))
-    if hang.could_be:
-        return _set_headline(hang, what, who)
-    match hang.kind:
-        case HangKind.NEVER_CALLED:
-            return f"{what} waits for {who}, which never {_own_word(hang.call)} it"
-        case HangKind.OWN_WORK:
-            return f"{what} waits for {who}, which {_is(hang.culprits)} {_doing(hang, job)}"
-        case HangKind.GONE:
-            return f"{what} waits for {who}, which {_gone(hang, job)}"
-        case HangKind.PEERS_LEFT:
-            where = what if hang.call is not None else "operations"
-            return f"{who} {_is(hang.culprits)} still in {where}, which others have finished"
-        case HangKind.MISMATCH:
-            return f"{who} called {_instead(hang, job)} where the others called {what}{_own_size(hang, job)}"
-        case HangKind.DISORDER:
-            return f"{who} called the operations of two groups in another order than the others, which are in {what}"
-        case HangKind.NETWORK:
-            return f"all members are in {what}, and nothing moves"
-        case _:
-            return f"{what} does not finish, and the records do not show why" + (
-                f": {printable(hang.reason)}" if hang.reason else ""
-            )
-
-
-def _instead(hang: Hang, job: JobView) -> str:
-    """Return what the culprits of a mismatch called, if that is one thing."""
-    called = {_differing(hang, job.ranks[rank]).partition(" (")[0] for rank in _here(hang)} - {""}
-    return called.pop() if len(called) == 1 else "other operations"
-
-
-def _own_size(hang: Hang, job: JobView) -> str:
-    """Return the size of the operation that most called, if only that tells it from what the culprits called."""
-    if hang.call is None or not _instead(hang, job).startswith(f"{_op(hang.call)} "):
-        return ""
-    return f",{_size(hang.call)}{_root(hang.call)}" if hang.call.size_bytes >= 0 or hang.call.root >= 0 else ""
-
-
-def _own_word(call: Call | None) -> str:
-    """Return what the other side does to an operation: a message that was sent is received."""
-    return {"send": "received", "recv": "sent"}.get(call.op if call is not None else "", "called")
-
-
-def _set_headline(hang: Hang, what: str, who: str) -> str:
-    match hang.kind:
-        case HangKind.MISMATCH:
-            return f"{who} called different operations, sizes or roots in the place of {what}"
-        case HangKind.DISORDER:
-            return f"{who} wait for each other, in {what} and in another operation"
-        case _:
-            reason = f": {printable(hang.reason)}" if hang.reason else ""
-            if len(hang.could_be) == 1:
-                return f"{what} may wait for {who}, but that is not sure{reason}"
-            return f"{what} waits for one or more of {who}{reason}"
-
-
-def _here(hang: Hang) -> tuple[int, ...]:
-    """Return the culprits of a hang without those that hold up others in another operation."""
-    elsewhere = {rank for part in hang.also for rank in part.culprits}
-    return tuple(rank for rank in hang.culprits if rank not in elsewhere)
 
 
 def _since(hang: Hang, job: JobView) -> str:
@@ -175,46 +94,85 @@ def _chain(hang: Hang, job: JobView) -> Iterable[str]:
         yield "one waits for the next: " + ", then ".join(links)
 
 
+def _difference(hang: Hang, job: JobView) -> Iterable[str]:
+    """Yield what ranks called in the place where the records of others have calls that theirs lack."""
+    if not hang.extra:
+        return
+    first = hang.extra[0]
+    members = job.groups[first.channel.group].members
+    others = tuple(rank for rank in members if rank not in hang.culprits)
+    callers, lacking = (others, hang.culprits) if hang.kind is HangKind.TOO_FEW else (hang.culprits, others)
+    if hang.sides is not None:
+        callers, lacking = hang.sides
+    instead: dict[str, list[int]] = {}
+    for rank in lacking:
+        for call in job.ranks[rank].calls:
+            if (call.channel, call.seq) == (first.channel, first.seq) and _is_elsewhere(call, first):
+                at = f" at {call.where}" if call.where else ""
+                instead.setdefault(f"{op_word(call)} {call.seq}{at}", []).append(rank)
+    later = plural(len(hang.extra), "operation")
+    for what, ranks in list(instead.items())[:_MAX_STATES]:
+        yield f"{rank_list(ranks)} called {what} instead, which {rank_list(callers)} called {later} later"
+
+
+def _is_elsewhere(call: Call, first: Call) -> bool:
+    """Return whether a call is known to be another one than the first of those that a rank lacks."""
+    return call.site != first.site if call.site and first.site else call.op != first.op
+
+
 def _states(parts: Sequence[Hang], job: JobView) -> Iterable[str]:
-    """Yield what each culprit called instead, does, or did last."""
-    of_rank = {rank: part for part in parts for rank in part.culprits}
-    for rank in sorted(of_rank)[:_MAX_STACKS]:
-        view = job.ranks[rank]
-        if called := _differing(of_rank[rank], view):
-            yield f"rank {rank} called {called}"
-        elif of_rank[rank].kind is HangKind.DISORDER:
-            if opened := [call_name(call, job) for call in view.calls if call.is_open][:_MAX_LINKS]:
-                yield f"rank {rank} is in {listed(opened)}"
-        elif of_rank[rank].kind is HangKind.GONE:
-            if view.doing not in (Doing.UNKNOWN, Doing.ENDED):
-                yield f"rank {rank} was last seen {view.doing}"
-        elif view.doing is not Doing.UNKNOWN:
-            since = ""
-            if view.doing_since_ns is not None:
-                since = f" for {format_duration(job.now_ns - view.doing_since_ns)}"
-            yield f"rank {rank} has been {view.doing}{since}" if since else f"rank {rank}: {view.doing}"
-        elif view.calls and of_rank[rank].kind is HangKind.NEVER_CALLED:
-            where = f", at {view.calls[-1].where}" if view.calls[-1].where else ""
-            yield f"rank {rank} last called {call_name(view.calls[-1], job)}{where}"
+    """Yield what each culprit called instead, does, or did last; those of which that is the same together."""
+    said: dict[tuple[str, str], list[int]] = {}
+    of_rank = {rank: part for part in parts for rank in part.culprits or (part.could_be if part.sides else ())}
+    for rank in sorted(of_rank):
+        if (words := _state(of_rank[rank], job, job.ranks[rank])) is not None:
+            said.setdefault(words, []).append(rank)
+    for (of_one, of_many), ranks in list(said.items())[:_MAX_STATES]:
+        yield f"{rank_list(ranks)} {of_many if ranks[1:] else of_one}"
 
 
-def _differing(hang: Hang, view: RankView) -> str:
-    if hang.kind is not HangKind.MISMATCH or hang.call is None:
-        return ""
-    same = [call for call in view.calls if (call.channel, call.seq) == (hang.call.channel, hang.call.seq)]
-    return listed([f"{_op(call)}{_size(call)}{_root(call)}{f' ({call.where})' if call.where else ''}" for call in same])
+def _state(part: Hang, job: JobView, view: RankView) -> tuple[str, str] | None:
+    """Return what a culprit does or did, as said of one rank and of several; None where that is not known."""
+    if called := called_instead(part, view):
+        return _same(f"called {called}")
+    if part.kind is HangKind.DISORDER:
+        opened = [call_name(call, job) for call in view.calls if call.is_open][:_MAX_LINKS]
+        return (f"is in {listed(opened)}", f"are in {listed(opened)}") if opened else None
+    if part.kind is HangKind.GONE:
+        if view.doing in (Doing.UNKNOWN, Doing.ENDED):
+            return None
+        return f"was last seen {doing_words(view)}", f"were last seen {doing_words(view, is_many=True)}"
+    if part.kind in (HangKind.TOO_MANY, HangKind.TOO_FEW) or part.sides is not None:
+        opened = [call_name(call, job) + _at(call) for call in view.calls if call.is_open][:1]
+        if opened:
+            return f"is in {opened[0]}", f"are in {opened[0]}"
+    if view.doing is not Doing.UNKNOWN:
+        doing, of_many = doing_words(view), doing_words(view, is_many=True)
+        guess = f"; {view.doing} usually comes next, which is a guess" if view.is_guess and view.doing in _NEXT else ""
+        if view.doing_since_ns is None:
+            return f"is {doing}{guess}", f"are {of_many}{guess}"
+        since = f" for {format_duration(job.now_ns - view.doing_since_ns)}{guess}"
+        return f"has been {doing}{since}", f"have been {of_many}{since}"
+    if view.calls and part.kind in _COUNTED:
+        return _same(f"last called {call_name(view.calls[-1], job)}{_at(view.calls[-1])}")
+    return None
 
 
-def _op(call: Call) -> str:
-    return shortened(call.op, max_letters=_MAX_NAME)
+def _same(text: str) -> tuple[str, str]:
+    return text, text
 
 
-def _size(call: Call) -> str:
-    return f" of {format_bytes(call.size_bytes)}" if call.size_bytes >= 0 else ""
+def _at(call: Call) -> str:
+    return f", at {call.where}" if call.where else ""
 
 
-def _root(call: Call) -> str:
-    return f" with root {call.root}" if call.root >= 0 else ""
+def _activities(hang: Hang, job: JobView) -> Iterable[str]:
+    """Yield how much processor time named ranks used of late."""
+    for rank in (hang.culprits or hang.could_be)[:_MAX_STATES] if hang.kind in _OUTSIDE else ():
+        if (activity := job.ranks[rank].activity) is not None:
+            over = format_duration(activity.over_ns)
+            when = f"for {over} just now" if activity.is_now else f"in the last {over} that it recorded"
+            yield f"rank {rank} used {activity.cores:.2f} cores {when}: it is {activity.state}"
 
 
 def _stacks(hang: Hang, job: JobView) -> Iterable[str]:
@@ -224,35 +182,31 @@ def _stacks(hang: Hang, job: JobView) -> Iterable[str]:
             yield f"stack of rank {rank}: " + " <- ".join(reversed(view.stack[-_MAX_FRAMES:]))
 
 
-def _doing(hang: Hang, job: JobView) -> str:
-    doing = sorted({job.ranks[rank].doing for rank in hang.culprits} - {Doing.UNKNOWN})
-    return listed(doing) or "busy with its own work"
-
-
-def _gone(hang: Hang, job: JobView) -> str:
-    views = [job.ranks[rank] for rank in hang.culprits]
-    ends = list(dict.fromkeys(view.end for view in views if view.end))
-    if any(view.is_gone for view in views):
-        return "ended" + (f" ({printable(listed(ends))})" if ends else "")
-    seen = [view.seen_ns for view in views if view.seen_ns is not None]
-    silent = f" for {format_duration(job.now_ns - max(seen))}" if seen else ""
-    return f"{'has' if len(views) == 1 else 'have'} shown no sign of life{silent}"
-
-
 def _advice(hang: Hang, job: JobView) -> str:
-    who = rank_list(hang.culprits or hang.could_be) if hang.culprits or hang.could_be else "all ranks"
-    has_stacks = all(rank in job.ranks and job.ranks[rank].stack for rank in hang.culprits or hang.could_be or [-1])
-    look = f"see where the stack of {who} ends" if has_stacks else f"look at the stack of {who} (py-spy dump --pid)"
-    hosts = named_ranks(hang.culprits or hang.could_be, _hosts(job)) or who
+    named = hang.culprits or hang.could_be
+    who = rank_list(named) if named else "all ranks"
+    has_stacks = all(rank in job.ranks and job.ranks[rank].stack for rank in named or (-1,))
+    activities = [job.ranks[rank].activity for rank in named if rank in job.ranks]
+    pids = {activity.pid for activity in activities if activity is not None and activity.pid is not None}
+    dump = f"py-spy dump --pid {pids.pop()}" if len(named) == len(pids) == 1 else "py-spy dump --pid"
+    look = f"see where the stack of {who} ends" if has_stacks else f"look at the stack of {who} ({dump})"
+    hosts = ranks_on_hosts(named, job) or who
+    if hang.extra or (hang.sides is not None and hang.kind is not HangKind.PEERS_LEFT):
+        return _advice_on_branches(hang)
     match hang.kind:
         case HangKind.NEVER_CALLED:
             return f"{look}: find the branch that leaves out the operation, or what it does instead"
+        case HangKind.OWN_WORK if any(_is_open(job.ranks[rank]) for rank in hang.culprits):
+            return f"{look}: it shows where it is"
         case HangKind.OWN_WORK:
             return f"{look}, and check the storage and host on which it works"
         case HangKind.GONE:
             if any(job.ranks[rank].is_gone for rank in hang.culprits):
-                return f"read the log of {hosts}, and look for the out-of-memory killer on its host (dmesg)"
+                host = "its host" if len(named) == 1 else "their hosts"
+                return f"read the log of {hosts}, and look for the out-of-memory killer on {host} (dmesg)"
             return f"see whether the host of {hosts} answers, and whether its process was stopped or killed (ps, dmesg)"
+        case HangKind.PEERS_LEFT if hang.could_be:
+            return f"check the devices and hosts of {hosts} (nvidia-smi, dmesg), and the links between them"
         case HangKind.PEERS_LEFT:
             return f"check the device and host of {hosts} (nvidia-smi, dmesg), and whether its process is stopped"
         case HangKind.MISMATCH:
@@ -262,15 +216,25 @@ def _advice(hang: Hang, job: JobView) -> str:
         case HangKind.NETWORK:
             return "check the links, devices and NCCL or gloo logs of the members: no rank is late"
         case _:
-            return f"bring the records of the ranks that have none, or {look}"
+            return f"get the missing records, or {look}"
 
 
-def _hosts(job: JobView) -> dict[int, str]:
-    return {rank: view.host for rank, view in job.ranks.items()}
+def _is_open(view: RankView) -> bool:
+    """Return whether it is not known what a rank does, and nothing points to its storage."""
+    is_blocked = view.activity is not None and view.activity.state is State.BLOCKED
+    return not is_blocked and (view.is_guess or view.doing is Doing.COMPUTING)
 
 
-def _is(ranks: tuple[int, ...]) -> str:
-    return "is" if len(ranks) == 1 else "are"
+def _advice_on_branches(hang: Hang) -> str:
+    """Return where to look where some ranks called more than others."""
+    where = hang.extra[0].where if hang.extra else ""
+    if where:
+        return f"see who reaches {where}: every rank of the group must call it, or none (`if rank == 0:`?)"
+    few = min(hang.sides or ((),), key=len) if hang.sides else hang.culprits
+    return (
+        f"look for code that only {rank_list(few)} run{'s' if len(few) == 1 else ''} and that communicates (saves,"
+        " logs, validates), and at the stacks of all (py-spy dump --pid)"
+    )
 
 
 def ask_verdict(attempt: Attempt, timeout_s: float) -> HangWords | None:
@@ -305,12 +269,13 @@ def find_verdict(attempt: Attempt) -> HangWords | None:
     Raises:
         TraceError: no trace can be read.
     """
+    from hpcpace.hang.activity import with_activity
     from hpcpace.hang.from_traces import read_records
     from hpcpace.hang.rules import find_hang
 
     job = read_records(attempt).view()
     hang = find_hang(job)
-    return None if hang is None else describe(hang, job)
+    return None if hang is None else describe(hang, with_activity(FoundHang(hang=hang, job=job), attempt).job)
 
 
 def main() -> None:

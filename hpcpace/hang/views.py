@@ -24,6 +24,34 @@ class Doing(StrEnum):
     ENDED = "ended"
 
 
+class State(StrEnum):
+    """What the kernel says of a process, apart from what its program is at."""
+
+    ASLEEP = "asleep"
+    BLOCKED = "waiting for I/O"
+    RUNNING = "computing"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activity:
+    """How much a process did of late.
+
+    Attributes:
+        state: what that means.
+        cores: processor time per time, of all its threads.
+        over_ns: the time over which that was measured.
+        is_now: whether it was looked at just now, and not taken from what the rank recorded.
+        pid: its process on this host; None where it runs elsewhere.
+    """
+
+    state: State
+    cores: float
+    over_ns: int
+    is_now: bool
+    pid: int | None = None
+
+
 @dataclass(frozen=True, order=True)
 class Channel:
     """What has an order of operations of its own: the collectives of a group, or the messages between two ranks of it.
@@ -46,22 +74,29 @@ class Call:
         seq: place in the order of its channel, from 0 or from where the record begins; the same on all members.
         op: its kind, in lower case as torch.distributed names it: all_reduce, reduce_scatter, send, ...
         size_bytes: of the message; -1 where unknown.
+        num_elements: the same for a source that does not know how large an element is; -1 where unknown.
         root: global rank of its root or peer; -1 where it has none.
         entered_ns: when the rank called it; None where unknown.
         is_open: whether it had not finished when the record ended.
+        is_numbered: whether its source knows it by `seq`, so that words may name it so.
         step: step in which it was entered; -1 where unknown.
         where: `file:line in function` of the code that called it; empty where unknown.
+        site: all frames of that code, the innermost first, without the folders that hosts may call differently; empty
+            where unknown. Calls from one place of a program have equal ones.
     """
 
     channel: Channel
     seq: int
     op: str
     size_bytes: int = -1
+    num_elements: int = -1
     root: int = -1
     entered_ns: int | None = None
     is_open: bool
+    is_numbered: bool = True
     step: int = -1
     where: str = ""
+    site: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +115,18 @@ class RankView:
         is_recorded: whether there is any record of it.
         entered: how many operations it is known to have entered in each channel, counted as `Call.seq` is: those with a
             lower `seq` were entered. A channel of which its record says nothing is not in it.
+        completed: how many operations of a channel are known to have finished, for records that hold a count in place
+            of calls; of a channel that is not in it, whatever was entered and is no open call has finished.
         calls: its last operations, finished and open ones, the oldest first.
         is_complete: whether its record holds every operation that it entered up to `seen_ns`. Of others it is not known
             that they were never entered.
         seen_ns: the last sign of life; None where unknown.
         is_gone: whether it is known to have ended, or its host to be down; None where unknown.
         end: how it ended, such as `exit code 7` or `ValueError`; empty where unknown.
+        error: where the exception that ended it was raised, and how its message begins; empty where unknown.
         doing: what it was last seen to do outside operations, and `doing_since_ns`, when that began.
+        is_guess: whether `doing` is only what usually comes next, and `after`, for words, what it did last.
+        activity: whether it sleeps or computes; None where unknown.
         stack: Python frames of the training thread, `file:line in function`, the innermost last; empty where unknown.
     """
 
@@ -94,13 +134,18 @@ class RankView:
     host: str = ""
     is_recorded: bool = True
     entered: Mapping[Channel, int] = field(default_factory=dict)
+    completed: Mapping[Channel, int] = field(default_factory=dict)
     calls: tuple[Call, ...] = ()
     is_complete: bool = True
     seen_ns: int | None = None
     is_gone: bool | None = None
     end: str = ""
+    error: str = ""
     doing: Doing = Doing.UNKNOWN
     doing_since_ns: int | None = None
+    is_guess: bool = False
+    after: str = ""
+    activity: Activity | None = None
     stack: tuple[str, ...] = ()
 
 
@@ -117,6 +162,7 @@ class JobView:
         source: what the records are, for words: `traces`, `Flight Recorder dumps`, ...
         is_dated: whether times are Unix times, and it is not known how long after the last record the job was looked
             at: words then say when a hang began, and not how long ago.
+        unplaced: ranks that are in operations of which the records do not show which ones, ascending.
     """
 
     groups: tuple[GroupView, ...]
@@ -126,12 +172,15 @@ class JobView:
     usual_ns: Mapping[Doing, int] = field(default_factory=dict)
     source: str = "traces"
     is_dated: bool = False
+    unplaced: tuple[int, ...] = ()
 
 
 class HangKind(StrEnum):
     """What holds a job up."""
 
     NEVER_CALLED = "a rank never called it"
+    TOO_MANY = "a rank called an operation that the others did not call"
+    TOO_FEW = "a rank left out an operation that the others called"
     MISMATCH = "ranks called different operations"
     DISORDER = "ranks called the operations of groups in different orders"
     PEERS_LEFT = "a rank waits in an operation that its peers have finished"
@@ -155,7 +204,11 @@ class Hang:
         since_ns: since when, on the clock of the view; None where unknown.
         chain: operations that were followed from the waiting ranks to the root, the root last.
         reason: why nothing, or only a set, can be named; empty otherwise.
-        also: where `culprits` hold up others in several operations, a hang for each operation but `call`.
+        sides: where a set is all that can be named because its ranks differ in what they have done: those that have
+            called or finished more, and those that are behind them.
+        extra: the calls in which the records of ranks begin to differ, as one of those made them that did.
+        also: where `culprits` hold up others in several operations, or for several reasons, a hang for each but the
+            first.
     """
 
     kind: HangKind
@@ -166,7 +219,20 @@ class Hang:
     since_ns: int | None = None
     chain: tuple[Call, ...] = ()
     reason: str = ""
+    sides: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    extra: tuple[Call, ...] = ()
     also: tuple[Hang, ...] = ()
+
+
+def undecided(hang: Hang, reason: str) -> Hang:
+    """Return a hang of which it cannot be told who causes it, and why."""
+    return Hang(
+        kind=HangKind.UNKNOWN,
+        call=hang.call,
+        waiting=tuple(sorted({*hang.waiting, *hang.culprits})) if hang.kind is HangKind.MISMATCH else hang.waiting,
+        since_ns=hang.since_ns,
+        reason=reason,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
