@@ -9,17 +9,26 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from math import expm1, log
+from math import log
 from statistics import fmean
 from typing import Any, TypeVar
 
 from hpcpace import __version__
+from hpcpace.core.change import FactChange, Outcome
 from hpcpace.core.errors import CannotTell, UsageError
+from hpcpace.core.text import first_few
 from hpcpace.metrics.run_difference import PRIOR_CV, LogDifference, log_difference
-from hpcpace.runs.changes import Change, Operation, changes, operation_names, operation_of
+from hpcpace.runs.changes import (
+    Operation,
+    changes,
+    differs_beyond_batch,
+    is_work_known,
+    operation_names,
+    operation_of,
+    work_differences,
+)
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.units import UnitChanges, unit_changes
-from hpcpace.runs.work import differs_beyond_batch, is_work_known, work_differences
 
 _COMPUTATION = ("forward", "backward", "optimizer")
 _OWN = {"data": "waiting for data", "gc": "garbage collection", "host": "device idle for its host", "other": "no phase"}
@@ -151,14 +160,6 @@ class Judged(StrEnum):
     MEAN = "mean step"
 
 
-class Outcome(StrEnum):
-    """What a comparison found of B against A."""
-
-    SLOWER = "slower"
-    FASTER = "faster"
-    SAME = "no difference"
-
-
 _SHOWN = (
     *("path", "attempt", "p50_ns", "log_p50_error", "mean_ns", "log_mean_error", "cv", "samples_per_s", "num_steps"),
     *("num_missing", "block_p50_ns"),
@@ -196,7 +197,7 @@ class Comparison:
     prior_cv: float
     parts: tuple[PartRow, ...]
     places: UnitChanges | None
-    changes: tuple[Change, ...]
+    changes: tuple[FactChange, ...]
     other_work: tuple[str, ...]
     differs_beyond_batch: bool
     remarks: tuple[str, ...]
@@ -210,12 +211,12 @@ class Comparison:
     @property
     def share(self) -> float:
         """By how much a step of B takes longer, relative."""
-        return expm1(self.judged.value)
+        return self.judged.share
 
     @property
     def interval(self) -> tuple[float, float]:
         """The interval of `share`."""
-        return expm1(self.judged.low), expm1(self.judged.high)
+        return self.judged.interval
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values; times are nanoseconds."""
@@ -254,9 +255,9 @@ def compare(
     runs = [*before, *after]
     other_work = work_differences(runs)
     if other_work and not takes_other_work:
-        more = f"; {len(other_work) - _MAX_REASONS} more" if len(other_work) > _MAX_REASONS else ""
+        said = "; ".join(first_few(other_work, _MAX_REASONS))
         raise UsageError(
-            f"the runs do different work ({'; '.join(other_work[:_MAX_REASONS])}{more}), so that a longer step need "
+            f"the runs do different work ({said}), so that a longer step need "
             "not be a slower one: compare runs of the same work, or add --anyway"
         )
     batch = _common_batch(runs)
@@ -266,7 +267,7 @@ def compare(
     judged_by = _judged_by(difference, mean)
     has_same_layout = len({(run.world_size, run.mesh) for run in runs}) == 1 and batch is None and not other_work
     return Comparison(
-        outcome=_outcome(mean if mean is not None and judged_by is Judged.MEAN else difference),
+        outcome=(mean if mean is not None and judged_by is Judged.MEAN else difference).outcome(),
         judged_by=judged_by,
         difference=difference,
         mean_difference=mean,
@@ -315,12 +316,6 @@ def _judged_by(median: LogDifference, mean: LogDifference | None) -> Judged:
     is_of_all = mean.low <= median.value <= mean.high
     is_seen = median.is_beyond_noise or not mean.is_beyond_noise
     return Judged.MEDIAN if is_of_all and is_seen else Judged.MEAN
-
-
-def _outcome(difference: LogDifference) -> Outcome:
-    if not difference.is_beyond_noise:
-        return Outcome.SAME
-    return Outcome.SLOWER if difference.value > 0 else Outcome.FASTER
 
 
 def _check_distinct(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> None:

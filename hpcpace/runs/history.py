@@ -23,12 +23,11 @@ from hpcpace.core.hostlist import node_name, node_names
 from hpcpace.core.text import NS_PER_S, plural, printable
 from hpcpace.metrics import Floats
 from hpcpace.metrics.run_difference import (
-    MIN_DEVIATIONS,
-    MIN_RUNS,
     NO_SPREAD,
     Duration,
     LevelChange,
     RunSpread,
+    SeriesThresholds,
     level_changes,
     run_spread,
 )
@@ -83,7 +82,7 @@ MIN_CHANGE = 0.02
 """Change of speed or own work below which nothing is told, however certain it is."""
 _MIN_ERRORS = 4.0
 LASTS_NS = 7 * 86_400 * NS_PER_S
-"""Two runs at a new level, this far apart, show that it stays; of fewer than `MIN_RUNS` runs nothing else does."""
+"""Two runs at a new level, this far apart, show that it stays; of fewer runs than a level needs nothing else does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +108,7 @@ class Event:
         deviations: size in standard deviations of a run.
         jobs: names of the jobs in which it shows.
         num_jobs: jobs that ran at the new level, or in the later half of a drift, whether it shows in them or not.
+        has_enough_runs: whether as many runs show it as a level needs, whenever they began.
         rank_0: of a host whether rank 0, which may have more to do than others, explains it, too: `always` there of a
             chronic one, `gained` or `lost` at the change; else empty.
     """
@@ -129,11 +129,7 @@ class Event:
     jobs: tuple[str, ...]
     num_jobs: int
     rank_0: str = ""
-
-    @property
-    def has_enough_runs(self) -> bool:
-        """Whether as many runs show it as a lasting change needs, whenever they began."""
-        return self.num_runs >= MIN_RUNS
+    has_enough_runs: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +171,9 @@ class History(ReadRuns):
         return {"schema": SCHEMA, "hpcpace_version": __version__, **asdict(self)}
 
 
-def history(folder: str, runs: IndexedRuns, *, job: str = "", host: str = "") -> History:
+def history(
+    folder: str, runs: IndexedRuns, *, job: str = "", host: str = "", limits: SeriesThresholds | None = None
+) -> History:
     """Return what changed.
 
     Args:
@@ -183,15 +181,17 @@ def history(folder: str, runs: IndexedRuns, *, job: str = "", host: str = "") ->
         runs: the runs.
         job: the only job to look at; all if empty.
         host: the only host to look at: its runs alone; all if empty.
+        limits: when a series has changed; the defaults if None.
     """
+    limits = limits or SeriesThresholds()
     named = _with_node_names(runs.rows)
     if host and not any(host in row.hosts for row in named):
         host = node_name(host)
     rows = [row for row in named if (not job or row.job == job) and (not host or host in row.hosts)]
-    series = sorted(_series(rows), key=lambda one: (-len(one.rows), one.name))
+    series = sorted(_series(rows, limits), key=lambda one: (-len(one.rows), one.name))
     # The series of a host has runs of all jobs, also of those in which no run has a date.
-    of_hosts, num_hosts = _host_events([row for row in rows if row.begun_unix_ns] or rows, host)
-    events = [*of_hosts, *(event for one in series for event in one.events)]
+    of_hosts, num_hosts = _host_events([row for row in rows if row.begun_unix_ns] or rows, host, limits)
+    events = [*_with_enough(of_hosts, limits), *(event for one in series for event in one.events)]
     return History(
         folder=folder,
         series=tuple(series),
@@ -205,14 +205,24 @@ def _weight(event: Event) -> tuple[bool, int, str]:
     return event.duration == Duration.ONE_OFF, -event.begun_unix_ns, event.name
 
 
-def _series(rows: Iterable[HistoryRow]) -> list[Series]:
+def _series(rows: Iterable[HistoryRow], limits: SeriesThresholds) -> list[Series]:
     groups = grouped(rows)
     num_kinds = Counter(group.job for group in groups)
     found = []
     for group in groups:
         name = f"{group.job} ({group.kind})" if group.kind and num_kinds[group.job] > 1 else group.job
-        found.append(Series(**vars(group), name=name, events=tuple(_job_events(name, group.rows, len(groups)))))
+        found.append(
+            Series(
+                **vars(group),
+                name=name,
+                events=_with_enough(_job_events(name, group.rows, len(groups), limits), limits),
+            )
+        )
     return found
+
+
+def _with_enough(events: Iterable[Event], limits: SeriesThresholds) -> tuple[Event, ...]:
+    return tuple(replace(event, has_enough_runs=event.num_runs >= limits.min_runs) for event in events)
 
 
 def _with_node_names(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
@@ -234,11 +244,11 @@ def _renamed(row: HistoryRow, names: Mapping[str, str]) -> HistoryRow:
     )
 
 
-def _job_events(name: str, rows: Sequence[HistoryRow], num_series: int) -> list[Event]:
+def _job_events(name: str, rows: Sequence[HistoryRow], num_series: int, limits: SeriesThresholds) -> list[Event]:
     """Return the changes of the median step, and those of what a few long steps add to it."""
-    changes = _changes(np.array([log(row.p50_ns) for row in rows]), rows, num_series)
+    changes = _changes(np.array([log(row.p50_ns) for row in rows]), rows, num_series, limits)
     values = np.array([log(row.mean_ns / row.p50_ns) for row in rows])
-    long = [change for change in _changes(values, rows, num_series) if change.duration is Duration.LASTING]
+    long = [change for change in _changes(values, rows, num_series, limits) if change.duration is Duration.LASTING]
     starts = [0, *(change.first for change in long[:-1])]
     return [
         *(
@@ -285,57 +295,65 @@ def _changes(
     values: Floats,
     rows: Sequence[HistoryRow],
     num_series: int,
+    limits: SeriesThresholds,
     common: RunSpread = NO_SPREAD,
 ) -> list[LevelChange]:
     """Return the changes of a series that are large enough, with what the dates of its runs say of them."""
-    found = [change for change in level_changes(values, num_series, common) if abs(expm1(change.size)) >= MIN_CHANGE]
+    found = [
+        change for change in level_changes(values, num_series, common, limits) if abs(expm1(change.size)) >= MIN_CHANGE
+    ]
     return [
-        replace(change, duration=Duration.LASTING) if _has_stayed(change, values, rows) else change for change in found
+        replace(change, duration=Duration.LASTING) if _has_stayed(change, values, rows, limits) else change
+        for change in found
     ]
 
 
-def _has_stayed(change: LevelChange, values: Floats, rows: Sequence[HistoryRow]) -> bool:
+def _has_stayed(change: LevelChange, values: Floats, rows: Sequence[HistoryRow], limits: SeriesThresholds) -> bool:
     """Return whether the runs at the end of a series are too far apart in time for something that was off for once."""
-    if change.duration is not Duration.RECENT or change.num_runs < 2 or change.first < MIN_RUNS:
+    if change.duration is not Duration.RECENT or change.num_runs < 2 or change.first < limits.min_runs:
         return False
     if change.num_alike:  # it has been there before, and went back
         return False
     there, begun_ns = values[change.first : change.last + 1], rows[change.first].begun_unix_ns
-    agree = float(np.ptp(there)) <= MIN_DEVIATIONS * run_spread(values)
+    agree = float(np.ptp(there)) <= limits.min_deviations * run_spread(values, limits)
     return agree and begun_ns > 0 and rows[change.last].begun_unix_ns - begun_ns >= LASTS_NS
 
 
-def _host_events(rows: Sequence[HistoryRow], only: str) -> tuple[list[Event], int]:
+def _host_events(rows: Sequence[HistoryRow], only: str, limits: SeriesThresholds) -> tuple[list[Event], int]:
     by_host: dict[str, list[HistoryRow]] = {}
     for row in rows:
         for host in row.slowness:
             by_host.setdefault(host, []).append(row)
     hosts = [only] if only else sorted(by_host)
-    common = _common_spread([np.array([row.slowness[host] for row in of_host]) for host, of_host in by_host.items()])
+    common = _common_spread(
+        [np.array([row.slowness[host] for row in of_host]) for host, of_host in by_host.items()], limits
+    )
     found: list[Event] = []
     for host in hosts:
         of_host = by_host.get(host, [])
         values = np.array([row.slowness[host] for row in of_host])
         changes = [
-            change for change in _changes(values, of_host, len(hosts), common) if _is_of_host(host, change, of_host)
+            change
+            for change in _changes(values, of_host, len(hosts), limits, common)
+            if _is_of_host(host, change, of_host)
         ]
         found += [
             replace(_event("host", host, change, of_host), rank_0=_moved_rank_0(host, change, of_host))
             for change in changes
         ]
         if not any(change.duration in (Duration.LASTING, Duration.DRIFT) for change in changes):
-            found += _chronic(host, values, of_host)
+            found += _chronic(host, values, of_host, limits)
     return found, len(by_host)
 
 
-def _common_spread(series: Sequence[Floats]) -> RunSpread:
-    """Return the spread of a run on most hosts; not known from fewer than `MIN_RUNS` of them."""
-    long = [values for values in series if len(values) > MIN_RUNS]
-    if len(long) < MIN_RUNS:
+def _common_spread(series: Sequence[Floats], limits: SeriesThresholds) -> RunSpread:
+    """Return the spread of a run on most hosts; not known from fewer hosts than a level needs runs."""
+    long = [values for values in series if len(values) > limits.min_runs]
+    if len(long) < limits.min_runs:
         return NO_SPREAD
     # A median of spreads, each from a median, uses about half of what the runs say.
     freedom = sum(len(values) - 2 for values in long) / 2
-    return RunSpread(value=median(run_spread(values) for values in long), freedom=freedom)
+    return RunSpread(value=median(run_spread(values, limits) for values in long), freedom=freedom)
 
 
 def _is_of_host(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> bool:
@@ -358,13 +376,13 @@ def _is_of_host(host: str, change: LevelChange, rows: Sequence[HistoryRow]) -> b
     return not own or median(own) < change.size / 2
 
 
-def _chronic(host: str, values: Floats, rows: Sequence[HistoryRow]) -> list[Event]:
+def _chronic(host: str, values: Floats, rows: Sequence[HistoryRow], limits: SeriesThresholds) -> list[Event]:
     """Return the event of a host that was slow from its first runs on, and in more than half of them, if it was."""
-    if len(values) < MIN_RUNS:
+    if len(values) < limits.min_runs:
         return []
     least = float(np.quantile(values, 0.5, method="lower"))  # more than half of the runs are as slow at least
-    spread = run_spread(values)
-    if expm1(least) < MIN_CHANGE or least < MIN_DEVIATIONS * spread:
+    spread = run_spread(values, limits)
+    if expm1(least) < MIN_CHANGE or least < limits.min_deviations * spread:
         return []
     is_slow = values > least / 2
     num_slow, level = int(np.count_nonzero(is_slow)), float(np.median(values[is_slow]))

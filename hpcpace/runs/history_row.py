@@ -14,8 +14,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from hpcpace.core.codec import Count, Text
+from hpcpace.runs.changes import compared_work, usual_batches
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.runs.work import compared_work, usual_batches
 
 # Bounds of what an index may say: exponentials and differences of these stay finite.
 _Speed = Annotated[float, Meta(gt=0, lt=1e300)]

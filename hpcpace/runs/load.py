@@ -24,9 +24,10 @@ from hpcpace.core.files import read_file
 from hpcpace.core.hostlist import expand
 from hpcpace.core.pool import keep_freed_memory, map_processes
 from hpcpace.core.rundir import Attempt, RunDirectory, open_named_run
-from hpcpace.core.text import NS_PER_S, one_line, printable
+from hpcpace.core.text import NS_PER_S, first_few, one_line, printable
 from hpcpace.diagnosis.run_state import is_running, journals_of, read_start
 from hpcpace.runs.measured import Conditions, MeasuredRun, from_summary, is_to_come, read_conditions, stored_run
+from hpcpace.runs.throughput_columns import Per, per_of_column
 
 COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")
 _REQUIRED = ("run",)
@@ -52,10 +53,11 @@ class CsvRun:
         begun_unix_ns: when the run began; 0 where it has no date.
         run, job: names of the run and of its kind; the kind is empty where not given.
         step_ns: median step time; None where only a throughput is given.
-        throughput: per second; None where only a step time is given.
+        throughput: of all ranks, per second; None where only a step time is given.
         nodes: names of the nodes; empty where only their number is given, or nothing.
         num_nodes, num_ranks: 0 where not given.
         batch: samples of the global batch; 0 where not given.
+        is_rate_assumed: whether nothing says that the throughput is that of all ranks and not of one.
     """
 
     line: int
@@ -68,6 +70,7 @@ class CsvRun:
     num_nodes: int
     num_ranks: int
     batch: float
+    is_rate_assumed: bool = False
 
     @property
     def is_per_sample(self) -> bool:
@@ -82,8 +85,12 @@ class CsvRun:
         return (self.batch or 1.0) * NS_PER_S / (self.throughput or 1.0)
 
 
-def read_csv(path: Path) -> list[CsvRun]:
+def read_csv(path: Path, *, per: Per | None = None) -> list[CsvRun]:
     """Return the runs of a CSV file, in the order of its lines.
+
+    Args:
+        path: of the file.
+        per: what its throughput is of; by default as the name of the column says, else of all ranks.
 
     Raises:
         UsageError: it cannot be read, has no or wrong columns, or wrong values.
@@ -97,21 +104,40 @@ def read_csv(path: Path) -> list[CsvRun]:
     rows = csv.DictReader(io.StringIO(text), skipinitialspace=True, restkey="", strict=True)
     mistakes: list[str] = []
     try:
-        _check_columns(path, rows.fieldnames)
-        found = list(_runs(rows, mistakes))
+        columns, named = _known_columns(path, rows.fieldnames, per)
+        _check_columns(path, columns)
+        rows.fieldnames = columns
+        found = list(_runs(rows, per or named, mistakes))
     except csv.Error as error:
         raise UsageError(f"{path}, line {rows.line_num}: not CSV ({error})") from error
     if mistakes:
-        more = f"; {len(mistakes) - _MAX_TOLD} more" if len(mistakes) > _MAX_TOLD else ""
-        raise UsageError(f"{path}: {'; '.join(mistakes[:_MAX_TOLD])}{more}: correct them or leave the lines out")
+        said = "; ".join(first_few(mistakes, _MAX_TOLD))
+        raise UsageError(f"{path}: {said}: correct them or leave the lines out")
     if not found:
         raise UsageError(f"{path} has no runs below its header")
     return found
 
 
-def _check_columns(path: Path, names: object) -> None:
+def _known_columns(path: Path, names: object, per: Per | None) -> tuple[list[str], Per | None]:
+    """Return the columns of a file, those that name a throughput of one GPU or node as `throughput`, and what it is of.
+
+    Raises:
+        UsageError: the name of the column says something else than `per`.
+    """
     columns = [str(name) for name in names] if isinstance(names, list) else []
-    known = f"known are {', '.join(COLUMNS)}"
+    named = {name: found for name in columns if name not in COLUMNS and (found := per_of_column(name))}
+    if not named:
+        return columns, None
+    name, found = next(iter(named.items()))
+    if len(named) > 1 or "throughput" in columns:
+        raise UsageError(f"{path} has a column {printable(name)!r} besides another throughput: leave one of them out")
+    if per not in (None, found):
+        raise UsageError(f"{path} has a column {printable(name)!r}, and --throughput says {per}: leave the option out")
+    return ["throughput" if column == name else column for column in columns], found
+
+
+def _check_columns(path: Path, columns: Sequence[str]) -> None:
+    known = f"known are {', '.join(COLUMNS)}, and a throughput of one GPU or node like samples/s/GPU"
     if missing := [name for name in _REQUIRED if name not in columns]:
         raise UsageError(f"{path} has no column {missing[0]!r} in its first line; {known}")
     if not set(_SPEEDS) & set(columns):
@@ -122,16 +148,16 @@ def _check_columns(path: Path, names: object) -> None:
         raise UsageError(f"{path} has a column twice: {printable(', '.join(columns))}")
 
 
-def _runs(rows: csv.DictReader[str], mistakes: list[str]) -> Iterator[CsvRun]:
+def _runs(rows: csv.DictReader[str], per: Per | None, mistakes: list[str]) -> Iterator[CsvRun]:
     nodes = _NodeLists()
     for row in rows:
         try:
-            yield _csv_run(rows.line_num, row, nodes)
+            yield _csv_run(rows.line_num, row, per, nodes)
         except ValueError as error:
             mistakes.append(f"line {rows.line_num}: {printable(str(error))}")
 
 
-def _csv_run(line: int, row: Mapping[str, str | None], node_lists: _NodeLists) -> CsvRun:
+def _csv_run(line: int, row: Mapping[str, str | None], per: Per | None, node_lists: _NodeLists) -> CsvRun:
     if "" in row:
         raise ValueError("it has more values than there are columns")
     step_s, rate = (_optional(row, name, _speed) for name in _SPEEDS)
@@ -141,6 +167,9 @@ def _csv_run(line: int, row: Mapping[str, str | None], node_lists: _NodeLists) -
     if not name:
         raise ValueError("its run has no name")
     nodes, num_nodes = _optional(row, "nodes", node_lists.read) or ((), 0)
+    num_ranks = _optional(row, "ranks", _count) or 0
+    if rate is not None and per in (Per.GPU, Per.NODE):
+        rate *= _counted_of(per, num_ranks, num_nodes)
     batch = _optional(row, "batch", _speed) or 0.0
     if step_s and rate and batch:
         _check_batch(rate * step_s, batch)
@@ -155,9 +184,22 @@ def _csv_run(line: int, row: Mapping[str, str | None], node_lists: _NodeLists) -
         throughput=rate,
         nodes=nodes,
         num_nodes=num_nodes,
-        num_ranks=_optional(row, "ranks", _count) or 0,
+        num_ranks=num_ranks,
         batch=batch,
+        is_rate_assumed=rate is not None and per is None and not (step_s and batch),
     )
+
+
+def _counted_of(per: Per, num_ranks: int, num_nodes: int) -> int:
+    """Return how many GPUs or nodes there are.
+
+    Raises:
+        ValueError: the line does not say.
+    """
+    count, column = (num_ranks, "ranks") if per is Per.GPU else (num_nodes, "nodes")
+    if not count:
+        raise ValueError(f"its throughput is that of one {per}, so the column {column} is needed")
+    return count
 
 
 def _check_batch(found: float, batch: float) -> None:

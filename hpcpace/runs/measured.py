@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from hpcpace.core.codec import read_json
+from hpcpace.core.codec import as_count, as_number, as_text, read_json
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import NS_PER_S, format_bytes, plural
 from hpcpace.diagnosis.run_state import journals_of
-from hpcpace.diagnosis.summary import SCHEMA
+from hpcpace.diagnosis.summary import SCHEMA, Overlap
 
 DAY_NS = 86_400 * NS_PER_S
 
@@ -130,8 +130,6 @@ def _unix_ns(value: Any) -> int:
 
 
 _MAX_BYTES = 1 << 28  # of the summary of 16,384 ranks
-_MAX_NUMBER = 1e19
-_MAX_NAME = 500
 _MIN_TIME = 1.0  # ns, of a step
 _MIN_POSITIVE = 5e-324  # the smallest number above 0
 _MIN_SAMPLES = 1e-9  # one in all steps is more
@@ -208,6 +206,7 @@ class MeasuredRun:
             present step time; empty where not predicted.
         probed: what operations take by the probe of the hosts, by name; empty without one.
         num_nodes: of the job; 0 where unknown.
+        overlap: which transfers are hidden, by phase and kind; None where that is not known.
         is_per_sample: whether its step is the time of one sample, because only its throughput is known, and no batch.
     """
 
@@ -240,6 +239,7 @@ class MeasuredRun:
     predictions: tuple[tuple[int, float, float, float], ...] = ()
     probed: Mapping[str, float] = field(default_factory=dict)
     num_nodes: int = 0
+    overlap: tuple[Overlap, ...] | None = None
     is_per_sample: bool = False
 
     @property
@@ -299,39 +299,40 @@ def from_summary(
     if content["schema"] != SCHEMA or content.get("comparable") is None:
         raise ValueError("it is of another version")
     speed, world, steps, extra = content["throughput"], content["world"], content["steps"], content["comparable"]
-    shares = [_number(content["shares"][name]) for name in ("busy", "exposed_wait", "transfer", "other")]
+    shares = [as_number(content["shares"][name]) for name in ("busy", "exposed_wait", "transfer", "other")]
     jitter, audit = content["jitter"], content["audit"]
     num_ranks, num_missing, batch = len(content["ranks"]), len(world["missing"]), extra["samples_per_step"]
     return MeasuredRun(
         path=str(run.path),
-        attempt=_count(content["attempt"]),
+        attempt=as_count(content["attempt"]),
         is_from_summary=is_from_summary,
         is_final=not content["cut_off"]["not_closed"],
         p50_ns=_known(speed["p50_ns"], _MIN_TIME),
         mean_ns=_known(speed["mean_ns"], _MIN_TIME),
-        log_p50_error=_number(extra["log_p50_error"], 0, _MAX_ERROR),
-        log_mean_error=_number(extra.get("log_mean_error"), 0, _MAX_ERROR),
+        log_p50_error=as_number(extra["log_p50_error"], 0, _MAX_ERROR),
+        log_mean_error=as_number(extra.get("log_mean_error"), 0, _MAX_ERROR),
         block_p50_ns=tuple(_known(value, _MIN_TIME) for value in extra["block_p50_ns"]),
-        cv=_number(speed["cv"]),
+        cv=as_number(speed["cv"]),
         samples_per_s=_known(speed["samples_per_s"]) if not num_missing and speed["samples_per_s"] else None,
         samples_per_step=_known(batch, _MIN_SAMPLES) if batch and not num_missing else 0.0,
-        samples_unit=_name(world["samples_unit"]),
-        num_steps=_count(steps["num_used"]),
-        world_size=_count(world["world_size"]),
+        samples_unit=as_text(world["samples_unit"]),
+        num_steps=as_count(steps["num_used"]),
+        world_size=as_count(world["world_size"]),
         num_missing=num_missing,
-        hosts=tuple(_name(host) for host in world["hosts"]),
-        mesh=_name(world["mesh"]),
+        hosts=tuple(as_text(host) for host in world["hosts"]),
+        mesh=as_text(world["mesh"]),
         ranks=_ranks(content["ranks"], extra["ranks"]),
-        transfers=_transfers(content["kinds"], num_ranks * _count(steps["num_used"])),
+        transfers=_transfers(content["kinds"], num_ranks * as_count(steps["num_used"])),
         shares=None if None in shares else (shares[0] or 0.0, shares[1] or 0.0, shares[2] or 0.0, shares[3] or 0.0),
         amplification=_amplification(jitter),
-        audit=None if audit is None else tuple(_name(finding) for finding in audit.get("found", ())),
-        mode=_name(content["verdict"]["mode"]),
-        emulation=_name(world["emulation"]),
+        audit=None if audit is None else tuple(as_text(finding) for finding in audit.get("found", ())),
+        mode=as_text(content["verdict"]["mode"]),
+        emulation=as_text(world["emulation"]),
         conditions=conditions,
         predictions=_predictions(jitter),
         probed=_probed(content.get("probe")),
         num_nodes=len(set(world["hosts"])),
+        overlap=_overlap(extra.get("overlap")),
     )
 
 
@@ -358,7 +359,7 @@ def _is_fresh(content: Mapping[str, Any], attempt: Attempt) -> bool:
         if content["schema"] != SCHEMA or content["attempt"] != attempt.number or not content["comparable"]["is_all"]:
             return False
         now = attempt.trace_digest()
-        if now and "log_mean_error" not in content["comparable"]:
+        if now and not {"log_mean_error", "overlap"} <= content["comparable"].keys():
             return False
         return not now or (content["tracing"]["files"] == now and not journals_of(attempt))
     except (KeyError, TypeError):
@@ -366,18 +367,20 @@ def _is_fresh(content: Mapping[str, Any], attempt: Attempt) -> bool:
 
 
 def _ranks(rows: Any, extra: Any) -> tuple[RankTimes, ...]:
-    compared = {_count(row["rank"]): row for row in extra}
+    compared = {as_count(row["rank"]): row for row in extra}
     return tuple(
         RankTimes(
-            rank=(rank := _count(row["rank"])),
-            host=_name(row["host"]),
-            role=_name(row["role"]),
+            rank=(rank := as_count(row["rank"])),
+            host=as_text(row["host"]),
+            role=as_text(row["role"]),
             parts_ns=None
             if row["parts_ns"] is None
-            else {_name(name): _number(value) or 0.0 for name, value in row["parts_ns"].items() if value is not None},
-            work_ns=_number(compared[rank]["work_ns"]),
-            work_error=_number(compared[rank]["work_error"], 0, _MAX_ERROR),
-            caused_wait_ns=_number(compared[rank]["caused_wait_ns"]) or 0.0,
+            else {
+                as_text(name): as_number(value) or 0.0 for name, value in row["parts_ns"].items() if value is not None
+            },
+            work_ns=as_number(compared[rank]["work_ns"]),
+            work_error=as_number(compared[rank]["work_error"], 0, _MAX_ERROR),
+            caused_wait_ns=as_number(compared[rank]["caused_wait_ns"]) or 0.0,
         )
         for row in rows
     )
@@ -386,13 +389,31 @@ def _ranks(rows: Any, extra: Any) -> tuple[RankTimes, ...]:
 def _transfers(kinds: Any, num_rank_steps: int) -> tuple[Transfers, ...]:
     return tuple(
         Transfers(
-            op=_name(kind["op"]),
-            group_size=_count(kind["group_size"]),
-            transfer_ns=(_number(kind["mean_transfer_ns"]) or 0.0) * _count(kind["num_rows"]) / max(num_rank_steps, 1),
-            size_bytes=_count(kind["size_bytes"]) / max(num_rank_steps, 1),
-            num_calls=_count(kind["num_rows"]) / max(num_rank_steps, 1),
+            op=as_text(kind["op"]),
+            group_size=as_count(kind["group_size"]),
+            transfer_ns=(as_number(kind["mean_transfer_ns"]) or 0.0)
+            * as_count(kind["num_rows"])
+            / max(num_rank_steps, 1),
+            size_bytes=as_count(kind["size_bytes"]) / max(num_rank_steps, 1),
+            num_calls=as_count(kind["num_rows"]) / max(num_rank_steps, 1),
         )
         for kind in kinds
+    )
+
+
+def _overlap(rows: Any) -> tuple[Overlap, ...] | None:
+    if rows is None:
+        return None
+    return tuple(
+        Overlap(
+            phase=as_text(row["phase"]),
+            op=as_text(row["op"]),
+            is_across=row["is_across"] is True,
+            transfer_ns=as_number(row["transfer_ns"], 0) or 0.0,
+            exposed_ns=as_number(row["exposed_ns"], 0) or 0.0,
+            window_ns=as_number(row["window_ns"], 0) or 0.0,
+        )
+        for row in rows
     )
 
 
@@ -400,51 +421,29 @@ def _amplification(jitter: Any) -> tuple[tuple[int, float], ...]:
     growth = None if jitter is None else jitter["growth"]
     if growth is None:
         return ()
-    return tuple((_count(k), _known(value)) for k, value in zip(growth["k"], growth["amplification"], strict=True))
+    return tuple((as_count(k), _known(value)) for k, value in zip(growth["k"], growth["amplification"], strict=True))
 
 
 def _predictions(jitter: Any) -> tuple[tuple[int, float, float, float], ...]:
     points = () if jitter is None or jitter["predictions"] is None else jitter["predictions"]["points"]
     found = []
     for point in points:
-        loss, low, high = (_number(value) or 0.0 for value in (point["loss_share"], *point["interval"]))
-        found.append((_count(point["num_nodes"]), loss, low, high))
+        loss, low, high = (as_number(value) or 0.0 for value in (point["loss_share"], *point["interval"]))
+        found.append((as_count(point["num_nodes"]), loss, low, high))
     return tuple(found)
 
 
 def _probed(probe: Any) -> dict[str, float]:
     found = {}
     for row in () if probe is None else probe["rows"]:
-        ranks, hosts = plural(_count(row["num_ranks"]), "rank"), plural(_count(row["num_nodes"]), "host")
-        name = f"{_name(row['op'])} of {format_bytes(_count(row['size_bytes']))} over {ranks} on {hosts}"
+        ranks, hosts = plural(as_count(row["num_ranks"]), "rank"), plural(as_count(row["num_nodes"]), "host")
+        name = f"{as_text(row['op'])} of {format_bytes(as_count(row['size_bytes']))} over {ranks} on {hosts}"
         found[name] = _known(row["probed_ns"])
     return found
 
 
-def _number(value: Any, lowest: float = -_MAX_NUMBER, highest: float = _MAX_NUMBER) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
-    if not lowest <= value <= highest:
-        raise ValueError(f"{value!r} is not a number from {lowest:g} to {highest:g}")
-    return float(value)
-
-
 def _known(value: Any, lowest: float = _MIN_POSITIVE) -> float:
-    number = _number(value, lowest)
+    number = as_number(value, lowest)
     if number is None:
         raise ValueError("a number is missing")
     return number
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_NUMBER:
-        raise ValueError(f"{value!r} is no count")
-    return value
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value[:_MAX_NAME]

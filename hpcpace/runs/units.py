@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import copysign, expm1, hypot, inf, log
+from math import copysign, hypot, inf, log
 from statistics import fmean, median
 from typing import TypeVar
 
@@ -202,7 +202,7 @@ class UnitRow:
     @property
     def beyond_share(self) -> float:
         """By how much it is slower in B beyond what most others changed by, relative."""
-        return expm1(self.beyond.value) if self.beyond is not None else 0.0
+        return self.beyond.share if self.beyond is not None else 0.0
 
     @property
     def is_in_both(self) -> bool:
@@ -212,7 +212,7 @@ class UnitRow:
     @property
     def change_share(self) -> float:
         """By how much it is slower in B, relative."""
-        return expm1(self.change.value) if self.change is not None else 0.0
+        return self.change.share if self.change is not None else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +225,7 @@ class UnitChanges:
         common_kind: of these places: host, or rank where there is one host.
         hosts: all hosts of both groups, the largest change first.
         ranks: ranks that are named, while the others of their host are as before.
+        of_only_host: all ranks where there is one host, the largest change first; empty otherwise.
         roles: own work of each role, by name, before and after.
     """
 
@@ -233,6 +234,7 @@ class UnitChanges:
     common_kind: str
     hosts: tuple[UnitRow, ...]
     ranks: tuple[UnitRow, ...]
+    of_only_host: tuple[UnitRow, ...]
     roles: tuple[tuple[str, float, float], ...]
 
     @property
@@ -301,6 +303,7 @@ def unit_changes(
         common_kind=common_kind,
         hosts=tuple(sorted(hosts, key=_size)),
         ranks=tuple(row for name, rows in of_hosts.items() if name in apart for row in rows if row.is_named),
+        of_only_host=tuple(sorted(of_hosts.get(hosts[0].name, []), key=_size)) if len(hosts) == 1 else (),
         roles=_roles(before, after),
     )
 

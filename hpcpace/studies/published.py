@@ -73,7 +73,7 @@ def link_rate_bps(ratio: float, *, link_bytes_per_sample: float, samples_per_s_o
 def link_bytes_per_step(setup: Setup, plan: TrainPlan) -> float:
     """Return the bytes of frames per step in the busier direction of the busiest server's link, over gloo.
 
-    docs/network-volume.md has the formula. 0 on one server.
+    docs/measuring.md has the formula. 0 on one server.
 
     Args:
         setup: says which ranks are on one server: the first ones are on the first.

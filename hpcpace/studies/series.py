@@ -99,7 +99,7 @@ class _Series:
         plan = planned(run.setup, self._config.train)
         return TrainJob(
             plan=plan,
-            config=replace(self._config, train=plan.settings),
+            config=replace(self._config, train=plan.settings, trace=replace(self._config.trace, summary=False)),
             info=self._info,
             comm=self._comm,
             data=self._data_of(plan),

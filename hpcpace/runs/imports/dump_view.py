@@ -18,8 +18,9 @@ from hpcpace.hang.views import Call, Channel, GroupView, JobView, RankView
 from hpcpace.runs.imports.dumps import Dumps
 from hpcpace.runs.imports.flight_recorder import Dump, Entry
 
-SOURCE = "Flight Recorder dumps"
-_MAX_FINISHED = 64
+_SOURCE = "Flight Recorder dumps"
+_MIN_FINISHED, _MAX_FINISHED = 64, 1 << 18
+"""Finished operations that are compared: of each rank at least, and of all ranks of a job together."""
 _MAX_MEMBERS = 1 << 22
 """Of all groups of a job together, with those that are likely: ten groups in each of 16,384 ranks have a twentieth."""
 _DEFAULT = "default_pg"
@@ -45,15 +46,20 @@ def job_view(dumps: Dumps) -> JobView:
     """Return what dumps show of a job: `now_ns` is the last time in any of them."""
     groups = groups_of(dumps)
     whole = {rank for rank, dump in dumps.by_rank.items() if dump.is_from_start}
+    num_kept = max(_MIN_FINISHED, _MAX_FINISHED // max(1, len(dumps.by_rank)))
     ranks = {
         rank: (
-            _rank_view(rank, dumps.by_rank[rank], groups, whole)
-            if rank in dumps.by_rank
+            _rank_view(rank, dumps.by_rank[rank], groups, whole, num_kept)
+            if rank in dumps.by_rank and dumps.by_rank[rank].is_counted
             else RankView(rank=rank, is_recorded=False)
         )
         for rank in range(dumps.world_size)
     }
-    return JobView(groups=groups.views, ranks=ranks, now_ns=last_ns(dumps), source=SOURCE, is_dated=True)
+    uncounted = (rank for rank, dump in dumps.by_rank.items() if not dump.is_counted)
+    unplaced = tuple(rank for rank in uncounted if any(entry.is_open for entry in dumps.by_rank[rank].entries))
+    return JobView(
+        groups=groups.views, ranks=ranks, now_ns=last_ns(dumps), source=_SOURCE, is_dated=True, unplaced=unplaced
+    )
 
 
 def last_ns(dumps: Dumps) -> int:
@@ -134,11 +140,12 @@ def _names(keys: list[_Key], described: Mapping[_Key, str]) -> list[str]:
     return [name if counts[name] == 1 else f"{name} {key[0]}" for key, name in zip(keys, plain, strict=True)]
 
 
-def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int]) -> RankView:
+def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int], num_kept: int) -> RankView:
     places = groups.index[rank]
     calls: dict[tuple[Channel, int], Call] = {}
     entered: dict[Channel, int] = {}
     counts: dict[Channel, int] = {}
+    sites: dict[tuple[str, ...], tuple[str, ...]] = {}
     for entry in dump.entries:
         ordered = groups.ordered[places[entry.group]]
         if max(entry.source, entry.destination) >= len(ordered):
@@ -164,6 +171,7 @@ def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int]) -> Ra
             entered_ns=entry.created_ns,
             is_open=entry.is_open,
             where=entry.where,
+            site=_site(entry.frames, sites),
         )
         if (known := calls.get((channel, seq))) is not None:
             # Two calls that torch put together as one; of what it did with both, only the first is said.
@@ -172,9 +180,16 @@ def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int]) -> Ra
         entered[channel] = max(entered.get(channel, 0), seq + 1)
     is_complete = _add_enqueued(dump, groups, places, entered)
     finished = [key for key, call in calls.items() if not call.is_open]
-    for key in finished[: -_MAX_FINISHED or None]:
+    for key in finished[:-num_kept]:
         del calls[key]
     return RankView(rank=rank, entered=entered, calls=tuple(calls.values()), is_complete=is_complete)
+
+
+def _site(frames: tuple[str, ...], known: dict[tuple[str, ...], tuple[str, ...]]) -> tuple[str, ...]:
+    """Return frames with the last folder of each file alone: hosts may have one program in different places."""
+    if frames not in known:
+        known[frames] = tuple("/".join(frame.rsplit("/", 2)[-2:]) for frame in frames)
+    return known[frames]
 
 
 def _add_enqueued(dump: Dump, groups: DumpGroups, places: Mapping[str, int], entered: dict[Channel, int]) -> bool:

@@ -2,20 +2,26 @@
 
 A dump names its rank nowhere. The groups of a process say which ranks it can be; where they leave a choice, the number
 in the name of the file decides, whatever else the name is made of.
+
+PyTorch counts the operations of each group, or those of all groups together. The latter is known by its gaps: a group
+lacks numbers, and the same process has them in other groups. One operation may then have several numbers, so they are
+counted anew by group: from the first operation where the records of all members go back to it, and else from the last
+one that all members finished, if their numbers agree before it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from hpcpace.core.errors import CannotTell, TraceError, with_reasons
 from hpcpace.core.pool import map_processes
-from hpcpace.core.text import listed, plural, printable, rank_list, shortened
-from hpcpace.runs.imports.flight_recorder import MAX_RANKS, Dump, read_dump
+from hpcpace.core.text import first_few, listed, plural, printable, rank_list, shortened
+from hpcpace.runs.imports.flight_recorder import MAX_RANKS, Dump, Entry, read_dump
 
 _NAMED_RANK = re.compile(r"rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d{1,7})(?!\d)")
@@ -23,7 +29,7 @@ _MAX_FILES = 1 << 17
 _MAX_SHOWN = 4
 _FEW_FILES = 16
 _APART_NS = 24 * 3600 * 10**9
-_BESIDE = frozenset({".log", ".md", ".txt", ".sh", ".py", ".yaml", ".yml", ".toml", ".out", ".err"})
+BESIDE = frozenset({".log", ".md", ".txt", ".sh", ".py", ".yaml", ".yml", ".toml", ".out", ".err"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +59,7 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
         TraceError: a path cannot be read, no file is a dump, or they are of several jobs.
         CannotTell: it is not known of any dump which rank it is of.
     """
-    files = sorted({file for path in paths for file in _files(path)})
+    files = sorted({file for path in paths for file in files_in(path)})
     if not files:
         raise TraceError(f"no file in {_names(paths)}; name the folder of TORCH_FR_DUMP_TEMP_FILE")
     outcomes = map_processes(_read, files) if len(files) > _FEW_FILES else map(_read, files)
@@ -62,17 +68,21 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
     for file, outcome in zip(files, outcomes, strict=True):
         if isinstance(outcome, Dump):
             found.append(outcome)
-        elif file.suffix.lower() not in _BESIDE:
+        elif file.suffix.lower() not in BESIDE:
             left_out.setdefault(outcome, []).append(file)
     if not found:
-        raise TraceError(
-            with_reasons(f"no Flight Recorder dump in {_names(paths)}", _reasons(left_out) or ["no file is one"])
-        )
+        reasons = _reasons(left_out) or ["no file is a pickle or JSON"]
+        raise TraceError(with_reasons(f"no Flight Recorder dump in {_names(paths)}", reasons))
     _check_one_job(found)
     return _with_ranks(found, left_out)
 
 
-def _files(path: Path) -> Iterator[Path]:
+def files_in(path: Path) -> Iterator[Path]:
+    """Yield a file, or the files of a folder.
+
+    Raises:
+        TraceError: it cannot be read, or has too many files.
+    """
     try:
         if not path.is_dir():
             path.stat()
@@ -188,7 +198,8 @@ def _with_ranks(dumps: Sequence[Dump], left_out: dict[str, list[Path]]) -> Dumps
     for kind, several in (("the format has versions", versions), ("the library is", libraries)):
         if several[1:]:
             problems.append(f"ranks ran different software: {kind} {listed(several[:_MAX_SHOWN])}")
-    return Dumps(by_rank=by_rank, world_size=_world_size(by_rank), problems=(*problems, *_reasons(unknown)))
+    by_rank, counted = _counted_by_group(by_rank)
+    return Dumps(by_rank=by_rank, world_size=_world_size(by_rank), problems=(*problems, *_reasons(unknown), *counted))
 
 
 def _rank_of(dump: Dump) -> int:
@@ -243,16 +254,103 @@ def _file_list(dumps: Sequence[Dump]) -> str:
 
 
 def _path_list(paths: Sequence[Path]) -> str:
-    names = [shortened(path.name) for path in paths[:_MAX_SHOWN]]
-    more = len(paths) - _MAX_SHOWN
-    return listed([*names, *([plural(more, "more file")] if more > 0 else [])])
+    return listed(first_few(paths, _MAX_SHOWN, words=lambda path: shortened(path.name), noun="file"))
 
 
 def _few(texts: Sequence[str]) -> str:
     """Return the first of several texts, and how many others there are."""
-    more = len(texts) - _MAX_SHOWN
-    return "; ".join([*texts[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+    return "; ".join(first_few(texts, _MAX_SHOWN, before="and "))
 
 
 def _names(paths: Sequence[Path]) -> str:
     return listed([printable(str(path)) for path in paths[:_MAX_SHOWN]])
+
+
+_Group = tuple[str, tuple[int, ...]]
+
+
+def _counted_by_group(by_rank: Mapping[int, Dump]) -> tuple[dict[int, Dump], tuple[str, ...]]:
+    """Return dumps whose collectives are counted by group, and a sentence on what that cost.
+
+    Operations of a group that cannot be counted are marked by `Dump.is_counted`.
+    """
+    if not _has_common_counter(by_rank.values()):
+        return dict(by_rank), ()
+    numbers: dict[int, dict[tuple[str, int], int]] = {rank: {} for rank in by_rank}
+    uncounted: set[int] = set()
+    for (name, _), called in _by_group(by_rank).items():
+        places = _places(called, are_whole=all(by_rank[rank].is_from_start for rank in called))
+        if places is None:
+            uncounted |= called.keys()
+            continue
+        for rank, place_of in places.items():
+            numbers[rank] |= {(name, seq): place for seq, place in place_of.items()}
+    counted = {
+        rank: replace(
+            dump, entries=_renumbered(dump.entries, numbers[rank]), enqueued={}, is_counted=rank not in uncounted
+        )
+        for rank, dump in by_rank.items()
+    }
+    problem = "the dumps count the operations of all groups together; here they are counted by group"
+    if uncounted:
+        who = rank_list(sorted(uncounted))
+        problem += f", but not those of {who}, whose records begin too late: raise TORCH_FR_BUFFER_SIZE"
+    return counted, (problem,)
+
+
+def _has_common_counter(dumps: Iterable[Dump]) -> bool:
+    """Return whether dumps show a counter of all groups, and none shows one of each group."""
+    found = False
+    for dump in dumps:
+        of_number: dict[int, str] = {}
+        of_group: dict[str, list[int]] = {}
+        for entry in dump.entries:
+            if entry.is_p2p:
+                continue
+            if of_number.setdefault(entry.seq, entry.group) != entry.group:
+                return False  # one number in two groups of a process
+            of_group.setdefault(entry.group, []).append(entry.seq)
+        gaps = [pair for numbers in of_group.values() for pair in pairwise(numbers) if pair[1] > pair[0] + 1]
+        if gaps and all(number in of_number for number in range(min(of_number), max(of_number) + 1)):
+            found = True
+    return found
+
+
+def _by_group(by_rank: Mapping[int, Dump]) -> dict[_Group, dict[int, dict[int, bool]]]:
+    """Return the numbers of each group in order, by the rank that called them, and whether that finished."""
+    found: dict[_Group, dict[int, dict[int, bool]]] = {}
+    for rank, dump in by_rank.items():
+        own: dict[str, dict[int, bool]] = {}
+        for entry in dump.entries:
+            if not entry.is_p2p:
+                called = own.setdefault(entry.group, {})
+                called[entry.seq] = called.get(entry.seq, True) and not entry.is_open
+        for name, called in own.items():
+            members = dump.groups[name].ranks if name in dump.groups else ()
+            found.setdefault((name, members), {})[rank] = called
+    return found
+
+
+def _places(called: Mapping[int, Mapping[int, bool]], *, are_whole: bool) -> dict[int, dict[int, int]] | None:
+    """Return the place in the group for each number of each rank; None where the records do not show it."""
+    if are_whole:
+        return {rank: {seq: place for place, seq in enumerate(numbers)} for rank, numbers in called.items()}
+    finished = {rank: [seq for seq, is_over in numbers.items() if is_over] for rank, numbers in called.items()}
+    if not all(finished.values()):
+        return None
+    begin, end = max(numbers[0] for numbers in finished.values()), min(numbers[-1] for numbers in finished.values())
+    common = {tuple(seq for seq in numbers if begin <= seq <= end) for numbers in finished.values()}
+    if len(common) > 1 or not (shared := common.pop()):
+        return None
+    places = {}
+    for rank, numbers in called.items():
+        index = list(numbers).index(shared[-1])
+        places[rank] = {seq: shared[-1] + place - index for place, seq in enumerate(numbers)}
+    return places
+
+
+def _renumbered(entries: Sequence[Entry], numbers: Mapping[tuple[str, int], int]) -> tuple[Entry, ...]:
+    return tuple(
+        entry if entry.is_p2p else replace(entry, seq=numbers.get((entry.group, entry.seq), entry.seq))
+        for entry in entries
+    )

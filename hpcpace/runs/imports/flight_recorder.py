@@ -36,6 +36,7 @@ _MAX_MEMBERS_PER_BYTE, _MAX_MEMBERS = (
 _MAX_DIMS = 64  # of torch's tensors
 _MAX_PATH_LETTERS = 4096
 _MAX_WHERE = 300
+_MAX_FRAMES = 128
 _MAX_VERSION = 40
 _PICKLE = b"\x80"
 _MESSAGE = re.compile(r"(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
@@ -76,7 +77,8 @@ class Entry:
         is_whole: whether it stands for all entries of its `seq`, which were put together.
         created_ns, started_ns, completed_ns: Unix times; None where unknown.
         size_bytes: the largest of what goes in and comes out; -1 where unknown.
-        where: `file:line in function` of the code that called it; empty where unknown.
+        frames: `file:line in function` of the code that called it without torch's own, the innermost first; empty where
+            unknown.
     """
 
     group: str
@@ -94,7 +96,12 @@ class Entry:
     started_ns: int | None
     completed_ns: int | None
     size_bytes: int
-    where: str
+    frames: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """The innermost frame that is not torch's own; empty where unknown."""
+        return self.frames[0] if self.frames else ""
 
     @property
     def is_message(self) -> bool:
@@ -114,6 +121,7 @@ class Dump:
         entries: its operations, the oldest first.
         enqueued: last operation called in each group, by the group's number; what that counts depends on the backend.
         is_from_start: whether the first operation of the process is among the entries, so that none is missing.
+        is_counted: whether `Entry.seq` of all its collectives is their place in their group.
     """
 
     path: Path
@@ -123,6 +131,7 @@ class Dump:
     entries: tuple[Entry, ...]
     enqueued: Mapping[int, int]
     is_from_start: bool
+    is_counted: bool = True
 
 
 def read_dump(path: Path) -> Dump:
@@ -196,13 +205,13 @@ def _dump(path: Path, content: _Content, num_bytes: int) -> Dump:
     if content.version.split(".")[0] != "2":
         raise ValueError(f"its format is version {shown(content.version)}, and only 2.x is known")
     library = content.nccl_version or content.comm_lib_version
-    entries = content.entries
+    entries, sites = content.entries, _CallSites()
     return Dump(
         path=path,
         version=content.version,
         library=f"NCCL {library}" if library else "",
         groups={group.name: group for group in _groups(content.pg_config, num_bytes)},
-        entries=_finished_together(list(map(_entry, entries))),
+        entries=_finished_together([_entry(entry, sites) for entry in entries]),
         enqueued=_enqueued(content.pg_status),
         is_from_start=bool(entries) and is_whole(entries[0].record_id, highest=0),
     )
@@ -260,7 +269,7 @@ def _enqueued(content: Mapping[str, Any]) -> dict[int, int]:
     return found
 
 
-def _entry(content: _Operation) -> Entry:
+def _entry(content: _Operation, sites: _CallSites) -> Entry:
     backend, _, called = content.profiling_name.rpartition(":")
     message = _MESSAGE.fullmatch(called)
     if message:
@@ -290,7 +299,7 @@ def _entry(content: _Operation) -> Entry:
         size_bytes=max(
             _size(content.input_sizes, content.input_dtypes), _size(content.output_sizes, content.output_dtypes)
         ),
-        where=_where(content.frames),
+        frames=sites.frames(content.frames),
     )
 
 
@@ -326,16 +335,35 @@ def _size(sizes: _Shapes, dtypes: list[Any]) -> int:
     return total if sizes and total <= MAX_NUMBER else -1
 
 
-def _where(frames: Any) -> str:
-    """Return the innermost frame that is not torch's own."""
-    for frame in frames if isinstance(frames, list) else ():
-        file, name, number = (
-            [frame.get(key) for key in ("filename", "name", "line")] if isinstance(frame, dict) else [None] * 3
-        )
-        if isinstance(file, str) and len(file) <= _MAX_PATH_LETTERS and "/torch/" not in file:
-            function = name if _is_name(name) else "?"
-            return f"{file}:{number if is_whole(number) else '?'} in {function}"[-_MAX_WHERE:]
-    return ""
+class _CallSites:
+    """The frames of the operations of one dump; in a pickle many operations may have the same list or frames."""
+
+    def __init__(self) -> None:
+        self._of_list: dict[int, tuple[str, ...]] = {}
+        self._of_frame: dict[int, str] = {}
+        self._once: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def frames(self, frames: Any) -> tuple[str, ...]:
+        """Return the frames that are not torch's own, the innermost first; of a content that is kept meanwhile."""
+        if not isinstance(frames, list):
+            return ()
+        if (known := self._of_list.get(id(frames))) is None:
+            texts = tuple(text for frame in frames[:_MAX_FRAMES] if (text := self._text(frame)))
+            known = self._of_list[id(frames)] = self._once.setdefault(texts, texts)
+        return known
+
+    def _text(self, frame: Any) -> str:
+        if id(frame) not in self._of_frame:
+            self._of_frame[id(frame)] = _frame_text(frame) if isinstance(frame, dict) else ""
+        return self._of_frame[id(frame)]
+
+
+def _frame_text(frame: Mapping[Any, Any]) -> str:
+    file, name, number = (frame.get(key) for key in ("filename", "name", "line"))
+    if not isinstance(file, str) or len(file) > _MAX_PATH_LETTERS or "/torch/" in file:
+        return ""
+    function = name if _is_name(name) else "?"
+    return f"{file}:{number if is_whole(number) else '?'} in {function}"[-_MAX_WHERE:]
 
 
 def _is_name(value: Any) -> bool:

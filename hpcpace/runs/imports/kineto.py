@@ -1,10 +1,19 @@
-"""Profiles of torch.profiler (Kineto) as a run: the rank of each file, and its time."""
+"""Profiles of torch.profiler (Kineto) as a run: the rank of each file, its time, and names for kernels.
+
+RCCL has one kernel for all operations, so only the call, `record_param_comms`, says what it does. PyTorch gives a call
+and all that it launches the same number; without one, a kernel is of the only call during which it was launched. What
+was launched before the profile began has neither.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError, with_reasons
 from hpcpace.core.text import NS_PER_S, format_duration, plural, rank_list
@@ -20,9 +29,72 @@ from hpcpace.runs.imports.imported_run import (
 )
 from hpcpace.runs.imports.input_files import InputFile
 from hpcpace.runs.imports.kineto_clocks import host_key, with_clocks, with_common_steps, without_clock
-from hpcpace.runs.imports.kineto_profile import FREE_BYTES, Profile, device_notes, read_profile
+from hpcpace.runs.imports.kineto_profile import FREE_BYTES, Events, Profile, device_notes, read_profile
 from hpcpace.runs.imports.kineto_rows import ProfileRows, first_ns, rows_of_profile, shift_times
-from hpcpace.trace.schema import DEVICE_TABLES, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, Op, TraceHeader
+
+Int64Array = NDArray[np.int64]
+_UNKNOWN = -1
+
+
+def name_by_host(profile: Profile) -> None:
+    """Make operations of the kernels of `unnamed` whose call is known, in place; kernels of one call are one operation.
+
+    The others stay.
+    """
+    kernels, calls = profile.unnamed.rows.copy(), profile.comms.rows
+    if not len(kernels) or not len(calls):
+        return
+    call = _by_number(kernels["external"], calls["external"])
+    is_left = call == _UNKNOWN
+    call[is_left] = _by_time(_launch_times(profile, kernels["link"][is_left]), calls)
+    profile.unnamed = Events("begin_ns", "end_ns", "link", "external")
+    for row in kernels[call == _UNKNOWN].tolist():
+        profile.unnamed.add(*row)
+    for number in np.unique(call[call != _UNKNOWN]).tolist():
+        own, said = kernels[call == number], calls[number]
+        first = own[own["begin_ns"].argmin()]
+        group = profile.comms.group[number]
+        profile.nccl.add_call(
+            Op(int(said["op"])),
+            int(first["begin_ns"]),
+            int(own["end_ns"].max()),
+            group=profile.nccl.group_name(group),
+            seq=int(said["seq"]),
+            size_bytes=int(said["size_bytes"]),
+            link=int(first["link"]),
+            peer=int(said["peer"]),
+        )
+
+
+def _by_number(of_kernels: Int64Array, of_calls: Int64Array) -> Int64Array:
+    """Return the call with the number of each kernel, (num_kernels,); -1 where there is none, or several."""
+    numbers, first, counts = np.unique(of_calls, return_index=True, return_counts=True)
+    at = np.minimum(np.searchsorted(numbers, of_kernels), len(numbers) - 1)
+    is_known = (numbers[at] == of_kernels) & (of_kernels != 0) & (counts[at] == 1)
+    return np.where(is_known, first[at], _UNKNOWN)
+
+
+def _by_time(launched_ns: Int64Array, calls: NDArray[Any]) -> Int64Array:
+    """Return the only call that was going on at each time, (num_times,); -1 where there is none, or several."""
+    order = np.argsort(calls["begin_ns"], kind="stable")
+    begins, ends = calls["begin_ns"][order], np.sort(calls["end_ns"])
+    num_begun = np.searchsorted(begins, launched_ns, side="right")
+    num_open = num_begun - np.searchsorted(ends, launched_ns, side="left")
+    last = order[np.maximum(num_begun - 1, 0)]
+    is_known = (num_open == 1) & (calls["end_ns"][last] >= launched_ns)
+    return np.where(is_known, last, _UNKNOWN)
+
+
+def _launch_times(profile: Profile, link: Int64Array) -> Int64Array:
+    """Return when the kernels with some correlations were launched; -1 where no launch is in the profile."""
+    launches = profile.launches.rows
+    if not len(launches):
+        return np.full(len(link), -1)
+    order = np.argsort(launches["link"], kind="stable")
+    at = order[np.minimum(np.searchsorted(launches["link"][order], link), len(order) - 1)]
+    return np.where((launches["link"][at] == link) & (link != 0), launches["time_ns"][at], -1)
+
 
 TOOL = "torch.profiler (Kineto)"
 _MAX_FILES = 16_384
@@ -60,6 +132,7 @@ def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = l
             continue
         finally:
             before += file.size_bytes
+        name_by_host(profile)
         problems += [profile.problem] if profile.problem else []
         rank = _rank_of(profile, is_only=len(files) == 1)
         if rank in profiles:
@@ -235,7 +308,7 @@ def _unknown(ranks: dict[int, ProfileRows]) -> list[str]:
     num_untimed, lost = sum(one.num_untimed for one in profiles), without_clock(ranks)
     is_known = {
         "hosts": all(profile.host for profile in profiles),
-        "what devices did": all(profile.shows_device for profile in profiles if profile.has_device),
+        "what devices did": all(one.shows_device for one in ranks.values() if one.profile.has_device),
         "network": False,
         "samples": False,
         "bytes of operations": any(one.tables["collectives"]["bytes"].any() for one in ranks.values()),
@@ -255,7 +328,7 @@ def _notes(ranks: dict[int, ProfileRows], world_size: int, *, is_world_known: bo
         yield f"no file says how many ranks the job had: taken as {world_size}"
     for source in dict.fromkeys(one.step_source for one in ranks.values()):
         yield f"steps: {source}"
-    if any(one.profile.shows_device for one in ranks.values()):
+    if any(one.shows_device for one in ranks.values()):
         yield "on devices a phase ends when all kernels launched in it have ended"
     if any(one.profile.nccl for one in ranks.values()):
         yield "a collective holds the device for as long before its end as nothing else runs there"

@@ -31,6 +31,7 @@ class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
     """What is used of the arguments of an event, each of any type: files of many versions differ."""
 
     correlation: Any = None
+    external: Any = msgspec.field(default=None, name="External id")
     collective: Any = msgspec.field(default=None, name="Collective name")
     group: Any = msgspec.field(default=None, name="Process Group Name")
     members: Any = msgspec.field(default=None, name="Process Group Ranks")
@@ -104,6 +105,14 @@ def op_of(name: str) -> Op | None:
     return OPS.get(bare)
 
 
+def is_of_nccl(name: str) -> bool:
+    """Return whether a kernel is one of NCCL, or of AMD's RCCL.
+
+    RCCL has one kernel for all operations, such as `ncclDevKernel_Generic_4` or `void rcclGenericKernel<1, false>`.
+    """
+    return bool(_OF_NCCL.match(name))
+
+
 def kernel_op(name: str) -> str:
     """Return what a kernel of NCCL does: the word behind the first underscore, as in `ncclDevKernel_AllReduce_Sum_f32`.
 
@@ -117,6 +126,7 @@ Int64Array = NDArray[np.int64]
 
 _ITEM_BYTES = {"byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "int": 4, "float": 4}
 _ITEM_BYTES |= {"long": 8, "double": 8, "complexfloat": 8, "float8": 1}
+_OF_NCCL = re.compile(r"(void )?\w{0,4}(nccl|rccl|msccl)", re.IGNORECASE)
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _BACKWARD = "autograd::engine::evaluate_function"
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -163,8 +173,8 @@ class Calls(Events):
     """Operations of one kind of source.
 
     Their columns are `op`, `begin_ns`, `end_ns`; `seq`, the number within the group, or -1; `size_bytes` of the whole
-    message, or 0; `link`, the correlation of a kernel with its launch, or 0; and `peer`, the rank at the other end of a
-    message, or -1.
+    message, or 0; `link`, the correlation of a kernel with its launch, or 0; `peer`, the rank at the other end of a
+    message, or -1; and `external`, the number that PyTorch gives an operator and all that it launches, or 0.
 
     Attributes:
         group: name of the process group of each, empty if unknown.
@@ -173,7 +183,7 @@ class Calls(Events):
     """
 
     def __init__(self) -> None:
-        super().__init__("op", "begin_ns", "end_ns", "seq", "size_bytes", "link", "peer")
+        super().__init__("op", "begin_ns", "end_ns", "seq", "size_bytes", "link", "peer", "external")
         self.group: list[str] = []
         self.names: dict[str, str] = {}
         self.members: dict[str, str] = {}
@@ -189,9 +199,10 @@ class Calls(Events):
         size_bytes: int = 0,
         link: int = 0,
         peer: int = -1,
+        external: int = 0,
     ) -> None:
         """Add an operation."""
-        self.add(int(op), begin_ns, end_ns, seq, size_bytes, link, peer)
+        self.add(int(op), begin_ns, end_ns, seq, size_bytes, link, peer, external)
         self.group.append(group)
 
     def group_name(self, name: Any) -> str:
@@ -225,7 +236,8 @@ class Profile:
         kernels: kernels and copies that are no collectives; `link` is their correlation.
         launches: of kernels; `link` is their correlation.
         nccl, gloo, c10d, comms: collectives: kernels of NCCL, operations of gloo, calls of c10d, and their parameters.
-        num_unnamed, num_nameless: kernels of NCCL that do not say what they do, and kernels without any name.
+        unnamed: kernels of NCCL that do not say what they do; `link` and `external` as of `Calls`.
+        num_nameless: kernels without any name.
         num_untimed: events left out because they have no begin or no duration, or a negative one.
     """
 
@@ -249,7 +261,7 @@ class Profile:
     gloo: Calls = field(default_factory=Calls)
     c10d: Calls = field(default_factory=Calls)
     comms: Calls = field(default_factory=Calls)
-    num_unnamed: int = 0
+    unnamed: Events = field(default_factory=lambda: Events("begin_ns", "end_ns", "link", "external"))
     num_untimed: int = 0
     num_nameless: int = 0
 
@@ -264,7 +276,7 @@ class Profile:
         """Memory that the import of it takes at most."""
         num_rows = sum(map(len, (self.nccl, self.gloo, self.c10d, self.comms)))
         num_rows += len(self.steps) + len(self.marks) + len(self.optimizer)
-        num_kernels = sum(map(len, (self.backward, self.kernels, self.launches)))
+        num_kernels = sum(map(len, (self.backward, self.kernels, self.launches, self.unnamed)))
         num_members = sum(len(members) for members in self.groups.values())
         return _ROW_BYTES * num_rows + _KERNEL_BYTES * num_kernels + _MEMBER_BYTES * num_members
 
@@ -273,12 +285,12 @@ class Profile:
         """Whether the rank used a device: kernels say so, or else a backend of devices that did nothing on the host."""
         backends = re.split("[:,]", self.backend)
         is_of_devices = any(name.endswith("ccl") and name != "ccl" for name in backends)  # "ccl" is that of hosts, too
-        return self.has_kernels or self.num_unnamed > 0 or (is_of_devices and not self.gloo)
+        return self.has_kernels or len(self.unnamed) > 0 or (is_of_devices and not self.gloo)
 
     @property
     def shows_device(self) -> bool:
-        """Whether all that the device did is known: kernels that may have been waits make it unknown."""
-        return self.has_kernels and self.has_launches and not (self.num_unnamed or self.num_nameless)
+        """Whether what the device did is known, but for steps with kernels of `unnamed`, which may have been waits."""
+        return self.has_kernels and self.has_launches and not self.num_nameless
 
     @property
     def has_kernels(self) -> bool:
@@ -298,8 +310,11 @@ class Profile:
 
 def device_notes(profiles: Collection[Profile]) -> Iterator[str]:
     """Yield what is not known of kernels, and why."""
-    if num_unnamed := sum(one.num_unnamed for one in profiles):
-        yield f"{plural(num_unnamed, 'kernel')} of NCCL left out: neither name nor arguments say what they do"
+    if num_unnamed := sum(len(one.unnamed) for one in profiles):
+        yield (
+            f"{plural(num_unnamed, 'kernel')} of NCCL left out: neither name, arguments nor a call of the host say what"
+            " they do; what a device did in steps with them is not known"
+        )
     if num_nameless := sum(one.num_nameless for one in profiles):
         yield f"{plural(num_nameless, 'kernel')} without a name: any of them may be a collective"
     if any(one.has_kernels and not one.has_launches for one in profiles):
@@ -386,11 +401,12 @@ def _take_work(found: Profile, event: Any) -> None:
 
 def _take_kernel(found: Profile, event: Any) -> None:
     """Take a kernel; one of NCCL as what PyTorch called, else as what it is named after."""
-    if "nccl" not in event.name[:12].lower():
+    if not is_of_nccl(event.name):
         _take_work(found, event)
         return
     names = (event.args.collective, kernel_op(event.name))
-    found.num_unnamed += not any(_take_call(found.nccl, event, name) for name in names)
+    if not any(_take_call(found.nccl, event, name) for name in names):
+        found.unnamed.add(*_interval_ns(event), _whole(event.args.correlation), _whole(event.args.external))
 
 
 def _take_annotation(found: Profile, event: Any) -> None:
@@ -424,6 +440,7 @@ def _take_call(calls: Calls, event: Any, name: Any) -> bool:
         size_bytes=_size_bytes(op, args),
         link=_whole(args.correlation),
         peer=_whole(peer, -1),
+        external=_whole(args.external),
     )
     return True
 

@@ -141,6 +141,7 @@ class ProfileRows:
         num_ungrouped: operations whose process group is not known, which match no other rank's.
         has_numbers: whether operations have recorded numbers, and not those of their places in steps.
         step_source: how steps were found.
+        shows_device: whether it is known what its device did in some steps, or without any.
         clock: offset to the clock of the rank `reference`; None where there is one clock for all, or nothing says it.
     """
 
@@ -150,6 +151,7 @@ class ProfileRows:
     num_ungrouped: int
     has_numbers: bool
     step_source: str
+    shows_device: bool
     clock: ClockBounds | None = None
     reference: int = 0
 
@@ -162,14 +164,18 @@ def rows_of_profile(profile: Profile) -> ProfileRows:
     """
     steps, source = _steps(profile)
     device = Device.of(profile) if profile.shows_device else None
-    calls = _calls(profile)
+    calls, unknown = _calls(profile), np.zeros(0, np.int64)
+    if len(profile.unnamed):
+        unknown = _unknown_steps(profile, device, steps)
+        device = None if len(unknown) == len(steps) else device
     groups = tuple(sorted({name for name in calls.group if name != _NO_GROUP}))
     if len(groups) > MAX_GROUPS:
         raise TraceError(f"it has {len(groups)} process groups, and a trace has at most {MAX_GROUPS}")
     phases = _phases(profile, steps, calls, device)
     if device is not None and len(steps):
-        phases = np.concatenate([phases, idle_rows(profile, device, steps, calls)])
-    collectives, num_ungrouped, has_numbers = _collectives(profile, calls, steps, groups, device, phases)
+        known = steps[~np.isin(steps[:, 0], unknown)]
+        phases = np.concatenate([phases, idle_rows(profile, device, known, calls)])
+    collectives, num_ungrouped, has_numbers = _collectives(profile, calls, steps, groups, device, phases, unknown)
     tables = {
         "steps": rows_of(
             "steps",
@@ -182,6 +188,10 @@ def rows_of_profile(profile: Profile) -> ProfileRows:
         "phases": phases,
         "collectives": collectives,
     }
+    for table in ("steps", "phases") if device is not None else ():
+        is_unknown = np.isin(tables[table]["step"], unknown)
+        for name in ("device_begin_ns", "device_end_ns"):
+            tables[table][name][is_unknown] = 0
     shift_times(tables, profile.base_ns)
     return ProfileRows(
         profile=profile,
@@ -190,7 +200,18 @@ def rows_of_profile(profile: Profile) -> ProfileRows:
         num_ungrouped=num_ungrouped,
         has_numbers=has_numbers,
         step_source=source,
+        shows_device=device is not None,
     )
+
+
+def _unknown_steps(profile: Profile, device: Device | None, steps: Int64Array) -> Int64Array:
+    """Return the numbers of steps in which a kernel of NCCL ran or was launched that does not say what it does."""
+    kernels = profile.unnamed.rows
+    first_ns, last_ns = (steps[:, place] if device is None else device.at(steps[:, place]) for place in (1, 2))
+    begun = np.searchsorted(np.sort(kernels["begin_ns"]), last_ns, side="left")
+    ended = np.searchsorted(np.sort(kernels["end_ns"]), first_ns, side="right")
+    of_launch = _step_at(steps, launched_ns(kernels, profile))
+    return np.union1d(steps[begun > ended, 0], of_launch[of_launch != NO_STEP])
 
 
 def first_ns(tables: Mapping[str, Rows]) -> int:
@@ -380,9 +401,18 @@ def _end_before_optimizer(found: Rows, profile: Profile) -> None:
 
 
 def _collectives(
-    profile: Profile, calls: _Calls, steps: Int64Array, groups: tuple[str, ...], device: Device | None, phases: Rows
+    profile: Profile,
+    calls: _Calls,
+    steps: Int64Array,
+    groups: tuple[str, ...],
+    device: Device | None,
+    phases: Rows,
+    unknown: Int64Array,
 ) -> tuple[Rows, int, bool]:
-    """Return the operations, how many are of an unknown group, and whether their numbers are recorded ones."""
+    """Return the operations, how many are of an unknown group, and whether their numbers are recorded ones.
+
+    In steps that lack some, a place says nothing: without recorded numbers, operations of `unknown` ones match nothing.
+    """
     found = calls.rows
     number = {name: place for place, name in enumerate(groups)}
     group = np.array([number.get(name, UNKNOWN_GROUP) for name in calls.group], np.int64)
@@ -395,6 +425,8 @@ def _collectives(
     columns = {"enqueue_ns": calls.enqueue_ns if is_launch_known else 0} if profile.has_device else {}
     channel = _channels(group, found["op"], np.array(peer, np.int64))
     has_numbers = _has_numbers(found["seq"], channel, found["op"])
+    if not has_numbers:
+        group = np.where(np.isin(step, unknown), UNKNOWN_GROUP, group)
     rows = rows_of(
         "collectives",
         has_device=profile.has_device,

@@ -20,10 +20,10 @@ from urllib.parse import quote
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
-from hpcpace.core.text import NS_PER_S, plural, printable, shown
+from hpcpace.core.text import NS_PER_S, first_few, plural, printable, shown
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source, date_of, headers_of
 from hpcpace.runs.imports.input_files import MAX_NUMBER, is_whole
-from hpcpace.runs.imports.kineto_profile import Profile, device_notes, kernel_op, op_of, phase_of
+from hpcpace.runs.imports.kineto_profile import Profile, device_notes, is_of_nccl, kernel_op, op_of, phase_of
 from hpcpace.runs.imports.kineto_rows import first_ns, rows_of_profile, shift_times
 from hpcpace.trace.schema import DEVICE_TABLES, Op, Phase
 
@@ -68,7 +68,7 @@ class Meaning:
     @classmethod
     def of(cls, name: str) -> Meaning:
         """Return what a name says."""
-        is_nccl = name[:4].lower() == "nccl"
+        is_nccl = is_of_nccl(name)
         is_range = len(name) <= _MAX_NAME and ", op_id" not in name
         step = _STEP.search(name) if is_range else None
         return cls(
@@ -231,11 +231,10 @@ def _import(export: Export, path: Path, told: Callable[[int, int], None]) -> Imp
     ranks, origin_ns = _ranks(profiles, host)
     version = meta.get("EXPORT_PRODUCT_VERSION", "")
     places = [f"{rank} = GPU {place.device}" for rank, place in enumerate(sorted(profiles))]
-    others = [f"and {len(places) - _MAX_SHOWN} more"] if len(places) > _MAX_SHOWN else []
     is_known = {
         "steps": any(profile.steps or profile.optimizer for profile in profiles.values()),
         "phases": any(profile.marks for profile in profiles.values()),
-        "what devices did": all(profile.shows_device for profile in profiles.values()),
+        "what devices did": all(one.shows_device and not len(one.unnamed) for one in profiles.values()),
     }
     source = Source(
         tool=f"Nsight Systems {version}".strip(),
@@ -249,7 +248,7 @@ def _import(export: Export, path: Path, told: Callable[[int, int], None]) -> Imp
             *(what for what, is_one in is_known.items() if not is_one),
         ),
         notes=[
-            f"a rank is a GPU of a process: {', '.join([*places[:_MAX_SHOWN], *others])}",
+            f"a rank is a GPU of a process: {', '.join(first_few(places, _MAX_SHOWN, before='and '))}",
             "steps and phases are NVTX ranges named like step 12, forward, backward, optimizer",
             *([f"{plural(num_inside, 'range')} inside of steps, or around many, are no steps"] if num_inside else []),
             "one machine recorded all ranks: their clocks are one",
@@ -273,7 +272,7 @@ def _kernels(export: Export, path: Path, told: Callable[[int, int], None]) -> di
         if meaning is not None and meaning.op is not None:
             profile.nccl.add_call(meaning.op, start, end, link=correlation)
         elif meaning is not None and meaning.is_nccl:
-            profile.num_unnamed += 1
+            profile.unnamed.add(start, end, correlation, 0)
         else:
             profile.num_nameless += meaning is None
             profile.kernels.add(start, end, correlation)

@@ -1,14 +1,18 @@
-"""NCCL's RAS as a second witness: the processes it lost, and the calls of each rank.
+"""Reports of NCCL's RAS: a second witness of a hang, or the only one.
 
-What `ncclras -f json` prints, from NCCL 2.28.7 on (src/ras/client_support.cc). Up to 2.28.9 a comma is missing behind
-the device of a rank that does not answer; that comma alone is put in. RAS counts ranks by communicator. Global ranks
-are those of a communicator of all ranks, and others are known by host and process from there.
+`ncclras -f json` prints them from NCCL 2.28.7 on (src/ras/client_support.cc); `ras_text` reads what older ones print.
+Up to 2.28.9 a comma is missing behind the device of a rank that does not answer; that comma alone is put in. RAS counts
+ranks by communicator. Global ranks are those of a communicator of all ranks, and others are known by host and process
+from there.
+
+RAS counts what each rank has launched, by kind of operation, and not what has finished. Kinds whose counts agree on all
+ranks say nothing about who is behind; the sum of the others is the place of a rank in the order of its communicator.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -19,23 +23,25 @@ from msgspec import Meta
 from hpcpace.core.codec import convert
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import read_file
-from hpcpace.core.text import printable, rank_list, shortened
-from hpcpace.hang.views import JobView, RankView
+from hpcpace.core.text import listed, plural, printable, rank_list, shortened
+from hpcpace.hang.views import Call, Channel, GroupView, JobView, RankView
 from hpcpace.runs.imports.input_files import Name, WholeNumber, json_value
+from hpcpace.runs.imports.ras_text import read_ras_text
 
 _MAX_BYTES = 64 << 20
-_MAX_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
 _MAX_OPS = 32
 """Operations that ranks of a communicator count; NCCL has a dozen."""
 _MAX_LINES = 6
+_MAX_COUNTS = 4
 _MISSING_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s*"status":)')
-_DEAD = "NCCL RAS considers it dead"
+_DEAD = "dead according to NCCL RAS"
 
 
 class RasProcess(msgspec.Struct, frozen=True):
     """A rank of a communicator."""
 
-    rank: Annotated[int, Meta(ge=0, le=_MAX_RANKS)]
+    rank: Annotated[int, Meta(ge=0, le=MAX_RANKS)]
     host: Name
     pid: Annotated[int, Meta(ge=-1, le=1 << 32)]
 
@@ -64,18 +70,26 @@ class RasMissingRank(RasProcess, frozen=True):
 
 
 class RasCommunicator(msgspec.Struct, frozen=True):
-    """A communicator with its ranks."""
+    """A communicator with its ranks, and what a text says of it that is not said of single ranks."""
 
-    size: Annotated[int, Meta(ge=0, le=_MAX_RANKS)]
+    size: Annotated[int, Meta(ge=0, le=MAX_RANKS)]
     ranks: tuple[RasRank, ...]
     missing_ranks: tuple[RasMissingRank, ...]
+    hash: Name = ""
+    notes: tuple[str, ...] = ()
 
 
 class RasReport(msgspec.Struct, frozen=True):
-    """A report of RAS by a version of NCCL."""
+    """A report of RAS by a version of NCCL. Only text has `num_gpus` of the job."""
 
     nccl_version: Name
     communicators: tuple[RasCommunicator, ...]
+    num_gpus: int = 0
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it was JSON."""
+        return not self.num_gpus
 
 
 def read_ras(path: Path) -> RasReport:
@@ -86,7 +100,9 @@ def read_ras(path: Path) -> RasReport:
     """
     try:
         data = read_file(path, most_bytes=_MAX_BYTES)
-        report = convert(json_value(_MISSING_COMMA.sub(rb"\1,\2", data)), RasReport)
+        is_json = data.lstrip()[:1] in (b"{", b"[", b"")
+        content = json_value(_MISSING_COMMA.sub(rb"\1,\2", data)) if is_json else read_ras_text(data)
+        report = convert(content, RasReport)
         for communicator in report.communicators:
             if len({op for one in communicator.ranks for op in one.collective_counts}) > _MAX_OPS:
                 raise ValueError(f"a communicator has more than {_MAX_OPS} operations")
@@ -105,55 +121,187 @@ def with_witness(job: JobView, ras: RasReport) -> tuple[JobView, tuple[str, ...]
     A process that RAS considers dead has gone. Its counts are told, and decide nothing: they do not say which operation
     of a communicator a rank is in.
     """
-    ranks_of = _processes(job, ras)
-    if not ranks_of:
-        size = len(job.ranks)
+    size = len(job.ranks)
+    world = next((one for one in ras.communicators if one.size == size and (one.ranks or one.missing_ranks)), None)
+    if world is None:
         return job, (f"NCCL RAS has no communicator of all {size} ranks, so that its ranks are not known here",)
     dead: set[int] = set()
     silent: set[int] = set()
     lines: list[str] = []
     for communicator in ras.communicators:
+        ranks_of = _global_ranks(communicator, world)
         for one in communicator.missing_ranks:
-            if one.process in ranks_of:
-                (dead if one.status.considered_dead else silent).add(ranks_of[one.process])
+            if one.rank in ranks_of:
+                (dead if one.status.considered_dead else silent).add(ranks_of[one.rank])
         lines += _behind(communicator, ranks_of)
     by = f"NCCL RAS ({shortened(ras.nccl_version, max_letters=20)})"
-    ranks = {rank: _dead(view) if rank in dead else view for rank, view in job.ranks.items()}
+    ranks = {rank: _dead_view(view) if rank in dead else view for rank, view in job.ranks.items()}
     told = [
         *([f"{by} considers {rank_list(sorted(dead))} dead"] if dead else []),
         *([f"{by} gets no answer of {rank_list(sorted(silent - dead))}"] if silent - dead else []),
         *list(dict.fromkeys(lines))[:_MAX_LINES],
     ]
-    nothing = f"{by}: all ranks answer, and have called equally many operations"
-    return replace(job, ranks=ranks), tuple(told) or (nothing,)
+    if not told and not any(one.notes for one in ras.communicators):
+        told = [f"{by}: all ranks answer, and have called equally many operations"]
+    return replace(job, ranks=ranks), tuple(told)
 
 
-def _dead(view: RankView) -> RankView:
+def world_communicator(ras: RasReport) -> RasCommunicator | None:
+    """Return the first communicator of all ranks; None where the largest one is not known to be one."""
+    size = max((one.size for one in ras.communicators), default=0)
+    widest = [one for one in ras.communicators if one.size == size and (one.ranks or one.missing_ranks)]
+    processes = {
+        each.process for one in ras.communicators for each in (*one.ranks, *one.missing_ranks) if each.pid >= 0
+    }
+    return widest[0] if widest and size >= max(len(processes), ras.num_gpus) else None
+
+
+def _global_ranks(communicator: RasCommunicator, world: RasCommunicator) -> dict[int, int]:
+    """Return the global rank of each rank of a communicator: by its process, or as it is in one of all ranks."""
+    of_process = {one.process: one.rank for one in (*world.ranks, *world.missing_ranks) if one.pid >= 0}
+    found = {}
+    for one in (*communicator.ranks, *communicator.missing_ranks):
+        if one.pid >= 0 and one.process in of_process:
+            found[one.rank] = of_process[one.process]
+        elif communicator.size == world.size and one.rank < world.size:
+            found[one.rank] = one.rank
+    return found
+
+
+def _dead_view(view: RankView) -> RankView:
+    """Return a rank that RAS considers dead."""
     if view.is_recorded:
         return replace(view, is_gone=True, end=view.end or _DEAD)
     return replace(view, is_recorded=True, is_complete=False, is_gone=True, end=_DEAD)
 
 
-def _processes(job: JobView, ras: RasReport) -> dict[tuple[str, int], int]:
-    """Return the global rank of each process, from a communicator of all ranks."""
-    for one in ras.communicators:
-        if one.size == len(job.ranks):
-            members = (*one.ranks, *one.missing_ranks)
-            return {each.process: each.rank for each in members if each.rank in job.ranks and each.pid >= 0}
-    return {}
-
-
-def _behind(communicator: RasCommunicator, ranks_of: Mapping[tuple[str, int], int]) -> Iterator[str]:
-    """Yield which ranks of a communicator have called an operation fewer times than others."""
-    present = [one for one in communicator.ranks if one.process in ranks_of]
+def _behind(communicator: RasCommunicator, ranks_of: Mapping[int, int]) -> Iterator[str]:
+    """Yield how often ranks of a communicator have called each operation that they called differently often."""
+    present = [one for one in communicator.ranks if one.rank in ranks_of]
     for op in sorted({op for one in present for op in one.collective_counts}):
-        counts = {ranks_of[one.process]: one.collective_counts.get(op, 0) for one in present}
-        most = max(counts.values())
-        behind = sorted(rank for rank, count in counts.items() if count < most)
-        if behind and 2 * len(behind) <= len(counts):
-            least = min(counts.values())
-            has = "has" if len(behind) == 1 else "have"
+        by_count: dict[int, list[int]] = {}
+        for one in present:
+            by_count.setdefault(one.collective_counts.get(op, 0), []).append(ranks_of[one.rank])
+        if len(by_count) > 1:
+            said = [f"{rank_list(sorted(ranks))} {count} times" for count, ranks in sorted(by_count.items())]
+            more = [f"others up to {max(by_count)} times"] if said[_MAX_COUNTS:] else []
             yield (
-                f"NCCL RAS: of a communicator of {communicator.size} ranks, {rank_list(behind)} {has} called"
-                f" {shortened(op, max_letters=40)} {least} times, others {most} times"
+                f"NCCL RAS: in a communicator of {communicator.size} ranks, {shortened(op, max_letters=40)} was called"
+                f" by {listed([*said[:_MAX_COUNTS], *more])}"
             )
+
+
+_SOURCE = "NCCL RAS"
+_OPS = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "AlltoAll": "all_to_all",
+    "Scatter": "scatter",
+    "Gather": "gather",
+}
+_NOT_WHICH = "NCCL RAS reports differences, but not which ranks differ"
+# Messages: their numbers differ between ranks that are all well.
+_UNORDERED = frozenset({"Send", "Recv", "SendRecv", "PutSignal", "Signal", "WaitSignal"})
+
+
+def ras_job(ras: RasReport) -> tuple[JobView | None, str]:
+    """Return what a report alone shows of a job, and why it shows no more where it does not show who is behind.
+
+    The job is None where global ranks are not known.
+    """
+    world = world_communicator(ras)
+    if world is None and any(one.notes for one in ras.communicators):
+        return None, _NOT_WHICH
+    if world is None:
+        return None, "NCCL RAS has no communicator of all ranks, so that global ranks are not known"
+    views = {rank: RankView(rank=rank, is_recorded=False) for rank in range(world.size)}
+    for one in (each for each in world.ranks if each.rank in views):
+        views[one.rank] = RankView(rank=one.rank, host=one.host)
+    groups: list[GroupView] = []
+    for communicator in ras.communicators:
+        of_rank = _global_ranks(communicator, world)
+        if communicator.size == world.size:
+            of_rank = {rank: rank for rank in range(world.size)} | of_rank
+        if len(of_rank) < communicator.size:
+            continue  # who is in it is not known
+        members = tuple(rank for _, rank in sorted(of_rank.items()))
+        groups.append(GroupView(name=communicator.hash.removeprefix("0x")[:16] or "world", members=members))
+        _add(views, communicator, of_rank, Channel(len(groups) - 1))
+    for lost in world.missing_ranks:
+        if lost.status.considered_dead and lost.rank in views:
+            views[lost.rank] = _dead_view(views[lost.rank])
+    job = JobView(groups=tuple(groups), ranks=views, now_ns=0, source=_SOURCE)
+    if any(call.is_open for view in views.values() for call in view.calls):
+        return job, ""
+    if any(one.notes for one in ras.communicators):
+        return job, _NOT_WHICH
+    return job, "NCCL RAS reports the same counts for all ranks, so no rank is behind"
+
+
+def _add(
+    views: dict[int, RankView], communicator: RasCommunicator, of_rank: Mapping[int, int], channel: Channel
+) -> None:
+    """Add what the ranks of a communicator have launched."""
+    counts = {of_rank[one.rank]: _ordered(one.collective_counts) for one in communicator.ranks if one.rank in of_rank}
+    ops = sorted({op for counted in counts.values() for op in counted})
+    least = {op: min(counted.get(op, 0) for counted in counts.values()) for op in ops}
+    differing = [op for op in ops if any(counted.get(op, 0) != least[op] for counted in counts.values())]
+    sums = {rank: sum(counted.get(op, 0) for op in differing) for rank, counted in counts.items()}
+    lowest, highest = min(sums.values(), default=0), max(sums.values(), default=0)
+    is_waited_for = bool(communicator.missing_ranks)
+    for rank, counted in counts.items():
+        ahead = [op for op in differing if counted.get(op, 0) > least[op]]
+        is_ahead = sums[rank] > lowest or (bool(differing) and lowest == highest)
+        calls = (
+            [_call(channel, sums[rank], max(ahead, key=lambda op: counted[op] - least[op]) if ahead else "")]
+            if is_ahead or (is_waited_for and sums[rank] == highest)
+            else []
+        )
+        before = views[rank]
+        views[rank] = RankView(
+            rank=rank,
+            host=before.host,
+            entered={**before.entered, channel: sums[rank] + 1},
+            completed={**before.completed, channel: lowest},
+            calls=(*before.calls, *calls),
+        )
+
+
+def _ordered(counts: Mapping[str, int]) -> dict[str, int]:
+    return {op: count for op, count in counts.items() if op not in _UNORDERED}
+
+
+def _call(channel: Channel, number: int, op: str) -> Call:
+    return Call(
+        channel=channel, seq=number, op=_OPS.get(op, op.lower() or "collective"), is_open=True, is_numbered=bool(op)
+    )
+
+
+def notes_of(communicators: Sequence[RasCommunicator]) -> Iterator[str]:
+    """Yield what a text says of communicators without naming all ranks."""
+    for one in communicators:
+        yield from (f"NCCL RAS: communicator {one.hash} of {plural(one.size, 'rank')}: {note}" for note in one.notes)
+
+
+def unmapped(ras: RasReport) -> Iterator[str]:
+    """Yield who is behind, by process and host, in a report that does not show global ranks."""
+    if world_communicator(ras) is not None:
+        return
+    for one in ras.communicators:
+        counted = {each.rank: _ordered(each.collective_counts) for each in one.ranks}
+        for op in sorted({op for counts in counted.values() for op in counts}):
+            levels: dict[int, list[int]] = {}
+            for rank, counts in counted.items():
+                levels.setdefault(counts.get(op, 0), []).append(rank)
+            if len(levels) > 1:
+                least = min(levels)
+                hosts = {each.rank: f"process {each.pid} on {each.host}" for each in one.ranks if each.pid >= 0}
+                behind = levels[least]
+                where = f" ({hosts[behind[0]]})" if len(behind) == 1 and behind[0] in hosts else ""
+                yield (
+                    f"NCCL RAS: in communicator {one.hash.removeprefix('0x')[:16]}, its {rank_list(sorted(behind))}"
+                    f"{where} launched {op} {least} times, others {max(levels)} times"
+                )

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.errors import TraceError, check_package
 from hpcpace.core.files import read_file
 from hpcpace.core.text import NS_PER_S, format_duration, printable, shown
 from hpcpace.runs.imports.chrome_events import ChromeEvents
@@ -71,10 +71,7 @@ def parquet_table(file: InputFile, columns: tuple[str, ...]) -> pd.DataFrame:
         UsageError: pyarrow is not installed.
         TraceError: the file cannot be read, is no such trace, or takes more memory than it may.
     """
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise UsageError("parquet files need pyarrow: pip install 'hpcpace[import]'") from error
+    check_package("pyarrow", extra="import")
     try:
         numbers, codes, names = call_bounded(lambda: _read(file, columns), max_bytes=_MAX_BYTES)
     except MemoryError:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import percent
+from hpcpace.metrics.least_squares import nonnegative_least_squares
 from hpcpace.runs.scaling.sizes import Series, Size
 
 
@@ -105,10 +106,8 @@ def _matrix(basis: Sequence[str], n: FloatArray) -> FloatArray:
 
 def _fitted(basis: Sequence[str], n: FloatArray, values: FloatArray, sigma: FloatArray) -> tuple[FloatArray, float]:
     """Return the coefficients, and the sum of squared errors in units of sigma."""
-    from scipy.optimize import nnls  # takes longer to load than all that it does here
-
-    coefficients, norm = nnls(_matrix(basis, n) / sigma[:, np.newaxis], values / sigma)
-    return np.asarray(coefficients), float(norm) ** 2
+    coefficients, norm = nonnegative_least_squares(_matrix(basis, n) / sigma[:, np.newaxis], values / sigma)
+    return coefficients, norm**2
 
 
 def _words(basis: Sequence[str], coefficients: FloatArray) -> str:

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from hpcpace.core.text import plural
 from hpcpace.metrics.extrapolation import extrapolated_transfer
+from hpcpace.metrics.special import ENDS_95
 from hpcpace.probe.laws import no_law_of, transfer_term
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.forms import NUM_DRAWS, TINY, FloatArray, drawn, parts_at, parts_of_all, sums, waiting
+from hpcpace.runs.scaling.overlap import exposed, phases_of, rest_of, words_of
 from hpcpace.runs.scaling.sizes import Kind, Series
 
 MAX_MISFIT = 0.25
@@ -126,7 +128,7 @@ def predict(series: Series, num_units: Sequence[int], *, probe: ProbeRecord | No
     draws_ns = _sum(parts) * np.exp(spread)
     run_cv = min(_run_cv(series), _MAX_SPREAD)
     noisy = draws_ns * np.exp(run_cv * generator.standard_normal(draws_ns.shape))
-    low_ns, high_ns = np.quantile(noisy, (0.025, 0.975), axis=0)
+    low_ns, high_ns = np.quantile(noisy, ENDS_95, axis=0)
     return Predicted(
         num_units=np.asarray(num_units, np.int64),
         step_ns=center_ns,
@@ -153,13 +155,17 @@ def _anchored(
     measured = {"total": step_ns, **parts_at(last)}
     fitted, rests_on = _terms(series, np.append(targets, last.num_units), generator, probe)
     misfit = float(np.median(_sum(fitted)[:, -1])) / step_ns - 1
-    parts = {}
+    parts, has_hidden = {}, bool(phases_of(series))
     for name, draws in fitted.items():
         there, floor = float(np.median(draws[:, -1])), _FLOOR * step_ns
         missed = np.log(measured[name] / there) if min(measured[name], there) > floor else 0.0
         of_last = float(_errors(series)[-1])
         error = of_last if name == "total" else np.hypot(of_last, _WORK_ERROR if name == "work" else _PART_ERROR)
-        parts[name] = draws[:, :-1] * np.exp(missed * max(1 - (error / missed) ** 2, 0.0) if missed else 0.0)
+        kept = max(1 - (error / missed) ** 2, 0.0) if missed else 0.0
+        if name == "transfer" and has_hidden:  # which grows faster than what is exposed now, and not in proportion
+            parts[name] = np.maximum(draws[:, :-1] + kept * (measured[name] - there), 0.0)
+        else:
+            parts[name] = draws[:, :-1] * np.exp(missed * kept)
     return parts, misfit, rests_on
 
 
@@ -198,25 +204,31 @@ def _terms(
         steps = np.array([size.mean("step_ns") for size in series.sizes], np.float64)
         total, words = drawn(n, steps, errors, _TOTAL[series.kind], targets, generator)
         unused = () if probe is None else ("the probe is not used: how long transfers take is not known",)
-        return {"total": total}, (f"step times at {len(n)} sizes alone: {words}", *unused)
+        return {"total": total}, (f"step times at {len(n)} sizes alone: {words}", words_of(None, series), *unused)
     of_all = [parts_of_all(size) for size in series.sizes]
     values = {name: np.array([parts[name] for parts in of_all]) for name in of_all[0]}
-    of_work_errors, errors = np.hypot(errors, _WORK_ERROR), np.hypot(errors, _PART_ERROR)
+    phases = phases_of(series)
+    if phases:
+        values["transfer"] = rest_of(series, phases)
+    of_speeds, of_work_errors, errors = errors, np.hypot(errors, _WORK_ERROR), np.hypot(errors, _PART_ERROR)
     floor_ns = _FLOOR * float(np.sum(list(values.values()), axis=0).min())
     work, of_work = drawn(n, values["work"], of_work_errors, _OF_WORK[series.kind], targets, generator, floor_ns)
     is_alone = _ranks_per_unit(series) * n[0] <= 1
     on_one = _TRANSFER if is_alone or values["transfer"][0] < floor_ns else _TRANSFER_ON_ONE
     transfer, of_transfer = drawn(n, values["transfer"], errors, on_one, targets, generator, floor_ns)
     if probe is not None:
-        grown, of_probe = _probed(series, targets, probe)
+        grown, of_probe = _probed(series, targets, probe, float(values["transfer"][-1]))
         of_transfer = f"{of_transfer}, and {of_probe}"
         if grown is not None:
             # Half of the draws, so that the interval has both where they part.
             factor = np.exp(errors[-1] * generator.standard_normal((NUM_DRAWS // 2, 1)))
             transfer[: NUM_DRAWS // 2] = grown * factor
+    relative = work / np.maximum(values["work"][-1], TINY)
+    for one in phases or ():
+        transfer += exposed(series, one, of_speeds, targets, relative, generator)
     other, _ = drawn(n, values["other"], errors, _OTHER, targets, generator, floor_ns)
     noise = np.exp(errors[-1] * generator.standard_normal((NUM_DRAWS, 1)))
-    lasting, jitter, of_jitter = waiting(series, targets, work / np.maximum(values["work"][-1], TINY), generator)
+    lasting, jitter, of_jitter = waiting(series, targets, relative, generator)
     # What slower ranks do beyond the fastest one is work of theirs in the mean, and waiting of the others.
     waited = parts_at(series.sizes[-1])["imbalance"] / max(values["imbalance"][-1], TINY)
     return {
@@ -229,16 +241,24 @@ def _terms(
         f"own work at {len(n)} sizes: {of_work}",
         f"jitter: {of_jitter} on {series.sizes[-1].num_units} {series.unit}s",
         f"transfer at {len(n)} sizes: {of_transfer}",
+        words_of(phases, series),
     )
 
 
-def _probed(series: Series, targets: FloatArray, probe: ProbeRecord) -> tuple[FloatArray | None, str]:
-    """Return the transfer at the targets by the laws of a probe, and their form; None where it lacks them, and why."""
+def _probed(
+    series: Series, targets: FloatArray, probe: ProbeRecord, transfer_ns: float
+) -> tuple[FloatArray | None, str]:
+    """Return the transfer at the targets by the laws of a probe, and their form; None where it lacks them, and why.
+
+    Args:
+        series, targets, probe: as of `predict`.
+        transfer_ns: the transfer at the largest size, of which nothing is hidden.
+    """
     last = series.sizes[-1]
     parts, calls = last.parts_ns, last.samples[0].calls
     if parts is None or series.unit != "node" or last.num_units < 2:
         return None, f"not by the probe: its laws are of several nodes, not of {plural(last.num_units, series.unit)}"
-    term = transfer_term(probe.laws, calls, num_nodes=last.num_units, transfer_ns=parts["transfer"])
+    term = transfer_term(probe.laws, calls, num_nodes=last.num_units, transfer_ns=transfer_ns)
     if term is None:
         return None, f"not by the probe: {no_law_of(probe.laws, [op for op, _, _ in calls], last.num_units)}"
     grown = extrapolated_transfer(term, last.num_units, targets.astype(np.int64))
@@ -263,6 +283,7 @@ class Knee:
         num_units: the least such size; None where there is none up to `searched`.
         low, high: its 95 % interval over repeats and laws; None where that end is beyond `searched`.
         searched: the largest size whose doubling was looked at.
+        by_size: sizes up to `searched`, ascending, and how probable it is that the knee is there or before.
         is_measured: whether the doubled size was measured, and not predicted.
     """
 
@@ -271,6 +292,7 @@ class Knee:
     high: int | None
     searched: int
     is_measured: bool
+    by_size: tuple[tuple[int, float], ...] = ()
 
 
 def knee_of(series: Series, speeds: NDArray[np.float64], predicted: Predicted | None) -> Knee | None:
@@ -307,14 +329,20 @@ def _first_knee(
     grid = np.unique(np.concatenate([grid, units[units <= searched]]))
     sizes = [_first_below(units, row, grid) for row in np.concatenate([speeds[np.newaxis], draws])]
     spread = np.sort([np.inf if size is None else size for size in sizes[1:]])
-    low, high = (float(spread[round(share * (len(spread) - 1))]) for share in (0.025, 0.975))
+    low, high = (float(spread[round(share * (len(spread) - 1))]) for share in ENDS_95)
     return Knee(
         num_units=sizes[0],
         low=int(low) if np.isfinite(low) else None,
         high=int(high) if np.isfinite(high) else None,
         searched=searched,
         is_measured=is_measured,
+        by_size=tuple((size, float((spread <= size).mean())) for size in _told_sizes(units, searched)),
     )
+
+
+def _told_sizes(units: NDArray[np.float64], searched: int) -> list[int]:
+    """Return the sizes of a series up to the largest one searched, and that one."""
+    return sorted({searched, *(int(size) for size in units if size <= searched)})
 
 
 def _first_below(units: NDArray[np.float64], speeds: NDArray[np.float64], grid: NDArray[np.float64]) -> int | None:

@@ -16,12 +16,17 @@ from hpcpace.core.text import NS_PER_MS, plural
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.forms import parts_of_all
 from hpcpace.runs.scaling.law import MAX_FACTOR, MAX_MISFIT, Knee, Predicted, knee_of, obstacle, predict
+from hpcpace.runs.scaling.overlap import phases_of
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
 
 SCHEMA = "hpcpace-scale/1"
 IDEAL = 0.95
 """Scaling factor from which on a size counts as ideal."""
+_MIN_FLAT, _MAX_FLAT = 0.5, 1.1
+"""Throughput over that of the smallest size between which it may be that of one GPU: an efficiency seen in practice."""
+_SUPER_LINEAR = 1.05
+"""Scaling factor from which on a size is remarked on: less is within what clocks and temperatures do."""
 _MIN_LOST = 0.03  # of the step, below which nothing is said to stop a job
 
 
@@ -113,6 +118,8 @@ class Scaling:
         no_law: why there is no law; empty where there is one.
         no_parts: why the parts of the step are not known; empty where they are.
         left_out: runs that are not in it, and why, a sentence each.
+        remarks: what is remarkable about the sizes, a sentence each.
+        is_overlap_known: whether all runs say which of their transfers are hidden behind work.
     """
 
     unit: str
@@ -128,6 +135,8 @@ class Scaling:
     no_law: str
     no_parts: str
     left_out: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+    is_overlap_known: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -151,6 +160,7 @@ def scaling_of(samples: Sequence[Sample], *, kind: Kind | None = None, probe: Pr
         of = plural(series.sizes[0].num_units, series.unit)
         raise CannotTell(with_reasons(f"all runs are of one size, {of}: add runs of other sizes", series.left_out))
     speeds = _speeds(series)
+    _ask_what_a_rate_is_of(series, speeds)
     no_law = obstacle(series) or series.doubt
     factors = (2, MAX_FACTOR)
     largest = series.sizes[-1].num_units
@@ -164,12 +174,13 @@ def scaling_of(samples: Sequence[Sample], *, kind: Kind | None = None, probe: Pr
     if predicted is not None and not predicted.low_ns.all():
         no_law, predicted = "no law fits these sizes: by the closest one, larger sizes may take no time", None
     unknown = (sample.unknown for size in series.sizes for sample in size.samples)
+    sizes = tuple(_size_figures(series, speeds, row) for row in range(len(series.sizes)))
     return Scaling(
         unit=series.unit,
         kind=series.kind,
         why=series.why,
         sample_unit=series.sizes[0].samples[0].unit,
-        sizes=tuple(_size_figures(series, speeds, row) for row in range(len(series.sizes))),
+        sizes=sizes,
         knee=knee_of(series, speeds, predicted),
         stop=_stop(series),
         predictions=() if predicted is None else _predictions(series, speeds, predicted, factors),
@@ -178,7 +189,41 @@ def scaling_of(samples: Sequence[Sample], *, kind: Kind | None = None, probe: Pr
         no_law=no_law,
         no_parts="" if _has_parts(series) else next(filter(None, unknown), "they are not recorded"),
         left_out=series.left_out,
+        remarks=tuple(_super_linear(sizes, series.unit)),
+        is_overlap_known=_has_parts(series) and phases_of(series) is not None,
     )
+
+
+def _ask_what_a_rate_is_of(series: Series, speeds: NDArray[np.float64]) -> None:
+    """Refuse to judge a throughput that stays the same at all sizes, if it may be that of one GPU.
+
+    Raises:
+        CannotTell: it stays the same, and nothing says what it is of.
+    """
+    first, last = series.sizes[0], series.sizes[-1]
+    if not all(sample.is_rate_assumed for size in series.sizes for sample in size.samples):
+        return
+    ratios = speeds / speeds[0]
+    if ratios.min() < _MIN_FLAT or ratios.max() > _MAX_FLAT:
+        return
+    total = ratios[-1] * first.num_units / last.num_units
+    raise CannotTell(
+        f"the throughput hardly changes from {first.num_units} to {plural(last.num_units, series.unit)} "
+        f"({speeds[0]:.6g} to {speeds[-1]:.6g}), and its column does not say what it is of: if of one GPU, the scaling "
+        f"factor is {ratios[-1]:.2f} (--throughput gpu); if of all ranks together, {total:.2f} (--throughput total)"
+    )
+
+
+def _super_linear(sizes: Sequence[SizeFigures], unit: str) -> Iterator[str]:
+    """Yield what is remarkable about sizes that scale better than they should be able to."""
+    for size in sizes[1:]:
+        if size.scaling_factor >= _SUPER_LINEAR and size.scaling_interval[0] > 1:
+            yield (
+                f"{plural(size.num_units, unit)} are super-linear (scaling factor {size.scaling_factor:.2f}): did the "
+                f"smallest size run at its best (warm-up, memory, swapping), with the same batch of a {unit}, and is "
+                "throughput counted in the same way? Shares that fit into caches can be a reason, too"
+            )
+            return
 
 
 def _has_parts(series: Series) -> bool:

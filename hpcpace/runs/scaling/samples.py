@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import UsageError, with_reasons
 from hpcpace.core.text import NS_PER_S, plural
+from hpcpace.diagnosis.summary import Overlap
 from hpcpace.metrics.growth import maximum_weights
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK
 from hpcpace.metrics.special import ndtri
 from hpcpace.runs.load import CsvRun, load_runs, read_csv
 from hpcpace.runs.measured import MeasuredRun
+from hpcpace.runs.throughput_columns import Per
 
 FloatArray = NDArray[np.float64]
 
@@ -96,6 +98,7 @@ class Sample:
         samples_per_s: throughput; None where it is not known.
         batch: samples of a step, over all ranks; 0 where unknown.
         unit: of the samples.
+        is_rate_assumed: whether nothing says that the throughput is that of all ranks and not of one.
         cv: coefficient of variation of the step time; None where unknown.
         busy, wait, transfer: shares of the step; None where unknown.
         parts_ns: by name of `PARTS`, adding up to the step; None where they are not known.
@@ -104,6 +107,7 @@ class Sample:
         least_work: share of the work that the fastest rank has, too.
         predictions: number of nodes, loss to waiting and the ends of its interval, as shares of the step.
         calls: operation, bytes of one, and how many there are in a step of a rank.
+        overlap: which transfers are hidden, by phase and kind; None where that is not known.
         same_work: what runs of all sizes have to agree in, by name.
         same_way: what repeats of one size have to agree in besides, but for the batch.
     """
@@ -118,6 +122,7 @@ class Sample:
     samples_per_s: float | None
     batch: float
     unit: str = "samples"
+    is_rate_assumed: bool = False
     cv: float | None = None
     busy: float | None = None
     wait: float | None = None
@@ -128,6 +133,7 @@ class Sample:
     least_work: float = 1.0
     predictions: tuple[tuple[int, float, float, float], ...] = ()
     calls: tuple[tuple[str, float, float], ...] = ()
+    overlap: tuple[Overlap, ...] | None = None
     same_work: Mapping[str, str] = field(default_factory=dict)
     same_way: Mapping[str, str] = field(default_factory=dict)
 
@@ -175,6 +181,7 @@ def sample_of_run(run: MeasuredRun) -> Sample:
         least_work=least_work(run),
         predictions=run.predictions,
         calls=tuple((one.op, one.size_bytes / one.num_calls, one.num_calls) for one in run.transfers if one.num_calls),
+        overlap=run.overlap,
         same_work={
             "unit of samples": run.samples_unit,
             "type": conditions.dtype,
@@ -206,6 +213,7 @@ def sample_of_line(line: CsvRun, path: str) -> Sample:
         step_ns=line.step_ns,
         samples_per_s=line.throughput,
         batch=0.0,
+        is_rate_assumed=line.is_rate_assumed,
         unknown="a table has speeds alone",
         same_work={"job": line.job},
         same_way={"hosts": ",".join(sorted(line.nodes))},
@@ -272,12 +280,16 @@ def _imbalance(run: MeasuredRun) -> float:
 
 
 def read_samples(
-    paths: Sequence[Path], *, progress: Callable[[int, int], None] = lambda done, total: None
+    paths: Sequence[Path],
+    *,
+    per: Per | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Sample], list[str]]:
     """Return the runs at some paths, and why others cannot be read, a sentence each.
 
     Args:
         paths: of runs, or of one CSV file.
+        per: what the throughput of the CSV file is of, where the user says so.
         progress: called with the number of runs read and of all.
 
     Raises:
@@ -287,7 +299,9 @@ def read_samples(
     if tables and len(paths) > 1:
         raise UsageError(f"{tables[0]} is a CSV file: name it alone, its speeds were measured in another way")
     if tables:
-        return [sample_of_line(line, str(tables[0])) for line in read_csv(tables[0])], []
+        return [sample_of_line(line, str(tables[0])) for line in read_csv(tables[0], per=per)], []
+    if per is not None:
+        raise UsageError("--throughput says what a column of a CSV file is of: runs know it")
     loaded = load_runs(paths, progress=progress)
     problems = [run.message for run in loaded if run.message]
     samples = [sample_of_run(run.measured) for run in loaded if run.measured is not None]

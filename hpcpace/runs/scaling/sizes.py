@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from hpcpace.core.errors import CannotTell, UsageError, with_reasons
-from hpcpace.core.text import NS_PER_S, listed, plural
+from hpcpace.core.text import NS_PER_S, first_few, listed, plural
 from hpcpace.metrics.run_difference import (
     MIN_CV,
     MIN_REPEATS,
@@ -23,8 +23,8 @@ from hpcpace.metrics.run_difference import (
     spread_beyond_prior,
     spread_of_repeats,
 )
+from hpcpace.runs.changes import is_same_batch, usual_batches
 from hpcpace.runs.scaling.samples import PARTS, Sample
-from hpcpace.runs.work import is_same_batch, usual_batches
 
 _PRIOR = RunSpread(value=PRIOR_CV, freedom=math.inf)
 _MAX_RATIO = 2.0
@@ -315,8 +315,7 @@ def _alike(
         if not differs:
             kept.append(sample)
             continue
-        more = f"; {len(differs) - _MAX_TOLD} more" if len(differs) > _MAX_TOLD else ""
-        left_out.append(f"{sample.name} {verb}: {'; '.join(differs[:_MAX_TOLD])}{more}")
+        left_out.append(f"{sample.name} {verb}: {'; '.join(first_few(differs, _MAX_TOLD))}")
     if not kept:  # each differs in something else: the first one stands for itself
         kept = [samples[0]]
         left_out[:] = [sentence for sentence in left_out if not sentence.startswith(f"{samples[0].name} {verb}")]

@@ -1,0 +1,287 @@
+"""Lines of torch's watchdog and of gloo in logs, as what they say of one rank.
+
+The words are those of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and TraceUtils.h from torch 1.8 on: the number
+of an operation came with 1.9, sizes with 2.2, the group, and what was enqueued and completed last, with 2.3. Where a
+rank is numbered within its group, as in `[PG ID 11 PG GUID 119 Rank 1]`, the label in front of the line has the global
+rank, if torch (`[rank13]:`), torchrun or Slurm put one there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcpace.core.text import NS_PER_S
+
+WORDS = (
+    b"Timeout(ms)=",
+    b"ast enqueued",
+    b"ollective #",
+    b"never joined any collectives",
+    b"] started ",
+    b"] finished ",
+    b" ranks:",
+    b"gloo",
+    b"distributed_c10d.py",
+    b"nranks ",
+    b"MEMBER: ",
+    b"worker group",
+    b"Setting OMP_NUM_THREADS",
+    b" from /",
+)
+"""One of these is in every line that is read here."""
+
+_DESYNC_WORDS = ("ollective #", " ranks:", "] started ", "] finished ", "never joined")
+_BEFORE, _BEHIND = 400, 4000
+"""format: letters of a line that are looked at around a message: labels come before, ranks of a report behind."""
+_MAX_CALLED = 1 << 17  # memory: processes whose last call is remembered
+_MAX_NUMBER = 10**15
+"""format: torch prints counters that were never set as numbers of 17 digits and more."""
+_YEAR_DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
+
+_RANK = re.compile(r"\[rank(\d{1,6})\[?\]")
+_ROLE = re.compile(r"\[[A-Za-z_]{1,40}(\d{1,6})(\|\d{1,6})?\]:")
+_SLURM = re.compile(r"\s{0,8}(\d{1,6}): ")
+_STAMP = re.compile(r"[EWIF](\d{1,2})(\d{2}) (\d\d):(\d\d):(\d\d)\.(\d{6,9})")
+_GROUP = re.compile(
+    r"\[PG (?:ID )?([\w.:-]{1,80})(?: PG GUID ([^\s(\]]{1,80}))? ?(?:\(([^)\]]{0,80})\))? ?(?:Rank (\d{1,6}))?\]"
+)
+_MEMBER = re.compile(r"\[(?:PG [^\]]{0,200})?Rank (\d{1,6})\]")
+_WORK = re.compile(
+    r"Work\w{0,20}\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,40})"
+    r"(?:, NumelIn=(\d{1,18}), NumelOut=(\d{1,18}))?(?:, TensorShape=\[[\d, ]{0,200}\])?, Timeout\(ms\)=(\d{1,15})\)"
+    r"(?: ran for (\d{1,15}) milliseconds)?"
+)
+_STATUS = re.compile(
+    r"ast enqueued(?: NCCL)? work: (-?\d{1,20})(?: \(\w{0,40}\))?(?:, last started(?: NCCL)? work: -?\d{1,20}"
+    r"(?: \(\w{0,40}\))?)?, last completed(?: NCCL)? work: (-?\d{1,20})"
+)
+_LATE = re.compile(r"\[([\d, ]{1,4000})\] (joined but didn't finish|finished) collective #(\d{1,18})")
+_NEVER = re.compile(r"ranks \[([\d, ]{1,4000})\] are the lagging ranks")
+_AT = re.compile(r"#(\d{1,18}) (?:started|finished) ranks:")
+_STATE = re.compile(r"\[([\d, ]{1,4000})\] (started|finished) (\w{1,40})")
+_GLOO = re.compile(r"Timed out waiting (\d{1,12})ms for (send|recv) operation|(Connection (?:closed|reset) by peer)")
+_PYTHON_OP = re.compile(r"distributed_c10d\.py\"?, line \d{1,6}, in (\w{1,40})")
+_FRAME = re.compile(r"#\d{1,3} (\S{1,120}) from (\S{1,400}):(\d{1,7})")
+_START = re.compile(r"Setting OMP_NUM_THREADS environment|(?:[Rr]es|S)tarting worker group|starting workers for")
+_SIZE = re.compile(r"nranks (\d{1,6})\b|MEMBER: \d{1,6}/(\d{1,6})")
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a line has in front of a message: the global rank, that of torchrun on its node, and a task of Slurm."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    task: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it names nobody."""
+        return self.rank is None and self.local_rank is None and self.task is None
+
+
+@dataclass(frozen=True)
+class GroupName:
+    """A process group as a line names it: its number in the process, its name in the job, and its description."""
+
+    number: str = ""
+    name: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Where a message comes from.
+
+    Attributes:
+        label: what is in front of it.
+        member: its rank within the group, which is the global one in the default group; None where not said.
+        group: None where not said.
+        at_ns: when it was written, in a year of 366 days that has no number; None where not said.
+    """
+
+    label: Label
+    member: int | None = None
+    group: GroupName | None = None
+    at_ns: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedOut:
+    """An operation that ran out of time. `number` is None in torch 1.8, `num_elements` -1 before 2.2."""
+
+    line: Line
+    number: int | None
+    op: str
+    num_elements: int
+    timeout_ms: int
+    ran_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The last operations that a rank enqueued and completed; None for what torch had not counted."""
+
+    line: Line
+    enqueued: int | None
+    completed: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desync:
+    """What a report says of other members of its group: how far they came."""
+
+    line: Line
+    members: tuple[int, ...]
+    number: int
+    has_finished: bool
+    op: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gloo:
+    """A message of gloo that did not come through: how long a rank waited, or None where its peer had closed."""
+
+    line: Line
+    waited_ms: int | None
+    op: str
+
+
+@dataclass(frozen=True)
+class WorldSize:
+    """How many ranks a communicator of the job has."""
+
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """The workers of a job are started, perhaps again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """A frame of the code that called an operation that ran out of time, the innermost first."""
+
+    line: Line
+    where: str
+
+
+Fact = TimedOut | Progress | Desync | Gloo | WorldSize | Start | Frame
+
+
+class LineReader:
+    """Turns lines into facts. A message may go on in the next line, which then has no label."""
+
+    def __init__(self) -> None:
+        self._last = Line(label=Label())
+        self._snapshot = -1
+        self._called: dict[Label, str] = {}
+
+    def facts(self, text: str) -> Iterator[Fact]:
+        """Yield what one line says; it may hold messages of several processes that wrote at the same time."""
+        for found in (*_WORK.finditer(text), *_STATUS.finditer(text)):
+            window = text[max(0, found.start() - _BEFORE) : found.start()]
+            line = self._line(window, text)
+            if found.re is _WORK:
+                yield _timed_out(line, found)
+            else:
+                yield Progress(line=line, enqueued=_counter(found[1]), completed=_counter(found[2]))
+        text = text[: _BEFORE + _BEHIND]
+        if any(word in text for word in _DESYNC_WORDS):
+            yield from self._desync(text)
+        if "distributed_c10d" in text and (op := _PYTHON_OP.search(text)) and len(self._called) < _MAX_CALLED:
+            self._called[_label(text)] = op[1]
+        if "gloo" in text and (gloo := _GLOO.search(text)):
+            line = self._line(text[: gloo.start()], text)
+            waited_ms = int(gloo[1]) if gloo[1] else None
+            yield Gloo(line=line, waited_ms=waited_ms, op=self._called.get(line.label, ""))
+        if size := _SIZE.search(text):
+            yield WorldSize(int(size[1] or size[2]))
+        elif _START.search(text):
+            yield Start()
+        elif " from /" in text and (frame := _FRAME.search(text)):
+            label = _label(text[: frame.start()])
+            where = f"{frame[2].rpartition('/')[2]}:{frame[3]} in {frame[1]}"
+            line = self._last if label.is_empty else Line(label=label)
+            yield Frame(line=line, where="" if "/torch/" in frame[2] else where)
+
+    def _line(self, window: str, text: str) -> Line:
+        """Return where a message comes from, by what is between it and the message before."""
+        label = _label(window, text)
+        stamps = list(_STAMP.finditer(window))
+        groups = list(_GROUP.finditer(window))
+        members = list(_MEMBER.finditer(window))
+        group = GroupName(*(groups[-1][each] or "" for each in (1, 2, 3))) if groups else None
+        if label.is_empty and not groups and not members:
+            # What was broken in two: `Last enqueued` on the line after its label.
+            return self._last
+        self._last = Line(
+            label=label,
+            member=int(members[-1][1]) if members else None,
+            group=group,
+            at_ns=_time_ns(stamps[-1]) if stamps else None,
+        )
+        return self._last
+
+    def _desync(self, text: str) -> Iterator[Fact]:
+        label = _label(text)
+        line = self._last if label.is_empty else Line(label=label, group=self._last.group)
+        if never := _NEVER.search(text):
+            yield Desync(line=line, members=_members(never[1]), number=-1, has_finished=True)
+        for late in _LATE.finditer(text):
+            has_finished = late[2] == "finished"
+            yield Desync(line=line, members=_members(late[1]), number=int(late[3]), has_finished=has_finished)
+        if at := _AT.search(text):
+            self._snapshot = int(at[1])
+        elif (state := _STATE.search(text)) and self._snapshot >= 0 and not _LATE.search(text):
+            has_finished = state[2] == "finished"
+            members = _members(state[1])
+            yield Desync(line=line, members=members, number=self._snapshot, has_finished=has_finished, op=state[3])
+
+
+def _label(text: str, whole: str = "") -> Label:
+    """Return the labels in what precedes a message; that of Slurm is at the begin of the whole line."""
+    ranks = _RANK.findall(text)
+    role = _ROLE.search(text)
+    task = _SLURM.match(whole or text)
+    rank = int(ranks[-1]) if ranks else None
+    local = None
+    if role is not None and "[rank" not in role[0]:
+        if role[2]:
+            rank = rank if rank is not None else int(role[1])
+        else:
+            local = int(role[1])
+    return Label(rank=rank, local_rank=local, task=int(task[1]) if task else None)
+
+
+def _timed_out(line: Line, found: re.Match[str]) -> TimedOut:
+    sizes = [int(found[each]) for each in (3, 4) if found[each]]
+    return TimedOut(
+        line=line,
+        number=int(found[1]) if found[1] else None,
+        op=found[2],
+        num_elements=max(sizes, default=-1),
+        timeout_ms=int(found[5]),
+        ran_ms=int(found[6]) if found[6] else None,
+    )
+
+
+def _counter(digits: str) -> int | None:
+    """Return the last number of a counter, -1 for none yet; None for one that was never set."""
+    number = int(digits)
+    return number if -1 <= number < _MAX_NUMBER else None
+
+
+def _members(listed: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d{1,6}", listed))
+
+
+def _time_ns(stamp: re.Match[str]) -> int | None:
+    month, day, hour, minute, second = (int(stamp[each]) for each in range(1, 6))
+    if not 1 <= month <= len(_YEAR_DAYS):
+        return None
+    seconds = (((_YEAR_DAYS[month - 1] + day - 1) * 24 + hour) * 60 + minute) * 60 + second
+    return seconds * NS_PER_S + int(stamp[6].ljust(9, "0"))
