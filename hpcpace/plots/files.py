@@ -9,7 +9,6 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +16,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hpcpace.core.errors import CannotTell, HpcpaceError, UsageError
+from hpcpace.core.csv_text import csv_bytes
+from hpcpace.core.errors import CannotTell, HpcpaceError, UsageError, check_package
 from hpcpace.core.files import Folder
-from hpcpace.core.rundir import check_target, open_run
+from hpcpace.core.rundir import check_target
 from hpcpace.core.text import folded_message, plural, printable
-from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.finding import Panels
-from hpcpace.diagnosis.measure import Measured, Selection, measure, panels_of
-from hpcpace.plots.csv_text import csv_bytes
+from hpcpace.diagnosis.measure import Measured
+from hpcpace.frames.run import Run, load
 from hpcpace.runs.scaling.sizes import Kind
+from hpcpace.runs.throughput_columns import Per
 from hpcpace.topology.read import read_topology
-from hpcpace.topology.switch_tree import place_traces
-from hpcpace.trace.attempt_reader import read_attempt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,28 +38,32 @@ _OUT = Path("figures")
 
 @dataclass(frozen=True, kw_only=True)
 class ExaminedRun:
-    """The last attempt of a run, examined.
+    """The last attempt of a run, without warm-up steps.
 
     Attributes:
         name: what tables call it: the name of its folder, or the path where two runs have one name.
-        problems: what could not be read of it.
-        measured: what the figures rest on, without warm-up steps.
-        panels: what the diagnosis judges.
-        topology_problems: where a topology file contradicts itself or the run.
+        run: the run.
     """
 
     name: str
-    problems: tuple[str, ...]
-    measured: Measured
-    panels: Panels
-    topology_problems: tuple[str, ...] = ()
+    run: Run
+
+    @property
+    def measured(self) -> Measured:
+        """What the figures rest on."""
+        return self.run.judged.measured
+
+    @property
+    def panels(self) -> Panels:
+        """What the diagnosis judges."""
+        return self.run.judged.panels
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences that belong below any table of this run."""
-        num_lost = len(self.problems)
+        num_lost = len(self.run.problems)
         lost = (f"{plural(num_lost, 'problem')} with its traces: see hpcpace report",) if num_lost else ()
-        return (*lost, *self.topology_problems)
+        return (*lost, *self.run.judged.placed.problems)
 
 
 def figure_command(function: Callable[..., None]) -> click.Command:
@@ -84,9 +86,13 @@ def topology_option(function: Callable[..., None]) -> Callable[..., None]:
     return click.option("--topology", metavar="FILE", type=click.Path(path_type=Path), help=topology_help)(function)
 
 
-def scaling_option(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the option --scaling to a command: how the work grows, as `hpcpace scale --scaling` takes it."""
+def scaling_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add --scaling and --throughput to a command: how the work grows, and whose throughput a table has."""
     scaling_help = "Take the work as growing with the size (weak) or staying the same (strong)."
+    throughput_help = "Take the throughput of a CSV file as that of all ranks, of one GPU or of one node."
+    function = click.option("--throughput", type=click.Choice([per.value for per in Per]), help=throughput_help)(
+        function
+    )
     return click.option("--scaling", type=click.Choice([Kind.WEAK.value, Kind.STRONG.value]), help=scaling_help)(
         function
     )
@@ -95,8 +101,7 @@ def scaling_option(function: Callable[..., None]) -> Callable[..., None]:
 def run_script(command: click.Command) -> None:
     """Run a script's command; an error of hpcpace becomes a few lines on stderr and its exit code."""
     try:
-        if find_spec("matplotlib") is None:
-            raise UsageError("matplotlib is not installed: pip install 'hpcpace[analysis]'")
+        check_package("matplotlib", extra="analysis")
         command.main()
     except HpcpaceError as error:
         print(f"hpcpace: {folded_message(str(error))}", file=sys.stderr)
@@ -115,26 +120,20 @@ def examined(paths: Sequence[Path], topology: Path | None = None) -> Iterator[Ex
         TraceError: a path is no run directory, or no trace of it can be read.
         CannotTell: a run has no step that all of its ranks have, or its phases are host times of ranks with a device.
     """
-    runs = [open_run(path) for path in paths]
+    runs = [load(path, topology=topology, warns=False) for path in paths]
     names = [run.path.resolve().name for run in runs]
-    trees = read_topology(topology) if topology is not None else []
-    for run, name in zip(runs, names, strict=True):
-        found = read_attempt(run.last_attempt(), tables=TABLES_USED)
-        placed = place_traces(found.traces, trees, file=str(topology))
+    if topology is not None:
+        read_topology(topology)  # before anything that takes long
+    while runs:
+        run, name = runs.pop(0), names[-len(runs) - 1]
         try:
-            measured = measure(placed.traces, Selection())
-        except CannotTell as error:
-            raise CannotTell(f"{run.path}: {error}") from None
+            measured = run.judged.measured
+        except CannotTell as error:  # which names the attempt
+            reason = str(error).removeprefix(f"{run.path}/attempt-{run.attempt}: ")
+            raise CannotTell(f"{run.path}: {reason}") from None
         if measured.host_timed:
             raise CannotTell(f"{run.path}: {measured.unknown}")
-        unique = name if names.count(name) == 1 else str(run.path)
-        yield ExaminedRun(
-            name=unique,
-            problems=tuple(found.problems),
-            measured=measured,
-            panels=panels_of(measured),
-            topology_problems=placed.problems,
-        )
+        yield ExaminedRun(name=name if names.count(name) == 1 else str(run.path), run=run)
 
 
 def console_for_tables() -> Console:

@@ -1,0 +1,356 @@
+"""A run for analyses in Python: what its report says, and its data as frames of pandas on the common clock.
+
+    run = hpcpace.load("runs/1234-gpt2")
+    print(run.verdict.headline)
+    run.collectives.groupby("late_rank").exposed_wait_ns.sum()
+
+Frames have the steps and the ranks that the report uses, so their means are its figures. They are made when they are
+first asked for. docs/python.md lists their columns.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcpace import __version__
+from hpcpace.core.config import Config
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import UsageError, check_package
+from hpcpace.core.rundir import Attempt, RunDirectory, open_named_run
+from hpcpace.core.settings import load_config
+from hpcpace.core.text import plural, printable, rank_list
+from hpcpace.diagnosis.analyze import judge_traces, summary_of
+from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
+from hpcpace.diagnosis.evidence import TABLES_USED
+from hpcpace.diagnosis.incomplete import suspect_line
+from hpcpace.diagnosis.judged import JudgedAttempt
+from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.summary import Summary, Verdict
+from hpcpace.frames import tables
+from hpcpace.frames.columns import TABLES, Columns, frame_of, joined
+from hpcpace.frames.extent import Extent
+from hpcpace.frames.files import Format, WrittenTable, write_tables
+from hpcpace.frames.operations import operations
+from hpcpace.trace.attempt_reader import read_attempt
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Progress = Callable[[int, int], None]
+
+
+class RunWarning(UserWarning):
+    """A run lacks something: ranks, rows, or clocks that can be believed; `Run.problems` has all of it."""
+
+
+def _checked(table: str) -> str:
+    """Return the name of a frame.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+    if table not in TABLES:
+        raise UsageError(f"there is no frame {table!r}: there are {', '.join(TABLES)}")
+    return table
+
+
+def _silent(_stage: str) -> Progress:
+    return lambda _done, _total: None
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    attempt: int | None = None,
+    include_warmup: bool = False,
+    memory: str | None = None,
+    topology: str | os.PathLike[str] | None = None,
+    warns: bool = True,
+) -> Run:
+    """Open a run; nothing of its traces is read before something is asked for.
+
+    Args:
+        path: the folder of the run, of an attempt in it, or its report.
+        attempt: number of the attempt; the last one if None.
+        include_warmup: whether the warm-up steps count, as with `hpcpace report --include-warmup`.
+        memory: bound on the memory for the tables of the run, like "8GiB"; 2 GiB if None.
+        topology: file with the leaf switch of each host, as for `hpcpace report --topology`.
+        warns: whether what the run lacks is a RunWarning, once.
+
+    Thresholds and other settings are those that `hpcpace report` would use here (`hpcpace config`).
+
+    Raises:
+        TraceError: there is no such run or attempt.
+        UsageError: the path names another attempt, or a setting is wrong.
+    """
+    named = open_named_run(Path(path))
+    chosen = named.chosen_attempt(attempt)
+    given = {"memory": memory, "topology": None if topology is None else str(topology)}
+    config = load_config(file=None, environ=process_environ(), options={"report": given})
+    return Run(_Source(named.directory, chosen, Selection(include_warmup=include_warmup), config, warns=warns))
+
+
+def open_for_command(
+    directory: RunDirectory,
+    attempt: Attempt,
+    selection: Selection,
+    config: Config,
+    begin_stage: Callable[[str], Progress],
+) -> Run:
+    """Return a run that shows its progress, and whose problems are left to the caller to print."""
+    return Run(_Source(directory, attempt, selection, config, begin_stage=begin_stage, warns=False))
+
+
+class _Source:
+    """A run that is read and measured when it is first needed, once for all views of it."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        attempt: Attempt,
+        selection: Selection,
+        config: Config,
+        *,
+        begin_stage: Callable[[str], Progress] = _silent,
+        warns: bool = True,
+    ) -> None:
+        self.directory, self.attempt, self.selection, self.config = directory, attempt, selection, config
+        self.begin_stage, self._warns = begin_stage, warns
+
+    @cached_property
+    def judged(self) -> JudgedAttempt:
+        """The run, measured; what is missing from it is one warning."""
+        found = read_attempt(
+            self.attempt,
+            progress=self.begin_stage("reading traces"),
+            most_rows=0,
+            tables=TABLES_USED,
+            memory_bytes=self.config.report.memory_bytes,
+        )
+        measuring = self.begin_stage("measuring")
+        judged = judge_traces(self.directory, self.attempt, found, self.selection, self.config, progress=measuring)
+        if self._warns and (problems := _problems(judged)):
+            more = f" and {plural(len(problems) - 1, 'more problem')}: see Run.problems" if problems[1:] else ""
+            said = printable(f"{self.attempt.path}: {problems[0]}{more}")
+            warnings.warn(said, RunWarning, stacklevel=_users_level())
+        return judged
+
+    @cached_property
+    def summary(self) -> Summary:
+        """What the report says."""
+        return summary_of(self.judged)
+
+
+def _users_level() -> int:
+    """Return by how many calls the caller is below code that is not of this package, for the place of a warning."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("hpcpace", "functools"):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _problems(judged: JudgedAttempt) -> tuple[str, ...]:
+    """Return what frames of a run lack, a sentence each."""
+    credible, measured = judged.credible, judged.measured
+    found = list(credible.incomplete.problems)
+    if wrong := suspect_line(measured.clocks):
+        found.append(wrong)
+    elif are_exits_early(measured.clocks, judged.limits(ClockThresholds)):
+        found.append("ranks leave operations before others enter them: transfers and bandwidths cannot be judged")
+    if credible.missing:
+        found.append(f"{rank_list(credible.missing)} left no trace that can be used: waits for them are not known")
+    if measured.timed.unknown_clocks:
+        unknown = rank_list(measured.timed.unknown_clocks)
+        found.append(f"the clock of {unknown} is unknown: times, waits and transfers there are NaN")
+    if measured.unknown:
+        found.append(f"parts of steps are NaN: {measured.unknown}")
+    elif measured.unknown_waits:
+        ranks = rank_list(measured.unknown_waits)
+        found.append(f"waits of {ranks} are NaN and in the transfers: what blocks them has no counterpart")
+    if credible.incomplete.not_closed:
+        ranks = rank_list(credible.incomplete.not_closed)
+        found.append(f"the trace of {ranks} was not closed: killed, crashed, or still running")
+    return tuple(found)
+
+
+class Run:
+    """A run, or some of its steps and ranks; `load` opens one.
+
+    Every frame has the rows 0, 1, 2 ... and is made once; `del run.collectives` frees its memory. Times are nanoseconds
+    on the common clock since the first of the used steps began on any rank.
+    """
+
+    def __init__(self, source: _Source, *, within: Callable[[Extent], Extent] = lambda whole: whole) -> None:
+        self._source, self._within = source, within
+
+    def __repr__(self) -> str:
+        return f"<hpcpace run {printable(str(self.path))}, attempt {self.attempt}>"
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run."""
+        return self._source.directory.path
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt."""
+        return self._source.attempt.number
+
+    @property
+    def summary(self) -> Summary:
+        """What `hpcpace report` says of the whole run: the content of summary.json as objects (docs/summary.md).
+
+        Raises:
+            TraceError: no trace can be read.
+            CannotTell: there is no step that all ranks have.
+        """
+        return self._source.summary
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the whole run: headline, mode, culprits, loss_share with loss_interval, confidence."""
+        return self.summary.verdict
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read, is left out or cannot be believed, a sentence each; empty for an intact run."""
+        return _problems(self._source.judged)
+
+    @property
+    def judged(self) -> JudgedAttempt:
+        """What the figures of the report rest on, as arrays: for what frames do not have, and free to change."""
+        return self._source.judged
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps the frames have."""
+        return len(self._extent.columns)
+
+    @property
+    def origin_ns(self) -> int:
+        """Time 0 of all frames, on the clock of the reference rank."""
+        return self._extent.origin_ns
+
+    def between(
+        self, first_step: int | None = None, stop_step: int | None = None, *, ranks: Collection[int] | None = None
+    ) -> Run:
+        """Return the run with frames of the steps `first_step <= step < stop_step` and of some ranks alone.
+
+        Only these steps are read again for `collectives`. Waits are still known from all ranks; summary, verdict and
+        the origin of times stay those of the whole run.
+
+        Args:
+            first_step: None leaves that end open.
+            stop_step: likewise.
+            ranks: numbers of ranks; all if None.
+
+        Raises:
+            UsageError: the run has no such rank; raised when something is read. No step is no error, as in a slice.
+        """
+        outer = self._within
+        return Run(self._source, within=lambda whole: outer(whole).narrowed(first_step, stop_step, ranks))
+
+    @cached_property
+    def _extent(self) -> Extent:
+        return self._within(Extent.whole(self._source.judged))
+
+    @cached_property
+    def ranks(self) -> DataFrame:
+        """A row per rank: its host, node, places in the mesh and role."""
+        return self._frame("ranks")
+
+    @cached_property
+    def steps(self) -> DataFrame:
+        """A row per step and rank: begin, end, and the time of the step for the whole job."""
+        return self._frame("steps")
+
+    @cached_property
+    def parts(self) -> DataFrame:
+        """A row per step and rank: what its nanoseconds were spent on; the parts add up to the step."""
+        return self._frame("parts")
+
+    @cached_property
+    def phases(self) -> DataFrame:
+        """A row per phase of a step of a rank, with begin and end; phases nest."""
+        return self._frame("phases")
+
+    @cached_property
+    def collectives(self) -> DataFrame:
+        """A row per rank and operation, messages included: wait, transfer, late rank, bandwidths."""
+        return self._frame("collectives")
+
+    @cached_property
+    def connections(self) -> DataFrame:
+        """A row per TCP connection and interval, about a second: bytes, repetitions, round trips."""
+        return self._frame("connections")
+
+    @cached_property
+    def network(self) -> DataFrame:
+        """A row per network interface of a host and interval: bytes, errors, drops, pauses, marks."""
+        return self._frame("network")
+
+    @cached_property
+    def hosts(self) -> DataFrame:
+        """A row per rank and interval: cores, memory, GPU."""
+        return self._frame("hosts")
+
+    @cached_property
+    def clocks(self) -> DataFrame:
+        """A row per rank: how well its times compare with those of others."""
+        return self._frame("clocks")
+
+    @cached_property
+    def audit(self) -> DataFrame:
+        """A row per finding of the audit on the snapshots of the run."""
+        return self._frame("audit")
+
+    def blocks(self, table: str) -> Iterator[DataFrame]:
+        """Yield a frame in blocks of some 250,000 rows, at least one: for runs that do not fit into memory as a whole.
+
+        Raises:
+            UsageError: there is no such frame, or pandas is not installed.
+        """
+        return (frame_of(table, columns) for columns in self.columns(table))
+
+    def columns(self, table: str) -> Iterator[Columns]:
+        """Yield what `blocks` does as arrays of numpy.
+
+        Raises:
+            UsageError: there is no such frame.
+        """
+        return operations(self._extent) if _checked(table) == "collectives" else tables.blocks(self._extent, table)
+
+    def to_parquet(self, folder: str | os.PathLike[str], *, only: Collection[str] = TABLES) -> list[WrittenTable]:
+        """Write frames as FOLDER/TABLE.parquet, block by block, and return what was written.
+
+        Args:
+            folder: is made; files of these names in it are replaced, each when it is complete.
+            only: names of the frames; all if not given.
+
+        Raises:
+            UsageError: there is no such frame, pyarrow is not installed, or a file cannot be written.
+        """
+        return self.write(Path(folder), Format.PARQUET, only)
+
+    def to_csv(self, folder: str | os.PathLike[str], *, only: Collection[str] = TABLES) -> list[WrittenTable]:
+        """Write frames as FOLDER/TABLE.csv; otherwise as `to_parquet`."""
+        return self.write(Path(folder), Format.CSV, only)
+
+    def write(self, folder: Path, kind: Format, only: Collection[str]) -> list[WrittenTable]:
+        """Write frames in a format; arguments and errors as of `to_parquet`."""
+        check_package("pyarrow", extra="frames")  # before anything is read
+        chosen = {table: partial(self.columns, table) for table in TABLES if table in set(map(_checked, only))}
+        about = {"version": __version__, "run": str(self.path), "attempt": str(self.attempt)}
+        about["origin_ns"] = str(self.origin_ns)
+        stages = self._source.begin_stage
+        return write_tables(folder, kind, chosen, step=self._extent.step, about=about, begin_stage=stages)
+
+    def _frame(self, table: str) -> DataFrame:
+        check_package("pandas", extra="frames")  # before anything is read
+        return frame_of(table, joined(table, self.columns(table)))
