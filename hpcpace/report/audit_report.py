@@ -95,13 +95,17 @@ def _document(result: AuditResult, found: Sequence[_Alike], detail: int, width: 
     applied = f"{result.num_rules - len(result.skipped)} of {plural(result.num_rules, 'rule')} applied"
     left_out = folded([*result.missing, *result.problems], rest="--json")
     hosts = short_list(result.hosts)
+    nodes, ranks = (
+        plural(count, word) if count else ""
+        for count, word in ((len(result.hosts), "node"), (result.num_ranks, "rank"))
+    )
     return Document(
         heading="hpcpace audit",
         subject=hosts,
         title=f"Audit of {hosts}",
         verdict=DocumentVerdict(
             headline=", ".join(words) or "no findings",
-            sure=f"{plural(len(result.hosts), 'node')}, {plural(result.num_ranks, 'rank')}, {applied}",
+            sure=", ".join(filter(None, (nodes, ranks, applied))),
             tag="audit",
             kind="" if any(map(_is_problem, found)) else "healthy",
         ),
@@ -123,7 +127,8 @@ def _findings_section(result: AuditResult, found: Sequence[_Alike], detail: int,
         if detail < 2 * num + place:
             text = _cut(text, width - _LABEL_LETTERS - len(certainty))
         cost = first.cost if detail >= 3 * num + place else ""
-        pieces.append(Facts([(_label(block), text + certainty), ("costs", cost)], on=TERMINAL))
+        line = first.evidence if detail >= 2 * num + place else ""
+        pieces.append(Facts([(_label(block), text + certainty), ("line", line), ("costs", cost)], on=TERMINAL))
         if first.fix and detail >= num + place:
             pieces.append(Command("fix", _fix(first, result), on=TERMINAL))
     if detail < len(problems):
@@ -133,7 +138,13 @@ def _findings_section(result: AuditResult, found: Sequence[_Alike], detail: int,
     pieces += [Facts([fact], on=TERMINAL) for fact in _cut_facts([*_unknown(found), *_notes(found, result)], width)]
     head = ("finding", "where", "what", "costs", "fix")
     rows = [
-        (_label(block), _where(block, result), f"{_seen(block)} [{block[0].certainty}]", block[0].cost, block[0].fix)
+        (
+            _label(block),
+            _where(block, result),
+            "; ".join(filter(None, (f"{_seen(block)} [{block[0].certainty}]", block[0].evidence))),
+            block[0].cost,
+            block[0].fix,
+        )
         for block in found
     ]
     return Section("Findings", (*pieces, Table(head, rows, text=range(5), command=4, on=PAGE)))

@@ -398,6 +398,7 @@ class Document:
         rest: what shows everything, where rows or sentences are left out.
         has_choice: whether a page lets its reader choose ranks and hosts.
         has_glossary: whether a page links terms to a glossary at its end.
+        is_brief: whether a terminal leaves out empty lines and the titles of sections.
     """
 
     heading: str
@@ -412,6 +413,7 @@ class Document:
     rest: str = "summary.json"
     has_choice: bool = False
     has_glossary: bool = True
+    is_brief: bool = False
 
     def on(self, medium: Medium) -> Iterator[Section]:
         """Yield the sections of which a medium shows something."""

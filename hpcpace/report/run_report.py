@@ -1,4 +1,4 @@
-"""The report of a run: all of its sections in their order, and what is missing of the run.
+"""The report of a run: its verdict, all of its sections in their order, and what is missing of the run.
 
 The terminal and RUN/report.html show the same document.
 """
@@ -13,24 +13,104 @@ from rich.console import Console
 from hpcpace import __version__
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import json_text
-from hpcpace.core.text import named_ranks, plural, rank_list
-from hpcpace.diagnosis.incomplete import incomplete_rank_line, open_line
+from hpcpace.core.text import named_ranks, percent, place_name, plural, rank_list
+from hpcpace.diagnosis import summary as diagnosed
+from hpcpace.diagnosis.incomplete import incomplete_rank_line, open_line, suspect_line
 from hpcpace.diagnosis.plot_data import PlotData
-from hpcpace.diagnosis.summary import IncompleteRank, Summary, Verdict
-from hpcpace.report.document import PAGE, Document, Notes, Section
+from hpcpace.diagnosis.summary import Culprit, IncompleteRank, Summary
+from hpcpace.report.document import PAGE, Block, Document, Notes, Row, Section, Stack, Table, Verdict
 from hpcpace.report.html import html_page
-from hpcpace.report.sections.causes import causes_section, named_ranks_of
-from hpcpace.report.sections.clocks import clocks_section
+from hpcpace.report.sections.causes import causes_section, jitter_section, named_ranks_of, pacing_section
 from hpcpace.report.sections.communication import communication_section, probed_section
-from hpcpace.report.sections.hosts import audit_section, cores_section, devices_section
-from hpcpace.report.sections.jitter import jitter_section, pacing_section
+from hpcpace.report.sections.hosts import audit_section, clocks_section, cores_section, devices_section
 from hpcpace.report.sections.network import network_section
 from hpcpace.report.sections.overview import attempts_section, run_section, time_section
 from hpcpace.report.sections.phases import phases_section, rows_shown
-from hpcpace.report.sections.places import places_section
+from hpcpace.report.sections.places import could_also_be, places_section
 from hpcpace.report.sections.steps import own_delay_section, slowest_section, times_section
-from hpcpace.report.sections.verdict import verdict_of, warnings_of
 from hpcpace.report.terminal import print_document
+
+MAY_CHANGE = "verdict and figures may change until it ends"
+"""Said of a run that still runs."""
+_MAX_TAG = 40
+_MAX_CULPRITS = 12
+_OF_RANKS = ("Own delay by rank and step", "Phases by rank")
+_EVIDENCE = {
+    "stopped": ("Step times", "Slowest step"),
+    "persistent straggler": _OF_RANKS,
+    "transient straggler": (*_OF_RANKS, "Slowest step"),
+    "pipeline imbalance": ("Phases by rank", "Causes"),
+    "runtime and control plane": ("Own delay by rank and step", "Step times"),
+    "fabric contention": ("Places", "Communication by kind"),
+    "locality": ("Places", "Communication by kind"),
+    "synchronisation amplification": ("Jitter and scale",),
+    "input-bound": ("Phases by rank",),
+    "host-bound": ("Phases by rank",),
+    "ranks share cores": ("Cores",),
+    "communication-bound": ("Communication by kind",),
+}
+"""The sections that show what each mode rests on."""
+_STOPPED = ("hang", "ended early")
+"""Modes whose culprits did not take more of the time than others: the sentences name them."""
+_KINDS = {"healthy": "healthy", "cannot tell": "unsure"}
+
+
+def verdict_of(summary: Summary, verdict: diagnosed.Verdict) -> Verdict:
+    """Return the verdict of a run, with the sections that its sentences rest on.
+
+    Args:
+        summary: the figures.
+        verdict: what is said first; its culprits are named below it.
+    """
+    tag, _, rest = verdict.headline.partition(": ")
+    is_tagged = bool(rest) and len(tag) <= _MAX_TAG
+    evidence = {line: _EVIDENCE.get(verdict.mode, ()) for line in verdict.why}
+    evidence |= {line: _EVIDENCE.get(line.partition(":")[0], ()) for line in verdict.also}
+    stacks = () if summary.hang is None else summary.hang.stacks
+    content: list[Block | None] = [None if verdict.mode in _STOPPED else _culprits_table(verdict.culprits)]
+    content += [Stack(f"Stack of rank {stack.rank}", stack.frames[::-1]) for stack in stacks]
+    return Verdict(
+        headline=verdict.headline,
+        tag=tag if is_tagged else verdict.mode,
+        sure=f"confidence {100 * verdict.confidence:.0f} %" if verdict.confidence > 0 else "",
+        kind=_KINDS.get(verdict.mode, ""),
+        lines=(("Why", verdict.why), ("Next", verdict.next), ("Also", verdict.also)),
+        evidence=evidence,
+        content=content,
+    )
+
+
+def _culprits_table(culprits: Sequence[Culprit]) -> Table:
+    rows = [
+        Row(
+            (
+                place_name(culprit.kind, culprit.id),
+                percent(culprit.effect),
+                f"{percent(culprit.interval[0])} to {percent(culprit.interval[1])}",
+                could_also_be(culprit.kind, culprit.id, culprit.aliases),
+            ),
+            ranks=culprit.id if culprit.kind == "rank" else "",
+            hosts=culprit.id if culprit.kind == "node" else "",
+        )
+        for culprit in culprits
+    ]
+    head = ("who", "more than others", "95 % interval", "could also be")
+    return Table(head, rows, "Who is at fault", text=(0, 3), limits=(0, _MAX_CULPRITS), on=PAGE)
+
+
+def warnings_of(summary: Summary, progress: str) -> Iterator[tuple[str, str]]:
+    """Yield what must not be missed, with a word for each; `progress` is how far a run is that still runs."""
+    if progress:
+        yield "state", f"{progress}: {MAY_CHANGE}"
+    if line := suspect_line(summary.clocks):
+        yield "warning", line
+    for sentence in (*summary.steps.warnings, *summary.switches.problems):
+        yield "warning", sentence
+    if summary.world.emulation:
+        yield "lab", summary.world.emulation
+    if summary.world.imported:
+        yield "imported", summary.world.imported
+
 
 _REASONS = {
     "step_ms": ("step-times", "no plot of step times", "they are not known"),
@@ -69,7 +149,7 @@ _REASONS = {
 
 def run_document(
     summary: Summary,
-    verdict: Verdict,
+    verdict: diagnosed.Verdict,
     plots: PlotData,
     *,
     ranks: Sequence[int] | None = None,
@@ -103,9 +183,9 @@ def run_document(
         cores_section(summary),
         communication_section(summary, plots, shown),
         network_section(summary, plots.network),
-        jitter_section(summary, plots),
         places_section(summary, plots),
         clocks_section(summary, plots),
+        jitter_section(summary, plots),
     ]
     which = f"attempt {summary.attempt}" + (f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else "")
     document = Document(
@@ -187,12 +267,14 @@ def print_report(
     print_document(console, document, is_verbose=is_verbose)
 
 
-def page(summary: Summary, verdict: Verdict, plots: PlotData, *, progress: str = "", timeline: str = "") -> str:
+def page(
+    summary: Summary, verdict: diagnosed.Verdict, plots: PlotData, *, progress: str = "", timeline: str = ""
+) -> str:
     """Return the report of a run as a page; the arguments are those of `run_document`."""
     return html_page(run_document(summary, verdict, plots, progress=progress, timeline=timeline))
 
 
-def write_html(path: Path, summary: Summary, verdict: Verdict, plots: PlotData) -> None:
+def write_html(path: Path, summary: Summary, verdict: diagnosed.Verdict, plots: PlotData) -> None:
     """Write the page in one piece, so that a reader never sees half of it; see `hpcpace.core.files.Folder.write`.
 
     Raises:

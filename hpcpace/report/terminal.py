@@ -35,7 +35,7 @@ _LABEL_WIDTH = 11
 _BAR_WIDTH = 60
 _IN_FIGURES = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[kMGT]?B)(?!\w))")
 _FIRST_PRIVATE = 0xE000  # private characters are not printable, so no text that is shown has one
-_PLAIN = str.maketrans("▁▂▃▄▅▆▇█▓▒░", "_.-=+*%#=-.")
+_PLAIN = str.maketrans("▁▂▃▄▅▆▇█▓▒░├└│─", "_.-=+*%#=-.|`|-")
 _STYLES = {"strong": "bold", "bad": "bold red", "good": "bold green", "quiet": "dim", "": ""}
 
 
@@ -48,13 +48,17 @@ def print_document(console: Console, document: Document, *, is_verbose: bool = F
         is_verbose: whether to print every sentence, also many of one kind.
     """
     if document.heading:
-        title(console, f"{document.heading} {document.subject}".rstrip())
+        heading = f"{document.heading} {document.subject}".rstrip()
+        if document.is_brief:
+            console.print(Text(printable(heading), style="bold"), soft_wrap=True)
+        else:
+            title(console, heading)
     if document.verdict is not None:
         _print_verdict(console, document.verdict)
     for label, sentence in document.warnings:
         line(console, label, sentence, style="bold")
     for section in document.on(TERMINAL):
-        print_section(console, section, rest=document.rest, is_verbose=is_verbose)
+        print_section(console, section, rest=document.rest, is_verbose=is_verbose, has_title=not document.is_brief)
 
 
 def num_lines(document: Document, width: int) -> int:
@@ -64,12 +68,20 @@ def num_lines(document: Document, width: int) -> int:
     return page.getvalue().count("\n")
 
 
-def print_section(console: Console, section: Section, *, rest: str = "summary.json", is_verbose: bool = False) -> None:
+def print_section(
+    console: Console,
+    section: Section,
+    *,
+    rest: str = "summary.json",
+    is_verbose: bool = False,
+    has_title: bool = True,
+) -> None:
     """Print a section; nothing where a terminal shows none of it. `rest` shows everything that is left out."""
     blocks = section.on(TERMINAL)
     if not blocks:
         return
-    title(console, section.title, section.lead)
+    if has_title:
+        title(console, section.title, section.lead)
     for place, block in enumerate(blocks):
         _print_block(console, block, is_first=not place, rest=rest, is_verbose=is_verbose)
 
@@ -134,6 +146,7 @@ def _print_table(console: Console, table: Table, *, is_first: bool, rest: str) -
             console.print()
         _quietly(console, table.caption)
     made = _empty_table()
+    made.show_header = any(cell(name).text for name in table.head)
     for column, name in enumerate(map(cell, table.head)):
         cells = [cell(row.cells[column]) for row in rows]
         widest = max((len(text) for one in cells for text in (printable(one.brief), printable(one.below))), default=0)

@@ -141,7 +141,7 @@ def _head(state: JobState, age_s: float) -> Iterator[Text]:
     if age_s > _STALE_S + state.look_s:
         yield Text(f"no look at the files has ended for {age_s:.0f} s: the file system is slow", style="bold yellow")
     if state.doing == Doing.NOT_STARTED:
-        yield Text(f"no attempt in {state.path} yet: waiting for the job to start", style="yellow")
+        yield Text(f"no attempt in {state.path} yet: the job has not started, or its run is elsewhere", style="yellow")
     elif state.doing == Doing.REMOVED:
         yield Text("the run was removed; this is what was seen last", style="yellow")
     elif state.doing == Doing.STARTING:

@@ -96,14 +96,17 @@ def find_hang_state(attempt: Attempt, hang_s: float) -> HangState | None:
     Raises:
         HpcpaceError: they cannot be read.
     """
+    from hpcpace.hang.activity import with_activity
     from hpcpace.hang.from_traces import hang_now, read_records
     from hpcpace.hang.verdict import describe
+    from hpcpace.hang.views import FoundHang
 
     job = read_records(attempt).view()
     hang = hang_now(job, hang_s=hang_s)
     if hang is None:
         return None
-    words = describe(hang, job)
+    found = with_activity(FoundHang(hang=hang, job=job), attempt)
+    words = describe(hang, found.job)
     return HangState(
         kind=str(hang.kind.value),
         ranks=hang.culprits or hang.could_be,

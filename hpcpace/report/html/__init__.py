@@ -1,7 +1,7 @@
 """Documents as one HTML file that opens without a network, with styles, scripts, plots and data to download.
 
 Nothing in it can load anything: a content security policy allows only the scripts written here, by their hashes. All
-text is made printable and escaped by the templates, so that the name of a host is never more than a name.
+text is made printable and escaped where it is put between tags, so that the name of a host is never more than a name.
 """
 
 from __future__ import annotations
@@ -10,198 +10,108 @@ import base64
 import gzip
 import hashlib
 import json
-import re
-from collections.abc import Container
-from functools import cache
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
-from hpcpace.core.text import folded, percent, printable
-from hpcpace.report.document import DIRECTIVE, PAGE, Block, Document, Notes, Plot, Section, Table, cell, shown_on
-from hpcpace.report.glossary import GLOSSARY, terms_in
+from hpcpace.report.document import PAGE, Document, Plot, Section
+from hpcpace.report.html.pieces import block_html, verdict_html
+from hpcpace.report.html.words import anchor, capital, escaped, first_terms, prose, sentence, terms_of, with_terms
 
-# Only writing a page needs the library of templates.
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
-
-_FOLDER = files("hpcpace.report.html")
+_FOLDER = Path(__file__).parent
 _SCRIPTS = ("base.js", "plots.js", "tables.js", "controls.js")
-_CODE = re.compile(rf"`([^`]+)`|({DIRECTIVE.pattern})")
-_TERM_LINK = re.compile(r'<a class="term" href="#([^"]*)">([^<]*)</a>')
-_LONG_HEADLINE = 80
-"""Letters beyond which a headline is set smaller."""
 _GZIP_LEVEL = 6
 
 
 def html_page(document: Document) -> str:
     """Return a document as a page; the same document gives the same page."""
-    from markupsafe import Markup
-
     library = plot_library() if document.plots() else compressed("")
     inflate, script = _asset("fflate.umd.js"), _script()
+    hashes = " ".join(script_hash(code) for code in (unpacked(library), inflate.encode(), script.encode()))
+    policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+    data = {plot.name: _description(plot) for plot in document.plots()}
+    licenses = "\n".join(_asset(f"{name}-LICENSE") for name in ("plotly", "fflate"))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{escaped(document.title)} · hpcpace</title>
+<style>
+{_asset("page.css")}
+</style>
+<style id="dark" media="(prefers-color-scheme: dark)">
+{_asset("dark.css")}
+</style>
+</head>
+<body>
+{_main(document)}
+<script type="application/json" id="plot-data">{_json(data)}</script>
+<script type="application/gzip" id="summary-json">{embedded(compressed(document.data))}</script>
+<!-- This page contains plotly.js and fflate.
+
+{licenses}-->
+<script type="application/gzip" id="plot-library">{embedded(library)}</script>
+<script>{inflate}</script>
+<script>{script}</script>
+</body>
+</html>"""
+
+
+def _main(document: Document) -> str:
+    """Return all that a reader of the page sees."""
     sections = sorted(document.on(PAGE), key=lambda section: section.is_reference)
     written = {section.title: _written(section, document) for section in sections}
-    data = {plot.name: _description(plot) for plot in document.plots()}
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            document=document,
-            sections=written,
-            titles=[*written, "Terms"] if document.has_glossary else [*written],
-            glossary=GLOSSARY if document.has_glossary else (),
-            verdict=_verdict(document, written) if document.verdict is not None else "",
-            hashes=Markup(
-                " ".join(script_hash(code) for code in (unpacked(library), inflate.encode(), script.encode()))
-            ),
-            style=Markup(_asset("page.css")),
-            dark=Markup(_asset("dark.css")),
-            plots=Markup(_json(data)),
-            summary=embedded(compressed(document.data)),
-            licenses=Markup("\n".join(_asset(f"{name}-LICENSE") for name in ("plotly", "fflate"))),
-            library=embedded(library),
-            inflate=Markup(inflate),
-            script=Markup(script),
+    verdict = ""
+    if document.verdict is not None:
+        head = verdict_html(document.verdict, titles=written, rest=document.rest)
+        verdict = first_terms(head, keeps=document.has_glossary)
+    glossary = terms_of([verdict, *written.values()]) if document.has_glossary else []
+    titles = [*written, *(["Terms"] if glossary else [])]
+    remark = f", {escaped(document.remark)}" if document.remark else ""
+    warnings = "".join(
+        f'<p class="warning"><b>{escaped(capital(label))}:</b> {prose(text)}</p>\n' for label, text in document.warnings
+    )
+    links = "".join(f'<a href="#{anchor(title)}">{escaped(title)}</a>\n' for title in titles)
+    bodies = "".join(_section(title, content) for title, content in written.items())
+    if glossary:
+        terms = "".join(
+            f'<dt id="{term.anchor}" tabindex="-1">{escaped(term.name)}</dt><dd>{escaped(term.meaning)}</dd>\n'
+            for term in glossary
         )
-    )
+        bodies += _section("Terms", f'<dl class="glossary">\n{terms}</dl>')
+    name = escaped(document.data_name)
+    return f"""<main>
+<div class="head">
+  <header class="run">{escaped(document.heading)} <b>{escaped(document.subject)}</b>{remark}</header>
+  <div class="tools" hidden>
+    <button type="button" id="save-summary" data-name="{name}">Save {name}</button>
+    <button type="button" id="theme"></button>
+  </div>
+</div>
+{verdict}
+{warnings}<nav aria-label="Contents">
+{links}</nav>
+{_CHOICE if document.has_choice else ""}<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>
+{bodies}</main>"""
 
 
-@cache
-def _environment() -> Environment:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-    from markupsafe import Markup
-
-    # Whatever is written is printable before it is escaped; what is HTML already stays as it is.
-    made = Environment(
-        loader=FunctionLoader(lambda name: _FOLDER.joinpath("templates", name).read_text(encoding="utf-8")),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
-    )
-    made.filters |= {"prose": _prose, "terms": _with_terms, "css": _css_string, "percent": percent, "cell": cell}
-    made.filters |= {"capital": _capital, "sentence": _sentence, "anchor": anchor, "first_terms": _first_terms}
-    return made
+_CHOICE = """<div class="tools choose" hidden role="search"><label for="choose">Only ranks or hosts</label>
+<input type="search" id="choose" placeholder="3, 8-15, n2" autocomplete="off" spellcheck="false">
+<span id="chosen" role="status"></span></div>
+"""
 
 
-def _written(section: Section, document: Document) -> Markup:
+def _section(title: str, content: str) -> str:
+    name = anchor(title)
+    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{escaped(title)}</h2>\n{content}\n</section>\n'
+
+
+def _written(section: Section, document: Document) -> str:
     """Return the pieces of a section, in which each term is a link where it comes up first."""
-    from markupsafe import Markup
-
-    lead = Markup('<p class="lead">{}</p>\n').format(_with_terms(_sentence(section.lead))) if section.lead else ""
-    blocks = [_block(block, section.title, document.rest) for block in section.on(PAGE)]
-    return _first_terms(Markup(lead) + Markup("\n").join(blocks), keeps=document.has_glossary)
-
-
-def _block(block: Block, title: str, rest: str) -> Markup:
-    """Return a piece of the section with a title, by the macro of its name."""
-    write = getattr(_environment().get_template("blocks.html").module, type(block).__name__.lower())
-    more: dict[str, Any] = {}
-    if isinstance(block, Notes):
-        sentences = [sentence for sentence in block.lines if sentence]
-        more["lines"] = folded(sentences, rest=rest, is_ranked=block.is_ranked) if block.is_folded else sentences
-    elif isinstance(block, Table):
-        more |= {"rows": block.shown(PAGE), "caption": _caption(block, title)}
-    elif blocks := getattr(block, "blocks", None):
-        more["inside"] = [_block(inner, title, rest) for inner in shown_on(PAGE, blocks)]
-    made: Markup = write(block, **more)
-    return made
-
-
-def _caption(table: Table, title: str) -> str:
-    which = table.cut(PAGE)
-    return f"{table.caption or title}, {which}" if which else table.caption or title
-
-
-def _verdict(document: Document, titles: Container[str]) -> Markup:
-    verdict = document.verdict
-    assert verdict is not None
-    headline = verdict.headline.removeprefix(f"{verdict.tag}: ")
-    blocks: Any = _environment().get_template("blocks.html").module
-    made: Markup = blocks.verdict(
-        verdict,
-        lines=[
-            (
-                name,
-                [(line, [title for title in verdict.evidence.get(line, ()) if title in titles]) for line in lines],
-            )
-            for name, lines in verdict.lines
-            if lines
-        ],
-        headline=headline,
-        is_long=len(headline) > _LONG_HEADLINE,
-        inside=[_block(block, "", document.rest) for block in shown_on(PAGE, verdict.content)],
-    )
-    return _first_terms(made, keeps=document.has_glossary)
-
-
-def anchor(title: str) -> str:
-    """Return the id of a heading."""
-    return "about-" + re.sub(r"[^a-z]+", "-", title.lower())
-
-
-def _prose(text: str) -> Markup:
-    """Return a sentence, escaped, with what belongs into a job script or shell set as code."""
-    from markupsafe import Markup, escape
-
-    made, at = Markup(), 0
-    text = printable(text)
-    for found in _CODE.finditer(text):
-        made += escape(text[at : found.start()]) + Markup("<code>{}</code>").format(found[1] or found[2])
-        at = found.end()
-    return made + escape(text[at:])
-
-
-def _with_terms(text: str) -> Markup:
-    """Return what `_prose` does of a sentence of hpcpace, with links from its terms to the glossary."""
-    from markupsafe import Markup
-
-    made, at = Markup(), 0
-    for found in _CODE.finditer(text):
-        made += _linked(text[at : found.start()]) + _prose(found[0])
-        at = found.end()
-    return made + _linked(text[at:])
-
-
-def _linked(text: str) -> Markup:
-    from markupsafe import Markup, escape
-
-    made, at = Markup(), 0
-    for begin, end, term in terms_in(text):
-        made += escape(printable(text[at:begin]))
-        made += Markup('<a class="term" href="#{}">{}</a>').format(term.anchor, printable(text[begin:end]))
-        at = end
-    return made + escape(printable(text[at:]))
-
-
-def _first_terms(content: str, *, keeps: bool = True) -> Markup:
-    """Return HTML in which each term is a link where it comes up first, and plain afterwards; nowhere unless kept."""
-    from markupsafe import Markup
-
-    seen: set[str] = set()
-
-    def kept(found: re.Match[str]) -> str:
-        is_first = keeps and found[1] not in seen
-        seen.add(found[1])
-        return found[0] if is_first else found[2]
-
-    return Markup(_TERM_LINK.sub(kept, content))
-
-
-def _css_string(text: str) -> str:
-    """Return a text as a string of a style sheet."""
-    quoted = printable(text).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{quoted}'"
-
-
-def _capital(text: str) -> str:
-    return text if text[:1] in "#`" else text[:1].upper() + text[1:]
-
-
-def _sentence(text: str) -> str:
-    return _capital(text if text.endswith(".") else f"{text}.")
+    lead = f'<p class="lead">{with_terms(sentence(section.lead))}</p>\n' if section.lead else ""
+    blocks = [block_html(block, title=section.title, rest=document.rest) for block in section.on(PAGE)]
+    return first_terms(lead + "\n".join(blocks), keeps=document.has_glossary)
 
 
 def _script() -> str:

@@ -8,8 +8,18 @@ from statistics import fmean
 
 import numpy as np
 
+from hpcpace.core.change import Outcome, signed, signed_interval
 from hpcpace.core.rundir import json_text
-from hpcpace.core.text import NS_PER_MS, format_count, format_duration, milliseconds, percent, plural, printable
+from hpcpace.core.text import (
+    NS_PER_MS,
+    first_few,
+    format_count,
+    format_duration,
+    milliseconds,
+    percent,
+    plural,
+    printable,
+)
 from hpcpace.report.document import (
     NONE,
     PAGE,
@@ -26,7 +36,7 @@ from hpcpace.report.document import (
     Verdict,
 )
 from hpcpace.report.drawing import axis, bars, intervals, line, marker, names_axis, plot_text, unique
-from hpcpace.runs.compare import Comparison, Judged, Outcome
+from hpcpace.runs.compare import Comparison, Judged
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.units import UnitChanges, UnitRow
 
@@ -51,7 +61,7 @@ def comparison_document(comparison: Comparison) -> Document:
             (
                 SideBySide(
                     [
-                        Notes([*map(run_sentence, runs[:_MAX_RUNS]), *_more(len(runs) - _MAX_RUNS)], title=side)
+                        Notes(first_few(runs, _MAX_RUNS, words=run_sentence), title=side)
                         for side, runs in (("A", comparison.before), ("B", comparison.after))
                     ],
                     is_even=True,
@@ -90,28 +100,17 @@ def comparison_document(comparison: Comparison) -> Document:
     )
 
 
-def _more(num: int) -> list[str]:
-    return [f"{num} more"] if num > 0 else []
-
-
 def headline(comparison: Comparison) -> str:
     """Return the verdict in one line, without the word verdict."""
-    low, high = comparison.interval
-    interval = f"95 %: {signed(low)} to {signed(high)}"
+    interval = signed_interval(comparison.judged)
     per = f" for a batch of {format_count(comparison.per_batch)}" if comparison.per_batch is not None else ""
     by = ""
     if comparison.judged_by is Judged.MEAN:
-        median = signed(expm1(comparison.difference.value))
+        median = signed(comparison.difference.share)
         by = f" by its mean step, which throughput follows; the median step changed by {median}"
     if comparison.outcome is Outcome.SAME:
-        return f"no difference beyond noise: B {signed(comparison.share)}{per} ({interval}){by}"
+        return f"no difference beyond noise{per} ({interval}){by}"
     return f"B is {percent(abs(comparison.share))} {comparison.outcome} than A{per} ({interval}){by}"
-
-
-def signed(share: float) -> str:
-    """Return a change in percent; one that is none has no sign."""
-    percents = 100 * _rounded(share)
-    return f"{percents:+.1f} %" if percents else "0.0 %"
 
 
 def _rounded(share: float) -> float:
@@ -157,19 +156,16 @@ def _place_sentence(row: UnitRow, places: UnitChanges) -> str:
     if not row.is_in_both:
         return f"{name} {_against_others(row)}"
     if places.is_common and row.against == "itself" and row.change is not None and row.beyond.value * places.common < 0:
-        low, high = signed(expm1(row.change.low)), signed(expm1(row.change.high))
-        own = signed(expm1(row.change.value))
-        return f"{name} did not change as most others did: its own work by {own} (95 %: {low} to {high})"
+        own = f"{signed(row.change.share)} ({signed_interval(row.change)})"
+        return f"{name} did not change as most others did: its own work by {own}"
     direction = "slower" if row.beyond.value > 0 else "faster"
-    low, high = signed(expm1(row.beyond.low)), signed(expm1(row.beyond.high))
     against = ""
     if row.against == "others":
         against = ", against the ranks of its role in the same run"
     elif signed(expm1(places.common)) != signed(0):
         against = ", beyond what most others changed by"
-    return (
-        f"{name} is {percent(abs(row.beyond_share))} {direction} in B by its own work (95 %: {low} to {high}){against}"
-    )
+    by = f"by its own work ({signed_interval(row.beyond)}){against}"
+    return f"{name} is {percent(abs(row.beyond_share))} {direction} in B {by}"
 
 
 def _against_others(row: UnitRow) -> str:
@@ -194,7 +190,7 @@ def change_cells(row: UnitRow) -> tuple[str, str]:
     if row.change is None or not row.is_in_both:
         return NONE, NONE
     star = "*" if row.against == "others" else ""
-    low, high = (f"{100 * expm1(end):+.1f}" for end in (row.change.low, row.change.high))
+    low, high = (f"{100 * end:+.1f}" for end in row.change.interval)
     return f"{signed(row.change_share)}{star}", f"{low} to {high}"
 
 
@@ -356,21 +352,25 @@ def _parts(comparison: Comparison) -> tuple[Notes, Table]:
 
 
 def _hosts(places: UnitChanges) -> Section:
-    """Return the own work of hosts, and of ranks that changed otherwise than their host."""
-    rows = []
-    for row in (*places.hosts, *places.ranks):
+    """Return the own work of hosts, and of ranks that changed otherwise than their host; of one host, all ranks.
+
+    A host has its name, and a rank that of its host, too.
+    """
+    rows, shown = [], (*places.hosts, *(places.of_only_host or places.ranks))
+    for row in shown:
         change, interval = change_cells(row)
         work = [NONE if value is None else milliseconds(value) for value in (row.before_ns, row.after_ns)]
         waits = [milliseconds(value) for value in (row.caused_before_ns, row.caused_after_ns)]
         style = "strong" if row.is_named else ""
-        rows.append(Row((Cell(row.name, style=style), *work, Cell(change, style=style), interval, *waits)))
-    is_marked = any("*" in change_cells(row)[0] for row in (*places.hosts, *places.ranks))
+        name = row.name if row.kind == "host" else f"rank {row.name}"
+        rows.append(Row((Cell(name, style=style), *work, Cell(change, style=style), interval, *waits)))
+    is_marked = any("*" in change_cells(row)[0] for row in shown)
     return Section(
-        "Own work by host",
+        "Own work by rank" if places.of_only_host else "Own work by host",
         (
             _hosts_plot(places),
             Table(
-                ("host", "A", "B", "change", "95 %", "waits A", "waits B"),
+                ("rank" if places.of_only_host else "host", "A", "B", "change", "95 %", "waits A", "waits B"),
                 rows,
                 limits=_MAX_HOSTS,
                 which="most changed",
@@ -396,8 +396,8 @@ def _hosts_plot(places: UnitChanges) -> Plot | None:
             intervals(
                 unique(plot_text(row.name, _LABEL) for row, _ in rows),
                 np.array([100 * row.change_share for row, _ in rows]),
-                np.array([100 * expm1(change.low) for _, change in rows]),
-                np.array([100 * expm1(change.high) for _, change in rows]),
+                np.array([100 * change.interval[0] for _, change in rows]),
+                np.array([100 * change.interval[1] for _, change in rows]),
                 ["@wait" if row.is_named else "@busy" for row, _ in rows],
                 "%{y}: %{x:+.2f} %",
             )
@@ -418,8 +418,8 @@ def _roles(places: UnitChanges) -> Section:
 def _changes(comparison: Comparison) -> Section:
     rows = [(change.kind, change.name, change.before, change.after) for change in comparison.changes]
     facts = [
-        ("" if place and rows[place - 1][0] == kind else kind, f"{name}: {before} -> {after}")
-        for place, (kind, name, before, after) in enumerate(rows[:_MAX_CHANGES])
+        ("" if place and comparison.changes[place - 1].kind == change.kind else change.kind, str(change))
+        for place, change in enumerate(comparison.changes[:_MAX_CHANGES])
     ]
     more = [f"{plural(len(rows) - _MAX_CHANGES, 'more change')}: see --json"] * (len(rows) > _MAX_CHANGES)
     return Section(

@@ -17,6 +17,7 @@ from hpcpace.core.rundir import json_text
 from hpcpace.core.text import (
     NS_PER_MS,
     NS_PER_S,
+    first_few,
     format_count,
     format_duration,
     listed,
@@ -304,9 +305,8 @@ def _jobs(event: Event) -> str:
         return ""
     if len(event.jobs) == event.num_jobs:
         return f", in {'the one job' if event.num_jobs == 1 else f'all {event.num_jobs} jobs'} that used it"
-    names = [printable(job) for job in event.jobs[:_MAX_NAMES]]
-    more = [f"{len(event.jobs) - _MAX_NAMES} more"] if len(event.jobs) > _MAX_NAMES else []
-    return f", in {len(event.jobs)} of {event.num_jobs} jobs that used it: {listed([*names, *more])}"
+    names = listed(first_few(event.jobs, _MAX_NAMES, words=printable))
+    return f", in {len(event.jobs)} of {event.num_jobs} jobs that used it: {names}"
 
 
 def date(unix_ns: int, *, with_time: bool = True) -> str:

@@ -1,13 +1,115 @@
-"""Hosts: findings of the audit on the culprits, hosts and their devices, and ranks that wait for cores."""
+"""Hosts: findings of the audit on the culprits, devices, ranks that wait for cores, and how well times compare."""
 
 from __future__ import annotations
 
-from hpcpace.core.text import format_duration, percent, plural
-from hpcpace.diagnosis.summary import AuditFigures, HostCores, Summary
-from hpcpace.report.document import PAGE, TERMINAL, Block, Command, Notes, Row, Section, Table
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcpace.core.text import format_duration, percent, plural, printable
+from hpcpace.diagnosis.plot_data import HostClock, PlotData
+from hpcpace.diagnosis.summary import AuditFigures, Clocks, HostCores, HostPair, RankCores, Summary
+from hpcpace.report.document import NONE, PAGE, TERMINAL, Block, Cell, Command, Facts, Notes, Plot, Row, Section, Table
+from hpcpace.report.drawing import COLOURS, LABEL_WIDTH, MAX_POINTS, axis, bins, line, plot_text, rounded
+
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_SYMBOLS = ("circle", "square", "diamond", "cross")
+
+
+def clocks_section(summary: Summary, plots: PlotData) -> Section:
+    """Return how far the clocks of different ranks agree; empty for a single rank."""
+    clocks = summary.clocks
+    unknown = f"{plural(clocks.num_unknown, 'rank')} without a usable clock comparison: not compared with other ranks"
+    return Section(
+        "Clock error",
+        (
+            clock_error(plots.clocks) if plots.clocks and any(len(one.time_s) for one in plots.clocks) else None,
+            Notes([unknown] if clocks.num_unknown else []),
+            Facts(list(_clock_facts(clocks)), has_terms=True),
+            Notes([_early_exits(pair) for pair in clocks.pairs], is_folded=True, is_ranked=True),
+        )
+        if len(summary.world.ranks) > 1
+        else (),
+        lead="how well times of different hosts compare",
+    )
+
+
+def _clock_facts(clocks: Clocks) -> Iterator[tuple[str, str]]:
+    if clocks.median_halfwidth_ns is not None and clocks.max_halfwidth_ns is not None:
+        median, largest = format_duration(clocks.median_halfwidth_ns), format_duration(clocks.max_halfwidth_ns)
+        yield "bound", f"half-width median {median}, max {largest}; {plural(clocks.num_samples, 'sample')} per rank"
+        residual = "unknown" if clocks.residual_ns is None else format_duration(clocks.residual_ns)
+        drift = "unknown" if clocks.drift_ppm is None else f"{clocks.drift_ppm:.3g} ppm"
+        yield "measured", f"largest leave-one-out residual {residual}, largest drift {drift}"
+    if clocks.extrapolated_share:
+        yield "outside", f"{percent(clocks.extrapolated_share)} of the step ends are outside the synchronised time"
+    exits, checked = plural(clocks.num_negative, "exit"), plural(clocks.num_checked, "synchronising operation")
+    messages = clocks.num_negative_messages
+    early = f"; {plural(messages, 'message')} received before being sent" if messages else ""
+    yield "causality", f"{exits} before the last enter in {checked}{early}"
+
+
+def _early_exits(pair: HostPair) -> str:
+    exit_host, enter_host = printable(pair.exit_host), printable(pair.enter_host)
+    left = f"{exit_host} left before {enter_host} entered"
+    if pair.exit_node == pair.enter_node:
+        left = f"ranks of {exit_host} left before others of {exit_host} entered"
+    sizes = f"median {format_duration(pair.median_ns)}, max {format_duration(pair.max_ns)}"
+    return f"{left}: {pair.num_violations} times, {sizes}, {pair.num_unexplained} beyond the half-widths"
+
+
+def clock_error(clocks: Sequence[HostClock]) -> Plot:
+    """Return half-width and residual of the hosts with the widest bounds over time."""
+    widest = sorted(clocks, key=lambda clock: -float(np.fmax.reduce(clock.halfwidth_us, initial=0.0)))[: len(COLOURS)]
+    shown = sorted(widest, key=lambda clock: clock.host)
+    traces: list[dict[str, Any]] = []
+    for index, (clock, color) in enumerate(zip(shown, COLOURS, strict=False)):
+        look = index % len(_DASHES)
+        bound, found = bins(clock.halfwidth_us, MAX_POINTS), bins(np.abs(clock.residual_us), MAX_POINTS)
+        time_s = rounded(clock.time_s[bound.first])
+        marker = {"color": color, "size": 6, "symbol": _SYMBOLS[look]}
+        residual = line(time_s, found.high, color, hover="residual %{y:.3~g} us")
+        traces += [
+            {**trace, "name": plot_text(clock.host, LABEL_WIDTH)}
+            for trace in (
+                line(time_s, bound.high, color, dash=_DASHES[look], hover="half-width %{y:.3~g} us"),
+                {**residual, "mode": "markers", "marker": marker},
+            )
+        ]
+    more = f" The {len(shown)} hosts with the widest bounds of {len(clocks)}." if len(clocks) > len(shown) else ""
+    return Plot(
+        name="clock-error",
+        label="Error of the clocks over time",
+        caption=(
+            "Lines: certified bound of each host's clock error. Markers: how far a synchronisation is from the line "
+            "between its neighbours. That spans two intervals and holds the errors of three synchronisations, so that "
+            f"it may be above its line. {_beyond(shown)}{more}"
+        ),
+        height_px=300,
+        # The name of the host, in what plotly.js calls extra, is shown beside the value.
+        traces=[{**trace, "hovertemplate": trace["hovertemplate"].replace("<extra></extra>", "")} for trace in traces],
+        layout={"xaxis": axis("s since the start"), "yaxis": axis("us", rangemode="tozero")},
+        legend=[(clock.host, color, "") for clock, color in zip(shown, COLOURS, strict=False)],
+    )
+
+
+def _beyond(clocks: Sequence[HostClock]) -> str:
+    """Return how many residuals are larger than the synchronisations' errors can make them, as a sentence."""
+    known = [np.isfinite(clock.residual_us) & np.isfinite(clock.allowed_us) for clock in clocks]
+    total = sum(int(of.sum()) for of in known)
+    beyond = sum(
+        int((np.abs(clock.residual_us) > clock.allowed_us)[of].sum()) for clock, of in zip(clocks, known, strict=True)
+    )
+    if not beyond:
+        return "None is larger than those errors allow."
+    return f"{beyond} of {total} are larger than those errors allow: there the rate of a clock changed."
+
 
 _MAX_HOSTS = (8, 64)
 """The most rows on a terminal and on a page."""
+_MAX_RANKS = (16, 256)
+_MIN_WAIT_NS = 1e5  # display: waiting for a core in a phase of a step
 _SEVERITIES = {"F": "fail", "W": "warning", "U": "unknown", "I": "note"}
 
 
@@ -68,7 +170,7 @@ def devices_section(summary: Summary) -> Section:
 
 
 def cores_section(summary: Summary) -> Section:
-    """Return the hosts on which ranks wait for cores; empty without any."""
+    """Return the hosts on which ranks wait for cores, and what each rank had of its cores; empty without any."""
     rows = [Row(core_cells(row), hosts=row.host) for row in summary.cores]
     head = ("host", "ranks", "CPUs", "threads running", "or ready", "waiting", "CPU pressure", "throttled")
     waiting = "waiting: share of the time for which a rank was ready to run and had no core, of the worst rank"
@@ -77,8 +179,46 @@ def cores_section(summary: Summary) -> Section:
         (
             Table(head, rows, limits=_MAX_HOSTS, which="worst"),
             Notes([waiting] * bool(rows)),
+            *_rank_cores(summary.rank_cores),
         ),
         lead="hosts on which ranks were ready to run and had no core for a part of the time",
+    )
+
+
+def _rank_cores(found: Sequence[RankCores]) -> tuple[Block, ...]:
+    """Return the table of ranks, with the phases in which one of them waits for a core."""
+    phases = list(dict.fromkeys(name for row in found for name, queued_ns in row.phases if queued_ns >= _MIN_WAIT_NS))
+    rows = [
+        Row(
+            (
+                str(row.rank),
+                row.host,
+                str(row.nice),
+                str(row.num_cpus) if row.num_cpus else "not known",
+                NONE if row.waiting is None else percent(row.waiting),
+                *(NONE if ns is None else format_duration(ns) for ns in (row.work_ns, row.running_ns)),
+                *(format_duration(dict(row.phases)[name]) if name in dict(row.phases) else NONE for name in phases),
+            ),
+            hosts=row.host,
+            ranks=str(row.rank),
+        )
+        for row in found
+    ]
+    head: tuple[str | Cell, ...] = (
+        "rank",
+        "host",
+        "nice",
+        "CPUs",
+        Cell("waiting", "wait-\ning"),
+        Cell("own work", "own\nwork"),
+        "runs",
+        *(Cell(f"waits in {name}", f"waits in\n{name}") for name in phases),
+    )
+    work = "own work, runs and waits in are times of a step; the rest of own work is neither: I/O, locks, sleep"
+    is_known = any(row.work_ns is not None for row in found)
+    return (
+        Table(head, rows, "Ranks and their cores", text=(1,), limits=_MAX_RANKS, which="worst"),
+        Notes([work] * is_known),
     )
 
 

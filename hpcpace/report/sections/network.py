@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.core.text import NS_PER_S, format_bytes, format_duration, format_rate, listed, plural, printable
+from hpcpace.core.text import NS_PER_S, few, format_bytes, format_duration, format_rate, listed, plural, printable
 from hpcpace.diagnosis.network_summary import DirectionUse, HostRetransmissions, InterfaceRow, NetworkFigures, PairRow
 from hpcpace.diagnosis.plot_data import InterfaceLine, NetworkPlots, Values
 from hpcpace.diagnosis.summary import Summary
@@ -293,8 +293,7 @@ def _unknown_sentences(network: NetworkFigures) -> list[str]:
 
 
 def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(printable(name) for name in names[:_MAX_NAMES]) + more
+    return few(names, _MAX_NAMES, printable)
 
 
 def _limited(sentences: list[str], noun: str) -> list[str]:

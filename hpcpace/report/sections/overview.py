@@ -6,8 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from hpcpace.core.config import DiagnosisConfig
-from hpcpace.core.text import format_bytes, format_count, format_duration, listed, percent, plural, printable
-from hpcpace.diagnosis.summary import EXCESS_FLOOR, SLURM_ADDRESS, WAIT_OR_TRANSFER, AttemptRow, Summary, Switches
+from hpcpace.core.text import (
+    few,
+    first_few,
+    format_bytes,
+    format_count,
+    format_duration,
+    listed,
+    percent,
+    plural,
+    printable,
+)
+from hpcpace.diagnosis.summary import SLURM_ADDRESS, WAIT_OR_TRANSFER, AttemptRow, ExcessThresholds, Summary, Switches
 from hpcpace.report.document import NONE, Bar, Cell, Facts, Notes, Part, Row, Section, Table
 
 UNKNOWN_WAITS = "waits are not known: operations have no comparable counterpart on every member"
@@ -120,8 +130,7 @@ def _differences(this: AttemptRow, other: AttemptRow) -> list[str]:
         parts.append(f"mesh {printable(this.mesh) or 'unknown'} instead of {printable(other.mesh) or 'unknown'}")
     for word, more, fewer in (("with", this, other), ("without", other, this)):
         if hosts := [printable(host) for host in more.hosts if host not in fewer.hosts]:
-            some = [f"{len(hosts) - _MAX_NEW_HOSTS} more hosts"] if len(hosts) > _MAX_NEW_HOSTS else []
-            parts.append(f"{word} {listed([*hosts[:_MAX_NEW_HOSTS], *some])}")
+            parts.append(f"{word} {listed(first_few(hosts, _MAX_NEW_HOSTS, noun='host'))}")
     return parts
 
 
@@ -135,7 +144,7 @@ def run_section(summary: Summary, versions: Sequence[tuple[str, str]] = ()) -> S
     world, tracing, names = summary.world, summary.tracing, summary.world.hosts
     attempts = f" ({len(summary.attempts)} in all)" if len(summary.attempts) > 1 else ""
     missing = f" ({len(world.missing)} without a trace)" if world.missing else ""
-    hosts = ", ".join(names[:_MAX_HOSTS]) + (f" and {len(names) - _MAX_HOSTS} more" if names[_MAX_HOSTS:] else "")
+    hosts = few(names, _MAX_HOSTS)
     mesh = f", mesh {world.mesh}" if world.mesh else ""
     share = "unknown share" if tracing.overhead_share is None else f"{100 * tracing.overhead_share:.2g} %"
     changed = changed_thresholds(summary)
@@ -204,16 +213,16 @@ def _excess(summary: Summary) -> str:
         return "not compared: no two ranks are known to do the same work for enough steps"
     compared.sort(key=lambda pair: -pair[1].share)
     named = [pair for pair in compared if pair[1].is_marked]
-    found = named or [pair for pair in compared if pair[1].share > max(pair[1].noise, EXCESS_FLOOR)]
+    floor = summary.thresholds.get(ExcessThresholds.topic, {}).get("excess_floor", ExcessThresholds.excess_floor)
+    found = named or [pair for pair in compared if pair[1].share > max(pair[1].noise, floor)]
     if not found:
         return "no rank has more own work than the others of its role beyond noise"
     words = [
         f"rank {rank} {100 * excess.share:+.1f} % own work against its role (noise {percent(excess.noise)})"
-        for rank, excess in found[:_MAX_EXCESS]
+        for rank, excess in found
     ]
-    more = [f"{len(found) - _MAX_EXCESS} more"] if found[_MAX_EXCESS:] else []
     no_culprit = "" if named else "; not named as late: in few steps only, or within what ranks differ by here"
-    return "; ".join([*words, *more]) + no_culprit
+    return "; ".join(first_few(words, _MAX_EXCESS)) + no_culprit
 
 
 def changed_thresholds(summary: Summary) -> list[str]:

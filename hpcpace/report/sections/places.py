@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, place_name
+from hpcpace.core.text import NS_PER_MS, alias_name, first_few, format_duration, percent, place_name
 from hpcpace.diagnosis.plot_data import Matrix, PlotData
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.document import NONE, Notes, Plot, Row, Section, SideBySide, Table
@@ -64,8 +64,7 @@ def places_section(summary: Summary, plots: PlotData) -> Section:
 def could_also_be(kind: str, name: str, aliases: Sequence[str]) -> str:
     """Return what the data cannot separate from a place."""
     others = [alias_name(alias) for alias in aliases if alias != f"{kind} {name}"]
-    more = [f"{len(others) - _MAX_ALIASES} more"] if len(others) > _MAX_ALIASES else []
-    return ", ".join([*others[:_MAX_ALIASES], *more]) or NONE
+    return ", ".join(first_few(others, _MAX_ALIASES)) or NONE
 
 
 def hotspots(summary: Summary) -> Plot:

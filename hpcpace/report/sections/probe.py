@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from hpcpace.core.change import whole_interval
 from hpcpace.core.rundir import json_text
 from hpcpace.core.text import NS_PER_US, format_bytes, format_duration, plural
 from hpcpace.probe.changes import Change
@@ -105,7 +106,7 @@ def changes_section(changes: Sequence[Change], remarks: Sequence[str]) -> Sectio
     """Return what changed since another probe: all operations, and of all else what changed or cannot tell."""
     sweep = [one for one in changes if one.part == "sweep"]
     others = [one for one in changes if one.part != "sweep" and (one.is_slower or one.is_faster or not one.is_decided)]
-    others.sort(key=lambda one: (not one.is_slower, not one.is_faster, -one.ratio))
+    others.sort(key=lambda one: (not one.is_slower, not one.is_faster, -one.value))
     return Section(
         "Since the other probe",
         (
@@ -129,9 +130,13 @@ def _change_cells(change: Change) -> tuple[str, str, str, str]:
         (True, "cannot tell"),
     )
     state = next(word for is_it, word in states if is_it)
-    interval = f"{100 * (change.low - 1):+.0f} to {100 * (change.high - 1):+.0f} %"
     hosts = str(change.num_nodes) if change.num_nodes else ""
-    return change.name, hosts, change.kind, f"{state}: time {100 * (change.ratio - 1):+.1f} % ({interval})"
+    return (
+        change.name,
+        hosts,
+        change.kind,
+        f"{state}: time {100 * change.share:+.1f} % ({whole_interval(change)})",
+    )
 
 
 def _counts(changes: Sequence[Change]) -> Iterator[str]:

@@ -7,6 +7,8 @@ from hpcpace.report.document import NONE, Document, Notes, Section, Table
 from hpcpace.runs.scaling.result import PredictedSize, Scaling, SizeFigures, stop_words
 from hpcpace.runs.scaling.sizes import Kind
 
+_MIN_SHOWN_CHANCE = 0.01  # display: a probability below it is not shown
+
 
 def scaling_document(scaling: Scaling) -> Document:
     """Return all that is known of a series of sizes."""
@@ -60,12 +62,21 @@ def _knee_words(scaling: Scaling) -> str:
         doubt = " (95 %)" if knee.low is None else f", but it may be from {plural(knee.low, unit)} on (95 %)"
         return (
             f"none found: every doubling up to {2 * knee.searched} {unit}s, as {what}, gives at least half of its "
-            f"ideal gain{doubt}"
+            f"ideal gain{doubt}{_unseen(scaling)}"
         )
     ends = [f"more than {knee.searched}" if end is None else str(end) for end in (knee.low, knee.high)]
     interval = f" (95 %: {' to '.join(dict.fromkeys(ends))})" if set(ends) != {str(knee.num_units)} else ""
     verb = "stops paying" if knee.is_measured else "is expected to stop paying"
-    return f"{verb} at {plural(knee.num_units, unit)}{interval}: each {unit} beyond gives less than 50 %"
+    return (
+        f"{verb} at {plural(knee.num_units, unit)}{interval}: each {unit} beyond gives less than 50 %{_unseen(scaling)}"
+    )
+
+
+def _unseen(scaling: Scaling) -> str:
+    """Return what a predicted knee does not know, if there is anything."""
+    if scaling.is_overlap_known or scaling.knee is None or scaling.knee.is_measured:
+        return ""
+    return "; communication hidden behind work cannot be seen in these runs, and may bring the knee forward"
 
 
 def _sizes_section(scaling: Scaling) -> Section:
@@ -85,7 +96,7 @@ def _sizes_section(scaling: Scaling) -> Section:
     )
     return Section(
         "Sizes",
-        (Table(head, [_cells(size) for size in scaling.sizes]),),
+        (Table(head, [_cells(size) for size in scaling.sizes]), Notes(scaling.remarks)),
         lead=f"{scaling.sample_unit}/s; means over repeats; further: what each {scaling.unit} beyond gave",
     )
 
@@ -141,6 +152,7 @@ def _predictions_section(scaling: Scaling) -> Section:
         lines = [f"not predicted: {scaling.no_law}"]
     else:
         lines = [_predicted(size, scaling.unit) for size in scaling.predictions]
+        lines += _knee_by_size(scaling)
         lines.append(f"rests on {'; '.join(scaling.rests_on)}")
         if scaling.backtest is not None:
             lines.append(
@@ -149,6 +161,16 @@ def _predictions_section(scaling: Scaling) -> Section:
             )
         lines.append(f"beyond {scaling.predictions[-1].num_units} {scaling.unit}s nothing is predicted")
     return Section("Larger sizes", (Notes(lines),), lead="mean step time of one more run, with its 95 % interval")
+
+
+def _knee_by_size(scaling: Scaling) -> list[str]:
+    if scaling.knee is None or scaling.knee.is_measured:
+        return []
+    doubtful = [(size, share) for size, share in scaling.knee.by_size if share >= _MIN_SHOWN_CHANCE]
+    if not doubtful:
+        return []
+    shares = ", ".join(f"{100 * share:.0f} % at {size} {scaling.unit}s" for size, share in doubtful)
+    return [f"probability that the knee is there or before: {shares}"]
 
 
 def _predicted(size: PredictedSize, unit: str) -> str:

@@ -41,9 +41,18 @@ async function copy(text) {
   }
 }
 
+// What of a line can be pasted: without its remark, and without the dots that stand for the rest of the user's own
+// command. Nothing of a line that is no command.
+function commandOf(line) {
+  if (line.startsWith("#SBATCH ")) return line;
+  const command = line.replace(/(^|\s+)# .*$/, "").replace(/\s+\.\.\.$/, "");
+  return command.includes("...") ? "" : command;
+}
+
 function addCopyButtons() {
   for (const line of document.querySelectorAll("td.command, code")) {
-    const text = line.textContent;
+    const text = commandOf(line.textContent);
+    if (!text) continue;
     const made = button("Copy", `Copy ${text}`, async () => {
       made.textContent = (await copy(text)) ? "Copied" : "Not copied";
       made.focus();
