@@ -358,7 +358,7 @@ def _check_place(allocation: Allocation, environ: Mapping[str, str]) -> None:
     if shutil.which("srun", path=environ.get("PATH")) is None:
         raise UsageError(
             f"this is Slurm job {allocation.job}, but there is no srun on PATH: load the site's module of Slurm in "
-            "HPCPACE_PRELUDE; with containers install hpcpace on the host as well (docs/site.md)"
+            "HPCPACE_PRELUDE; with containers install hpcpace on the host as well (hpcpace help site)"
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpcpace.batch.job import BatchJob, audit_first, check_length, snapshot_folder
 from hpcpace.batch.launch import succeeds
+from hpcpace.core.config import SUMMARY_VARIABLE
 from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
     EXIT_FAILED,
@@ -178,7 +179,11 @@ def _train_ranks(job: BatchJob, run_dir: Path, words: Sequence[str]) -> int:
     control, run = job.control, RunDirectory(run_dir)
     command = job.launch.command(words, "--label", "--kill-on-bad-exit=1")
     timeout_s = job.settings.start_timeout_s
-    environ = {**job.launch.environ(job.environ), "HPCPACE_WORLD_START_TIMEOUT_S": f"{timeout_s:g}"}
+    environ = {
+        **job.launch.environ(job.environ),
+        "HPCPACE_WORLD_START_TIMEOUT_S": f"{timeout_s:g}",
+        SUMMARY_VARIABLE: "false",
+    }
     num_before = len(run.attempts())
     started_s = time.monotonic()
     status = control.run_ranks(command, environ)

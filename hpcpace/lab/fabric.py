@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.plan import CONTROLLER_ADDRESS, PREFIX_LENGTH, SPINE, LabHost, LabPlan, Link, hardware_address
 
+Way = Literal["up", "down"]
+"""A direction of a link: towards the spine, and back."""
+WAYS: tuple[Way, ...] = get_args(Way)
+
 _MIN_BURST_BYTES = 128 << 10
 _QUEUE_LATENCY_MS = 50
+_LARGEST_MTU = 65535
 _MAX_SEGMENTS = 65535
 """The kernel's default of gso_max_segs (GSO_MAX_SEGS in include/linux/netdevice.h)."""
 
@@ -87,10 +92,11 @@ def connect(plan: LabPlan, hosts: Sequence[LabHost], pids: Sequence[int]) -> Non
     _batch("tc", (f"qdisc add dev {upper} root {shape(rate_bps)}" for upper, rate_bps in rates))
 
 
-def set_rate(link: Link, rate_bps: int, *, host_pid: int | None) -> None:
-    """Change the rate of a link in both directions; `host_pid` is the first process of the host below it, if any."""
-    _batch("tc", [f"qdisc change dev {link.upper} root {shape(rate_bps)}"])
-    _batch("tc", [f"qdisc change dev {link.lower} root {shape(rate_bps)}"], host_pid=host_pid)
+def set_rate(link: Link, rate_bps: int, *, ways: Collection[Way] = WAYS, host_pid: int | None) -> None:
+    """Change the rate of a link in some directions; `host_pid` is the first process of the host below it, if any."""
+    for way, end, pid in (("up", link.lower, host_pid), ("down", link.upper, None)):
+        if way in ways:
+            _batch("tc", [f"qdisc change dev {end} root {shape(rate_bps)}"], host_pid=pid)
 
 
 def set_up(link: Link, is_up: bool) -> None:
@@ -108,8 +114,41 @@ def set_mtu(host_pid: int, mtu: int) -> None:
     _batch("ip", [f"link set eth0 mtu {mtu}"], host_pid=host_pid)
 
 
-def lose_packets(link: Link, share: float, *, host_pid: int | None) -> None:
-    """Lose a share of the packets that arrive at either end of a link, at random; 0 loses none.
+def detour_devices(link: Link) -> tuple[str, str]:
+    """Return the devices between which packets of a link on a detour are forwarded: below, and above."""
+    return link.upper, f"{link.name}-out"
+
+
+def detour(link: Link, switch: str) -> None:
+    """Take a link off its switch, and connect a new device pair there: nothing passes until somebody forwards."""
+    below, above = detour_devices(link)
+    inside = f"{link.name}-in"
+    if _has_device(above):
+        raise HpcpaceError(f"{link.name} is on a detour already: undo the latency or reordering that it has")
+    _batch(
+        "ip",
+        [
+            f"link add {inside} type veth peer name {above}",
+            # This namespace has the controller's address, for which nobody else must answer.
+            *(f"link set {end} arp off addrgenmode none" for end in (inside, above, below)),
+            f"link set {above} mtu {_LARGEST_MTU} up",
+            f"link set {inside} mtu {_LARGEST_MTU} up",
+            f"link set {below} nomaster",
+            f"link set {inside} master {switch}",
+        ],
+    )
+
+
+def end_detour(link: Link, switch: str) -> None:
+    """Connect a link with its switch again, and remove the pair; also what a detour that failed halfway has left."""
+    below, above = detour_devices(link)
+    if _has_device(above):
+        _batch("ip", [f"link delete {above}"])
+    _batch("ip", [f"link set {below} master {switch}", f"link set {below} arp on"])
+
+
+def lose_packets(link: Link, share: float, *, ways: Collection[Way] = WAYS, host_pid: int | None) -> None:
+    """Lose a share of the packets that arrive at the ends of a link, at random; 0 loses none.
 
     Sent packets are cut to the MTU first (gso_max_segs): else the kernel would pass on up to 64 KiB as one packet, and
     a lost one would be a burst.
@@ -117,9 +156,12 @@ def lose_packets(link: Link, share: float, *, host_pid: int | None) -> None:
     Args:
         link: the link.
         share: from 0 to 1, in steps of 1/10,000.
+        ways: directions in which packets are lost.
         host_pid: first process of the host below it, if any.
     """
-    for end, pid in ((link.upper, None), (link.lower, host_pid)):
+    for way, end, pid in (("up", link.upper, None), ("down", link.lower, host_pid)):
+        if way not in ways:
+            continue
         table = f"hpcpace-loss-{end}"
         rules = [f"add table netdev {table}", f"delete table netdev {table}"]
         if share:
@@ -128,7 +170,14 @@ def lose_packets(link: Link, share: float, *, host_pid: int | None) -> None:
             rules += [f"add table netdev {table}", f"add chain netdev {table} arriving {{ {hook} }}"]
             rules += [f"add rule netdev {table} arriving {drop}"]
         _run([*_inside(pid), "nft", "-f", "-"], text="\n".join(rules) + "\n")
-        _batch("ip", [f"link set {end} gso_max_segs {1 if share else _MAX_SEGMENTS}"], host_pid=pid)
+    cut_packets(link, bool(share), ways=ways, host_pid=host_pid)
+
+
+def cut_packets(link: Link, is_on: bool, *, ways: Collection[Way] = WAYS, host_pid: int | None) -> None:
+    """Cut what enters a link to its MTU, or let the kernel pass on up to 64 KiB as one packet again."""
+    for way, end, pid in (("up", link.lower, host_pid), ("down", link.upper, None)):
+        if way in ways:
+            _batch("ip", [f"link set {end} gso_max_segs {1 if is_on else _MAX_SEGMENTS}"], host_pid=pid)
 
 
 def read_counters(plan: LabPlan, pids: dict[str, int]) -> dict[str, LinkCounters]:
@@ -154,6 +203,10 @@ def read_counters(plan: LabPlan, pids: dict[str, int]) -> dict[str, LinkCounters
 def _shapers(host_pid: int | None) -> dict[str, Any]:
     queues = _json("tc", "-s", "qdisc", "show", host_pid=host_pid)
     return {queue["dev"]: queue for queue in queues if queue["kind"] == "tbf"}
+
+
+def _has_device(name: str) -> bool:
+    return any(device["ifname"] == name for device in _json("ip", "link", "show"))
 
 
 def _json(tool: str, *arguments: str, host_pid: int | None = None) -> Any:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,9 +16,21 @@ import psutil
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.text import format_rate, parse_rate
-from hpcpace.lab.fabric import lose_packets, set_mtu, set_rate, set_up
-from hpcpace.lab.hosts import HostCgroup, command_on, host_pid, kill_host, living_pid, start_hosts
+from hpcpace.lab.fabric import (
+    WAYS,
+    Way,
+    cut_packets,
+    detour,
+    detour_devices,
+    end_detour,
+    lose_packets,
+    set_mtu,
+    set_rate,
+    set_up,
+)
+from hpcpace.lab.hosts import HostCgroup, Load, host_pid, kill_host, living_pid, load_command, running_on, start_hosts
 from hpcpace.lab.namespaces import check_programs, lab_environ
+from hpcpace.lab.packet_hold import Holding, hold_packets
 from hpcpace.lab.plan import LabFiles, LabPlan
 
 Wait = Callable[[float | None], bool]
@@ -102,6 +113,25 @@ class LinkFault(LabFault):
         return None if self.link in lab.plan.leaves else lab.pid(self.link)
 
 
+BOTH_WAYS = "both"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectedFault(LinkFault):
+    """A fault of one link in one direction, or in both."""
+
+    way: str = BOTH_WAYS
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings, with the direction if it is only one."""
+        return {name: value for name, value in super().settings().items() if (name, value) != ("way", BOTH_WAYS)}
+
+    @property
+    def _ways(self) -> tuple[Way, ...]:
+        """The directions that it affects."""
+        return tuple(way for way in WAYS if self.way in (way, BOTH_WAYS))
+
+
 def _checked_rate(text: str) -> int:
     """Return the rate of an option --rate in bits per second."""
     try:
@@ -110,9 +140,18 @@ def _checked_rate(text: str) -> int:
         raise UsageError(f"--rate: {error}") from error
 
 
+MAX_DELAY_S = 10.0
+
+
+def _check_share(share: float) -> None:
+    """Refuse a share of packets outside of 0 to 1."""
+    if not 0 < share < 1:
+        raise UsageError(f"--share is {share:g}: it must be above 0 and below 1, such as 0.01 for 1 %")
+
+
 @dataclass(frozen=True, kw_only=True)
-class SlowLink(LinkFault):
-    """Lowers the rate of a link in both directions."""
+class SlowLink(DirectedFault):
+    """Lowers the rate of a link."""
 
     kind = "slow-link"
     rate: str
@@ -124,9 +163,10 @@ class SlowLink(LinkFault):
             raise UsageError(f"--rate {self.rate} does not slow down {self.link}, which has {format_rate(own_bps)}")
 
     def switch(self, lab: InsideLab, is_on: bool) -> None:
-        """Shape both ends to the rate, or to that with which the lab was started."""
+        """Shape the sending ends to the rate, or to that with which the lab was started."""
         link = lab.plan.link(self.link)
-        set_rate(link, parse_rate(self.rate) if is_on else link.rate_bps, host_pid=self._host_pid(lab))
+        rate_bps = parse_rate(self.rate) if is_on else link.rate_bps
+        set_rate(link, rate_bps, ways=self._ways, host_pid=self._host_pid(lab))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +206,8 @@ class FlapLink(LinkFault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossyLink(LinkFault):
-    """Loses a share of the packets on a link at random, in both directions."""
+class LossyLink(DirectedFault):
+    """Loses a share of the packets on a link at random."""
 
     kind = "loss"
     share: float
@@ -175,13 +215,81 @@ class LossyLink(LinkFault):
     def check(self, lab: InsideLab) -> None:
         """Refuse an unknown link, a share outside of 0 to 1, and a machine without nft."""
         super().check(lab)
-        if not 0 < self.share < 1:
-            raise UsageError(f"--share is {self.share:g}: it must be above 0 and below 1, such as 0.01 for 1 %")
+        _check_share(self.share)
         check_programs({"nft": "nftables"})
 
     def switch(self, lab: InsideLab, is_on: bool) -> None:
-        """Let both ends lose some of what arrives, or nothing."""
-        lose_packets(lab.plan.link(self.link), self.share if is_on else 0.0, host_pid=self._host_pid(lab))
+        """Let the receiving ends lose some of what arrives, or nothing."""
+        share = self.share if is_on else 0.0
+        lose_packets(lab.plan.link(self.link), share, ways=self._ways, host_pid=self._host_pid(lab))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldingFault(DirectedFault):
+    """Holds packets of a link on their way; one fault of a link can, because they all take a detour."""
+
+    delay_s: float
+
+    @property
+    @abstractmethod
+    def _holding(self) -> Holding:
+        """How packets are held in the directions that it affects."""
+
+    def check(self, lab: InsideLab) -> None:
+        """Refuse an unknown link, a delay of nothing or too much, and a link that has such a fault already."""
+        super().check(lab)
+        if not 0 < self.delay_s <= MAX_DELAY_S:
+            allowed = f"above 0 and at most {MAX_DELAY_S:g}, such as 0.01 for 10 ms"
+            raise UsageError(f"--delay is {self.delay_s:g} s: it must be {allowed}")
+
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Lead the link around by way of this process, or connect it with its switch again."""
+        link = lab.plan.link(self.link)
+        if is_on:
+            self._host_pid(lab)
+            detour(link, lab.plan.switch_above(link))
+        else:
+            end_detour(link, lab.plan.switch_above(link))
+
+    def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
+        """Forward packets until the end."""
+        nothing = Holding(delay_s=0.0)
+        up, down = (self._holding if way in self._ways else nothing for way in WAYS)
+        dropped = hold_packets(detour_devices(lab.plan.link(self.link)), (up, down), lambda: wait(0.0))
+        note("forwarded", num_dropped=dropped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency(HoldingFault):
+    """Holds all packets of a link for the same time."""
+
+    kind = "latency"
+
+    @property
+    def _holding(self) -> Holding:
+        return Holding(delay_s=self.delay_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reordering(HoldingFault):
+    """Holds a share of the packets of a link, so that later ones overtake them."""
+
+    kind = "reorder"
+    share: float
+
+    @property
+    def _holding(self) -> Holding:
+        return Holding(delay_s=self.delay_s, share=self.share)
+
+    def check(self, lab: InsideLab) -> None:
+        """Refuse what `HoldingFault` refuses, and a share outside of 0 to 1."""
+        super().check(lab)
+        _check_share(self.share)
+
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Lead the link around, and cut packets to the MTU: else up to 64 KiB would be held at once."""
+        super().switch(lab, is_on)
+        cut_packets(lab.plan.link(self.link), is_on, host_pid=self._host_pid(lab))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,26 +324,13 @@ class Traffic(LabFault):
         server = ["iperf3", "--server", "--one-off", "--port", port]
         client = ["iperf3", "--client", lab.plan.host(self.destination).address, "--port", port, "--time", "0"]
         client += ["--connect-timeout", "5000", "--parallel", str(self.streams), *limit]
-        with self._running(lab, self.destination, server), self._running(lab, self.source, client) as sending:
+        # The server may start late: the shell restarts a client that is refused.
+        again = ["sh", "-c", f"for _ in 1 2 3 4 5 6 7 8; do {' '.join(client)} && break; sleep 0.5; done"]
+        source, destination = lab.plan.host(self.source), lab.plan.host(self.destination)
+        with running_on(lab.files, destination, server), running_on(lab.files, source, again) as sending:
             while not wait(0.5):
                 if sending.poll() is not None:
                     raise HpcpaceError(f"iperf3 on {self.source} ended with status {sending.returncode}")
-
-    @contextmanager
-    def _running(self, lab: InsideLab, host: str, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a command on a host during the block; its process group ends with it."""
-        # The server may start late: the shell restarts a client that is refused.
-        again = f"for _ in 1 2 3 4 5 6 7 8; do {' '.join(command)} && break; sleep 0.5; done"
-        words = ["sh", "-c", again] if "--client" in command else command
-        line = command_on(lab.files, lab.plan.host(host), words)
-        environ, null = lab_environ(lab.files), subprocess.DEVNULL
-        process = subprocess.Popen(line, stdin=null, stdout=null, stderr=null, env=environ, start_new_session=True)
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,6 +367,39 @@ class SlowHost(HostFault):
     def switch(self, lab: InsideLab, is_on: bool) -> None:
         """Set the CPU quota, or restore that with which the lab was started."""
         lab.cgroup(self.host, is_alive=is_on).limit_cpu(self.cores if is_on else lab.plan.config.cpu_quota)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour(HostFault):
+    """Runs processes beside the job on a host: busy ones, or ones that copy memory all the time."""
+
+    kind = "neighbour"
+    load: str
+    processes: int
+    core: int | None
+
+    def check(self, lab: InsideLab) -> None:
+        """Refuse an unknown host, and a core that this machine does not have or may not use."""
+        super().check(lab)
+        usable = sorted(os.sched_getaffinity(0))
+        if self.core is not None and self.core not in usable:
+            raise UsageError(f"--core is {self.core}: the cores of this machine are {', '.join(map(str, usable))}")
+
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Check that the host is alive when it begins."""
+        if is_on:
+            lab.pid(self.host)
+
+    def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
+        """Run the processes until the end."""
+        command = load_command(Load(self.load), self.core)
+        with ExitStack() as running:
+            host = lab.plan.host(self.host)
+            started = [running.enter_context(running_on(lab.files, host, command)) for _ in range(self.processes)]
+            while not wait(0.5):
+                ended = next((one.returncode for one in started if one.poll() is not None), None)
+                if ended is not None:
+                    raise HpcpaceError(f"a neighbour on {self.host} ended with status {ended}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,5 +505,19 @@ class FillDisk(HostFault):
 
 KINDS: dict[str, Callable[..., LabFault]] = {
     kind.kind: kind
-    for kind in (SlowHost, SlowLink, FlapLink, LossyLink, Traffic, PauseHost, KillHost, KillRank, FillDisk, ChangeMtu)
+    for kind in (
+        SlowHost,
+        SlowLink,
+        FlapLink,
+        LossyLink,
+        Latency,
+        Reordering,
+        Traffic,
+        Neighbour,
+        PauseHost,
+        KillHost,
+        KillRank,
+        FillDisk,
+        ChangeMtu,
+    )
 }

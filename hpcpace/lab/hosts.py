@@ -2,6 +2,7 @@
 
 All processes of a host descend from its first process, a shell that runs slurmd. If that ends, the kernel ends
 everything on the host at once and silently, like a power cut. All of this is called from inside the lab's namespaces.
+A host may also run processes besides those of its job, which take cores or memory bandwidth.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.fabric import connect, set_up, shape, unplug
-from hpcpace.lab.namespaces import host_command
+from hpcpace.lab.namespaces import host_command, lab_environ
 from hpcpace.lab.plan import (
     CONTROLLER_ADDRESS,
     PREFIX_LENGTH,
@@ -33,6 +36,8 @@ _CONTROLLERS = ("cpu", "freezer")
 _PERIOD_US = 10_000
 _MIN_QUOTA_US = 1_000
 _REMOVE_TIMEOUT_S = 10.0
+# Larger than the last level of any cache, so that every copy goes to memory.
+_COPIED_BYTES = 256 << 20
 
 
 def _trees(mounts: Path = Path("/proc/mounts")) -> dict[str, tuple[Path, bool]]:
@@ -110,6 +115,19 @@ class HostCgroup:
         if controller not in places:
             raise HpcpaceError(f"cannot {purpose}: this machine mounts no cgroup tree with the {controller} controller")
         return places[controller]
+
+
+def weigh_hosts(lab: str, num_hosts: int) -> None:
+    """Give a lab as much weight on its machine as that many processes, or control groups, beside it have together.
+
+    Else all hosts together would get as much processor time as one busy process of the machine. Control groups of the
+    hosts exist already; a machine without the cpu controller has no weights.
+    """
+    for tree, is_v2 in {place for name, place in _trees().items() if name == "cpu"}:
+        folder = tree / f"hpcpace-lab-{lab}"
+        name, of_one, most = ("cpu.weight", 100, 10_000) if is_v2 else ("cpu.shares", 1024, 262_144)
+        with suppress(OSError):  # a lab works without
+            (folder / name).write_text(str(min(of_one * num_hosts, most)))
 
 
 def remove_cgroups(lab: str) -> None:
@@ -220,6 +238,7 @@ def start_hosts(
         HpcpaceError: a host could not be set up.
     """
     starting = [_start(plan, files, host, environ) for host in hosts]
+    weigh_hosts(files.name, len(plan.hosts))
     pids = []
     for number, (host, process) in enumerate(zip(hosts, starting, strict=True), start=1):
         assert process.stdout is not None
@@ -358,3 +377,38 @@ def command_on(files: LabFiles, host: LabHost, command: Sequence[str], *, folder
     """
     groups = HostCgroup(files.name, host.name).paths()
     return host_command(living_pid(files, host), command, folder=folder, cgroups=groups)
+
+
+class Load(StrEnum):
+    """What a process beside a job takes."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+
+
+def load_command(load: Load, core: int | None) -> list[str]:
+    """Return a command that never ends and takes a core, or memory bandwidth as well.
+
+    Args:
+        load: what it takes.
+        core: the only core that it runs on; None for any.
+    """
+    pin = "" if core is None else f"import os; os.sched_setaffinity(0, {{{core}}})\n"
+    work = "while True: pass"
+    if load is Load.MEMORY:
+        work = f"a, b = bytearray({_COPIED_BYTES}), bytearray({_COPIED_BYTES})\nwhile True: b[:] = a"
+    return [sys.executable, "-I", "-c", pin + work]
+
+
+@contextmanager
+def running_on(files: LabFiles, host: LabHost, command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command on a host during the block, as one of its processes; its process group ends with the block."""
+    environ, null = lab_environ(files), subprocess.DEVNULL
+    line = command_on(files, host, command)
+    process = subprocess.Popen(line, stdin=null, stdout=null, stderr=null, env=environ, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

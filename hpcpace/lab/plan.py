@@ -301,6 +301,10 @@ class LabPlan:
             )
         return self.links[name]
 
+    def switch_above(self, link: Link) -> str:
+        """Return the switch at the upper end of a link."""
+        return SPINE if link.name in self.leaves else self.host(link.name).leaf
+
 
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
 NODE_TIMEOUT_S = 30

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.change import Outcome, TimeChange, fact_changes, whole_interval
 from hpcpace.core.errors import ProbeError
 from hpcpace.core.text import plural, printable
 from hpcpace.probe.pair_network import MIN_LATENCY_NS, best_rates, least_latencies
@@ -34,16 +35,14 @@ _MAX_LN = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """One thing that two probes measured.
+class Change(TimeChange):
+    """One thing that two probes measured, by its time.
 
     Attributes:
         part: of the probe, such as `sweep`.
         name: what it is, such as `all_reduce` or `n1 to n2`.
         num_nodes: hosts that took part, where that distinguishes things of one name; 0 elsewhere.
         kind: what was measured, such as `latency` or `rate`.
-        ratio: time after over time before.
-        low, high: its interval.
         least: the change that counts, as a share.
         widest: the share of more time that it must have been able to see, in order to say that nothing changed.
     """
@@ -52,9 +51,6 @@ class Change:
     name: str
     num_nodes: int = 0
     kind: str
-    ratio: float
-    low: float
-    high: float
     least: float = MIN_CHANGE
     widest: float = _MAX_HALFWIDTH
 
@@ -66,25 +62,29 @@ class Change:
     @property
     def is_slower(self) -> bool:
         """Whether it became slower beyond noise."""
-        return self.low > 1 and self.ratio > 1 + self.least
+        return self.outcome(self.least) is Outcome.SLOWER
 
     @property
     def is_faster(self) -> bool:
         """Whether it became faster beyond noise."""
-        return self.high < 1 and self.ratio < 1 / (1 + self.least)
+        return self.outcome(self.least) is Outcome.FASTER
 
     @property
     def is_decided(self) -> bool:
         """Whether something changed, or the interval is narrow enough and near enough to 1 to say that nothing did."""
         if self.is_slower or self.is_faster:
             return True
-        small = 1 + min(self.least, MIN_CHANGE)
-        stands_out = (self.low > 1 and self.ratio > small) or (self.high < 1 and self.ratio < 1 / small)
-        return self.high / self.ratio - 1 < self.widest and not stands_out
+        stands_out = self.outcome(min(self.least, MIN_CHANGE)) is not Outcome.SAME
+        return self.visible_share < self.widest and not stands_out
+
+    @property
+    def visible_share(self) -> float:
+        """The share of more time that it could have seen."""
+        return math.expm1(self.high - self.value)
 
 
 def interval(mean: float, variance: float, num_errors: float) -> tuple[float, float, float]:
-    """Return ratio, low and high of a `Change`.
+    """Return value, low and high of a `Change`.
 
     Args:
         mean: ln of time after over time before.
@@ -92,10 +92,8 @@ def interval(mean: float, variance: float, num_errors: float) -> tuple[float, fl
         num_errors: standard errors to each side.
     """
     halfwidth = num_errors * math.sqrt(variance)
-    ratio, low, high = (
-        math.exp(min(max(each, -_MAX_LN), _MAX_LN)) for each in (mean, mean - halfwidth, mean + halfwidth)
-    )
-    return ratio, low, high
+    value, low, high = (min(max(each, -_MAX_LN), _MAX_LN) for each in (mean, mean - halfwidth, mean + halfwidth))
+    return value, low, high
 
 
 def is_unclear(found: Sequence[Change]) -> bool:
@@ -117,18 +115,18 @@ def outcome_words(found: Sequence[Change]) -> str:
         return "cannot tell: times vary too much; probe idle hosts, and for longer (--time)"
     noisy = f"; {len(found) - len(decided)} vary too much to tell" if len(decided) < len(found) else ""
     if slower:
-        worst = max(slower, key=lambda one: one.ratio)
+        worst = max(slower, key=lambda one: one.value)
         more = f", and {len(slower) - 1} more" if len(slower) > 1 else ""
         return (
-            f"slower: {worst.subject} takes {100 * (worst.ratio - 1):.0f} % longer "
-            f"({worst.kind}, {100 * (worst.low - 1):+.0f} to {100 * (worst.high - 1):+.0f} %){more}{noisy}"
+            f"slower: {worst.subject} takes {100 * worst.share:.0f} % longer "
+            f"({worst.kind}, {whole_interval(worst)}){more}{noisy}"
         )
     if is_unclear(found):
         unclear = " and ".join(sorted({one.part for one in found} - {one.part for one in decided}))
         return f"cannot tell: the times of {unclear} vary too much; probe idle hosts, and for longer (--time)"
     if faster:
         return f"not slower: {len(faster)} of {len(found)} comparisons are faster{noisy}"
-    widest = max(max(one.high / one.ratio for one in decided) - 1, MIN_CHANGE)
+    widest = max(*(one.visible_share for one in decided), MIN_CHANGE)
     return f"not slower: nothing changed; it could have seen {100 * widest:.0f} %{noisy}"
 
 
@@ -140,7 +138,6 @@ MIN_NOISE = 0.01
 """A core that loses less than 1 % of its time more is not noisier."""
 MIN_ONCE = 0.5
 """A pair that was measured once may have been disturbed, which costs a third of the rate, so half more time."""
-_WIDEST_LATENCY = 1.0
 _WIDEST_LATENCY = 1.0
 
 Key = tuple[Any, ...]
@@ -179,14 +176,14 @@ class _Compared:
         for key in common:
             mean = (math.log(now[key]) - math.log(then[key])) * (1 if self.is_time else -1)
             deviation = ASSUMED[self.kind] + (OF_NOISE * (1 - then[key]) if self.part == "noise" else 0.0)
-            ratio, low, high = interval(mean, 2 * deviation**2, _num_errors(len(common)))
+            value, low, high = interval(mean, 2 * deviation**2, _num_errors(len(common)))
             yield Change(
                 part=self.part,
                 name=printable(self.name.format(*key)),
                 kind=self.kind,
                 least=self.least(after, key, then[key]),
                 widest=self.widest,
-                ratio=ratio,
+                value=value,
                 low=low,
                 high=high,
             )
@@ -308,18 +305,8 @@ def check_comparable(before: ProbeRecord, after: ProbeRecord) -> None:
     Raises:
         ProbeError: with all that differs.
     """
-    differences = [
-        f"{what} {_shown(one)} then, {_shown(other)} now"
-        for what, one, other in (
-            ("cluster", before.cluster, after.cluster),
-            ("hosts", _names(before), _names(after)),
-            ("ranks per host", _counts(before), _counts(after)),
-            ("device", f"{before.device} {before.device_name}", f"{after.device} {after.device_name}"),
-            ("backend", before.backend, after.backend),
-        )
-        if one != other
-    ]
-    if differences:
+    found = fact_changes("", _world(before), _world(after), words=_shown)
+    if differences := [f"{one.name} {one.before} then, {one.after} now" for one in found]:
         raise ProbeError(
             f"the probes are of different worlds ({'; '.join(differences)}): probe the same hosts in the same way, or "
             "compare with --other-hosts"
@@ -358,8 +345,8 @@ def _change(op: str, num_nodes: int, kind: str, rows: Sequence[tuple[SweepRow, S
     variance = float(measured.mean()) / len(rows) + 2 * BETWEEN_PROBES[kind] ** 2
     if len(rows) > 1:
         variance = max(variance, float(logs.var(ddof=1)) / len(rows))
-    ratio, low, high = interval(mean, variance, _CONFIDENCE)
-    return Change(part="sweep", name=op, num_nodes=num_nodes, kind=kind, ratio=ratio, low=low, high=high)
+    value, low, high = interval(mean, variance, _CONFIDENCE)
+    return Change(part="sweep", name=op, num_nodes=num_nodes, kind=kind, value=value, low=low, high=high)
 
 
 def _variance(row: SweepRow) -> float:
@@ -368,12 +355,14 @@ def _variance(row: SweepRow) -> float:
     return float(_ROBUST**2 * logs.var(ddof=1) / len(logs))
 
 
-def _names(record: ProbeRecord) -> str:
-    return ",".join(sorted(host.name for host in record.hosts))
-
-
-def _counts(record: ProbeRecord) -> str:
-    return ",".join(str(count) for count in sorted(len(host.ranks) for host in record.hosts))
+def _world(record: ProbeRecord) -> dict[str, str]:
+    return {
+        "cluster": record.cluster,
+        "hosts": ",".join(sorted(host.name for host in record.hosts)),
+        "ranks per host": ",".join(str(count) for count in sorted(len(host.ranks) for host in record.hosts)),
+        "device": f"{record.device} {record.device_name}",
+        "backend": record.backend,
+    }
 
 
 def _shown(text: str) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from hpcpace.core.text import listed
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.extrapolation import Algorithm, TransferTerm
+from hpcpace.metrics.least_squares import nonnegative_least_squares
 from hpcpace.probe.record import MAX_PIECES, LatencyLaw, LawPiece
 
 _MAX_NAMED = 16
@@ -68,10 +69,8 @@ def no_law_of(laws: Sequence[LatencyLaw], operations: Sequence[str], num_nodes: 
 
 def _misfit(terms: Sequence[Floats], times_ns: Floats) -> float:
     """Return the squared relative error of the best sum of terms with coefficients of at least 0, per free point."""
-    from scipy.optimize import nnls
-
     matrix = np.stack(terms, axis=1) / times_ns[:, np.newaxis]
-    _, residual = nnls(matrix, np.ones(len(times_ns)))
+    _, residual = nonnegative_least_squares(matrix, np.ones(len(times_ns)))
     return float(residual**2 / (len(times_ns) - len(terms)))
 
 

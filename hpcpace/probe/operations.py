@@ -19,7 +19,9 @@ import numpy as np
 
 from hpcpace.core.compat import c10d
 from hpcpace.metrics import Floats
+from hpcpace.metrics.bandwidth import bus_factors
 from hpcpace.probe.world import ProbeWorld
+from hpcpace.trace.schema import Op
 
 if TYPE_CHECKING:
     import torch
@@ -185,7 +187,6 @@ class Operation:
         issue: begins it; returns what is waited for, in order.
         expected: what each rank's received value is, by rank, number of ranks and place in n parts.
         sent_parts, received_parts: whether a rank sends, or receives, 1/n of the size; all of it otherwise.
-        bus_factor: busbw over algbw on n ranks (nccl-tests, doc/PERFORMANCE.md).
     """
 
     name: str
@@ -193,7 +194,11 @@ class Operation:
     expected: Callable[[int, int, int], float]
     sent_parts: bool = False
     received_parts: bool = False
-    bus_factor: Callable[[int], float] = lambda n: (n - 1) / n
+
+    def bus_factor(self, num_ranks: int) -> float:
+        """Return busbw over algbw; see `hpcpace.metrics.bandwidth`."""
+        op = Op.SEND if self.name == "send_recv" else Op[self.name.upper()]
+        return float(bus_factors(np.array([op], np.uint8), np.array([num_ranks]))[0])
 
     def rounded(self, size_bytes: int, num_ranks: int) -> int:
         """Return the nearest size, from below where there is one, whose parts are whole numbers."""
@@ -250,7 +255,6 @@ OPERATIONS = (
         name="all_reduce",
         issue=lambda backend, buffers, own, n: [backend.allreduce([buffers.send])],
         expected=lambda own, n, place: _sum_of_values(n),
-        bus_factor=lambda n: 2 * (n - 1) / n,
     ),
     Operation(
         name="all_gather",
@@ -264,7 +268,7 @@ OPERATIONS = (
         expected=lambda own, n, place: _sum_of_values(n),
         received_parts=True,
     ),
-    Operation(name="broadcast", issue=_broadcast, expected=lambda own, n, place: _value(0), bus_factor=lambda n: 1.0),
+    Operation(name="broadcast", issue=_broadcast, expected=lambda own, n, place: _value(0)),
     Operation(
         name="all_to_all",
         issue=lambda backend, buffers, own, n: [backend.alltoall_base(buffers.receive, buffers.send, [], [])],
@@ -274,6 +278,5 @@ OPERATIONS = (
         name="send_recv",
         issue=_send_recv,
         expected=lambda own, n, place: _value((own - 1) % n),
-        bus_factor=lambda n: 1.0,
     ),
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.links import explanations
+from hpcpace.metrics.link_explanations import explanations
 
 NO_LINK = -1
 """Fills the columns of a path that has fewer links."""

@@ -249,6 +249,8 @@ def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.d
             observed.watch(watched)
         training = _Training(job, start, device, replica, optimizer, checkpoints, StopVote(group), observed)
         stopped_by = training.run(early)
+        if stopped_by:  # it goes on in another attempt
+            observed.summary = False
     memory: list[Any] = [None] * job.info.world_size
     dist.all_gather_object(memory, memory_facts(device, rank=job.info.rank, host=job.info.host))
     result = TrainResult(

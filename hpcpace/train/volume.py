@@ -1,6 +1,6 @@
 """Which collectives and messages a training run consists of, and their sizes, before it runs.
 
-Everything follows from the plan: nothing is measured, and nothing here needs torch. docs/network-volume.md has the
+Everything follows from the plan: nothing is measured, and nothing here needs torch. docs/measuring.md has the
 same in words. `gloo_messages` turns operations into messages, and those into bytes on links.
 """
 
