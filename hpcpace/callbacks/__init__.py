@@ -14,6 +14,8 @@ from typing import Any
 
 from hpcpace import Session
 from hpcpace.core.environment import process_redaction
+from hpcpace.observe.card import CardVerdict
+from hpcpace.observe.ends import error_of_program
 from hpcpace.observe.guest import replace
 from hpcpace.trace.schema import StepFlag
 
@@ -27,11 +29,15 @@ class TracedLoop:
     Args:
         settings: the arguments of `hpcpace.session`.
 
+    Attributes:
+        log_verdict: logs the verdict on rank 0, which waits for its card; None where nobody logs it.
+
     Raises:
         TypeError: `hpcpace.session` has no such argument.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.log_verdict: Callable[[CardVerdict], None] | None = None
         inspect.signature(Session).bind(**settings)
         self._settings = dict(settings)
         self._session: Session | None = None
@@ -39,13 +45,18 @@ class TracedLoop:
         self._replaced = ExitStack()
         self._flags = StepFlag.NONE
         self._samples = 0
+        self._is_off = False
         self._has_warned = False
 
     def begin(self, model: Any = None) -> None:
         """Open the session; the ranks must be connected. Collective: every rank calls this."""
         with self.guarded():
             self.end()
-            self._session = Session(**self._settings).__enter__()
+            session = Session(**self._settings).__enter__()
+            self._is_off = session.is_opted_out
+            if self._is_off:
+                return
+            self._session = session
             atexit.register(self.abandon)
             if model is not None:
                 self._session.watch(model)
@@ -61,6 +72,10 @@ class TracedLoop:
             flags, self._flags = self._flags, StepFlag.NONE
             if self._session is not None:
                 self._session.step(samples, flags=flags)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the steps since the last call, see `Session.metrics`; nothing without a session."""
+        return {} if self._session is None else self._session.metrics()
 
     def begin_phase(self, name: str) -> None:
         """Begin a phase that is not running yet; the names are those of `Session.phase`."""
@@ -86,6 +101,8 @@ class TracedLoop:
             name: of the method.
             wrap: gets the method and returns what takes its place.
         """
+        if self._is_off:
+            return
         with self.guarded():
             replace(self._replaced, owner, name, wrap)
 
@@ -105,12 +122,18 @@ class TracedLoop:
         return wrap
 
     def end(self) -> None:
-        """Close the session. Collective: every rank calls this."""
+        """Close the session, and log the verdict once its card is made. Collective: every rank calls this."""
+        session = self._session
         self._close(None)
+        if self.log_verdict is not None and session is not None and session.card is not None:
+            with self.guarded():
+                verdict = session.card.verdict_in_time()
+                if verdict is not None:
+                    self.log_verdict(verdict)
 
     def abandon(self) -> None:
         """Close the session on this rank alone, because training failed or nobody closed it."""
-        self._close(RuntimeError)
+        self._close(RuntimeError, error_of_program())
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -123,7 +146,7 @@ class TracedLoop:
                 what = process_redaction().text(str(error) or type(error).__name__)
                 print(f"hpcpace: warning: the callback failed: {what}", file=sys.stderr, flush=True)
 
-    def _close(self, kind: type[BaseException] | None) -> None:
+    def _close(self, kind: type[BaseException] | None, error: BaseException | None = None) -> None:
         with self.guarded():
             atexit.unregister(self.abandon)
             for name in list(self._phases):
@@ -131,7 +154,7 @@ class TracedLoop:
             self._replaced.close()
             session, self._session = self._session, None
             if session is not None:
-                session.__exit__(kind, None, None)
+                session.__exit__(kind, error, None)
 
 
 @contextmanager

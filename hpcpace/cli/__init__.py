@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 
 import click
@@ -14,32 +15,51 @@ from hpcpace.core.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory, Usage
 from hpcpace.core.settings import unknown_sentence, unknown_variables
 from hpcpace.core.text import folded_message
 
-COMMANDS = {
-    "train": "Train a reference workload and trace it.",
-    "trace": "Run your own program and trace its training.",
-    "switch": "Change what a running job records.",
-    "watch": "Show what a run does now.",
-    "report": "Say why a run is slow and where its steps went.",
-    "compare": "Say whether one run is slower than another, and where that comes from.",
-    "scale": "Say how a job scales over nodes, and what stops it.",
-    "timeline": "Write some steps of a run as a file for Perfetto.",
-    "history": "Say what changed over weeks of runs, by job and by host.",
-    "list": "List runs with their state, verdict and speed.",
-    "hang": "Say which ranks hold up a job that no longer moves.",
-    "import": "Read what other tools recorded of a job.",
-    "dump": "Show what is in a trace file.",
-    "collect": "Bring traces of killed ranks home from node-local disk.",
-    "pack": "Put the trace files of all ranks into a few.",
-    "probe": "Measure what the network, cores and memory of a job can do.",
-    "audit": "Check nodes and bindings, and print the fix for each fault.",
-    "config": "Show the settings that hold, and where each comes from.",
-    "batch": "Run a training or an audit as a batch job.",
-    "sbatch": "Write a job script.",
-    "task-prolog": "Trace the jobs of a site's roll-out, from Slurm's TaskProlog.",
-    "lab": "Boot a Slurm cluster on this machine to try things out.",
-    "study": "Plan and run a study of how training scales.",
-    "completion": "Print the completion script of bash, zsh or fish.",
+HEADINGS = {
+    "Record": {
+        "trace": "Run your own program and trace its training.",
+        "switch": "Change what a running job records.",
+        "collect": "Bring traces of killed ranks home from node-local disk.",
+        "pack": "Put the trace files of all ranks into a few.",
+    },
+    "Explain a run": {
+        "report": "Say why a run is slow and where its steps went.",
+        "watch": "Show what a run does now.",
+        "hang": "Say which ranks hold up a job that no longer moves.",
+        "timeline": "Write some steps of a run as a file for Perfetto.",
+        "export": "Write the data of a run as tables, Parquet or CSV.",
+        "dump": "Show what is in a trace file.",
+    },
+    "Several runs": {
+        "list": "List runs with their state, verdict and speed.",
+        "compare": "Say whether one run is slower than another, and where that comes from.",
+        "scale": "Say how a job scales over nodes, and what stops it.",
+        "history": "Say what changed over weeks of runs, by job and by host.",
+    },
+    "Nodes": {
+        "probe": "Measure what the network, cores and memory of a job can do.",
+        "audit": "Check nodes and bindings, and print the fix for each fault.",
+    },
+    "Other tools' data": {
+        "import": "Read what other tools recorded of a job.",
+    },
+    "Sites": {
+        "batch": "Run a training or an audit as a batch job.",
+        "sbatch": "Write a job script.",
+        "task-prolog": "Trace the jobs of a site's roll-out, from Slurm's TaskProlog.",
+        "config": "Show the settings that hold, and where each comes from.",
+    },
+    "Try and study": {
+        "train": "Train a reference workload and trace it.",
+        "lab": "Boot a Slurm cluster on this machine to try things out.",
+        "study": "Plan and run a study of how training scales.",
+    },
+    "Shell": {
+        "help": "Show a page of the guide, or what a term means.",
+        "completion": "Print the completion script of bash, zsh or fish.",
+    },
 }
+COMMANDS = {name: words for commands in HEADINGS.values() for name, words in commands.items()}
 
 # Commands of one family share a module. `list` would hide what Python calls so, and `import` is a word of Python.
 _MODULES = {
@@ -58,14 +78,14 @@ _MODULES = {
 }
 
 # They read traces by libraries that crash for want of memory.
-_READERS = ("report", "compare", "scale", "history", "timeline", "dump", "pack")
+_READERS = ("report", "compare", "scale", "history", "timeline", "export", "dump", "pack")
 
 
 class LazyGroup(Group):
     """A group whose subcommands are in modules of hpcpace.cli: `command`, or NAME_command of several in one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, in the order of a run."""
+        """Return the names of all commands, in the order of their headings."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -91,8 +111,10 @@ class LazyGroup(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without loading any of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for heading, commands in HEADINGS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), words) for name, words in commands.items()])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
@@ -120,7 +142,7 @@ def cli(ctx: click.Context) -> None:
     Exit codes: 0 fine, 1 warnings or slower, 2 usage or bad input, 3 cannot tell, 4 failed.
     """
     # The programs of others go on, with a warning of their session; a prolog that fails would drain its node.
-    if ctx.invoked_subcommand not in ("trace", "task-prolog", "completion") and "--prolog" not in sys.argv:
+    if ctx.invoked_subcommand not in ("trace", "task-prolog", "completion", "help") and "--prolog" not in sys.argv:
         _check_variables()
 
 
@@ -153,11 +175,13 @@ def _check_variables() -> None:
 
 def main() -> None:
     """Run the command line; an error of hpcpace becomes a few lines on stderr and its exit code."""
+    # torch.distributed.launch gives this to the module that it starts; it is for the script that `trace` runs.
+    local_rank = [sys.argv.pop(1)] if re.match(r"--local[-_]rank=", "".join(sys.argv[1:2])) else []
     is_limited = any(name in _READERS for name in sys.argv[1:2]) and memory_limit.limit_bytes() is not None
     try:
         if is_limited:
             memory_limit.go_on_in_child()
-        cli.main(prog_name="hpcpace")
+        cli.main(prog_name="hpcpace", obj=local_rank)
     except HpcpaceError as error:
         message = process_redaction().text(str(error))
         rest = "" if error.is_verbose is None else "--verbose"

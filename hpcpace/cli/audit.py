@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from hpcpace.audit.differences import differences
 from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.gather import (
     NUM_OURS_OF_STEP,
@@ -25,11 +24,13 @@ from hpcpace.audit.gather import (
     own_part,
     snapshot_folder,
 )
-from hpcpace.audit.job import AuditedJob, read_nccl_log
+from hpcpace.audit.job import AuditedJob
+from hpcpace.audit.nccl_log import read_nccl_log
 from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.rulebook import BY_ID, check_ids
 from hpcpace.audit.snapshot import take_tree
-from hpcpace.audit.snapshot_files import load_snapshots, save_snapshots
+from hpcpace.audit.snapshot_files import differences, load_snapshots, save_snapshots
+from hpcpace.audit.topo_matrix import read_topo
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, text_console, verbose, warn
 from hpcpace.core.config import AuditConfig
@@ -47,7 +48,7 @@ from hpcpace.core.errors import (
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import check_target
 from hpcpace.core.settings import load_config
-from hpcpace.core.text import printable
+from hpcpace.core.text import first_few, printable
 
 TERMINAL = "terminal"
 """What `--show` means without a file."""
@@ -106,6 +107,8 @@ class AuditGroup(Group):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Parse the options."""
+        for name in ("--nccl-log", "--topo"):
+            args = _repeated(args, name, self.commands)
         is_prolog = "--prolog" in args
         made: click.Context = self._kept_quiet(
             lambda: super(AuditGroup, self).make_context(info_name, args, parent, **extra), is_prolog
@@ -128,6 +131,23 @@ class AuditGroup(Group):
             line = " ".join(printable(process_redaction().text(text).replace("\n", " ")).split())
             click.echo(f"hpcpace audit: not done ({type(error).__name__}: {line[:200]})", err=True)
             raise click.exceptions.Exit(EXIT_OK) from None
+
+
+def _repeated(args: Sequence[str], name: str, commands: Collection[str]) -> list[str]:
+    """Return arguments with an option repeated before each of its values, as a shell's pattern lists them."""
+    made: list[str] = []
+    is_value = is_open = False
+    for arg in args:
+        if arg == name:
+            is_value, is_open = True, True
+        elif is_value:
+            is_value = False
+        elif is_open and not arg.startswith("-") and arg not in commands:
+            made.append(name)
+        else:
+            is_open = False
+        made.append(arg)
+    return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +181,24 @@ def _ids(_: click.Context, __: click.Parameter, value: Sequence[str]) -> tuple[s
         help="Audit a copied tree: a folder with sys and proc in it.",
         show_default="this machine",
     ),
-    option("--nccl-log", type=PATH, help="Check this log of NCCL_DEBUG=INFO (C02).", show_default="none"),
+    option(
+        "--nccl-log",
+        "nccl_logs",
+        type=PATH,
+        multiple=True,
+        metavar="PATH...",
+        help="Check these logs of NCCL_DEBUG=INFO, files or folders (C02 to C07); alone, no node is audited.",
+        show_default="none",
+    ),
+    option(
+        "--topo",
+        "topo_files",
+        type=PATH,
+        multiple=True,
+        metavar="FILE...",
+        help="Check these outputs of nvidia-smi topo -m (P09); alone, no node is audited.",
+        show_default="none",
+    ),
     option(
         "--probe",
         type=Real(0, 60),
@@ -244,7 +281,8 @@ def command(
     with_mpi: bool,
     timeout_s: float,
     probe: float,
-    nccl_log: Path | None,
+    nccl_logs: tuple[Path, ...],
+    topo_files: tuple[Path, ...],
     tasks_per_node: int | None,
     show: str | None,
     with_matrix: bool,
@@ -269,19 +307,29 @@ def command(
             partial(_check_source, source, sysfs_root, with_mpi),
             partial(_check_output, as_json, as_prometheus, prolog, fail_on),
             partial(check_show, show, has_one_object=as_json or as_prometheus or prolog),
-            partial(check_target, None if show in (None, TERMINAL) else Path(show), (source, nccl_log), "--show"),
+            partial(
+                check_target,
+                None if show in (None, TERMINAL) else Path(show),
+                (source, *nccl_logs, *topo_files),
+                "--show",
+            ),
             partial(check_ids, [*rules, *ignore, *fail_on]),
             partial(_settings, config_file, ()),
         )
     )
     settings = _settings(config_file, ignore)
-    log = read_nccl_log(nccl_log) if nccl_log is not None else None
-    gathered, problems = _facts(source, sysfs_root, save, with_mpi=with_mpi, timeout_s=timeout_s, window_s=probe)
+    log = read_nccl_log(*nccl_logs) if nccl_logs else None
+    topo = read_topo(*topo_files)
+    gathered: Gathered | None = Gathered(snapshots=(), missing=())
+    problems: list[str] = []
+    if (log is None and not topo) or _has_nodes(source, sysfs_root, save, with_mpi=with_mpi):
+        gathered, problems = _facts(source, sysfs_root, save, with_mpi=with_mpi, timeout_s=timeout_s, window_s=probe)
     if gathered is None:
         return
     if save is not None:
         problems += _save(save, gathered)
-    job = AuditedJob(gathered.snapshots, settings, log)
+    problems += log.problems if log is not None else ()
+    job = AuditedJob(gathered.snapshots, settings, log, topo)
     result = audit(job, ids=rules or None, num_tasks=tasks_per_node, missing=gathered.missing, problems=problems)
     if show not in (None, TERMINAL):
         write_picture(Path(show or ""), job, result)
@@ -337,11 +385,11 @@ def diff(before: Path, after: Path, counters: bool, as_json: bool, is_verbose: b
         raise CannotTell(f"{before} and {after} have no host in common")
     found = [difference for one, other in pairs for difference in differences(one, other, with_counters=counters)]
     if as_json:
-        rows = [{"host": d.host, "fact": d.fact, "before": d.before, "after": d.after} for d in found]
+        rows = [{"host": d.kind, "fact": d.name, "before": d.before, "after": d.after} for d in found]
         click.echo(json.dumps(rows, indent=2))
     else:
         for d in found:
-            click.echo(printable(f"{d.host} {d.fact}: {d.before} -> {d.after}"))
+            click.echo(printable(f"{d.kind} {d}"))
     raise SystemExit(EXIT_WARNING if found else EXIT_OK)
 
 
@@ -366,6 +414,11 @@ def _settings(file: Path | None, ignore: Sequence[str]) -> AuditConfig:
         config = load_config(file=file, environ=process_environ(), options=options)
     check_ids(config.audit.ignore)
     return config.audit
+
+
+def _has_nodes(source: Path | None, sysfs_root: Path | None, save: Path | None, *, with_mpi: bool) -> bool:
+    """Return whether nodes are audited besides a log: if they are named, or the ranks of a job run this."""
+    return bool(source or sysfs_root or save or with_mpi) or rank_info(process_environ()).world_size > 1
 
 
 def _facts(
@@ -427,9 +480,8 @@ def prolog_line(result: AuditResult, fail_on: Sequence[str]) -> str:
     if not found:
         nothing = f"no findings of {','.join(fail_on)}" if fail_on else "--fail-on names no rules"
         return f"hpcpace audit: {nothing}"
-    texts = [" ".join(filter(None, (finding.rule, finding.place, finding.seen))) for finding in found[:3]]
-    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-    return printable(f"hpcpace audit: {'; '.join(texts)}{more}")
+    texts = [" ".join(filter(None, (finding.rule, finding.place, finding.seen))) for finding in found]
+    return printable(f"hpcpace audit: {'; '.join(first_few(texts, 3, before='and '))}")
 
 
 def _prolog_exit(result: AuditResult, fail_on: Sequence[str]) -> int:

@@ -105,7 +105,7 @@ def command(name: str | None, layout: str, words: tuple[str, ...]) -> None:
 
     In a Slurm job it audits the nodes, starts the ranks with srun, passes on the signals of a job that is cancelled or
     near its time limit, requeues the job and prints the report; elsewhere it starts ranks on this machine.
-    docs/slurm.md lists the environment variables that it reads.
+    `hpcpace help slurm` lists the environment variables that it reads.
 
     The exit code is that of COMMAND, or 128 plus the number of the signal that ended the job.
     """

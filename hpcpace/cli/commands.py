@@ -27,6 +27,14 @@ class Command(click.Command):
             with formatter.section(heading or (_OTHER if len(by_heading) > 1 else "Options")):
                 formatter.write_dl(records)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write two examples, each in a line, to be copied."""
+        from hpcpace.cli.examples import EXAMPLES
+
+        with formatter.section("Examples"):
+            for example in EXAMPLES[ctx.command_path.partition(" ")[2]]:
+                formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line.
 

@@ -14,6 +14,7 @@ from hpcpace.cli.options import (
     Real,
     Whole,
     collect_less_garbage,
+    config_file,
     headed,
     memory,
     option,
@@ -28,7 +29,7 @@ from hpcpace.core.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
 from hpcpace.core.rundir import RUNS, check_target, json_text
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import listed, plural, printable
-from hpcpace.metrics.run_difference import PRIOR_CV
+from hpcpace.metrics.run_difference import PRIOR_CV, SeriesThresholds
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs, runs_of_csv
 
 # What one of the commands alone needs is imported in it.
@@ -89,10 +90,11 @@ def command(
     Exit codes: 0 B is not slower; 1 B is slower beyond noise; 2 bad input, or different work; 3 cannot tell.
     """
     collect_less_garbage()
+    from hpcpace.core.change import Outcome
     from hpcpace.report.html import html_page
     from hpcpace.report.sections.comparison import comparison_document
     from hpcpace.report.terminal import print_document
-    from hpcpace.runs.compare import Outcome, compare
+    from hpcpace.runs.compare import compare
 
     before, after = _groups(runs)
     check_target(html, [*before, *after], "--html")
@@ -161,7 +163,7 @@ def _measured(paths: Sequence[Path], found: dict[Path, LoadedRun]) -> list[Measu
     option("--job", default="", help="Look only at jobs of this name.", show_default="all"),
     option("--host", default="", help="Look only at runs on this host.", show_default="all"),
 )
-@headed("How to read it", memory)
+@headed("How to read it", config_file, memory)
 @headed(
     "Output",
     option("--runs", "num_runs", type=Whole(0), default=20, help="Show this many of the newest runs."),
@@ -173,6 +175,7 @@ def history_command(
     folder: Path,
     job: str,
     host: str,
+    config_file: Path | None,
     memory: str | None,
     num_runs: int,
     as_json: bool,
@@ -194,14 +197,14 @@ def history_command(
     from hpcpace.runs.history_index import IndexedRuns, indexed_runs
 
     check_target(html, [folder], "--html")
+    settings = load_config(file=config_file, environ=process_environ(), options={"report": {"memory": memory}})
     if folder.suffix.lower() == ".csv" and not folder.is_dir():
         rows = rows_of_csv(folder)
         runs = IndexedRuns(rows=tuple(rows), broken={}, num_running=0, num_read=len(rows), index="none of a file")
     else:
-        settings = load_config(file=None, environ=process_environ(), options={"report": {"memory": memory}})
         with shown_progress() as stage:
             runs = indexed_runs(folder, settings, progress=stage("reading runs"))
-    found = history(str(folder), runs, job=job, host=host)
+    found = history(str(folder), runs, job=job, host=host, limits=settings.thresholds.of(SeriesThresholds))
     document = history_document(found, num_runs=num_runs) if found.num_runs else None
     if html is not None and document is not None:
         write_target(html, html_page(document), "--html")
@@ -228,6 +231,12 @@ def history_command(
         show_default="as the batches tell",
     ),
     option(
+        "--throughput",
+        type=click.Choice(["total", "gpu", "node"]),
+        help="Take the throughput of a CSV file as that of all ranks, of one GPU or of one node.",
+        show_default="as its column says",
+    ),
+    option(
         "--probe",
         type=PATH,
         help="Let transfers grow by the laws in this file of `hpcpace probe --json`, too.",
@@ -245,6 +254,7 @@ def history_command(
 def scale_command(
     runs: tuple[Path, ...],
     scaling: str | None,
+    throughput: str | None,
     probe: Path | None,
     target: Path | None,
     as_json: bool,
@@ -253,22 +263,25 @@ def scale_command(
     """Say how a job scales: throughput, scaling factor, what stops it, and what 2 and 4 times the nodes would give.
 
     RUN are runs of the same work on different numbers of nodes, repeats included, or one CSV file of runs that another
-    tool has measured (docs/scale.md).
+    tool has measured (hpcpace help scale).
 
-    Exit codes: 0 fine; 1 some runs were left out; 2 bad input; 3 the runs have one size, or no speeds to compare.
+    Exit codes: 0 fine; 1 some runs were left out; 2 bad input; 3 the runs have one size, no speeds to compare,
+    or a throughput that may be that of one GPU.
     """
     collect_less_garbage()
-    from hpcpace.plots.csv_text import csv_bytes
+    from hpcpace.core.csv_text import csv_bytes
     from hpcpace.probe.record import read_probe
     from hpcpace.report.sections.scaling import scaling_document
     from hpcpace.report.terminal import print_document
     from hpcpace.runs.scaling.result import COLUMNS, rows_of, scaling_of
     from hpcpace.runs.scaling.samples import read_samples
     from hpcpace.runs.scaling.sizes import Kind
+    from hpcpace.runs.throughput_columns import Per
 
     check_target(target, [*runs, probe], "--csv")
     with shown_progress() as begin_stage:
-        samples, problems = read_samples(runs, progress=begin_stage("reading runs"))
+        per = None if throughput is None else Per(throughput)
+        samples, problems = read_samples(runs, per=per, progress=begin_stage("reading runs"))
     warn(problems, is_verbose=is_verbose)  # before the law, which may say that too few runs are left
     laws = None if probe is None else read_probe(probe)
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling), probe=laws)

@@ -1,4 +1,4 @@
-"""`hpcpace hang`: which ranks hold up which others, by traces of a run or by dumps.
+"""`hpcpace hang`: which ranks hold up which others, by traces of a run, or by dumps, reports, logs and stacks.
 
 `hpcpace import flight-recorder` reads the same dumps.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +15,22 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import MIN_WIDTH, PATH, Decorated, Real, headed, option, text_console, verbose, write_target
+from hpcpace.cli.options import (
+    MIN_WIDTH,
+    PATH,
+    Decorated,
+    Real,
+    headed,
+    option,
+    shown_progress,
+    text_console,
+    verbose,
+    write_target,
+)
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError, UsageError
 from hpcpace.core.rundir import RUNS, Attempt, check_target, find_runs, json_text, open_named_run
@@ -25,15 +38,49 @@ from hpcpace.core.settings import load_config
 from hpcpace.core.text import NS_PER_S, format_duration, listed, nanoseconds, plural, printable, rank_list, shortened
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, newest_run, read_start
+from hpcpace.hang.activity import with_activity
 from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_records
-from hpcpace.hang.rules import find_hang
-from hpcpace.hang.verdict import call_name, describe
+from hpcpace.hang.headline import call_name, parts_of
+from hpcpace.hang.verdict import HangWords, describe
 from hpcpace.hang.views import Call, FoundHang, Hang, HangKind, JobView
-from hpcpace.report.sections.hang import print_hang, print_last
-from hpcpace.report.terminal import line, notes
-from hpcpace.runs.imports.dump_view import chrome_trace, first_ns, job_view, last_ns, last_of_ranks
-from hpcpace.runs.imports.dumps import Dumps, read_dumps
-from hpcpace.runs.imports.ras import read_ras, with_witness
+from hpcpace.report.terminal import line, note, notes, title
+from hpcpace.runs.imports.dump_view import LastOfRank, chrome_trace, first_ns, last_ns, last_of_ranks
+from hpcpace.runs.imports.dumps import Dumps
+from hpcpace.runs.imports.witness_files import Witnesses, ignored_line, read_witnesses, taken_for
+from hpcpace.runs.imports.witnesses import LABELS, Evidence, evidence_of
+
+_MAX_ROWS = 16
+_MAX_LETTERS = 480
+"""Of a sentence: only those with names that somebody chose to fill the screen are longer."""
+
+
+def print_hang(console: Console, words: HangWords) -> None:
+    """Print the verdict on a hang: headline, why, and what to do."""
+    line(console, "Verdict", shortened(words.headline, max_letters=_MAX_LETTERS), style="bold")
+    for number, why in enumerate(words.why):
+        line(console, "Why" if not number else "", shortened(why, max_letters=_MAX_LETTERS))
+    line(console, "Next", shortened(words.advice, max_letters=_MAX_LETTERS))
+
+
+def print_last(console: Console, rows: Sequence[LastOfRank], span_ns: int, *, named: Sequence[int]) -> None:
+    """Print the end of the record of each rank, of those that a verdict names first."""
+    title(console, "The end of the records", f"the last {format_duration(span_ns)}")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("rank", justify="right")
+    table.add_column("finished", justify="right")
+    table.add_column("open", justify="right")
+    table.add_column("oldest open operation", overflow="ellipsis", no_wrap=True)
+    table.add_column("called", justify="right", no_wrap=True)
+    order = sorted(rows, key=lambda row: (row.rank not in named, row.rank))
+    for row in order[:_MAX_ROWS]:
+        since = "" if row.since_ns is None else f"-{format_duration(row.since_ns)}" if row.since_ns else "last"
+        style = "bold" if row.rank in named else ""
+        cells = (str(row.rank), str(row.num_finished), str(row.num_open), shortened(row.stands_in) or "none", since)
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    console.print(table)
+    if len(rows) > _MAX_ROWS:
+        note(console, f"{plural(len(rows) - _MAX_ROWS, 'more rank')}; --json lists all")
+
 
 _MAX_SPAN_S = 86_400
 _MAX_WIDTH = 120
@@ -53,16 +100,25 @@ class DumpOptions:
 
 def dump_options(function: Decorated) -> Decorated:
     """Add the options of both commands to one."""
-    decorate: Callable[[Decorated], Decorated] = headed(
-        "Dumps",
-        option("--ras", type=PATH, metavar="FILE", help="Read what ncclras -f json printed, too.", show_default="none"),
+    inputs = headed(
+        "What to read",
+        option(
+            "--ras",
+            type=PATH,
+            metavar="FILE",
+            help="Read what ncclras printed, too, as text or JSON.",
+            show_default="none",
+        ),
+    )
+    output = headed(
+        "Output",
         option(
             "--last",
             "span_s",
             type=Real(0, _MAX_SPAN_S, is_open=True),
             default=1.0,
             show_default=True,
-            help="Show this many seconds before the last record.",
+            help="Show this many seconds before the last record of Flight Recorder dumps.",
         ),
         option(
             "--timeline",
@@ -74,35 +130,40 @@ def dump_options(function: Decorated) -> Decorated:
         option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
         verbose,
     )
-    return decorate(function)
+    decorated: Decorated = inputs(output(function))
+    return decorated
 
 
 def report_dumps(paths: Sequence[Path], options: DumpOptions) -> int:
-    """Read dumps, say what they hold and what hangs, and return the exit code.
+    """Read dumps, reports of RAS, logs and stacks, say what hangs, and return the exit code.
 
     Raises:
-        TraceError: nothing can be read, or the dumps are of several jobs.
+        TraceError: nothing can be read, or it is of several jobs.
         CannotTell: of no dump is it known which rank left it.
     """
-    dumps = read_dumps(paths)
-    read = [*paths, options.ras, *(dump.path for dump in dumps.by_rank.values())]
+    with shown_progress() as begin:
+        found = read_witnesses(paths, options.ras, begin("read logs, in bytes"))
+    dumps = found.dumps
+    read = [*paths, options.ras, *(dump.path for dump in (dumps.by_rank.values() if dumps is not None else ()))]
     check_target(options.timeline, read, "--timeline")
-    job = job_view(dumps)
-    told: tuple[str, ...] = ()
-    if options.ras is not None:
-        job, told = with_witness(job, read_ras(options.ras))
-    hang = find_hang(job)
+    if dumps is None and options.timeline is not None:
+        raise UsageError("--timeline needs Flight Recorder dumps: only they have the times of operations")
+    evidence = evidence_of(found)
     span_ns = nanoseconds(options.span_s)
-    if options.timeline is not None:
+    if dumps is not None and options.timeline is not None:
         write_target(options.timeline, json.dumps(chrome_trace(dumps, span_ns)), "--timeline")
     if options.as_json:
-        content = _dumps_content(dumps, job, hang, told, span_ns)
-        click.echo(json_text(content), nl=False)
+        click.echo(json_text(_witness_content(found, evidence, span_ns)), nl=False)
     else:
-        _print_dumps(_console(), dumps, job, hang, told, options)
+        _print_witnesses(_console(), found, evidence, options)
         if options.timeline is not None:
             click.echo(f"\nwritten: {printable(str(options.timeline))}")
-    return exit_code(hang, is_whole=not dumps.missing, has_problems=bool(dumps.problems))
+    is_whole = not evidence.doubt and not (dumps.missing if dumps is not None else evidence.missing)
+    return exit_code(evidence.hang, is_whole=is_whole, has_problems=bool(_problems(dumps, evidence)))
+
+
+def _problems(dumps: Dumps | None, evidence: Evidence) -> list[str]:
+    return [*(dumps.problems if dumps is not None else ()), *evidence.notes]
 
 
 def exit_code(hang: Hang | None, *, is_whole: bool, has_problems: bool) -> int:
@@ -127,6 +188,9 @@ def hang_json(hang: Hang | None, job: JobView) -> dict[str, Any] | None:
         "kind": hang.kind.name.lower(),
         "culprits": list(hang.culprits),
         "could_be": list(hang.could_be),
+        "sides": None if hang.sides is None else [list(side) for side in hang.sides],
+        "reasons": [_reason_json(part, job) for part in parts_of(hang)],
+        "extra": [_call_json(call, job) for call in hang.extra],
         "waiting": list(hang.waiting),
         "since_ns": hang.since_ns,
         "operation": _call_json(hang.call, job) if hang.call is not None else None,
@@ -135,6 +199,15 @@ def hang_json(hang: Hang | None, job: JobView) -> dict[str, Any] | None:
         "headline": words.headline,
         "why": list(words.why),
         "next": words.advice,
+    }
+
+
+def _reason_json(part: Hang, job: JobView) -> dict[str, Any]:
+    return {
+        "kind": part.kind.name.lower(),
+        "culprits": list(part.culprits),
+        "could_be": list(part.could_be),
+        "operation": _call_json(part.call, job) if part.call is not None else None,
     }
 
 
@@ -149,42 +222,56 @@ def _call_json(call: Call, job: JobView) -> dict[str, Any]:
     }
 
 
-def _dumps_content(dumps: Dumps, job: JobView, hang: Hang | None, told: Sequence[str], span_ns: int) -> dict[str, Any]:
+def _witness_content(found: Witnesses, evidence: Evidence, span_ns: int) -> dict[str, Any]:
+    dumps, job = found.dumps, evidence.job
+    by_rank = dumps.by_rank if dumps is not None else {}
+    recorded = [view.rank for view in job.ranks.values() if view.is_recorded]
     return {
         "source": job.source,
-        "ranks": sorted(dumps.by_rank),
-        "missing": list(dumps.missing),
-        "files": {str(rank): str(dump.path) for rank, dump in sorted(dumps.by_rank.items())},
-        "versions": sorted({dump.version for dump in dumps.by_rank.values()}),
-        "libraries": sorted({dump.library for dump in dumps.by_rank.values()} - {""}),
+        "ranks": sorted(by_rank) if dumps is not None else recorded,
+        "missing": list(dumps.missing if dumps is not None else evidence.missing),
+        "files": {str(rank): str(dump.path) for rank, dump in sorted(by_rank.items())},
+        "taken_for": taken_for(found),
+        "ignored": [str(path) for path in found.ignored],
+        "versions": sorted({dump.version for dump in by_rank.values()}),
+        "libraries": sorted({dump.library for dump in by_rank.values()} - {""}),
         "groups": {group.name: list(group.members) for group in job.groups},
-        "num_operations": sum(len(dump.entries) for dump in dumps.by_rank.values()),
-        "first_unix_ns": first_ns(dumps),
-        "last_unix_ns": last_ns(dumps),
-        "problems": list(dumps.problems),
-        "ras": list(told),
-        "hang": hang_json(hang, job),
-        "last": [dataclasses.asdict(row) for row in last_of_ranks(dumps, span_ns)],
+        "num_operations": sum(len(dump.entries) for dump in by_rank.values()),
+        "first_unix_ns": first_ns(dumps) if dumps is not None else 0,
+        "last_unix_ns": last_ns(dumps) if dumps is not None else 0,
+        "problems": _problems(dumps, evidence),
+        "doubt": evidence.doubt,
+        **{label.lower(): [line for name, line in evidence.told if name == label] for label in LABELS},
+        "hang": hang_json(evidence.hang, job),
+        "last": [dataclasses.asdict(row) for row in last_of_ranks(dumps, span_ns)] if dumps is not None else [],
     }
 
 
-def _print_dumps(
-    console: Console, dumps: Dumps, job: JobView, hang: Hang | None, told: Sequence[str], options: DumpOptions
-) -> None:
+def _print_witnesses(console: Console, found: Witnesses, evidence: Evidence, options: DumpOptions) -> None:
+    hang, dumps, job = evidence.hang, found.dumps, evidence.job
     if hang is not None:
         print_hang(console, describe(hang, job))
+    elif evidence.doubt:
+        line(console, "Verdict", f"cannot tell whether the job hangs: {evidence.doubt}", style="bold")
     else:
-        every = "every operation" if not dumps.missing else "every operation of the ranks that left a dump"
-        line(console, "Verdict", f"no hang: {every} has finished", style="bold")
-    for witness in told:
-        line(console, "RAS", witness)
-    line(console, "Read", _read_sentence(dumps, job))
-    if dumps.missing:
+        of = " of the ranks that left a dump" if dumps is not None and dumps.missing else ""
+        line(console, "Verdict", f"no hang: every operation{of} has finished", style="bold")
+    for label in LABELS:
+        for place, sentence in enumerate(sentence for name, sentence in evidence.told if name == label):
+            line(console, "" if place else label, sentence)
+    for place, taken in enumerate(
+        [_read_sentence(dumps, job)] if dumps is not None and found.is_of_dumps_alone else taken_for(found)
+    ):
+        line(console, "" if place else "Read", taken)
+    if ignored := ignored_line(found):
+        line(console, "Ignored", ignored)
+    if dumps is not None and dumps.missing:
         line(console, "Missing", f"{rank_list(dumps.missing)} left no dump")
-    notes(console, dumps.problems, rest="--verbose", is_verbose=options.is_verbose)
-    named = (hang.culprits or hang.could_be) if hang is not None else ()
-    span_ns = nanoseconds(options.span_s)
-    print_last(console, last_of_ranks(dumps, span_ns), span_ns, named=named)
+    notes(console, _problems(dumps, evidence), rest="--verbose", is_verbose=options.is_verbose)
+    if dumps is not None:
+        named = (hang.culprits or hang.could_be) if hang is not None else ()
+        span_ns = nanoseconds(options.span_s)
+        print_last(console, last_of_ranks(dumps, span_ns), span_ns, named=named)
 
 
 def _few(names: Collection[str]) -> str:
@@ -221,7 +308,8 @@ def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:
         raise TraceError(f"{path} has no attempt: name a run in which ranks have recorded something")
     attempt, hang_s = attempts[-1], settings.diagnosis.hang_s
     records = read_records(attempt, hosts=read_run_record(attempt, []).hosts, memory_bytes=settings.report.memory_bytes)
-    found = hang_in(records, hang_s=hang_s)
+    if (found := hang_in(records, hang_s=hang_s)) is not None:
+        found = with_activity(found, attempt, is_running=is_running(attempt, read_start(attempt, [])))
     job = records.view() if found is None else found.job
     if as_json:
         content = _run_content(attempt, records, found, job, hang_s)
@@ -271,15 +359,16 @@ def _print_run(attempt: Attempt, records: JobRecords, found: FoundHang | None, j
 
 
 @click.command(cls=Command)
-@click.argument("paths", metavar="[RUN | DUMPS...]", nargs=-1, type=PATH)
+@click.argument("paths", metavar="[RUN | FILES...]", nargs=-1, type=PATH)
 @dump_options
 def command(
     paths: tuple[Path, ...], ras: Path | None, span_s: float, timeline: Path | None, as_json: bool, is_verbose: bool
 ) -> None:
     """Say which ranks hold up a job that no longer moves, in which operation, and since when.
 
-    RUN is a run of hpcpace, also one that goes on; without it, the newest run in runs. DUMPS are Flight Recorder dumps
-    of PyTorch: a folder of them, or files, one a rank.
+    RUN is a run of hpcpace, also one that goes on; without it, the newest run in runs. FILES are what was saved of a
+    hang, in any mixture, also folders: Flight Recorder dumps of PyTorch, reports of NCCL's RAS, logs with messages of
+    torch's watchdog or of gloo, and stacks of py-spy.
 
     Exit codes: 0 nothing hangs; 1 the job hangs, or a file was left out; 2 bad input; 3 cannot tell
     why it hangs, or ranks left no record.

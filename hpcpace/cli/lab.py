@@ -24,7 +24,10 @@ from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_rate, parse_rate
+from hpcpace.lab.fabric import WAYS
 from hpcpace.lab.fault_kinds import (
+    BOTH_WAYS,
+    MAX_DELAY_S,
     ChangeMtu,
     FillDisk,
     FlapLink,
@@ -32,14 +35,17 @@ from hpcpace.lab.fault_kinds import (
     KillHost,
     KillRank,
     LabFault,
+    Latency,
     LossyLink,
+    Neighbour,
     PauseHost,
+    Reordering,
     SlowHost,
     SlowLink,
     Traffic,
 )
 from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
-from hpcpace.lab.hosts import command_on
+from hpcpace.lab.hosts import Load, command_on
 from hpcpace.lab.lab import Lab, bring_down
 from hpcpace.lab.namespaces import NAME_VARIABLE
 from hpcpace.lab.plan import LabFiles
@@ -128,6 +134,12 @@ def _add_fault(
 _HOST, _LINK = {"host": click.STRING}, {"link": click.STRING}
 _OF_LINK = "LINK is that of a host (n3) or the uplink of a leaf (leaf1)."
 _SECONDS = Real(0, MAX_S, is_open=True)
+_way = option(
+    "--way",
+    type=click.Choice([*WAYS, BOTH_WAYS]),
+    default=BOTH_WAYS,
+    help="Let it hold for what goes up, towards the spine, for what comes down, or for both.",
+)
 _add_fault(
     SlowHost,
     "slow-host",
@@ -146,6 +158,7 @@ _add_fault(
     f"Lower the rate of LINK.\n\n{_OF_LINK}",
     _LINK,
     option("--rate", required=True, metavar="RATE", help="Lower the rate to this, like 100mbit."),
+    _way,
 )
 _add_fault(
     FlapLink,
@@ -164,8 +177,23 @@ _add_fault(
         "--share",
         type=Real(0, 1, is_open=True),
         default=0.01,
-        help="Drop this share of the packets, in each direction.",
+        help="Drop this share of the packets.",
     ),
+    _way,
+)
+_delay_s = Real(0, MAX_DELAY_S, is_open=True)
+_delay = option("--delay", "delay_s", type=_delay_s, default=0.01, help="Hold each packet for this many seconds.")
+_add_fault(
+    Latency, "latency", f"Add latency to LINK: packets are held on their way.\n\n{_OF_LINK}", _LINK, _delay, _way
+)
+_add_fault(
+    Reordering,
+    "reorder",
+    f"Let packets on LINK overtake each other.\n\nSome are held on their way. {_OF_LINK}",
+    _LINK,
+    option("--share", type=Real(0, 1, is_open=True), default=0.05, help="Hold this share of the packets."),
+    option("--delay", "delay_s", type=_delay_s, default=0.002, help="Hold them for this many seconds."),
+    _way,
 )
 _add_fault(
     Traffic,
@@ -174,6 +202,20 @@ _add_fault(
     {"source": click.STRING, "destination": click.STRING},
     option("--rate", metavar="RATE", help="Send at this rate.", show_default="as fast as the network allows"),
     option("--streams", type=Whole(1, 64), default=1, help="Send over this many TCP connections."),
+)
+_add_fault(
+    Neighbour,
+    "neighbour",
+    "Run processes beside the job on HOST.",
+    _HOST,
+    option(
+        "--load",
+        type=click.Choice([str(load) for load in Load]),
+        default=str(Load.CPU),
+        help="Take processor time, or memory bandwidth as well.",
+    ),
+    option("--processes", type=Whole(1, 64), default=1, help="Run this many processes."),
+    option("--core", type=Whole(0), show_default="any", help="Run them on this core of the machine only."),
 )
 _add_fault(PauseHost, "pause-host", "Freeze every process of HOST.", _HOST)
 _add_fault(

@@ -27,6 +27,7 @@ from hpcpace.core.config import MAX, Config
 from hpcpace.core.detail import parse_steps
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import write_file
+from hpcpace.core.ranges import parse_range
 from hpcpace.core.text import folded
 
 if TYPE_CHECKING:
@@ -206,11 +207,13 @@ def rank_set(_: click.Context, __: click.Parameter, value: str | None) -> frozen
         return None
     ranks: set[int] = set()
     for item in value.split(","):
-        found = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", item)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if last < first:
+        try:
+            some = parse_range(item.strip())
+        except ValueError:
+            some = range(0)
+        if not 0 < some.stop <= _MAX_RANK + 1:
             raise click.BadParameter(f"{item!r} is not a rank or a range of ranks: write a list like 0,4-7")
-        ranks.update(range(first, last + 1))
+        ranks.update(some)
     return frozenset(ranks)
 
 
@@ -295,6 +298,7 @@ def warn_of_old_hdf5(path: Path) -> None:
 Tell = Callable[[int, int], None]
 """Takes the number done and the total."""
 _LINE_EVERY_S = 30.0
+_MAX_RANK = 999_999
 
 
 @contextmanager

@@ -39,7 +39,9 @@ from hpcpace.report.sections.probe import probe_document
 from hpcpace.report.terminal import print_document
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.mpi import abort_guard
+from hpcpace.world.torch_release import check_torch
 
+_MIN_TORCH = (2, 4)  # the oldest that it was tried with
 DEFAULT_TIME_S = 60.0
 DEFAULT_TIMEOUT_S = 15.0
 
@@ -150,6 +152,7 @@ def command(
                 partial(_check_against, against, has_other_hosts),
             )
         )
+        check_torch("hpcpace probe", _MIN_TORCH)
         connection = _connected(info, config)
     call = _Call(
         parts=parts or PART_NAMES,

@@ -90,15 +90,7 @@ def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tupl
                 more = f"; `hpcpace list` shows all {len(rows)}" if len(rows) > _MAX_ROWS else ""
                 raise TraceError(f"{path} is a folder of runs: name one of them{more}") from None
         raise
-    if named.attempt is not None and number not in (None, named.attempt):
-        raise UsageError(f"{path} is attempt {named.attempt}, and --attempt is {number}: give one of them")
-    directory, number = named.directory, named.attempt if number is None else number
-    if number is None:
-        return directory, directory.last_attempt()
-    numbers = [attempt.number for attempt in directory.attempts()]
-    if number not in numbers:
-        raise TraceError(f"no attempt {number} in {directory.path}: it has {', '.join(map(str, numbers))}")
-    return directory, directory.attempt(number)
+    return named.directory, named.chosen_attempt(number)
 
 
 @click.command(cls=Command)
@@ -243,6 +235,19 @@ def timeline_lines(made: WrittenTimeline) -> list[str]:
         show_default="what Slurm told the job",
     ),
     option(
+        "--shared-cores/--no-shared-cores",
+        default=None,
+        help="Look for other causes where ranks share cores, as for more ranks than cores on purpose.",
+        show_default="what the run says",
+    ),
+    option(
+        "--probe",
+        "probe_file",
+        type=PATH,
+        help="Compare transfers with the probe of the hosts in this file.",
+        show_default="the one saved with the run",
+    ),
+    option(
         "--config",
         "config_file",
         type=PATH,
@@ -252,13 +257,6 @@ def timeline_lines(made: WrittenTimeline) -> list[str]:
 )
 @headed(
     "Output",
-    option(
-        "--probe",
-        "probe_file",
-        type=PATH,
-        help="Compare transfers with the probe of the hosts in this file.",
-        show_default="the one saved with the run",
-    ),
     option(
         "--ranks",
         metavar="LIST",
@@ -283,6 +281,7 @@ def command(
     has_timeline: bool,
     memory: str | None,
     topology: Path | None,
+    shared_cores: bool | None,
     config_file: Path | None,
     is_verbose: bool,
 ) -> None:
@@ -307,11 +306,8 @@ def command(
         probe = read_probe_file(probe_file)
     with team() as processes:
         is_first = processes is None or processes.rank == 0
-        settings = load_config(
-            file=config_file,
-            environ=process_environ(),
-            options={"report": {"memory": memory, "topology": None if topology is None else str(topology)}},
-        )
+        given = {"memory": memory, "topology": topology and str(topology), "shared_cores": shared_cores}
+        settings = load_config(file=config_file, environ=process_environ(), options={"report": given})
         directory, attempt = chosen_run(run, attempt_number, is_shown=is_first and not as_json)
         if is_first:
             warn_of_old_hdf5(directory.path)
@@ -328,9 +324,8 @@ def command(
         raise UsageError(
             f"--ranks names no rank of this run, which has {len(summary.world.ranks)}, up to {summary.world.ranks[-1]}"
         )
-    progress = _progress(attempt, summary)
     timeline = _timeline(directory, attempt, analysis, settings, is_shown=not as_json) if has_timeline else None
-    document = _document(analysis, shown, progress, timeline)
+    document = _document(analysis, shown, _progress(attempt, summary), timeline)
     written = [*_write(directory, document), *([timeline] if timeline else [])]
     if as_json:
         click.echo(document.data, nl=False)

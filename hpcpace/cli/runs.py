@@ -1,20 +1,92 @@
-"""`hpcpace list [DIR]`: the runs in a folder, the newest first."""
+"""`hpcpace list [DIR]`: the runs in a folder, the newest first, as a table of 80 columns."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import MIN_WIDTH, PATH, collect_less_garbage, option, text_console, verbose
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RUNS, find_runs
-from hpcpace.core.text import printable
-from hpcpace.diagnosis.run_state import RunRow, run_rows
-from hpcpace.report.sections.run_list import print_runs
+from hpcpace.core.text import NS_PER_S, format_count, printable
+from hpcpace.diagnosis.run_state import RunRow, State, progress_line, run_rows
+from hpcpace.report.terminal import notes
+
+_STYLES = {State.RUNNING: "cyan", State.HUNG: "red", State.FAILED: "red", State.CANNOT_TELL: "yellow"}
+_MAX_WORD, _MAX_SPEED = 20, 14
+
+
+def print_runs(console: Console, rows: Sequence[RunRow], folder: Path, *, is_verbose: bool = False) -> None:
+    """Print a table of runs, with their paths below a folder, and what cannot be read."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    widths = {
+        "state": _longest_word(["state", *map(_state, rows)]),
+        "verdict": _longest_word(["verdict", *(row.verdict for row in rows)]),
+        "speed": max(len("speed"), *(min(len(_speed(row)), _MAX_SPEED) for row in rows)),
+        "ranks": 5,
+        "begun": 11,
+    }
+    longest = max(len("run"), *(len(printable(_name(row, folder))) for row in rows))
+    room = console.width - sum(widths.values()) - len(widths) - 1
+    table.add_column("run", overflow="fold", width=min(longest, room))
+    widths["verdict"] += max(0, min(room - longest, _MAX_WORD // 2))
+    for name, width in widths.items():
+        table.add_column(name, justify="right" if name in ("speed", "ranks") else "left", width=width)
+    for row in rows:
+        table.add_row(
+            Text(printable(_name(row, folder))),
+            Text(_state(row), style=_STYLES.get(row.state, "")),
+            Text(printable(row.verdict), style="dim" if not row.headline else ""),
+            Text(printable(_speed(row))),
+            Text(str(row.num_ranks) if row.num_ranks else "-"),
+            Text(_date(row.created_unix_ns)),
+        )
+    console.print(table)
+    problems = (problem for row in rows for problem in row.problems)
+    notes(console, problems, rest="--verbose", is_verbose=is_verbose)
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    """Return the width below which a column would break a word, but no more than 20."""
+    return min(max((len(word) for text in texts for word in text.split()), default=0), _MAX_WORD)
+
+
+def _name(row: RunRow, folder: Path) -> str:
+    name = os.path.relpath(row.path, folder) if Path(row.path) != folder else row.path
+    return f"{name} ({row.num_attempts} attempts)" if row.num_attempts > 1 else name
+
+
+def _state(row: RunRow) -> str:
+    if row.num_steps is None:
+        return row.state
+    return progress_line(row.state, row.num_steps, row.planned_steps)
+
+
+def _speed(row: RunRow) -> str:
+    return f"{format_count(row.speed)} {row.speed_unit}/s" if row.speed is not None else "-"
+
+
+def _date(unix_ns: int) -> str:
+    """Return when a run began, in local time: without the year where that is the present one."""
+    try:
+        begun = time.localtime(unix_ns // NS_PER_S)
+    except (OverflowError, OSError, ValueError):
+        return "-"
+    if not unix_ns:
+        return "-"
+    is_this_year = begun.tm_year == time.localtime().tm_year
+    return time.strftime("%m-%d %H:%M" if is_this_year else "%Y-%m-%d", begun)
+
 
 _MAX_WIDTH = 140
 

@@ -365,7 +365,7 @@ def verdicts(study: Path) -> None:
         default=",".join(DEFAULT_POLICIES),
         show_default=True,
         metavar="LIST",
-        help="Compare these policies of docs/pacing.md; none is the baseline.",
+        help="Compare these policies (hpcpace help pacing); none is the baseline.",
     ),
     option(
         "--repetitions",

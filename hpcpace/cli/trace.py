@@ -15,17 +15,17 @@ import click
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, checked_steps, headed, option
 from hpcpace.core.codec import read_json
-from hpcpace.core.config import MAX, NO_POLICY, ON_HANG, ON_HANG_VARIABLE, POLICIES
+from hpcpace.core.config import MAX, NO_POLICY, ON_HANG, ON_HANG_VARIABLE, POLICIES, SHARED_CORES_VARIABLE
 from hpcpace.core.detail import DETAILS, Detail, Order, parse_detail, parse_steps
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.files import user_name
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path, open_named_run
-from hpcpace.core.settings import SITE_FILE_VARIABLE, load_config
+from hpcpace.core.settings import SITE_FILE_VARIABLE, is_opted_out, load_config
 from hpcpace.core.text import NS_PER_S, format_duration, printable
 from hpcpace.diagnosis.run_state import is_running, read_start
-from hpcpace.observe.launch.launch import find_launch, has_launch, site_launch
+from hpcpace.observe.launch.launch import OF_PYTHON, find_launch, has_launch, site_launch
 from hpcpace.observe.steps import StepFrom
 
 # Names of jobs become names of folders, which users then type.
@@ -243,7 +243,26 @@ def _settings(record: Any) -> tuple[float, str]:
     return interval_s, "it is paced, and pacing needs what is recorded in full" if is_paced else ""
 
 
-@click.command(cls=Command, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class _BeforeProgram(Command):
+    """A command whose options end where a program begins: at its name, at `-m` or `-c`, or behind `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; the program's options stay as they are.
+
+        Raises:
+            click.UsageError: an option before the program is unknown, or its value wrong.
+        """
+        valued = {name for one in self.params if isinstance(one, click.Option) and not one.is_flag for name in one.opts}
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--"):
+            if args[place] in OF_PYTHON:
+                args = [*args[:place], "--", *args[place:]]
+                break
+            place += 2 if args[place] in valued else 1
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_BeforeProgram, context_settings={"allow_interspersed_args": False})
 @headed(
     "Where to write",
     option("--run-dir", type=PATH, help="Write the run to this folder.", show_default="runs/JOB-SCRIPT"),
@@ -308,7 +327,7 @@ def _settings(record: Any) -> tuple[float, str]:
         type=click.Choice(POLICIES),
         metavar="POLICY",
         help=f"Hold early ranks back by this policy, if a trial in the job shows a gain: {', '.join(POLICIES)}; see "
-        "docs/pacing.md.",
+        "hpcpace help pacing.",
         show_default="none",
     ),
     option(
@@ -316,8 +335,21 @@ def _settings(record: Any) -> tuple[float, str]:
         type=click.Choice(ON_HANG),
         metavar="WHAT",
         help="Write down what holds a step up that lasts too long and say so (report), also end the job with exit code "
-        "4 (stop), or do not watch (off); see docs/hang.md.",
+        "4 (stop), or do not watch (off); see hpcpace help hang.",
         show_default="report",
+    ),
+    option(
+        "--shared-cores/--no-shared-cores",
+        default=None,
+        help="Let reports look for other causes where ranks share cores; for more ranks than cores on purpose.",
+        show_default="off",
+    ),
+    option(
+        "--summary/--no-summary",
+        "has_summary",
+        default=None,
+        help="Print the verdict on stderr, and where the step went, when the program has ended.",
+        show_default="on",
     ),
     option("--config", "config_file", type=PATH, help="Read settings from this TOML file.", show_default="none"),
 )
@@ -333,7 +365,9 @@ def command(
     steps: str | None,
     detail: str | None,
     on_hang: str | None,
+    shared_cores: bool | None,
     keep_last: int | None,
+    has_summary: bool | None,
     program: tuple[str, ...],
 ) -> None:
     """Run a program and trace the training in it.
@@ -341,13 +375,20 @@ def command(
     PROGRAM is a Python script, `-m` and a module, or any command, such as a launcher: `srun hpcpace trace -- train.py
     ARGS`, `hpcpace trace -- torchrun --nproc-per-node 8 train.py ARGS`, `hpcpace trace -- bash run.sh`. Tracing starts
     where a process makes torch's process group, or trains without one; the last line says what was recorded. If a
-    setting is wrong, the program runs untraced.
+    setting is wrong, the program runs untraced, and with HPCPACE_OPT_OUT=1 entirely without hpcpace.
     """
     from hpcpace.core.environment import change_environ
-    from hpcpace.observe.launch.launch import Wishes, become_traced
+    from hpcpace.observe.launch.launch import Wishes, become_traced, become_untraced
 
+    local_rank: list[str] = click.get_current_context().find_root().obj or []
+    end = 2 if program[0] == "-m" else 1
+    command_line = (*program[:end], *local_rank, *program[end:])
+    if is_opted_out(process_environ()):
+        become_untraced(command_line)
     if on_hang is not None:
         change_environ({ON_HANG_VARIABLE: on_hang})
+    if shared_cores is not None:
+        change_environ({SHARED_CORES_VARIABLE: str(int(shared_cores))})
 
     # Settings are read where they can be wrong on one rank alone and the script still runs.
     wishes = Wishes(
@@ -357,8 +398,9 @@ def command(
         steps=steps,
         detail=detail,
         keep_last=keep_last,
+        summary=has_summary,
         warmup_steps=warmup_steps,
         samples_unit=samples_unit,
         step_from=step_from,
     )
-    become_traced(program, wishes, run_dir=run_dir)
+    become_traced(command_line, wishes, run_dir=run_dir)

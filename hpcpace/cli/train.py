@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ from hpcpace.train.plan import (
 from hpcpace.train.result import STYLES
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.mpi import abort_guard, locate_ranks
+from hpcpace.world.torch_release import check_torch
+
+_MIN_TORCH = (2, 11)  # reads checkpoints of Hugging Face and has pipelines as `hpcpace train` uses them
 
 # Which setting an option sets: section and key are those of hpcpace.core.config.
 _SETTINGS = {
@@ -52,7 +56,7 @@ _SETTINGS = {
         "model vocabulary eval_every eval_batches checkpoint_every resume shared_cores"
     ),
     "world": "device backend interface timeout_s",
-    "trace": "enabled trace_dir detail_steps detail keep_last",
+    "trace": "enabled trace_dir detail_steps detail keep_last summary",
     "pace": "policy",
     "hang": "on_hang",
 }
@@ -117,7 +121,12 @@ _PRECISION = (
 )
 _GPT2 = headed(
     "Model",
-    setting("train", "preset", "Train a model of this size; see docs/cli.md.", type=click.Choice(PRESETS)),
+    setting(
+        "train",
+        "preset",
+        "Train a model of this size: 0.8 to 1,558 million parameters.",
+        type=click.Choice(PRESETS),
+    ),
     *settings("train", seq_len=("Use sequences of this many tokens.", "the context of the preset")),
     setting(
         "train",
@@ -215,11 +224,12 @@ _TRACE = headed(
         type=click.Choice(DETAILS),
         metavar="LEVEL",
     ),
+    *settings("trace", summary="Print the verdict on stderr, and where the step went, when the training has ended."),
     setting(
         "pace",
         "policy",
         f"Hold early ranks back by this policy, if a trial in the job shows a gain: {', '.join(POLICIES)}; see "
-        "docs/pacing.md.",
+        "hpcpace help pacing.",
         flag="--pace",
         type=click.Choice(POLICIES),
         metavar="POLICY",
@@ -228,14 +238,14 @@ _TRACE = headed(
         "hang",
         "on_hang",
         "Write down what holds a step up that lasts too long and say so (report), also end the job with exit code "
-        "4 (stop), or do not watch (off); see docs/hang.md.",
+        "4 (stop), or do not watch (off); see hpcpace help hang.",
         type=click.Choice(ON_HANG),
         metavar="WHAT",
     ),
     setting(
         "train",
         "inject",
-        "Slow a rank down, like rank=2,size=30%; may be given several times. See docs/cli.md.",
+        "Slow a rank down, like rank=2,size=30%; may be given several times. See hpcpace help faults.",
         "none",
         multiple=True,
         metavar="FAULT",
@@ -317,8 +327,11 @@ def _run(
     info = rank_info(environ)
     with abort_guard(None, info, errors_alike=True):
         config = load_config(file=config_file, environ=environ, options=_by_section(values), requested=REQUESTED)
+        if is_reported:  # which says all of the summary
+            config = replace(config, trace=replace(config.trace, summary=False))
         num_ranks = _num_ranks(info, ranks)
         plan = plan_training(config.train, num_ranks)
+        check_torch("hpcpace train", _MIN_TORCH)
         if config.train.compile:
             check_compiler(environ)
         if num_ranks > info.world_size:

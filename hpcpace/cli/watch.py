@@ -92,7 +92,7 @@ def command(
     Exit codes: 0 fine; 1 ranks are silent or without a file, or rows were dropped; 2 bad input; 3 nothing to see yet; 4
     the run hangs or has failed.
     """
-    path, named = _place(run, must_exist=once)
+    path, named = _place(run)
     if named is not None and number not in (None, named):
         raise UsageError(f"{run} is attempt {named}, and --attempt is {number}: give one of them")
     check_target(prometheus, [run], "--prometheus")
@@ -125,7 +125,7 @@ def exit_code(state: JobState | None) -> int:
     return EXIT_WARNING if state.silent or state.missing or state.num_dropped else EXIT_OK
 
 
-def _place(run: Path, *, must_exist: bool) -> tuple[Path, int | None]:
+def _place(run: Path) -> tuple[Path, int | None]:
     """Return the run that a path means and the attempt in it that it names; of a run to come, the path.
 
     Raises:
@@ -135,7 +135,7 @@ def _place(run: Path, *, must_exist: bool) -> tuple[Path, int | None]:
         named = open_named_run(run)
     except TraceError:
         can_appear = not run.exists() or (run.is_dir() and not any(run.glob("*/attempt-*")))
-        if must_exist or not can_appear or not run.absolute().parent.is_dir():
+        if not can_appear or not run.absolute().parent.is_dir():
             raise
         return run, None
     return named.directory.path, named.attempt
