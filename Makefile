@@ -6,7 +6,7 @@ BENCH_STAMP := .venv/.installed-bench
 DEMO := runs/demo
 DEMO_OPTIONS := --ranks 4 --batch-size 32 --steps 50 --shared-cores
 
-.PHONY: install demo test test-compute test-full test-lab test-nightly sanitize gpu first-light-rehearsal lint bench bench-quick drills score nano-cluster pacing golden clean
+.PHONY: install demo test test-compute test-full test-lab test-nightly sanitize gpu first-light-rehearsal lint bench bench-quick drills score nano-cluster pacing golden docs clean
 
 install: $(STAMP)
 
@@ -60,15 +60,15 @@ sanitize: $(STAMP)
 	cd build/sanitized && ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$(g++ -print-file-name=libasan.so) PYTHONPATH=$$PWD \
 	  $(CURDIR)/$(BIN)/python -m pytest tests/unit/metrics
 
-# A GPU, and a torch with CUDA. With those, `.venv/bin/python -m experiments.bench --gpu` measures (docs/performance.md).
+# A GPU, and a torch with CUDA. With those, `.venv/bin/python -m experiments.bench --gpu` measures (docs/results/performance.md).
 gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
-# What docs/gpu.md measures on a GPU, on CPUs: with torch 2.11 as on that machine, whose Python is 3.12 (PYTHON names one).
+# What docs/results/gpu.md measures on a GPU, on CPUs: with torch 2.11 as on that machine, whose Python is 3.12 (PYTHON names one).
 REHEARSAL := build/first-light-python
 $(REHEARSAL)/.installed:
 	$(PYTHON) -m venv --clear $(REHEARSAL)
-	$(REHEARSAL)/bin/python -m pip install --quiet torch==2.11.0 torchvision==0.26.0 mpi4py h5py numpy scipy click \
+	$(REHEARSAL)/bin/python -m pip install --quiet torch==2.11.0 torchvision==0.26.0 mpi4py h5py numpy click \
 	  transformers 'setuptools<82'
 	@touch $@
 
@@ -86,7 +86,7 @@ $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev,bench]'
 	@touch $@
 
-# All benchmarks that docs/performance.md has: about half an hour. Timings never fail, a benchmark that does not run does.
+# All benchmarks that docs/results/performance.md has: about half an hour. Timings never fail, a benchmark that does not run does.
 bench: $(BENCH_STAMP)
 	$(BIN)/python -m experiments.bench
 
@@ -100,7 +100,7 @@ drills: $(STAMP)
 	$(BIN)/python -m experiments.drills
 	HPCPACE_ALL_REQUEUES=1 $(BIN)/python -m pytest -s tests/lab/test_requeue.py
 
-# The diagnosis against known truth, about an hour on 2 cores: writes docs/results/diagnosis-score.md.
+# The diagnosis against known truth, about an hour and a half on 2 cores: writes docs/results/diagnosis-score.md.
 score: $(STAMP)
 	$(BIN)/python -m experiments.score --seeds report --per-cell 300 --write
 
@@ -112,6 +112,13 @@ nano-cluster: $(STAMP)
 # docs/results/pacing-experiments.md.
 pacing: $(STAMP)
 	$(BIN)/python -m experiments.pacing --write
+
+# The guide as a site, with links and anchors checked, in build/site, and manual pages of all commands in build/man.
+# Search needs a server: python -m http.server --directory build/site
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python docs/manual.py build/man
 
 clean:
 	rm -rf .venv build *.egg-info

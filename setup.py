@@ -1,4 +1,4 @@
-"""Builds what is compiled where a C++ compiler is at hand: the kernels of the report, and the observing layer.
+"""Builds what is compiled where a C++ compiler is at hand (kernels of the report, the observing layer); adds the guide.
 
 Neither is needed. The layer of hpcpace/observe/collectives/switched.py needs torch as well; `pip install` builds in
 isolation, where torch is not, and hpcpace then observes with its layer in Python. To build it, use `pip install
@@ -8,10 +8,12 @@ isolation, where torch is not, and hpcpace then observes with its layer in Pytho
 from __future__ import annotations
 
 import re
+import shutil
 import zlib
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 KERNELS = "hpcpace/metrics/kernels.cpp"
 LAYER = "hpcpace/observe/collectives/layer.cpp"
@@ -32,6 +34,7 @@ def kernels() -> Extension:
         extra_compile_args=["-std=c++20", "-O3", "-g0", "-fwrapv", "-ffp-contract=off"],
         language="c++",
         optional=True,
+        py_limited_api=True,
     )
 
 
@@ -59,4 +62,21 @@ def layers() -> list[Extension]:
     ]
 
 
-setup(ext_modules=[kernels(), *layers()])
+class WithGuide(build_py):
+    """Adds the pages of docs to a wheel, as hpcpace/guide, for `hpcpace help`."""
+
+    def run(self) -> None:
+        """Copy the packages, and the pages unless they are read where they are."""
+        super().run()
+        guide = Path(self.build_lib, "hpcpace", "guide")
+        shutil.rmtree(guide, ignore_errors=True)  # pages of an earlier build
+        for page in Path("docs").rglob("*.md") if not self.editable_mode else ():
+            target = guide / page.relative_to("docs")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(page, target)
+
+
+of_torch = layers()
+# One wheel fits each Python from 3.11 on, but for that with a layer, which fits one Python and one torch.
+options = {} if of_torch else {"bdist_wheel": {"py_limited_api": "cp311"}}
+setup(ext_modules=[kernels(), *of_torch], cmdclass={"build_py": WithGuide}, options=options)

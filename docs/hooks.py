@@ -1,0 +1,61 @@
+"""What MkDocs needs beyond mkdocs.yml: pages that are not in this folder, and the links from and to them."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "start.md": "README.md",
+    "SECURITY.md": "SECURITY.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "analysis.md": "analysis/README.md",
+}
+"""The pages of the site that come from elsewhere, and from which file of the repository."""
+_PLACES = {path: page for page, path in PAGES.items()}
+_LINK = re.compile(r"\[([^\]\n]*)\]\(([^):#\s]+)(#[^)]*)?\)")
+API = """# Python
+
+`hpcpace.session` is the class below; [Attaching](attach.md) has examples.
+
+::: hpcpace.observe.session.Session
+
+## Runs as data
+[Runs in Python](python.md) has the columns of all frames.
+
+::: hpcpace.frames.run.load
+::: hpcpace.frames.run.Run
+::: hpcpace.frames.many.load_many
+
+## Callbacks
+::: hpcpace.callbacks.lightning
+::: hpcpace.callbacks.transformers
+::: hpcpace.callbacks.accelerate
+::: hpcpace.callbacks.deepspeed
+"""
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages from elsewhere, and the one of the Python interface."""
+    for page, path in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
+    files.append(File.generated(config, "api.md", content=API))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return a page whose links to files of the repository lead to their pages; those without a page are text alone."""
+    return _LINK.sub(lambda link: _linked(page.file.src_uri, *link.groups()), markdown)
+
+
+def _linked(page: str, text: str, target: str, anchor: str | None) -> str:
+    folder = posixpath.dirname(PAGES.get(page, f"docs/{page}"))
+    path = posixpath.normpath(posixpath.join(folder, target))
+    place = _PLACES.get(path, path.removeprefix("docs/") if path.startswith("docs/") else "")
+    return f"[{text}]({posixpath.relpath(place, posixpath.dirname(page))}{anchor or ''})" if place else text
