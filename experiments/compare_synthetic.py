@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.change import Outcome
 from hpcpace.core.text import NS_PER_MS
 from hpcpace.metrics.resampling import block_means, log_error, share_of
-from hpcpace.runs.compare import Outcome, compare
+from hpcpace.runs.compare import compare
 from hpcpace.runs.load import load_runs
 from hpcpace.runs.measured import MeasuredRun, RankTimes, Transfers
 

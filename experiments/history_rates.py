@@ -6,12 +6,14 @@ Each line is the share of series of which each word is said. The rules were chos
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from math import expm1
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.pages import row, share, table
 from hpcpace.metrics.run_difference import Duration, level_changes
 from hpcpace.runs.history import MIN_CHANGE, history
 from hpcpace.runs.history_index import IndexedRuns
@@ -37,43 +39,43 @@ def _follows_the_last(random: Random) -> Series:
     return values
 
 
-def _series() -> Iterator[tuple[str, int, Callable[[Random], Series]]]:
-    """Yield kinds of series of one job: what they are, how many are made, and how."""
+Make = Callable[[Random], Series]
+_NUM_EQUAL, _NUM_OTHERS = 1000, 300
+"""Series of each kind: of equal runs, which nothing is to be said of, and of others."""
+
+
+def _series() -> dict[str, Make]:
+    """Return kinds of series of one job: how one is made, by what they are."""
     run, day = np.arange(60), np.arange(180) // 3
+    made: dict[str, Make] = {}
     for num_runs in (6, 8, 10, 12, 16, 60):
-        yield f"equal, {num_runs} runs, 2 %", 1000, lambda random, num_runs=num_runs: _noise(random, num_runs, 0.02)
-    yield "three a day, slower on working days by 3 %", 300, lambda random: _noise(random, 180) + 0.03 * (day % 7 < 5)
-    yield "swings by 2 % in 30 runs", 300, lambda random: _noise(random, 60) + 0.02 * np.sin(run / 30 * 2 * np.pi)
-    yield (
-        "each slower by 6 % with a chance of 20 %, 0.5 %",
-        300,
-        lambda random: _noise(random, 60, 0.005) + 0.06 * (random.random(60) < 0.2),
-    )
-    yield "each goes with the run before by 0.8", 300, _follows_the_last
+        made[f"equal, {num_runs} runs, 2 %"] = partial(_noise, num_runs=num_runs, spread=0.02)
+    made["three a day, slower on working days by 3 %"] = lambda random: _noise(random, 180) + 0.03 * (day % 7 < 5)
+    made["swings by 2 % in 30 runs"] = lambda random: _noise(random, 60) + 0.02 * np.sin(run / 30 * 2 * np.pi)
+    made["each slower by 6 % with a chance of 20 %, 0.5 %"] = _sometimes_slower
+    made["each goes with the run before by 0.8"] = _follows_the_last
     for size in (0.03, 0.05, 0.1):
-        yield (
-            f"5 to 55 runs, then {100 * size:g} % slower",
-            300,
-            lambda random, size=size: _noise(random, 60) + size * (run >= random.integers(5, 55)),
-        )
-    yield "8 runs, the later half 5 % slower", 300, lambda random: _noise(random, 8) + 0.05 * (np.arange(8) >= 4)
+        made[f"5 to 55 runs, then {100 * size:g} % slower"] = partial(_one_step, run, size)
+    made["8 runs, the later half 5 % slower"] = lambda random: _noise(random, 8) + 0.05 * (np.arange(8) >= 4)
     for size in (0.03, 0.05):
-        yield (
-            f"two steps of {100 * size:g} %",
-            300,
-            lambda random, size=size: _noise(random, 60) + size * (run >= 20) + size * (run >= 40),
-        )
+        steps = size * (run >= 20) + size * (run >= 40)
+        made[f"two steps of {100 * size:g} %"] = partial(_added, steps)
     for num_runs, total in ((60, 0.15), (60, 0.05), (14, 0.15)):
-        yield (
-            f"drift of {100 * total:g} % over {num_runs} runs",
-            300,
-            lambda random, num_runs=num_runs, total=total: _noise(random, num_runs) + np.linspace(0.0, total, num_runs),
-        )
-    yield (
-        "drift only in the last 20 runs, 15 %",
-        300,
-        lambda random: _noise(random, 60) + np.maximum(run - 40, 0) / 20 * 0.15,
-    )
+        made[f"drift of {100 * total:g} % over {num_runs} runs"] = partial(_added, np.linspace(0.0, total, num_runs))
+    made["drift only in the last 20 runs, 15 %"] = partial(_added, np.maximum(run - 40, 0) / 20 * 0.15)
+    return made
+
+
+def _added(change: Series, random: Random) -> Series:
+    return _noise(random, len(change)) + change
+
+
+def _one_step(run: Series, size: float, random: Random) -> Series:
+    return _noise(random, 60) + size * (run >= random.integers(5, 55))
+
+
+def _sometimes_slower(random: Random) -> Series:
+    return _noise(random, 60, 0.005) + 0.06 * (random.random(60) < 0.2)
 
 
 def _of_series(make: Callable[[Random], Series], num_series: int) -> Counter[str]:
@@ -120,13 +122,14 @@ def _of_hosts(num_runs: int, *, spread: float, slower: float, num_histories: int
 
 def main() -> None:
     """Print the tables of docs/history.md."""
-    print(
-        "| series of one job, a spread of 1 % unless said | lasting | drift | one-off | recent |\n|---|---|---|---|---|"
-    )
-    for name, num_series, make in _series():
+    head = ("series of one job, a spread of 1 % unless said", "lasting", "drift", "one-off", "recent")
+    print(table(head, []))
+    for name, make in _series().items():
+        num_series = _NUM_EQUAL if name.startswith("equal") else _NUM_OTHERS
         said = _of_series(make, num_series)
-        print(f"| {name} |", " | ".join(f"{100 * said[word] / num_series:.1f} %" for word in _WORDS), "|", flush=True)
-    print("\n| runs of one job on 16 hosts | anything | lasting | chronic | n3 lasting |\n|---|---|---|---|---|")
+        print(row([name, *(share(said[word], num_series) for word in _WORDS)]), flush=True)
+    words = ("anything", "lasting", "chronic", "n3 lasting")
+    print("\n" + table(("runs of one job on 16 hosts", *words), []))
     for name, spread, slower in (
         ("equal, 2 %", 0.02, 0.0),
         ("n3 5 % slower, 1 %", 0.01, 0.05),
@@ -135,13 +138,7 @@ def main() -> None:
         for num_runs in (4, 8, 12, 20, 60):
             num = 100 if num_runs == 60 else 200
             said = _of_hosts(num_runs, spread=spread, slower=slower, num_histories=num)
-            words = ("anything", "lasting", "chronic", "n3 lasting")
-            print(
-                f"| {num_runs}, {name} |",
-                " | ".join(f"{100 * said[word] / num:.1f} %" for word in words),
-                "|",
-                flush=True,
-            )
+            print(row([f"{num_runs}, {name}", *(share(said[word], num) for word in words)]), flush=True)
 
 
 if __name__ == "__main__":

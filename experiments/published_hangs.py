@@ -4,7 +4,7 @@
 
 FOLDER is `tests/attribution/unit/fr_traces` of a checkout; by default the copy in tests/data is used. Each scenario is
 judged with all of its 16 dumps, and 200 times with half of them left out at random. `--write` puts the table into
-docs/hang.md.
+docs/results/hang-published.md.
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
+from experiments import pages
 from hpcpace.core.text import rank_list
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Hang
 from hpcpace.runs.imports.dump_view import job_view
 from hpcpace.runs.imports.dumps import Dumps, read_dumps
 
-ROOT = Path(__file__).parents[1]
-ARCHIVE = ROOT / "tests" / "data" / "flight-recorder" / "nvidia-resiliency-ext.tar.xz"
-DOCUMENT = ROOT / "docs" / "hang.md"
+ARCHIVE = pages.ROOT / "tests" / "data" / "flight-recorder" / "nvidia-resiliency-ext.tar.xz"
+DOCUMENT = pages.RESULTS / "hang-published.md"
 TIMES = 200
-_PLACE = re.compile(r"(<!-- published hangs -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,33 +83,29 @@ def _scenario(place: Path) -> Scenario:
 
 def table(scenarios: list[Scenario], times: int = TIMES) -> str:
     """Return what is found as a table of Markdown."""
-    lines = [
-        f"| scenario | injected | named, with all 16 dumps | {' | '.join(ANSWERS)} |",
-        f"|---|---|---|{'---|' * len(ANSWERS)}",
-    ]
+    rows = []
     for scenario in scenarios:
         hang = scenario.verdict()
         named = f"{rank_list(hang.culprits)}: {hang.kind.value}" if hang is not None else "nobody"
         halves = scenario.half_verdicts(times)
-        counts = " | ".join(str(halves[answer]) for answer in ANSWERS)
-        lines.append(f"| {scenario.name} | {rank_list(sorted(scenario.injected))} | {named} | {counts} |")
-    return "\n".join(lines)
+        injected = rank_list(sorted(scenario.injected))
+        rows.append([scenario.name, injected, named, *(halves[answer] for answer in ANSWERS)])
+    return pages.table(("scenario", "injected", "named, with all 16 dumps", *ANSWERS), rows)
 
 
 def main() -> None:
     """Print the table, or put it into the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--write", action="store_true", help=f"Put the table into {DOCUMENT.relative_to(ROOT)}.")
+    parser.add_argument("--write", action="store_true", help=f"Put the table into {DOCUMENT.relative_to(pages.ROOT)}.")
     arguments = parser.parse_args()
     with published(arguments.folder) as scenarios:
         found = table(scenarios)
     if not arguments.write:
         print(found)
         return
-    dated = f"Measured on {datetime.now(UTC):%Y-%m-%d}:\n\n{found}\n"
-    text = DOCUMENT.read_text()
-    DOCUMENT.write_text(_PLACE.sub(lambda place: f"{place[1]}{dated}{place[2]}", text))
+    dated = f"Measured on {pages.today()}:\n\n{found}"
+    DOCUMENT.write_text(pages.with_marked(DOCUMENT.read_text(), "published hangs", dated))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compares what the audit reads with what hwloc's lstopo reads, on all Linux trees that hwloc publishes.
 
 `git clone https://github.com/open-mpi/hwloc; python -m experiments.published_machines hwloc/tests/hwloc/linux` unpacks
-each `*.tar.bz2` and prints one row per tree; docs/audit.md has the table and explains each difference. Needs lstopo.
+each `*.tar.bz2` and prints one row per tree; docs/results/audit.md explains each difference. Needs lstopo.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.machine import memory_folder
+from experiments.pages import table
 from hpcpace.audit import cpusets
 from hpcpace.audit.collect_hardware import collect_hardware
 from hpcpace.audit.facts import Hardware, PciDevice
@@ -168,9 +169,7 @@ def main() -> None:
     for archive in sorted(parser.parse_args().folder.glob("*.tar.bz2")):
         with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
             rows.append(compare(archive.name.removesuffix(".tar.bz2"), unpacked(archive, Path(folder))))
-    print(f"| tree | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}")
-    for row in rows:
-        print(f"| {row.name} | {' | '.join(map(row.cell, KINDS))} |")
+    print(table(("tree", *KINDS), [[row.name, *map(row.cell, KINDS)] for row in rows]))
     print(f"\n{sum(row.is_equal for row in rows)} of {len(rows)} trees agree in everything")
 
 

@@ -1,7 +1,7 @@
 """Runs the matrix: `python -m experiments.attach [--only ROW ...] [--write]`. All rows take about an hour on 2 cores.
 
-The frameworks are those of --python, the public scripts those of the clones in --sources. Results of rows are kept in
---results, so that the document can be written from several calls; `--write` writes docs/results/attach.md from all.
+The frameworks are those of --python, the public scripts those of the clones in --sources. `--write` keeps the results
+in --results beside this program, and writes docs/results/attach.md from all that are kept there, of other days too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +21,9 @@ from experiments.attach.judge import IN_PLACE, judge_fault, judge_runs
 from experiments.attach.rows import FAULTS, ROWS, Row
 from experiments.attach.runs import HOLD_S, Bench, CheckoutError, report
 from experiments.jobs import commit
-from experiments.pages import ROOT, listed, table, write_page
+from experiments.pages import ROOT, listed, table, today, write_page
+
+_KEPT = Path(__file__).with_name("results")
 
 
 def main() -> None:
@@ -34,9 +37,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="ROW", choices=[row.name for row in ROWS], help="run only these")
     parser.add_argument("--faults", nargs="*", choices=FAULTS, default=list(FAULTS), help="inject only these")
     parser.add_argument("--hold-s", type=float, default=HOLD_S, help=f"let faults sleep for so long; default {HOLD_S}")
-    parser.add_argument("--reuse", action="store_true", help="run nothing without tracing where that is there already")
+    parser.add_argument("--reuse", action="store_true", help="run nothing without a fault that is there already")
     parser.add_argument("--keep", action="store_true", help="run nothing; use the results that are there")
-    parser.add_argument("--write", action="store_true", help="write docs/results/attach.md from all results")
+    parser.add_argument("--write", action="store_true", help="keep the results, and write docs/results/attach.md")
     args = parser.parse_args()
     # No resolve(): the link in a virtual environment's bin is what makes it one.
     bench = Bench(
@@ -47,39 +50,46 @@ def main() -> None:
         reuse=args.reuse,
         hold_s=args.hold_s,
     )
-    for row in () if args.keep else [row for row in ROWS if not args.only or row.name in args.only]:
+    chosen = [row for row in ROWS if not row.refused and (not args.only or row.name in args.only)]
+    for row in () if args.keep else chosen:
         begin_s = time.monotonic()
         result = run_row(bench, row, args.faults)
-        (bench.folder / f"{row.name}.json").write_text(json.dumps(result, indent=2))
+        (bench.folder / f"{row.name}.json").write_text(json.dumps(result, indent=1) + "\n")
         print(f"[{time.monotonic() - begin_s:4.0f} s] {row.name}: {summary_line(result)}", flush=True)
     if args.write:
-        write_document(bench.folder)
+        for row in chosen:
+            if (result := bench.folder / f"{row.name}.json").exists():
+                shutil.copy(result, _KEPT)
+        write_document(_KEPT)
 
 
 def run_row(bench: Bench, row: Row, faults: list[str]) -> dict[str, Any]:
     """Run a row's script plainly, traced, and with each fault; return what was found, for JSON."""
     try:
-        plain = bench.run_plainly(row)
-        traced = bench.run(row, traced=True)
+        plain = bench.run(row, traced=False)
+        traced = plain if plain.code else bench.run(row, traced=True)
         found = judge_runs(row, plain, traced)
         if not found.problems or plain.code == 0:
             verdict = (report(bench.python, traced.run_dir) or {}).get("verdict", {})
             found.mode = verdict.get("mode", "")
+            if faults and bench.hold_s != HOLD_S:
+                found.notes.append(f"faults sleep for {bench.hold_s:g} s")
             for fault in row.faults:
                 if fault in faults:
                     ran = bench.run(row, traced=True, fault=fault)
-                    found.faults[fault] = judge_fault(fault, report(bench.python, ran.run_dir))
+                    found.faults[fault] = judge_fault(fault, row.num_ranks, report(bench.python, ran.run_dir))
     except CheckoutError as error:
-        return {"untested": str(error), "commit": commit(ROOT)}
-    return {**found.to_json(), "versions": versions(bench.python, row), "commit": commit(ROOT)}
+        return {"untested": str(error)}
+    return {**found.to_json(), "versions": versions(bench.python, row), "commit": commit(ROOT), "date": today()}
 
 
 def versions(python: Path, row: Row) -> dict[str, str]:
-    """Return the versions of the distributions that a row uses."""
+    """Return the versions of what a row uses."""
     names = ("torch", *row.packages)
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     done = subprocess.run([python, "-c", code, *names], capture_output=True, text=True)
-    return dict(zip(names, done.stdout.split(), strict=False))
+    found = dict(zip(names, done.stdout.split(), strict=False))
+    return found | {"Python": platform.python_version(), "Linux": platform.release()}
 
 
 def summary_line(result: dict[str, Any]) -> str:
@@ -98,7 +108,6 @@ def write_document(results: Path) -> None:
     """Write the page from a folder with a JSON file for each row that has run."""
     found = {row: _read(results / f"{row.name}.json") for row in ROWS}
     done = [result for result in found.values() if result and "untested" not in result]
-    versions = sorted({f"{name} {version}" for result in done for name, version in result["versions"].items()})
     sources = sorted({f"{row.source.repository} at `{row.source.commit}`" for row in found if row.source})
     write_page(
         "attach",
@@ -106,14 +115,24 @@ def write_document(results: Path) -> None:
         details=listed(
             f"**{row.title}**: {'; '.join(said)}" for row, result in found.items() if (said := [*_remarks(row, result)])
         ),
-        commits=", ".join(sorted({result["commit"] for result in done})),
-        versions=", ".join([*versions, f"Python {platform.python_version()}, Linux {platform.release()}"]),
+        origins=listed(_origins(done)),
         sources="; ".join(sources),
     )
 
 
+def _origins(done: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what the rows of each day ran with."""
+    for date in sorted({result["date"] for result in done}):
+        of_day = [result for result in done if result["date"] == date]
+        commits = ", ".join(sorted({result["commit"] for result in of_day}))
+        versions = {f"{name} {version}" for result in of_day for name, version in result["versions"].items()}
+        yield f"{date}: hpcpace at {commits}, {', '.join(sorted(versions, key=str.lower))}"
+
+
 def status(row: Row, result: dict[str, Any] | None) -> str:
-    """Return "works", "with a note", "does not work" or "untested"."""
+    """Return "works", "with a note", "does not work", "refused" or "untested"."""
+    if row.refused:
+        return "refused"
     if result is None or "untested" in result:
         return "untested"
     if result["problems"]:
@@ -137,16 +156,25 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _matrix(found: dict[Row, dict[str, Any] | None]) -> str:
     lines = []
     for row, result in found.items():
-        cells = [row.title, status(row, result), "", "", "", ""]
+        cells = [row.title, status(row, result), "", "", "", "", "", ""]
         if result is not None and "untested" not in result:
-            cells[2:] = [result["steps"], result["samples"], _phases(result), _faults(row, result)]
+            cells[2:] = [
+                result["date"],
+                str(row.num_ranks),
+                result["steps"],
+                result["samples"],
+                _phases(result),
+                _faults(row, result),
+            ]
         lines.append(cells)
     named = "rank and stage named: compute, loader, host"
-    return table(("what", "status", "steps", "samples", "phases against the profiler", named), lines)
+    return table(("what", "status", "tried", "ranks", "steps", "samples", "phases against the profiler", named), lines)
 
 
 def _phases(result: dict[str, Any]) -> str:
     shares = ", ".join(f"{name} {share:+.1%}" for name, share in result["phases"].items())
+    if "the profiler did not run" in result["notes"]:
+        return "not profiled"
     return shares.replace("%", " %") or "all shorter than 1 ms"
 
 
@@ -163,7 +191,9 @@ def _faults(row: Row, result: dict[str, Any]) -> str:
 def _remarks(row: Row, result: dict[str, Any] | None) -> Iterator[str]:
     if row.note:
         yield row.note.rstrip(".")
-    if result is None:
+    if row.refused:
+        yield row.refused.rstrip(".")
+    elif result is None:
         yield "has not run"
     elif "untested" in result:
         yield result["untested"]

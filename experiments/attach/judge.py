@@ -12,8 +12,8 @@ from typing import Any
 
 from experiments.attach.rows import Fault, Row
 from experiments.attach.runs import Ran
-from experiments.attach.witness import SLOW_COMPUTE_RANK, SLOW_HOST, SLOW_LOADER_RANK
-from hpcpace.core.text import NS_PER_US
+from experiments.attach.witness import SLOW_HOST, slow_ranks
+from hpcpace.core.text import NS_PER_US, plural
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Phase
 
@@ -21,6 +21,8 @@ IN_PLACE = "in place"
 """Before the rank of a finding that is right and not the first."""
 _MEMORY_BYTES = 2**30
 _LARGEST_DIFFERENCE = 0.05
+# A bar of tqdm, which is drawn as often as there is time for it.
+_PROGRESS = re.compile(r"\d%\|.*\[.*\]")
 _COMPARED = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA)
 _SHORTEST_NS = 1_000_000
 """In a shorter interval, the profiler's own cost between two time stamps is more than the difference allowed."""
@@ -61,32 +63,36 @@ def judge_runs(row: Row, plain: Ran, traced: Ran) -> Judgement:
         return found
     if traced.code != plain.code:
         found.problems.append(f"exit code {traced.code}, {plain.code} without tracing")
-    _judge_losses(plain, traced, found)
+    _judge_losses(row, plain, traced, found)
     _judge_lines(plain, traced, found)
     _judge_traces(row, traced, found)
     return found
 
 
-def _judge_losses(plain: Ran, traced: Ran, found: Judgement) -> None:
+def _judge_losses(row: Row, plain: Ran, traced: Ran, found: Judgement) -> None:
     losses = [
         {rank: [step["loss"] for step in witness["steps"]] for rank, witness in ran.witnesses.items()}
         for ran in (plain, traced)
     ]
-    if len(losses[0]) != 4:
-        found.problems.append(f"{len(losses[0])} of 4 ranks have a witness")
+    if len(losses[0]) != row.num_ranks:
+        found.problems.append(f"{len(losses[0])} of {row.num_ranks} ranks have a witness")
     if losses[0] != losses[1]:
-        found.problems.append("losses differ")
+        (found.problems if row.is_repeatable else found.notes).append("losses differ")
 
 
 def _judge_lines(plain: Ran, traced: Ran, found: Judgement) -> None:
     """Compare stderr line by line, without order, numbers and our own lines."""
     before, after = (
-        {_without_numbers(line.replace(str(ran.folder), "")) for line in ran.stderr.splitlines()}
+        {
+            _without_numbers(line.replace(str(ran.folder), ""))
+            for line in ran.stderr.splitlines()
+            if not _PROGRESS.search(line)
+        }
         for ran in (plain, traced)
     )
     new = sorted(line for line in after - before if not line.startswith("hpcpace"))
     if new:
-        found.problems.append(f"stderr has {len(new)} lines more, first: {new[0][:120]}")
+        found.problems.append(f"stderr has {plural(len(new), 'line')} more, first: {new[0][:120]}")
     if gone := before - after:
         found.notes.append(f"stderr has {len(gone)} lines less, first: {sorted(gone)[0][:80]}")
     ours = [line for line in traced.stderr.splitlines() if line.startswith("hpcpace")]
@@ -94,7 +100,8 @@ def _judge_lines(plain: Ran, traced: Ran, found: Judgement) -> None:
 
 
 def _without_numbers(line: str) -> str:
-    return re.sub(r"0x[0-9a-f]+|[\d.]+|\b[AP]M\b", "#", line).strip()
+    """Return a line without what differs from run to run: numbers, and a last word that was cut."""
+    return re.sub(r"0x[0-9a-f]+|-?[\d.]+|\b[AP]M\b", "#", re.sub(r"\S+ \.{3}$", "", line)).strip()
 
 
 def _last_line(text: str) -> str:
@@ -107,8 +114,8 @@ def _judge_traces(row: Row, traced: Ran, found: Judgement) -> None:
     wanted = len(traced.witnesses[0]["steps"]) if 0 in traced.witnesses else 0
     counts = [len(trace.tables["steps"]["step"]) for trace in traces]
     found.steps = f"{'/'.join(map(str, sorted(set(counts)))) or 'none'} of {wanted}"
-    if len(traces) != 4:
-        found.problems.append(f"{len(traces)} of 4 ranks have a trace")
+    if len(traces) != row.num_ranks:
+        found.problems.append(f"{len(traces)} of {row.num_ranks} ranks have a trace")
     if set(counts) != {wanted}:
         found.problems.append(f"steps: {counts} in the traces, {wanted} in the script")
     if not traces:
@@ -211,7 +218,7 @@ def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
     return sum(end_ns - begin_ns for begin_ns, end_ns in _outermost(spans))
 
 
-def judge_fault(fault: Fault, summary: dict[str, Any] | None) -> tuple[bool, str]:
+def judge_fault(fault: Fault, num_ranks: int, summary: dict[str, Any] | None) -> tuple[bool, str]:
     """Return whether a report names what is slow and the stage first, and what it says; otherwise both."""
     if summary is None:
         return False, "no report"
@@ -220,11 +227,7 @@ def judge_fault(fault: Fault, summary: dict[str, Any] | None) -> tuple[bool, str
     aliases = {alias for culprit in verdict["culprits"] for alias in culprit["aliases"]}
     text = " ".join((verdict["headline"], *verdict["why"])).lower()
     stages = {"compute": ("comput", "forward"), "loader": ("data", "loading"), "host": ("comput", "forward")}
-    wanted = {
-        "compute": ("rank", str(SLOW_COMPUTE_RANK)),
-        "loader": ("rank", str(SLOW_LOADER_RANK)),
-        "host": ("node", SLOW_HOST),
-    }[fault]
+    wanted = ("node", SLOW_HOST) if fault == "host" else ("rank", str(slow_ranks(fault, num_ranks)[0]))
     # With one rank a stage, rank and stage cannot be told apart: the rank is then another name of the culprit.
     target = SLOW_HOST if fault == "host" else " ".join(wanted)
     named = wanted in culprits or any(re.search(rf"\b{target}\b", alias) for alias in aliases)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -17,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from experiments.attach.rows import Fault, Row
+from experiments.attach.tiny_models import write_models
 from experiments.jobs import free_port
 from experiments.pages import ROOT
 
 _VOCABULARY = 64
 _EDITS = Path(__file__).with_name("edits.toml")
+_WITNESS = re.compile(r"\b(Witness|Slow|hold)\(")
 
 
 class CheckoutError(Exception):
@@ -47,9 +50,13 @@ def lay_out(row: Row, sources: Path | None, folder: Path) -> Path:
     folder.mkdir(parents=True)
     subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
     place = folder / row.folder
-    for edit in tomllib.loads(_EDITS.read_text())[row.edits]:
+    edits = tomllib.loads(_EDITS.read_text())[row.edits]
+    for edit in edits:
         _apply(place, edit)
+    for path in {edit["path"] for edit in edits if _WITNESS.search(str(edit))}:
+        _import_witness(place / path)
     _make_data(place)
+    write_models(place / "data" / "tiny")
     return place
 
 
@@ -62,14 +69,27 @@ def _apply(place: Path, edit: Mapping[str, str]) -> None:
     path.write_text(text.replace(old, new))
 
 
+def _import_witness(path: Path) -> None:
+    """Put the import of the witness before the first one of a script; those of `__future__` stay first."""
+    text = path.read_text()
+    line = "from experiments.attach.witness import Slow, Witness, hold\n"
+    path.write_text(re.sub(r"^(?=import |from (?!__future__))", line, text, count=1, flags=re.MULTILINE))
+
+
 def _make_data(place: Path) -> None:
-    """Write the tokens that nanoGPT reads, and the texts that torchtitan reads."""
+    """Write the tokens that nanoGPT reads, the texts that others read, and a tokenizer of their words."""
     folder = place / "data" / "tiny"
     folder.mkdir(parents=True, exist_ok=True)
     tokens = np.random.default_rng(0).integers(0, _VOCABULARY, 20_000, dtype=np.uint16)
     for name in ("train.bin", "val.bin"):
         tokens.tofile(folder / name)
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": _VOCABULARY}))
+    for name in ("held-out.txt", "text.txt"):
+        (folder / name).write_text(" ".join(map(str, tokens)))
+    vocabulary = {word: number for number, word in enumerate((*map(str, range(_VOCABULARY - 1)), "<unk>"))}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": model, "pre_tokenizer": {"type": "Whitespace"}}))
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 0, "eos_token_id": 0}))
     texts = place / "tests" / "assets" / "c4_test" / "data.json"
     texts.parent.mkdir(parents=True, exist_ok=True)
     words = [" ".join(np.binary_repr(number) for number in row) for row in tokens[:16_000].reshape(-1, 80)]
@@ -78,7 +98,7 @@ def _make_data(place: Path) -> None:
 
 _PROGRAMS = Path(__file__).with_name("programs")
 _PLAIN, _CODE = "plain", "exit-code"
-_LIMIT_S = 240
+_LIMIT_S = 600
 HOLD_S = 0.08
 """How long a fault sleeps in each step, in seconds."""
 
@@ -115,7 +135,7 @@ class Bench:
         sources: folder with clones of public repositories.
         torchvision: folder with torchvision, where it is apart from the other packages.
         folder: for everything that the runs write.
-        reuse: whether runs without tracing that are there count.
+        reuse: whether runs without a fault that are there count.
         hold_s: how long a fault sleeps in each step.
     """
 
@@ -126,24 +146,15 @@ class Bench:
     reuse: bool = False
     hold_s: float = HOLD_S
 
-    def run_plainly(self, row: Row) -> Ran:
-        """Run a row's script once without tracing, or return its last such run if that may be reused.
-
-        Raises:
-            CheckoutError: the public script is not there as expected.
-        """
-        folder = self.folder / row.name / _PLAIN
-        if self.reuse and (folder / _CODE).exists():
-            return read_run(folder)
-        return self.run(row, traced=False)
-
     def run(self, row: Row, *, traced: bool, fault: Fault | None = None) -> Ran:
-        """Run a row's script once.
+        """Run a row's script once, or return its last run without a fault if that may be reused.
 
         Raises:
             CheckoutError: the public script is not there as expected.
         """
         folder = self.folder / row.name / (("traced" if traced else _PLAIN) + (f"-{fault}" if fault else ""))
+        if self.reuse and not fault and (folder / _CODE).exists():
+            return read_run(folder)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         place, script = folder, _PROGRAMS / row.program
@@ -159,7 +170,12 @@ class Bench:
     def _command(self, row: Row, script: Path, run_dir: Path | None) -> list[str]:
         launcher = [str(self.python)]
         if not row.launches_itself:
-            launcher += ["-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={free_port()}"]
+            launcher += [
+                "-m",
+                "torch.distributed.run",
+                f"--nproc-per-node={row.num_ranks}",
+                f"--master-port={free_port()}",
+            ]
         # The script itself opens the session where it has our callback.
         by_trace = run_dir is not None and not row.has_callback
         trace = ["-m", "hpcpace", "trace", "--run-dir", str(run_dir), "--"] if by_trace else []
@@ -175,14 +191,17 @@ class Bench:
             "GLOO_SOCKET_IFNAME": "lo",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
+            "TQDM_DISABLE": "" if "litdata" in row.packages else "1",  # bars follow the clock; litdata fails without
             "ATTACH_FOLDER": str(folder),
+            "ATTACH_RANKS": str(row.num_ranks),
             "ATTACH_PORT": str(free_port()),
             "ATTACH_FAULT": fault or "",
             "ATTACH_HOLD_S": str(self.hold_s),
-            "ATTACH_PROFILE": "" if fault else "1",
+            "ATTACH_PROFILE": "1" if row.is_profiled and not fault else "",
             # Scripts with a callback open the session by themselves, in the run that is traced.
             "ATTACH_RUN": str(folder / "run"),
             "HPCPACE_TRACE_ENABLED": "0" if folder.name == _PLAIN else "1",
+            "HPCPACE_TRACE_SUMMARY": "0",  # stderr is compared with that of the plain run, and the report follows
         }
 
 

@@ -18,10 +18,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SLOW_COMPUTE_RANK, SLOW_LOADER_RANK = 1, 2
-SLOW_HOST, SLOW_HOST_RANKS = "slowhost", (2, 3)
+SLOW_HOST = "slowhost"
 FIRST_PROFILED, LAST_PROFILED = 6, 12
 _CLONE_NEWUTS = 0x04000000
+
+
+def slow_ranks(fault: str, num_ranks: int) -> range:
+    """Return the ranks that a fault slows: rank 1, the middle one, or the second half of them, a host by itself."""
+    half = num_ranks // 2
+    return {"compute": range(1, 2), "loader": range(half, half + 1), "host": range(half, num_ranks)}[fault]
 
 
 def find_rank(environ: Mapping[str, str]) -> int:
@@ -50,13 +55,7 @@ def hold(stage: str, parts: int = 1) -> None:
     fault = os.environ.get("ATTACH_FAULT", "")
     if not fault:
         return
-    rank = find_rank(os.environ)
-    is_slow = {
-        "compute": stage == "compute" and rank == SLOW_COMPUTE_RANK,
-        "loader": stage == "data" and rank == SLOW_LOADER_RANK,
-        "host": stage == "compute" and rank in SLOW_HOST_RANKS,
-    }[fault]
-    if is_slow:
+    if stage == ("data" if fault == "loader" else "compute") and find_rank(os.environ) in _slow_ranks(fault):
         time.sleep(float(os.environ["ATTACH_HOLD_S"]) / parts)
 
 
@@ -74,7 +73,7 @@ class Witness:
         self._rank = rank
         self._folder = Path(os.environ["ATTACH_FOLDER"])
         rank = find_rank(os.environ) if rank is None else rank
-        if os.environ.get("ATTACH_FAULT") == "host" and rank in SLOW_HOST_RANKS:
+        if os.environ.get("ATTACH_FAULT") == "host" and rank in _slow_ranks("host"):
             _take_name(SLOW_HOST)
 
     def step(self, loss: Any, samples: int) -> None:
@@ -101,6 +100,10 @@ class Witness:
             self._profile["end_ns"] = time.monotonic_ns()
             self._profiler.__exit__(None, None, None)
             self._profiler.export_chrome_trace(str(self._folder / "profile.json"))
+
+
+def _slow_ranks(fault: str) -> range:
+    return slow_ranks(fault, int(os.environ["ATTACH_RANKS"]))
 
 
 def _take_name(name: str) -> None:

@@ -10,73 +10,12 @@ import argparse
 import subprocess
 import sys
 import time
+import tomllib
+from pathlib import Path
 
-
-def _rows(text: str) -> tuple[tuple[str, ...], ...]:
-    """Return the words of each line."""
-    return tuple(tuple(line.split()) for line in text.strip().splitlines())
-
-
-FULL = _rows("""
-    startup
-    recorder
-    simulation
-    trace_size
-    file_system
-    collective
-    device_marks
-    session_step
-    session_step --watchdog
-    flows
-    overhead
-    overhead --preset small --seq-len 64 --batch-size 2 --block-steps 2 --settle-steps 1 --pairs 20
-    training tokens
-    training compiled
-    training images
-    floor
-    report_speed --all --numpy --repeats 1
-    page
-    pack
-    watch
-    scaling_model
-    other_tools --records 40000
-    audit
-    many_runs
-""")
-QUICK = _rows("""
-    startup --rounds 2 --runs 20
-    recorder --pairs 2 --events 5000
-    simulation --ranks 512 --steps 100 --repeats 1
-    trace_size --steps 2000 --rates 200
-    file_system --steps 20
-    collective --rounds 4 --calls 200
-    device_marks --rounds 4
-    session_step --rounds 2 --steps 30
-    session_step --watchdog --rounds 2 --steps 30 --seconds 5
-    flows --ranks 2 --sockets 8 --seconds 3
-    overhead --pairs 2 --block-steps 2 --batch-size 2 --seq-len 32
-    training tokens --pairs 2 --preset tiny --seq-len 64
-    training compiled --pairs 2 --preset tiny --seq-len 64
-    training images --pairs 2 --batch-size 2
-    floor --steps 100 --repeats 1
-    report_speed --ranks 8 --records 20000 --numpy --repeats 1
-    page --ranks 4 --steps 20 --repeats 1 --quiet-ms 200
-    pack --ranks 8 --steps 50 --repeats 1
-    watch --ranks 16 --seconds 2
-    scaling_model --quick
-    other_tools --records 2000 --repeats 1
-    audit --hosts 16 --repeats 1
-    many_runs --records 40000 --runs 20 --repeats 1
-""")
-# With `overhead` the steps before a block take more than a second, so that marks are read in it, and blocks end before
-# 5 s, when device and host are tied together again: a step was guessed at 45 ms.
-GPU = _rows(
-    "device_marks\n"
-    "collective --on-device\n"
-    "overhead --device cuda --dtype bf16 --preset small --seq-len 1024 --batch-size 16 --settle-steps 40 "
-    "--block-steps 40 --pairs 15\n"
-    "training tokens --device cuda --dtype bf16 --seq-len 1024 --batch-size 12 --block-steps 10 --pairs 10\n"
-    "training images --device cuda --dtype bf16 --batch-size 512 --block-steps 10 --pairs 10\n"
+_LISTS = tomllib.loads(Path(__file__).with_name("benches.toml").read_text(encoding="utf-8"))
+FULL, QUICK, GPU = (
+    tuple(tuple(line.split()) for line in _LISTS[name].strip().splitlines()) for name in ("full", "quick", "gpu")
 )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import resource
-import statistics
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.pairs import python_taken, taken
+from experiments.bench.pairs import python_taken, taken, taken_medians
 from experiments.machine import dgx_badly_bound, dgx_h100
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
@@ -39,7 +38,7 @@ _TIMEOUT_S = 60.0
 def one_node(repeats: int) -> None:
     for name, arguments in (("python alone", ("-c", "pass")), ("hpcpace audit", ("-m", "hpcpace", "audit"))):
         times = [python_taken(*arguments) for _ in range(repeats)]
-        wall_s, cpu_s = (statistics.median(getattr(one, name) for one in times) for name in ("wall_s", "cpu_s"))
+        wall_s, cpu_s = taken_medians(times)
         print(f"{name}: wall {wall_s:.3f} s, processor {cpu_s:.3f} s (medians of {repeats})")
 
 
@@ -62,7 +61,7 @@ def in_a_session(repeats: int) -> None:
             with taken(resource.RUSAGE_SELF) as one:
                 save_host_snapshots(joined, environ, Path(folder), warn=print)
             times.append(one)
-    wall_s, cpu_s = (statistics.median(getattr(one, name) for one in times) for name in ("wall_s", "cpu_s"))
+    wall_s, cpu_s = taken_medians(times)
     print(f"snapshot in a session: wall {1000 * wall_s:.1f} ms, processor {1000 * cpu_s:.1f} ms (medians of {repeats})")
 
 

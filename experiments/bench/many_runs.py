@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from experiments.bench.pairs import Taken, python_taken
+from experiments.bench.pairs import Taken, python_taken, taken_medians
 from experiments.bench.report_speed import _OPERATIONS, write_run
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.config import Config
@@ -89,7 +89,7 @@ def _seconds(*words: str) -> Taken:
 
 
 def _shown(times: Sequence[Taken]) -> str:
-    return f"{median(one.wall_s for one in times):.2f} s ({median(one.cpu_s for one in times):.2f} s of all cores)"
+    return "{:.2f} s ({:.2f} s of all cores)".format(*taken_medians(times))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,23 +107,6 @@ def training_step(loss: Step, optimizer: torch.optim.Optimizer) -> Step:
     return step
 
 
-def check_same_gradients(ours: nn.Module, pairs: Mapping[str, nn.Parameter], *, tolerance: float) -> None:
-    """Refuse to compare models that compute different things.
-
-    Args:
-        ours: a model with gradients.
-        pairs: by the name of its parameter, that of the peer, with a gradient of the same batch.
-        tolerance: norm of the difference over the norm of the peer's gradient.
-    """
-    named = dict(ours.named_parameters())
-    assert named.keys() == pairs.keys()
-    for name, other in pairs.items():
-        mine, theirs = named[name].grad, other.grad
-        assert mine is not None and theirs is not None, name
-        difference = float((mine - theirs).norm() / theirs.norm().clamp_min(1e-12))
-        assert difference < tolerance, f"gradients of {name} differ by {difference:.2e}"
-
-
 def compare(
     steps: Mapping[str, Step],
     batch: Batch,
@@ -197,6 +180,24 @@ def load_torchvision() -> ModuleType:
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Pair = tuple[nn.Parameter, nn.Parameter, Callable[[Tensor], Tensor]]
+
+
+def same(tensor: Tensor) -> Tensor:
+    """Return a tensor as it is: the layout of a parameter that both have alike."""
+    return tensor
+
+
+def check_same_gradients(pairs: Sequence[Pair], *, tolerance: float) -> None:
+    """Refuse to compare models that compute different things.
+
+    Args:
+        pairs: of parameters with gradients of the same batch.
+        tolerance: norm of the difference over the norm of the peer's gradient.
+    """
+    for mine, theirs, layout in pairs:
+        assert mine.grad is not None and theirs.grad is not None
+        difference = float((layout(mine.grad) - theirs.grad).norm() / theirs.grad.norm().clamp_min(1e-12))
+        assert difference < tolerance, f"gradients of shape {tuple(theirs.shape)} differ by {difference:.2e}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,9 +283,6 @@ def copy_weights(ours: GPT2, peer: Peer) -> list[Pair]:
     """Copy our weights into the peer; return pairs of parameters and how one of ours is laid out in the peer."""
     width, head = ours.blocks["0"].attn.proj.in_features, ours.blocks["0"].attn.head_width
 
-    def same(tensor: Tensor) -> Tensor:
-        return tensor
-
     def turned(tensor: Tensor) -> Tensor:
         return tensor.t() if peer.has_conv else tensor
 
@@ -328,10 +326,7 @@ def check_same_work(ours: GPT2, peer: Peer, inputs: Tensor, targets: Tensor) -> 
     theirs = peer.loss(inputs, targets)
     theirs.backward()
     torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=0)
-    for parameter, other, layout in pairs:
-        assert parameter.grad is not None and other.grad is not None
-        difference = (layout(parameter.grad) - other.grad).norm() / other.grad.norm().clamp_min(1e-12)
-        assert difference < 100 * tolerance, f"gradients of {peer.name} differ by {difference:.2e}"
+    check_same_gradients(pairs, tolerance=100 * tolerance)
     ours.zero_grad()
     peer.model.zero_grad()
     return float(mine.detach())

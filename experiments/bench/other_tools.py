@@ -155,20 +155,20 @@ def _write_all(folder: Path, timelines: Sequence[Timeline]) -> int:
     return sum(write_kineto(folder, timeline) for timeline in timelines)
 
 
-def hta(python: Path) -> Peer:
-    """Return HolisticTraceAnalysis: load, overlap, temporal breakdown and stragglers."""
-    return Peer(name="HolisticTraceAnalysis", python=python, code=_HTA, write=_write_all, files="*.json")
+def _peers(hta: Path | None, tracelens: Path | None, what_if: Path | None) -> list[Peer]:
+    """Return the tools that there are interpreters of.
 
-
-def tracelens(python: Path) -> Peer:
-    """Return AMD's TraceLens: its tables of collectives."""
-    return Peer(name="TraceLens", python=python, code=_TRACELENS, write=_write_all, files="*.json")
-
-
-def what_if(python: Path) -> Peer:
-    """Return the what-if analyzer of ByteDance Seed: steps simulated without stragglers, and with one rank's."""
-    code = {"code": _WHAT_IF, "prepare": _TO_PARQUET}
-    return Peer(name="what-if analyzer", python=python, write=write_what_if, files="*.parquet", **code)
+    HolisticTraceAnalysis: load, overlap, temporal breakdown and stragglers. AMD's TraceLens: its tables of collectives.
+    The what-if analyzer of ByteDance Seed: steps simulated without stragglers, and with one rank's.
+    """
+    as_rows = {"code": _WHAT_IF, "prepare": _TO_PARQUET, "write": write_what_if, "files": "*.parquet"}
+    profiles = {"write": _write_all, "files": "*.json"}
+    tools = {
+        "HolisticTraceAnalysis": (hta, {"code": _HTA, **profiles}),
+        "TraceLens": (tracelens, {"code": _TRACELENS, **profiles}),
+        "what-if analyzer": (what_if, as_rows),
+    }
+    return [Peer(name=name, python=python, **how) for name, (python, how) in tools.items() if python is not None]
 
 
 def hta_environment(path: Path) -> Path:
@@ -297,11 +297,8 @@ class Comparison:
         one = Contestant(name=tool.name, measure=lambda: tool.measure(own, _NUM_RANKS, self.limits), size_bytes=0)
         expected_s = self.taken_s.get(tool.name, 0.0) * num_records
         if expected_s > self.limits.wall_s:
-            would = (
-                f"at the speed of fewer it would take {expected_s:,.0f} s"
-                if expected_s < math.inf
-                else "it failed with fewer"
-            )
+            would = f"at the speed of fewer it would take {expected_s:,.0f} s"
+            would = would if expected_s < math.inf else "it failed with fewer"
             one.reason = f"not run with so many records: {would}"
             return one
         try:
@@ -315,9 +312,8 @@ class Comparison:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--records", type=int, nargs="+", default=[40_000, 1_000_000, 10_000_000], help="compare with so many records"
-    )
+    sizes = [40_000, 1_000_000, 10_000_000]
+    parser.add_argument("--records", type=int, nargs="+", default=sizes, help="compare with so many records")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit-s", type=float, default=600, help="end a tool that takes longer for a size")
     parser.add_argument("--hta", type=Path, metavar="PYTHON", help="HolisticTraceAnalysis; default: install it")
@@ -336,17 +332,13 @@ def main() -> None:
 
 
 def _tools(args: argparse.Namespace, folder: Path) -> list[Peer]:
-    tools = []
-    if not args.no_hta:
+    hta: Path | None = args.hta
+    if hta is None and not args.no_hta:
         try:
-            tools.append(hta(args.hta or hta_environment(folder / "venv")))
+            hta = hta_environment(folder / "venv")
         except NotFinished as error:
             print(f"HolisticTraceAnalysis is left out: {error}")
-    if args.tracelens:
-        tools.append(tracelens(args.tracelens))
-    if args.what_if:
-        tools.append(what_if(args.what_if))
-    return tools
+    return _peers(hta, args.tracelens, args.what_if)
 
 
 def _floor(attempt: Attempt, folder: Path, limits: Limits) -> Sample:
@@ -389,12 +381,8 @@ def _traces(folder: Path, num_steps: int) -> Sequence[RankTrace]:
 def _print_blame(folder: Path, tools: Sequence[Peer], limits: Limits) -> None:
     traces = _traces(folder / "sound", _BLAME_STEPS)
     late, wrong = f"rank {_LATE_RANK} 3 ms late in each step", f"clock of rank {_INNOCENT_RANK} wrong by +3 ms"
-    cases = (
-        ("nothing wrong", False, False),
-        (late, True, False),
-        (wrong, False, True),
-        (f"{late}, and {wrong}", True, True),
-    )
+    cases = (("nothing wrong", False, False), (late, True, False), (wrong, False, True))
+    cases += ((f"{late}, and {wrong}", True, True),)
     print(f"whom they name, {_NUM_RANKS} ranks x {_BLAME_STEPS} steps")
     for number, (case, is_late, is_clock_wrong) in enumerate(cases):
         run = RunDirectory(folder / f"run-{number}")

@@ -12,13 +12,12 @@ import json
 import os
 import resource
 import shutil
-import statistics
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from experiments.bench.pairs import measured_apart, taken
+from experiments.bench.pairs import measured_apart, medians, taken
 from hpcpace.core.files import Folder
 from hpcpace.core.pool import map_processes
 from hpcpace.core.rundir import Attempt, RunDirectory
@@ -59,8 +58,7 @@ def main() -> None:
             for run, found in samples.items():
                 found.append(measured_apart("experiments.bench.pack", "--measure", run))
         for run, found in samples.items():
-            medians = {name: statistics.median(one[name] for one in found[1:]) for name in found[0]}
-            print(f"{run.name}: " + ", ".join(f"{name} {value:.2f}" for name, value in medians.items()))
+            print(f"{run.name}: " + ", ".join(f"{name} {value:.2f}" for name, value in medians(found[1:]).items()))
 
 
 def _print_packing(attempt: Attempt) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from experiments.bench.pairs import medians
 from experiments.chromium import INSTALL, Browser, find_chromium
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import analyze_traces
@@ -29,51 +29,7 @@ from hpcpace.trace.attempt_reader import read_attempt
 
 _SLOW_MBIT, _SLOW_RTT_MS = 10, 40
 _RANKS_PER_NODE, _STAGES = 8, 4
-_WATCH = """
-window.tasks = [];
-new PerformanceObserver((list) => tasks.push(...list.getEntries().map((task) => [task.startTime, task.duration])))
-  .observe({ type: "longtask", buffered: true });
-"""
-_QUIET = """((quiet_ms) => {
-  const [{ loadEventEnd }] = performance.getEntriesByType("navigation");
-  return loadEventEnd > 0 && performance.now() > quiet_ms + Math.max(loadEventEnd, ...tasks.map(([at, ms]) => at + ms));
-})(%d)"""
-_FIGURES = """JSON.stringify({
-  paint: performance.getEntriesByName("first-contentful-paint")[0].startTime,
-  loaded: performance.getEntriesByType("navigation")[0].loadEventEnd,
-  nodes: document.querySelectorAll("*").length,
-  tasks,
-})"""
-_READ = """(async () => {
-  const begin = performance.now();
-  for (const plot of document.querySelectorAll(".plot")) {
-    plot.scrollIntoView({ behavior: "instant" });
-    await new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)));
-  }
-  const num = String(document.querySelectorAll(".plot").length);
-  while (document.documentElement.dataset.drawn !== num) await new Promise((resume) => setTimeout(resume, 5));
-  return performance.now() - begin;
-})()"""
-
-
-_SORT = """(() => {
-  const tables = [...document.querySelectorAll("table")].filter((table) => table.querySelector(".sort"));
-  const [longest] = tables.sort((a, b) => b.rows.length - a.rows.length);
-  if (!longest) return 0;
-  longest.closest("details")?.setAttribute("open", "");
-  document.body.offsetHeight;
-  const begin = performance.now();
-  longest.querySelector("th:last-child .sort").click();
-  document.body.offsetHeight;
-  return performance.now() - begin;
-})()"""
-_CHOOSE = """(async () => {
-  const begin = performance.now();
-  choose.value = "1";
-  choose.dispatchEvent(new Event("input"));
-  while (!document.getElementById("chosen").textContent) await new Promise((resume) => setTimeout(resume, 1));
-  return performance.now() - begin;
-})()"""
+_SCRIPT = Path(__file__).with_suffix(".js")
 
 
 def main() -> None:
@@ -82,21 +38,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quiet-ms", type=int, default=2000, help="end once no long task has come for so long")
-    parser.add_argument("--page", type=Path, nargs="+", default=[], help="open these pages instead")
     args = parser.parse_args()
     program = find_chromium()
     if program is None:
         sys.exit(f"no Chromium: {INSTALL}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        pages = [(str(path), path.resolve()) for path in args.page] or [
-            (f"{num_ranks} ranks", write_page(folder / str(num_ranks), num_ranks, args.steps))
-            for num_ranks in args.ranks
-        ]
-        for name, path in pages:
+        for num_ranks in args.ranks:
+            path = write_page(folder / str(num_ranks), num_ranks, args.steps)
             with Browser(program, folder / "profile") as browser:
-                browser.call("Page.addScriptToEvaluateOnNewDocument", source=_WATCH)
-                print(f"{name}: {path.stat().st_size / 1e6:.2f} MB", flush=True)
+                browser.call("Page.addScriptToEvaluateOnNewDocument", source=_SCRIPT.read_text(encoding="utf-8"))
+                print(f"{num_ranks} ranks: {path.stat().st_size / 1e6:.2f} MB", flush=True)
                 for link in (0, _SLOW_MBIT):
                     print_medians(link, [measure(browser, path, link, args.quiet_ms) for _ in range(args.repeats)])
 
@@ -128,8 +80,8 @@ def measure(browser: Browser, path: Path, link_mbit: int, quiet_ms: int) -> dict
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser.open(f"http://127.0.0.1:{server.server_port}/{path.name}", width=1280)
-        browser.wait_for(_QUIET % quiet_ms)
-        found = json.loads(browser.evaluate(_FIGURES))
+        browser.wait_for(f"bench.isQuiet({quiet_ms})")
+        found = json.loads(browser.evaluate("bench.figures()"))
         server.shutdown()
     tasks = [(begin, length) for begin, length in found["tasks"] if begin + length > found["paint"]]
     opened = {
@@ -142,23 +94,20 @@ def measure(browser: Browser, path: Path, link_mbit: int, quiet_ms: int) -> dict
     }
     if link_mbit:
         return opened
-    if not browser.evaluate("Boolean(document.getElementById('choose'))"):
-        return opened  # a page of before lazy plots
-    browser.evaluate("tasks.length = 0")
+    browser.evaluate("bench.tasks.length = 0")
     return opened | {
-        "all plots": browser.evaluate(_READ),
-        "longest task then": browser.evaluate("Math.max(0, ...tasks.map(([, length]) => length))"),
+        "all plots": browser.evaluate("bench.read()"),
+        "longest task then": browser.evaluate("Math.max(0, ...bench.tasks.map(([, length]) => length))"),
         "nodes then": browser.evaluate("document.querySelectorAll('*').length"),
-        "sort": browser.evaluate(_SORT),
-        "choose": browser.evaluate(_CHOOSE),
+        "sort": browser.evaluate("bench.sort()"),
+        "choose": browser.evaluate("bench.choose()"),
     }
 
 
 def print_medians(link_mbit: int, samples: list[dict[str, float]]) -> None:
     """Print one line for a link."""
     link = f"{link_mbit} Mbit/s, {_SLOW_RTT_MS} ms" if link_mbit else "no limit"
-    medians = {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}
-    parts = [f"{name} {value:.0f}{'' if 'nodes' in name else ' ms'}" for name, value in medians.items()]
+    parts = [f"{name} {value:.0f}{'' if 'nodes' in name else ' ms'}" for name, value in medians(samples).items()]
     print(f"  {link}: {', '.join(parts)}", flush=True)
 
 

@@ -9,12 +9,13 @@ import json
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
@@ -178,6 +179,30 @@ def python_taken(*arguments: str, codes: Container[int] = range(256)) -> Taken:
     if done.returncode not in codes or "Traceback" in done.stderr:
         raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr[-1000:]}")
     return found
+
+
+@contextmanager
+def compiled_kept(folder: Path) -> Iterator[None]:
+    """Let each Python that starts inside keep what it compiles in a folder, as it does for a user."""
+    changed = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+    before = {name: os.environ.pop(name, None) for name in changed}
+    os.environ |= {name: value for name, value in changed.items() if value is not None}
+    try:
+        yield
+    finally:
+        for name in changed:
+            os.environ.pop(name, None)
+        os.environ |= {name: value for name, value in before.items() if value is not None}
+
+
+def medians(samples: Sequence[Mapping[str, float]], *names: str) -> dict[str, float]:
+    """Return the medians of figures of several samples, by name; of all figures if none is named."""
+    return {name: statistics.median(sample[name] for sample in samples) for name in names or samples[0]}
+
+
+def taken_medians(samples: Sequence[Taken]) -> tuple[float, float]:
+    """Return the median seconds of the clock on the wall, and of all cores."""
+    return statistics.median(one.wall_s for one in samples), statistics.median(one.cpu_s for one in samples)
 
 
 def timed(

@@ -1,29 +1,33 @@
-"""Measures how fast a whole report is, page and summary written: `python -m experiments.bench.report_speed`.
+"""Measures how fast a whole report is, from the start of Python to its end: `python -m experiments.bench.report_speed`.
 
-Traces of three sizes are written through the real format, as a rank leaves them that closed its recording, and read
+Traces of several sizes are written through the real format, as a rank leaves them that closed its recording, and read
 with a warm page cache: 64 ranks, of each step 32 operations in three groups and to its neighbours, with log-normal
-jitter, five phases, clocks that drift. Each measurement is a process of its own, whose imports are not counted, and of
-which and whose children the memory is looked at twenty times a second. The floor, h5py and numpy alone, takes turns,
-and with `--numpy` so does the report without kernels. `--run` measures a run that is there, packed or not, once.
+jitter, five phases, clocks that drift; and 1,024 ranks with 10 operations a step. `hpcpace report` takes turns with
+the floor, h5py and numpy alone, and with `--numpy` also with a report without kernels: each a process of its own whose
+start counts, of which and whose children the memory is looked at twenty times a second. Where the time goes inside is
+measured once, in one more process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
-from experiments.bench.pairs import header, processor_s, timed
+from experiments.bench.pairs import compiled_kept, header, measured_apart, taken, timed
 from hpcpace.core.config import Config
 from hpcpace.core.pool import keep_freed_memory
 from hpcpace.core.rundir import RunDirectory, json_text
@@ -34,7 +38,6 @@ from hpcpace.diagnosis import measure as examination
 from hpcpace.diagnosis.figures import causes
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict
-from hpcpace.metrics import kernels
 from hpcpace.report.run_report import page
 from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.schema import Op, Phase
@@ -45,8 +48,8 @@ _NUM_RANKS = 64
 _SLOT_SIZE = 8
 _MANY_RANKS = 4096
 _SAMPLE_S = 0.05
-_TARGET_PER_S = 2.5  # million records
-_BEGIN_CPU_S = time.process_time()
+_TARGET, _TARGET_OF_MANY = 4.0, 3.0
+_MANY_RECORDS = 10_000_000
 _STAGES = (
     (analyses, "read_attempt"),
     (examination, "measure_operations"),
@@ -74,6 +77,8 @@ _OPERATIONS = (
     (Op.BARRIER, _WORLD, 0, True, 0.05, 0.05),
 )
 FEW = (*_FORWARD[:1], *_BACKWARD[2:3], *_OPERATIONS[-2:])
+_TEN = (_OPERATIONS[0], *_FORWARD[:2], _OPERATIONS[9], *_BACKWARD[:3], *_OPERATIONS[-3:])
+_SHAPES = {len(shape): shape for shape in (FEW, _TEN, _OPERATIONS)}
 # Each phase lasts from the begin of one of a step's operations to that of another, as shares of a step.
 _PHASES = (
     (Phase.DATA, 0.0, 0.02),
@@ -87,59 +92,92 @@ _PHASES = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--records", type=int, nargs="+", default=_SIZES, help="write this many operations in all ranks together"
+        "--records", type=int, nargs="+", help="write this many operations in all ranks together, in place of the usual"
     )
     parser.add_argument("--ranks", type=int, default=_NUM_RANKS)
-    parser.add_argument("--few", action="store_true", help="use 4 operations per step instead of 32")
+    parser.add_argument("--operations", type=int, choices=_SHAPES, default=len(_OPERATIONS), help="of each step")
     parser.add_argument("--all", action="store_true", help="also measure 4,096 ranks")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="keep the traces in this folder and reuse those in it")
     parser.add_argument("--plot", type=Path, help="draw time against records into this picture")
     parser.add_argument("--numpy", action="store_true", help="also measure without the compiled kernels")
-    parser.add_argument("--run", type=Path, help="measure this run only")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        if args.numpy:
-            kernels._FOLDER = Path(os.devnull)  # where none are
         print(json.dumps(measure(RunDirectory(args.measure))))
         return
-    if args.run:
-        sample = _measured_apart(args.run)
-        print(", ".join(f"{name} {sample[name]:.2f} s" for name in (*_stages(sample), "cpu")), end="")
-        print(f", together {_total_s(sample):.2f} s, peak {sample['peak'] / 2**30:.2f} GiB")
-        return
-    cases = [(args.ranks, args.few, num_records, args.repeats) for num_records in args.records]
+    cases = [(args.ranks, args.operations, number, args.repeats) for number in args.records or _SIZES]
+    if not args.records:
+        cases.append((1024, len(_TEN), 1024 * 100 * len(_TEN), args.repeats))
     if args.all:
-        cases += [(_MANY_RANKS, True, 4 * _MANY_RANKS * 1000, 1)]
-    measured: list[tuple[int, list[float], list[float]]] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for num_ranks, is_few, num_records, repeats in cases:
-            operations = FEW if is_few else _OPERATIONS
-            num_steps = -(-num_records // (num_ranks * len(operations)))
-            run = (args.folder or Path(temporary)) / f"{num_ranks}x{num_steps}x{len(operations)}"
+        cases.append((_MANY_RANKS, len(FEW), len(FEW) * _MANY_RANKS * 1000, 1))
+    measured: list[tuple[int, list[Whole], list[Whole]]] = []
+    with tempfile.TemporaryDirectory() as temporary, compiled_kept(Path(temporary)):
+        for num_ranks, num_operations, num_records, repeats in cases:
+            num_steps = -(-num_records // (num_ranks * num_operations))
+            run = (args.folder or Path(temporary)) / f"{num_ranks}x{num_steps}x{num_operations}"
             if not run.exists():
-                write_run(RunDirectory(run), num_ranks, num_steps, operations)
-            # The first one warms the page cache.
+                write_run(RunDirectory(run), num_ranks, num_steps, _SHAPES[num_operations])
+            stages = measured_apart("experiments.bench.report_speed", "--measure", run)
+            # The first turn keeps what Python compiles, and warms the page cache.
             turns = [_turn(run, is_numpy_measured=args.numpy) for _ in range(repeats + 1)][1:]
-            samples = [sample for sample, _ in turns]
-            _print(num_ranks, num_steps, len(operations), samples)
+            reports, floors = ([turn[name] for turn in turns] for name in ("report", "floor"))
+            measured.append((num_ranks * num_steps * num_operations, reports, floors))
+            _print(num_ranks, num_steps, num_operations, reports, floors)
+            print("  of it " + ", ".join(f"{name} {value:.2f} s" for name, value in stages.items()), flush=True)
             if args.numpy:
-                _print_without_kernels(turns)
-            totals = [_total_s(sample) for sample in samples]
-            measured.append((num_ranks * num_steps * len(operations), totals, [sample["floor"] for sample in samples]))
+                _print_without_kernels(reports, [turn["numpy"] for turn in turns])
     if args.plot:
         _plot(args.plot, measured)
 
 
-def _turn(run: Path, *, is_numpy_measured: bool) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what the report takes, and what it takes without kernels; empty if that is not measured."""
-    sample = _measured_apart(run) | {"floor": _floor_s(run)}
-    return sample, _measured_apart(run, "--numpy") if is_numpy_measured else {}
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """What a process took from its start to its end, with its children; their memory together."""
+
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+
+
+def _turn(run: Path, *, is_numpy_measured: bool) -> dict[str, Whole]:
+    """Return what the report and the floor take, and the report without kernels if that is measured."""
+    split = "import sys, pathlib; from experiments.bench.floor import split; split(pathlib.Path(sys.argv[1]))"
+    without = "import os, pathlib; from hpcpace.metrics import kernels; kernels._FOLDER = pathlib.Path(os.devnull); "
+    without += "from hpcpace.cli import main; main()"
+    found = {
+        "floor": _whole("-c", split, str(RunDirectory(run).attempt(0).trace_dir)),
+        "report": _whole("-m", "hpcpace", "report", str(run)),
+    }
+    return found | ({"numpy": _whole("-c", without, "report", str(run))} if is_numpy_measured else {})
+
+
+def _whole(*arguments: str) -> Whole:
+    """Run a program of Python.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    command = [sys.executable, *arguments]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        taken(resource.RUSAGE_CHILDREN) as found,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process,
+    ):
+        peak_bytes = 0
+        while True:
+            peak_bytes = max(peak_bytes, _memory_bytes(process.pid))
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_SAMPLE_S)
+                break
+        errors.seek(0)
+        if process.returncode not in (0, 1, 3) or "Traceback" in (said := errors.read()):
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=said)
+    return Whole(wall_s=found.wall_s, cpu_s=found.cpu_s, peak_bytes=peak_bytes)
 
 
 def measure(run: RunDirectory) -> dict[str, float]:
-    """Return the seconds of each stage, and those of all cores together.
+    """Return the seconds of each stage of a report, without those in which Python starts.
 
     Stages are timed by wrapping the functions that the report calls; what is not in one of them is the rest.
     """
@@ -158,33 +196,7 @@ def measure(run: RunDirectory) -> dict[str, float]:
     run.write(run.report_html.name, page(summary, main_verdict(summary.verdict), analysis.plots))
     all_s = time.perf_counter() - begin_s
     seconds["page"] = time.perf_counter() - written_s
-    return {**seconds, "rest": all_s - sum(seconds.values()), "cpu": processor_s() - _BEGIN_CPU_S}
-
-
-def _floor_s(run: Path) -> float:
-    """Return the seconds that h5py and numpy take to read and match the same traces, in a process of their own."""
-    program = "import sys, time, json; from experiments.bench.floor import split; begin_s = time.perf_counter(); "
-    program += "split(__import__('pathlib').Path(sys.argv[1])); print(time.perf_counter() - begin_s)"
-    trace_dir = RunDirectory(run).attempt(0).trace_dir
-    done = subprocess.run([sys.executable, "-c", program, str(trace_dir)], check=True, capture_output=True, text=True)
-    return float(done.stdout)
-
-
-def _measured_apart(run: Path, *options: str) -> dict[str, float]:
-    """Return what a separate process measures, and the peak memory of it and its children together."""
-    program = [sys.executable, "-m", "experiments.bench.report_speed"]
-    command = [*program, "--measure", str(run), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        peak_bytes = 0
-        while process.poll() is None:
-            peak_bytes = max(peak_bytes, _memory_bytes(process.pid))
-            time.sleep(_SAMPLE_S)
-        assert process.stdout is not None
-        written = process.stdout.read()
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    measured: dict[str, float] = json.loads(written)
-    return measured | {"peak": peak_bytes}
+    return {**seconds, "rest": all_s - sum(seconds.values())}
 
 
 def _memory_bytes(pid: int) -> int:
@@ -199,56 +211,50 @@ def _memory_bytes(pid: int) -> int:
     return own * 1024 + sum(_memory_bytes(int(child)) for child in children)
 
 
-def _print(num_ranks: int, num_steps: int, num_operations: int, samples: list[dict[str, float]]) -> None:
-    num_records, peak_bytes = num_ranks * num_steps * num_operations, max(sample["peak"] for sample in samples)
-    stages = _stages(samples[0])
-    totals = sorted(map(_total_s, samples))
-    median_s = totals[len(totals) // 2]
-    medians = {
-        name: sorted(sample[name] for sample in samples)[len(samples) // 2] for name in (*stages, "cpu", "floor")
-    }
-    # Beside other work the seconds of all cores together say more than those of the clock.
+def _print(num_ranks: int, num_steps: int, num_operations: int, reports: list[Whole], floors: list[Whole]) -> None:
+    num_records = num_ranks * num_steps * num_operations
+    walls = sorted(report.wall_s for report in reports)
+    peak_gib = max(report.peak_bytes for report in reports) / 2**30
+    target = _TARGET if num_records < _MANY_RECORDS and num_ranks <= _NUM_RANKS else _TARGET_OF_MANY
+    # Beside other work, the seconds of all cores together say more than those of the clock.
     print(
-        f"{num_ranks} ranks x {num_steps} steps, {num_records / 1e6:.2f} million records: "
-        f"{num_records / median_s / 1e6:.2f} million records/s, {median_s:.2f} s "
-        f"({totals[0]:.2f} to {totals[-1]:.2f} in {len(samples)} runs), {medians.pop('cpu'):.2f} s of CPU, "
-        f"peak {peak_bytes / 2**30:.2f} GiB, {median_s / medians.pop('floor'):.1f} times the floor"
-    )
-    print("  " + ", ".join(f"{name} {value:.2f} s" for name, value in medians.items()), flush=True)
-
-
-def _print_without_kernels(turns: list[tuple[dict[str, float], dict[str, float]]]) -> None:
-    times = sorted(_total_s(own) / _total_s(other) for own, other in turns)
-    processor = sorted(own["cpu"] / other["cpu"] for own, other in turns)
-    print(
-        f"  of the time without kernels {times[len(times) // 2]:.2f} ({times[0]:.2f} to {times[-1]:.2f}), "
-        f"of the processor time {processor[len(times) // 2]:.2f}",
+        f"{num_ranks} ranks x {num_steps} steps x {num_operations} operations, {num_records / 1e6:.2f} million: report "
+        f"{median(walls):.2f} s ({walls[0]:.2f} to {walls[-1]:.2f} in {len(reports)} runs), floor "
+        f"{median(floor.wall_s for floor in floors):.2f} s: {_ratio(reports, floors, 'wall_s')} (target {target:.0f}); "
+        f"of all cores {median(report.cpu_s for report in reports):.2f} s, "
+        f"{median(floor.cpu_s for floor in floors):.2f} s: {_ratio(reports, floors, 'cpu_s')}; peak {peak_gib:.2f} GiB",
         flush=True,
     )
 
 
-def _total_s(sample: dict[str, float]) -> float:
-    return sum(sample[name] for name in _stages(sample))
+def _print_without_kernels(reports: list[Whole], others: list[Whole]) -> None:
+    print(
+        f"  next to a report without kernels: {_ratio(reports, others, 'wall_s')} the time, "
+        f"{_ratio(reports, others, 'cpu_s')} that of all cores",
+        flush=True,
+    )
 
 
-def _stages(sample: dict[str, float]) -> list[str]:
-    return [name for name in sample if name not in ("peak", "cpu", "floor")]
+def _ratio(own: list[Whole], others: list[Whole], name: str) -> str:
+    """Return the median of the pairs, and their range."""
+    ratios = sorted(getattr(one, name) / getattr(other, name) for one, other in zip(own, others, strict=True))
+    return f"{median(ratios):.2f} times ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
-def _plot(picture: Path, measured: list[tuple[int, list[float], list[float]]]) -> None:
-    """Draw the median times of the report and the floor, the range of the report's, and the target."""
+def _plot(picture: Path, measured: list[tuple[int, list[Whole], list[Whole]]]) -> None:
+    """Draw the median times of the report and the floor, and the range of the report's."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     records = np.array([num_records for num_records, _, _ in measured]) / 1e6
-    times, floors = (np.array([np.median(row[side]) for row in measured]) for side in (1, 2))
-    spread = [times - [min(row[1]) for row in measured], [max(row[1]) for row in measured] - times]
+    reports, floors = ([[one.wall_s for one in row[side]] for row in measured] for side in (1, 2))
+    times = np.array([median(row) for row in reports])
+    spread = [times - [min(row) for row in reports], [max(row) for row in reports] - times]
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
     axes.errorbar(records, times, yerr=np.abs(spread), marker="o", capsize=3, label="hpcpace report")
-    axes.plot(records, floors, marker="s", color="gray", label="h5py and numpy alone")
-    axes.plot(records, records / _TARGET_PER_S, linestyle=":", color="black", label="2.5 million records/s")
+    axes.plot(records, [median(row) for row in floors], marker="s", color="gray", label="h5py and numpy alone")
     axes.set(xscale="log", yscale="log", xlabel="million records", ylabel="s", title="Time of a whole report")
     axes.legend()
     axes.grid(which="both", alpha=0.3)

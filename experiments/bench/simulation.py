@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from functools import partial
+from timeit import repeat
 
 import numpy as np
 
@@ -35,8 +35,11 @@ def main() -> None:
             num_ranks=args.ranks, num_steps=args.steps, work_ns=100 * NS_PER_MS, transfer_ns=1e6, noise=noise
         )
         alone = "normal" if isinstance(noise, TracedNoise) else name
-        drawing_s = min(timed(partial(draw, noises[alone], args.ranks, args.steps), args.repeats))
-        simulating_s = min(timed(partial(simulate, job), args.repeats))
+        drawing, simulating = partial(draw, noises[alone], args.ranks, args.steps), partial(simulate, job)
+        drawing_s, simulating_s = (
+            min(repeat(action, number=1, repeat=args.repeats, timer=time.process_time))
+            for action in (drawing, simulating)
+        )
         print(
             f"simulation, {args.ranks} ranks x {args.steps} steps, {name} noise: {simulating_s:.2f} s of processor "
             f"time, {simulating_s / drawing_s:.1f} times the drawing of {alone} noise (best of {args.repeats})"
@@ -46,15 +49,6 @@ def main() -> None:
 def draw(noise: Noise | TracedNoise, num_ranks: int, num_steps: int) -> None:
     assert not isinstance(noise, TracedNoise)
     noise.draw(num_ranks, num_steps, np.random.default_rng(0))
-
-
-def timed(action: Callable[[], object], repeats: int) -> list[float]:
-    found = []
-    for _ in range(repeats):
-        begin = time.process_time()
-        action()
-        found.append(time.process_time() - begin)
-    return found
 
 
 if __name__ == "__main__":

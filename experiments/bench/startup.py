@@ -7,7 +7,6 @@ turns in one run, each as a process of its own, so the ratios hold on a machine 
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.bench.many_runs import write_runs
-from experiments.bench.pairs import median_interval, python_taken, take_turns
+from experiments.bench.pairs import compiled_kept, median_interval, python_taken, take_turns
 from experiments.synthetic_run import SyntheticRun
 
 FLOOR = ("-c", "import numpy, h5py, click, rich.table")
@@ -29,10 +28,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--runs", type=int, default=1000, help="list this many reported runs")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="hpcpace-startup-") as name:
-        # Python keeps what it compiles, as it does for a user.
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = f"{name}/compiled"
+    with tempfile.TemporaryDirectory(prefix="hpcpace-startup-") as name, compiled_kept(Path(name)):
         todo = commands(Path(name), num_runs=args.runs)
         measures = {name: lambda words=words: python_taken(*words).cpu_s for name, words in todo.items()}
         times = take_turns(measures, num_rounds=args.rounds)

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
@@ -60,7 +59,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--rates", type=int, nargs="+", default=[100, 200, 500])
-    parser.add_argument("--columns", action="store_true", help="also print the bytes per record of each HDF5 column")
     args = parser.parse_args()
     for table, end, target, make_rows, of_device in (
         ("collectives", "exit_ns", 8, _collective_rows, ()),
@@ -70,9 +68,8 @@ def main() -> None:
         for rate in args.rates:
             begin_s, name = time.perf_counter(), f"{table} with device times" if of_device else table
             with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "rank-00000.h5"
-                sizes = np.array(record_and_kill(path, table, end, make_rows(args.steps, rate), of_device))
-                columns = column_sizes(path, table)
+                path, rows = Path(folder) / "rank-00000.h5", make_rows(args.steps, rate)
+                sizes = np.array(record_and_kill(path, table, end, rows, of_device))
             # A kill comes at any time: the journal is empty or nearly a chunk long then.
             last = (sizes[:, 1] / sizes[:, 0])[-len(sizes) // 10 :]
             print(
@@ -80,8 +77,6 @@ def main() -> None:
                 f"{last.max():.2f} (target {target}), when killed in the last tenth; {len(sizes)} flushes, "
                 f"{time.perf_counter() - begin_s:.0f} s"
             )
-            if args.columns:
-                print("  " + "  ".join(f"{name} {size:.3f}" for name, size in columns.items()))
 
 
 def record_and_kill(
@@ -121,12 +116,6 @@ def record_and_kill(
     trace = read_trace(path)
     assert len(trace.tables[table]) == num_rows and not trace.problems, trace.problems
     return sizes
-
-
-def column_sizes(path: Path, table: str) -> dict[str, float]:
-    """Return the bytes a row of each column in the HDF5 file, by column."""
-    with h5py.File(path, "r", swmr=True) as file:
-        return {name: column.id.get_storage_size() / len(column) for name, column in file[table].items()}
 
 
 def _collective_rows(num_steps: int, rate: int) -> Iterator[np.ndarray]:

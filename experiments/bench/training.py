@@ -98,10 +98,8 @@ def _tokens(args: argparse.Namespace) -> None:
 
 
 def _peers(args: argparse.Namespace, shape: GPT2Shape) -> list[models.Peer]:
-    return [
-        models.transformers_peer(shape),
-        *([] if args.nanogpt is None else [models.nanogpt_peer(shape, args.nanogpt)]),
-    ]
+    nanogpt = [] if args.nanogpt is None else [models.nanogpt_peer(shape, args.nanogpt)]
+    return [models.transformers_peer(shape), *nanogpt]
 
 
 def _compiled(args: argparse.Namespace) -> None:
@@ -114,18 +112,20 @@ def _compiled(args: argparse.Namespace) -> None:
     print(f"the first step with --compile took {time.perf_counter() - begin_s:.1f} s")
     theirs = plain(*batch(0))
     theirs.backward()
-    _check_same(compiled, mine, theirs, dict(plain.named_parameters()), plain)
+    named = dict(plain.named_parameters())
+    pairs = [(parameter, named[name], models.same) for name, parameter in compiled.named_parameters()]
+    _check_same(compiled, mine, theirs, pairs, plain)
     print(f"GPT-2 {args.preset}, float32, batch {args.batch_size} x {args.seq_len}")
     steps = {"--compile": _stepping(compiled, compiled), "without": _stepping(plain, plain)}
     models.compare(steps, batch, num_pairs=args.pairs, samples_per_step=args.batch_size * args.seq_len, unit="tokens")
 
 
 def _check_same(
-    ours: nn.Module, mine: Tensor, theirs: Tensor, pairs: dict[str, nn.Parameter], peer: nn.Module, slack: int = 1
+    ours: nn.Module, mine: Tensor, theirs: Tensor, pairs: list[models.Pair], peer: nn.Module, slack: int = 1
 ) -> None:
     """Refuse to compare models of different losses or gradients, and forget the gradients."""
     torch.testing.assert_close(mine, theirs, rtol=slack * 1e-5, atol=0)
-    models.check_same_gradients(ours, pairs, tolerance=slack * 1e-3)
+    models.check_same_gradients(pairs, tolerance=slack * 1e-3)
     for model in (ours, peer):
         model.zero_grad()
     print(f"same work: both losses {float(mine.detach()):.6f}, gradients agree")
@@ -181,14 +181,14 @@ def _peer_name(name: str) -> str:
     return ".".join([f"layer{1 + stage}", str(block), _PARTS[rest[1]], *rest[2:]])
 
 
-def _copy_weights(ours: ResNet, peer: nn.Module) -> dict[str, nn.Parameter]:
-    """Copy our weights into the peer, and return its parameters by our names."""
+def _copy_weights(ours: ResNet, peer: nn.Module) -> list[models.Pair]:
+    """Copy our weights into the peer, and return the parameters of both, pair by pair."""
     theirs = dict(peer.named_parameters())
-    pairs = {name: theirs[_peer_name(name)] for name, _ in ours.named_parameters()}
-    assert len(pairs) == len(theirs)
+    pairs = [(parameter, theirs.pop(_peer_name(name)), models.same) for name, parameter in ours.named_parameters()]
+    assert not theirs
     with torch.no_grad():
-        for name, parameter in ours.named_parameters():
-            pairs[name].copy_(parameter)
+        for mine, other, _ in pairs:
+            other.copy_(mine)
     return pairs
 
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from experiments.damage.hostile.__main__ import KINDS as HOSTILE_KINDS
 from experiments.damage.hostile.engine import Outcome as HostileOutcome
 from experiments.damage.hostile.engine import run_hostile
 from experiments.damage.races import RaceOutcome, all_races
-from experiments.pages import RESULTS, counted, failures, minutes, page, table, with_section, write_page
+from experiments.pages import RESULTS, failures, minutes, page, with_section, write_page
 
 DOCUMENT = RESULTS / "reliability-input.md"
 _FRESH_EVERY, _ROUNDS, _HOSTILE_INPUTS, _MAX_PROBLEMS = 100, 200, 20, 5
@@ -154,90 +155,69 @@ def _write(
     num_fresh: int,
     duration_s: float,
 ) -> None:
-    num_passed = sum(not outcome.problems for outcome in outcomes)
-    num_kinds = len({outcome.input.kind.name for outcome in outcomes})
     write_page(
         "reliability-input",
-        counts=f"{num_passed:,} of {len(outcomes):,} inputs of {num_kinds} kinds passed",
+        outcomes=outcomes,
+        groups=by_group(outcomes, lambda outcome: outcome.input.kind),
         duration=minutes(duration_s),
         num_fresh=num_fresh,
-        inputs=_inputs_table(outcomes),
         failed=failures(f"`{one.input.name}`: {problem}" for one in outcomes for problem in one.problems),
         hostile=_hostile_section(hostile),
-        races=table(
-            ("program", "exchanged", "rounds", "hit", "exchanges", "exit codes", "wrong", "longest"),
-            map(_race_row, races),
-        ),
+        races=races,
         lost_races=failures(
             f"{race.program}, {race.swapper}: {problem}"
             for race in races
             if not race.is_naive
             for problem in race.problems
         ),
-        memory=table(("run", "command", "`--memory`", "peak", "limit", "exit"), map(_memory_row, measured)),
+        measured=measured,
     )
 
 
-def _by_group(
-    head: Sequence[str], outcomes: Sequence[Any], group_of: Callable[[Any], str], cells: Callable[[Any], list[object]]
-) -> str:
-    """Return a table with a row for each group of outcomes, and one for all."""
-    groups = {
-        name: [one for one in outcomes if group_of(one) == name] for name in dict.fromkeys(map(group_of, outcomes))
-    }
-    return table(head, [[name, *cells(found)] for name, found in {**groups, "all": outcomes}.items()])
-
-
-def _passed(found: Sequence[Outcome | HostileOutcome], num_codes: int) -> list[object]:
-    """Return how many passed, and how many ended with each exit code."""
-    codes = [outcome.result.code for outcome in found]
-    return [counted(not outcome.problems for outcome in found), *map(codes.count, range(num_codes))]
-
-
-def _inputs_table(outcomes: Sequence[Outcome]) -> str:
-    def cells(found: Sequence[Outcome]) -> list[object]:
-        times_s = [outcome.result.wall_s for outcome in found]
-        largest = max(outcome.memory_bytes for outcome in found) >> 20
-        times = (f"{statistics.median(times_s):.2f} s", f"{max(times_s):.2f} s")
-        return [len({outcome.input.kind.name for outcome in found}), *_passed(found, 4), *times, f"{largest} MiB"]
-
-    head = ("damage", "kinds", "passed", "exit 0", "1", "2", "3", "time, median", "longest", "memory, largest")
-    return _by_group(head, outcomes, lambda outcome: outcome.input.kind.group, cells)
-
-
 def _hostile_section(outcomes: Sequence[HostileOutcome]) -> str:
-    def cells(found: Sequence[HostileOutcome]) -> list[object]:
-        kinds = {outcome.kind.name: outcome.kind for outcome in found}.values()
-        bounds = (max(kind.most_cpu_s_per_mb for kind in kinds), max(kind.most_memory_bytes for kind in kinds) >> 20)
-        largest = max(outcome.result.memory_bytes for outcome in found) >> 20
-        took = f"{max(outcome.cpu_s_per_mb for outcome in found):.2f}"
-        return [len(kinds), *_passed(found, 5), took, f"{largest} MiB", f"{bounds[0]:g} s/MB, {bounds[1]} MiB"]
-
-    head = ("format", "kinds", "passed", "exit 0", "1", "2", "3", "4", "s/MB", "memory, largest", "bound")
     return page(
         "reliability-input-hostile",
-        num_inputs=max((outcome.number for outcome in outcomes), default=0) + 1,
-        num_passed=f"{sum(not outcome.problems for outcome in outcomes):,}",
-        num_all=f"{len(outcomes):,}",
-        num_kinds=len({outcome.kind.name for outcome in outcomes}),
-        rows=_by_group(head, outcomes, lambda outcome: outcome.kind.format, cells),
+        outcomes=outcomes,
+        groups=by_group(outcomes, lambda outcome: outcome.kind, "format"),
         failed=failures(f"`{one.kind.name}#{one.number}`: {problem}" for one in outcomes for problem in one.problems),
     )
 
 
-def _race_row(race: RaceOutcome) -> list[object]:
-    codes = ", ".join(f"{code}: {count}" for code, count in race.codes.items())
-    wrong = f"caught in round {race.num_rounds}" if race.is_naive and race.problems else len(race.problems)
-    exchanged = f"{race.num_exchanged:,}"
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A row of a table: the outcomes of some kinds, or of all."""
+
+    name: str
+    kinds: Sequence[Any]
+    outcomes: Sequence[Any]
+
+    @property
+    def num_passed(self) -> int:
+        """Inputs without a problem."""
+        return sum(not outcome.problems for outcome in self.outcomes)
+
+    @property
+    def times_s(self) -> tuple[float, float]:
+        """Seconds that an input takes: the median, and the longest."""
+        times_s = [outcome.result.wall_s for outcome in self.outcomes]
+        return statistics.median(times_s), max(times_s)
+
+    def num_codes(self, stop: int) -> list[int]:
+        """Return how many ended with each exit code."""
+        codes = [outcome.result.code for outcome in self.outcomes]
+        return [*map(codes.count, range(stop))]
+
+
+def by_group(outcomes: Sequence[Any], kind_of: Callable[[Any], Any], by: str = "group") -> list[Group]:
+    """Return the rows of a table: one for each group of kinds, or what they have as `by`, and one for all."""
+    named: dict[str, list[Any]] = {}
+    for outcome in outcomes:
+        named.setdefault(getattr(kind_of(outcome), by), []).append(outcome)
+    found = [*named.items(), ("all", outcomes)] if outcomes else []
     return [
-        *(race.program, race.swapper, race.num_rounds, race.num_hit, exchanged, codes, wrong),
-        f"{race.longest_s:.1f} s",
+        Group(name=name, kinds=list({kind_of(one).name: kind_of(one) for one in some}.values()), outcomes=some)
+        for name, some in found
     ]
-
-
-def _memory_row(one: Measured) -> list[object]:
-    peak = f"{one.most_bytes >> 20} MiB{'' if one.is_kept else ': too much'}"
-    return [one.what, one.command, one.memory, peak, f"{one.limit_bytes >> 20} MiB", one.code]
 
 
 if __name__ == "__main__":

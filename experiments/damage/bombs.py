@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -22,9 +23,9 @@ import numpy as np
 from experiments.damage import specimen
 from experiments.damage.chance import Random, random_of
 from experiments.damage.child import memory_limit_bytes
-from experiments.damage.journals import journalled
+from experiments.damage.journals import to_journal
 from experiments.damage.links import RECORDS
-from experiments.damage.tables import TABLES, Attack, change_all, changed, opened, resize, some_column
+from experiments.damage.tables import TABLES, Attack, hdf5, opened, resize, some_column
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import MAGIC, RecordKind, decode, encode_header, encode_records
@@ -32,7 +33,6 @@ from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import TraceHeader, header_values
 
 MEMORY = "256MiB"
-_SPECIMENS = ("plain", "hosts", "single")
 _MAX_CHUNK_ROWS = 1 << 20
 _JOURNAL_BYTES = 120 << 20
 _JSON_BYTES = 15 << 20
@@ -41,21 +41,7 @@ _RESULT_BYTES = 60 << 20
 
 def _bounded(damage: specimen.Damage) -> specimen.Damage:
     """Return the same damage, on which every program has to keep to a small memory."""
-    return lambda run, random: _within_memory(run, random, damage(run, random))
-
-
-def _in_all_ranks(attack: Attack) -> specimen.Damage:
-    """Return the damage that makes a bomb of each rank's file: what one may take, all together may not."""
-
-    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        change_all(run, random, attack)
-        return specimen.of_ranks(run, run.ranks)
-
-    return _bounded(damage)
-
-
-def _within_memory(run: specimen.RunCopy, random: Random, damaged: specimen.Damaged) -> specimen.Damaged:
-    return specimen.seen_by_all(run, random, replace(damaged, memory=MEMORY))
+    return lambda run, random: specimen.seen_by_all(run, random, replace(damage(run, random), memory=MEMORY))
 
 
 def _gzipped(table: h5py.Group, column: str, shape: int, chunk_rows: int) -> h5py.Dataset:
@@ -132,42 +118,33 @@ def _many_links(file: h5py.File, random: Random) -> None:
         place[f"a-link-to-the-same-group-{number:08d}"] = h5py.SoftLink("/steps")
 
 
-def in_bytes(content: Callable[[], bytes], spacing: int = 0) -> specimen.Damage:
-    """Return the damage that appends a content to one rank's file, or many times with holes between."""
+def _appended(content: Callable[[], bytes], spacing: int = 0) -> specimen.Make:
+    """Return what appends a content to a file, or many times with holes between."""
 
-    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        rank = specimen.some_rank(run, random)
-        with open(run.file(rank), "ab") as file:
+    def append(path: Path, random: Random) -> None:
+        with open(path, "ab") as file:
             size = file.tell()
             for number in range(4096 if spacing else 1):
                 file.seek(size + number * spacing)
                 file.write(content())
-        return specimen.of_rank(run, rank)
 
-    return _bounded(damage)
+    return append
 
 
 _HEAP = b"GCOL\x01\0\0\0" + struct.pack("<Q", 1 << 20)
-_APPENDED: Mapping[str, specimen.Damage] = {
+_APPENDED: Mapping[str, specimen.Make] = {
     # What looks like a million global heaps, each of a megabyte and within the other.
-    "many-heaps": in_bytes(lambda: (_HEAP + struct.pack("<HHIQ", 0, 0, 0, 1 << 20)) * (1 << 20)),
+    "many-heaps": _appended(lambda: (_HEAP + struct.pack("<HHIQ", 0, 0, 0, 1 << 20)) * (1 << 20)),
     # Heaps of the largest size that hold nothing but the smallest objects.
-    "small-objects-of-heaps": in_bytes(lambda: (_HEAP + struct.pack("<HHIQ", 1, 0, 0, 0) * ((1 << 16) - 1)) * 64),
+    "small-objects-of-heaps": _appended(lambda: (_HEAP + struct.pack("<HHIQ", 1, 0, 0, 0) * ((1 << 16) - 1)) * 64),
     # A page at each second place of half a gigabyte, so that the file is holes and data by turns.
-    "holes": in_bytes(lambda: b"GCOL" * 1024, 1 << 17),
+    "holes": _appended(lambda: b"GCOL" * 1024, 1 << 17),
 }
 
 
-def _journal(make: Callable[[TraceHeader, Random], bytes]) -> specimen.Damage:
-    """Return the damage that writes one rank's journal."""
-
-    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        rank = journalled(run, random)
-        path = run.journal(rank)
-        path.write_bytes(make(decode(path.read_bytes(), str(path)).header, random))
-        return specimen.of_rank(run, rank)
-
-    return _bounded(damage)
+def _journal(content: Callable[[TraceHeader, Random], bytes]) -> specimen.Make:
+    """Return what writes a journal with the header of the one that is there."""
+    return lambda path, random: path.write_bytes(content(decode(path.read_bytes(), str(path)).header, random))
 
 
 def _rows(num_rows: int, *tables: str) -> bytes:
@@ -227,7 +204,7 @@ def _record(make: Callable[[Random, int], bytes]) -> specimen.Damage:
         path.write_bytes(make(random, _RESULT_BYTES if name == "result.json" else _JSON_BYTES))
         return specimen.of_run(run)
 
-    return _bounded(damage)
+    return damage
 
 
 _NESTED = (
@@ -273,7 +250,7 @@ def _large_snapshots(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     return specimen.of_run(run)
 
 
-_HDF5, _JOURNALS, _JSON, _PLAIN = "HDF5 bombs", "journal bombs", "JSON bombs", ("plain",)
+_HDF5, _JOURNALS, _JSON = "HDF5 bombs", "journal bombs", "JSON bombs"
 _BILLION = 1 << 30
 _IN_ONE: Mapping[str, Attack] = {
     **{"billion-rows": rows_of_zeros(_BILLION), "million-rows": rows_of_zeros(4_000_000), "deflate": _deflate_bomb},
@@ -291,39 +268,26 @@ _OF_JSON: Mapping[str, Callable[[Random, int], bytes]] = {
     "numbers": lambda random, _: random.of(_OF_NUMBERS) % random.of(_NUMBERS),
     **{"values": _many_values, "names": _many_names},
 }
+
+
+def _kinds(group: str, damages: Mapping[str, specimen.Damage], **more: Any) -> list[specimen.Kind]:
+    return specimen.kinds_of(group, {name: _bounded(one) for name, one in damages.items()}, "bomb-", **more)
+
+
+_HDF5_IN_ONE = {name: specimen.to_file(hdf5(attack)) for name, attack in _IN_ONE.items()}
+_HDF5_IN_ALL = {f"{name}-all": specimen.to_all(hdf5(attack)) for name, attack in _IN_ALL.items()}
+_IN_BYTES = {name: specimen.to_file(make) for name, make in _APPENDED.items()}
+_IN_JOURNALS = {f"journal-{name}": to_journal(_journal(content)) for name, content in _OF_JOURNALS.items()}
+_IN_JSON = {f"json-{name}": _record(make) for name, make in _OF_JSON.items()}
+_SPECIMENS = "plain hosts single"
 KINDS: tuple[specimen.Kind, ...] = (
-    *specimen.kinds_of(
-        _HDF5,
-        {name: _bounded(changed(attack)) for name, attack in _IN_ONE.items()},
-        prefix="bomb-",
-        specimens=_SPECIMENS,
-        weight=0.8,
-    ),
-    *specimen.kinds_of(
-        _HDF5,
-        {name: _in_all_ranks(attack) for name, attack in _IN_ALL.items()},
-        prefix="bomb-",
-        end="-all",
-        specimens=_PLAIN,
-        weight=0.5,
-    ),
-    *specimen.kinds_of(_HDF5, _APPENDED, prefix="bomb-", specimens=_SPECIMENS, weight=0.3),
-    *specimen.kinds_of(
-        _JOURNALS,
-        {name: _journal(make) for name, make in _OF_JOURNALS.items()},
-        prefix="bomb-journal-",
-        specimens=("killed",),
-        weight=0.8,
-    ),
-    *specimen.kinds_of(_JOURNALS, {"bomb-journals": _bounded(_largest_journals)}, specimens=_PLAIN, weight=0.3),
-    *specimen.kinds_of(
-        _JSON,
-        {name: _record(make) for name, make in _OF_JSON.items()},
-        prefix="bomb-json-",
-        specimens=_PLAIN,
-        weight=1.2,
-    ),
-    *specimen.kinds_of(_JSON, {"bomb-snapshots": _bounded(_large_snapshots)}, specimens=_PLAIN, weight=0.3),
+    *_kinds(_HDF5, _HDF5_IN_ONE, on=_SPECIMENS, weight=0.8),
+    *_kinds(_HDF5, _HDF5_IN_ALL, on="plain", weight=0.5),
+    *_kinds(_HDF5, _IN_BYTES, on=_SPECIMENS, weight=0.3),
+    *_kinds(_JOURNALS, _IN_JOURNALS, on="killed", weight=0.8),
+    *_kinds(_JOURNALS, {"journals": _largest_journals}, on="plain", weight=0.3),
+    *_kinds(_JSON, _IN_JSON, on="plain", weight=1.2),
+    *_kinds(_JSON, {"snapshots": _large_snapshots}, on="plain", weight=0.3),
 )
 
 

@@ -24,8 +24,6 @@ from hpcpace.trace.schema import header_values
 SUPERBLOCK_BYTES, HEADER_BYTES = 48, 4096
 
 Change = Callable[[bytearray, Random], None]
-Make = Callable[[Path, Random], object]
-"""Makes something at a path where nothing is."""
 
 
 def flips(num_bits: int, region_bytes: int | None = None) -> Change:
@@ -90,12 +88,12 @@ def change_bytes(path: Path, random: Random, *changes: Change) -> None:
     path.write_bytes(content)
 
 
-def write(content: bytes) -> Make:
+def write(content: bytes) -> specimen.Make:
     """Return the maker of a file with this content."""
     return lambda path, _: path.write_bytes(content)
 
 
-def link(target: str) -> Make:
+def link(target: str) -> specimen.Make:
     """Return the maker of a symbolic link."""
     return lambda path, _: path.symlink_to(target)
 
@@ -118,7 +116,7 @@ def bound_socket(path: Path, random: Random) -> None:
         made.bind(path.name)
 
 
-NO_FILES: Mapping[str, Make] = {
+NO_FILES: Mapping[str, specimen.Make] = {
     "empty": write(b""),
     "text": write(b"slurmstepd: error: *** JOB 42 CANCELLED ***\n" * 50),
     "folder": folder,
@@ -132,41 +130,26 @@ NO_FILES: Mapping[str, Make] = {
 """What may have the name of a file of a run."""
 
 
-def in_container(change: Change) -> specimen.Damage:
-    """Return the damage that changes the bytes of one rank's HDF5 file."""
-
-    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        rank = specimen.some_rank(run, random)
-        change_bytes(run.file(rank), random, change)
-        return specimen.of_rank(run, rank)
-
-    return damage
+def edited(*changes: Change) -> specimen.Make:
+    """Return what changes the bytes of a file by one of some changes; of all of `CHANGES` if there is none."""
+    return lambda path, random: change_bytes(path, random, *changes)
 
 
-def instead(make: Make, suffix: str = ".h5") -> specimen.Damage:
-    """Return the damage that puts something else in the place of one rank's file."""
+def instead(make: specimen.Make) -> specimen.Make:
+    """Return what puts something else in the place of a file."""
 
-    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        rank = specimen.some_rank(run, random)
-        path = run.file(rank).with_suffix(suffix)
+    def replace(path: Path, random: Random) -> None:
         path.unlink(missing_ok=True)
         make(path, random)
-        return specimen.of_rank(run, rank, f"rank-{rank:05d}")
 
-    return damage
+    return replace
 
 
 def _several(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-    ranks = frozenset(random.permutation(run.num_ranks)[: max(run.num_ranks // 2, 1)].tolist())
+    ranks = specimen.some_ranks(run, random, max(run.num_ranks // 2, 1))
     for rank in sorted(ranks):
         change_bytes(run.file(rank), random)
     return specimen.of_ranks(run, ranks)
-
-
-def _all(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-    for rank in sorted(run.ranks):
-        change_bytes(run.file(rank), random, truncate)
-    return specimen.of_ranks(run, run.ranks)
 
 
 def _program(path: Path, random: Random) -> None:
@@ -217,7 +200,7 @@ def _unreadable_folder(run: specimen.RunCopy, random: Random) -> specimen.Damage
 
 def _copied_over(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     """Copy one rank's file over another one's; the one that was copied stays sound."""
-    source, target = random.permutation(run.num_ranks)[:2].tolist()
+    source, target = specimen.some_ranks(run, random, 2)
     shutil.copyfile(run.file(source), run.file(target))
     return specimen.of_rank(run, target, f"rank-{target:05d}")
 
@@ -237,18 +220,18 @@ def exchange_files(one: Path, other: Path) -> None:
 
 
 def _exchanged(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-    one, other = random.permutation(run.num_ranks)[:2].tolist()
+    one, other = specimen.some_ranks(run, random, 2)
     exchange_files(run.file(one), run.file(other))
     return specimen.of_ranks(run, {one, other})
 
 
 def _missing(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-    ranks = frozenset(random.permutation(run.num_ranks)[: random.count(1, run.num_ranks)].tolist())
+    permuted = random.permutation(run.num_ranks)
+    ranks = permuted[: random.count(1, run.num_ranks)].tolist()
     for rank in ranks:
         run.file(rank).unlink()
-    return specimen.of_ranks(
-        run, ranks, f"{len(ranks)} of {run.num_ranks} ranks have no readable trace", f"{min(ranks)}"
-    )
+    lost = f"{len(ranks)} of {run.num_ranks} ranks have no readable trace"
+    return specimen.of_ranks(run, ranks, lost, f"{min(ranks)}")
 
 
 _PNG = (
@@ -256,7 +239,7 @@ _PNG = (
     + zlib.compress(b"\0\0\0\0")
     + b"\0\0\0\0IEND\xaeB`\x82"
 )
-_FOREIGN: Mapping[str, Make] = {
+_FOREIGN: Mapping[str, specimen.Make] = {
     **NO_FILES,
     **{"program": _program, "signed-noise": _signed_noise, "hdf5": _other_hdf5, "odd-format": _odd_format},
     **{"png": write(_PNG), "noise": lambda path, random: path.write_bytes(random.bytes(random.count(1, 200_000)))},
@@ -264,30 +247,23 @@ _FOREIGN: Mapping[str, Make] = {
     "link-to-folder": link("/"),
 }
 _FLIPS = {
-    f"{bits}-{name}": in_container(flips(bits, size))
+    f"{bits}-{name}": specimen.to_file(edited(flips(bits, size)))
     for bits in (1, 8, 64)
     for name, size in (("superblock", SUPERBLOCK_BYTES), ("header", HEADER_BYTES), ("anywhere", None))
 }
-_OF_BYTES = {name: in_container(change) for name, change in CHANGES.items() if not name.startswith("flip")}
-_CUT, _OVERWRITTEN, _FILES = "cut short", "zeroed, overwritten, shifted", "foreign files"
-_RANKS = {"copied-over": _copied_over, "exchanged": _exchanged, "missing": _missing}
-_ANY, _SEVERAL = (*specimen.ALL_WITH_FILES, "killed", "hang"), ("plain", "hosts", "pipeline")
-
+_OF_BYTES = {name: specimen.to_file(edited(change)) for name, change in CHANGES.items() if not name.startswith("flip")}
+_OTHERS = {name: specimen.to_file(instead(make), "{path.stem}") for name, make in _FOREIGN.items()}
+_UNREADABLE = {"unreadable": _unreadable, "unreadable-folder": _unreadable_folder}
+_CUT, _FILES, _RANKS = "cut short", "foreign files", "ranks missing, copied, exchanged"
+_ANY = "plain hosts pipeline single killed hang"
+_MOVED = {"copied-over": _copied_over, "exchanged": _exchanged, "missing": _missing}
 KINDS: tuple[specimen.Kind, ...] = (
-    *specimen.kinds_of(_CUT, {"truncate": _OF_BYTES.pop("truncate")}, specimens=_ANY, weight=6),
-    *specimen.kinds_of(_CUT, {"truncate-all": _all}),
-    *specimen.kinds_of("bits flipped", _FLIPS, prefix="flip-", specimens=_ANY, weight=3),
-    *specimen.kinds_of(_OVERWRITTEN, {**_OF_BYTES, "several": _several}, specimens=_ANY, weight=3),
-    *specimen.kinds_of(
-        _FILES,
-        {name: instead(make) for name, make in _FOREIGN.items()},
-        prefix="foreign-",
-        specimens=("plain", "single"),
-        weight=0.4,
-    ),
-    *specimen.kinds_of(
-        _FILES, {"unreadable": _unreadable, "unreadable-folder": _unreadable_folder}, specimens=("plain",), weight=0.4
-    ),
-    *specimen.kinds_of("ranks missing, copied, exchanged", _RANKS, specimens=_SEVERAL),
-    *specimen.kinds_of("ranks missing, copied, exchanged", {"copied-beside": _copied_beside}),
+    *specimen.kinds_of(_CUT, {"truncate": _OF_BYTES.pop("truncate")}, on=_ANY, weight=6),
+    *specimen.kinds_of(_CUT, {"truncate-all": specimen.to_all(edited(truncate))}),
+    *specimen.kinds_of("bits flipped", _FLIPS, "flip-", on=_ANY, weight=3),
+    *specimen.kinds_of("zeroed, overwritten, shifted", {**_OF_BYTES, "several": _several}, on=_ANY, weight=3),
+    *specimen.kinds_of(_FILES, _OTHERS, "foreign-", on="plain single", weight=0.4),
+    *specimen.kinds_of(_FILES, _UNREADABLE, on="plain", weight=0.4),
+    *specimen.kinds_of(_RANKS, _MOVED, on="plain hosts pipeline"),
+    *specimen.kinds_of(_RANKS, {"copied-beside": _copied_beside}),
 )

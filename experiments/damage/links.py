@@ -15,8 +15,8 @@ import h5py
 
 from experiments.damage import specimen
 from experiments.damage.chance import Random
-from experiments.damage.content import NO_FILES, Make
-from experiments.damage.tables import opened, some_column
+from experiments.damage.content import NO_FILES
+from experiments.damage.tables import hdf5, some_column
 
 _TABLES = ("steps", "phases", "collectives", "groups", "clock", "account", "host", "network")
 _READ = ("steps", "phases", "collectives", "groups", "clock")
@@ -24,17 +24,33 @@ _NUM_ROWS = 40
 Attack = Callable[[h5py.File, specimen.RunCopy, Random], None]
 
 
-def _hostile(attack: Attack) -> specimen.Damage:
-    """Return the damage that one attack does to a rank's file, as `tables.changed` does others."""
+Lead = Callable[[specimen.RunCopy, Path, Random], object]
+"""Puts what leads elsewhere at a path, or into the file there."""
+
+
+def _led(lead: Lead, *says: str, suffix: str = ".h5") -> specimen.Damage:
+    """Return the damage to a rank's file, which all programs are led to read."""
 
     def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         run.shelf.secret.make()
-        rank = specimen.some_rank(run, random)
-        with opened(run.file(rank)) as file:
-            attack(file, run, random)
-        return specimen.seen_by_all(run, random, specimen.of_rank(run, rank))
+        damaged = specimen.to_file(lambda path, random: lead(run, path, random), *says, suffix=suffix)(run, random)
+        return specimen.seen_by_all(run, random, damaged)
 
     return damage
+
+
+def _hostile(attack: Attack) -> specimen.Damage:
+    return _led(lambda run, path, random: hdf5(lambda file, random: attack(file, run, random))(path, random))
+
+
+def _instead(lead: Lead, suffix: str) -> specimen.Damage:
+    """Return the damage that puts what leads elsewhere in the place of one rank's file."""
+
+    def replace(run: specimen.RunCopy, path: Path, random: Random) -> None:
+        path.unlink(missing_ok=True)
+        lead(run, path, random)
+
+    return _led(replace, "{path.name}", suffix=suffix)
 
 
 def _some(file: h5py.File, random: Random) -> tuple[h5py.Group, str]:
@@ -141,24 +157,6 @@ def _leading(run: specimen.RunCopy, random: Random) -> str:
     return str(random.of(paths))
 
 
-Lead = Callable[[specimen.RunCopy, Path, Random], object]
-"""Puts what leads elsewhere at a path."""
-
-
-def _instead(lead: Lead, suffix: str) -> specimen.Damage:
-    """Return the damage that puts what leads elsewhere in the place of one rank's file."""
-
-    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        run.shelf.secret.make()
-        rank = specimen.some_rank(run, random)
-        path = run.file(rank).with_suffix(suffix)
-        path.unlink(missing_ok=True)
-        lead(run, path, random)
-        return specimen.seen_by_all(run, random, specimen.of_rank(run, rank, path.name))
-
-    return damage
-
-
 def _link_to_secret(run: specimen.RunCopy, path: Path, random: Random) -> None:
     """Link to the secret file of the same kind, or to its text; relative or absolute, directly or by another link."""
     secret = run.shelf.secret
@@ -196,17 +194,30 @@ RECORDS = ("run.json", "result.json", "trial.json", "snapshot/n0.json")
 """The JSON files of an attempt, with the folder of the snapshots."""
 
 
-def _record_instead(lead: Lead) -> specimen.Damage:
-    """Return the damage that puts what leads elsewhere in the place of a JSON file; all ranks stay sound."""
+Trap = Callable[[specimen.RunCopy, Random], object]
+"""Changes a run so that a reader or a writer may be led elsewhere; all ranks stay sound."""
+
+
+def _sound(trap: Trap) -> specimen.Damage:
+    """Return the damage that leaves all ranks sound."""
 
     def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         run.shelf.secret.make()
-        path = run.attempt.path / random.of(RECORDS)
-        path.parent.mkdir(exist_ok=True)
-        lead(run, path, random)
+        trap(run, random)
         return specimen.seen_by_all(run, random, specimen.of_run(run))
 
     return damage
+
+
+def _record_instead(lead: Lead) -> Trap:
+    """Return what puts something that leads elsewhere in the place of a JSON file."""
+
+    def trap(run: specimen.RunCopy, random: Random) -> None:
+        path = run.attempt.path / random.of(RECORDS)
+        path.parent.mkdir(exist_ok=True)
+        lead(run, path, random)
+
+    return trap
 
 
 def _record_to_secret(run: specimen.RunCopy, path: Path, random: Random) -> None:
@@ -214,34 +225,29 @@ def _record_to_secret(run: specimen.RunCopy, path: Path, random: Random) -> None
     path.symlink_to(secret.attempt / path.relative_to(run.attempt.path) if random.maybe(0.8) else secret.text)
 
 
-def _made(make: Make) -> Lead:
+def _made(make: specimen.Make) -> Lead:
     return lambda run, path, random: make(path, random)
 
 
-def _linked_snapshots(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-    (run.attempt.path / "snapshot").symlink_to(run.shelf.secret.make().attempt / "snapshot")
-    return specimen.seen_by_all(run, random, specimen.of_run(run))
+def _linked_snapshots(run: specimen.RunCopy, random: Random) -> None:
+    (run.attempt.path / "snapshot").symlink_to(run.shelf.secret.attempt / "snapshot")
 
 
-def _linked_outputs(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+def _linked_outputs(run: specimen.RunCopy, random: Random) -> None:
     """Let the names of what is written lead to the secret: it must neither be changed nor read."""
-    secret = run.shelf.secret.make()
     for name in ("summary.json", "report.html"):
-        (run.path / name).symlink_to(secret.text)
-    return specimen.seen_by_all(run, random, specimen.of_run(run))
+        (run.path / name).symlink_to(run.shelf.secret.text)
 
 
-def _lying_record(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+def _lying_record(run: specimen.RunCopy, random: Random) -> None:
     """Name the secret in a JSON file where a reader might take a text for the path of a file."""
-    path = str(run.shelf.secret.make().text)
+    path = str(run.shelf.secret.text)
     ranks = [{"rank": 0, "host": path}]
     record = {"ranks": ranks, "config": {"file": path}, "environment": {}, "versions": {"a": path}}
     run.attempt.run_json.write_text(json.dumps(record))
-    return specimen.seen_by_all(run, random, specimen.of_run(run))
 
 
 _HDF5, _LINKED, _RECORDS = "HDF5 that leads elsewhere", "links, pipes and devices", "JSON files that lead elsewhere"
-_SPECIMENS, _PLAIN, _KILLED = ("plain", "hosts", "single"), ("plain",), ("killed", "hang")
 _ATTACKS: dict[str, Attack] = {
     **{"soft-link": _soft_link, "circle-of-soft-links": _circle_of_soft_links, "external-link": _external_link},
     **{"hard-loop": _hard_loop, "table-of-another-name": _table_of_another_name, "virtual-layout": _virtual_layout},
@@ -256,34 +262,21 @@ _OF_RECORDS: dict[str, Lead] = {
     "to-itself": lambda run, path, random: path.symlink_to(path.name),
 }
 _SOCKET = _instead(_made(NO_FILES["socket"]), ".journal")
-
-
-def _all_instead(suffix: str) -> dict[str, specimen.Damage]:
-    return {name: _instead(lead, suffix) for name, lead in _LEADS.items()}
-
-
+_TRACES, _JOURNALS = ({name: _instead(lead, suffix) for name, lead in _LEADS.items()} for suffix in (".h5", ".journal"))
+_OF_CLOSED = {"journal-to-secret-of-closed": _instead(_link_to_secret, ".journal")}
+_FOLDERS = {name: _linked_folder(folder) for name, folder in (("attempt", "attempt"), ("traces", "trace"))}
+_TRAPS = {name: _sound(_record_instead(lead)) for name, lead in _OF_RECORDS.items()}
+_TRAPS |= {"of-paths": _sound(_lying_record)}
+_SPECIMENS = "plain hosts single"
 KINDS: tuple[specimen.Kind, ...] = (
+    *specimen.kinds_of(_HDF5, {name: _hostile(of) for name, of in _ATTACKS.items()}, on=_SPECIMENS, weight=1.5),
+    *specimen.kinds_of(_LINKED, _TRACES, "trace-", on=_SPECIMENS),
+    *specimen.kinds_of(_LINKED, _JOURNALS, "journal-", on="killed hang"),
+    *specimen.kinds_of(_LINKED, _OF_CLOSED, on=_SPECIMENS),
+    *specimen.kinds_of(_LINKED, {"journal-socket": _SOCKET}, on="killed"),
     *specimen.kinds_of(
-        _HDF5, {name: _hostile(attack) for name, attack in _ATTACKS.items()}, specimens=_SPECIMENS, weight=1.5
+        _LINKED, _FOLDERS | {"outputs": _sound(_linked_outputs)}, end="-to-secret", on="plain", weight=0.3
     ),
-    *specimen.kinds_of(_LINKED, _all_instead(".h5"), prefix="trace-", specimens=_SPECIMENS),
-    *specimen.kinds_of(_LINKED, _all_instead(".journal"), prefix="journal-", specimens=_KILLED),
-    *specimen.kinds_of(
-        _LINKED, {"journal-to-secret-of-closed": _instead(_link_to_secret, ".journal")}, specimens=_SPECIMENS
-    ),
-    *specimen.kinds_of(_LINKED, {"journal-socket": _SOCKET}, specimens=("killed",)),
-    *specimen.kinds_of(
-        _LINKED,
-        {"attempt": _linked_folder("attempt"), "traces": _linked_folder("trace"), "outputs": _linked_outputs},
-        end="-to-secret",
-        specimens=_PLAIN,
-        weight=0.3,
-    ),
-    *specimen.kinds_of(
-        _RECORDS,
-        {name: _record_instead(lead) for name, lead in _OF_RECORDS.items()} | {"of-paths": _lying_record},
-        prefix="record-",
-        specimens=_PLAIN,
-    ),
-    *specimen.kinds_of(_RECORDS, {"snapshots-to-secret": _linked_snapshots}, specimens=_PLAIN, weight=0.4),
+    *specimen.kinds_of(_RECORDS, _TRAPS, "record-", on="plain"),
+    *specimen.kinds_of(_RECORDS, {"snapshots-to-secret": _sound(_linked_snapshots)}, on="plain", weight=0.4),
 )

@@ -14,8 +14,8 @@ import numpy as np
 
 from experiments.damage import specimen
 from experiments.damage.chance import Random
-from experiments.damage.content import NO_FILES, Make, flips, in_container, link, truncate, write
-from experiments.damage.tables import change_all, changed, changed_all, opened, resize
+from experiments.damage.content import NO_FILES, edited, flips, instead, link, truncate, write
+from experiments.damage.tables import hdf5, opened, resize
 
 SCRIPT = "<script>alert(1)</script>"
 _RAW_HTML = (SCRIPT, "<img src=x onerror", "</script><b>")
@@ -35,12 +35,11 @@ def _sound(run: specimen.RunCopy, *says: str) -> specimen.Damaged:
 
 def _in_all(attack: Callable[[h5py.File, Random], object]) -> specimen.Damage:
     """Return the damage to the headers of all ranks, which must be reported, with the names escaped."""
+    return specimen.to_all(hdf5(attack), never=_RAW_HTML)
 
-    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        change_all(run, random, attack)
-        return specimen.of_run(run, never=_RAW_HTML)
 
-    return damage
+def _in_one(attack: Callable[[h5py.File, Random], object]) -> specimen.Damage:
+    return specimen.to_file(hdf5(attack))
 
 
 def _named(attribute: str) -> specimen.Damage:
@@ -89,14 +88,16 @@ def run_folder(run: specimen.RunCopy) -> Path:
     return inside[0] if inside else run.path
 
 
-def _size(attribute: str) -> Callable[[h5py.File, Random], None]:
-    return lambda file, random: _set(file, attribute, random.of(_SIZES))
+def _size(attribute: str) -> specimen.Damage:
+    return _in_one(lambda file, random: _set(file, attribute, random.of(_SIZES)))
 
 
 def _size_all(attribute: str) -> specimen.Damage:
+    """Return the damage that gives all ranks the same size."""
+
     def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         value = random.of(_SIZES)
-        return changed_all(lambda file, _: _set(file, attribute, value))(run, random)
+        return specimen.to_all(hdf5(lambda file, _: _set(file, attribute, value)))(run, random)
 
     return damage
 
@@ -119,10 +120,9 @@ def _nodes(file: h5py.File, random: Random) -> None:
 
 
 _HEADERS: dict[str, specimen.Damage] = {
-    **{f"size-{name}": changed(_size(name)) for name in ("world_size", "rank", "node", "attempt", "pp", "tp")},
-    "size-local_size": changed(_size("local_size")),
-    "attribute-type": changed(lambda file, random: _set(file, random.of(_ATTRIBUTES), random.of(_ODD_TYPES))),
-    "no-attribute": changed(lambda file, random: file.attrs.pop(random.of(sorted(file.attrs)))),
+    **{f"size-{name}": _size(name) for name in ("world_size", "rank", "node", "attempt", "pp", "tp", "local_size")},
+    "attribute-type": _in_one(lambda file, random: _set(file, random.of(_ATTRIBUTES), random.of(_ODD_TYPES))),
+    "no-attribute": _in_one(lambda file, random: file.attrs.pop(random.of(sorted(file.attrs)))),
 }
 _CONTRADICTING: dict[str, specimen.Damage] = {
     "addresses": _in_all(lambda file, random: _set(file, "topology_addr", random.of(_ADDRESSES))),
@@ -132,16 +132,8 @@ _CONTRADICTING: dict[str, specimen.Damage] = {
 # run.json, attempts, folders, and what is written
 
 _ODD_RECORDS: tuple[Any, ...] = (
-    *(
-        None,
-        [],
-        "text",
-        5,
-        {"ranks": None},
-        {"ranks": {}},
-        {"ranks": [{"rank": "one", "host": 5}]},
-        {"ranks": [[]] * 999},
-    ),
+    *(None, [], "text", 5, {"ranks": None}, {"ranks": {}}),
+    *({"ranks": [{"rank": "one", "host": 5}]}, {"ranks": [[]] * 999}),
     {"ranks": [{"rank": 10**30, "host": "n"}, {"rank": -1, "host": None}, {"rank": 3, "host": SCRIPT}]},
     {"ranks": [{"rank": 3, "host": "\x1b[2J" * 100}], "environment": {"HPCPACE_LAB_EMULATION": "\x1b[31m" + SCRIPT}},
     {"environment": []},
@@ -164,21 +156,12 @@ def _record_bytes(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     return _sound(run)
 
 
-def _record_instead(make: Make) -> specimen.Damage:
-    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        run.attempt.run_json.unlink(missing_ok=True)
-        make(run.attempt.run_json, random)
-        return _sound(run)
-
-    return damage
-
-
-def _taken(make: Make) -> specimen.Damage:
-    """Return the damage that puts something where the report is written to."""
+def _placed(make: specimen.Make, *choices: tuple[str, ...]) -> specimen.Damage:
+    """Return the damage that puts something in the place of files of the run, which are one of some choices."""
 
     def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        for name in random.one(("summary.json",), ("report.html",), ("summary.json", "report.html")):
-            make(run.path / name, random)
+        for name in random.of(choices):
+            instead(make)(run.path / name, random)
         return _sound(run)
 
     return damage
@@ -271,56 +254,37 @@ def _hang_closed(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
 
 _NAMED, _SIZED = "names with HTML and control characters", "headers"
 _RECORD, _ATTEMPTS, _PLACES, _HANGS = "run.json", "attempts and folders", "places to write to", "hangs"
-_PLAIN, _TWO = ("plain",), ("attempts",)
 _PLACED = {name: NO_FILES[name] for name in ("folder", "fifo", "dangling-link")}
 _PLACED |= {"circular-link": link("summary.json"), "old": write(b"{}")}
-_LAST = {"flip": in_container(flips(64)), "truncate": in_container(truncate)}
+_OUTPUTS = (("summary.json",), ("report.html",), ("summary.json", "report.html"))
+_TAKEN = {name: _placed(make, *_OUTPUTS) for name, make in _PLACED.items()}
+_NO_RECORDS = ("fifo", "folder", "sparse", "link-to-zero")
+_NO_RECORD = {name: _placed(NO_FILES[name], ("attempt-0/run.json",)) for name in _NO_RECORDS}
+_OTHERS = {"group": _in_all(_group_names), "unit": _in_all(_units), "not-utf8": _in_one(_not_utf8)}
+_SIZES_OF_ALL = {name: _size_all(name) for name in ("world_size", "node", "attempt", "pp", "dp")}
+_LAST = {"flip": specimen.to_file(edited(flips(64))), "truncate": specimen.to_file(edited(truncate))}
 _GONE = {
-    **{"trace": _gone(lambda run: run.attempt.trace_dir, is_made=False)},
-    **{"run": _gone(lambda run: run.path, is_made=True)},
+    "trace": _gone(lambda run: run.attempt.trace_dir, is_made=False),
+    "run": _gone(lambda run: run.path, is_made=True),
 }
 KINDS: tuple[specimen.Kind, ...] = (
-    *specimen.kinds_of(
-        _NAMED, {"name-host": _named("host")}, specimens=(*specimen.ALL_WITH_FILES, "no-clock"), weight=4
-    ),
-    *specimen.kinds_of(_NAMED, {name: _named(name) for name in _TEXTS[1:]}, prefix="name-", weight=0.5),
-    *specimen.kinds_of(
-        _NAMED,
-        {"group": _in_all(_group_names), "unit": _in_all(_units), "not-utf8": changed(_not_utf8)},
-        prefix="name-",
-    ),
-    *specimen.kinds_of(_NAMED, {"name-run-folder": _run_folder}, specimens=_PLAIN, weight=0.4),
-    *specimen.kinds_of(_SIZED, _CONTRADICTING, specimens=("hosts", "pipeline")),
+    *specimen.kinds_of(_NAMED, {"name-host": _named("host")}, on="plain hosts pipeline single no-clock", weight=4),
+    *specimen.kinds_of(_NAMED, {name: _named(name) for name in _TEXTS[1:]}, "name-", weight=0.5),
+    *specimen.kinds_of(_NAMED, _OTHERS, "name-"),
+    *specimen.kinds_of(_NAMED, {"name-run-folder": _run_folder}, on="plain", weight=0.4),
+    *specimen.kinds_of(_SIZED, _CONTRADICTING, on="hosts pipeline"),
     *specimen.kinds_of(_SIZED, _HEADERS, weight=1.5),
-    *specimen.kinds_of(
-        _SIZED,
-        {name: _size_all(name) for name in ("world_size", "node", "attempt", "pp", "dp")},
-        prefix="size-",
-        end="-all",
-        weight=0.6,
-    ),
-    *specimen.kinds_of(_RECORD, {"record": _record, "record-bytes": _record_bytes}, specimens=_PLAIN, weight=1.5),
-    *specimen.kinds_of(
-        _RECORD,
-        {name: _record_instead(NO_FILES[name]) for name in ("fifo", "folder", "sparse", "link-to-zero")},
-        prefix="record-",
-        specimens=_PLAIN,
-        weight=0.3,
-    ),
-    *specimen.kinds_of(
-        _PLACES,
-        {name: _taken(make) for name, make in _PLACED.items()},
-        prefix="taken-",
-        specimens=("plain", "single"),
-        weight=0.4,
-    ),
-    *specimen.kinds_of(_PLACES, {"read-only": _read_only}, specimens=_PLAIN, weight=0.4),
+    *specimen.kinds_of(_SIZED, _SIZES_OF_ALL, "size-", "-all", weight=0.6),
+    *specimen.kinds_of(_RECORD, {"record": _record, "record-bytes": _record_bytes}, on="plain", weight=1.5),
+    *specimen.kinds_of(_RECORD, _NO_RECORD, "record-", on="plain", weight=0.3),
+    *specimen.kinds_of(_PLACES, _TAKEN, "taken-", on="plain single", weight=0.4),
+    *specimen.kinds_of(_PLACES, {"read-only": _read_only}, on="plain", weight=0.4),
     *specimen.kinds_of(_ATTEMPTS, {"extra-files": _extra, "many-digits": _many_digits}, weight=0.5),
-    *specimen.kinds_of(_ATTEMPTS, _LAST, prefix="last-attempt-", specimens=_TWO, weight=2),
-    *specimen.kinds_of(_ATTEMPTS, {"first-attempt": _first_attempt, "empty-attempt": _empty_attempt}, specimens=_TWO),
-    *specimen.kinds_of(_ATTEMPTS, {"odd-attempts": _odd_attempts}, specimens=("attempts", "plain"), weight=0.4),
-    *specimen.kinds_of(_ATTEMPTS, {"attempt-of-digits": _attempt_of_digits}, specimens=_PLAIN, weight=0.3),
-    *specimen.kinds_of(_ATTEMPTS, _GONE, end="-is-file", specimens=_PLAIN, weight=0.3),
-    *specimen.kinds_of(_HANGS, {"hang": _hang}, specimens=("hang",), weight=0.5),
-    *specimen.kinds_of(_HANGS, {"hang-closed": _hang_closed}, specimens=specimen.ALL_WITH_FILES[:3], weight=0.7),
+    *specimen.kinds_of(_ATTEMPTS, _LAST, "last-attempt-", on="attempts", weight=2),
+    *specimen.kinds_of(_ATTEMPTS, {"first-attempt": _first_attempt, "empty-attempt": _empty_attempt}, on="attempts"),
+    *specimen.kinds_of(_ATTEMPTS, {"odd-attempts": _odd_attempts}, on="attempts plain", weight=0.4),
+    *specimen.kinds_of(_ATTEMPTS, {"attempt-of-digits": _attempt_of_digits}, on="plain", weight=0.3),
+    *specimen.kinds_of(_ATTEMPTS, _GONE, end="-is-file", on="plain", weight=0.3),
+    *specimen.kinds_of(_HANGS, {"hang": _hang}, on="hang", weight=0.5),
+    *specimen.kinds_of(_HANGS, {"hang-closed": _hang_closed}, on="plain hosts pipeline", weight=0.7),
 )

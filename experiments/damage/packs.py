@@ -15,22 +15,8 @@ from unittest import mock
 import h5py
 import numpy as np
 
-from experiments.damage import specimen
+from experiments.damage import content, specimen
 from experiments.damage.chance import Random
-from experiments.damage.content import (
-    CHANGES,
-    NO_FILES,
-    SUPERBLOCK_BYTES,
-    Change,
-    Make,
-    append,
-    change_bytes,
-    flips,
-    insert,
-    overwrite,
-    truncate,
-    zero,
-)
 from experiments.damage.tables import opened, resize
 from hpcpace.core.rundir import Attempt
 from hpcpace.trace.pack_index import OF_RANKS, OPEN, PACK_CHUNK_ROWS
@@ -80,15 +66,15 @@ def _packed(run: specimen.RunCopy, random: Random, *, keep: bool = False) -> lis
     return _packs_of(run.attempt)
 
 
-def _seen(run: specimen.RunCopy, random: Random, damaged: specimen.Damaged) -> specimen.Damaged:
-    """Let other programs read the damage, too: `pack` once more among them, and a report on what it leaves."""
-    seen = specimen.seen_by_all(run, random, damaged)
-    again = (("pack", str(run.path), "--ended"), ("report", str(run.path), "--json"))
-    return replace(seen, views=(*seen.views, *again)) if random.maybe() else seen
-
-
 def _seen_after(damage: specimen.Damage) -> specimen.Damage:
-    return lambda run, random: _seen(run, random, damage(run, random))
+    """Let other programs read the damage, too: `pack` once more among them, and a report on what it leaves."""
+
+    def seen(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
+        found = specimen.seen_by_all(run, random, damage(run, random))
+        again = (("pack", str(run.path), "--ended"), ("report", str(run.path), "--json"))
+        return replace(found, views=(*found.views, *again)) if random.maybe() else found
+
+    return seen
 
 
 def _to_one(
@@ -104,28 +90,17 @@ def _of_pack(run: specimen.RunCopy, pack: Pack, *says: str) -> specimen.Damaged:
     return replace(said, places=(*said.places, pack.path.name))
 
 
-def _changed(change: Change) -> specimen.Damage:
-    """Return the damage that changes the bytes of one pack."""
+def _changed(make: specimen.Make, *says: str) -> specimen.Damage:
+    """Return the damage that changes one pack, or puts something in its place."""
 
     def damage(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
-        change_bytes(pack.path, random, change)
-        return _of_pack(run, pack)
-
-    return _to_one(damage)
-
-
-def _instead(make: Make) -> specimen.Damage:
-    """Return the damage that puts something else in the place of a pack."""
-
-    def damage(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
-        pack.path.unlink()
         make(pack.path, random)
-        return _of_pack(run, pack, pack.path.name)
+        return _of_pack(run, pack, *(text.format(path=pack.path) for text in says))
 
     return _to_one(damage)
 
 
-def _beside(make: Make) -> specimen.Damage:
+def _beside(make: specimen.Make) -> specimen.Damage:
     """Return the damage that puts something that is no pack beside the packs of a run."""
 
     def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
@@ -157,7 +132,15 @@ def _twice(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damage
 def _twice_one_damaged(run: specimen.RunCopy, pack: Pack, random: Random) -> specimen.Damaged:
     """Copy a pack and damage one of the two: the other one has all of its ranks."""
     copy = shutil.copyfile(pack.path, pack.path.with_name(random.of(_OTHER_NAMES)))
-    change_bytes(random.one(pack.path, copy), random, flips(8, _STRUCTURE_BYTES), flips(64), truncate, zero, overwrite)
+    content.change_bytes(
+        random.one(pack.path, copy),
+        random,
+        content.flips(8, _STRUCTURE_BYTES),
+        content.flips(64),
+        content.truncate,
+        content.zero,
+        content.overwrite,
+    )
     return specimen.Damaged()
 
 
@@ -190,10 +173,10 @@ def _with_originals(run: specimen.RunCopy, pack: Pack, random: Random) -> specim
     hurt = random.one("pack", "file", "")
     if hurt == "file":
         rank = specimen.some_rank(run, random)
-        change_bytes(run.file(rank), random, truncate, append, insert)
+        content.change_bytes(run.file(rank), random, content.truncate, content.append, content.insert)
         return specimen.of_rank(run, rank)
     if hurt:
-        change_bytes(pack.path, random, flips(64), truncate, zero, overwrite)
+        content.change_bytes(pack.path, random, content.flips(64), content.truncate, content.zero, content.overwrite)
     return specimen.Damaged(blamed=frozenset())
 
 
@@ -207,10 +190,10 @@ def _chunk_of_ranks(run: specimen.RunCopy, pack: Pack, random: Random) -> specim
         ends = np.cumsum(file[f"ranks/num_{name}"][()])
         begins = ends - file[f"ranks/num_{name}"][()]
         hurt = file["ranks/rank"][()][(begins < stop) & (ends > first)].tolist()
-    content = bytearray(pack.path.read_bytes())
+    data = bytearray(pack.path.read_bytes())
     begin = chunk.byte_offset + int(random.integers(max(chunk.size - 8, 1)))
-    content[begin : begin + 8] = random.bytes(8)
-    pack.path.write_bytes(content)
+    data[begin : begin + 8] = random.bytes(8)
+    pack.path.write_bytes(data)
     return specimen.of_ranks(run, hurt, pack.path.name, f"table {name}", "is damaged and left out")
 
 
@@ -230,12 +213,12 @@ def _original_changed(run: specimen.RunCopy, random: Random) -> specimen.Damaged
     """Damage the file of a rank and pack the run: the others are packed, and this one is read as it is."""
     rank = specimen.some_rank(run, random)
     has_journal = run.journal(rank).exists() and random.maybe()
-    change_bytes(run.journal(rank) if has_journal else run.file(rank), random)
+    content.change_bytes(run.journal(rank) if has_journal else run.file(rank), random)
     _packed(run, random)
     return specimen.of_rank(run, rank)
 
 
-def _original_instead(make: Make) -> specimen.Damage:
+def _original_instead(make: specimen.Make) -> specimen.Damage:
     """Return the damage that puts something else in the place of a rank's file, and packs the run."""
 
     def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
@@ -256,27 +239,29 @@ def _some_packed(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     for rank in first.ranks:
         shutil.copyfile(run.shelf.kept("plain") / "attempt-0" / "trace" / run.file(rank).name, run.file(rank))
     first.path.unlink()
-    change_bytes(second.path, random, flips(64), truncate, overwrite)
+    content.change_bytes(second.path, random, content.flips(64), content.truncate, content.overwrite)
     return _of_pack(run, second)
 
 
 _CHANGES = {
-    **CHANGES,
-    **{"flip-8-superblock": flips(8, SUPERBLOCK_BYTES), "flip-8-structure": flips(8, _STRUCTURE_BYTES)},
+    **content.CHANGES,
+    "flip-8-superblock": content.flips(8, content.SUPERBLOCK_BYTES),
+    "flip-8-structure": content.flips(8, _STRUCTURE_BYTES),
 }
-_ANY, _SOME = ("plain", "hosts", "pipeline", "single", "killed", "hang"), ("plain", "hosts", "pipeline")
 _BYTES, _OTHERS, _BEFORE = (
-    "packs: bytes changed",
-    "packs: missing, doubled, foreign, no files",
-    "packs: of damaged files",
+    *("packs: bytes changed", "packs: missing, doubled, foreign, no files", "packs: of damaged files"),
 )
+_ANY, _SOME = "plain hosts pipeline single killed hang", "plain hosts pipeline"
 
 
 def _kinds(
     group: str, damages: dict[str, specimen.Damage], prefix: str = "pack-", **more: object
 ) -> list[specimen.Kind]:
-    seen = {name: _seen_after(damage) for name, damage in damages.items()}
-    return specimen.kinds_of(group, seen, prefix=prefix, **more)
+    return specimen.kinds_of(group, {name: _seen_after(one) for name, one in damages.items()}, prefix, **more)
+
+
+def _no_files(damage: Callable[[specimen.Make], specimen.Damage]) -> dict[str, specimen.Damage]:
+    return {name: damage(make) for name, make in content.NO_FILES.items()}
 
 
 _TO_OTHERS = {
@@ -288,33 +273,16 @@ _DOUBLED = {
     **{"twice": _to_one(_twice), "with-originals": _to_one(_with_originals, keep=True)},
     **{"of-another-run": _foreign("other", 0), "of-another-start": _foreign("synthetic", 3)},
 }
+_REPLACED = _no_files(lambda make: _changed(content.instead(make), "{path.name}"))
 KINDS: tuple[specimen.Kind, ...] = (
-    *_kinds(_BYTES, {name: _changed(change) for name, change in _CHANGES.items()}, specimens=_ANY, weight=2),
-    *_kinds(_BYTES, {"chunk-of-ranks": _to_one(_chunk_of_ranks)}, specimens=_SOME, weight=3),
-    *_kinds(_BYTES, {"emptied": _to_one(_emptied)}, specimens=_ANY, weight=0.5),
-    *_kinds(_OTHERS, _TO_OTHERS, specimens=_SOME, weight=1.5),
-    *_kinds(_OTHERS, _DOUBLED, specimens=("plain", "hosts")),
-    *_kinds(_OTHERS, {"of-some": _some_packed}, specimens=("plain",)),
-    *_kinds(
-        _OTHERS,
-        {name: _instead(make) for name, make in NO_FILES.items()},
-        "pack-is-",
-        specimens=("plain", "single"),
-        weight=0.3,
-    ),
-    *_kinds(
-        _OTHERS,
-        {name: _beside(make) for name, make in NO_FILES.items()},
-        "pack-beside-",
-        specimens=("plain",),
-        weight=0.2,
-    ),
-    *_kinds(_BEFORE, {"packed-damaged-original": _original_changed}, "", specimens=_ANY, weight=4),
-    *_kinds(
-        _BEFORE,
-        {name: _original_instead(make) for name, make in NO_FILES.items()},
-        "packed-",
-        specimens=("plain", "hosts"),
-        weight=0.3,
-    ),
+    *_kinds(_BYTES, {name: _changed(content.edited(one)) for name, one in _CHANGES.items()}, on=_ANY, weight=2),
+    *_kinds(_BYTES, {"chunk-of-ranks": _to_one(_chunk_of_ranks)}, on=_SOME, weight=3),
+    *_kinds(_BYTES, {"emptied": _to_one(_emptied)}, on=_ANY, weight=0.5),
+    *_kinds(_OTHERS, _TO_OTHERS, on=_SOME, weight=1.5),
+    *_kinds(_OTHERS, _DOUBLED, on="plain hosts"),
+    *_kinds(_OTHERS, {"of-some": _some_packed}, on="plain"),
+    *_kinds(_OTHERS, _REPLACED, "pack-is-", on="plain single", weight=0.3),
+    *_kinds(_OTHERS, _no_files(_beside), "pack-beside-", on="plain", weight=0.2),
+    *_kinds(_BEFORE, {"packed-damaged-original": _original_changed}, "", on=_ANY, weight=4),
+    *_kinds(_BEFORE, _no_files(_original_instead), "packed-", on="plain hosts", weight=0.3),
 )

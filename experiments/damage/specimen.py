@@ -274,12 +274,23 @@ class Kind:
 
 
 Damage = Callable[[RunCopy, Random], Damaged]
+Make = Callable[[Path, Random], object]
+"""Makes something at a path, or changes what is there."""
 
 
 def kinds_of(
-    group: str, damages: Mapping[str, Damage], *, prefix: str = "", end: str = "", weight: float = 1.0, **more: Any
+    group: str, damages: Mapping[str, Damage], prefix: str = "", end: str = "", *, on: str = "", weight: float = 1.0
 ) -> list[Kind]:
-    """Return the kinds of a table of damages, by their names without what all of them begin or end with."""
+    """Return the kinds of a table of damages, by their names without what all of them begin or end with.
+
+    Args:
+        group: the row of the table in the document.
+        damages: by name.
+        prefix, end: of all names.
+        on: names of the specimens with a space between; those whose files are all closed if it is empty.
+        weight: of each.
+    """
+    more = {"specimens": tuple(on.split())} if on else {}
     return [
         Kind(name=f"{prefix}{name}{end}", group=group, damage=damage, weight=weight, **more)
         for name, damage in damages.items()
@@ -289,6 +300,45 @@ def kinds_of(
 def some_rank(run: RunCopy, random: Random) -> int:
     """Return a rank of the run by chance."""
     return int(random.integers(run.num_ranks))
+
+
+def to_file(
+    make: Make, *says: str, suffix: str = ".h5", pick: Callable[[RunCopy, Random], int] = some_rank, **expected: Any
+) -> Damage:
+    """Return the damage to the file of one rank.
+
+    Args:
+        make: does it.
+        says: what has to be said, in which `{path}` stands for the file.
+        suffix: of the file.
+        pick: returns the rank.
+        expected: further fields of `Damaged`.
+    """
+
+    def damage(run: RunCopy, random: Random) -> Damaged:
+        rank = pick(run, random)
+        path = run.file(rank).with_suffix(suffix)
+        make(path, random)
+        return of_rank(run, rank, *(text.format(path=path) for text in says), **expected)
+
+    return damage
+
+
+def to_all(make: Make, **expected: Any) -> Damage:
+    """Return the damage to the HDF5 files of all ranks; with `expected`, all of them stay sound."""
+
+    def damage(run: RunCopy, random: Random) -> Damaged:
+        for rank in sorted(run.ranks):
+            make(run.file(rank), random)
+        return of_run(run, **expected) if expected else of_ranks(run, run.ranks)
+
+    return damage
+
+
+def some_ranks(run: RunCopy, random: Random, count: int) -> list[int]:
+    """Return so many ranks of the run by chance, in any order."""
+    found: list[int] = random.permutation(run.num_ranks)[:count].tolist()
+    return found
 
 
 def of_rank(run: RunCopy, rank: int, *says: str, **more: Any) -> Damaged:

@@ -18,7 +18,6 @@ TABLES = ("steps", "phases", "collectives", "groups", "clock", "account")
 _STEPPED = ("steps", "phases", "collectives")
 _OF_STEP = tuple(f"{table}/step" for table in _STEPPED)
 _HOUR_NS = 3_600_000_000_000
-_SEVERAL = ("plain", "hosts", "pipeline")
 Attack = Callable[[h5py.File, Random], object]
 """Changes one rank's file through HDF5."""
 Value = Callable[[NDArray[Any], Random], Any]
@@ -32,33 +31,14 @@ def opened(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def changed(attack: Attack, *says: str) -> specimen.Damage:
-    """Return the damage to one rank's file."""
+def hdf5(attack: Attack) -> specimen.Make:
+    """Return what changes a closed trace file through HDF5."""
 
-    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        rank = specimen.some_rank(run, random)
-        with opened(run.file(rank)) as file:
-            attack(file, random)
-        return specimen.of_rank(run, rank, *says)
-
-    return damage
-
-
-def change_all(run: specimen.RunCopy, random: Random, attack: Attack) -> None:
-    """Change the files of all ranks alike."""
-    for rank in sorted(run.ranks):
-        with opened(run.file(rank)) as file:
+    def change(path: Path, random: Random) -> None:
+        with opened(path) as file:
             attack(file, random)
 
-
-def changed_all(attack: Attack) -> specimen.Damage:
-    """Return the damage to the files of all ranks alike."""
-
-    def damage(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
-        change_all(run, random, attack)
-        return specimen.of_ranks(run, run.ranks)
-
-    return damage
+    return change
 
 
 def columns(value: Value | int, *names: str) -> Attack:
@@ -219,10 +199,6 @@ def _newer_minor(file: h5py.File, random: Random) -> None:
     file["collectives"]["op"][num_rows // 2 :] = 99
 
 
-def _version(text: str) -> specimen.Damage:
-    return changed(lambda file, _: file.attrs.__setitem__("format_version", text), text[:20])
-
-
 # Clocks
 
 
@@ -276,12 +252,10 @@ def _wrong(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
     rank = specimen.some_rank(run, random)
     with opened(run.file(rank)) as file:
         host = str(file.attrs["host"])
-
-    def attack(file: h5py.File, random: Random) -> None:
-        if str(file.attrs["host"]) == host:
-            file["clock"]["offset_ns"][...] = file["clock"]["offset_ns"][()] + 50_000_000
-
-    change_all(run, random, attack)
+    for path in map(run.file, sorted(run.ranks)):
+        with opened(path) as file:
+            if str(file.attrs["host"]) == host:
+                file["clock"]["offset_ns"][...] = file["clock"]["offset_ns"][()] + 50_000_000
     return specimen.of_rank(run, rank, "the clock of", host, "wrong by at least", hurt=frozenset())
 
 
@@ -342,21 +316,25 @@ _VERSIONS = ("2.0", "999999.0", "0.9", "1", "one", "", "9" * 5000, "-1.0")
 _WEIGHTS = {"values that cannot be": 2.0, "clocks": 1.5, "tables of another shape": 1.5}
 
 
+def _version(text: str) -> specimen.Damage:
+    set_version = hdf5(lambda file, _: file.attrs.__setitem__("format_version", text))
+    return specimen.to_file(set_version, text[:20])
+
+
 def _kinds() -> Iterator[specimen.Kind]:
     for group, attacks in _IN_ONE.items():
-        in_one = {name: changed(attack) for name, attack in attacks.items()}
-        in_all = {name: changed_all(attack) for name, attack in attacks.items() if name in _IN_ALL}
-        all_of = {"specimens": ("hosts", "pipeline") if group == "clocks" else specimen.ALL_WITH_FILES, "weight": 0.5}
+        in_one = {name: specimen.to_file(hdf5(attack)) for name, attack in attacks.items()}
+        in_all = {name: specimen.to_all(hdf5(attack)) for name, attack in attacks.items() if name in _IN_ALL}
+        on = "hosts pipeline" if group == "clocks" else ""
         yield from specimen.kinds_of(group, in_one, weight=_WEIGHTS.get(group, 1.0))
-        yield from specimen.kinds_of(group, in_all, end="-all", **all_of)
+        yield from specimen.kinds_of(group, in_all, end="-all", on=on, weight=0.5)
 
 
+_VALUES, _ODD_SEQUENCE = "values that cannot be", "odd-sequence"
 KINDS: tuple[specimen.Kind, ...] = (
     *_kinds(),
-    *specimen.kinds_of("values that cannot be", {"odd-sequence": changed(_SEQUENCE)}, specimens=_SEVERAL),
-    *specimen.kinds_of("values that cannot be", {"odd-sequence-all": changed_all(_SEQUENCE)}),
-    *specimen.kinds_of(
-        "versions", {text or "empty": _version(text) for text in _VERSIONS}, prefix="version-", weight=0.4
-    ),
-    *specimen.kinds_of("clocks", {"clock-wrong": _wrong}, specimens=("hosts",)),
+    *specimen.kinds_of(_VALUES, {_ODD_SEQUENCE: specimen.to_file(hdf5(_SEQUENCE))}, on="plain hosts pipeline"),
+    *specimen.kinds_of(_VALUES, {f"{_ODD_SEQUENCE}-all": specimen.to_all(hdf5(_SEQUENCE))}),
+    *specimen.kinds_of("versions", {text or "empty": _version(text) for text in _VERSIONS}, "version-", weight=0.4),
+    *specimen.kinds_of("clocks", {"clock-wrong": _wrong}, on="hosts"),
 )

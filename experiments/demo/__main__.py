@@ -21,7 +21,9 @@ from pathlib import Path
 
 import click
 
-ROOT = Path(__file__).parents[2]
+from experiments import pages
+from experiments.jobs import hpcpace
+
 _BUSY = "while True: sum(range(10_000))"
 _COMPILE = """import json, pathlib
 while True:
@@ -86,14 +88,13 @@ def run_demo(folder: Path, beside: str) -> list[DemoRun]:
     """
     begin = time.monotonic()
     command = ["make", "--silent", "demo", f"DEMO={folder}"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=1200)
+    subprocess.run(command, cwd=pages.ROOT, check=True, capture_output=True, timeout=1200)
     duration_s = time.monotonic() - begin
     return [_reported(folder / name, beside, duration_s) for name in ("clean", "slow-rank-2")]
 
 
 def _reported(run: Path, beside: str, duration_s: float) -> DemoRun:
-    program = Path(sys.executable).with_name("hpcpace")
-    report = subprocess.run([program, "report", run], capture_output=True, text=True, timeout=600)
+    report = hpcpace("report", run, timeout_s=600)
     verdict = json.loads((run / "summary.json").read_text())["verdict"]
     culprits = verdict["culprits"]
     return DemoRun(
@@ -114,7 +115,7 @@ def row(number: int, run: DemoRun) -> str:
     told = f"{run.mode}{f': {run.first}' if run.first else ''}"
     cost = f"{run.share:.1%}" if run.share else "-"
     right = "yes" if run.is_right else "NO"
-    return f"| {number} | {run.name} | {run.beside} | {run.load:.1f} | {told} | {cost} | {run.exit_code} | {right} |"
+    return pages.row([number, run.name, run.beside, f"{run.load:.1f}", told, cost, run.exit_code, right])
 
 
 @click.command()
@@ -123,8 +124,7 @@ def row(number: int, run: DemoRun) -> str:
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("runs/demo-again"), show_default=True)
 def main(runs: int, load: int, folder: Path) -> None:
     """Run the demo again and again, and print what its reports say."""
-    print("| demo | run | beside it | load | verdict | cost | exit | right |", flush=True)
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print(pages.table(("demo", "run", "beside it", "load", "verdict", "cost", "exit", "right"), []), flush=True)
     found: list[DemoRun] = []
     for number in range(1, runs + 1):
         num_busy = load if number % 2 == 0 else 0

@@ -1,6 +1,6 @@
 """First light on a GPU: everything that hpcpace does there, measured once, in at most nine minutes.
 
-Start it by experiments/gpu/first_light.sh, which installs what the machine lacks. See docs/gpu.md.
+Start it by experiments/gpu/first_light.sh, which installs what the machine lacks. See docs/results/gpu.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--clocks", action="store_true", help="lower the clocks of the GPU for a moment in step i")
     parser.add_argument("--budget", type=float, default=TOTAL_S - SETUP_S, help=argparse.SUPPRESS)
     parser.add_argument(
-        "--write", type=Path, nargs="+", metavar="FOLDER", help="put the results of folders into docs/gpu.md"
+        "--write", type=Path, nargs="+", metavar="FOLDER", help="put the results of folders into docs/results/gpu.md"
     )
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args()

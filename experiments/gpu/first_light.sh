@@ -4,7 +4,7 @@
 #   experiments/gpu/first_light.sh --wheels              # beforehand, with a network: fills build/first-light-wheels
 #   experiments/gpu/first_light.sh [--only a,c] [--out DIR]        # on the machine with a GPU
 #   experiments/gpu/first_light.sh --rehearse            # on CPUs
-#   experiments/gpu/first_light.sh --write DIR ...       # puts results into docs/gpu.md
+#   experiments/gpu/first_light.sh --write DIR ...       # puts results into docs/results/gpu.md
 #
 # PYTHON is the Python that has torch (default: that of .venv, else python3), WHEELS the folder of the wheels, OUT that
 # of the results, NANOGPT a checkout of nanoGPT.
@@ -15,7 +15,7 @@ default=python3
 python=${PYTHON:-$default} wheels=${WHEELS:-build/first-light-wheels} env=build/first-light-env
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
-# Of these, a machine takes what it lacks; torch, mpi4py, h5py and scipy must be there.
+# Of these, a machine takes what it lacks; torch, mpi4py, h5py and numpy must be there.
 packages=(
     click iniconfig jinja2 markdown-it-py markupsafe mdurl msgspec nvidia-ml-py packaging pluggy psutil pygments pytest
     pytest-timeout rich safetensors 'setuptools<82' zlib-ng

@@ -1,4 +1,4 @@
-"""The table of docs/gpu.md, from the results that are kept here, or with "not yet measured" in each cell."""
+"""The table of docs/results/gpu.md, from the results that are kept here, or with "not yet measured" in each cell."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import pages
 from experiments.gpu.place import ROOT
 from experiments.gpu.runner import RESULTS
 from experiments.gpu.steps import STEPS, Step
 
-DOCUMENT = ROOT / "docs" / "gpu.md"
+DOCUMENT = ROOT / "docs" / "results" / "gpu.md"
 KEPT = Path(__file__).parent / RESULTS
 UNMEASURED = "not yet measured"
-_PLACE = re.compile(r"(<!-- first light -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def write_page(folders: Sequence[Path]) -> Path:
@@ -40,22 +40,22 @@ def kept_results() -> dict[str, Any] | None:
 
 def with_results(text: str, results: dict[str, Any] | None) -> str:
     """Return the document with the table of some results."""
-    return _PLACE.sub(lambda place: f"{place[1]}{table(results)}\n{place[2]}", text)
+    return pages.with_marked(text, "first light", table(results))
 
 
 def table(results: dict[str, Any] | None) -> str:
     """Return where it was measured and a row for each cell, in Markdown."""
-    lines = ["Nothing has been measured on a GPU yet."]
+    where = "Nothing has been measured on a GPU yet."
     if results is not None:
         versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-        lines = [f"Measured on {results['date']} on {results['device']}, {results['cores']} cores; {versions}."]
-    lines += ["", "| step | limit | question | measured |", "|---|---|---|---|"]
+        where = f"Measured on {results['date']} on {results['device']}, {results['cores']} cores; {versions}."
+    rows = []
     for step in STEPS:
         found = (results or {}).get("steps", {}).get(step.name)
         for number, (name, question) in enumerate(step.cells.items()):
             first = (f"{step.name}: {step.title}", f"{step.limit_s} s") if number == 0 else ("", "")
-            lines.append(f"| {first[0]} | {first[1]} | {question} | {_cell(step, name, found)} |")
-    return "\n".join(lines)
+            rows.append([*first, question, _cell(step, name, found)])
+    return f"{where}\n\n{pages.table(('step', 'limit', 'question', 'measured'), rows)}"
 
 
 def _cell(step: Step, name: str, found: dict[str, Any] | None) -> str:

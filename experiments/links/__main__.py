@@ -13,10 +13,13 @@ import json
 import os
 import random
 import time
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from experiments.labs import inject
 from experiments.links.hosts import TrainingHosts
@@ -46,7 +49,9 @@ SIZES = ((4, 2), (8, 4))
 """Hosts and leaves."""
 MAX_STAGES = 4
 """The preset has as many layers."""
-CASES = ("healthy", "full", "slow host", "slow uplink", "traffic", "loss", "flapping", "mtu")
+_ROWS = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))["case"]
+_CASES: dict[str, dict[str, Any]] = {row["name"]: row for row in _ROWS}
+CASES = tuple(_CASES)
 NOTHING = ("healthy", "full")
 _MAX_REPETITIONS = 40
 _START_TIMEOUT_S = 120.0
@@ -84,37 +89,67 @@ class LinkJob:
         return f"n{(int(self.host[1:]) - 1 + self.num_hosts // self.num_leaves) % self.num_hosts + 1}"
 
     @property
-    def fault(self) -> tuple[str, ...]:
-        """Words of `hpcpace lab fault`; none without one."""
-        return {
-            "slow host": ("slow-link", self.host, "--rate", "60mbit"),
-            "slow uplink": ("slow-link", self.leaf, "--rate", "50mbit"),
-            "traffic": ("traffic", self.host, self.peer, "--rate", "80mbit"),
-            "loss": ("loss", self.host, "--share", "0.01"),
-            "flapping": ("flap-link", self.host, "--period", "4", "--down", "0.5"),
-            "mtu": ("mtu", self.host, "--size", "1000"),
-        }.get(self.case, ())
+    def second(self) -> str:
+        """Another host, on another leaf, the link of which is slow as well."""
+        return f"n{(int(self.host[1:]) + self.num_hosts // 2 - 1) % self.num_hosts + 1}"
+
+    @property
+    def way(self) -> str:
+        """The direction that is slow."""
+        return random.Random(self.name + "way").choice(("up", "down"))
+
+    @property
+    def leaf_of_host(self) -> str:
+        """The leaf of the host whose link the fault hits."""
+        return self._leaf_of(self.host)
+
+    @property
+    def leaf_of_peer(self) -> str:
+        """The leaf of the host to which foreign traffic goes."""
+        return self._leaf_of(self.peer)
+
+    def _leaf_of(self, host: str) -> str:
+        return f"leaf{(int(host[1:]) - 1) * self.num_leaves // self.num_hosts + 1}"
+
+    def _texts(self, name: str) -> tuple[str, ...]:
+        return tuple(text.format(job=self) for text in _CASES[self.case].get(name, ()))
+
+    @property
+    def faults(self) -> tuple[tuple[str, ...], ...]:
+        """Words of `hpcpace lab fault`, one tuple a fault; none without one."""
+        return tuple(tuple(text.split()) for text in self._texts("faults"))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its fault begins with the first steps: ranks do not find each other while a link is down."""
+        return bool(_CASES[self.case].get("is_late"))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that it runs on: all, but for every second one if there is a neighbour."""
+        return tuple(f"n{number}" for number in range(1, self.num_hosts + 1, 2 if self.case == "neighbour" else 1))
 
     @property
     def links(self) -> tuple[str, ...]:
         """Names of the links that it is right to name."""
-        if self.case in NOTHING:
-            return ()
-        if self.case == "slow uplink":
-            return (f"{self.leaf} uplink",)
-        if self.case == "traffic":
-            leaves = ((int(host[1:]) - 1) * self.num_leaves // self.num_hosts + 1 for host in (self.host, self.peer))
-            return (self.host, self.peer, *(f"leaf{leaf} uplink" for leaf in leaves))
-        return (self.host,)
+        if self.case == "neighbour":
+            return tuple(f"leaf{number} uplink" for number in range(1, self.num_leaves + 1))
+        return self._texts("links")
 
     @property
-    def training(self) -> tuple[str, ...]:
-        """Options of `hpcpace train gpt2`."""
-        numbers = {"ranks": self.num_hosts, "half": self.num_hosts // 2, "two_each": 2 * self.num_hosts}
+    def wanted(self) -> tuple[str, ...]:
+        """Words that the headline of its report has to have."""
+        return self._texts("wanted")
+
+    def training(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        """Return the options of `hpcpace train gpt2` on some hosts."""
+        ranks = len(hosts)
+        numbers = {"ranks": ranks, "half": ranks // 2, "two_each": 2 * ranks}
         layout = (word.format(**numbers) for word in LAYOUTS[self.layout])
-        sleeps = (f"host=n{number + 1},phase=forward,size={COMPUTE_MS}ms" for number in range(self.num_hosts))
+        sleeps = (f"host={host},phase=forward,size={COMPUTE_MS}ms" for host in hosts)
         work = [word for spec in sleeps for word in ("--inject", spec)] if self.case != "full" else []
-        steps = {"slow host": 25, "slow uplink": 30, "flapping": 60 if self.layout == "dp" else 100}.get(self.case, 45)
+        row = _CASES[self.case]
+        steps = row.get(f"steps_of_{self.layout}", row.get("steps", 45))
         steps = min(steps, 30) if self.layout == "pp" else steps  # they take twice as long
         return (*layout, "--steps", str(steps), *work)
 
@@ -173,16 +208,19 @@ def run_job(lab: Lab, hosts: TrainingHosts, job: LinkJob, folder: Path) -> None:
     """Run one job with its fault, and write down what was true."""
     folder.mkdir(parents=True, exist_ok=True)
     begin_s = time.monotonic()
-    is_late = job.case == "flapping"  # ranks do not find each other while a link is down
-    fault_id = inject(lab, *job.fault) if job.fault and not is_late else ""
+    fault_ids = [] if job.is_late else [inject(lab, *words) for words in job.faults]
+    others = tuple(host.name for host in lab.plan.hosts if host.name not in job.hosts)
     try:
-        hosts.start(folder, job.training, _SETTINGS)
-        if is_late and _is_traced(folder, job.num_hosts):
-            fault_id = inject(lab, *job.fault)
+        hosts.start(folder, job.training(job.hosts), _SETTINGS, job.hosts)
+        if others:
+            hosts.start(folder / "neighbour", job.training(others), _SETTINGS, others)
+        if job.is_late and _is_traced(folder, job.num_hosts):
+            fault_ids = [inject(lab, *words) for words in job.faults]
         codes = hosts.wait()
     finally:
-        if fault_id:
-            inject(lab, "undo", fault_id)
+        for fault_id in fault_ids:
+            with suppress(HpcpaceError):  # those with a duration may be over
+                inject(lab, "undo", fault_id)
     took_s = time.monotonic() - begin_s
     truth = {"codes": codes, "seconds": round(took_s, 1), "load": os.getloadavg()[0], "time": time.time()}
     write_json(folder / "job.json", truth)
@@ -253,7 +291,10 @@ def judged_job(job: LinkJob, folder: Path, load: float) -> Judged:
         for culprit in finding.culprits
         if culprit.kind == "link"
     ]
-    is_right = bool(sets) == bool(job.links) and all(set(ids) & set(job.links) for _, ids in sets)
+    is_right = all(set(ids) & set(job.links) for _, ids in sets)
+    is_right &= job.case == "neighbour" or bool(sets) == bool(job.links)
+    is_right &= job.case != "two slow" or set(job.links) <= {name for _, ids in sets for name in ids}
+    is_right &= all(word in verdict.headline for word in job.wanted)
     return Judged(
         job=job,
         load=load,

@@ -33,6 +33,7 @@ class TrainingHosts:
         self._lab = lab
         self._ports = itertools.count(_FIRST_PORT)
         self._starters: list[subprocess.Popen[str]] = []
+        self._busy: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -52,19 +53,24 @@ class TrainingHosts:
         for starter in self._starters:
             starter.wait()
 
-    def start(self, folder: Path, words: Sequence[str], settings: dict[str, str]) -> None:
-        """Start one job: a rank on each host.
+    def start(self, folder: Path, words: Sequence[str], settings: dict[str, str], on: Sequence[str]) -> None:
+        """Start one job: a rank on each of some hosts.
 
         Args:
             folder: for its run and its logs; all hosts see it.
             words: options of `hpcpace train gpt2`.
             settings: environment of the ranks.
+            on: names of the hosts.
         """
-        hosts, port = self._lab.plan.hosts, next(self._ports)
+        folder.mkdir(exist_ok=True)
+        starters = dict(zip(self._lab.plan.hosts, self._starters, strict=True))
+        chosen = {host: starter for host, starter in starters.items() if host.name in on}
+        hosts, port = list(chosen), next(self._ports)
         of_all = {"WORLD_SIZE": str(len(hosts)), "GROUP_WORLD_SIZE": str(len(hosts)), "LOCAL_RANK": "0"}
         of_all |= {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(port)}
         of_all |= {"HPCPACE_LAB_EMULATION": self._lab.plan.emulation, **settings}
-        for rank, (host, starter) in enumerate(zip(hosts, self._starters, strict=True)):
+        for rank, (host, starter) in enumerate(chosen.items()):
+            self._busy.append(starter)
             address = f"spine.{host.leaf}.{host.name}"
             command = {
                 "arguments": ["train", "gpt2", "--run-dir", str(folder / "run"), *words],
@@ -77,8 +83,10 @@ class TrainingHosts:
             starter.stdin.flush()
 
     def wait(self) -> list[int]:
-        """Wait for the ranks of the job and return their exit codes."""
-        return [int(self._answer(starter, "ended")) for starter in self._starters]
+        """Wait for the ranks of all jobs that were started and return their exit codes."""
+        codes = [int(self._answer(starter, "ended")) for starter in self._busy]
+        self._busy.clear()
+        return codes
 
     def _answer(self, starter: subprocess.Popen[str], name: str) -> Any:
         assert starter.stdout is not None

@@ -36,7 +36,7 @@ class Effort(StrEnum):
     """As long as its figures need."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Claim:
     """What was expected, and whether it was found; None if the data cannot tell."""
 
@@ -71,6 +71,11 @@ class Experiment:
     title: str
     run: Callable[[Effort, Tell], Finding]
     needs_lab: bool = False
+
+
+def notes(name: str, **values: Any) -> list[str]:
+    """Return how an experiment was set up, from its part of templates/pacing-notes.md."""
+    return page("pacing-notes", experiment=name, **values).splitlines()
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -306,14 +311,10 @@ class Series:
             self.policy,
             str(len(self.ran)),
             f"{self.unpaced_ms:.1f} ms",
-            self.change.as_percent() if self.change and np.isfinite(self.change.low) else single(self.change),
+            spelled(self.change, ""),
             "" if off is None else f"{off:.2f} to {on:.2f}",
             ", ".join(f"{name} {count}" for name, count in self.outcomes.items()),
         ]
-
-
-def single(change: Estimate | None) -> str:
-    return "never paced" if change is None else f"{100 * change.value:+.1f} %"
 
 
 def run_scenes(scenes: Sequence[Scene], effort: Effort, tell: Tell) -> list[Series]:
@@ -336,13 +337,16 @@ def series_of(found: Sequence[Series], scene: str, policy: str) -> Series:
     return next(series for series in found if (series.scene.name, series.policy) == (scene, policy))
 
 
+def finding_of(found: Sequence[Series], claims: Sequence[Claim], notes: Sequence[str]) -> Finding:
+    """Return what series of jobs show, with a row for each."""
+    return Finding(table=[HEAD, *(series.row() for series in found)], claims=claims, notes=notes)
+
+
 def at_most(found: Estimate | None, limit: float) -> bool | None:
     """Return whether a value is at most a limit by its interval; None if the interval includes the limit."""
-    if found is None:
+    if found is None or found.low <= limit < found.high:
         return None
-    if found.high <= limit:
-        return True
-    return False if found.low > limit else None
+    return found.high <= limit
 
 
 def never_kept_in_vain(found: Sequence[Series]) -> bool:
@@ -350,8 +354,13 @@ def never_kept_in_vain(found: Sequence[Series]) -> bool:
     return not any(ran.trial["is_on"] for series in found for ran in series.ran)
 
 
-def spelled(found: Estimate | None) -> str:
-    """Return an estimate as text, or a placeholder if there is no estimate."""
+def spelled(found: Estimate | None, of_one: str = " (one job)") -> str:
+    """Return an estimate as text, or a placeholder if there is no estimate; `of_one` follows a value of one job."""
     if found is None:
         return "never paced"
-    return found.as_percent() if np.isfinite(found.low) else f"{100 * found.value:+.1f} % (one job)"
+    return found.as_percent() if np.isfinite(found.low) else f"{100 * found.value:+.1f} %{of_one}"
+
+
+def sentences(series: Series) -> str:
+    """Return what the trials of all jobs say."""
+    return "; ".join(ran.sentence for ran in series.ran)

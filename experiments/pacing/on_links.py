@@ -76,26 +76,20 @@ def finding(alone_ms: float, measured: dict[str, list[tuple[float, ...]]], steps
             (policy, str(len(pairs)), *(f"{value:.1f} ms" for value in means), experiment.spelled(changes[policy]))
         )
     stagger = changes["stagger"]
+    both_ms = usual.mean()
+    text = f"two jobs on one uplink hold each other up: {both_ms:.1f} ms a step, against {alone_ms:.1f} ms alone"
+    shorter = f"taking turns makes the steps of both shorter: {experiment.spelled(stagger)}"
     claims = [
-        experiment.Claim(
-            text=f"two jobs on one uplink hold each other up: {usual.mean():.1f} ms a step, against {alone_ms:.1f} ms "
-            "alone",
-            holds=bool(usual.mean() > 1.02 * alone_ms),
-        ),
-        experiment.Claim(
-            text=f"taking turns makes the steps of both shorter: {experiment.spelled(stagger)}",
-            holds=True if stagger.high < 0 else False if stagger.low > 0 else None,
-        ),
+        experiment.Claim(text, bool(both_ms > 1.02 * alone_ms)),
+        experiment.Claim(shorter, is_below_zero(stagger)),
     ]
-    notes = [
-        f"In the lab, links and uplinks of {RATE}: each job has a host on each leaf, so that both share the uplinks. "
-        f"EMULATED: work of {TURN_JOB.work_ms:g} ms is a sleep. Each reduces {TURN_JOB.message_kb:g} kB by "
-        "gloo in each of "
-        f"{steps} steps, the first {FIRST_STEPS} of which are left out.",
-        f"stagger has two slots in {PERIOD_MS:g} ms and, like the published rule, is on from the start: two trials at "
-        "once would disturb each other.",
-    ]
-    return experiment.Finding(table=table, claims=claims, notes=notes)
+    values = {"rate": RATE, "job": TURN_JOB, "steps": steps, "first": FIRST_STEPS, "period_ms": f"{PERIOD_MS:g}"}
+    return experiment.Finding(table=table, claims=claims, notes=experiment.notes("turns", **values))
+
+
+def is_below_zero(change: Estimate | None) -> bool | None:
+    """Return whether a change is one for the better; None if its interval includes 0."""
+    return None if change is None or change.low <= 0 <= change.high else change.high < 0
 
 
 TURNS = experiment.Experiment(name="turns", title="Two jobs on one uplink", run=run_turns, needs_lab=True)
@@ -132,29 +126,16 @@ def run_links(effort: experiment.Effort, tell: Tell) -> experiment.Finding:
                     tell(f"{name}, {policy}, seed {seed}: {ran[-1].mean_ms():.1f} ms a step; {ran[-1].sentence}")
                 found.append(experiment.Series(scene=scene, policy=policy, ran=tuple(ran)))
     stagger, slack = experiment.series_of(found, GATHER, "stagger"), experiment.series_of(found, LIMIT, "slack")
-    change = stagger.change
+    gained = f"a gather that many ranks send at once gains by turns: {experiment.spelled(stagger.change)}; "
+    in_vain = [series for series in found if series.scene.name == LIMIT]
+    off = f"links at their limit: no policy is on at the end; slack: {experiment.sentences(slack)}"
     claims = [
-        experiment.Claim(
-            text=f"a gather that many ranks send at once gains by turns: {experiment.spelled(change)}; "
-            + "; ".join(ran.sentence for ran in stagger.ran),
-            holds=None if change is None else True if change.high < 0 else False if change.low > 0 else None,
-        ),
-        experiment.Claim(
-            text="links at their limit: no policy is on at the end; slack: "
-            + "; ".join(ran.sentence for ran in slack.ran),
-            holds=experiment.never_kept_in_vain([series for series in found if series.scene.name == LIMIT]),
-        ),
+        experiment.Claim(gained + experiment.sentences(stagger), is_below_zero(stagger.change)),
+        experiment.Claim(off, experiment.never_kept_in_vain(in_vain)),
     ]
-    notes = [
-        f"In the lab, four hosts with links and uplinks of {RATE}. EMULATED: work of {LINK_JOB.work_ms:g} ms "
-        "is a sleep.",
-        f"{GATHER}: two ranks on each host. With gloo each sends {LINK_SCENES[GATHER][0].message_kb:g} kB to "
-        "rank 0; all "
-        "but one of the messages cross the link of its host. TCP shares a shaped link without collapsing as long as "
-        "the queue holds.",
-        f"{LIMIT}: one rank on each host, {LINK_SCENES[LIMIT][0].message_kb:g} kB reduced by gloo.",
-    ]
-    return experiment.Finding(table=[experiment.HEAD, *(series.row() for series in found)], claims=claims, notes=notes)
+    names = {"gather": GATHER, "limit": LIMIT, "rate": RATE, "job": LINK_JOB}
+    sizes = {"gather_kb": LINK_SCENES[GATHER][0].message_kb, "limit_kb": LINK_SCENES[LIMIT][0].message_kb}
+    return experiment.finding_of(found, claims, experiment.notes("links", **names, **sizes))
 
 
 LINKS = experiment.Experiment(name="links", title="Messages that meet on one link", run=run_links, needs_lab=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.jobs import Tell
-from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, percent
+from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, notes, percent
 from hpcpace.core.config import PaceSettings
 from hpcpace.metrics.resampling import Estimate, share_of
 from hpcpace.pace.trial import POWER, Trial, TrialOutcome, TrialResult
@@ -176,47 +176,33 @@ def judge(effort: Effort, tell: Tell) -> Finding:
         found[truth.name] = simulated(truth, settings, num_runs=num_runs)
         tell(f"{truth.name}: {outcomes_of(found[truth.name])}")
     nothing, nothing_spiky, easy, hardest, harm, much = found.values()
-    quiet, quiet_spiky = (
-        share_of(sum(trial.result.outcome == TrialOutcome.NO_EFFECT for trial in trials), num_runs)
-        for trials in (nothing, nothing_spiky)
-    )
-    seen, seen_hard = (
-        share_of(sum(trial.result.outcome == TrialOutcome.GAIN for trial in trials), num_runs)
-        for trials in (easy, hardest)
-    )
+    quiet, quiet_spiky = (_share(trials, TrialOutcome.NO_EFFECT) for trials in (nothing, nothing_spiky))
+    seen, seen_hard = (_share(trials, TrialOutcome.GAIN) for trials in (easy, hardest))
+    at_once = _share(much, TrialOutcome.HARM_AT_ONCE)
     ended = share_of(sum(trial.result.outcome != TrialOutcome.GAIN for trial in harm), num_runs)
-    blocks = float(np.median([trial.num_blocks_on for trial in harm]))
-    at_once = share_of(sum(trial.result.outcome == TrialOutcome.HARM_AT_ONCE for trial in much), num_runs)
-    blocks_of_much = float(np.median([trial.num_blocks_on for trial in much]))
+    blocks, blocks_of_much = (float(np.median([trial.num_blocks_on for trial in some])) for some in (harm, much))
+    power = f"a gain of 3 % is found with at least the stated power of {POWER:.0%}: {shown(seen)} at the usual noise, "
+    power += f"{shown(seen_hard)} where it is the smallest that could be seen"
+    ends = f"a harm of 3 % is ended, {shown(ended)}, within a median of {MAX_BLOCKS_OF_HARM} paced blocks: {blocks:g}"
+    soon = f"a harm of 10 % is ended at once, {shown(at_once)}, after a median of {blocks_of_much:g} paced blocks"
     claims = [
-        Claim(text=f"off against off gives 'no effect' in 95 %: {shown(quiet)}", holds=quiet.high >= 0.95),
-        Claim(text=f"also with rare long steps: {shown(quiet_spiky)}", holds=quiet_spiky.high >= 0.95),
-        Claim(
-            text=f"a gain of 3 % is found with at least the stated power of {POWER:.0%}: {shown(seen)} at the usual "
-            f"noise, {shown(seen_hard)} where it is the smallest that could be seen",
-            holds=min(seen.high, seen_hard.high) >= POWER,
-        ),
-        Claim(
-            text=f"a harm of 3 % is ended, {shown(ended)}, within a median of {MAX_BLOCKS_OF_HARM} paced blocks: "
-            f"{blocks:g}",
-            holds=ended.high >= 0.95 and blocks <= MAX_BLOCKS_OF_HARM,
-        ),
-        Claim(
-            text=f"a harm of 10 % is ended at once, {shown(at_once)}, after a median of {blocks_of_much:g} paced "
-            "blocks",
-            holds=at_once.high >= 0.95 and blocks_of_much <= 2,
-        ),
+        Claim(f"off against off gives 'no effect' in 95 %: {shown(quiet)}", quiet.high >= 0.95),
+        Claim(f"also with rare long steps: {shown(quiet_spiky)}", quiet_spiky.high >= 0.95),
+        Claim(power, min(seen.high, seen_hard.high) >= POWER),
+        Claim(ends, ended.high >= 0.95 and blocks <= MAX_BLOCKS_OF_HARM),
+        Claim(soon, at_once.high >= 0.95 and blocks_of_much <= 2),
     ]
     head = ["truth", "noise of a step", "outcome", "pairs, median", "paced blocks, median (95 %)"]
-    notes = [
-        f"{num_runs} runs for each truth. Steps of 100 ms with normal noise (correlation of neighbours "
-        f"{USUAL.correlation:g}) and a drift of the machine of {percent(USUAL.drift, 0)} and back over 2,000 steps. "
-        f"Rare long steps: {percent(SPIKY.spike, 0)} in {SPIKY.spike_probability:.1%} of them.",
-        f"{settings.aa_pairs} unpaced pairs, then up to {settings.max_pairs} pairs of blocks of "
-        f"{settings.block_steps} steps; durations reach the trial two windows late, as in a job, so that a paced block "
-        "may begin while the one before it is judged.",
-    ]
-    return Finding(table=[head, *(row_of(truth, found[truth.name]) for truth in truths)], claims=claims, notes=notes)
+    values = {"usual": USUAL, "spiky": SPIKY, "settings": settings, "percent": percent}
+    return Finding(
+        table=[head, *(row_of(truth, found[truth.name]) for truth in truths)],
+        claims=claims,
+        notes=notes("trial", num_runs=num_runs, **values),
+    )
+
+
+def _share(trials: list[SimulatedTrial], outcome: TrialOutcome) -> Estimate:
+    return share_of(sum(trial.result.outcome == outcome for trial in trials), len(trials))
 
 
 EXPERIMENT = Experiment(name="trial", title="The trial, judged by simulation", run=judge)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from experiments.labs import inject
-from experiments.pages import RESULTS, ROOT, table, write_page
+from experiments.pages import RESULTS, ROOT, write_page
 from hpcpace.core.config import LabConfig
 from hpcpace.lab.lab import Lab
 
@@ -102,21 +102,9 @@ def main() -> None:
         iperf_mbit, sockperf_us = peers(lab)
     print(f"iperf3 {iperf_mbit:.1f} Mb/s, sockperf {sockperf_us:.1f} us", file=sys.stderr)
     if args.write is not None:
-        links = sorted((case for case in cases if case.link), key=lambda each: (each.kind, each.link, each.rate_mbit))
-        write_page(
-            "probe-lab",
-            args.write,
-            hosts=HOSTS,
-            leaves=LEAVES,
-            link_mbit=LINK_MBIT,
-            uplink_mbit=UPLINK_MBIT,
-            data_share=DATA_SHARE,
-            seed=args.seed,
-            loads=[case.load for case in cases],
-            counts=_counts(cases),
-            figures=_figures(cases, iperf_mbit, sockperf_us),
-            links=table(("link", "slowed to (Mb/s)", "measured data (Mb/s)", "error", "named"), map(_row, links)),
-        )
+        sizes = {"hosts": HOSTS, "leaves": LEAVES, "link_mbit": LINK_MBIT, "uplink_mbit": UPLINK_MBIT}
+        values = figures_page(cases, iperf_mbit, sockperf_us)
+        write_page("probe-lab", args.write, seed=args.seed, data_share=DATA_SHARE, **sizes, **values)
 
 
 def planned(num_slow: int, num_healthy: int, seed: int) -> list[Case]:
@@ -203,8 +191,8 @@ def _served(lab: Lab, server_host: str, server: Sequence[str], client_host: str,
             serving.terminate()
 
 
-def _counts(cases: Sequence[Case]) -> str:
-    rows = []
+def counts(cases: Sequence[Case]) -> Iterator[tuple[object, ...]]:
+    """Yield for each kind of link how many measurements named it alone, with others, nothing, or something else."""
     for kind in ("host link", "uplink", "healthy"):
         own = [case for case in cases if case.kind == kind]
         alone = sum(bool(case.link) and case.is_right for case in own)
@@ -214,41 +202,29 @@ def _counts(cases: Sequence[Case]) -> str:
             for case in own
         )
         shown = ("-", "-") if kind == "healthy" else (alone, among)
-        rows.append((kind, len(own), *shown, nothing, len(own) - alone - nothing - among))
-    named = ("named alone", "named with others", "nothing named", "something else named")
-    return table(("slowed", "measurements", *named), rows)
+        yield kind, len(own), *shown, nothing, len(own) - alone - nothing - among
 
 
-def _figures(cases: Sequence[Case], iperf_mbit: float, sockperf_us: float) -> str:
+def errors(cases: Sequence[Case]) -> str:
+    """Return by how much rates are off, in words."""
+    found = [100 * abs(case.error) for case in cases]
+    return f"{statistics.median(found):.1f} % in the median, {max(found):.1f} % at most" if found else "-"
+
+
+def figures_page(cases: Sequence[Case], iperf_mbit: float, sockperf_us: float) -> dict[str, Any]:
+    """Return what the page has of the measurements and of the other programs."""
     healthy = [case for case in cases if not case.link]
-    usual = statistics.median(case.measured_mbit for case in healthy)
-    latency_us = statistics.median(case.latency_us for case in healthy)
-    beside = f"({100 * (usual / iperf_mbit - 1):+.1f} %)"
-    rows = [
-        ("usual rate of a host's link, median of healthy measurements", f"{usual:.1f} Mb/s"),
-        ("iperf3, n1 to n2, same lab", f"{iperf_mbit:.1f} Mb/s {beside}"),
-        ("error of that usual rate", _errors(healthy)),
-        (
-            "error of the rates of slowed links that were named",
-            _errors([case for case in cases if case.link and case.is_right]),
-        ),
-        ("latency n1 to n2, median of healthy measurements", f"{latency_us:.1f} us"),
-        (
-            "sockperf over TCP, n1 to n2, same lab",
-            f"{sockperf_us:.1f} us ({100 * (latency_us / sockperf_us - 1):+.0f} %)",
-        ),
-    ]
-    return table(("figure", "value"), rows)
-
-
-def _errors(cases: Sequence[Case]) -> str:
-    errors = [100 * abs(case.error) for case in cases]
-    return f"{statistics.median(errors):.1f} % in the median, {max(errors):.1f} % at most" if errors else "-"
-
-
-def _row(case: Case) -> list[str]:
-    error = f"{100 * case.error:+.1f} %" if case.is_right else "-"
-    return [case.target, f"{case.rate_mbit:.0f}", f"{case.measured_mbit:.1f}", error, ", ".join(case.named) or "-"]
+    return {
+        "counts": list(counts(cases)),
+        "usual_mbit": statistics.median(case.measured_mbit for case in healthy),
+        "iperf_mbit": iperf_mbit,
+        "usual_error": errors(healthy),
+        "slow_error": errors([case for case in cases if case.link and case.is_right]),
+        "latency_us": statistics.median(case.latency_us for case in healthy),
+        "sockperf_us": sockperf_us,
+        "links": sorted((case for case in cases if case.link), key=lambda each: (each.kind, each.link, each.rate_mbit)),
+        "loads": [case.load for case in cases],
+    }
 
 
 if __name__ == "__main__":

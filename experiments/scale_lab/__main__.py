@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.pages import RESULTS, page, table, today, with_section
+from experiments.pages import RESULTS, counted, page, with_section
 from experiments.scale_lab.in_lab import run_open
 from experiments.scale_lab.judge import HELD_OUT, SETUPS, SIZES, UPLINK_MBIT, Judged, Setup, judge, write_run
 from experiments.scale_lab.published import families
@@ -64,10 +64,9 @@ def _judged(folder: Path, setups: Sequence[Setup]) -> list[Judged]:
         if sum((folder / f"{setup.name}-{size}").exists() for size in SIZES) == len(SIZES):
             found.append(judge(folder, setup))
             print(_line(found[-1]), flush=True)
-    num_points = sum(len(one.points) for one in found)
-    inside = sum(point.is_inside for one in found for point in one.points)
+    is_inside = [point.is_inside for one in found for point in one.points]
     named = sum(one.is_named for one in found)
-    print(f"{inside} of {num_points} held-out sizes inside; {named} of {len(found)} parts named")
+    print(f"{counted(is_inside)} held-out sizes inside; {named} of {len(found)} parts named")
     return found
 
 
@@ -81,30 +80,19 @@ def _line(one: Judged) -> str:
 
 
 def _section(name: str, found: Sequence[Judged]) -> str:
-    num_points = sum(len(one.points) for one in found)
-    inside = sum(point.is_inside for one in found for point in one.points)
-    whole = sum(all(point.is_inside for point in one.points) for one in found)
-    rests_on = " or ".join(", ".join(map(str, sizes)) for sizes in sorted({one.known for one in found}))
-    rows = []
-    for one in found:
-        held_out = "; ".join(
-            f"{point.num_hosts} hosts: {point.measured_ms:.1f} ms, {point.predicted_ms:.1f} ms ({point.low_ms:.1f} to "
-            f"{point.high_ms:.1f}){'' if point.is_inside else ', outside'}"
-            for point in one.points
-        )
-        said = f"{one.stopped_by or 'nothing'}, {100 * one.lost:.0f} % of the step"
-        rows.append((one.setup.name, one.setup.part, said, held_out))
-    return "\n\n".join(
-        [
-            f"## {_TITLES[name]}",
-            f"Written by `python -m experiments.scale_lab --{name} --write` on {today()}, {os.cpu_count()} cores, load "
-            f"{os.getloadavg()[2]:.0f}. The law rests on {rests_on} hosts. {inside} of {num_points} held-out sizes are "
-            f"inside, in {whole} of {len(found)} set-ups all of them; the part is named right in "
-            f"{sum(one.is_named for one in found)} of {len(found)}.",
-            *([page("scale-proof-lab", uplink_mbit=UPLINK_MBIT).strip()] if name == "lab" else []),
-            table(("set-up", "injected", "said to stop it", "held out: measured, predicted (95 %)"), rows),
-        ]
-    )
+    return page(
+        "scale-proof-section",
+        where=name,
+        title=_TITLES[name],
+        found=found,
+        num_cores=os.cpu_count(),
+        load=os.getloadavg()[2],
+        rests_on=" or ".join(", ".join(map(str, sizes)) for sizes in sorted({one.known for one in found})),
+        inside=counted(point.is_inside for one in found for point in one.points),
+        num_whole=sum(all(point.is_inside for point in one.points) for one in found),
+        num_named=sum(one.is_named for one in found),
+        uplink_mbit=UPLINK_MBIT,
+    ).strip()
 
 
 def _published() -> str:

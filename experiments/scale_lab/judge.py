@@ -5,6 +5,7 @@ Simulated jobs are bulk-synchronous, as `hpcpace.simulation` has it, and the rea
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,21 +67,8 @@ class Setup:
         return 2 * (num_hosts - 1) / num_hosts * self.message_bytes * _BITS / (UPLINK_MBIT * 1e3)
 
 
-_KB = 1000
-SETUPS = (
-    Setup(name="jitter-rare", part="jitter", event_ms=200, event_share=0.04, num_steps=90),
-    Setup(name="jitter-usual", part="jitter", event_ms=120, event_share=0.1, num_steps=90),
-    Setup(name="jitter-often", part="jitter", event_ms=80, event_share=0.25, num_steps=90),
-    Setup(
-        name="jitter-strong", part="jitter", is_strong=True, event_ms=160, event_share=0.1, work_ms=800, num_steps=90
-    ),
-    Setup(name="serial-tenth", part="work", is_strong=True, serial_share=0.1, work_ms=800),
-    Setup(name="serial-fifth", part="work", is_strong=True, serial_share=0.2, work_ms=800),
-    Setup(name="serial-half", part="work", is_strong=True, serial_share=0.5, work_ms=800),
-    Setup(name="uplink-weak", part="transfer", message_bytes=1000 * _KB, work_ms=400),
-    Setup(name="uplink-large", part="transfer", message_bytes=1500 * _KB, work_ms=400),
-    Setup(name="uplink-strong", part="transfer", is_strong=True, message_bytes=1000 * _KB, work_ms=1600),
-)
+_ROWS = tomllib.loads(Path(__file__).with_name("setups.toml").read_text(encoding="utf-8"))["setup"]
+SETUPS = tuple(Setup(**row) for row in _ROWS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,16 +12,18 @@ from experiments.jobs import in_processes
 from experiments.pages import RESULTS, command, table
 from experiments.score import campaign
 from experiments.score.cells import CELLS, LOST_CELLS, POWER_LEVELS, power_cells
+from experiments.score.layout_cells import LAYOUT_CELLS
 
 DOCUMENT = RESULTS / "diagnosis-score.md"
 _PER_CELL, _PER_POWER_CELL = 100, 20
 _QUICK, _QUICK_POWER = 6, 2
+_ALL_CELLS = (*CELLS, *LOST_CELLS, *LAYOUT_CELLS)
 
 
 def main() -> None:
     args = _arguments()
     begin_s = time.monotonic()
-    cells = [cell for cell in (*CELLS, *LOST_CELLS) if not args.cells or cell.name in args.cells]
+    cells = [cell for cell in _ALL_CELLS if not args.cells or cell.name in args.cells]
     todo = campaign.tasks(cells, per_cell=args.per_cell or (_QUICK if args.quick else _PER_CELL), of=args.seeds)
     if args.power or not args.cells:
         per_point = args.per_point or (_QUICK_POWER if args.quick else _PER_POWER_CELL)
@@ -39,7 +41,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m experiments.score", description=__doc__)
-    names = [cell.name for cell in (*CELLS, *LOST_CELLS)]
+    names = [cell.name for cell in _ALL_CELLS]
     parser.add_argument(
         "--seeds",
         choices=("develop", "report"),
@@ -88,13 +90,14 @@ def _is_failed(outcome: campaign.Outcome) -> bool:
 
 def _line(outcome: campaign.Outcome) -> str:
     s, truth, found = outcome.scenario, outcome.truth, outcome.judgement
-    said = outcome.error
+    said, cost = outcome.error, ""
     if found is not None:
         variety = f" ({found.variety})" if found.variety else ""
+        cost = f", said to be {found.loss_share:.1%}"
         said = f"{found.mode}{variety}, names {', '.join(found.named[:4]) or 'nobody'}"
     return (
         f"{outcome.task.cell} seed {outcome.task.seed}: {s.layout} {s.num_ranks} ranks, {s.num_steps} steps, {s.noise} "
-        f"{s.level:.0%}, size {s.size:.0%}, costs {truth.fault_share:.1%} + noise {truth.noise_share:.1%}; "
+        f"{s.level:.0%}, size {s.size:.0%}, costs {truth.fault_share:.1%} + noise {truth.noise_share:.1%}{cost}; "
         f"truth {' or '.join(truth.modes)}, {' = '.join(truth.culprits[:4]) or 'nobody'}; said {said}"
     )
 
@@ -103,8 +106,9 @@ def _show(outcomes: list[campaign.Outcome]) -> None:
     power = ("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS))
     for head, rows in (
         (campaign.CELL_COLUMNS, campaign.cell_rows(outcomes)),
-        (("cell", "modes given (not right)"), campaign.mode_rows(outcomes, (*CELLS, *LOST_CELLS))),
+        (("cell", "modes given (not right)"), campaign.mode_rows(outcomes, _ALL_CELLS)),
         (campaign.LOST_COLUMNS, campaign.lost_rows(outcomes)),
+        (campaign.LAYOUT_COLUMNS, campaign.layout_rows(outcomes)),
         (campaign.TARGET_COLUMNS, campaign.target_rows(outcomes)),
         (campaign.CONFIDENCE_COLUMNS, campaign.confidence_rows(outcomes)),
         (power, campaign.power_rows(outcomes)),

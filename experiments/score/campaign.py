@@ -9,15 +9,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from experiments.pages import listed, minutes, page, share, table
 from experiments.score.cells import CELLS, LOST_CELLS, POWER_LEVELS, POWER_SIZES, Cell, SeedSet, power_cells, seeds
 from experiments.score.generator import traces_of, with_losses, write_run
+from experiments.score.layout_cells import LAYOUT_CELLS, LayoutCell, LayoutScenario
 from experiments.score.scenario import Scenario
-from experiments.score.truth import CANNOT_TELL, Judgement, Truth, Verdict, judge, truth_of
+from experiments.score.truth import Judgement, Truth, judge, truth_of
 from hpcpace.diagnosis.analyze import examine
+from hpcpace.diagnosis.summary import Mode, Verdict
 from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.tables import RankTrace
 
 WRITTEN_EVERY = 50
 
@@ -41,7 +45,7 @@ class Outcome:
     """
 
     task: Task
-    scenario: Scenario
+    scenario: Scenario | LayoutScenario
     truth: Truth
     judgement: Judgement | None
     duration_s: float
@@ -49,10 +53,10 @@ class Outcome:
     error: str = ""
 
 
-def tasks(cells: Sequence[Cell], *, per_cell: int, of: SeedSet) -> list[Task]:
+def tasks(cells: Sequence[Cell | LayoutCell], *, per_cell: int, of: SeedSet) -> list[Task]:
     """Return what to do: `per_cell` traces of each cell, fewer of those that cost more."""
     pairs = [(cell.name, seed) for cell in cells for seed in seeds(max(per_cell // cell.cost, 1), of)]
-    written = {cell.name for cell in cells if cell not in LOST_CELLS}
+    written = {cell.name for cell in cells if cell not in LOST_CELLS and isinstance(cell, Cell)}
     return [
         Task(cell=name, seed=seed, is_written=number % WRITTEN_EVERY == 0 and name in written)
         for number, (name, seed) in enumerate(pairs)
@@ -62,24 +66,29 @@ def tasks(cells: Sequence[Cell], *, per_cell: int, of: SeedSet) -> list[Task]:
 def examined(task: Task, *, examination: Callable[..., Verdict] = examine) -> Outcome:
     """Return the result of one trace."""
     scenario = _CELLS[task.cell].scenario(task.seed)
-    truth = truth_of(scenario)
-    traces = with_losses(scenario, traces_of(scenario), lambda: traces_of(_another_run(scenario)))
+    if isinstance(scenario, LayoutScenario):
+        truth, traces = scenario.truth(), scenario.traces()
+    else:
+        truth = truth_of(scenario)
+        traces = with_losses(scenario, traces_of(scenario), partial(_traces_of_another, scenario))
     begin_s = time.perf_counter()
     judgement, is_same, error = None, None, ""
     try:
         verdict = examination(traces, ())
         duration_s = time.perf_counter() - begin_s
         judgement = judge(scenario, truth, verdict)
-        is_same = _from_disk(scenario, examination) == verdict if task.is_written else None
+        if task.is_written and isinstance(scenario, Scenario):
+            is_same = _from_disk(scenario, examination) == verdict
     except Exception as raised:  # the boundary to what is scored: a failure is an outcome, and is counted
         duration_s, error = time.perf_counter() - begin_s, f"{type(raised).__name__}: {raised}"
     found = {"judgement": judgement, "duration_s": duration_s, "is_same_from_disk": is_same, "error": error}
     return Outcome(task=task, scenario=scenario, truth=truth, **found)
 
 
-def _another_run(scenario: Scenario) -> Scenario:
-    """Return a scenario of as many ranks in which all of them are slower."""
-    return replace(scenario, seed=scenario.seed + 1, fault="none", size=0.0, level=2 * scenario.level, data="sound")
+def _traces_of_another(scenario: Scenario) -> list[RankTrace]:
+    """Return traces of another run of as many ranks, in which all of them are slower."""
+    other = replace(scenario, seed=scenario.seed + 1, fault="none", size=0.0, level=2 * scenario.level, data="sound")
+    return traces_of(other)
 
 
 def _from_disk(scenario: Scenario, examination: Callable[..., Verdict]) -> Verdict:
@@ -89,7 +98,9 @@ def _from_disk(scenario: Scenario, examination: Callable[..., Verdict]) -> Verdi
         return examination(found.traces, found.problems)
 
 
-_CELLS = {cell.name: cell for cell in (*CELLS, *LOST_CELLS, *power_cells())}
+_CELLS: dict[str, Cell | LayoutCell] = {
+    cell.name: cell for cell in (*CELLS, *LOST_CELLS, *LAYOUT_CELLS, *power_cells())
+}
 
 
 _BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -108,7 +119,12 @@ CELL_COLUMNS = (
 )
 
 
-def _by_cell(outcomes: Sequence[Outcome], cells: Sequence[Cell]) -> list[tuple[str, list[Outcome], list[Judgement]]]:
+LAYOUT_COLUMNS = (*CELL_COLUMNS[:-2], "cost off by, points", "at most")
+
+
+def _by_cell(
+    outcomes: Sequence[Outcome], cells: Sequence[Cell | LayoutCell]
+) -> list[tuple[str, list[Outcome], list[Judgement]]]:
     """Return name, outcomes and judgements of each cell that has any, and of all of them."""
     chosen = [(cell.name, [o for o in outcomes if o.task.cell == cell.name]) for cell in cells]
     chosen.append(("all", [o for _, some in chosen for o in some]))
@@ -118,6 +134,24 @@ def _by_cell(outcomes: Sequence[Outcome], cells: Sequence[Cell]) -> list[tuple[s
 def cell_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """Return a row of text for each cell that has outcomes, columns as in CELL_COLUMNS, and one for all of them."""
     return [_cell_row(*of_cell) for of_cell in _by_cell(outcomes, CELLS)]
+
+
+def layout_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Return a row for each cell of a layout, columns as in LAYOUT_COLUMNS, and one for all of them."""
+    return [
+        [*_cell_row(name, chosen, done)[:-2], *_cost_columns(chosen)]
+        for name, chosen, done in _by_cell(outcomes, LAYOUT_CELLS)
+    ]
+
+
+def _cost_columns(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return by how much what the right mode is said to cost differs from what it costs: median, and the most."""
+    found = [
+        abs(one.judgement.loss_share - (one.truth.fault_share or one.truth.noise_share))
+        for one in outcomes
+        if one.judgement is not None and one.judgement.is_mode_right and one.judgement.loss_share
+    ]
+    return [f"{100 * statistics.median(found):.1f}", f"{100 * max(found):.1f}"] if found else ["-", "-"]
 
 
 def _cell_row(name: str, outcomes: Sequence[Outcome], done: Sequence[Judgement]) -> list[str]:
@@ -143,8 +177,8 @@ def lost_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """Return a row for each cell whose data cannot carry a verdict, columns as in LOST_COLUMNS, and one for all."""
     rows = []
     for name, chosen, done in _by_cell(outcomes, LOST_CELLS):
-        num_told = sum(j.mode != CANNOT_TELL and j.is_right for j in done)
-        counts = (sum(j.mode == CANNOT_TELL for j in done), num_told, sum(j.is_wrong_and_confident for j in done))
+        num_told = sum(j.mode != Mode.CANNOT_TELL and j.is_right for j in done)
+        counts = (sum(j.mode == Mode.CANNOT_TELL for j in done), num_told, sum(j.is_wrong_and_confident for j in done))
         rows.append([name, str(len(chosen)), *(share(number, len(chosen)) for number in counts), "0.5 %"])
     return rows
 
@@ -163,7 +197,7 @@ def target_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
         and outcome.truth.culprits
         and outcome.truth.is_identifiable
         and outcome.scenario.data == "sound"
-        and not outcome.task.cell.startswith("power-")
+        and not outcome.task.cell.startswith(("power-", "layout-"))
     ]
     rows = []
     for size, wanted in _WANTED.items():
@@ -180,7 +214,7 @@ def target_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return rows
 
 
-def mode_rows(outcomes: Sequence[Outcome], cells: Sequence[Cell] = CELLS) -> list[list[str]]:
+def mode_rows(outcomes: Sequence[Outcome], cells: Sequence[Cell | LayoutCell] = CELLS) -> list[list[str]]:
     """Return for each cell the modes that were given, the most frequent first; those that are not right in brackets."""
     rows = []
     for cell in cells:
@@ -223,10 +257,10 @@ def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) ->
     names = {outcome.task.cell for outcome in outcomes}
     written = [outcome for outcome in outcomes if outcome.is_same_from_disk is not None]
     failed = [f"{one.task.cell}, seed {one.task.seed}: {one.error}" for one in outcomes if one.error]
-    has_power = bool(names - {cell.name for cell in (*CELLS, *LOST_CELLS)})
+    has_power = bool(names - {cell.name for cell in (*CELLS, *LOST_CELLS, *LAYOUT_CELLS)})
     power = table(("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS)), power_rows(outcomes))
 
-    def titles(cells: Sequence[Cell]) -> str:
+    def titles(cells: Sequence[Cell | LayoutCell]) -> str:
         rows = [(cell.name, cell.title) for cell in cells if cell.name in names]
         return table(("cell", "what happens in it"), rows)
 
@@ -242,6 +276,9 @@ def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) ->
         lost=table(LOST_COLUMNS, lost_rows(outcomes)),
         lost_titles=titles(LOST_CELLS),
         lost_modes=table(("cell", "modes"), mode_rows(outcomes, LOST_CELLS)),
+        layouts=table(LAYOUT_COLUMNS, layout_rows(outcomes)),
+        layout_titles=titles(LAYOUT_CELLS),
+        layout_modes=table(("cell", "modes"), mode_rows(outcomes, LAYOUT_CELLS)),
         power=power if has_power else "",
         confidence=table(CONFIDENCE_COLUMNS, confidence_rows(outcomes)),
         num_written=len(written),

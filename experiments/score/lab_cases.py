@@ -7,8 +7,10 @@ holds.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from experiments.score.scenario import Scenario
@@ -124,68 +126,12 @@ def _injected_ranks(case: Case) -> tuple[int, ...]:
     return () if len(slowed) == NUM_RANKS else tuple(sorted(rank for rank in slowed if rank is not None))
 
 
-def _everywhere(settings: str) -> tuple[str, ...]:
-    return tuple(f"host={host},{settings}" for host in HOSTS)
+def _case(row: dict[str, Any]) -> Case:
+    """Return the case of a row of lab_cases.toml."""
+    specs = row.pop("inject", ())
+    inject = [spec.replace("*", host) for spec in specs for host in (HOSTS if "host=*" in spec else ("",))]
+    modes = tuple(map(Mode, row.pop("modes")))
+    return Case(modes=modes, inject=tuple(inject), fault=tuple(row.pop("fault", ())), **row)
 
 
-def _case(name: str, title: str, *modes: Mode, **more: Any) -> Case:
-    return Case(name=name, title=title, modes=modes, **more)
-
-
-def _on_rank_2(settings: str) -> tuple[str, ...]:
-    return (f"rank=2,{settings}",)
-
-
-_SLOW_LINK: dict[str, Any] = {"fault": ("slow-link", "n3", "--rate", "100mbit"), "is_early": True}
-_HANG: dict[str, Any] = {"fault": ("kill-rank", JOB, "2", "--signal", "STOP"), "is_cancelled": True}
-_STAGE = tuple(f"rank={rank},phase=forward,size=120ms" for rank in (1, 3))
-_FLAPPING = ("flap-link", "n3", "--period", "4", "--down", "0.5")
-CASES = (
-    _case("healthy", "nothing is wrong", Mode.HEALTHY),
-    _case("healthy-pipelines", "nothing is wrong, two stages", Mode.HEALTHY, stages=2),
-    _case("slow-rank", "rank 2 computes 50 ms longer", Mode.STRAGGLER, inject=_on_rank_2("phase=forward,size=50ms")),
-    _case(
-        "busy-rank",
-        "rank 2 has twice the work of real computation, on shared cores",
-        Mode.STRAGGLER,
-        inject=_on_rank_2("phase=compute,size=100%"),
-        is_real=True,
-    ),
-    _case("slow-host", "n3 is left a tenth of a core", Mode.STRAGGLER, fault=("slow-host", "n3", "--cores", "0.1")),
-    _case("slow-stage", "the second of two stages computes 120 ms longer", Mode.IMBALANCE, stages=2, inject=_STAGE),
-    _case(
-        "slow-link",
-        "the link of n3 has 100 Mb/s; two stages, so that another group of replicas does not use it",
-        Mode.CONTENTION,
-        stages=2,
-        **_SLOW_LINK,
-    ),
-    _case(
-        "slow-link-one-group",
-        "the same in data parallelism, where one group spans all ranks: connections tell the link",
-        Mode.CONTENTION,
-        **_SLOW_LINK,
-    ),
-    _case("flapping-link", "the link of n3 is down for 0.5 s of every 4 s", Mode.CONTENTION, fault=_FLAPPING),
-    _case(
-        "random-jitter",
-        "any rank computes 100 ms longer in one step of ten, each for itself",
-        Mode.AMPLIFICATION,
-        inject=_everywhere("phase=forward,size=100ms,kind=random,p=0.1"),
-    ),
-    _case(
-        "periodic",
-        "n3 computes 100 ms longer in every tenth step",
-        Mode.RUNTIME,
-        inject=("host=n3,phase=forward,size=100ms,kind=periodic,period=10",),
-    ),
-    _case("input-bound", "all ranks wait 40 ms for their data", Mode.INPUT, inject=_everywhere("phase=data,size=40ms")),
-    _case(
-        "hang",
-        "rank 2 is stopped for good, and the job is cancelled",
-        Mode.HANG,
-        num_steps=100_000,
-        num_before=40,
-        **_HANG,
-    ),
-)
+CASES = tuple(map(_case, tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["case"]))

@@ -172,6 +172,12 @@ class Scenario:
     def leaf_of_rank(self) -> np.ndarray:
         return self.node_of_rank // self.nodes_per_leaf
 
+    def names_of(self, rank: int) -> tuple[str, ...]:
+        """Return the names of all units that a rank belongs to: itself, its node, leaf and slot."""
+        node, leaf = rank // self.ranks_per_node, rank // self.ranks_per_node // self.nodes_per_leaf
+        names = (f"rank {rank}", f"node n{node + 1}", f"leaf leaf{leaf + 1}")
+        return names if self.num_stages == 1 else (*names, f"slot pp{rank % self.num_stages}")
+
     def random(self, stream: str) -> np.random.Generator:
         """Return the random numbers of one purpose: what else a scenario draws does not change them."""
         return np.random.default_rng([self.seed, *stream.encode()])

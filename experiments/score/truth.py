@@ -11,50 +11,29 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from experiments.score import timeline
 from experiments.score.scenario import NUM_WARMUP, Scenario
-from experiments.score.timeline import (
-    COMPUTE_NS,
-    DATA_NS,
-    OPTIMIZER_NS,
-    RECV_NS,
-    SEND_NS,
-    Timeline,
-    crossings,
-    same_traffic,
-    simulate,
-    slow_link,
-)
+from hpcpace.diagnosis.summary import Culprit, Mode, Verdict
 from hpcpace.trace.schema import Op
-
-AMPLIFICATION = "synchronisation amplification"
-STRAGGLER = "persistent straggler"
-IMBALANCE = "pipeline imbalance"
-CONTENTION = "fabric contention"
-RUNTIME = "runtime and control plane"
-COMMUNICATION = "communication-bound"
-CORES = "ranks share cores"
-HOST_BOUND = "host-bound"
-HEALTHY = "healthy"
-CANNOT_TELL = "cannot tell"
 
 HEALTHY_SHARE, AMPLIFIED_SHARE = 0.04, 0.08
 _BUBBLE_SHARE = 0.08
-_CERTAIN = (STRAGGLER, RUNTIME, "input-bound", "hang")
+_CERTAIN = (Mode.STRAGGLER, Mode.RUNTIME, Mode.INPUT, Mode.HANG)
 _MODES = {
-    "slow_rank": (STRAGGLER,),
-    "slow_node": (STRAGGLER,),
-    "slow_link": (CONTENTION,),
-    "slow_switch": (CONTENTION,),
-    "slow_stage": (IMBALANCE,),
-    "rotating": (AMPLIFICATION, STRAGGLER),
-    "transient": (STRAGGLER, RUNTIME),
-    "periodic_service": (RUNTIME,),
-    "contention": (CONTENTION,),
-    "input_bound": ("input-bound",),
-    "communication_bound": (COMMUNICATION,),
-    "shared_cores": (CORES,),
-    "foreign_load": (CORES,),
-    "hang": ("hang",),
+    "slow_rank": (Mode.STRAGGLER,),
+    "slow_node": (Mode.STRAGGLER,),
+    "slow_link": (Mode.CONTENTION,),
+    "slow_switch": (Mode.CONTENTION,),
+    "slow_stage": (Mode.IMBALANCE,),
+    "rotating": (Mode.AMPLIFICATION, Mode.STRAGGLER),
+    "transient": (Mode.STRAGGLER, Mode.RUNTIME),
+    "periodic_service": (Mode.RUNTIME,),
+    "contention": (Mode.CONTENTION,),
+    "input_bound": (Mode.INPUT,),
+    "communication_bound": (Mode.COMMUNICATION,),
+    "shared_cores": (Mode.CORES,),
+    "foreign_load": (Mode.CORES,),
+    "hang": (Mode.HANG,),
 }
 
 
@@ -91,12 +70,12 @@ class Truth:
 
 def truth_of(scenario: Scenario) -> Truth:
     """Return the truth about a scenario; it costs three simulations."""
-    ideal_ns = simulate(scenario, with_noise=False, with_fault=False).mean_step_ns
-    healthy, faulty = simulate(scenario, with_fault=False), simulate(scenario)
+    ideal_ns = timeline.simulate(scenario, with_noise=False, with_fault=False).mean_step_ns
+    healthy, faulty = timeline.simulate(scenario, with_fault=False), timeline.simulate(scenario)
     healthy_ns, step_ns = healthy.mean_step_ns, faulty.mean_step_ns
     fault_share = (step_ns - healthy_ns) / step_ns if scenario.fault not in ("none", "hang") else 0.0
     noise_share = (healthy_ns - ideal_ns) / step_ns
-    link = slow_link(scenario)
+    link = timeline.slow_link(scenario)
     culprits = same_names(scenario, scenario.affected_ranks) if link is None else _links(scenario, link)
     is_identifiable = link is None or len(culprits) == 1
     truth = Truth(
@@ -120,12 +99,12 @@ def _without(truth: Truth, scenario: Scenario) -> Truth:
     make the job healthy.
     """
     left = tuple(rank for rank in truth.ranks if rank not in scenario.lost_ranks)
-    modes = [mode for mode in truth.modes if mode in _CERTAIN and (left or mode not in (STRAGGLER, RUNTIME))]
+    modes = [mode for mode in truth.modes if mode in _CERTAIN and (left or mode not in (Mode.STRAGGLER, Mode.RUNTIME))]
     if left and scenario.fault in ("slow_rank", "slow_node", "transient"):
-        modes.append(STRAGGLER)  # what it costs is said as the most that it can be
+        modes.append(Mode.STRAGGLER)  # what it costs is said as the most that it can be
     return replace(
         truth,
-        modes=(CANNOT_TELL, *modes),
+        modes=(Mode.CANNOT_TELL, *modes),
         culprits=same_names(scenario, truth.ranks) if left else (),
         ranks=left,
         is_identifiable=bool(left),
@@ -142,19 +121,15 @@ def _tolerated(scenario: Scenario) -> tuple[str, ...]:
 def same_names(scenario: Scenario, ranks: Sequence[int]) -> tuple[str, ...]:
     """Return every name of exactly these ranks: a rank, a node, a leaf or a slot."""
     wanted = frozenset(ranks)
-    nodes, leaves = scenario.node_of_rank.tolist(), scenario.leaf_of_rank.tolist()
     units: dict[str, set[int]] = {}
     for rank in range(scenario.num_ranks):
-        names = [f"rank {rank}", f"node n{nodes[rank] + 1}", f"leaf leaf{leaves[rank] + 1}"]
-        if scenario.num_stages > 1:
-            names.append(f"slot pp{rank % scenario.num_stages}")
-        for name in names:
+        for name in scenario.names_of(rank):
             units.setdefault(name, set()).add(rank)
     return tuple(name for name, members in units.items() if members == wanted)
 
 
 def _links(scenario: Scenario, link: str) -> tuple[str, ...]:
-    return tuple(f"link {name}" for name in same_traffic(scenario, link))
+    return tuple(f"link {name}" for name in timeline.same_traffic(scenario, link))
 
 
 def _modes(scenario: Scenario, fault_share: float, noise_share: float, *, is_identifiable: bool) -> tuple[str, ...]:
@@ -162,27 +137,27 @@ def _modes(scenario: Scenario, fault_share: float, noise_share: float, *, is_ide
     if scenario.fault == "hang":
         return _MODES["hang"]
     if scenario.device == "host_bound":
-        return (HOST_BOUND,)
+        return (Mode.HOST,)
     is_worth = fault_share >= 0.5 * noise_share or noise_share < AMPLIFIED_SHARE
     if scenario.fault != "none" and (is_worth or fault_share >= HEALTHY_SHARE):
         modes += _MODES[scenario.fault]
         # Where each stage is one rank, a slow rank and a stage with more work are the same.
         if scenario.fault in ("slow_rank", "slow_node", "slow_stage") and scenario.layout == "pp":
-            modes += [STRAGGLER, IMBALANCE]
+            modes += [Mode.STRAGGLER, Mode.IMBALANCE]
         if not is_identifiable:
             # One global all_reduce over a slow link looks like a larger message, and nothing is broken then.
-            modes += [COMMUNICATION, CANNOT_TELL, HEALTHY]
+            modes += [Mode.COMMUNICATION, Mode.CANNOT_TELL, Mode.HEALTHY]
     if noise_share >= HEALTHY_SHARE and (noise_share >= 0.5 * fault_share or not is_identifiable):
-        modes.append(AMPLIFICATION)
+        modes.append(Mode.AMPLIFICATION)
         if scenario.noise == "periodic":
-            modes.append(RUNTIME)
+            modes.append(Mode.RUNTIME)
     if noise_share < AMPLIFIED_SHARE and fault_share < HEALTHY_SHARE:
-        modes.append(HEALTHY)
+        modes.append(Mode.HEALTHY)
         bubble = (scenario.num_stages - 1) / (scenario.num_microbatches + scenario.num_stages - 1)
         if bubble >= _BUBBLE_SHARE:
-            modes.append(IMBALANCE)
+            modes.append(Mode.IMBALANCE)
         if scenario.clock_error_ns:
-            modes.append(CANNOT_TELL)
+            modes.append(Mode.CANNOT_TELL)
     return tuple(dict.fromkeys(modes))
 
 
@@ -202,10 +177,10 @@ def _own_effect(scenario: Scenario) -> float | None:
     """
     if scenario.fault not in ("slow_rank", "slow_node", "slow_stage"):
         return None
-    own_ns = np.full(scenario.num_stages, COMPUTE_NS + OPTIMIZER_NS + DATA_NS)
+    own_ns = np.full(scenario.num_stages, timeline.COMPUTE_NS + timeline.OPTIMIZER_NS + timeline.DATA_NS)
     if scenario.num_stages > 1:
-        own_ns[[0, -1]] += scenario.num_microbatches * (SEND_NS + RECV_NS)
-    added_ns = scenario.size * (COMPUTE_NS + OPTIMIZER_NS)
+        own_ns[[0, -1]] += scenario.num_microbatches * (timeline.SEND_NS + timeline.RECV_NS)
+    added_ns = scenario.size * (timeline.COMPUTE_NS + timeline.OPTIMIZER_NS)
     stages = sorted({rank % scenario.num_stages for rank in scenario.affected_ranks})
     if scenario.fault == "slow_stage" or scenario.num_replicas == 1:
         usual_ns = float(np.median(np.delete(own_ns, stages)))
@@ -213,16 +188,16 @@ def _own_effect(scenario: Scenario) -> float | None:
     return float(np.mean(added_ns / own_ns[stages]))
 
 
-def _link_effect(scenario: Scenario, link: str, faulty: Timeline, healthy: Timeline) -> float:
+def _link_effect(scenario: Scenario, link: str, faulty: timeline.Timeline, healthy: timeline.Timeline) -> float:
     """Return by what share all_reduces that cross a link take longer than without the fault.
 
     From the last enter until the last rank learns of the end, which takes time however fast the links are.
     """
-    crossed = crossings(scenario)
+    crossed = timeline.crossings(scenario)
     stages = [stage for stage in range(scenario.num_stages) if link in crossed.get(("dp", -1, stage), ())]
     total_ns = [0.0, 0.0]
-    for index, timeline in enumerate((healthy, faulty)):
-        reduced = next(of for of in timeline.operations if of.op == Op.ALL_REDUCE)
+    for index, run in enumerate((healthy, faulty)):
+        reduced = next(of for of in run.operations if of.op == Op.ALL_REDUCE)
         for stage in stages:
             ranks = slice(stage, None, scenario.num_stages)
             exit_ns, enter_ns = (times[NUM_WARMUP:, :, ranks].max(axis=2) for times in (reduced.exit, reduced.enter))
@@ -232,32 +207,6 @@ def _link_effect(scenario: Scenario, link: str, faulty: Timeline, healthy: Timel
 
 # Of the links that nobody can tell apart, a verdict must hold this share for possible, or it claims too much.
 _MIN_HELD_POSSIBLE = 0.5
-
-
-class Culprit(Protocol):
-    """What is read of a culprit of a verdict."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def id(self) -> str: ...
-    @property
-    def aliases(self) -> tuple[str, ...]: ...
-    @property
-    def interval(self) -> tuple[float, float]: ...
-
-
-class Verdict(Protocol):
-    """What is read of a verdict; `variety` says how a straggler recurs."""
-
-    @property
-    def mode(self) -> str: ...
-    @property
-    def variety(self) -> str: ...
-    @property
-    def culprits(self) -> Sequence[Culprit]: ...
-    @property
-    def confidence(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +224,7 @@ class Judgement:
         is_false_alarm: whether somebody was named, and nobody is to blame.
         is_covered: whether the interval of the found culprit's effect holds the true effect; None without.
         confidence: that it gave.
+        loss_share: what it says that its mode costs, as a share of the step; 0 where it does not say.
     """
 
     mode: str
@@ -288,6 +238,7 @@ class Judgement:
     is_false_alarm: bool
     is_covered: bool | None
     confidence: float
+    loss_share: float = 0.0
 
     @property
     def num_named(self) -> int:
@@ -302,7 +253,7 @@ class Judgement:
     @property
     def is_wrong_and_confident(self) -> bool:
         """Whether it says something, and that is wrong: a mode, or whom it names."""
-        return self.mode != CANNOT_TELL and not self.is_right
+        return self.mode != Mode.CANNOT_TELL and not self.is_right
 
     @property
     def is_right(self) -> bool:
@@ -310,7 +261,17 @@ class Judgement:
         return self.is_mode_right and not self.is_wrong
 
 
-def judge(scenario: Scenario, truth: Truth, verdict: Verdict) -> Judgement:
+class Judged(Protocol):
+    """What is read of a scenario to judge a verdict on it."""
+
+    @property
+    def num_ranks(self) -> int: ...
+    def names_of(self, rank: int) -> tuple[str, ...]:
+        """Return the names of all units that a rank belongs to."""
+        ...
+
+
+def judge(scenario: Judged, truth: Truth, verdict: Verdict) -> Judgement:
     """Return the judgement of a verdict."""
     named = [culprit for culprit in verdict.culprits if not set(_names(culprit)) & set(truth.tolerated)]
     right = [culprit for culprit in named if _is_right(scenario, truth, culprit)]
@@ -319,7 +280,7 @@ def judge(scenario: Scenario, truth: Truth, verdict: Verdict) -> Judgement:
         parts = set().union(*(_ranks(scenario, culprit) for culprit in right))
         is_found = parts == set(truth.ranks)
     is_mode_right = verdict.mode in truth.modes
-    if verdict.mode == STRAGGLER and truth.varieties and verdict.variety not in truth.varieties:
+    if verdict.mode == Mode.STRAGGLER and truth.varieties and verdict.variety not in truth.varieties:
         is_mode_right = False
     return Judgement(
         mode=verdict.mode,
@@ -329,10 +290,11 @@ def judge(scenario: Scenario, truth: Truth, verdict: Verdict) -> Judgement:
         is_found=is_found,
         named=tuple(f"{culprit.kind} {culprit.id}" for culprit in named),
         num_named_right=len(right),
-        is_abstention=bool(truth.culprits) and (not named or verdict.mode == CANNOT_TELL),
+        is_abstention=bool(truth.culprits) and (not named or verdict.mode == Mode.CANNOT_TELL),
         is_false_alarm=bool(named) and not truth.culprits,
         is_covered=_is_covered(truth, named[0]) if is_found and truth.effect is not None else None,
         confidence=verdict.confidence,
+        loss_share=getattr(verdict, "loss_share", 0.0),
     )
 
 
@@ -340,7 +302,7 @@ def _names(culprit: Culprit) -> tuple[str, ...]:
     return (f"{culprit.kind} {culprit.id}", *culprit.aliases)
 
 
-def _is_right(scenario: Scenario, truth: Truth, culprit: Culprit) -> bool:
+def _is_right(scenario: Judged, truth: Truth, culprit: Culprit) -> bool:
     names = set(_names(culprit))
     if names & set(truth.culprits):
         num_held = len(names & set(truth.culprits))
@@ -349,20 +311,10 @@ def _is_right(scenario: Scenario, truth: Truth, culprit: Culprit) -> bool:
     return bool(ranks) and ranks <= set(truth.ranks)
 
 
-def _ranks(scenario: Scenario, culprit: Culprit) -> set[int]:
+def _ranks(scenario: Judged, culprit: Culprit) -> set[int]:
     """Return the ranks that a culprit consists of; none for a link or a phase."""
-    numbers = range(scenario.num_ranks)
-    match culprit.kind:
-        case "rank":
-            return {int(culprit.id)}
-        case "node":
-            return {rank for rank in numbers if f"n{scenario.node_of_rank[rank] + 1}" == culprit.id}
-        case "leaf":
-            return {rank for rank in numbers if f"leaf{scenario.leaf_of_rank[rank] + 1}" == culprit.id}
-        case "slot":
-            return {rank for rank in numbers if f"pp{rank % scenario.num_stages}" == culprit.id}
-        case _:
-            return set()
+    name = f"{culprit.kind} {culprit.id}"
+    return {rank for rank in range(scenario.num_ranks) if name in scenario.names_of(rank)}
 
 
 def _is_covered(truth: Truth, culprit: Culprit) -> bool:

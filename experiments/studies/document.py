@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.pages import listed, machine, page, table, with_section
+from experiments.pages import listed, page, with_section
 from experiments.studies.lab_set_up import REPOSITORY, SetUp
 from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import format_bytes, format_count, format_rate
 from hpcpace.lab.lab import Lab
-from hpcpace.studies.figures import SetupFigures, Spread, straight_line
+from hpcpace.studies.figures import SetupFigures, straight_line
 from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
 from hpcpace.studies.published import BATCH, PublishedRow, compute_spread, orders, published_of, published_volume_gbyte
 from hpcpace.studies.setups import StudyFolder, planned
@@ -93,101 +93,44 @@ def document(
         f"{sum(len(row.runs) for row in some)} runs of the {name} study in {when.busy_s[name] / 60:.0f} minutes"
         for name, some in figures.items()
     )
+    by_setup = {(row.layout, row.parallelism): row for row in published}
     return page(
         "studies-lab",
         dates=when.dates(),
         took=took,
         set_up="\n".join(found.lines()),
         batch=BATCH,
-        beside=beside_table(rows, published),
+        beside=[(row, theirs) for row in rows if (theirs := published_of(row, by_setup)) is not None],
         orders=listed([*orders(rows, published), *compute_spread(rows)]),
-        gpt2=setup_table([row for row in rows if row.setup.model == "gpt2"], "tokens"),
-        resnet18=setup_table([row for row in rows if row.setup.model == "resnet18"], "images"),
-        sizes=size_table(sizes),
+        models=[[row for row in rows if row.setup.model == model] for model in ("gpt2", "resnet18")],
+        sizes=[row for row in sizes if row.setup.parallelism == "pipeline"],
+        alone={row.setup.preset: row for row in sizes if row.setup.parallelism == "none"},
         growth=listed(growth(sizes)),
+        shown=shown,
+        ratio=lambda one, other: f"{one / other:.2f}" if one and other else "",
+        rate=lambda value: format_rate(value) if value else "",
+        count=format_count,
+        shape=lambda row: planned(row.setup).shape,
+        published_volume=published_volume_gbyte,
     )
 
 
-def beside_table(rows: Sequence[SetupFigures], published: Sequence[PublishedRow]) -> str:
-    """Return the set-ups of the published table with its values, as ratios, which compare over machines."""
-    by_setup = {(row.layout, row.parallelism): row for row in published}
-    base = _value(rows, by_setup, "2x1", "data", "network_bytes_per_sample")
-    lines = []
-    for row in rows:
-        beside = published_of(row, by_setup)
-        if beside is None:
-            continue
-        volume = row.median("network_bytes_per_sample")
-        theirs = beside.network_bytes_per_sample
-        lines.append(
-            [
-                f"{row.setup.layout} {row.setup.parallelism}",
-                _range(row.spreads["scaling_factor"], lambda value: f"{value:.3f}"),
-                f"{beside.scaling_factor:.2f}",
-                f"{volume / base[0]:.2f}" if volume and base[0] else "",
-                f"{theirs / base[1]:.2f}" if theirs and base[1] else "",
-                _range(row.spreads["network_bps"], format_rate),
-                format_rate(beside.network_bps) if beside.network_bps else "",
-            ]
-        )
-    head = [
-        *("set-up", "scaling factor", "published", "volume per token, relative to 2x1 data", "published"),
-        *("network throughput", "published"),
-    ]
-    return table(head, lines)
+_FORMS: Mapping[str, Callable[[float], str]] = {
+    "samples_per_s": format_count,
+    "scaling_factor": lambda value: f"{value:.3f}",
+    "network_bps": format_rate,
+    "network_bytes_per_sample": format_bytes,
+    "peak_memory_bytes": format_bytes,
+    "forward_ms": lambda value: f"{value:.3g} ms",
+}
 
 
-def _value(
-    rows: Sequence[SetupFigures], published: Mapping[object, PublishedRow], layout: str, parallelism: str, name: str
-) -> tuple[float | None, float | None]:
-    for row in rows:
-        beside = published_of(row, published)
-        if beside is not None and (str(row.setup.layout), row.setup.parallelism) == (layout, parallelism):
-            return row.median(name), getattr(beside, name)
-    return None, None
-
-
-def setup_table(rows: Sequence[SetupFigures], unit: str) -> str:
-    """Return all set-ups of a model: median, and least to most over repetitions."""
-    lines = [
-        [
-            f"{row.setup.layout} {row.setup.parallelism}",
-            f"{row.setup.batch}" + (f" for {row.setup.stands_for}" if row.setup.stands_for != row.setup.batch else ""),
-            str(len(row.runs)),
-            _range(row.spreads["samples_per_s"], format_count),
-            _range(row.spreads["scaling_factor"], lambda value: f"{value:.3f}"),
-            _range(row.spreads["network_bps"], format_rate),
-            _range(row.spreads["network_bytes_per_sample"], format_bytes),
-            _range(row.spreads["peak_memory_bytes"], format_bytes),
-            _range(row.spreads["forward_ms"], lambda value: f"{value:.3g} ms"),
-        ]
-        for row in rows
-    ]
-    head = ["set-up", "batch", "runs", f"{unit}/s", "scaling factor", "network", f"bytes per {unit[:-1]}"]
-    return table([*head, "peak memory", "forward of a microbatch"], lines)
-
-
-def size_table(rows: Sequence[SetupFigures]) -> str:
-    """Return the pipelines of the model-size study with the published line."""
-    pipelines = [row for row in rows if row.setup.parallelism == "pipeline"]
-    alone = {row.setup.preset: row for row in rows if row.setup.parallelism == "none"}
-    first = pipelines[0].median("network_bytes_per_sample") if pipelines else None
-    lines = []
-    for row in pipelines:
-        shape = planned(row.setup).shape
-        num_layers, volume = getattr(shape, "num_layers", 0), row.median("network_bytes_per_sample")
-        lines.append(
-            [
-                *(row.setup.preset, str(num_layers), format_count(shape.num_parameters)),
-                _range(row.spreads["samples_per_s"], format_count),
-                _range(row.spreads["network_bytes_per_sample"], format_bytes),
-                f"{volume / first:.2f}" if volume and first else "",
-                f"{published_volume_gbyte(num_layers) / published_volume_gbyte(12):.2f}",
-                _range(alone[row.setup.preset].spreads["peak_memory_bytes"], format_bytes),
-            ]
-        )
-    head = ["preset", "layers", "parameters", "tokens/s at 2x2", "bytes a token", "relative", "published line"]
-    return table([*head, "peak memory of one rank"], lines)
+def shown(row: SetupFigures, name: str) -> str:
+    """Return a figure of a set-up: its median, and least to most over repetitions."""
+    found, form = row.spreads[name], _FORMS[name]
+    if found is None:
+        return ""
+    return form(found.median) if found.num == 1 else f"{form(found.median)} ({form(found.low)} to {form(found.high)})"
 
 
 def growth(rows: Sequence[SetupFigures]) -> Iterator[str]:
@@ -205,12 +148,6 @@ def growth(rows: Sequence[SetupFigures]) -> Iterator[str]:
         line = straight_line([x for x, _ in points], [y for _, y in points])
         if line is not None:
             yield f"{what} over layers: a straight line explains {100 * line.r_squared:.1f} % of the variance"
-
-
-def _range(found: Spread | None, of: Callable[[float], str]) -> str:
-    if found is None:
-        return ""
-    return of(found.median) if found.num == 1 else f"{of(found.median)} ({of(found.low)} to {of(found.high)})"
 
 
 _SCRIPT = REPOSITORY / "sbatch" / "scaling_study.sh"
@@ -260,25 +197,19 @@ def section(path: Path, found: Sequence[ScalingResult]) -> str:
     """
     study = ScalingFolder(path)
     times_s = [study.run_dir(one.run).summary_json.stat().st_mtime for one in found]
-    days = dict.fromkeys(time.strftime("%Y-%m-%d", time.gmtime(time_s)) for time_s in (min(times_s), max(times_s)))
-    injected = [one for one in found if one.run.fault != HEALTHY]
-    on = machine("torch", slurm=True)
-    num_right = sum(one.is_found is True for one in injected)
-    new = [one for one in injected if right_modes(study, one.run) - modes_without_fault(study, one.run)]
-    return "\n\n".join(
-        [
-            SCALING_HEADING,
-            f"Measured by `python -m experiments.studies --scaling --write` on {' to '.join(days)}: {len(found)} runs "
-            f"of {found[0].run.steps} steps; {on} for all ranks. GPT-2 tiny in data parallelism, one rank on each host "
-            f"of a lab, links of {_LINK}, uplinks of {_UPLINK} or a fourth of it (`o4`). Each rank sleeps for "
-            f"{found[0].run.step_ms} ms in each step, in addition to a little computation. "
-            "[studies.md](../studies.md#the-scaling-study) describes each fault and its correct findings.",
-            f"The reports have {num_right} of {len(injected)} injected failure modes among their findings. In "
-            f"{len(new)} of them, the same run without a fault does not have that finding. Only these are "
-            "distinguished from a run without a fault; for the others, only the throughput shows that there is one.",
-            scaling_table(study, found),
-        ]
-    )
+    injected = [one.run for one in found if one.run.fault != HEALTHY]
+    return page(
+        "studies-scaling",
+        days=Measured(begin_s=min(times_s), end_s=max(times_s), busy_s={}).dates(),
+        found=found,
+        links=(_LINK, _UPLINK),
+        num_injected=len(injected),
+        num_right=sum(one.is_found is True for one in found if one.run.fault != HEALTHY),
+        num_new=sum(bool(right_modes(study, run) - modes_without_fault(study, run)) for run in injected),
+        healthy=HEALTHY,
+        count=format_count,
+        right=lambda run: _found(study, run),
+    ).strip()
 
 
 def modes_of(study: ScalingFolder, run: ScalingRun) -> set[str]:
@@ -295,24 +226,6 @@ def right_modes(study: ScalingFolder, run: ScalingRun) -> set[str]:
 def modes_without_fault(study: ScalingFolder, run: ScalingRun) -> set[str]:
     """Return the modes found in the run that is the same but for the fault."""
     return modes_of(study, dataclasses.replace(run, fault=HEALTHY))
-
-
-def scaling_table(study: ScalingFolder, found: Sequence[ScalingResult]) -> str:
-    """Return a table of what was injected and what the reports say."""
-    lines = [
-        [
-            *(one.run.name, "" if one.run.fault == HEALTHY else one.run.fault),
-            "" if one.samples_per_s is None else format_count(one.samples_per_s),
-            "" if one.efficiency is None else f"{one.efficiency:.2f}",
-            "" if one.step_ms is None else f"{one.step_ms:.4g} ms",
-            "" if one.cv is None else f"{one.cv:.2f}",
-            one.headline.replace("|", "/"),
-            "" if one.run.fault == HEALTHY else _found(study, one.run),
-        ]
-        for one in found
-    ]
-    head = ["run", "injected", "tokens/s", "per node, relative", "step", "CV", "the report's first line"]
-    return table([*head, "correct finding"], lines)
 
 
 def _found(study: ScalingFolder, run: ScalingRun) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from experiments.attach.programs.parts import BATCH, STEPS, Layers, Model, batches, distributed_batches, loss_of
 from experiments.attach.witness import Witness
@@ -16,16 +17,23 @@ from experiments.attach.witness import Witness
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "kind", choices=("ddp", "compile", "fsdp1", "fsdp2", "tensor", "pipeline", "zero", "accelerate")
-    )
+    programs = {
+        **dict.fromkeys(("ddp", "compile", "fsdp1", "fsdp2", "recompute", "recompute-reentrant"), plain),
+        "by-hand": by_hand,
+        "async-checkpoint": async_checkpoint,
+        "local-sgd": local_sgd,
+        "tensor": tensor_parallel,
+        "pipeline": pipeline,
+        "zero": zero,
+        "accelerate": accelerate,
+    }
+    parser.add_argument("kind", choices=programs)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--callback", action="store_true")
     parser.add_argument("--stage", type=int, default=1)
     parser.add_argument("--local_rank", type=int, default=0)
     args = parser.parse_args()
-    program = {"tensor": tensor_parallel, "pipeline": pipeline, "zero": zero, "accelerate": accelerate}
-    program.get(args.kind, plain)(args)
+    programs[args.kind](args)
 
 
 def _optimizer(model: torch.nn.Module, **options: bool) -> torch.optim.Optimizer:
@@ -33,12 +41,12 @@ def _optimizer(model: torch.nn.Module, **options: bool) -> torch.optim.Optimizer
 
 
 def plain(args: argparse.Namespace) -> None:
-    """Train under DDP or FSDP, or with a compiled model."""
+    """Train under DDP or FSDP, with a compiled model, or with layers computed anew in the backward pass."""
     witness = Witness()
     dist.init_process_group("gloo")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = _parallel(args.kind, Model(torch.compile(Layers()) if args.kind == "compile" else Layers()))
+    model = _parallel(args.kind, _model(args.kind))
     optimizer = _optimizer(model)
     for number, (x, y) in enumerate(batches(rank, num_ranks, steps=STEPS * args.accumulate), 1):
         loss = loss_of(model(x), y) / args.accumulate
@@ -48,6 +56,23 @@ def plain(args: argparse.Namespace) -> None:
             optimizer.zero_grad()
             witness.step(loss, BATCH * args.accumulate)
     dist.destroy_process_group()
+
+
+class Recomputed(Layers):
+    """Layers whose activations are not kept for the backward pass."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self._reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x.requires_grad_(), use_reentrant=self._reentrant)
+
+
+def _model(kind: str) -> Model:
+    if kind.startswith("recompute"):
+        return Model(Recomputed(reentrant=kind == "recompute-reentrant"))
+    return Model(torch.compile(Layers()) if kind == "compile" else Layers())
 
 
 def _parallel(kind: str, model: Model) -> torch.nn.Module:
@@ -60,6 +85,74 @@ def _parallel(kind: str, model: Model) -> torch.nn.Module:
             fully_shard(layer)
         return fully_shard(model)
     return torch.nn.parallel.DistributedDataParallel(model)
+
+
+def by_hand(args: argparse.Namespace) -> None:
+    """Train a compiled model whose gradients the script itself averages."""
+    witness = Witness()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = Model(torch.compile(Layers()))
+    optimizer = _optimizer(model)
+    for x, y in batches(dist.get_rank(), dist.get_world_size()):
+        loss = loss_of(model(x), y)
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        witness.step(loss, BATCH)
+    dist.destroy_process_group()
+
+
+def async_checkpoint(args: argparse.Namespace) -> None:
+    """Train under DDP, and save every tenth step in the background."""
+    from torch.distributed.checkpoint import async_save
+
+    witness = Witness()
+    dist.init_process_group("gloo")
+    saving = dist.new_group(backend="gloo")  # what is saved in another thread must not mix with gradients
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(Model())
+    optimizer = _optimizer(model)
+    saved = None
+    for number, (x, y) in enumerate(batches(dist.get_rank(), dist.get_world_size()), 1):
+        loss = loss_of(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        witness.step(loss, BATCH)
+        if number % 10 == 0:
+            if saved is not None:
+                saved.result()
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            place = os.path.join(os.environ["ATTACH_FOLDER"], f"saved-{number}")
+            saved = async_save(state, checkpoint_id=place, process_group=saving)
+    saved.result()
+    dist.destroy_process_group()
+
+
+def local_sgd(args: argparse.Namespace) -> None:
+    """Train under DDP whose ranks exchange parameters every fourth step, after ten steps with gradients."""
+    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    witness = Witness()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(Model())
+    alone, _ = dist.new_subgroups(group_size=1)
+    state = PostLocalSGDState(process_group=None, subgroup=alone, start_localSGD_iter=10)
+    model.register_comm_hook(state, post_localSGD_hook)
+    optimizer = PostLocalSGDOptimizer(_optimizer(model), PeriodicModelAverager(period=4, warmup_steps=10))
+    for x, y in batches(dist.get_rank(), dist.get_world_size()):
+        loss = loss_of(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        witness.step(loss, BATCH)
+    dist.destroy_process_group()
 
 
 def tensor_parallel(args: argparse.Namespace) -> None:

@@ -98,6 +98,12 @@ def size_bytes(folder: Path) -> int:
 
 
 @cache
+def sound_text(name: str) -> str:
+    """Return one of the sound files beside this module, which are to be changed."""
+    return (Path(__file__).with_name("sound") / name).read_text(encoding="utf-8")
+
+
+@cache
 def _runs() -> Path:
     """Return a folder of sound runs, which goes with this process."""
     holder = tempfile.TemporaryDirectory(prefix="hpcpace-sound-")

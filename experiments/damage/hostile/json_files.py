@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
 from enum import Enum
@@ -229,19 +229,6 @@ def _put(name: str, folder: Path, content: bytes, random: Random) -> engine.Call
     return engine.Call(arguments=random.of(calls), num_bytes=engine.size_bytes(folder))
 
 
-def _record(_: Path) -> Any:
-    ranks = [{"rank": rank, "host": f"n{rank}", "node": rank, "pid": 100 + rank} for rank in range(2)]
-    trace = {"trace_dir": "/nonexistent", "detail": "full"}
-    return {
-        **{"schema": "hpcpace-run/1", "name": "run", "created_unix_ns": 1_790_000_000_000_000_000, "ranks": ranks},
-        "versions": {"hpcpace": "0.1.0", "python": "3.11.7", "torch": "2.9.0"},
-        "environment": {"SLURM_JOB_ID": "17", "HPCPACE_LAB_EMULATION": "1"},
-        **{"command": ["python", "train.py"], "config": {"trace": trace, "pace": {"policy": "auto"}}},
-        "workload": {"name": "gpt2", "parameters": 1000, "mesh": "dp=2"},
-        **{"network": {"interfaces": [{"name": "eth0", "speed_mbps": 100}]}, "clock": {"offsets_ns": [0, 1]}},
-    }
-
-
 @cache
 def _summary_text() -> str:
     with tempfile.TemporaryDirectory() as name:
@@ -257,16 +244,6 @@ def _notice_text() -> str:
         write(attempt, sample(Notice, op="all_reduce", ended="resumed", frames=("train.py:1 in main",)))
         (path,) = (attempt.path / "hang").iterdir()
         return path.read_text()
-
-
-def _trial(_: Path) -> Any:
-    effect = {"value": 0.03, "interval": [0.01, 0.05]}
-    return {
-        **{"schema": "hpcpace-trial/1", "policy": "auto", "tried": "delay", "is_on": True, "reason": "", "seed": 1},
-        **{"sentence": "pacing on: 3 % faster", "points": [{"name": "optimizer", "share": 0.5}], "mechanisms": ["gc"]},
-        **{"facts": {"gc_share": 0.1}, "trial": {"outcome": "kept", "effect": effect, "is_on": True}, "num_harms": 0},
-        "collections": {"off": {"count": 1}, "on": {"count": 0}},
-    }
 
 
 _RUN_FILES, _REPORT = "JSON files of a run", {"most_lines": 100}
@@ -542,11 +519,22 @@ def _loaded(text: Callable[[], str]) -> Sound:
     return lambda _: json.loads(text())
 
 
+_DOCUMENTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "run-json": ("attempt-0/run.json", partial(engine.sound_text, "run.json")),
+    "summary-json": ("summary.json", _summary_text),
+    "trial-json": ("attempt-0/trial.json", partial(engine.sound_text, "trial.json")),
+    "notice": ("attempt-0/hang/rank-00000.json", _notice_text),
+}
+"""By the prefix of their kinds: where they are in a run, and a sound one."""
+
+
+def _run_kinds() -> Iterator[engine.Hostile]:
+    for prefix, (name, text) in _DOCUMENTS.items():
+        yield from kinds(prefix, _RUN_FILES, _loaded(text), partial(_put, name), **_REPORT)
+
+
 KINDS = (
-    *kinds("run-json", _RUN_FILES, _record, partial(_put, "attempt-0/run.json"), **_REPORT),
-    *kinds("summary-json", _RUN_FILES, _loaded(_summary_text), partial(_put, "summary.json"), **_REPORT),
-    *kinds("trial-json", _RUN_FILES, _trial, partial(_put, "attempt-0/trial.json"), **_REPORT),
-    *kinds("notice", _RUN_FILES, _loaded(_notice_text), partial(_put, "attempt-0/hang/rank-00000.json"), **_REPORT),
+    *_run_kinds(),
     *kinds("history-index", _INDEX, _index, _put_index),
     *kinds("history-sealed", _INDEX, _runs, _planted, most_lines=80, **_INDEX_BOUNDS),
     *engine.kinds_of(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.damage.chance import Random
-from experiments.damage.hostile.engine import CONTROL, Call, Hostile, Make, kinds_of, size_bytes
+from experiments.damage.hostile.engine import CONTROL, Call, Hostile, Make, kinds_of, size_bytes, sound_text
 from experiments.damage.hostile.json_files import sound_snapshot
 from experiments.synthetic_run import SyntheticRun
 
@@ -88,21 +88,7 @@ CHANGES: Mapping[str, Callable[[str, Random], str]] = {
     ),
 }
 _RULE = "[[rollout]]\nnodes = ['{}']\ntrace.enabled = true\n"
-_CSV_LINES = "".join(f"2026-01-{1 + n:02d},run{n},1.{n:03d},{64 - n},n[0-1],gpt2,8,64\n" for n in range(9))
-_CSV = "date,run,step_time_s,throughput,nodes,job,ranks,batch\n" + _CSV_LINES
-_SETTINGS = (
-    "[trace]\nmax_rows = 200000\nenabled = true\ndetail = 'full'\ntrace_dir = '/tmp'\n[audit]\nignore = ['S1']\n"
-    "[clock]\ninterval_s = 30\n[report]\nmemory = '1GiB'\n" + _RULE.format("n[1-4]") + "share = 0.5\nusers = 'a'\n"
-)
-_TOPOLOGY = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n3,n4\nSwitchName=s3 Switches=s[1-2]\n"
-_TABLE = "n1 s1 s3\nn2 s1 s3\nn3 s2 s3\n"
-_YAML = (
-    "---\n- topology: t1\n  cluster_default: true\n  tree:\n    switches:\n"
-    "      - {switch: s3, children: 's[1-2]'}\n      - {switch: s1, nodes: 'n[1-2]'}\n"
-)
-_LOG = "".join(
-    f"n0:1:2 [0] NCCL INFO Channel 00/0 : {n}[{n}] -> {n + 1}[0] [send] via NET/IB/{n}/GDRDMA\n" for n in range(4)
-)
+_CSV = sound_text("measured.csv")
 
 
 def _put_csv(folder: Path, text: str, random: Random) -> Call:
@@ -207,11 +193,11 @@ KINDS = (
     *_kinds("csv", "CSV files", _CSV, _put_csv),
     # A list of 11 letters may be of 16,000 nodes, each of which is compared; a file names a million at most.
     Hostile(name="csv-hosts", format="CSV files", make=_made(_put_csv, _host_lists), most_cpu_s_per_mb=5.0),
-    *_kinds("settings", "settings", _SETTINGS, _put_settings, **_OF_SETTINGS),
+    *_kinds("settings", "settings", sound_text("settings.toml"), _put_settings, **_OF_SETTINGS),
     *_own_kinds("settings", "settings", **_OF_SETTINGS),
-    *_kinds("topology", "topology files", _TOPOLOGY, _put_topology, **_OF_TOPOLOGY),
-    *_kinds("topology-table", "topology files", _TABLE, _put_topology, **_OF_TOPOLOGY),
-    *_kinds("topology-yaml", "topology files", _YAML, _put_topology, **_OF_TOPOLOGY),
+    *_kinds("topology", "topology files", sound_text("topology.conf"), _put_topology, **_OF_TOPOLOGY),
+    *_kinds("topology-table", "topology files", sound_text("table.conf"), _put_topology, **_OF_TOPOLOGY),
+    *_kinds("topology-yaml", "topology files", sound_text("topology.yaml"), _put_topology, **_OF_TOPOLOGY),
     *_own_kinds("topology files", "topology", **_OF_TOPOLOGY),
-    *_kinds("nccl-log", "logs of NCCL", _LOG, _put_log),
+    *_kinds("nccl-log", "logs of NCCL", sound_text("nccl.log"), _put_log),
 )
