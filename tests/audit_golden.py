@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parent / "data" / "audit-trees"
 
 def listed(case: Case, folder: Path) -> str:
     """Return exit code, findings, rules without anything to look at, and bindings, as text."""
-    result = audit(AuditedJob(case.snapshots(folder), case.settings, case.log))
+    result = audit(AuditedJob(case.snapshots(folder), case.settings, case.log, case.topo))
     lines = [f"exit {result.exit_code}", *map(_line, result.findings)]
     lines += [f"skipped {rule}: {reason}" for rule, reason in result.skipped.items()]
     for binding in result.bindings:

@@ -40,7 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Decide how many cases the tables of tests have, before any of them is collected."""
+    """Decide how many cases the tables of tests have, before any of them is collected.
+
+    Jobs of tests end without a card, which takes each of them a second: what tests cards asks for them.
+    """
+    os.environ["HPCPACE_TRACE_SUMMARY"] = "false"
     cases.ALL_SEEDS.set(config.getoption("--all-seeds"))
 
 

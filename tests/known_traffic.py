@@ -164,7 +164,10 @@ def ring_job(
         hosts=hosts,
         addresses=[f"spine.leaf{row // 4 + 1}.{host}" for row, host in enumerate(hosts)],
     )
-    window = StepWindow(begin_ns=0, end_ns=num_seconds * S, num_steps=10 * num_seconds)
+    step = np.arange(10 * num_seconds)
+    window = StepWindow(
+        begin_ns=0, end_ns=num_seconds * S, num_steps=len(step), step=step, step_begin_ns=step * S // 10
+    )
     return NetworkEvidence(
         window=window,
         places=places,

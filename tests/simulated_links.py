@@ -37,11 +37,13 @@ class SimulatedLinks:
         num_hosts, num_leaves: one rank a host; hosts in blocks below the leaves.
         link_bps, uplink_bps: rates of the hosts' links and of the uplinks.
         is_shuffled: whether neighbours in the ring are random hosts, and not neighbours on a leaf.
-        fault: what is wrong: `none`, `slow`, `foreign`, `flapping`, `lossy` or `small_mtu`. Foreign traffic on an
-            uplink comes from the first host of its leaf, and goes to it.
+        fault: what is wrong: `none`, `slow`, `foreign`, `latency`, `flapping`, `lossy` or `small_mtu`. Foreign traffic
+            on an uplink comes from the first host of its leaf, and goes to it.
         links: names of the links, as `n3` or `leaf2 uplink`.
         is_one_way: whether only the direction upwards is slow.
-        size: of the fault: the part of the rate that is left, that foreign traffic takes, or of the packets lost.
+        size: of the fault: the part of the rate that is left, that foreign traffic takes, or of the packets lost; of
+            latency, the seconds that a link adds to each round trip, and so to each step.
+        slow_s: when a slow link is slow, from second to second; none for always.
         compute_s: own work of a step.
         message_bytes: gradients of a step.
         num_seconds: length of the run.
@@ -59,6 +61,7 @@ class SimulatedLinks:
     links: tuple[str, ...] = ("n2",)
     is_one_way: bool = False
     size: float = 0.1
+    slow_s: tuple[tuple[float, float], ...] = ()
     compute_s: float = 0.1
     message_bytes: float = 20e6
     num_seconds: int = 20
@@ -104,6 +107,11 @@ def simulate(job: SimulatedLinks) -> SimulatedRun:
     rates = rates[:, None] * own_noise * step_noise
     num_bytes = 2 * (job.num_hosts - 1) / job.num_hosts * job.message_bytes
     busy_s = num_bytes / rates
+    if job.slow_s:
+        busy_s = _slow_at_times(job, is_hit, busy_s)
+    num_late = (paths.any(axis=2) & is_faulty.any(axis=1)).sum(axis=1)
+    added_s = (job.size if job.fault == "latency" else 0.0) * num_late
+    busy_s = busy_s + added_s[:, None]
     compute_s = job.compute_s * np.exp(0.02 * random.standard_normal(num_steps))
     length_s = compute_s + busy_s.max(axis=0)
     end_s = np.cumsum(length_s)
@@ -114,7 +122,7 @@ def simulate(job: SimulatedLinks) -> SimulatedRun:
     done = int(np.searchsorted(end_s, job.num_seconds))
     # Acknowledgements queue as well, in front of a slow link on their way back.
     is_queued = (is_hit | is_hit_back) & (job.fault == "slow")
-    flows = _flows(job, source, destination, end_s, num_bytes, busy_s, is_hit, is_queued, random)
+    flows = _flows(job, source, destination, end_s, num_bytes, busy_s, is_hit, is_queued, added_s, random)
     use = _interfaces(job, source, flows, foreign, random)
     return SimulatedRun(topology=topology, flows=flows, use=use, num_steps=done)
 
@@ -148,6 +156,17 @@ def _rates(job: SimulatedLinks, paths: NDArray[np.bool_]) -> tuple[FloatArray, F
     return rates / (1 + HEADERS), foreign, is_faulty
 
 
+def _slow_at_times(job: SimulatedLinks, is_hit: NDArray[np.bool_], busy_s: FloatArray) -> FloatArray:
+    """Return how long connections are busy if those that pass the link are slow in some stretches alone."""
+    well_s = np.where(is_hit[:, None], busy_s * job.size, busy_s)
+    found, now_s = well_s.copy(), 0.0
+    for step in range(busy_s.shape[1]):
+        if any(begin <= now_s < end for begin, end in job.slow_s):
+            found[:, step] = busy_s[:, step]
+        now_s += job.compute_s + float(found[:, step].max())
+    return found
+
+
 def _stalls(end_s: FloatArray, length_s: FloatArray, compute_s: FloatArray) -> FloatArray:
     """Return how long each step stands still where a link is down for half a second in every four."""
     transfer = np.stack([end_s - length_s + compute_s, end_s])
@@ -168,6 +187,7 @@ def _flows(
     busy_s: FloatArray,
     is_hit: NDArray[np.bool_],
     is_queued: NDArray[np.bool_],
+    added_s: FloatArray,
     random: np.random.Generator,
 ) -> Flows:
     seconds = np.arange(job.num_seconds + 1.0)
@@ -181,7 +201,7 @@ def _flows(
         again = random.binomial((acked / SEGMENT_BYTES).astype(np.int64), share) * SEGMENT_BYTES
         queue_s = FULL_QUEUE_S if is_queued[row] else QUEUE_S
         rtt_s = MIN_ROUND_TRIP_S + queue_s * (0.3 + 0.7 * float(is_limiting[row].mean()))
-        rtt = rtt_s * np.exp(0.2 * random.standard_normal(job.num_seconds))
+        rtt = added_s[row] + rtt_s * np.exp(0.2 * random.standard_normal(job.num_seconds))
         columns.append(np.stack([acked, busy * NS_PER_S, again, rtt * NS_PER_S]))
     num_rows = job.num_hosts * job.num_seconds
     acked, busy, again, rtt = (np.rint(column).astype(np.int64) for column in np.concatenate(columns, axis=1))
@@ -190,6 +210,7 @@ def _flows(
     is_small = np.repeat(is_hit if job.fault == "small_mtu" else np.zeros(job.num_hosts, np.bool_), job.num_seconds)
     begin_ns = np.tile(np.arange(job.num_seconds) * NS_PER_S, 2 * job.num_hosts)
     zero = np.zeros(2 * num_rows, np.int64)
+    least_rtt_ns = np.rint((np.tile(added_s, 2) + MIN_ROUND_TRIP_S) * NS_PER_S).astype(np.int64)
     return Flows(
         connections=Connections(
             rank=ends[0],
@@ -210,7 +231,7 @@ def _flows(
         receiver_limited_ns=zero,
         sender_limited_ns=zero,
         rtt_ns=np.concatenate([rtt, nothing]),
-        least_rtt_ns=zero + round(MIN_ROUND_TRIP_S * NS_PER_S),
+        least_rtt_ns=np.repeat(least_rtt_ns, job.num_seconds),
         unsent_bytes=zero,
         segment_bytes=np.tile(np.where(is_small, 548, SEGMENT_BYTES), 2),
     )

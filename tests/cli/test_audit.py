@@ -54,7 +54,7 @@ def test_rules_that_were_not_asked_for_do_not_count_as_applied(tree: Path) -> No
     asked = _audit("--sysfs-root", str(tree), "--rules", "A04")
     ignored = _audit("--sysfs-root", str(tree), "--ignore", "A04")
     assert "1 of 1 rule applied)" in asked.stdout
-    assert "28 of 36 rules applied)" in ignored.stdout
+    assert "28 of 46 rules applied)" in ignored.stdout
 
 
 def test_a_tree_has_its_findings_and_the_exit_code_of_the_worst(tree: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_tree_has_its_findings_and_the_exit_code_of_the_worst(tree: Path) -> N
     assert done.returncode == 4
     assert done.stdout == (
         "\nhpcpace audit smt1\n"
-        "Verdict    1 fail, 1 warning (1 node, 4 ranks, 29 of 37 rules applied)\n"
+        "Verdict    1 fail, 1 warning (1 node, 4 ranks, 29 of 47 rules applied)\n"
         "\nFindings\n"
         "F A04      local ranks 0,1: share the cores of CPUs 0-3,8-11 [read]\n"
         "costs      each waits while the other computes, at moments that differ from step to step\n"
@@ -93,7 +93,7 @@ def test_json_has_its_schema_findings_and_both_classes(cluster: Path) -> None:
     document = json.loads(_audit("--from", str(cluster), "--json").stdout)
     assert document["schema"] == "hpcpace-audit/1"
     assert document["hosts"] == ["n1", "n2", "n3", "n4"]
-    assert {"rule", "severity", "place", "seen", "cost", "fix", "certainty", "hosts", "ranks"} == set(
+    assert {"rule", "severity", "place", "seen", "cost", "fix", "certainty", "hosts", "ranks", "evidence"} == set(
         document["findings"][0]
     )
     matrix = document["matrices"][0]

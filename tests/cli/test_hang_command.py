@@ -20,6 +20,7 @@ from hpcpace.trace.schema import Op
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "runs"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "hang"))
 from known_dumps import dump, entry, hung_job, unfinished, write
+from known_logs import signal, waiting
 from written_job import WrittenJob
 
 COMMANDS = [("hang",), ("import", "flight-recorder")]
@@ -249,3 +250,26 @@ def test_dumps_that_pytorch_wrote_of_gloo(dumps_of_gloo: Path, form: str) -> Non
     assert content["hang"]["operation"]["op"] == "all_reduce"
     assert content["groups"] == {"default_pg": [0, 1, 2], "1": [0, 1]}
     assert content["problems"] == []
+
+
+def test_a_mixture_of_files_is_judged_together(tmp_path: Path) -> None:
+    folder = write(tmp_path / "job", {name: one for name, one in hung_job().items() if name[-1] != "2"})
+    (folder / "slurm-17.out").write_text("\n".join([*waiting([0, 1, 3], 6), signal(2, 5, 5)]))
+    (folder / "notes.txt").write_text("nothing to see\n")
+    result = run("hang", folder)
+    assert result.exit_code == 1
+    shown = " ".join(result.output.split())
+    assert "waits for rank 2, which never called it" in shown
+    assert "nccl_trace_rank_0 ... nccl_trace_rank_3 (3 files): Flight Recorder" in shown
+    assert "slurm-17.out: log of the watchdog of ranks 0-3" in shown
+    assert "Ignored notes.txt: nothing about a hang" in shown
+    assert max(map(len, result.output.splitlines())) <= 80
+    content = json.loads(run("hang", folder, "--json").output)
+    assert (content["hang"]["culprits"], len(content["taken_for"]), content["missing"]) == ([2], 2, [2])
+
+
+def test_a_timeline_needs_dumps(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text("\n".join(waiting([0, 1, 3])))
+    result = run("hang", tmp_path / "job.out", "--timeline", tmp_path / "t.json")
+    assert isinstance(result.exception, HpcpaceError)
+    assert "--timeline needs Flight Recorder dumps" in str(result.exception)

@@ -115,3 +115,13 @@ def test_what_was_not_searched_is_told(hpcpace: Call, tmp_path: Path) -> None:
     told = " ".join((out + error).split())
     assert code == 3 and "2 links to folders elsewhere not followed" in told
     assert "1 folder more than three deep not searched" in told
+
+
+def test_a_file_of_settings_says_how_many_runs_a_level_has(hpcpace: Call, tmp_path: Path) -> None:
+    runs, file = _csv(tmp_path / "runs.csv", [0.1] * 6 + [0.11] * 6), tmp_path / "hpcpace.toml"
+    file.write_text("[thresholds.history]\nmin_runs = 7\n")
+    _, out, _ = hpcpace("history", runs, "--config", file)
+    assert "lasting change" not in out
+    file.write_text("[thresholds.history]\nmin_runs = 1\n")
+    code, _, err = hpcpace("history", runs, "--config", file)
+    assert code == 2 and "thresholds.history.min_runs is 1: it must be a number at least 2" in " ".join(err.split())

@@ -60,6 +60,16 @@ def test_shows_the_verdict_and_the_speed_of_a_report(hpcpace, runs):
     assert (row["verdict"], row["speed"]) == (summary["verdict"]["mode"], summary["throughput"]["samples_per_s"])
 
 
+def test_the_speed_of_a_few_steps_among_many_without_detail_is_not_shown(hpcpace, runs):
+    hpcpace("report", runs / "old")
+    path = runs / "old" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["steps"] |= {"num_used": 1, "num_plain": 50}
+    path.write_text(json.dumps(summary))
+    row = json.loads(hpcpace("list", "--json")[1])[1]
+    assert (row["verdict"], row["speed"]) == (summary["verdict"]["mode"], None)
+
+
 def test_tells_running_finished_hung_and_failed_from_each_other(hpcpace, tmp_path):
     _write(tmp_path / "running", endings=(Ending(rank=1, after_ns=MS),))
     _write(tmp_path / "finished")

@@ -224,6 +224,14 @@ def test_numbers_in_texts_have_bounds(words: list[str], tmp_path, monkeypatch: p
             ["train", "gpt2", "--mesh", "bad", "--inject", "junk", "--inject", "rank=9,size=30%"],
             ["mesh 'bad'", "fault 'junk'", "no rank 9"],
         ),
+        (
+            ["trace", "--detail", "all", "--summary-foo", "--run-dir", "-m", "-q", "train.py", "--never"],
+            [
+                "No such option '--summary-foo'. (Did you mean one of: '--no-summary', ",
+                "option '-q'",
+                "'--detail': 'all'",
+            ],
+        ),
         (["lab", "up", "--name", "A", "--link", "fast"], ["lab.name is 'A'", "lab.link: 'fast' is not a rate"]),
     ],
     ids=lambda value: " ".join(value)[:50],

@@ -38,6 +38,7 @@ WRITERS = {
 }
 # Other parameters of the type path: what is read, and folders in which hpcpace chooses the names.
 TESTED_ELSEWHERE = {
+    ("export", "--output"): "cli/test_export_command.py::test_bad_input_is_one_clear_error",
     (
         "lab down",
         "--truth",
@@ -46,7 +47,7 @@ TESTED_ELSEWHERE = {
 FOLDERS = {"--run-dir", "--trace-dir", "--save", "study"}
 READ = {
     "--against", "--config", "--data", "--from", "--nccl-log", "--probe", "--ras", "--site-file", "--sysfs-root",
-    "--topology", "--vocabulary", "after", "before", "file", "folder", "path", "paths", "run", "runs",
+    "--topo", "--topology", "--vocabulary", "after", "before", "file", "folder", "path", "paths", "run", "runs",
 }  # fmt: skip
 # The others would measure first. What they write then, they write as these do.
 PROBE = "probe"

@@ -70,6 +70,31 @@ def test_json_and_csv_have_the_same_figures(hpcpace, runs: dict[int, Path], tmp_
         assert float(row["scaling_factor"]) == pytest.approx(size["scaling_factor"], rel=1e-4)
 
 
+FLAT = Path(__file__).parents[1] / "data" / "scale" / "flat-throughput.csv"
+
+
+def test_a_throughput_that_stays_the_same_is_asked_about_and_not_judged(hpcpace, tmp_path: Path) -> None:
+    code, out, err = hpcpace("scale", FLAT)
+    assert (code, out) == (3, "") and "--throughput gpu" in err and "0.94" in err and "0.06" in err
+    factors = {}
+    for per in ("gpu", "total"):
+        code, out, _ = hpcpace("scale", FLAT, "--throughput", per, "--json")
+        factors[per] = round(json.loads(out)["sizes"][-1]["scaling_factor"], 2)
+    named = tmp_path / "named.csv"
+    named.write_text(FLAT.read_text().replace("throughput", "samples/s/GPU"))
+    factors["named"] = round(json.loads(hpcpace("scale", named, "--json")[1])["sizes"][-1]["scaling_factor"], 2)
+    assert factors == {"gpu": 0.94, "total": 0.06, "named": 0.94}
+    assert hpcpace("scale", named, "--throughput", "total")[0] == 2
+
+
+def test_sizes_that_scale_better_than_they_can_are_remarked_on(hpcpace, tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text("run,nodes,throughput,batch\na,1,100,64\nb,2,260,128\n")
+    assert "super-linear (scaling factor 1.30)" in hpcpace("scale", table)[1]
+    table.write_text(TABLE)
+    assert "super-linear" not in hpcpace("scale", table)[1]
+
+
 def test_a_csv_file_of_another_tool_is_read(hpcpace, tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(TABLE)
     code, out, _ = hpcpace("scale", tmp_path / "runs.csv")

@@ -11,7 +11,8 @@ pytest.importorskip("matplotlib")
 
 WEAK = "run,nodes,throughput,batch\na,1,100,64\nb,2,190,128\nc,4,340,256\nd,8,560,512\n"
 BETTER = "run,nodes,throughput,batch\na,1,100,64\nb,2,230,128\n"  # as where caches hold less work
-UNKNOWN = "run,nodes,throughput\na,2,100\nb,4,90\n"
+UNKNOWN = "run,nodes,throughput\na,2,100\nb,4,150\n"
+FLAT = "run,nodes,throughput\na,2,100\nb,4,90\n"
 
 
 @pytest.mark.parametrize("name", ["scaling_curve", "scaling_factor"])
@@ -35,6 +36,15 @@ def test_the_user_can_say_how_the_work_grows(script, tmp_path: Path, name: str) 
     assert code == 3 and "--scaling weak or --scaling strong" in err
     code, out, _ = script(name, tmp_path / "runs.csv", "--scaling", "weak", "--out", tmp_path / "out")
     assert code == 0 and "weak" in out and "as told" in out
+
+
+@pytest.mark.parametrize("name", ["scaling_curve", "scaling_factor"])
+def test_the_user_can_say_whose_throughput_it_is(script, tmp_path: Path, name: str) -> None:
+    (tmp_path / "runs.csv").write_text(FLAT)
+    code, _, err = script(name, tmp_path / "runs.csv", "--out", tmp_path / "out")
+    assert code == 3 and "--throughput gpu" in err and "--throughput total" in err
+    code, out, _ = script(name, tmp_path / "runs.csv", "--throughput", "total", "--out", tmp_path / "out")
+    assert code == 0 and f"{name}.png" in out
 
 
 @pytest.mark.parametrize("name", ["scaling_curve", "scaling_factor"])

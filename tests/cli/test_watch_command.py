@@ -115,13 +115,19 @@ def test_an_attempt_that_has_not_begun_cannot_tell(hpcpace, tmp_path: Path) -> N
     assert code == 3 and out.startswith("STARTING")
 
 
+def test_once_before_the_job_starts_cannot_tell(hpcpace, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("none", "empty"):
+        code, out, err = hpcpace("watch", tmp_path / name, "--once")
+        assert code == 3 and "the job has not started" in " ".join(out.split()) and not err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["none", "--once"], "no run directory at"),
         (["none/deeper/run"], "no run directory at"),
         (["file.txt"], "no run directory at"),
-        ([".", "--once"], "no attempt-N folder"),
+        (["none/deeper/run", "--once"], "no run directory at"),
         (["none", "--listen", "nonsense"], "is no address"),
         (["none", "--prometheus", "no/folder/a.prom"], "is no folder"),
         (["none", "--json", "--listen", ":0"], "give one of them"),

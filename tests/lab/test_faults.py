@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,16 @@ from hpcpace.lab.status import LabStatus
 
 Inject = Callable[..., str]
 WAIT_S = 30
+present: set[str] = set()
+"""The faults that are not undone yet."""
+
+
+@pytest.fixture(autouse=True)
+def no_fault_outlives_its_test(lab: Lab) -> Iterator[None]:
+    yield
+    for fault_id in sorted(present):
+        fault(lab, "undo", fault_id)  # of a test that has failed, or it is over already
+    present.clear()
 
 
 def fault(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,12 +39,16 @@ def inject(lab: Lab, *arguments: str) -> str:
     """Inject a fault and return its id."""
     done = fault(lab, *arguments)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()[0]
+    fault_id = done.stdout.split()[0]
+    if "--duration" not in arguments:
+        present.add(fault_id)
+    return fault_id
 
 
 def undo(lab: Lab, fault_id: str) -> None:
     done = fault(lab, "undo", fault_id)
     assert done.returncode == 0, done.stderr
+    present.discard(fault_id)
 
 
 def on(lab: Lab, host: str, *command: str) -> str:
@@ -83,6 +97,18 @@ def test_slow_host_gets_its_processor_time_and_no_more(lab: Lab) -> None:
     share = float(on(lab, "n2", sys.executable, "-c", burn))
     undo(lab, fault_id)
     assert share < 0.25
+
+
+def test_neighbours_run_on_their_host_until_the_fault_is_undone(lab: Lab) -> None:
+    names = "ps -ww -eo args | grep -c '[w]hile True'"
+    for words, num_running in (((), 1), (("--load", "memory", "--processes", "2"), 2)):
+        fault_id = inject(lab, "neighbour", "n2", *words)
+        deadline_s = time.monotonic() + WAIT_S  # each neighbour starts a Python
+        while on(lab, "n2", "sh", "-c", f"{names} || :").strip() != str(num_running):
+            assert time.monotonic() < deadline_s
+        assert on(lab, "n1", "sh", "-c", f"{names} || :").strip() == "0"
+        undo(lab, fault_id)
+        assert on(lab, "n2", "sh", "-c", f"{names} || :").strip() == "0"
 
 
 def test_paused_host_stands_still_until_the_duration_is_over(lab: Lab) -> None:
@@ -151,6 +177,68 @@ def test_a_lossy_link_loses_its_share_both_ways_until_undone(lab: Lab) -> None:
     assert all(160 <= number <= 240 for number in lost), lost  # of 400; chance stays within 40 in all but 1 of 10,000
     assert _num_lost(lab, "n2", "n1") == 0
     assert events(lab, fault_id) == ["fault-begin", "fault-end"]
+
+
+def _round_trip_s(lab: Lab, source: str, destination: str) -> float:
+    """Return the least time of eight refused connections, which take a round trip each."""
+    connect = "import socket, sys, time\n\ndef once():\n    s = socket.socket(); t = time.monotonic()\n"
+    connect += "    s.connect_ex((sys.argv[1], 9)); return time.monotonic() - t\n\nprint(min(once() for _ in range(8)))"
+    return float(on(lab, source, sys.executable, "-S", "-c", connect, lab.plan.host(destination).address))
+
+
+def test_latency_is_added_in_each_direction_or_in_one_until_undone(lab: Lab) -> None:
+    for options, ways, added_s in (
+        (("n3",), 2, 0.02),
+        (("leaf2", "--way", "up"), 1, 0.01),
+        (("n3", "--way", "down"), 1, 0.01),
+    ):
+        fault_id = inject(lab, "latency", *options, "--delay", "0.01")
+        took_s = [_round_trip_s(lab, *ends) for ends in (("n1", "n3"), ("n3", "n1"))]
+        again = fault(lab, "reorder", options[0])
+        undo(lab, fault_id)
+        assert all(added_s <= took < added_s + 0.01 for took in took_s), (ways, took_s)
+        assert again.returncode == 4 and "is on a detour already" in again.stderr
+        assert _round_trip_s(lab, "n1", "n3") < 0.01
+        assert events(lab, fault_id) == ["fault-begin", "forwarded", "fault-end"]
+    assert status_of(lab).is_well
+
+
+def test_a_link_whose_process_died_is_whole_again_once_its_fault_is_undone(lab: Lab) -> None:
+    fault_id = inject(lab, "latency", "n2", "--delay", "0.005")
+    (record,) = (record for record in status_of(lab).faults if record.fault_id == fault_id)
+    lab.run("kill", "-9", str(record.pid))
+    until(lab, lambda status: state_of(status, fault_id) == "lost")
+    undo(lab, fault_id)
+    assert _round_trip_s(lab, "n1", "n2") < 0.01 and status_of(lab).is_well
+
+
+def test_packets_overtake_each_other_and_none_is_lost(lab: Lab) -> None:
+    fault_id = inject(lab, "reorder", "n1", "--share", "0.2", "--delay", "0.005")
+    lost = _num_lost(lab, "n2", "n1")
+    receive = "import socket, sys; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('', 7777)); s.settimeout(20)\n"
+    receive += "print(*(int(s.recv(9)) for _ in range(300)))"
+    send = "import socket, time, sys; s = socket.socket(type=socket.SOCK_DGRAM); time.sleep(1)\n"
+    send += "for number in range(300): s.sendto(b'%d' % number, (sys.argv[1], 7777)); time.sleep(0.0005)"
+    command = [sys.executable, "-m", "hpcpace", "lab", "run", "--on", "n1", "--name", lab.files.name, "--"]
+    with subprocess.Popen(
+        [*command, sys.executable, "-S", "-c", receive], stdout=subprocess.PIPE, text=True
+    ) as receiver:
+        on(lab, "n2", sys.executable, "-S", "-c", send, lab.plan.host("n1").address)
+        numbers = [int(number) for number in receiver.communicate(timeout=30)[0].split()]
+    undo(lab, fault_id)
+    assert lost == 0
+    assert sorted(numbers) == list(range(300)) and numbers != sorted(numbers)
+
+
+@pytest.mark.parametrize(("way", "devices"), [("up", "eth0"), ("down", "n3")])
+def test_a_link_can_be_slow_in_one_direction(lab: Lab, way: str, devices: str) -> None:
+    fault_id = inject(lab, "slow-link", "n3", "--rate", "100mbit", "--way", way)
+    shown = {
+        "eth0": on(lab, "n3", "tc", "qdisc", "show", "dev", "eth0"),
+        "n3": lab.run("tc", "qdisc", "show", "dev", "n3").stdout,
+    }
+    undo(lab, fault_id)
+    assert {device for device, text in shown.items() if "100Mbit" in text} == {devices}
 
 
 def test_flapping_link_comes_and_goes(lab: Lab) -> None:
@@ -277,7 +365,7 @@ def test_host_that_died_by_itself_is_booted_again(lab: Lab) -> None:
 
 def test_lost_fault_keeps_its_target_until_it_is_undone(lab: Lab) -> None:
     lost = inject(lab, "slow-link", "n1", "--rate", "10mbit")
-    lab.run("pkill", "-KILL", "-f", f"hpcpace.lab.faults tests {lost}")
+    lab.run("pkill", "-KILL", "-f", f"hpcpace.lab.faults {lab.files.name} {lost}")
     until(lab, lambda status: state_of(status, lost) == "lost")
     assert fault(lab, "slow-link", "n1", "--rate", "20mbit").returncode == 2
     undo(lab, lost)

@@ -29,8 +29,8 @@ def audit(lab: Lab, tmp_path: Path, *options: str, pinned: str = "") -> list[dic
     done = lab.run("srun", "-N4", *options, *(step if pinned else AUDIT), cwd=tmp_path, environ=ENVIRON)
     answer = json.loads(done.stdout)
     assert (len(answer["hosts"]), answer["missing"], answer["problems"]) == (4, [], []), done.stderr
-    findings: list[dict[str, Any]] = answer["findings"]
-    return findings
+    # Load comes and goes: the machine below all hosts has other work, and they see each other's processes.
+    return [found for found in answer["findings"] if found["rule"] not in ("S07", "S08")]
 
 
 def bad(findings: list[dict[str, Any]]) -> set[tuple[str, str, str, tuple[str, ...]]]:

@@ -42,7 +42,7 @@ Collectives = Counter[tuple[Op, int]]
 # Sizes keep Slurm's own traffic, some hundred kB a host, below a hundredth, and the slower uplinks busy for seconds.
 @pytest.mark.parametrize(
     ("mesh", "steps", "seq_len"),
-    only_nightly([("tp=4", 20, 64), ("dp=2,pp=2", 40, 128)], [("dp=4", 40, 128), ("pp=4", 60, 128)]),
+    only_nightly([("dp=2,pp=2", 40, 128)], [("tp=4", 20, 64), ("dp=4", 40, 128), ("pp=4", 60, 128)]),
 )
 def test_links_carry_the_bytes_of_the_formula(
     lab: Lab, queue: JobQueue, tmp_path: Path, mesh: str, steps: int, seq_len: int

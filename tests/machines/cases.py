@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from experiments.machine import (
     AMD,
@@ -25,11 +26,14 @@ from experiments.machine import (
     dgx_h100,
     threaded,
 )
-from hpcpace.audit.facts import Counters, Nvml, Snapshot
-from hpcpace.audit.job import NcclLog
+from hpcpace.audit.facts import Counters, Load, Memory, Nvml, OtherProcesses, Snapshot, TimeSync
+from hpcpace.audit.nccl_log import NcclLog, read_nccl_log
 from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.topo_matrix import TopoMatrix, read_topo
 from hpcpace.core.config import AuditConfig
 from tests.machines.real import dgx_spark, magny_cours_sparse, raptor_lake, xeon_e7_4870
+
+LOGS = Path(__file__).parents[1] / "data" / "nccl-logs"
 
 HEALTHY = Nvml(
     links_active=18,
@@ -47,6 +51,47 @@ HEALTHY = Nvml(
 )
 
 
+_GIB = 1 << 30
+QUIET_LOAD = Load(
+    averages=(7.9, 7.5, 4.0),
+    pressure={"cpu some": 0.5, "memory full": 0.0},
+    window_s=1.0,
+    used_cpus=8.1,
+    job_cpus=8.0,
+    stolen_cpus=0.0,
+    num_blocked=0,
+    others=(OtherProcesses(user="root", name="slurmd", count=1, used_cpus=0.06, cpus="0-15"),),
+)
+QUIET_MEMORY = Memory(
+    total_bytes=64 * _GIB,
+    available_bytes=50 * _GIB,
+    swap_total_bytes=8 * _GIB,
+    swap_free_bytes=8 * _GIB,
+    committed_bytes=90 * _GIB,
+    commit_limit_bytes=40 * _GIB,
+    overcommit=0,
+    huge_free_bytes=0,
+    swapped_bytes=0,
+)
+SYNCHRONISED = TimeSync(is_synchronised=True, error_s=0.0002, max_error_s=0.03, daemons=("chronyd",))
+QUIET = {"load": QUIET_LOAD, "memory": QUIET_MEMORY, "time_sync": SYNCHRONISED}
+CROWDED = {
+    "load": dataclasses.replace(
+        QUIET_LOAD,
+        averages=(30.2, 28.0, 20.1),
+        used_cpus=15.9,
+        stolen_cpus=0.4,
+        num_blocked=9,
+        others=(
+            OtherProcesses(user="ann", name="python", count=6, used_cpus=6.0, cpus="0-7"),
+            OtherProcesses(user="ben", name="make", count=1, used_cpus=1.2, cpus="100"),
+        ),
+    ),
+    "memory": dataclasses.replace(QUIET_MEMORY, available_bytes=2 * _GIB, swap_free_bytes=_GIB, swapped_bytes=5 << 20),
+    "time_sync": TimeSync(is_synchronised=False, error_s=16.0, max_error_s=16.0, daemons=()),
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
     """Some hosts, and what a copied tree cannot hold: NVML's answers, growth of counters, MPI, a log, settings."""
@@ -58,6 +103,8 @@ class Case:
     mpi_size: int | None = None
     nccl_version: str = ""
     log: NcclLog | None = None
+    topo: tuple[TopoMatrix, ...] = ()
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settings: AuditConfig = dataclasses.field(default_factory=AuditConfig)
 
     def snapshots(self, folder: Path) -> list[Snapshot]:
@@ -78,6 +125,8 @@ class Case:
             values = {**snapshot.counters.values, **self.growth}
             counters = Counters(values=values, growth=dict(self.growth), window_s=2.0)
             snapshot = dataclasses.replace(snapshot, counters=counters)
+        unreadable = snapshot.unreadable | self.facts.get("unreadable", {})
+        snapshot = dataclasses.replace(snapshot, **{**self.facts, "unreadable": unreadable})
         ranks = tuple(
             dataclasses.replace(rank, mpi_size=self.mpi_size, nccl_version=self.nccl_version) for rank in snapshot.ranks
         )
@@ -500,6 +549,14 @@ CASES: dict[str, Case] = {
         log=NcclLog(edges=frozenset({(0, 1, "P2P/CUMEM"), (7, 8, "NET/IB/0/GDRDMA")})),
     ),
     "plain-pair": Case(hosts=plain_pair),
+    "topology-of-a-matrix": Case(
+        hosts=lambda: [small_node("n1"), small_node("n2")], topo=read_topo(LOGS.parent / "topo" / "faults.txt")
+    ),
+    "crowded": Case(hosts=lambda: [small_node("n1")], facts=CROWDED),
+    "busy-with-its-own-job": Case(
+        hosts=lambda: [small_node("n1")], facts=QUIET, topo=read_topo(LOGS.parent / "topo" / "healthy.txt")
+    ),
+    "faults-in-the-log": Case(hosts=list, log=read_nccl_log(LOGS / "faults.log")),
     "real-xeon-e7-4870": Case(hosts=lambda: [xeon_e7_4870()]),
     "real-magny-cours-sparse": Case(hosts=lambda: [magny_cours_sparse()]),
     "real-raptor-lake": Case(hosts=lambda: [raptor_lake()]),

@@ -27,7 +27,7 @@ def main(way: str, run_dir: str) -> None:
 def end(way: str) -> None:
     """End this process, or stay away from the others."""
     if way == "raise":
-        raise ValueError("/home/somebody/secret")
+        raise ValueError("no batch from /data, password=a-secret-7")
     if way == "exit":
         sys.exit(3)
     if way == "kill":

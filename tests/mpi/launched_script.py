@@ -36,7 +36,7 @@ def leave() -> None:
 
 
 def rank_of_spawn(rank: int, world_size: int) -> None:
-    store = dist.TCPStore("127.0.0.1", 29000 + os.getppid() % 30000, world_size, rank == 0)
+    store = dist.TCPStore("127.0.0.1", 20_000 + os.getppid() % 9000, world_size, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     train()
     leave()
@@ -47,15 +47,16 @@ def spawn() -> None:
 
 
 def rank_that_fails(rank: int, world_size: int) -> None:
-    store = dist.TCPStore("127.0.0.1", 29000 + os.getppid() % 30000, world_size, rank == 0)
+    store = dist.TCPStore("127.0.0.1", 20_000 + os.getppid() % 9000, world_size, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     train()
     if rank == 1:
-        raise ValueError("/home/somebody/secret")
+        raise ValueError("no batch from /data, password=a-secret-7")
     train()
     leave()
 
 
+# Ports are below those that the system gives to connections of other tests, 32768 and above.
 def spawn_fails() -> None:
     mp.start_processes(rank_that_fails, args=(2,), nprocs=2, start_method=sys.argv[2])
 
@@ -64,7 +65,7 @@ def relaunch() -> None:
     """As Lightning does: the first rank starts the script once more for each other one."""
     child = None
     if "RANK" not in os.environ:
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29000 + os.getpid() % 30000), "WORLD_SIZE": "2"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20_000 + os.getpid() % 9000), "WORLD_SIZE": "2"}
         os.environ.update(place)
         child = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1"})
         os.environ["RANK"] = "0"
@@ -130,7 +131,7 @@ def own_session() -> None:
 def own_world() -> None:
     """As Lightning sets a world up: all variables but RANK, and a session of its own in each rank."""
     world = {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": "0"}
-    os.environ.update(world, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29000 + os.getpid() % 30000))
+    os.environ.update(world, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20_000 + os.getpid() % 9000))
     mp.spawn(rank_with_session, args=(2,), nprocs=2)
 
 

@@ -24,7 +24,8 @@ def check_one_true_clock(samples, n, capsys):
     for rank in range(1, n):
         offset_ns, rtt_ns, halfwidth_ns = samples[rank][:, 2], samples[rank][:, 3], samples[rank][:, 4]
         assert np.mean(np.abs(offset_ns) <= halfwidth_ns) >= 0.99
-        assert np.median(halfwidth_ns) <= 0.6 * np.median(rtt_ns)
+        # Sample by sample: where some round trips are short and some long, their medians are of different samples.
+        assert np.median(halfwidth_ns / rtt_ns) <= 0.6
         with capsys.disabled():
             print(f"\nrank {rank} of {n}: median half-width {np.median(halfwidth_ns) / 1000:.2f} us")
 
@@ -56,4 +57,4 @@ def test_a_stalled_rank_leaves_no_one_hanging(mpiexec, n, case):
     assert sorted(lines) == list(range(n))
     for rank in range(n - 1):
         assert "no message" in lines[rank]["error"]
-        assert lines[rank]["due"] is False
+        assert lines[rank]["broken"]

@@ -22,7 +22,7 @@ Run = Callable[..., CompletedProcess[str]]
 @pytest.mark.parametrize(
     ("way", "told"),
     [
-        ("raise", "rank 1 raised ValueError in step 6"),
+        ("raise", "rank 1 raised ValueError in step 6 at ends_program.py:30: no batch from /data, password=[redacted]"),
         ("exit", "rank 1 exited with code 3 in step 6"),
         ("kill", "rank 1 ended without a word in step 6"),
         ("stay", "all_reduce"),
@@ -48,10 +48,14 @@ def test_a_rank_that_a_script_started_and_that_raised_is_named_with_its_exceptio
     trace = ("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", "--")
     result = python(*trace, FOLDER / "launched_script.py", "spawn_fails", start_method)
     assert result.returncode == 1
-    assert 'raise ValueError("/home/somebody/secret")' in result.stderr and "hpcpace/" not in result.stderr
+    assert (
+        'raise ValueError("no batch from /data, password=a-secret-7")' in result.stderr
+        and "hpcpace/" not in result.stderr
+    )
     (attempt,) = open_run(tmp_path / "run").attempts()
     verdict = examine(read_attempt(attempt).traces)
-    assert verdict.headline.startswith("rank 1 raised ValueError in step 4")
+    told = "rank 1 raised ValueError in step 4 at launched_script.py:54: no batch from /data, password=[redacted]"
+    assert verdict.headline.startswith(told)
     for path in attempt.trace_files().values():
         assert b"secret" not in path.read_bytes()
 

@@ -128,10 +128,18 @@ def test_a_handler_of_the_jobs_own_decides_what_sigterm_means(mpiexec: Run, tmp_
     assert result.returncode == 7, result.stderr
 
 
-@pytest.mark.parametrize("variable", [{"HPCPACE_TRACE_ENABLED": "off"}, {"HPCPACE_OPT_OUT": "1"}], ids=" ".join)
-def test_switched_off_a_session_writes_and_says_nothing(mpiexec: Run, tmp_path: Path, variable: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ({"HPCPACE_TRACE_ENABLED": "off"}, ""),
+        ({"HPCPACE_OPT_OUT": "1"}, "hpcpace: HPCPACE_OPT_OUT is set: this job runs without hpcpace\n"),
+    ],
+)
+def test_switched_off_a_session_writes_nothing(
+    mpiexec: Run, tmp_path: Path, variable: dict[str, str], said: str
+) -> None:
     result = mpiexec(2, PROGRAM, tmp_path / "run", "in order", **variable)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, said)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -48,3 +49,27 @@ def test_an_unusual_loop_has_its_steps_phases_and_losses(
         seen = tables["phases"]["phase"]
         assert {Phase(phase) for phase in np.unique(seen)} >= phases
         assert int((seen == Phase.FORWARD).sum()) == num_forward
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_steps"),
+    [
+        pytest.param("parameter_server", [STEPS, STEPS], id="a parameter server"),
+        pytest.param("evaluating_beside", [STEPS, 0], id="a rank that only evaluates"),
+        # From the middle on, torch's hooks see no optimizer: its step is the one from before the hooks.
+        pytest.param("patched", [STEPS // 2, STEPS // 2], id="functions of torch that the script replaces"),
+    ],
+)
+def test_ranks_that_do_something_else_are_unharmed_and_nobody_is_blamed(
+    torchrun: Run, python: Run, tmp_path: Path, kind: str, num_steps: list[int]
+) -> None:
+    run = tmp_path / "run"
+    plain = torchrun(2, SCRIPT, kind)
+    traced = torchrun(2, "-m", "hpcpace", "trace", "--run-dir", run, "--", SCRIPT, kind)
+    assert _losses(traced) == _losses(plain)
+    assert "warning" not in traced.stderr
+    files = open_run(run).attempt(0).trace_files()
+    assert [len(read_trace(files[rank]).tables["steps"]) for rank in (0, 1)] == num_steps
+    python("-m", "hpcpace", "report", run)
+    culprits = json.loads((run / "summary.json").read_text())["verdict"]["culprits"]
+    assert not [culprit for culprit in culprits if culprit["kind"] == "rank"]

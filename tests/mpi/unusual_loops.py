@@ -93,11 +93,116 @@ def accumulating() -> list[torch.Tensor]:
     return losses
 
 
+def parameter_server() -> list[torch.Tensor]:
+    """Rank 0 keeps the parameters and the optimizers; each other rank asks for them and sends its gradients."""
+    weight = torch.zeros(WIDTH, requires_grad=True)
+    if dist.get_rank():
+        losses = []
+        for _ in range(STEPS):
+            dist.recv(weight.detach(), 0)
+            loss = nn.functional.linear(torch.randn(4, WIDTH), weight).cos().mean()
+            (gradient,) = torch.autograd.grad(loss, [weight])
+            dist.send(gradient, 0)
+            losses.append(loss)
+        return losses
+    optimizers = {rank: torch.optim.SGD([weight], lr=0.1) for rank in range(1, dist.get_world_size())}
+    weight.grad = torch.zeros(WIDTH)
+    for _ in range(STEPS):
+        for rank, optimizer in optimizers.items():
+            dist.send(weight.detach(), rank)
+            dist.recv(weight.grad, rank)
+            optimizer.step()
+    return [weight.sum()]
+
+
+def evaluating_beside() -> list[torch.Tensor]:
+    """The last rank evaluates what the first sends it; the others train without it."""
+    last = dist.get_world_size() - 1
+    trainers = dist.new_group(range(last))
+    model, losses = nn.Linear(WIDTH, WIDTH), []
+    if dist.get_rank() == last:
+        model.eval()
+        for _ in range(STEPS):
+            for parameter in model.parameters():
+                dist.recv(parameter.data, 0)
+            with torch.no_grad():
+                losses.append(model(torch.randn(4, WIDTH)).square().mean())
+        return losses
+    trained = DistributedDataParallel(model, process_group=trainers)
+    optimizer = torch.optim.Adam(trained.parameters())
+    for _ in range(STEPS):
+        loss = trained(torch.randn(4, WIDTH)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+        if dist.get_rank() == 0:
+            for parameter in model.parameters():
+                dist.send(parameter.data, last)
+    return losses
+
+
+_PLACES = (
+    (torch.distributed, "all_reduce"),
+    (torch.Tensor, "backward"),
+    (torch.autograd, "backward"),
+    (nn.Module, "__call__"),
+    (torch.optim.Optimizer, "zero_grad"),
+    (torch.optim.SGD, "step"),
+)
+
+
+def patch(calls: list[str]) -> dict[tuple[Any, str], Any]:
+    """Put functions that count their calls in the place of torch's; return those that were there."""
+    before = {(owner, name): getattr(owner, name) for owner, name in _PLACES}
+
+    def counted(function: Any, name: str) -> Any:
+        def counts(*args: Any, **options: Any) -> Any:
+            calls.append(name)
+            return function(*args, **options)
+
+        return counts
+
+    for (owner, name), function in before.items():
+        setattr(owner, name, counted(function, name))
+    return before
+
+
+CALLS: list[str] = []
+
+
+def patched() -> list[torch.Tensor]:
+    """Torch's functions replaced before the group is made (see main) and after it, and put back in the middle."""
+    patch(CALLS)
+    model, losses = nn.Linear(WIDTH, WIDTH), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            for (owner, name), function in ORIGINALS.items():
+                setattr(owner, name, function)
+        loss = model(torch.randn(4, WIDTH)).square().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+    return [*losses, torch.tensor(float(len(CALLS)))]
+
+
+ORIGINALS: dict[tuple[Any, str], Any] = {}
+
+
+KINDS = {loop.__name__: loop for loop in (gan, in_a_thread, accumulating, parameter_server, evaluating_beside, patched)}
+
+
 def main(kind: str) -> None:
     warnings.simplefilter("ignore")
+    if kind == "patched":
+        ORIGINALS.update(patch(CALLS))
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
-    losses = {"gan": gan, "in_a_thread": in_a_thread, "accumulating": accumulating}[kind]()
+    losses = KINDS[kind]()
     words = [float(loss.detach()).hex() for loss in losses]
     sys.stdout.write(f"loss {dist.get_rank()}: {' '.join(words)}\n")
     dist.destroy_process_group()

@@ -83,8 +83,8 @@ def clock_over_gloo(info, comm):
 
 def with_clock(info, messages, host_keys):
     sync = ClockSync(messages, info.rank, host_keys, timeout_s=30)
-    for step in range(50):
-        sample = sync.sync(step)
+    for _ in range(50):
+        sample = sync.sync()
         say(rank=info.rank, sample=sample)
     sync.close()
 
@@ -100,16 +100,16 @@ def stalled_rank_over_gloo(info, comm):
 
 def stall(info, messages):
     sync = ClockSync(messages, info.rank, [f"host{r}" for r in range(info.world_size)], timeout_s=1)
-    sync.sync(0)
+    sync.sync()
     if info.rank == info.world_size - 1:
         time.sleep(3)
         say(rank=info.rank, late=True)
         return
     start_s = time.monotonic()
     try:
-        sync.sync(1)
+        sync.sync()
     except ClockSyncError as error:
-        say(rank=info.rank, error=str(error), waited_s=time.monotonic() - start_s, due=sync.due(99))
+        say(rank=info.rank, error=str(error), waited_s=time.monotonic() - start_s, broken=sync.broken)
 
 
 if __name__ == "__main__":

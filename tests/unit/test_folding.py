@@ -46,10 +46,10 @@ def test_of_faults_that_differ_in_figures_the_first_three_are_shown():
 
 
 def test_faults_that_differ_in_what_files_say_are_one_line_beside_others():
-    problems = [f"{TRACE.format(rank)}: version is '{word}', not '1.4'" for rank, word in enumerate(WORDS)]
+    problems = [f"{TRACE.format(rank)}: version is '{word}', not '1.5'" for rank, word in enumerate(WORDS)]
     assert folded(["600 of 600 ranks have no trace", *problems]) == [
         "600 of 600 ranks have no trace",
-        f"600 ranks (0-599), figures of the first: {TRACE.replace('{:05d}', '*')}: version is 'aa', not '1.4'",
+        f"600 ranks (0-599), figures of the first: {TRACE.replace('{:05d}', '*')}: version is 'aa', not '1.5'",
     ]
 
 

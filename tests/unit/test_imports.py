@@ -51,11 +51,14 @@ except SystemExit as error:
     ("modules", "unwanted"),
     [
         ("hpcpace.cli.runs", ("numpy", "h5py")),
-        ("hpcpace.diagnosis.analyze, hpcpace.report.run_report", ("scipy.stats", "scipy.sparse", "pandas", "plotly")),
-        # Only a run with snapshots of its nodes needs the rules of the audit.
+        ("hpcpace.diagnosis.analyze, hpcpace.report.run_report", ("scipy", "pandas", "plotly")),
+        # Only a run with snapshots of its nodes needs the audit, and only one with a probe how it is saved.
         (
             "hpcpace.diagnosis.analyze, hpcpace.report.run_report",
-            ("hpcpace.audit.rulebook", "hpcpace.audit.collect_host", "hpcpace.audit.snapshot"),
+            (
+                *("hpcpace.audit.rulebook", "hpcpace.audit.collect_host", "hpcpace.audit.snapshot"),
+                *("hpcpace.audit.facts", "hpcpace.audit.rules.affinity", "hpcpace.probe.record", "jinja2"),
+            ),
         ),
     ],
 )
@@ -83,7 +86,7 @@ def _imports(path: Path) -> set[str]:
         ),
         (("world", "trace", "observe", "pace"), ("pandas", "hpcpace.report", "hpcpace.diagnosis", "hpcpace.metrics")),
         (("observe",), ("hpcpace.pace",)),
-        (("pace",), ("scipy", "hpcpace.observe", "hpcpace.train")),
+        (("pace",), ("hpcpace.observe", "hpcpace.train")),
         (PURE_OF_PACE, ("torch", "mpi4py", "hpcpace.world", "hpcpace.core.environment")),
         (("metrics",), ("rich", "plotly", "hpcpace.report", "hpcpace.diagnosis")),
         (("diagnosis",), ("rich", "plotly", "hpcpace.report")),

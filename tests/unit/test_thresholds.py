@@ -17,7 +17,7 @@ from hpcpace.core.config import Config
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.settings import resolve
 from hpcpace.core.thresholds import UNITS, ThresholdValues, declared, threshold_fields
-from hpcpace.diagnosis.topics.links import CoreWaitThresholds
+from hpcpace.diagnosis.flow_evidence import CoreWaitThresholds
 
 PACKAGE = Path(__file__).parents[2] / "hpcpace"
 TRIVIAL = {0, 1, 2, -1, 100, 0.5}
@@ -27,35 +27,6 @@ KINDS = ("display", "format", "memory", "speed", "statistics", "timing")
 They limit what a reader sees, describe bytes and units, bound memory, say when dividing work pays, are properties of
 distributions, or repeat intervals of other parts of hpcpace.
 """
-EXEMPT = frozenset(
-    {
-        "metrics/amplification.py",
-        "metrics/arrivals.py",
-        "metrics/clock_suspects.py",
-        "metrics/common_clock.py",
-        "metrics/communication.py",
-        "metrics/extrapolation.py",
-        "metrics/flow_links.py",
-        "metrics/flows.py",
-        "metrics/growth.py",
-        "metrics/host_waits.py",
-        "metrics/hotspots.py",
-        "metrics/interface_use.py",
-        "metrics/links.py",
-        "metrics/matching.py",
-        "metrics/operations.py",
-        "metrics/phases.py",
-        "metrics/plausibility.py",
-        "metrics/propagation.py",
-        "metrics/recurrence.py",
-        "metrics/resampling.py",
-        "metrics/roles.py",
-        "metrics/run_difference.py",
-        "metrics/segments.py",
-        "metrics/step_graph.py",
-    }
-)
-"""Modules of hpcpace.metrics whose numbers are not declared yet; none is added."""
 FIELDS = [(topic, name, field) for topic, fields in threshold_fields().items() for name, field in fields.items()]
 
 
@@ -150,19 +121,26 @@ def test_a_wrong_table_is_refused_by_name(tmp_path: Path, text: str, message: st
 def _bare_numbers(path: Path) -> Iterator[str]:
     """Yield the numbers of a module that are neither thresholds nor trivial, nor a constant that says what it is for.
 
-    A confidence is no threshold: the score calibrates it.
+    A confidence is no threshold: the score calibrates it. Nor are the numbers of an enumeration.
     """
     text = path.read_text()
     tree, tokens = ast.parse(text), tokenize.generate_tokens(io.StringIO(text).readline)
-    comments = {token.start[0]: token.string.strip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    found = [token for token in tokens if token.type == tokenize.COMMENT]
+    comments = {token.start[0]: token.string.strip("# ") for token in found}
+    alone = {token.start[0] for token in found if not token.line[: token.start[1]].strip()}
     allowed: set[int] = set()
     for node in ast.walk(tree):
-        is_declaration = isinstance(node, ast.ClassDef) and any(keyword.arg == "topic" for keyword in node.keywords)
+        is_declaration = isinstance(node, ast.ClassDef) and (
+            any(keyword.arg == "topic" for keyword in node.keywords)
+            or any(ast.unparse(base) in ("IntEnum", "IntFlag") for base in node.bases)
+        )
         if is_declaration or (isinstance(node, ast.keyword) and node.arg == "confidence"):
             allowed.update(map(id, ast.walk(node)))
     for node, below in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            reasons = [comments.get(line, "") for line in range(node.lineno - 1, (node.end_lineno or 0) + 1)]
+            above = [node.lineno - 1] if node.lineno - 1 in alone else []
+            lines = [*above, *range(node.lineno, (node.end_lineno or 0) + 1)]
+            reasons = [comments.get(line, "") for line in lines]
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 reasons.append(str(below.value.value))
             if any(re.match(rf"({'|'.join(KINDS)}): ", reason, re.IGNORECASE) for reason in reasons):
@@ -175,6 +153,4 @@ def _bare_numbers(path: Path) -> Iterator[str]:
 
 def test_every_number_that_decides_is_a_threshold() -> None:
     paths = [path for area in ("diagnosis", "metrics") for path in sorted((PACKAGE / area).rglob("*.py"))]
-    bare = {str(path.relative_to(PACKAGE)): list(_bare_numbers(path)) for path in paths}
-    assert [found for name in bare if name not in EXEMPT for found in bare[name]] == []
-    assert [name for name in EXEMPT if not bare.get(name)] == [], "take these off the list"
+    assert [found for path in paths for found in _bare_numbers(path)] == []

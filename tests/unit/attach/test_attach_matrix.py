@@ -87,7 +87,7 @@ def _ran(loss: str = "0x1p0", code: int = 0, stderr: str = "") -> Ran:
     [
         (_ran(loss="0x1p1"), "losses differ"),
         (_ran(code=1), "exit code 1, 0 without tracing"),
-        (_ran(stderr="Traceback\n"), "stderr has 1 lines more, first: Traceback"),
+        (_ran(stderr="Traceback\n"), "stderr has 1 line more, first: Traceback"),
         (_ran(), "0 of 4 ranks have a trace"),
     ],
 )
@@ -96,7 +96,8 @@ def test_what_differs_is_a_problem(traced: Ran, problem: str) -> None:
 
 
 def test_our_own_lines_and_numbers_are_no_difference() -> None:
-    before, after = _ran(stderr="took 3.5 s\n"), _ran(stderr="took 4.5 s\nhpcpace: recorded 4 ranks\n")
+    before = _ran(stderr="took 3.5 s\nran plain/progr ...\n")
+    after = _ran(stderr="took 4.5 s\nran plain/prog ...\nhpcpace: recorded 4 ranks\n")
     problems = judge_runs(_ROW, before, after).problems
     assert not any(problem.startswith("stderr") for problem in problems)
 
@@ -115,13 +116,13 @@ def _summary(headline: str, kind: str, name: str) -> dict[str, Any]:
     ],
 )
 def test_a_fault_is_found_if_rank_and_stage_are_named(summary: dict[str, Any] | None, is_right: bool) -> None:
-    assert judge_fault("loader", summary)[0] is is_right
+    assert judge_fault("loader", 4, summary)[0] is is_right
 
 
 def test_a_fault_that_is_named_behind_another_finding_is_not_first() -> None:
     also = ["persistent straggler: rank 12 costs 9 % by data loading", "straggler: rank 2 costs 8 % by data loading"]
     verdict = {"headline": "communication-bound", "why": [], "culprits": [], "also": also}
-    is_right, said = judge_fault("loader", {"verdict": verdict})
+    is_right, said = judge_fault("loader", 4, {"verdict": verdict})
     assert not is_right and said == f"communication-bound; in place 3: {also[1]}"
 
 
@@ -143,6 +144,7 @@ def test_a_row_works_only_if_everything_was_tried_and_right(changes: dict[str, A
 
 def test_a_row_with_a_note_says_so() -> None:
     assert status(replace(_ROW, note="Not all."), _GOOD) == "with a note"
+    assert status(replace(_ROW, refused="Needs CUDA."), None) == "refused"
 
 
 def test_a_row_without_a_clone_is_refused(tmp_path: Path) -> None:

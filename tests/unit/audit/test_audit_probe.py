@@ -8,7 +8,7 @@ import pytest
 from cases import each_case
 
 from experiments.machine import Machine, threaded
-from hpcpace.audit.job import read_nccl_log
+from hpcpace.audit.nccl_log import read_nccl_log
 from hpcpace.audit.snapshot import _grown, take_tree
 from hpcpace.core.errors import UsageError
 

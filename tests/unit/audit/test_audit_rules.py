@@ -13,12 +13,14 @@ from cases import each_case
 
 from experiments.machine import CX7, GPU, H100, IB_NIC, MELLANOX, NVIDIA, Machine, dgx_h100, memory_folder, threaded
 from hpcpace.audit.findings import AuditFinding, Severity
-from hpcpace.audit.job import AuditedJob, NcclLog
+from hpcpace.audit.job import AuditedJob
+from hpcpace.audit.nccl_log import NcclLog
 from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
 from hpcpace.audit.rules.network import hca_selects
+from hpcpace.audit.topo_matrix import read_topo
 from hpcpace.core.config import AuditConfig
 from hpcpace.core.errors import UsageError
-from tests.machines.cases import CASES, HEALTHY, Case, cgroup_cut, siblings_shared, small_node
+from tests.machines.cases import CASES, HEALTHY, LOGS, QUIET_LOAD, Case, cgroup_cut, siblings_shared, small_node
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def runs() -> Iterator[dict[str, RuleRun]]:
         made = {}
         for name, case in CASES.items():
             snapshots = case.snapshots(Path(folder) / name)
-            made[name] = run_rules(AuditedJob(snapshots, case.settings, case.log))
+            made[name] = run_rules(AuditedJob(snapshots, case.settings, case.log, case.topo))
         yield made
 
 
@@ -137,14 +139,24 @@ UNREADABLE: dict[str, Case] = {
     "P06": Case(hosts=_damaged(dgx_h100, f"{_DGX_GPU}/numa", f"{_DGX_GPU}/local_cpu")),
     "P07": Case(hosts=lambda: [_small()]),
     "P08": Case(hosts=lambda: [_small()]),
+    "P09": Case(hosts=_damaged(_small, "proc/1000/status"), topo=read_topo(LOGS.parent / "topo" / "faults.txt")),
     "S01": Case(hosts=_damaged(_small, "sys/devices/system/cpu/cpu3/cpufreq/scaling_governor")),
     "S02": Case(hosts=_damaged(_small, **{"proc/sys/kernel/numa_balancing": "many"})),
     "S03": Case(hosts=_damaged(_small, "sys/kernel/mm/transparent_hugepage/enabled")),
     "S04": Case(hosts=_damaged(_small, "proc/1000/status")),
     "S05": Case(hosts=_damaged(siblings_shared, "sys/devices/system/cpu/cpu3/topology/thread_siblings_list")),
     "S06": Case(hosts=_damaged(_small, "proc/1000/limits")),
+    "S07": Case(hosts=_damaged(_small, **{"proc/loadavg": "much"})),
+    "S08": Case(
+        hosts=lambda: [_small()],
+        facts={"load": dataclasses.replace(QUIET_LOAD, others=None), "unreadable": {"load/processes": "too many"}},
+    ),
+    "S09": Case(hosts=_damaged(_small, **{"proc/meminfo": "MemAvailable: much kB"})),
+    "S10": Case(hosts=lambda: [_small()], facts={"unreadable": {"time_sync": "adjtimex: not permitted"}}),
     "C01": Case(hosts=_bad_conf),
     "C02": Case(hosts=lambda: [_small()], log=NcclLog(edges=frozenset({(0, 9, "P2P/CUMEM")}))),
+    **{rule: Case(hosts=list, log=NcclLog(edges=frozenset(), has_info=False)) for rule in ("C03", "C04", "C05", "C07")},
+    "C06": Case(hosts=list, log=NcclLog(edges=frozenset(), problems=("cannot read the log",))),
     "H02": Case(hosts=_half_a_topology),
 }
 
@@ -156,13 +168,13 @@ def test_every_rule_has_a_machine_whose_fact_cannot_be_read() -> None:
 @pytest.mark.parametrize("rule", UNREADABLE)
 def test_rule_says_u_where_its_fact_cannot_be_read(rule: str, tree_path: Path) -> None:
     case = UNREADABLE[rule]
-    run = run_rules(AuditedJob(case.snapshots(tree_path), case.settings, case.log), [rule])
+    run = run_rules(AuditedJob(case.snapshots(tree_path), case.settings, case.log, case.topo), [rule])
     assert Severity.UNKNOWN in {finding.severity for finding in run.findings}
 
 
 def _found(machine: Machine, rule: str, folder: Path, **case: object) -> list[AuditFinding]:
     one = Case(hosts=lambda: [machine], **{"default_nvml": HEALTHY, **case})
-    return list(run_rules(AuditedJob(one.snapshots(folder), one.settings, one.log), [rule]).findings)
+    return list(run_rules(AuditedJob(one.snapshots(folder), one.settings, one.log, one.topo), [rule]).findings)
 
 
 def test_more_gpus_on_an_adapter_than_need_be_are_counted(tree_path: Path) -> None:

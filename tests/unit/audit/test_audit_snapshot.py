@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from experiments.machine import Machine, dgx_h100, threaded
-from hpcpace.audit.differences import differences
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import (
     MAX_BYTES,
+    differences,
     load_snapshots,
     read_attempt,
     save_snapshots,
@@ -233,7 +233,7 @@ def test_differences_name_what_changed_and_nothing_else(change: str, tree_path: 
     if change == "firmware":
         after.files["sys/class/infiniband/mlx5_1/fw_ver"] = "28.40.1000"
     old, new = (take_tree(m.write(tree_path / str(n))) for n, m in enumerate((before, after)))
-    found = [(d.fact, d.before, d.after) for d in differences(old, new)]
+    found = [(d.name, d.before, d.after) for d in differences(old, new)]
     assert (
         found
         == {
@@ -319,7 +319,7 @@ def test_a_machine_that_nobody_changed_does_not_differ(snapshot: Snapshot) -> No
 def test_what_changes_by_itself_is_compared_on_request(snapshot: Snapshot) -> None:
     gpus = tuple(dataclasses.replace(gpu, nvml=HEALTHY) for gpu in snapshot.gpus or ())
     before = dataclasses.replace(snapshot, gpus=gpus)
-    found = {d.fact for d in differences(before, _changed_by_itself(snapshot), with_counters=True)}
+    found = {d.name for d in differences(before, _changed_by_itself(snapshot), with_counters=True)}
     assert {"boot_id", "counters/values/net/ens0/rx_packets", "hardware/numa/0/memory_kb"} <= found
     assert {fact.split("/")[-1] for fact in found} >= {"speed_gts", "utilization_percent", "throttle_reasons"}
 
@@ -328,4 +328,4 @@ def test_a_memory_module_that_is_gone_is_a_difference(snapshot: Snapshot) -> Non
     (node,) = snapshot.hardware.numa or ()
     less = dataclasses.replace(node, memory_kb=(node.memory_kb or 0) * 15 // 16)
     after = dataclasses.replace(snapshot, hardware=dataclasses.replace(snapshot.hardware, numa=(less,)))
-    assert [d.fact for d in differences(snapshot, after)] == ["hardware/numa/0/memory_kb"]
+    assert [d.name for d in differences(snapshot, after)] == ["hardware/numa/0/memory_kb"]

@@ -129,7 +129,7 @@ def test_ranks_of_the_job_are_named_where_there_are_several_hosts(tree_path: Pat
 @pytest.mark.parametrize("name", CASES)
 def test_lines_fit_but_for_what_is_to_be_pasted(name: str, tree_path: Path) -> None:
     case = CASES[name]
-    lines = verdict_lines(audit(AuditedJob(case.snapshots(tree_path), case.settings, case.log)))
+    lines = verdict_lines(audit(AuditedJob(case.snapshots(tree_path), case.settings, case.log, case.topo)))
     assert len(lines) <= MAX_LINES
     assert [line for line in lines if len(line) > WIDTH and "  fix: " not in line and "srun --cpu" not in line] == []
 

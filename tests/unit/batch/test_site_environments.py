@@ -109,5 +109,5 @@ def test_a_container_without_slurm_says_what_is_missing(tmp_path: Path) -> None:
     _program(tmp_path / "bin" / "apptainer", f'PATH={tmp_path}/none exec {sys.executable} "${{@:4}}"')
     done = _run(tmp_path, str(tmp_path / "bin"), HPCPACE_PYTHON="apptainer exec train.sif python")
     assert done.returncode == 2
-    assert "but there is no srun on PATH" in done.stderr and "docs/site.md" in done.stderr
+    assert "but there is no srun on PATH" in done.stderr and "hpcpace help site" in done.stderr
     assert os.listdir(tmp_path) == ["bin"]

@@ -35,6 +35,9 @@ class _Accelerator:
     def backward(self, loss: float) -> None:
         self._num_microbatches += 1
 
+    def end_training(self) -> None:
+        pass
+
     def save_state(self, folder: str) -> str:
         return folder
 

@@ -83,6 +83,13 @@ def test_without_any_detail_the_report_cannot_tell(tmp_path: Path, slow: dict[in
 def test_few_steps_with_detail_are_too_few(tmp_path: Path) -> None:
     summary = _summary(tmp_path, {range(35): PLAIN}, slow={2: 1.3}, num_steps=40)
     assert summary.verdict.mode == "cannot tell" and "too few" in summary.verdict.headline
+    assert "35 others were recorded without detail" in summary.verdict.headline
+    assert "hpcpace switch RUN on" in " ".join(map(str, summary.verdict.next))
+
+
+def test_a_run_that_was_switched_off_during_its_warm_up_does_not_ask_for_the_warm_up(tmp_path: Path) -> None:
+    with pytest.raises(CannotTell, match=r": 35 of the 40 common steps .* without detail, and the others are warm-up"):
+        _summary(tmp_path, {range(5, 40): PLAIN}, num_steps=40, num_warmup=5)
 
 
 @each_case(("seq", "words"), [(-1, "-1"), (0, "0"), (17, "17"), ((100 << NUMBER_BITS) + 3, "3 since step 100")])

@@ -114,6 +114,19 @@ def test_events_at_equal_distances_are_the_control_plane():
     assert first.evidence.period_ns == pytest.approx(10 * 115 * MS, rel=0.1)
 
 
+@each_case(("every", "factor", "noise"), [(8, 7.4, 0.02), (20, 4.0, 0.02), (8, 9.0, 0.5)])
+@each_case("num_ranks", [2, 3, 4])
+def test_a_rank_that_stalls_at_equal_distances_is_named_among_few(every, factor, noise, num_ranks):
+    def change(work):
+        work[1, every - 1 :: every] *= factor
+        return work
+
+    first = diagnosed(panels(num_ranks, work_ns=change, noise=noise)).findings[0]
+    assert (first.mode, first.variety) == (Mode.RUNTIME, "periodic")
+    assert [culprit.id for culprit in first.culprits] == ["1"]
+    assert first.evidence.period_steps == every
+
+
 def test_bursts_of_long_transfers_are_contention():
     def change(transfer):
         transfer[:, np.random.default_rng(3).random(200) < 0.2] *= 6

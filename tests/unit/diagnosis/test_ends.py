@@ -9,7 +9,7 @@ from hpcpace.diagnosis.analyze import analyze_traces, examine
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import EndKind
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.trace.schema import ErrorCode, EventKind
+from hpcpace.trace.schema import ErrorCode, ErrorPart, EventKind
 
 CLOCKS = {"offsets_ns": {1: 3_600_000 * MS, 2: -4_000 * MS}, "hosts": ("n0", "n1", "n2", "n3")}
 
@@ -28,6 +28,10 @@ def timed_out(rank, after_ns, failed_ns):
 
 def signalled(rank, after_ns):
     return Ending(rank=rank, after_ns=after_ns, kind=EventKind.SIGNAL, code=15)
+
+
+def interrupted(rank, after_ns, failed_ns=None):
+    return raised(rank, after_ns, text=b"KeyboardInterrupt", failed_ns=failed_ns)
 
 
 def exited(rank, after_ns, code, failed_ns=None):
@@ -64,6 +68,56 @@ def test_the_rank_that_ended_first_heads_the_report(tmp_path, first, headline):
     assert (summary.verdict.mode, [culprit.id for culprit in summary.verdict.culprits[:1]]) == ("ended early", ["1"])
     assert (summary.end.ranks, summary.end.step, summary.end.waiting) == ((1,), 40, (0, 2))
     assert [end.rank for end in summary.end.ends] == [1, 0, 2, 3]
+
+
+def said(rank, after_ns, message, place=b"/home/u/train.py:41 in main", frames=b"/home/u/train.py:9 in <module>"):
+    parts = ((ErrorPart.MESSAGE, message), (ErrorPart.PLACE, place), (ErrorPart.FRAMES, frames + b"\n" + place))
+    return [
+        Ending(rank=rank, after_ns=after_ns, kind=EventKind.ERROR_TEXT, code=part, text=text[first : first + 240])
+        for part, text in parts
+        for first in range(0, len(text), 240)
+    ]
+
+
+@each_case(
+    ("message", "headline"),
+    [
+        (b"bad batch 7", "rank 1 raised ValueError in step 40 at train.py:41: bad batch 7"),
+        (b"\x1b[2Jcl\xffear" + b"x" * 900, "rank 1 raised ValueError in step 40 at train.py:41: \\x1b[2Jcl"),
+        (b"", "rank 1 raised ValueError in step 40 at train.py:41"),
+    ],
+)
+def test_what_an_error_said_is_told_with_its_place(tmp_path, message, headline):
+    texts = said(1, 5 * MS, message)
+    summary = summary_of(tmp_path, raised(1, 5 * MS, text=b"ValueError"), *texts, *VICTIMS)
+    assert summary.verdict.headline.startswith(headline) and summary.verdict.headline.endswith(WAITED)
+    assert len(summary.verdict.headline) < 300
+    assert summary.end.ends[0].error.message == message.decode(errors="replace")
+    assert summary.verdict.why[-1] == "the error of rank 1 came through train.py:9 in <module>, train.py:41 in main"
+
+
+def test_a_long_message_is_told_with_its_last_line(tmp_path):
+    texts = said(1, 5 * MS, b"Caught ValueError in DataLoader worker process 0.\nOriginal ...\nValueError: bad\n")
+    summary = summary_of(tmp_path, raised(1, 5 * MS, text=b"ValueError"), *texts, *VICTIMS)
+    assert "the message of rank 1 ends: ValueError: bad" in summary.verdict.why
+
+
+def noted(rank, after_ns, part, text):
+    return Ending(rank=rank, after_ns=after_ns, kind=EventKind.ERROR_TEXT, code=part, text=text)
+
+
+def test_the_last_lines_of_stderr_are_told_with_who_may_have_written_them(tmp_path):
+    lines = b"first\nCUDA error: \x1b[2Jassert\nsecond last\nlast"
+    for number, (name, first) in enumerate(
+        ((b"other", "last on stderr of rank 1: "), (b"same", "last on stderr of rank 1, in a file of 2 ranks: "))
+    ):
+        folder = tmp_path / str(number)
+        files = [noted(rank, -900 * MS, ErrorPart.STDERR_FILE, text) for rank, text in ((0, b"same"), (1, name))]
+        texts = [noted(1, 5 * MS, ErrorPart.STDERR, lines)]
+        summary = summary_of(folder, raised(1, 5 * MS, text=b"ValueError"), *texts, *files, *VICTIMS)
+        assert summary.verdict.why[-3:] == (f"{first}CUDA error: \\x1b[2Jassert", "then: second last", "then: last")
+        error = summary.end.ends[0].error
+        assert (error.stderr[0], error.stderr[-1], error.num_sharing_stderr) == ("first", "last", number + 1)
 
 
 def test_who_was_first_is_judged_on_the_common_clock(tmp_path):
@@ -125,6 +179,25 @@ def test_a_signal_to_all_ranks_is_no_fault_but_told(tmp_path):
     assert summary.verdict.mode == "healthy"
     assert summary.verdict.headline.endswith("all 4 ranks were ended by SIGTERM in step 40")
     assert summary.end.is_everywhere
+
+
+@each_case("last", [interrupted(3, 900 * MS), interrupted(3, 900 * MS, failed_ns=800 * MS), signalled(3, 900 * MS)])
+def test_ctrl_c_is_a_signal_and_no_error_of_the_rank_that_noticed_it_first(tmp_path, last):
+    summary = summary_of(tmp_path, *(interrupted(rank, (3 - rank) * MS) for rank in range(3)), last)
+    assert summary.verdict.mode == "healthy"
+    assert (summary.end.kind, summary.end.what, summary.end.is_everywhere) == (EndKind.SIGNAL, "SIGINT", True)
+
+
+def test_ranks_that_notice_ctrl_c_when_their_operation_fails_were_ended_by_it_as_well(tmp_path):
+    late = (interrupted(rank, 4500 * MS, failed_ns=4400 * MS) for rank in (0, 2, 3))
+    summary = summary_of(tmp_path, interrupted(1, 5 * MS), *late)
+    assert (summary.end.ranks, summary.end.waiting) == ((0, 1, 2, 3), ())
+    assert summary.verdict.headline.endswith("all 4 ranks were ended by SIGINT in step 40")
+
+
+def test_a_rank_interrupted_alone_was_ended_by_a_signal(tmp_path):
+    summary = summary_of(tmp_path, interrupted(1, 5 * MS), *VICTIMS)
+    assert summary.verdict.headline == f"rank 1 was ended by SIGINT in step 40{WAITED}"
 
 
 @each_case(

@@ -10,7 +10,7 @@ import pytest
 from cases import each_case
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.audit.facts import Throttle
+from hpcpace.audit.throttle import Throttle
 from hpcpace.diagnosis.analyze import analyze_traces, examine
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Verdict

@@ -13,17 +13,23 @@ from rich.console import Console
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
-from hpcpace.core.config import DiagnosisConfig
+from hpcpace.core.config import Config, DiagnosisConfig, ReportConfig
 from hpcpace.core.rundir import write_json
+from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.diagnose import diagnose
-from hpcpace.diagnosis.finding import Case, Panels
+from hpcpace.diagnosis.finding import Case, CpuQuota, DiagnosisFinding, Panels
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.summary import Mode
-from hpcpace.diagnosis.topics.cores import CoreThresholds, core_figures
-from hpcpace.diagnosis.topics.straggler import StragglerThresholds, search_stragglers
+from hpcpace.diagnosis.summary import Culprit, Mode
+from hpcpace.diagnosis.topics.core_waiting import CoreThresholds
+from hpcpace.diagnosis.topics.cores import core_figures, find, rank_figures
+from hpcpace.diagnosis.topics.links import SlowLinkEvidence
+from hpcpace.diagnosis.topics.straggler import search_stragglers
 from hpcpace.diagnosis.verdict import verdict_of
+from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.host_waits import CoreUse, held_up
+from hpcpace.metrics.phase_cores import PARTS, WorkUse
+from hpcpace.metrics.phases import Part
 from hpcpace.metrics.stragglers import SearchObstacle
 from hpcpace.report.run_report import page, print_report
 from hpcpace.report.sections.hosts import core_cells
@@ -32,7 +38,6 @@ from hpcpace.trace.attempt_reader import read_attempt
 MS = 1e6
 RANKS, STEPS = 4, 200
 HOSTS = dict.fromkeys(range(RANKS), "n0")
-ON_PURPOSE = DiagnosisConfig(core_share=1.0)
 
 
 def cores(running=0.5, queued=0.0, *, cpus=("0-1",) * RANKS, throttled=0.0, error=0.0):
@@ -77,8 +82,8 @@ def panels(use=None, *, work=None, transfer_ms=1.0, noise=0.02, per_node=RANKS, 
     )
 
 
-def modes(run, settings=None):
-    case = Case(panels=run, settings=settings or DiagnosisConfig())
+def modes(run, *, on_purpose=False):
+    case = Case(panels=run, is_shared_on_purpose=on_purpose)
     return [finding.mode for finding in diagnose(case).findings]
 
 
@@ -146,15 +151,25 @@ def test_below_its_threshold_it_is_a_remark_of_a_healthy_run():
 
 
 def test_where_it_is_on_purpose_it_is_a_remark_however_much_it_is():
-    verdict = verdict_of(diagnose(Case(panels=panels(cores(0.3, 0.7)), settings=ON_PURPOSE)), hosts=HOSTS)
+    verdict = verdict_of(diagnose(Case(panels=panels(cores(0.3, 0.7)), is_shared_on_purpose=True)), hosts=HOSTS)
     assert verdict.mode == "healthy"
     assert verdict.also[0].endswith("wait for a core for up to 70.0 % of the time (on purpose)")
 
 
-@pytest.mark.parametrize("settings", [None, ON_PURPOSE], ids=["a finding", "on purpose"])
-def test_transfers_that_may_be_waiting_for_cores_are_not_bound_by_communication(settings):
+@pytest.mark.parametrize("on_purpose", [False, True], ids=["a finding", "on purpose"])
+def test_transfers_that_may_be_waiting_for_cores_are_not_bound_by_communication(on_purpose):
     assert modes(panels(transfer_ms=40)) == [Mode.COMMUNICATION]
-    assert Mode.COMMUNICATION not in modes(panels(cores(0.4, 0.4), transfer_ms=40), settings)
+    assert Mode.COMMUNICATION not in modes(panels(cores(0.4, 0.4), transfer_ms=40), on_purpose=on_purpose)
+
+
+def test_the_time_that_bytes_need_at_the_line_rate_is_no_waiting_for_cores_unless_work_may_hide_it():
+    run = replace(panels(cores(0.4, 0.4), transfer_ms=40), host=tuple(f"n{rank}" for rank in range(RANKS)))
+    run_s = float(run.times_ns.sum()) / 1e9
+    full = FlowFindings(faults=(), is_compared=False, reason="two hosts", line_share=0.6, line_s=0.25 * run_s)
+    assert Mode.COMMUNICATION in modes(replace(run, flows=full))
+    hidden = np.full((RANKS, STEPS), 0.25 * run.mean_length_ns)
+    for other in (replace(run, flows=full, hidden_ns=hidden), replace(run, flows=replace(full, line_s=0.05 * run_s))):
+        assert Mode.COMMUNICATION not in modes(other)
 
 
 def test_transfers_beyond_all_waiting_are_bound_by_communication():
@@ -163,7 +178,7 @@ def test_transfers_beyond_all_waiting_are_bound_by_communication():
 
 def test_jitter_that_waiting_for_cores_may_explain_is_not_amplified_jitter():
     assert modes(panels(noise=0.15)) == [Mode.AMPLIFICATION]
-    assert modes(panels(cores(0.5, 0.4), noise=0.15), ON_PURPOSE) == []
+    assert modes(panels(cores(0.5, 0.4), noise=0.15), on_purpose=True) == []
 
 
 def test_jitter_beyond_all_waiting_stays_amplified_jitter():
@@ -180,7 +195,9 @@ def test_a_slow_rank_that_only_waits_longer_is_no_straggler():
 
 
 def test_a_slow_rank_that_computes_more_is_a_straggler_where_cores_are_shared():
-    found = diagnose(Case(panels=panels(cores([0.4, 0.4, 0.6, 0.4], 0.4), work=SLOW), settings=ON_PURPOSE)).findings
+    found = diagnose(
+        Case(panels=panels(cores([0.4, 0.4, 0.6, 0.4], 0.4), work=SLOW), is_shared_on_purpose=True)
+    ).findings
     assert [(finding.mode, finding.culprits[0].id) for finding in found] == [(Mode.STRAGGLER, "2")]
 
 
@@ -213,8 +230,8 @@ def test_a_slow_rank_of_whose_cores_nothing_is_known_stays_a_straggler():
 def test_noise_of_shared_cores_leaves_a_run_healthy_and_says_who_would_have_been_detected():
     noisy = {"noise": 0.8, "seed": 4}
     run = panels(cores(0.2, 0.8), **noisy)
-    assert search_stragglers(run, ON_PURPOSE, StragglerThresholds()).obstacle is SearchObstacle.TOO_MUCH_NOISE
-    found = diagnose(Case(panels=run, settings=ON_PURPOSE))
+    assert search_stragglers(run, DiagnosisConfig(), ThresholdValues()).obstacle is SearchObstacle.TOO_MUCH_NOISE
+    found = diagnose(Case(panels=run, is_shared_on_purpose=True))
     assert (found.findings, found.obstacle) == ((), None)
     assert "would have been detected" in verdict_of(found, hosts=HOSTS).why[0]
 
@@ -226,7 +243,11 @@ def test_noise_of_shared_cores_leaves_a_run_healthy_and_says_who_would_have_been
         (cores(0.5, 0.4, cpus=("0-7",) * RANKS), "other processes on n0 take them; ranks 0-3 wait", "--exclusive"),
         (cores(0.2, 0.8), "on 2 CPUs of n0, and other processes there; ranks 0-3 wait", "--exclusive"),
         (cores(0.5, 0.4, throttled=0.35), "the CPU quota of the cgroup on n0 is used up", "raise the quota"),
-        (cores(0.5, [0.4, 0, 0, 0], cpus=("0-7",) * RANKS), "rank 0 waits for a core for up to 40.0 %", "squeue -w"),
+        (
+            cores(0.5, [0.4, 0, 0, 0], cpus=("0-7",) * RANKS),
+            "rank 0 on n0 waits for a core for 40.0 % of the time, the others",
+            "squeue -w",
+        ),
     ],
 )
 def test_the_verdict_says_who_waits_for_whom_and_what_to_do(use, words, advice):
@@ -271,8 +292,95 @@ def test_in_a_lab_waiting_for_cores_explains_bursts_of_slow_transfers_alone(wait
     run = panels(transfer_ms=5.0, per_node=1)
     bursts = np.where(np.random.default_rng(3).random(STEPS) < 0.2, 25 * MS, 0.0)
     lengths = {"times_ns": run.times_ns + bursts, "transfer_ns": run.transfer_ns + bursts}
-    found = diagnose(Case(panels=replace(run, **lengths, lab_cores=cores(0.5, waiting))))
+    found = diagnose(Case(panels=replace(run, **lengths, cores=cores(0.5, waiting).in_lab(run.node))))
     assert [finding.mode for finding in found.findings] == modes
+
+
+def in_lab(use, **changed):
+    run = panels(use, per_node=1, **changed)
+    return replace(run, cores=use.in_lab(run.node))
+
+
+def test_in_a_lab_cores_that_its_hosts_share_explain_who_is_late_and_are_no_finding():
+    problems = []
+    for queued in ([0.3, 0.3, 0.55, 0.3], [0.3, 0.2, 0.4, 0.3], [0.5, 0.5, 0.9, 0.6]):
+        run = in_lab(cores(0.5, queued), work=np.array([1.0, 1.0, 1.4, 1.0]))
+        verdict = verdict_of(diagnose(Case(panels=run)), hosts=HOSTS)
+        is_said = any("the hosts of a lab share those of one machine" in line for line in verdict.also)
+        if verdict.mode != Mode.HEALTHY or not is_said or "exclude" in str(verdict):
+            problems.append((queued, verdict))
+    assert problems == []
+
+
+def test_in_a_lab_a_host_that_waits_far_longer_than_the_others_is_named_and_so_is_real_work():
+    waits = in_lab(cores(0.4, [0.1, 0.12, 0.55, 0.1]), work=np.array([1.0, 1.0, 1.4, 1.0]))
+    (found,) = diagnose(Case(panels=waits)).findings
+    assert (found.mode, [culprit.id for culprit in found.culprits]) == (Mode.CORES, ["n2"])
+    of_two = panels(cores(0.4, [0.1, 0.1, 0.55, 0.55]), per_node=2)
+    assert modes(replace(of_two, cores=of_two.cores.in_lab(of_two.node))) == []  # either may wait for longer by chance
+    works = in_lab(cores([0.4, 0.4, 0.6, 0.4], 0.3), work=np.array([1.0, 1.0, 1.4, 1.0]))
+    assert modes(works) == [Mode.STRAGGLER]
+
+
+QUOTA = CpuQuota("/sys/fs/cgroup/pod/cpu.max", 0.25)
+FULL = CpuQuota("/sys/fs/cgroup/pod/cpu.max", 1.0)
+
+
+def test_a_quota_is_named_with_its_file_and_the_hosts_that_it_stops_for_longer_than_others():
+    work, problems = np.array([1.0, 1.0, 2.5, 1.0]), []
+    uneven, even, one = [0.25, 0.25, 0.82, 0.25], [0.4] * 4, [0.0, 0.0, 0.6, 0.0]
+    cases = [
+        # Throttled, whether in a lab, quotas; then named hosts, and parts of the headline, the reasons and the advice.
+        (
+            uneven,
+            False,
+            (FULL, FULL, QUOTA, FULL),
+            ["n2"],
+            "n2 may use 0.25 cores (/sys/fs/cgroup/pod/cpu.max)",
+            "1 core",
+            "slice",
+        ),
+        (uneven, True, (FULL, FULL, QUOTA, FULL), ["n2"], "stops ranks there for up to 82.0 %", "25.0 %", "slice"),
+        (one, False, (None, None, QUOTA, None), ["n2"], "n2 may use 0.25 cores", "0.0 % of the time", "slice"),
+        (one, False, (), ["n2"], "the CPU quota of the cgroup on n2 is used up", "0.0 %", "raise the quota"),
+        (even, False, (QUOTA,) * 4, [], "n0, n1, n2 and n3 may use 0.25 cores on n0", "throttled", "slice"),
+    ]
+    for throttled, is_lab, quotas, hosts, *parts in cases:
+        use = cores(0.18, throttled, throttled=throttled)
+        run = panels(use, per_node=1, work=work if throttled is not even else None)
+        run = replace(run, cores=use.in_lab(run.node) if is_lab else use, quotas=quotas)
+        verdict = verdict_of(diagnose(Case(panels=run)), hosts=dict(enumerate(run.host)))
+        named = [culprit.id for culprit in verdict.findings[0].culprits]
+        texts = (verdict.headline, "; ".join(verdict.why), verdict.next[0])
+        is_right = (verdict.mode, verdict.variety, named) == (Mode.CORES, "quota", hosts)
+        if not is_right or not all(part in text for part, text in zip(parts, texts, strict=True)):
+            problems.append((throttled, is_lab, verdict))
+    assert not problems, problems[0]
+
+
+def test_a_quota_that_is_used_up_is_the_reason_however_long_ranks_wait_for_other_processes_as_well():
+    use = cores([0.3, 0.3, 0.1, 0.3], [0.4, 0.4, 0.85, 0.4], throttled=[0.0, 0.0, 0.4, 0.0])
+    for quota, variety in ((CpuQuota("/cpu.max", 0.1), "quota"), (None, "other processes"), (FULL, "other processes")):
+        run = replace(panels(use, per_node=1), quotas=(None, None, quota, None))
+        assert diagnose(Case(panels=run)).findings[0].variety == variety
+
+
+def test_a_quota_that_a_lab_gives_all_of_its_hosts_is_no_finding():
+    use = cores(0.2, 0.5, throttled=0.5)
+    run = panels(use, per_node=1)
+    assert modes(replace(run, cores=use.in_lab(run.node))) == []
+
+
+def test_a_link_is_not_slow_because_the_process_at_its_end_is_stopped_by_a_quota():
+    use = cores(0.2, [0.0, 0.0, 0.8, 0.0], throttled=[0.0, 0.0, 0.8, 0.0])
+    for link, is_kept in (("n2", False), ("n1", True)):
+        culprit = Culprit(kind="link", id=link, aliases=(f"link {link}",), effect=1.0, interval=(0.9, 1.1))
+        slow = DiagnosisFinding(
+            evidence=SlowLinkEvidence(effect=1.0, share=0.3), loss_share=0.15, confidence=0.9, culprits=(culprit,)
+        )
+        case = Case(panels=panels(use, per_node=1), findings=[slow])
+        find(case)
+        assert (slow in case.findings) == is_kept
 
 
 def test_hosts_that_ranks_wait_on_are_listed_the_longest_waiting_first():
@@ -295,3 +403,164 @@ def test_terminal_and_page_have_the_cores_of_the_hosts(tmp_path):
     assert " ".join(core_cells(row)).split() in lines
     text = re.sub(r"<[^>]+>", " ", page(found.summary, found.summary.verdict, found.plots))
     assert re.search(r"\s+".join(map(re.escape, core_cells(row))), text)
+
+
+def split(own, *, queued=0.0, idle=0.0):
+    """Return own work of a forward pass in milliseconds a step, and how much of it is waiting for a core or neither."""
+    own, queued, idle = (np.broadcast_to(np.asarray(v, float), RANKS) * MS for v in (own, queued, idle))
+    parts = np.zeros((3, RANKS, len(PARTS)))
+    parts[:, :, PARTS.index(Part.FORWARD)] = own, own - queued - idle, queued
+    return WorkUse(
+        own_ns=parts[0],
+        running_ns=parts[1],
+        queued_ns=parts[2],
+        error_ns=np.full(RANKS, 0.1 * MS),
+        num_seconds=np.full(RANKS, 20),
+        is_part_known=np.ones((RANKS, len(PARTS)), bool),
+    )
+
+
+def on_cores(work, *, queued, idle=0.0, share=0.4, **changes):
+    """Return a case whose ranks share cores, with their own work and its waiting for cores in milliseconds."""
+    work = np.asarray(work, float)
+    use = replace(cores(0.5, share), work=split(work, queued=queued, idle=idle), **changes)
+    run = panels(use, work=work / 100)
+    others_ns = np.zeros(RANKS)
+    parts_ns = np.zeros((RANKS, STEPS, len(Part)))
+    parts_ns[:, :, Part.FORWARD] = run.work_ns
+    return Case(panels=replace(run, parts_ns=parts_ns, cores=replace(use, queued=others_ns + share)))
+
+
+@each_case(
+    ("work", "queued", "idle", "first", "words"),
+    [
+        # The fault is in processor time, however long ranks wait.
+        ([60, 60, 60, 100], 30, 0, Mode.STRAGGLER, "by computation"),
+        ([60, 60, 60, 180], [30, 30, 30, 110], 0, Mode.STRAGGLER, "by computation"),
+        # Neither running nor waiting.
+        ([60, 60, 60, 110], [30, 30, 30, 40], [0, 0, 0, 40], Mode.STRAGGLER, "by waiting that uses no core"),
+        # The rank only waits longer, or too little is left.
+        ([60, 60, 60, 180], [30, 30, 30, 148], 0, Mode.CORES, "ranks share cores"),
+        ([60, 60, 60, 70], [30, 30, 30, 40], 0, Mode.CORES, "ranks share cores"),
+    ],
+)
+def test_a_fault_beyond_waiting_for_cores_is_the_verdict(work, queued, idle, first, words):
+    verdict = verdict_of(diagnose(on_cores(work, queued=queued, idle=idle)), hosts=HOSTS)
+    assert verdict.mode == first
+    assert words in verdict.headline
+    assert ([culprit.id for culprit in verdict.culprits] == ["3"]) == (first is Mode.STRAGGLER)
+    assert sum("ranks share cores" in line for line in (verdict.headline, *verdict.also)) == 1
+
+
+def test_the_cost_of_a_late_rank_is_without_its_waiting_for_cores():
+    whole = diagnose(on_cores([60, 60, 60, 180], queued=[30, 30, 30, 30])).findings[0]
+    found = diagnose(on_cores([60, 60, 60, 180], queued=[30, 30, 30, 90])).findings[0]
+    assert found.loss_share == pytest.approx(whole.loss_share / 2, rel=0.02)
+    case = on_cores([60, 60, 60, 180], queued=[30, 30, 30, 90])
+    case.findings = [replace(whole, loss_interval=(whole.loss_share - 0.01, whole.loss_share + 0.01))]
+    find(case)
+    low, high = case.findings[0].loss_interval
+    assert low < found.loss_share < high < whole.loss_share
+    why = verdict_of(diagnose(on_cores([60, 60, 60, 180], queued=[30, 30, 30, 90])), hosts=HOSTS).why
+    assert any(line.startswith("60.0 ms of the 120 ms more in each step is waiting for a core") for line in why)
+
+
+def test_a_fault_of_which_few_seconds_were_read_is_no_waiting_that_is_far_shorter():
+    case = on_cores([60, 60, 60, 180], queued=[30, 30, 30, 35], idle=[0, 0, 0, 115], share=0.06)
+    work = replace(case.panels.cores.work, error_ns=np.full(RANKS, np.inf), num_seconds=np.full(RANKS, 2))
+    case.panels = replace(case.panels, cores=replace(case.panels.cores, work=work))
+    verdict = verdict_of(diagnose(case), hosts=HOSTS)
+    assert verdict.mode == Mode.STRAGGLER and [culprit.id for culprit in verdict.culprits] == ["3"]
+
+
+def test_threads_that_wait_for_a_core_while_the_main_one_is_idle_count_as_waiting():
+    case = on_cores([60, 60, 60, 100], queued=0, idle=[0, 0, 0, 40])
+    use = replace(case.panels.cores, queued=np.array([0.4, 0.4, 0.4, 2.0]))
+    waits = replace(case.panels, cores=use)
+    assert Mode.STRAGGLER in [each.mode for each in diagnose(Case(panels=waits)).findings]
+    # Where other ranks lose as much by it, or the rank has fewer CPUs, that may be all.
+    threaded = on_cores([100, 100, 100, 140], queued=0, idle=[60, 60, 60, 100])
+    threaded = replace(threaded.panels, cores=replace(threaded.panels.cores, queued=use.queued))
+    assert [each.mode for each in diagnose(Case(panels=threaded)).findings] == [Mode.CORES]
+    narrow = replace(use, cpus=(*[frozenset({0, 1})] * 3, frozenset({1})))
+    assert [each.mode for each in diagnose(Case(panels=replace(waits, cores=narrow))).findings] == [Mode.CORES]
+
+
+@each_case(
+    ("changes", "words", "advice"),
+    [
+        ({"nice": np.array([0, 0, 0, 19])}, "it runs at nice 19, the others at 0", "renice -n 0"),
+        ({"nice": np.array([-5, -5, -5, 0])}, "it runs at nice 0, the others at -5", "renice -n -5"),
+        ({"cpus": (*[frozenset({0, 1})] * 3, frozenset({1}))}, "it may use 1 CPU, the others 2", "unset OMP_PROC_BIND"),
+    ],
+)
+@pytest.mark.parametrize("on_purpose", [False, True])
+def test_a_rank_that_waits_because_of_its_place_is_named_alone(changes, words, advice, on_purpose):
+    case = on_cores([60, 60, 60, 180], queued=[30, 30, 30, 148], **changes)
+    case.panels = replace(case.panels, cores=replace(case.panels.cores, waiting=np.array([0.2, 0.2, 0.2, 0.8])))
+    case.panels = replace(case.panels, bindings={3: ("OMP_PROC_BIND=true", "unset OMP_PROC_BIND")})
+    case.is_shared_on_purpose = on_purpose
+    verdict = verdict_of(diagnose(Case(panels=case.panels, is_shared_on_purpose=on_purpose)), hosts=HOSTS)
+    assert [culprit.id for culprit in verdict.culprits] == ["3"]
+    assert words in verdict.headline
+    assert advice in verdict.next[0]
+    assert ("because OMP_PROC_BIND=true" in verdict.headline) == ("cpus" in changes)
+    assert not any("on purpose" in line for line in verdict.also)
+
+
+def test_openmp_that_puts_all_ranks_on_one_core_is_why_they_share_it():
+    run = panels(cores(0.25, 0.6, cpus=("0",) * RANKS))
+    bindings = dict.fromkeys(range(RANKS), ("OMP_PROC_BIND=close", "unset OMP_PROC_BIND"))
+    verdict = verdict_of(diagnose(Case(panels=replace(run, bindings=bindings))), hosts=HOSTS)
+    assert "4 ranks of this job on 1 CPU of n0, to which OMP_PROC_BIND=close narrows them" in verdict.headline
+    assert verdict.next[0].startswith("unset OMP_PROC_BIND")
+
+
+@each_case(
+    ("option", "record", "is_found"),
+    [(None, False, True), (None, True, False), (True, False, False), (False, True, True)],
+)
+def test_a_report_may_say_that_cores_are_shared_on_purpose(tmp_path, option, record, is_found):
+    scenario = Scenario(seed=3, num_ranks=8, num_steps=60, fault="shared_cores", size=1.0)
+    run = write_run(scenario, tmp_path / "run")
+    attempt = run.attempt(0)
+    write_json(attempt.run_json, {"config": {"train": {"shared_cores": record}}})
+    config = Config(report=ReportConfig(shared_cores=option))
+    verdict = analyze_traces(run, attempt, read_attempt(attempt), Selection(), config).summary.verdict
+    assert (verdict.mode == Mode.CORES) == is_found
+    assert any("on purpose" in line for line in verdict.also) != is_found
+
+
+def test_the_ranks_of_a_host_are_listed_with_nice_values_and_waiting_by_phase():
+    case = on_cores([60, 60, 60, 180], queued=[30, 30, 30, 148], nice=np.array([0, 0, 0, 19]))
+    first, *others = rank_figures(case.panels, CoreThresholds())
+    shown = {row.rank: (row.nice, dict(row.phases)["forward"]) for row in (first, *others)}
+    assert shown == {0: (0, 30 * MS), 1: (0, 30 * MS), 2: (0, 30 * MS), 3: (19, 148 * MS)}
+    quiet = panels(replace(cores(1.0, 0.0), nice=np.array([0, 0, 0, 5])))
+    assert [row.nice for row in rank_figures(quiet, CoreThresholds())] == [0, 0, 0, 5]
+    assert rank_figures(panels(cores(1.0, 0.0)), CoreThresholds()) == ()
+
+
+@each_case(
+    ("idle", "running", "words"),
+    [(0, 40, "by computation"), (40, 0, "by waiting that uses no core"), (2, 2, None)],
+)
+def test_a_rank_that_waits_hide_is_found_by_what_it_does_besides(idle, running, words):
+    own = np.array([120.0, 120.0, 120.0, 120.0 + idle + running])
+    case = on_cores(own, queued=60, idle=[0, 0, 0, idle])
+    noise = np.random.default_rng(5).lognormal(0, 1.5, (RANKS, STEPS))
+    work_ns = case.panels.work_ns.mean(axis=1, keepdims=True) * noise / noise.mean(axis=1, keepdims=True)
+    run = replace(case.panels, work_ns=work_ns)
+    assert search_stragglers(run, DiagnosisConfig(), ThresholdValues()).found == ()
+    verdict = verdict_of(diagnose(Case(panels=run)), hosts=HOSTS)
+    assert (verdict.mode == Mode.STRAGGLER) == (words is not None)
+    if words is not None:
+        assert [culprit.id for culprit in verdict.culprits] == ["3"]
+        assert words in verdict.headline
+        assert "without waiting for cores" in verdict.why[0]
+
+
+def test_a_rank_beside_one_that_sleeps_is_not_named_for_waiting_as_long():
+    run = on_cores([60, 60, 60, 180], queued=[40, 10, 10, 10], idle=[0, 0, 0, 120], cpus=(frozenset(range(8)),) * RANKS)
+    named = [culprit.id for each in diagnose(run).findings for culprit in each.culprits]
+    assert named == ["3"]

@@ -15,7 +15,7 @@ from hpcpace.diagnosis.records import read_trial_record
 from hpcpace.pace.choice import PacingPoint
 from hpcpace.pace.record import PacingRecord
 from hpcpace.pace.trial import Trial
-from hpcpace.report.sections.jitter import pacing_lines
+from hpcpace.report.sections.causes import pacing_lines
 from hpcpace.trace.schema import PaceArm
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cases import each_case
 
@@ -140,6 +142,7 @@ def test_every_mode_is_one_sentence_with_why_and_next(found, headline):
     assert headline in verdict.headline
     assert (verdict.mode, verdict.loss_share) == (str(found.mode), 0.1)
     assert all(verdict.why) and all(verdict.next) and verdict.why and verdict.next
+    assert "{" not in " ".join((verdict.headline, *verdict.why, *verdict.next)), "a template that nobody filled in"
 
 
 def test_where_not_all_transfer_is_steady_the_parts_add_up_to_the_share_above():
@@ -250,6 +253,19 @@ def test_missing_ranks_are_in_the_headline_and_what_others_can_cost_is_at_most()
         "persistent straggler: rank 2 on n2 costs at most 10.0 % of the step time; ranks 0-1 of 4 have no usable trace"
     )
     assert "find the traces of ranks 0-1" in verdict.next[-1]
+
+
+def test_a_rank_on_which_no_step_was_seen_is_not_said_to_have_lost_its_trace():
+    found = straggler(culprit("rank", "2"))
+    diagnosis = Diagnosis(findings=(found,), obstacle=None, smallest_effect=0.03, absent=(0, 1), num_present=2)
+    for stepless, headline, advice in (
+        ((0, 1), "; no step was seen on ranks 0-1 of 4", "if ranks 0-1 train, call session.step() where a step ends"),
+        ((1,), "; rank 0 of 4 has no usable trace; no step was seen on rank 1 of 4", "if rank 1 trains, call"),
+    ):
+        verdict = verdict_of(replace(diagnosis, stepless=stepless), hosts=HOSTS)
+        assert verdict.headline.endswith(headline)
+        assert advice in verdict.next[-1]
+        assert any("find the trace of rank 0:" in sentence for sentence in verdict.next) == (0 not in stepless)
 
 
 def test_where_missing_ranks_leave_nothing_to_say_what_is_still_certain_is_said():

@@ -10,7 +10,7 @@ from written_job import SECOND, WrittenJob, ns
 
 from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.views import Channel, Doing, HangKind
-from hpcpace.trace.schema import EventKind, Op, Phase
+from hpcpace.trace.schema import ErrorPart, EventKind, Op, Phase
 
 WORLD = Channel(0)
 
@@ -168,6 +168,36 @@ def test_a_rank_that_was_ended_long_before_the_others_has_ended(tmp_path: Path) 
     found = hang_in(read_records(job.write(tmp_path / "run")), hang_s=5.0)
     assert found is not None
     assert (found.hang.culprits, found.job.ranks[2].end) == ((2,), "SIGTERM")
+
+
+@each_case(("last", "text"), [("interrupted", b"KeyboardInterrupt"), ("lost", b"RuntimeError")])
+def test_a_hang_that_a_user_interrupts_is_that_of_before(tmp_path: Path, last: str, text: bytes) -> None:
+    """Rank 2 notices Ctrl-C at once; the others stand in an operation until it fails because rank 2 has gone."""
+    job = hung_job(missing=2)
+    for rank in job.ranks:
+        if rank.rank == 2:
+            rank.ends(30.0, EventKind.EXCEPTION, text=b"KeyboardInterrupt", step=20)
+            for part, where in ((ErrorPart.FRAMES, b"/a/train.py:9 in <module>\n/a/train.py:5 in prepare"),):
+                rank.rows.append(("event", (rank.ns(30.0), 20, EventKind.ERROR_TEXT, part, where)))
+        else:
+            rank.open_rows.clear()
+            rank.sequences[0] -= 1
+            rank.call(Op.ALL_REDUCE, 2.0, 35.0, step=20, has_failed=True)
+            rank.ends(35.0, EventKind.EXCEPTION, text=text, step=20)
+    found = hang_in(read_records(job.write(tmp_path / "run")), hang_s=5.0)
+    assert found is not None
+    assert (found.hang.kind, found.hang.culprits) == (HangKind.OWN_WORK, (2,)), last
+    view = found.job.ranks[2]
+    assert (view.end, view.stack[-1:]) == ("", ("/a/train.py:5 in prepare",))
+
+
+def test_a_rank_interrupted_alone_is_what_the_others_wait_for(tmp_path: Path) -> None:
+    job = hung_job(missing=2)
+    job.ranks[2].ends(2.5, EventKind.EXCEPTION, text=b"KeyboardInterrupt", step=20)
+    found = hang_in(read_records(job.write(tmp_path / "run")), hang_s=5.0)
+    assert found is not None
+    assert (found.hang.kind, found.hang.culprits) == (HangKind.GONE, (2,))
+    assert found.job.ranks[2].end == "KeyboardInterrupt"
 
 
 def test_a_hang_is_looked_at_before_its_operations_run_out_of_time(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.verdict import HangWords, describe
-from hpcpace.hang.views import Call, Channel, Doing, GroupView, JobView, RankView
+from hpcpace.hang.views import Activity, Call, Channel, Doing, GroupView, JobView, RankView, State
 
 DP = Channel(0)
 
@@ -52,6 +53,23 @@ def test_what_a_rank_does_instead_is_said_with_its_stack() -> None:
         "rank 1 has been loading data for 30.0 s",
         "stack of rank 1: data.py:5 in read <- train.py:9 in main",
     )
+
+
+def test_what_usually_comes_next_is_called_a_guess_beside_what_the_kernel_says() -> None:
+    asleep = Activity(state=State.ASLEEP, cores=0.01, over_ns=20 * NS_PER_S, is_now=False)
+    since = {"doing": Doing.LOADING, "doing_since_ns": 10 * NS_PER_S, "is_guess": True, "after": "the optimizer"}
+    guessed = rank_in(1, entered=4, is_open=False, activity=asleep, **since)
+    said = words([rank_in(0, entered=5, is_open=True), guessed])
+    assert "waits for rank 1, which is in its own code after the optimizer, asleep" in said.headline
+    assert said.why == (
+        "rank 0 waits",
+        "rank 1 has been in its own code after the optimizer for 30.0 s; loading data usually comes next, which is a"
+        " guess",
+        "rank 1 used 0.01 cores in the last 20.0 s that it recorded: it is asleep",
+    )
+    assert "storage" not in said.advice and "(py-spy dump --pid)" in said.advice
+    here = replace(guessed, activity=replace(asleep, pid=4711))
+    assert "(py-spy dump --pid 4711)" in words([rank_in(0, entered=5, is_open=True), here]).advice
 
 
 def test_of_a_rank_without_a_sign_of_life_it_is_not_said_what_it_does_now() -> None:
@@ -99,9 +117,9 @@ def test_culprits_in_several_operations_are_said_with_each() -> None:
     assert (hang.culprits, hang.waiting) == ((1, 3), (0, 2))
     said = describe(hang, job)
     assert said.headline == (
-        "hang: barrier 7 of group a waits for rank 1, which never called it; since 1970-01-01 00:00:00 UTC"
+        "hang: barrier 7 of group a waits for rank 1, which never called it; and barrier 7 of group b waits for rank 3,"
+        " which never called it; since 1970-01-01 00:00:00 UTC"
     )
-    assert said.why[0] == "also: barrier 7 of group b waits for rank 3, which never called it"
 
 
 def called(rank: int, **known: Any) -> RankView:

@@ -9,7 +9,7 @@ from cases import each_case
 
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab import hosts
-from hpcpace.lab.hosts import HostCgroup, remove_cgroups, thaw_all
+from hpcpace.lab.hosts import HostCgroup, remove_cgroups, thaw_all, weigh_hosts
 
 _V1 = """\
 proc /proc proc rw 0 0
@@ -86,6 +86,21 @@ def test_freezes_and_thaws(tmp_path, trees, v2, file, words):
     assert (tmp_path / file).read_text() == words[0]
     group.freeze(False)
     assert (tmp_path / file).read_text() == words[1]
+
+
+@pytest.mark.parametrize(
+    ("v2", "num_hosts", "file", "weight"),
+    [
+        (False, 8, "cpu/hpcpace-lab-test/cpu.shares", "8192"),
+        (False, 250, "cpu/hpcpace-lab-test/cpu.shares", "256000"),
+        (True, 8, "hpcpace-lab-test/cpu.weight", "800"),
+        (True, 250, "hpcpace-lab-test/cpu.weight", "10000"),
+    ],
+)
+def test_a_lab_weighs_as_much_as_its_hosts(tmp_path, trees, v2, num_hosts, file, weight):
+    trees(v2=v2)
+    weigh_hosts("test", num_hosts)
+    assert (tmp_path / file).read_text() == weight
 
 
 def test_a_frozen_host_is_thawed_before_its_lab_ends(tmp_path, trees):

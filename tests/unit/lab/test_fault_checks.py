@@ -17,8 +17,11 @@ from hpcpace.lab.fault_kinds import (
     FlapLink,
     KillHost,
     KillRank,
+    Latency,
     LossyLink,
+    Neighbour,
     PauseHost,
+    Reordering,
     SlowHost,
     SlowLink,
     Traffic,
@@ -26,6 +29,7 @@ from hpcpace.lab.fault_kinds import (
 )
 
 _NO_HOST = "no host 'n9' in this lab: the hosts are n1 to n4"
+_CORES = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
 _NO_RATE = "--rate: '1tbit' is not a rate like 500mbit or 1gbit"
 
 
@@ -50,8 +54,11 @@ def _has_iperf3(monkeypatch):
         SlowLink(link="leaf2", rate="100mbit"),
         flap("leaf1"),
         LossyLink(link="leaf1", share=0.01),
+        Latency(link="n1", delay_s=10.0, way="up"),
+        Reordering(link="leaf1", delay_s=0.001, share=0.05),
         traffic(rate="10mbit"),
         traffic(),
+        Neighbour(host="n2", load="memory", processes=2, core=min(os.sched_getaffinity(0))),
         PauseHost(host="n2"),
         KillHost(host="n2"),
         KillRank(job=1, rank=0, signal="STOP"),
@@ -75,6 +82,20 @@ def test_accepts_what_fits_the_lab(lab, fault):
         (LossyLink(link="n1", share=0.0), "--share is 0: it must be above 0 and below 1, such as 0.01 for 1 %"),
         (LossyLink(link="n1", share=1.0), "--share is 1: it must be above 0 and below 1, such as 0.01 for 1 %"),
         (LossyLink(link="n1", share=math.nan), "--share is nan: it must be above 0 and below 1, such as 0.01 for 1 %"),
+        (Latency(link="n1", delay_s=0.0), "--delay is 0 s: it must be above 0 and at most 10, such as 0.01 for 10 ms"),
+        (
+            Reordering(link="n1", delay_s=math.nan, share=0.1),
+            "--delay is nan s: it must be above 0 and at most 10, such as 0.01 for 10 ms",
+        ),
+        (
+            Reordering(link="n1", delay_s=0.1, share=1.0),
+            "--share is 1: it must be above 0 and below 1, such as 0.01 for 1 %",
+        ),
+        (Neighbour(host="n9", load="cpu", processes=1, core=None), _NO_HOST),
+        (
+            Neighbour(host="n1", load="cpu", processes=1, core=4096),
+            f"--core is 4096: the cores of this machine are {_CORES}",
+        ),
         (traffic("n9", "n1"), _NO_HOST),
         (traffic("n1", "n9"), _NO_HOST),
         (traffic("n1", "n1"), "traffic from n1 to itself crosses no link: name two different hosts"),
@@ -113,7 +134,7 @@ def test_refuses_a_rate_that_slows_nothing(lab, link, rate):
 
 @pytest.mark.parametrize(
     "fault",
-    [SlowLink(link="leaf9", rate="1mbit"), flap("leaf9"), LossyLink(link="leaf9", share=0.1)],
+    [SlowLink(link="leaf9", rate="1mbit"), flap("leaf9"), Latency(link="leaf9", delay_s=0.1)],
     ids=lambda fault: fault.kind,
 )
 def test_refuses_a_link_that_is_not_there(lab, fault):
@@ -148,7 +169,7 @@ def test_says_what_it_happens_to(fault, target):
 
 def test_every_kind_is_known_by_its_own_name():
     assert all(kind.kind == name for name, kind in KINDS.items())
-    assert len(KINDS) == 10
+    assert len(KINDS) == 13
 
 
 class _Process:

@@ -159,7 +159,7 @@ def test_refuses_to_undo_a_fault_that_has_come_to_its_end(lab, state):
 
 def test_undoes_a_fault_itself_where_the_process_of_it_has_died(monkeypatch, lab):
     shaped = []
-    monkeypatch.setattr(fault_kinds, "set_rate", lambda link, rate_bps, host_pid: shaped.append((link.name, rate_bps)))
+    monkeypatch.setattr(fault_kinds, "set_rate", lambda link, rate_bps, **_: shaped.append((link.name, rate_bps)))
     record_of("f1", state="active", pid=(1 << 22) + 1).write(lab.files)
     record = undo_fault(lab, "f1")
     assert shaped == [("leaf1", 500_000_000)]

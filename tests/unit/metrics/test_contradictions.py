@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from cases import each_case
 
-from hpcpace.metrics.plausibility import collectives_contradict, contradictions
+from hpcpace.metrics.plausibility import DamageThresholds, collectives_contradict, contradictions
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import DEVICE_TABLES, ExitKind, Op, Phase
 
@@ -85,7 +85,7 @@ def test_a_contradiction_in_many_rows_is_grave_and_counted(change, said):
     tables = sound()
     change(tables, slice(10, 50))
     (found,) = contradictions(tables)
-    assert found.is_grave
+    assert found.is_grave(DamageThresholds())
     assert str(found) == f"40 of 100 rows of {said}"
 
 
@@ -94,7 +94,7 @@ def test_a_few_damaged_rows_are_told_and_do_not_condemn_the_rank(change, said):
     tables = sound()
     change(tables, slice(10, 13))
     (found,) = contradictions(tables)
-    assert not found.is_grave
+    assert not found.is_grave(DamageThresholds())
     assert str(found) == f"3 of 100 rows of {said}"
 
 

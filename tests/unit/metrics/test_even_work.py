@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.metrics.what_if import START, TRANSFER, WAIT, WORK, Passes, StepGraph, even_gain, rebuild
+from hpcpace.metrics.pass_work import Passes, PassWork, even_gain
+from hpcpace.metrics.what_if import START, TRANSFER, WAIT, WORK, StepGraph, rebuild
 
 FORWARD, BACKWARD = 1, 2
 
@@ -48,13 +49,19 @@ def passes(work_ns: np.ndarray, forward_ns: np.ndarray) -> list[Passes]:
     return found
 
 
+def of(graph: StepGraph, own: list[Passes]) -> PassWork:
+    found = PassWork.of(graph, own)
+    assert found is not None
+    return found
+
+
 def test_the_step_of_even_work_has_the_mean_of_each_kind_of_pass() -> None:
     forward = np.array([[100.0, 300.0, 200.0], [200.0, 200.0, 200.0]])
     backward = np.array([[400.0, 200.0, 900.0], [300.0, 600.0, 0.0]])
     work = forward + backward
     rebuilt = rebuild(two_ranks(work))
     assert rebuilt is not None
-    gain = even_gain(rebuilt, passes(work, forward))
+    gain = even_gain(rebuilt, of(rebuilt.graph, passes(work, forward)))
     assert gain is not None
     even_ns = forward.mean() + backward[backward > 0].mean() + 10
     # The step in which rank 1 has no backward pass waits for rank 0's all the same.
@@ -67,13 +74,11 @@ def test_time_outside_of_passes_stays_as_it_was() -> None:
     rebuilt = rebuild(two_ranks(work))
     assert rebuilt is not None
     own = [Passes(kind=one.kind[:4], begin_ns=one.begin_ns[:4], end_ns=one.end_ns[:4]) for one in passes(work, forward)]
-    gain = even_gain(rebuilt, own)
+    gain = even_gain(rebuilt, of(rebuilt.graph, own))
     assert gain is not None and gain.share.value == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_rank_without_passes_leaves_the_question_open() -> None:
     work = np.full((2, 3), 100.0)
-    rebuilt = rebuild(two_ranks(work))
-    assert rebuilt is not None
     nothing = np.zeros(0, np.int64)
-    assert even_gain(rebuilt, [Passes(kind=nothing, begin_ns=nothing, end_ns=nothing)] * 2) is None
+    assert PassWork.of(two_ranks(work), [Passes(kind=nothing, begin_ns=nothing, end_ns=nothing)] * 2) is None

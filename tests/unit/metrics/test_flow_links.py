@@ -10,9 +10,11 @@ from cases import each_case
 from scipy.stats import hypergeom
 
 from hpcpace.core.text import NS_PER_S
-from hpcpace.metrics.flow_figures import FlowFigures, FlowFindings, LinkCause, flow_figures
-from hpcpace.metrics.flow_links import BETWEEN_SWITCHES, FlowLimits, _stall_chance, locate_by_flows
+from hpcpace.metrics.flow_figures import FlowFigures, FlowFindings, LinkCause, Usual, flow_figures
+from hpcpace.metrics.flow_job import FlowLimits
+from hpcpace.metrics.flow_links import _stall_chance, locate_by_flows
 from hpcpace.metrics.flows import Flows
+from hpcpace.metrics.link_faults import BETWEEN_SWITCHES
 from tests.simulated_links import SimulatedLinks, located, random_job, simulate
 
 EIGHT = SimulatedLinks(num_hosts=8, num_leaves=4)
@@ -85,6 +87,17 @@ def test_the_rate_of_the_line_says_that_a_link_is_full():
     assert locate_by_flows(figures, run.topology, foreign_bytes_per_s=nothing).line_share is None
 
 
+def test_the_rate_of_the_line_is_known_though_two_hosts_have_no_links_to_compare():
+    job = SimulatedLinks(num_hosts=2, num_leaves=1)
+    run = simulate(job)
+    figures = flow_figures(run.flows, run.topology, **WINDOW)
+    nothing = np.full((len(run.topology.links), 2), np.nan)
+    found = locate_by_flows(figures, run.topology, foreign_bytes_per_s=nothing, line_rate_bps=np.full(2, job.link_bps))
+    assert (found.faults, found.is_compared) == ((), False)
+    assert found.line_share == pytest.approx(1.0, abs=0.1)
+    assert found.line_s == pytest.approx(found.line_share * figures.busy_s.max(), rel=0.1)
+
+
 def test_a_link_that_is_slow_in_one_direction_is_told_by_the_acknowledgements_that_queue_in_front_of_it():
     job = SimulatedLinks(fault="slow", size=0.1, is_one_way=True)
     (fault,) = located(job).faults
@@ -98,6 +111,99 @@ def test_a_link_that_is_slow_in_one_direction_is_told_by_the_acknowledgements_th
 def test_names_two_slow_links():
     found = located(replace(EIGHT, fault="slow", size=0.1, links=("n2", "n6")))
     assert sorted(named(found)) == [(LinkCause.SLOW, ("n2",)), (LinkCause.SLOW, ("n6",))]
+
+
+def test_two_slow_links_next_to_each_other_are_both_named_though_a_connection_passes_both():
+    wrong = []
+    for job in (SimulatedLinks(), EIGHT, SimulatedLinks(num_leaves=1), SimulatedLinks(num_hosts=8, num_leaves=2)):
+        for pair in (("n2", "n3"), ("n1", f"n{job.num_hosts}")):
+            found = named(located(replace(job, fault="slow", size=0.1, links=pair)))
+            if sorted(found) != [(LinkCause.SLOW, (name,)) for name in sorted(pair)]:
+                wrong.append((job.num_hosts, job.num_leaves, pair, found))
+    assert wrong == []
+
+
+def test_the_only_two_hosts_of_a_leaf_are_not_told_from_one_of_them_and_their_uplink():
+    (fault,) = located(replace(EIGHT, fault="slow", size=0.1, links=("n1", "n2"))).faults
+    assert fault.ids == ("n1", "n2", "leaf1 uplink") and not fault.is_one_enough
+
+
+def test_two_slow_links_that_every_connection_passes_show_only_next_to_the_line_rate_of_others():
+    job = SimulatedLinks(fault="slow", size=0.3, links=("n2", "n4"))
+    run = simulate(job)
+    figures = flow_figures(run.flows, run.topology, **WINDOW)
+    nothing = np.full((len(run.topology.links), 2), np.nan)
+    assert locate(job, figures).faults == ()
+    line = np.array([1e9, 3e8, 1e9, 3e8])
+    found = locate_by_flows(figures, run.topology, foreign_bytes_per_s=nothing, line_rate_bps=line)
+    assert sorted(named(found)) == [(LinkCause.SLOW, ("n2",)), (LinkCause.SLOW, ("n4",))]
+    assert {fault.usual for fault in found.faults} == {Usual.LINE}
+
+
+def test_a_link_with_latency_is_named_with_how_much_it_adds():
+    wrong = []
+    for job in (SimulatedLinks(), EIGHT, SimulatedLinks(num_leaves=1)):
+        for links in (("n3",), ("n1", "n4"), ("n2", "n3")):
+            found = located(replace(job, fault="latency", size=0.02, links=links)).faults
+            seen = sorted((fault.cause, fault.ids, round(fault.latency_s, 4), fault.direction) for fault in found)
+            if seen != [(LinkCause.LATENCY, (name,), 0.02, "") for name in links]:
+                wrong.append((job.num_hosts, job.num_leaves, links, seen))
+    assert wrong == []
+
+
+def test_a_latency_like_that_of_switches_is_no_fault():
+    job = replace(EIGHT, fault="latency", size=4e-4, links=("leaf2 uplink",))
+    assert located(job).faults == ()
+
+
+def test_round_trips_that_were_not_recorded_are_not_compared():
+    job = replace(EIGHT, fault="latency", size=0.02, links=("n3",))
+    run = simulate(job)
+    unknown = np.where(run.flows.connections.node[run.flows.connection] == 6, 0, run.flows.least_rtt_ns)
+    assert named(locate(job, figures_of(job, least_rtt_ns=unknown))) == [(LinkCause.LATENCY, ("n3",))]
+    nothing = figures_of(job, least_rtt_ns=run.flows.least_rtt_ns * 0)
+    assert LinkCause.LATENCY not in [fault.cause for fault in locate(job, nothing).faults]
+
+
+def test_a_lossy_link_is_named_once_though_one_of_its_connections_stays_below_the_threshold():
+    for job in (SimulatedLinks(), EIGHT):
+        job = replace(job, fault="lossy", size=0.0035, links=("n3",))
+        flows = simulate(job).flows
+        is_less = flows.connections.node[flows.connection] == 3
+        again = np.where(is_less, flows.retransmitted_bytes * 4 // 10, flows.retransmitted_bytes)
+        assert named(locate(job, figures_of(job, retransmitted_bytes=again))) == [(LinkCause.LOSSY, ("n3",))]
+
+
+def test_losses_in_bursts_are_those_of_a_queue_and_accuse_no_link():
+    job = replace(EIGHT, fault="lossy", size=0.0035, links=("n3",))
+    flows = simulate(job).flows
+    is_burst = flows.begin_ns // NS_PER_S % 3 == 0
+    again = np.where(is_burst, flows.retransmitted_bytes * 3, 0)
+    assert locate(job, figures_of(job, retransmitted_bytes=again)).faults == ()
+
+
+def test_the_direction_of_a_slow_link_shows_though_acknowledgements_hold_up_the_other_one():
+    for factor, direction in ((1.4, "up"), (1.0, "")):
+        job = replace(EIGHT, fault="slow", size=0.1, links=("n2",))
+        flows = simulate(job).flows
+        is_down = flows.connections.node[flows.connection] == 2
+        busy_ns = np.where(is_down, (flows.busy_ns / factor).astype(np.int64), flows.busy_ns)
+        (fault,) = locate(job, figures_of(job, busy_ns=busy_ns)).faults
+        assert (fault.cause, fault.ids, fault.direction) == (LinkCause.SLOW, ("n2",), direction)
+        assert bool(fault.other_way_bytes_per_s) == bool(direction)
+
+
+def test_connections_that_fill_the_line_are_not_slow_next_to_buffers_that_take_more():
+    job = SimulatedLinks(num_hosts=8, num_leaves=4, link_bps=1e8, uplink_bps=2e8)
+    flows = simulate(job).flows
+    is_short = flows.connections.node[flows.connection] > 3
+    figures = figures_of(job, busy_ns=np.where(is_short, flows.busy_ns // 4, flows.busy_ns))
+    nothing = np.full((12, 2), np.nan)
+    found = locate_by_flows(
+        figures, simulate(job).topology, foreign_bytes_per_s=nothing, line_rate_bps=np.full(8, job.link_bps)
+    )
+    assert found.faults == ()
+    assert locate(job, figures).faults != ()
 
 
 def test_the_effect_is_how_much_longer_bytes_take_than_on_other_links():

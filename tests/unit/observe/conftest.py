@@ -71,3 +71,9 @@ def process_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no session of these tests start the process that makes its card."""
+    monkeypatch.setattr("hpcpace.observe.session.Card.start", lambda self: None)

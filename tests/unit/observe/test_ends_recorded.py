@@ -1,7 +1,9 @@
-"""How the program of a rank ends is in its trace: an exception by its type alone, an exit code, or a signal."""
+"""How the program of a rank ends is in its trace: an exception and what it says, an exit code, or a signal."""
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -12,9 +14,11 @@ import pytest
 from cases import each_case
 
 import hpcpace
-from hpcpace.observe.ends import end_by, end_by_signal
+from hpcpace.observe.ends import end_by, end_by_signal, error_text
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import ErrorCode, EventKind
+from hpcpace.trace.schema import ErrorCode, ErrorPart, EventKind
+from hpcpace.trace.tables import ErrorText, last_word
+from hpcpace.trace.tables import error_text as read_error_text
 
 
 class DataError(Exception):
@@ -109,3 +113,95 @@ def test_an_error_from_before_a_session_is_not_its_end(tmp_path: Path) -> None:
         with hpcpace.session(run_dir=tmp_path / "run"):
             pass
     assert _events(tmp_path / "run") == []
+
+
+_TOKEN = "hf_" + "a1" * 12
+
+
+def _text_of(run_dir: Path) -> ErrorText:
+    trace = read_trace(run_dir / "attempt-0" / "trace" / "rank-00000.h5")
+    row = last_word(trace)
+    assert row is not None
+    return read_error_text(trace, row)
+
+
+def _fail(run_dir: Path, error: BaseException, **settings: Any) -> ErrorText:
+    with pytest.raises(type(error)), hpcpace.session(run_dir=run_dir, **settings):
+        _raise(error)
+    return _text_of(run_dir)
+
+
+def _caused() -> BaseException:
+    error = RuntimeError("no batch")
+    error.__cause__ = KeyError("shard 3")
+    return error
+
+
+def _raised(error: BaseException) -> dict[int, str]:
+    """Return what is recorded of an error that was raised, by part."""
+    with pytest.raises(type(error)):
+        _raise(error)
+    found: dict[int, bytes] = {}
+    for kind, part, piece in error_text(error):
+        assert kind == EventKind.ERROR_TEXT and len(piece) <= 240
+        found[part] = found.get(part, b"") + piece
+    return {part: text.decode(errors="replace") for part, text in found.items()}
+
+
+def test_what_an_error_says_has_no_secrets_and_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "correct-horse-battery-7")
+    cases: list[tuple[BaseException, str]] = [
+        (ValueError("bad batch 7 in shard 3\nsecond line"), "bad batch 7 in shard 3\nsecond line"),
+        (ValueError(f"401 for {_TOKEN}, correct-horse-battery-7"), "401 for [redacted], [redacted]"),
+        (ValueError("caf\u00e9 \U0001f3d6 \ud800 \0 end" * 30), "caf\u00e9 \U0001f3d6 ? \\0 end" * 30),
+        (ValueError(f"{'x' * 5000} {_TOKEN} {'y' * 5000}"), f"{'x' * 500} [...] {'y' * 1500}"),
+        (ValueError(f"{'x' * 490} {_TOKEN} {'y' * 5000}"), f"{'x' * 490} [redacted [...] {'y' * 1500}"),
+        (_caused(), "no batch\ncaused by KeyError: 'shard 3'"),
+        (DataError(), ""),
+        (SystemExit("cannot read the data"), "cannot read the data"),
+        (SystemExit(3), ""),
+        (KeyboardInterrupt(), ""),
+    ]
+    wrong = []
+    for error, expected in cases:
+        parts = _raised(error)
+        functions = [frame.rpartition(" in ")[2] for frame in parts.get(ErrorPart.FRAMES, "").splitlines()]
+        places = [] if isinstance(error, SystemExit) else ["_raised", "_raise"]
+        if parts.get(ErrorPart.MESSAGE, "") != expected or functions != places:
+            wrong.append((parts, expected))
+    assert wrong == []
+
+
+def _bytes_below(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_trace_of_a_failed_session_has_it(tmp_path: Path) -> None:
+    text = _fail(tmp_path / "run", ValueError(f"401 for {_TOKEN}"))
+    assert (text.message, text.frames[-1].rpartition(" in ")[2]) == ("401 for [redacted]", "_raise")
+    assert _TOKEN.encode() not in _bytes_below(tmp_path)
+
+
+def test_the_place_of_an_error_is_in_the_jobs_own_code(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Expecting"), hpcpace.session(run_dir=tmp_path):
+        json.loads("{", parse_int=int)
+    text = _text_of(tmp_path)
+    assert text.place.startswith(f"{__file__}:") and text.frames[-1].startswith(json.decoder.__file__)
+    assert re.fullmatch(r" at test_ends_recorded\.py:\d+: Expecting property name .*", text.sentence)
+
+
+def test_a_site_can_leave_the_text_of_errors_out(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[trace]\nerror_text = false\n")
+    text = _fail(tmp_path / "run", ValueError("patient 17"), config_file=settings)
+    assert text == ErrorText() and b"patient 17" not in _bytes_below(tmp_path / "run")
+
+
+def test_a_deep_recursion_has_its_last_calls() -> None:
+    def fall(depth: int) -> int:
+        return fall(depth + 1)
+
+    with pytest.raises(RecursionError) as found:
+        fall(0)
+    parts = error_text(found.value)
+    assert sum(piece.count(b" in fall") for _, part, piece in parts if part == ErrorPart.FRAMES) == 12

@@ -43,7 +43,9 @@ def test_the_comment_of_a_job_names_its_run_as_a_line_to_paste_without_secrets(n
 
 
 def made(path: Path, warnings: list[str] | None = None) -> Exporters:
-    recording: Any = SimpleNamespace(recorder=SimpleNamespace(num_dropped=2, cost_ns=S // 2), halfwidth_ns=5000)
+    recording: Any = SimpleNamespace(
+        recorder=SimpleNamespace(num_dropped=2, cost_ns=S // 2), clocks=SimpleNamespace(halfwidth_ns=5000)
+    )
     return Exporters(
         MetricsConfig(prometheus=str(path), interval_s=3600.0), world=rank_info({}), host="n1", recording=recording,
         attempt=Attempt(Path('/runs/a"b/attempt-0')), warn=(warnings if warnings is not None else []).append,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hpcpace.observe.host.connections import Counters, Ends, FlowSampler, Reading
+from hpcpace.observe.host.kernel_counters import Throttling
 from hpcpace.observe.recording import CounterThread
 
 S = 1_000_000_000
@@ -118,6 +120,8 @@ def test_a_program_that_opens_connections_all_the_time_gets_a_bounded_number_of_
 
 
 class _Host:
+    throttling = Throttling(proc=Path("/nowhere"), cgroup=Path("/nowhere"))
+
     def read(self) -> tuple[int, ...]:
         return ()
 

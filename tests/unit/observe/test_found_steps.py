@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ import torch
 from cases import each_case
 from torch import nn
 from torch.distributed.checkpoint.state_dict import _init_optim_state
+from torch.distributed.rpc import TensorPipeRpcBackendOptions
 from torch.utils.data import DataLoader
 
 import hpcpace
@@ -70,6 +73,33 @@ def gan_whose_generator_steps_less_often() -> None:
         second.zero_grad()
         _loss(discriminator, generator(torch.ones(_BATCH, 3))).backward()
         second.step()
+
+
+def gradients_over_rpc() -> None:
+    """Let each step pass the engine and the optimizer of torch's RPC, which no hook of torch sees."""
+    with warnings.catch_warnings(action="ignore"):  # of what torch itself does there
+        _train_over_rpc()
+
+
+def _train_over_rpc() -> None:
+    from torch.distributed import autograd, rpc
+    from torch.distributed.optim import DistributedOptimizer
+
+    model = _model()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    options = TensorPipeRpcBackendOptions(init_method=place)
+    rpc.init_rpc("only", rank=0, world_size=1, rpc_backend_options=options)
+    optimizer = DistributedOptimizer(_Own, [rpc.RRef(parameter) for parameter in model.parameters()], lr=0.1)
+    for batch in _batches():
+        with autograd.context() as context:
+            autograd.backward(context, [_loss(model, batch)])
+            optimizer.step(context)
+    rpc.shutdown()
+
+
+class _Own(torch.optim.SGD):
+    """Is none of those that torch compiles: it warns of that."""
 
 
 def two_optimizers_of_one_backward() -> None:
@@ -268,6 +298,7 @@ PROGRAMS: dict[Callable[[], None], str] = {
     manual_update_by_gradients: "no torch optimizer steps",
     no_module: "each backward pass ends a step",
     optimizer_that_is_none_of_torch: "no torch optimizer steps",
+    gradients_over_rpc: "DistributedOptimizer, after each backward pass",
     lbfgs: "LBFGS",
     closure: "Adam, after each backward pass",
     resumed: "Adam, after each backward pass",
@@ -302,7 +333,7 @@ def test_each_step_has_the_rows_of_its_iteration(program: Callable[[], None], tm
 
 @each_case(
     "program",
-    [one_optimizer, gan, accumulated_gradients, resumed, closure, gradients_that_overflow],
+    [one_optimizer, gan, accumulated_gradients, resumed, closure, gradients_that_overflow, no_module],
     ids=lambda program: program.__name__,
 )
 def test_guesses_the_samples_of_each_step(program: Callable[[], None], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcpace.observe.host.counters import HostCounters
+from hpcpace.observe.host.kernel_counters import Throttling
 from hpcpace.trace.schema import TABLES
 
 SNMP = """Ip: Forwarding DefaultTTL
@@ -36,6 +37,8 @@ def test_reads_memory_retransmits_and_drops(proc: Path, tmp_path: Path) -> None:
     assert row["rss_bytes"] == 700 * resource.getpagesize()
     assert row["tcp_retransmits"] == 42
     assert row["nic_drops"] == 7
+    assert row["rss_file_bytes"] == 300 * resource.getpagesize()
+    assert row["sampler_wakeups"] > 0
 
 
 @pytest.mark.parametrize(
@@ -57,5 +60,33 @@ def test_reads_throttled_time_of_both_cgroup_versions(
 
 def test_what_a_host_does_not_have_reads_as_zero(tmp_path: Path) -> None:
     row = _read(tmp_path, tmp_path)
-    del row["involuntary_switches"], row["major_faults"], row["cpu_time_ns"]
+    for name in ("involuntary_switches", "major_faults", "cpu_time_ns", "sampler_wakeups"):
+        del row[name]
     assert set(row.values()) == {0}
+
+
+def test_quotas_are_read_with_their_files_once_they_stop_the_process(proc: Path, tmp_path: Path) -> None:
+    outer, inner = tmp_path / "cgroup" / "pod", tmp_path / "cgroup" / "pod" / "task"
+    inner.mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/pod/task\n")
+
+    def set_counters(inner_us: int, outer_us: int, quota: str) -> None:
+        (inner / "cpu.stat").write_text(f"usage_usec 9\nthrottled_usec {inner_us}\n")
+        (outer / "cpu.stat").write_text(f"usage_usec 9\nthrottled_usec {outer_us}\n")
+        (inner / "cpu.max").write_text("max 100000\n")
+        (outer / "cpu.max").write_text(quota)
+
+    set_counters(0, 700, "25000 100000\n")
+    throttling = Throttling(proc=proc, cgroup=tmp_path / "cgroup")
+    found = []
+    # Stopped before; not stopped; by the quota of the cgroup above; again; by another quota; it is lifted; nonsense.
+    steps = ((700, "25000"), (700, "25000"), (900, "25000"), (950, "25000"), (960, "50000"), (970, "max"), (980, "x"))
+    for outer_us, quota in steps:
+        set_counters(0, outer_us, f"{quota} 100000\n")
+        found.append((throttling.read_ns(), [each.millicores for each in throttling.take_new()]))
+    assert found == [
+        (700_000, []), (700_000, []), (900_000, [250]), (950_000, []), (960_000, [500]), (970_000, []), (980_000, []),
+    ]  # fmt: skip
+    set_counters(5, 980, "30000 100000\n")
+    throttling.read_ns()
+    assert throttling.take_new() == []  # that of the process itself has no limit: somebody else changed it

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from functools import partial
+from types import ModuleType
 
 import pytest
 import torch
@@ -21,12 +24,15 @@ class _Loader:
 
 
 def _steps(work: Iterable[Iterable[tuple[str, int]]], loaders: dict[str, _Loader]) -> list[int]:
-    """Return the samples of each step: of a forward pass, a teacher's, the end of an iterator ("drop"), or a fetch."""
+    """Return the samples of each step: of forward passes (a teacher's, on meta), ends of iterators, fetches."""
     sizes, counts = BatchSizes(), []
     for step in work:
         for what, size in step:
             if what == "forward":
                 sizes.forwarded(_MODULE, (torch.zeros(size, 2),), {})
+            elif what == "on meta":
+                sizes.forwarded(_MODULE, (torch.zeros(size, 2, device="meta"),), {})
+                sizes.backward_ended()
             elif what == "teacher":
                 sizes.evaluated()
             elif what.startswith("drop "):
@@ -60,6 +66,25 @@ _FETCH, _FORWARD = ("train", 8), ("forward", 8)
             id="a batch fetched for its shape alone",
         ),
         pytest.param([[("train", 8), ("drop train", 0), _FORWARD]] * 3, [8, 8, 8], id="an iterator for each batch"),
+        pytest.param(
+            [[_FETCH, ("teacher", 0)] * 3 + [_FORWARD] * 3] * 2, [24, 24], id="all microbatches without gradients first"
+        ),
+        pytest.param(
+            [[("valid", 8), ("teacher", 0)] * 4 + [_FETCH, ("teacher", 0), _FETCH, ("teacher", 0), _FORWARD, _FORWARD]],
+            [16],
+            id="the same, behind an evaluation whose iterator stays",
+        ),
+        pytest.param(
+            [[("valid", 8), ("teacher", 0)] * 4 + [_FETCH, _FORWARD, _FORWARD]],
+            [8],
+            id="a model called twice, behind an evaluation whose iterator stays",
+        ),
+        pytest.param(
+            [[("valid", 8), ("teacher", 0), ("on meta", 8), _FETCH, _FORWARD], [_FETCH, _FORWARD]],
+            [8, 8],
+            id="operations counted on the meta device, behind an evaluation whose iterator stays",
+        ),
+        pytest.param([[("on meta", 8), _FORWARD]], [8], id="operations counted on the meta device, without a loader"),
         pytest.param(
             [
                 [_FETCH, _FORWARD],
@@ -104,3 +129,20 @@ def test_samples_are_guessed_unless_a_pipeline_calls_the_module(is_stage: bool, 
         assert sizes.take() == count
     finally:
         dist.destroy_process_group()
+
+
+def test_samples_are_not_guessed_below_the_pipeline_engine_of_a_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    counts = {}
+    try:
+        for package in ("deepspeed.runtime.pipe", "colossalai.pipeline", "trainer.loops"):
+            engine = ModuleType(f"{package}.engine")
+            exec("def train(call):\n    call()", engine.__dict__)
+            monkeypatch.setitem(sys.modules, package, engine)
+            sizes = BatchSizes()
+            engine.train(partial(sizes.forwarded, torch.nn.Linear(2, 2), (torch.zeros(8, 2),), {}))
+            sizes.backward_ended()
+            counts[package] = sizes.take()
+    finally:
+        dist.destroy_process_group()
+    assert counts == {"deepspeed.runtime.pipe": 0, "colossalai.pipeline": 0, "trainer.loops": 8}

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from cases import each_case
 
 import hpcpace
-from hpcpace.observe import recording
+from hpcpace.observe.clock_thread import ClockThread
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.switched import CompiledObserver
 from hpcpace.observe.phases import PhaseObserver
@@ -59,7 +59,7 @@ def test_what_is_no_path_is_a_warning(capsys: pytest.CaptureFixture[str]) -> Non
         (CompiledObserver, "uninstall"),
         (CounterThread, "stop"),
         (Recorder, "close"),
-        (recording.Recording, "_synchronise"),
+        (ClockThread, "close"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

@@ -14,6 +14,7 @@ from cases import each_case
 
 from hpcpace.core.errors import DataError
 from hpcpace.core.rundir import RunDirectory
+from hpcpace.observe.launch import follower
 from hpcpace.observe.launch.import_hook import ImportWatch
 from hpcpace.observe.launch.last_line import last_line
 from hpcpace.observe.launch.launch import Launch, find_launch, program_of, python_options, run_name, run_place
@@ -34,7 +35,10 @@ LAUNCH = Launch(
     had_python_path=False,
 )
 BEGAN = {"kind": "began", "run": "/work/runs/a", "attempt": 0, "rank": 0, "world_size": 4}
-ENDED = {"kind": "ended", "attempt": 0, "rank": 0, "steps": 3, "steps_from": "one per x", "phases": ["data", "forward"]}
+ENDED = {
+    **{"kind": "ended", "attempt": 0, "rank": 0, "steps": 3, "steps_from": "one per x"},
+    **{"phases": ["data", "forward"], "collectives_by": "compiled"},
+}
 
 
 @each_case(
@@ -129,7 +133,11 @@ def test_a_launch_may_name_folders_that_are_no_text() -> None:
 @each_case(
     ("notes", "line"),
     [
-        ([BEGAN, ENDED], "recorded 4 ranks, 3 steps (one per x), phases data and forward: hpcpace report runs/a"),
+        (
+            [BEGAN, ENDED],
+            "recorded 4 ranks, 3 steps (one per x), phases data and forward, collectives by the compiled layer: "
+            "hpcpace report runs/a",
+        ),
         ([BEGAN], "recorded 4 ranks, cut off before the end: hpcpace report runs/a"),
         (
             [BEGAN, {**BEGAN, "attempt": 1, "world_size": 1}, {**ENDED, "attempt": 1, "steps": 1, "phases": []}],
@@ -213,3 +221,36 @@ def test_a_run_with_a_record_that_is_none_is_not_that_of_the_launch(tmp_path: Pa
     run = RunDirectory(tmp_path / "run")
     run.new_attempt().run_json.write_text(content)
     assert run_place(replace(LAUNCH, run_dir=str(run.path)), ["train.py"]) == f"{run.path}-2"
+
+
+_SEES_US = """
+import os, sys
+import hpcpace
+print(sorted(name for name in os.environ if name in ("PYTHONPATH", "HPCPACE_LAUNCH", "HPCPACE_HANG_ON_HANG")))
+print(sys.argv[1:], [type(finder).__name__ for finder in sys.meta_path if "hpcpace" in type(finder).__module__])
+"""
+
+
+def test_a_job_whose_user_opts_out_is_as_if_nothing_traced_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SEES_US)
+    options = ("--on-hang", "stop", "--pace", "auto", "--run-dir", "run")
+    command = [sys.executable, "-m", "hpcpace", "trace", *options, "--", "train.py", "--lr", "1"]
+    ours = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    for environ in ({}, LAUNCH.changes({})):  # also inside another traced command
+        result = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, env={**ours, **environ, "HPCPACE_OPT_OUT": "yes"}
+        )
+        assert (result.returncode, result.stdout) == (0, "[]\n['--lr', '1'] []\n")
+        assert result.stderr == "hpcpace: HPCPACE_OPT_OUT is set: this job runs without hpcpace\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_script_that_opts_out_inside_a_traced_command_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[dict[str, Any]] = []
+    monkeypatch.setattr(follower, "send", lambda address, note: noted.append(note))
+    monkeypatch.delitem(sys.modules, "hpcpace.cli", raising=False)
+    for value, is_followed in (("1", False), ("0", True)):
+        environ = {**replace(LAUNCH, teller="x").changes({}), "HPCPACE_OPT_OUT": value}
+        monkeypatch.setattr(follower, "process_environ", lambda found=environ: found)
+        assert (follower.find_follower() is not None) == is_followed
+    assert noted == [{"kind": "failed", "why": "HPCPACE_OPT_OUT is set"}]

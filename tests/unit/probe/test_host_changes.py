@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import replace
+from math import log
 
 from cases import each_case
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
@@ -132,5 +133,5 @@ def test_lines_show_what_changed_and_count_the_rest() -> None:
 
 
 def test_a_change_that_stands_out_and_is_too_small_to_count_is_not_decided() -> None:
-    change = Change(part="pairs", name="n1 to n2", kind="rate", ratio=1.3, low=1.2, high=1.4, least=0.5)
+    change = Change(part="pairs", name="n1 to n2", kind="rate", value=log(1.3), low=log(1.2), high=log(1.4), least=0.5)
     assert not change.is_slower and not change.is_decided

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -89,7 +88,7 @@ def test_rounds_without_time_are_refused() -> None:
 
 
 def test_numbers_that_nothing_can_measure_are_compared_as_the_most_that_differs() -> None:
-    assert interval(0.0, 1e9, 3.0) == (1.0, math.exp(-20), math.exp(20))
+    assert interval(0.0, 1e9, 3.0) == (0.0, -20, 20)
 
 
 def test_a_law_never_says_that_nothing_takes_no_time() -> None:

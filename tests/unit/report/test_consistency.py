@@ -33,6 +33,7 @@ from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
 from hpcpace.diagnosis.verdict import main_verdict
+from hpcpace.frames.run import load
 from hpcpace.plots.files import ExaminedRun
 from hpcpace.report.html import compressed
 from hpcpace.report.run_report import page, print_report
@@ -193,13 +194,12 @@ def printed_by(script, run, capsys, **examined) -> str:
     """Return what a script of analysis/ prints on one run."""
     if script is jitter_amplification:
         jitter = jitter_figures(examined["measured"], examined["panels"])
-        script.print_table([script.Found(run="run", jitter=jitter)], [])
+        script.print_table([("run", jitter)], [])
     elif script is topology_hotspots:
         figures = hotspot_figures(examined["measured"], examined["panels"])
-        found = script.Found(run="run", figures=figures, remarks=())
-        script.print_table([found], script.rows_of(found))
+        script.print_table([("run", figures, ())], script.rows_of("run", figures))
     elif script is bottleneck_timeline:
-        script.print_table(script.find(ExaminedRun(name="run", problems=(), **examined)))
+        script.print_table(script.find(ExaminedRun(name="run", run=load(run.path, warns=False))))
     else:
         script.print_table(pacing_rows([read_paced_run(run)]), [])
     return " ".join(capsys.readouterr().out.split())
@@ -215,10 +215,12 @@ def test_scripts_print_what_the_report_prints(name, tmp_path, monkeypatch, capsy
     jitter, places, timeline, paced = (printed_by(script, run, capsys, **examined) for script in SCRIPTS)
 
     figures = re.search(
-        r"A (\S+) \[(\S+), (\S+)\] = persistent (\S+) \(noise alone (\S+)\) x transient (\S+); (\S+ %)", terminal
+        r"(\S+ %) of the step time is lost to waiting for the slowest: "
+        r"A (\S+) \[(\S+), (\S+)\] = persistent (\S+) \(noise alone (\S+)\) x transient (\S+)",
+        terminal,
     )
     assert figures is not None
-    value, low, high, persistent, noise, transient, loss = figures.groups()
+    loss, value, low, high, persistent, noise, transient = figures.groups()
     assert f"{value} {persistent} {transient} {loss}" in jitter
     assert f"{low}-{high}" in jitter and f"({noise})" in jitter
 

@@ -15,14 +15,14 @@ from report_sample import HEALTHY, NASTY, SampleCulprit, SampleVerdict, sample_p
 
 from hpcpace.core.rundir import json_text
 from hpcpace.diagnosis.plot_data import HostClock, Matrix, PlotData
-from hpcpace.diagnosis.summary import AttemptRow, Growth, Jitter, Prediction, Predictions, SensitivityRow
+from hpcpace.diagnosis.summary import AttemptRow, Growth, Jitter, Prediction, Predictions, RankCores, SensitivityRow
 from hpcpace.report.document import Document, Row, Section, Table
 from hpcpace.report.drawing import binned, bins, packed, plot_text, unique
 from hpcpace.report.glossary import GLOSSARY, terms_in
 from hpcpace.report.html import compressed, html_page, plot_library
 from hpcpace.report.run_report import page, write_html
-from hpcpace.report.sections.clocks import clock_error
-from hpcpace.report.sections.jitter import growth
+from hpcpace.report.sections.causes import growth
+from hpcpace.report.sections.hosts import clock_error
 from hpcpace.report.sections.phases import MAX_BARS, phase_shares
 from hpcpace.report.sections.places import transfer_matrix
 from hpcpace.report.sections.steps import own_delay, slow_step, step_distribution, step_times
@@ -327,6 +327,14 @@ def test_attempts_stand_beside_each_other(summary):
     assert "attempt 1 compared with 0: 4 ranks instead of 8; with n1; without <script>alert(1)</script>" in text
 
 
+def test_names_of_columns_break_on_terminals_alone(summary):
+    rank = RankCores(rank=1, host="n0", nice=0, num_cpus=2, waiting=0.5, work_ns=1e8, phases=(("forward", 2e7),))
+    content = page(replace(summary, rank_cores=(rank,)), VERDICT, sample_plots())
+    names = re.findall("<th[^>]*>(.*?)</th>", content, re.DOTALL)
+    assert "waits in forward" in names
+    assert [name for name in names if "\n" in name or r"\n" in name] == []
+
+
 def test_skew_is_read_in_words(summary):
     row = SensitivityRow(
         op="all_reduce", group_size=4, size_bytes=4096, slope=-0.5, interval=(-0.6, -0.4), num_operations=40
@@ -601,7 +609,13 @@ def test_terms_lead_to_the_glossary_where_a_section_has_them_first(summary):
     used = {link for of in links for link in of}
     expected = {"term-" + name for name in ("exposed", "a-amplification", "half-width", "own-work", "role", "wait")}
     assert expected | {"term-excess", "term-transfer", "term-busy"} <= used
-    assert used <= {term.anchor for term in GLOSSARY}
+    listed = set(re.findall(r'<dt id="([^"]*)"', content))
+    assert used == listed < {term.anchor for term in GLOSSARY}
+
+
+def test_a_page_without_terms_has_no_glossary():
+    made = html_page(Document(heading="", title="", sections=[Section("rows", (Table(("a",), [Row(("1",))]),))]))
+    assert 'class="glossary"' not in made and ">Terms<" not in made
 
 
 @pytest.mark.parametrize(

@@ -125,3 +125,12 @@ def test_names_from_files_are_never_more_than_names() -> None:
     )
     for made in pages:
         assert NASTY not in made and "&lt;script&gt;" in made
+
+
+def test_on_one_host_each_rank_has_its_row() -> None:
+    sides = [sample_run(name, hosts=("n0",) * 4) for name in "ab"]
+    console = Console(file=StringIO(), width=80)
+    print_document(console, comparison_document(compare(sides[:1], sides[1:])))
+    assert isinstance(console.file, StringIO)
+    shown = console.file.getvalue()
+    assert "Own work by rank" in shown and all(f"rank {rank} on n0 " in shown for rank in range(4))

@@ -96,6 +96,36 @@ def nccl_events(rank: int, *, late_us: float = 0.0, offset_us: float = 0.0) -> l
     return events
 
 
+def rccl_events(
+    rank: int, *, late_us: float = 0.0, name: str = "ncclDevKernel_Generic_4(x)", by_time: bool = False, lost: int = 0
+) -> list[dict[str, Any]]:
+    """Return the events of `nccl_events` as of AMD's GPUs: only calls of the host say what kernels of RCCL do.
+
+    Args:
+        rank, late_us: as there.
+        name: of all kernels of RCCL.
+        by_time: whether only their launches, and no numbers, say which call kernels are of.
+        lost: of the first steps, calls and launches are not there: they were before the profile.
+    """
+    events: list[dict[str, Any]] = []
+    for one in nccl_events(rank, late_us=late_us):
+        args = one["args"]
+        if one["name"] == "cudaLaunchKernel":
+            one["name"] = "hipExtLaunchKernel"
+            if args["correlation"] % 10 == 5 and args["correlation"] < 10 * lost:
+                continue
+        if one["name"].startswith("nccl"):
+            link, step = args.pop("correlation"), args["Seq"]
+            number = {} if by_time else {"External id": 1000 + step}
+            if step >= lost:
+                launched = 1_000_000.0 + step * (STEP_US + late_us) + 1_500
+                call = event("record_param_comms", "cpu_op", launched - 20, launched + 20, **args, **number)
+                events += [call, event("c10d::allreduce_", "cpu_op", launched - 30, launched + 30)]
+            one |= {"name": name, "args": {"correlation": link} | (number if step >= lost else {})}
+        events.append(one)
+    return events
+
+
 def kernel_by_kernel(*, kernel_us: float, every_us: float, is_ahead: bool) -> list[dict[str, Any]]:
     """Return the events of a rank whose device runs 40 kernels in each of forward and backward and then reduces.
 

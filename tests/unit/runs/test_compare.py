@@ -13,11 +13,11 @@ import pytest
 from cases import each_case
 from sample_runs import MS, sample_run
 
+from hpcpace.core.change import FactChange, Outcome
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.report.sections.comparison import change_cells, headline, main_parts, other_work_sentences, place_sentences
-from hpcpace.runs.changes import Change
-from hpcpace.runs.compare import Judged, Outcome, compare
+from hpcpace.runs.compare import Judged, compare
 from hpcpace.runs.measured import Conditions, read_conditions
 
 SLOW = (100.0, 100.0, 100.0, 108.0)
@@ -100,7 +100,7 @@ def test_a_host_that_only_b_has_is_compared_with_the_others_of_its_run() -> None
     (named,) = found.places.named
     assert (named.name, named.against, named.before_ns) == ("n9", "others", None)
     assert place_sentences(found)[0].startswith("n9 is 8.0 % slower by its own work than the ranks of its role in B (")
-    assert Change(kind="hosts", name="hosts", before="n[0-3]", after="n[0-2,9]") in found.changes
+    assert FactChange(kind="hosts", name="hosts", before="n[0-3]", after="n[0-2,9]") in found.changes
 
 
 def test_a_slow_host_that_b_does_not_have_is_not_called_faster() -> None:
@@ -224,7 +224,7 @@ def test_what_the_probes_of_the_hosts_measured_differently_is_listed() -> None:
     name, other = "all_reduce of 4.19 MB over 4 ranks on 4 hosts", "broadcast of 1.00 kB over 4 ranks on 4 hosts"
     before = sample_run("a", probed={name: 2 * MS, other: 1 * MS, "only in A": 1 * MS})
     found = compare([before], [sample_run("b", probed={name: 3 * MS, other: 1.05 * MS})])
-    assert found.changes == (Change(kind="probe", name=name, before="2.00 ms", after="3.00 ms"),)
+    assert found.changes == (FactChange(kind="probe", name=name, before="2.00 ms", after="3.00 ms"),)
     assert compare([before], [sample_run("b")]).changes == ()
 
 
@@ -336,3 +336,8 @@ def test_a_comparison_is_json() -> None:
     content = json.loads(json_text(compare([sample_run("a")], [sample_run("b", work=SLOW)]).to_json()))
     assert content["schema"] == "hpcpace-compare/1" and content["outcome"] == "slower"
     assert content["share"] == pytest.approx(8 / 105)
+
+
+def test_the_headline_of_no_difference_has_the_interval_alone() -> None:
+    words = headline(compare([sample_run("a")], [sample_run("b", work=(100.0, 100.0, 100.0, 101.0))]))
+    assert words.startswith("no difference beyond noise (95 %: ") and words.count("%") == 3

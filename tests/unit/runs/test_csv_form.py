@@ -33,6 +33,25 @@ def test_reads_a_throughput_with_ranks_and_batch(tmp_path: Path) -> None:
     assert (run.throughput, run.step_ns, run.num_ranks, run.batch) == (1200.5, None, 64, 512.0)
 
 
+def test_a_throughput_of_one_gpu_or_node_is_known_by_the_name_of_its_column(tmp_path: Path) -> None:
+    of_gpu = ["samples/s/GPU", "tokens/s/gpu", "throughput_per_gpu", "per_gpu_throughput", "tokens_per_sec_per_gpu"]
+    of_gpu += ["Throughput (img/s/GPU)", "imagesPerSecondPerDevice", "samples/sec/rank", "tok/s/card", "per_gpu"]
+    texts = {name: f"run,{name},nodes,ranks\nr1,10,2,16\n" for name in [*of_gpu, "samples/s/node"]}
+    found = {name: read_csv(_file(tmp_path, text))[0].throughput for name, text in texts.items()}
+    assert found == dict.fromkeys(of_gpu, 160.0) | {"samples/s/node": 20.0}
+
+
+def test_a_throughput_of_one_gpu_needs_the_ranks_and_has_no_other_beside_it(tmp_path: Path) -> None:
+    for text, message in (
+        ("run,samples/s/GPU,nodes\nr1,10,2\n", "column ranks is needed"),
+        ("run,samples/s/GPU,throughput,ranks\nr1,10,20,2\n", "besides another throughput"),
+        ("run,gpu memory,ranks\nr1,10,2\n", "neither a column"),
+        ("run,throughput,gpus\nr1,10,2\n", "has a column 'gpus'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            read_csv(_file(tmp_path, text))
+
+
 def test_a_mean_step_may_be_longer_than_its_median(tmp_path: Path) -> None:
     """Of a tenth of the steps, each five times as long, throughput knows, and the median does not."""
     (run,) = read_csv(_file(tmp_path, "run,step_time_s,throughput,batch\nr1,1.0,45.7,64\n"))

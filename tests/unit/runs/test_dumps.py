@@ -11,6 +11,7 @@ from known_dumps import dump, entry, hung_job, unfinished, write
 
 from hpcpace.core.errors import CannotTell, TraceError
 from hpcpace.hang.rules import find_hang
+from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import Channel, Hang, HangKind
 from hpcpace.runs.imports.dump_view import groups_of, job_view
 from hpcpace.runs.imports.dumps import read_dumps
@@ -199,3 +200,104 @@ def test_who_is_in_a_group_of_gloo_follows_from_who_used_it(tmp_path: Path) -> N
     folder = write(tmp_path, contents)
     assert [view.name for view in groups_of(read_dumps([folder])).views] == ["default_pg"]
     assert verdict(folder).culprits == (1,)
+
+
+def at(line: int, name: str, folder: str = "/home/a/job/") -> dict[str, Any]:
+    torch = {"name": "barrier", "filename": "/lib/torch/distributed/distributed_c10d.py", "line": 1}
+    own = {"name": name, "filename": f"{folder}run.py", "line": line}
+    return {"frames": [torch, own, {"name": "main", "filename": f"{folder}run.py", "line": 9}]}
+
+
+def test_a_barrier_that_one_rank_alone_calls_is_found_by_its_line_on_hosts_with_other_folders(tmp_path: Path) -> None:
+    steps = [entry(number, **at(44, "step")) for number in range(5)]
+    saver = [*steps, entry(5, "barrier", **at(70, "save")), unfinished(6, "barrier", **at(90, "leave"))]
+    others = [entry(number, **at(44, "step", "/tmp/b/job/")) for number in range(5)]
+    others += [entry(5, "barrier", **at(90, "leave", "/tmp/b/job/"))]
+    folder = write(tmp_path, {f"rank_{rank}": dump(others if rank else saver) for rank in range(4)})
+    hang = verdict(folder)
+    assert (hang.kind, hang.culprits, [call.seq for call in hang.extra]) == (HangKind.TOO_MANY, (0,), [6])
+    assert hang.extra[0].where == "/home/a/job/run.py:70 in save"
+
+
+def test_most_members_still_inside_what_one_has_left_are_a_set_and_the_network_too(tmp_path: Path) -> None:
+    """Three of four ranks are in one all_reduce; the fourth has finished it and is in the next one."""
+    done = [entry(number) for number in range(5)]
+    behind, ahead = [*done, unfinished(5)], [*done, entry(5), unfinished(6)]
+    folder = write(tmp_path, {f"rank_{rank}": dump(ahead if rank == 3 else behind) for rank in range(4)})
+    hang = verdict(folder)
+    assert (hang.kind, hang.culprits, hang.could_be) == (HangKind.PEERS_LEFT, (), (0, 1, 2))
+    said = describe(hang, job_view(read_dumps([folder])))
+    assert said.headline.startswith(
+        "hang: ranks 0-2 are still in all_reduce 6 of group default_pg, which rank 3 has finished: one or more of them,"
+        " or the network between them, holds it up; since "
+    )
+
+
+def test_most_members_that_have_not_called_an_operation_are_said_to_be_behind_with_the_doubt(tmp_path: Path) -> None:
+    done = [entry(number) for number in range(5)]
+    ahead = [*done, unfinished(5)]
+    folder = write(tmp_path, {f"rank_{rank}": dump(ahead if rank == 3 else done, world=32) for rank in range(32)})
+    hang = verdict(folder)
+    assert (hang.culprits, hang.sides) == ((), ((3,), tuple(rank for rank in range(32) if rank != 3)))
+    said = describe(hang, job_view(read_dumps([folder])))
+    assert "ranks 0-2, 4-31 called one too few, or rank 3 one too many" in said.headline
+
+
+WORLD, LEFT, RIGHT = ("0", "default_pg"), ("1", "tp"), ("2", "tp")
+
+
+def numbered_together(rank: int, *, num_steps: int = 4, begin: int = 0) -> dict[str, Any]:
+    """Return a dump that counts all operations together: ranks 0-1 call two in their pair in each step, the others one.
+
+    Rank 3 does not come to the last operation of all, in which the others are; operations before `begin` are lost.
+    """
+    pair = LEFT if rank < 2 else RIGHT
+    called = ([*([pair] * (2 if rank < 2 else 1)), WORLD] * num_steps)[: -1 if rank == 3 else None]
+    is_open = [rank != 3 and number == len(called) - 1 for number in range(len(called))]
+    entries = [
+        (unfinished if is_open[number] else entry)(number, process_group=group, pg_id=int(group[0]))
+        for number, group in enumerate(called)
+    ]
+    return dump(entries[begin:], groups={pair[0]: (pair[1], (0, 1) if rank < 2 else (2, 3))})
+
+
+@each_case(
+    ("begins", "kind", "culprits"),
+    [
+        ({}, HangKind.NEVER_CALLED, (3,)),
+        # Numbers of one operation differ between the pairs, and where they are the same is lost.
+        (dict.fromkeys(range(4), 5), HangKind.UNKNOWN, ()),
+    ],
+)
+def test_numbers_that_run_over_all_groups_name_nobody_innocent(
+    tmp_path: Path, begins: dict[int, int], kind: HangKind, culprits: tuple[int, ...]
+) -> None:
+    contents = {f"rank_{rank}": numbered_together(rank, num_steps=8, begin=begins.get(rank, 0)) for rank in range(4)}
+    dumps = read_dumps([write(tmp_path, contents)])
+    hang = find_hang(job_view(dumps))
+    assert hang is not None
+    assert (hang.kind, hang.culprits) == (kind, culprits)
+    assert "count the operations of all groups together" in dumps.problems[-1]
+
+
+def test_numbers_over_all_groups_that_agree_are_counted_from_the_last_finished_one(tmp_path: Path) -> None:
+    """All ranks call one operation in their pair and one of all in turn, and rank 3 leaves out one of its pair."""
+    contents = {}
+    for rank in range(4):
+        pair = LEFT if rank < 2 else RIGHT
+        called = [pair, WORLD] * 6 + ([WORLD] if rank == 3 else [pair] if rank == 2 else [pair, WORLD])
+        is_over = {number: number < 12 or (rank < 2 and number == 12) for number in range(len(called))}
+        entries = [
+            (entry if is_over[number] else unfinished)(number, process_group=group, pg_id=int(group[0]))
+            for number, group in enumerate(called)
+        ]
+        contents[f"rank_{rank}"] = dump(entries[3:], groups={pair[0]: (pair[1], (0, 1) if rank < 2 else (2, 3))})
+    hang = verdict(write(tmp_path, contents))
+    # Rank 2 waits in the pair for rank 3, which waits with ranks 0-1 in that of all for rank 2.
+    assert (hang.kind, hang.could_be or hang.culprits) == (HangKind.DISORDER, (2, 3))
+
+
+def test_a_number_for_each_group_is_left_as_it_is(tmp_path: Path) -> None:
+    dumps = read_dumps([write(tmp_path, hung_job())])
+    assert not dumps.problems
+    assert [one.seq for one in dumps.by_rank[2].entries] == [1, 2, 3, 4, 5]

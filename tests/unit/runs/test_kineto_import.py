@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kineto_files import (
     gloo_events,
     kernel_by_kernel,
     nccl_events,
+    rccl_events,
     sharded_events,
     write,
 )
@@ -454,6 +456,47 @@ def test_devices_whose_kernels_are_not_told_are_no_ground_for_a_verdict(tmp_path
     assert "what devices did" in found.source.unknown
     summary = report(found, tmp_path / "run")
     assert summary.verdict.headline.startswith("cannot tell: phases of ranks 0-3 are host times")
+
+
+@each_case(
+    "how",
+    [
+        {},
+        {"by_time": True},
+        {"name": "void rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)"},
+        {"name": "mscclKernel_Sum_float_Simple", "by_time": True},
+    ],
+)
+def test_kernels_of_rccl_are_what_the_host_has_called(tmp_path: Path, how: dict[str, Any]) -> None:
+    for name, events in (("nccl", nccl_events), ("rccl", partial(rccl_events, **how))):
+        (tmp_path / name).mkdir()
+        for rank in range(4):
+            write(tmp_path / name / f"rank{rank}.json", events(rank, late_us=3_000.0), facts(rank, 4, backend="nccl"))
+    nccl, rccl = (import_kineto([tmp_path / name]) for name in ("nccl", "rccl"))
+    for one, other in zip(nccl.ranks, rccl.ranks, strict=True):
+        for table, rows in one.tables.items():
+            assert rows.tolist() == other.tables[table].tolist()
+    assert nccl.source.notes == rccl.source.notes and nccl.source.unknown == rccl.source.unknown
+
+
+@pytest.mark.parametrize(("lost", "is_known"), [(3, True), (24, False)])
+def test_kernels_launched_before_the_profile_take_only_their_steps_with_them(
+    tmp_path: Path, lost: int, is_known: bool
+) -> None:
+    (folder := tmp_path / "profiles").mkdir()
+    for rank in range(4):
+        events = rccl_events(rank, late_us=3_000.0, lost=lost if rank == 2 else 0)
+        write(folder / f"rank{rank}.json", events, facts(rank, 4, backend="nccl"))
+    found = import_kineto([folder])
+    (note,) = [one for one in found.source.notes if "of NCCL left out" in one]
+    assert note.startswith(f"{lost} kernels of NCCL left out")
+    assert ("what devices did" in found.source.unknown) is not is_known
+    summary = report(found, tmp_path / "run")
+    if is_known:
+        assert summary.verdict.mode == "persistent straggler" and summary.verdict.culprits[0].id == "0"
+        assert summary.steps.num_used == 24 - lost and summary.shares.busy is not None
+    else:
+        assert summary.world.missing == (2,)
 
 
 def _shares_of(folder: Path, **how: Any) -> tuple[Summary, dict[str, float]]:

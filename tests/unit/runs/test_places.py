@@ -8,8 +8,9 @@ import numpy as np
 from cases import each_case
 from sample_runs import sample_run
 
+from hpcpace.core.change import Outcome
 from hpcpace.report.sections.comparison import place_sentences
-from hpcpace.runs.compare import Outcome, compare
+from hpcpace.runs.compare import compare
 from hpcpace.runs.measured import MeasuredRun
 from hpcpace.runs.units import UnitChanges, unit_changes
 

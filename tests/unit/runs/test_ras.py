@@ -14,6 +14,7 @@ from known_dumps import hung_job, write
 
 from hpcpace.core.errors import TraceError
 from hpcpace.hang.rules import find_hang
+from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import HangKind, JobView
 from hpcpace.runs.imports.dump_view import job_view
 from hpcpace.runs.imports.dumps import read_dumps
@@ -75,7 +76,7 @@ def test_a_rank_that_ras_considers_dead_has_gone(tmp_path: Path) -> None:
     hang = find_hang(job)
     assert hang is not None
     assert (hang.kind, hang.culprits) == (HangKind.GONE, (2,))
-    assert job.ranks[2].end == "NCCL RAS considers it dead"
+    assert job.ranks[2].end == "dead according to NCCL RAS"
     assert told == ("NCCL RAS (2.28.9) considers rank 2 dead",)
 
 
@@ -86,9 +87,26 @@ def test_a_rank_that_does_not_answer_has_not_gone_for_that(tmp_path: Path) -> No
     assert told == ("NCCL RAS (2.28.9) gets no answer of rank 2",)
 
 
+def test_a_rank_that_lives_and_one_that_is_dead_each_have_their_own_reason(tmp_path: Path) -> None:
+    write(tmp_path / "dumps", hung_job(missing=2))
+    (tmp_path / "dumps" / "nccl_trace_rank_1").unlink()
+    ras = read(tmp_path, report({0: 6, 2: 5, 3: 6}, missing=[1]))
+    job, _ = with_witness(job_view(read_dumps([tmp_path / "dumps"])), ras)
+    hang = find_hang(job)
+    assert hang is not None
+    assert hang.culprits == (1, 2)
+    said = describe(hang, job)
+    assert "waits for rank 1, which ended (dead according to NCCL RAS), and for rank 2, which never called it" in (
+        said.headline
+    )
+    assert "out-of-memory killer on its host" in said.advice and "rank 2 (py-spy" in said.advice
+
+
 def test_counts_are_told_and_decide_nothing(tmp_path: Path) -> None:
     job, told = with_witness(job_of(tmp_path), read(tmp_path, report({0: 6, 1: 5, 2: 6, 3: 6})))
-    assert told == ("NCCL RAS: of a communicator of 4 ranks, rank 1 has called AllReduce 5 times, others 6 times",)
+    assert told == (
+        "NCCL RAS: in a communicator of 4 ranks, AllReduce was called by rank 1 5 times and ranks 0, 2-3 6 times",
+    )
     hang = find_hang(job)
     assert hang is not None
     assert hang.culprits == (2,)

@@ -6,9 +6,10 @@ import pytest
 from cases import each_case
 from sample_runs import sample_run
 
+from hpcpace.core.change import Outcome
 from hpcpace.core.errors import UsageError
-from hpcpace.runs.compare import Outcome, compare
-from hpcpace.runs.work import is_same_batch, usual_batches
+from hpcpace.runs.changes import is_same_batch, usual_batches
+from hpcpace.runs.compare import compare
 
 
 @each_case(

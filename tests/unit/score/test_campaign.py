@@ -13,12 +13,15 @@ from experiments.score.campaign import (
     confidence_rows,
     document,
     examined,
+    layout_rows,
     mode_rows,
     power_rows,
     target_rows,
     tasks,
 )
 from experiments.score.cells import CELLS, power_cells, seeds
+from experiments.score.layout_cells import LAYOUT_CELLS
+from hpcpace.diagnosis.analyze import examine
 from hpcpace.trace.tables import RankTrace
 
 CELLS_BY_NAME = {cell.name: cell for cell in CELLS}
@@ -102,3 +105,26 @@ def test_a_fault_of_which_nobody_is_named_misses_the_target() -> None:
 
 def test_confidence_is_held_against_what_is_right() -> None:
     assert confidence_rows([_outcome("healthy")]) == [["0.9 to 0.95", "1", "0.90", "100.0 %"]]
+
+
+def test_cells_of_layouts_draw_jobs_of_all_kinds_and_sizes_whose_truth_is_known() -> None:
+    drawn = {cell.name: [cell.scenario(seed) for seed in range(60)] for cell in LAYOUT_CELLS}
+    every = [scenario for scenarios in drawn.values() for scenario in scenarios]
+    assert {one.job.kind for one in every} == {"ddp", "fsdp", "tensor", "experts", "pipeline"}
+    assert min(one.num_ranks for one in every) == 4 and max(one.num_ranks for one in every) == 1024
+    for name, scenarios in drawn.items():
+        small = min(scenarios, key=lambda one: one.num_ranks * one.job.num_layers)
+        truth = small.truth()
+        assert truth.modes, name
+        if small.right:
+            assert truth.modes[0] == small.right[0] and truth.fault_share > 0, name
+            assert truth.culprits or small.fault == "slow_hosts" or len(small.slow_ranks) > 1, name
+
+
+def test_a_job_of_a_layout_is_examined_and_what_it_costs_is_held_against_the_truth() -> None:
+    cell = next(cell for cell in LAYOUT_CELLS if cell.name == "layout-fsdp")
+    seed = min(range(0, 40, 2), key=lambda number: cell.scenario(number).num_ranks)
+    outcome = examined(Task(cell=cell.name, seed=seed), examination=lambda traces, problems: examine(traces))
+    assert outcome.judgement is not None and outcome.judgement.is_found
+    assert abs(outcome.judgement.loss_share - outcome.truth.fault_share) < 0.01
+    assert layout_rows([outcome])[0][:4] == ["layout-fsdp", "1", "100.0 %", "100.0 %"]

@@ -170,8 +170,7 @@ def test_a_campaign_goes_on_with_the_jobs_that_are_missing() -> None:
 
 def test_expected_modes_are_all_but_those_that_the_lab_cannot_make() -> None:
     shown = {case.modes[0] for case in CASES}
-    # A job that ends early needs no cluster (tests/mpi/test_ends_of_jobs.py), nor do ranks that share cores
-    # (experiments/demo): the hosts of a lab always share those of one machine. They have no devices, either.
-    # Links that are full, and work that varies with the data, have tests without a lab (tests/unit/diagnosis).
-    others = {Mode.LOCALITY, Mode.CANNOT_TELL, Mode.ENDED, Mode.CORES, Mode.HOST, Mode.COMMUNICATION, Mode.DATA}
+    # A job that ends early needs no cluster (tests/mpi/test_ends_of_jobs.py). Hosts of a lab have no devices.
+    # Links that are full, varying work and growing memory have tests without a lab (tests/unit/diagnosis).
+    others = {Mode.LOCALITY, Mode.CANNOT_TELL, Mode.ENDED, Mode.HOST, Mode.COMMUNICATION, Mode.DATA, Mode.MEMORY}
     assert set(Mode) - shown == others

@@ -26,6 +26,7 @@ def header(rank: int = 0, **changes: Any) -> TraceHeader:
 
 _CARRIED = (1 << 33, 1 << 32, 1 << 31, 2896, 8_800_000, 7_000, 90_000, 32_800, 210, 7 << 20, 64, 3, 1448, 1)
 _GPU = (1980, 71, 640_000, 700_000, 3, 0, 5, 2, 1)
+_OF_1_5 = (17, 1 << 29, 19, 40, 16_000_000, *range(1_000_000, 16_000_000, 1_000_000))
 
 
 def add_one_of_each(recorder: Recorder) -> None:
@@ -37,7 +38,7 @@ def add_one_of_each(recorder: Recorder) -> None:
     recorder.add_clock(0, 900_000, -123_456, 20_000, 9_000, 40)
     recorder.add_pacing(0, 3, 1, 3_000_000, 50_000, 80_000, -7)
     recorder.add_network(1_000_000, 1, 1 << 40, 1 << 41, 3, 2, 70, 11, 5, 9, 1, 100_000_000_000, 2)
-    recorder.add_host(1_000_000, 3, 1, 0, 1 << 30, 1 << 34, 1410, 4, 2, 0, 900_000, 70_000, 80_000, *_GPU)
+    recorder.add_host(1_000_000, 3, 1, 0, 1 << 30, 1 << 34, 1410, 4, 2, 0, 900_000, 70_000, 80_000, *_GPU, *_OF_1_5)
     recorder.add_event(9_000_000, 0, 4, 3, b"sys.exit")
     recorder.add_connection(0, 1, b"n2", b"10.0.0.1:4711", b"10.0.0.2:29500", b"eth0")
     recorder.add_flow(1_000_000, 0, *_CARRIED)

@@ -62,6 +62,23 @@ def test_every_column_is_what_h5py_reads(closed, table):
             assert column.tolist() == expected.tolist()
 
 
+def test_of_a_table_without_rows_only_the_first_and_the_last_column_are_opened(path, monkeypatch):
+    path.parent.mkdir()
+    TraceWriter(path, header()).close()
+    opened = []
+    monkeypatch.setattr(
+        "hpcpace.trace.chunks.open_column", lambda group, name: opened.append(name) or open_column(group, name)
+    )
+    names = TABLES["flows"].dtype.names
+    with h5py.File(path, "r") as file:
+        found = index(file, "flows")
+    assert (opened, found.num_rows, tuple(found.columns)) == ([names[0], names[-1]], 0, names)
+    with h5py.File(path, "r+") as file:
+        del file["flows"][names[3]]
+        with pytest.raises(DamagedColumn, match=f"column {names[3]}: it is missing"):
+            index(file, "flows")
+
+
 class Earlier:
     """A column as it was when a reader asked for its length, before its rank wrote on."""
 

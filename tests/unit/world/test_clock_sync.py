@@ -11,7 +11,7 @@ from cases import each_case
 
 from hpcpace.core.errors import ClockSyncError
 from hpcpace.core.text import NS_PER_S
-from hpcpace.world.clock import ClockSync, SyncTree
+from hpcpace.world.clock import ClockSync, Standing, SyncTree
 
 HOUR_NS = 3600 * NS_PER_S
 DEAD = None
@@ -124,7 +124,7 @@ def synchronise(network: Network, num_syncs: int, keys: list[str] | None = None)
         samples, truths = [], []
         for number in range(num_syncs):
             hosts[rank].time_ns = max(hosts[rank].time_ns, number * 30.0 * NS_PER_S)
-            sample = sync.sync(number)
+            sample = sync.sync()
             true_ns = sample.local_ns - hosts[rank].offset_ns
             for _ in range(4):
                 true_ns = sample.local_ns - hosts[rank].error_ns(true_ns)
@@ -186,36 +186,81 @@ def test_a_rank_that_dies_in_a_synchronisation_leaves_no_one_hanging(dead):
 
     def program(rank: int, link: Link):
         sync = ClockSync(link, rank, host_names(8), clock=network.hosts[rank].read, timeout_s=5)
-        sync.sync(0)
+        sync.sync()
         if rank == dead:
             sync._send(SyncTree.of(rank, host_names(8)).parent or 1)
             return "dead"
         with pytest.raises(ClockSyncError):
-            sync.sync(1)
+            sync.sync()
         with pytest.raises(ClockSyncError, match="earlier synchronisation failed"):
-            sync.sync(2)
-        return sync.broken and not sync.due(10**6)
+            sync.sync()
+        return sync.broken
 
     assert network.run(program) == ["dead" if rank == dead else True for rank in range(8)]
 
 
-def test_all_ranks_agree_on_the_steps_of_the_synchronisations():
-    network = Network(set_clocks(4))
+def agreements(standings: list[list[Standing]], *, pause_s: float = 0.0, interval_s: float = 30.0):
+    """Return the agreements of every rank after each synchronisation, to which rank r comes as standings[i][r] say."""
+    network = Network(set_clocks(len(standings[0])))
 
     def program(rank: int, link: Link):
-        sync = ClockSync(link, rank, host_names(4), clock=network.hosts[rank].read)
-        steps = []
-        for step in range(400):
-            if sync.due(step):
-                sync.sync(step)
-                steps.append(step)
-            network.hosts[rank].time_ns += 0.5 * NS_PER_S
-        return steps
+        host = network.hosts[rank]
+        sync = ClockSync(link, rank, host_names(len(standings[0])), clock=host.read, interval_s=interval_s)
+        found = []
+        for standing in standings:
+            sync.sync(standing[rank])
+            found.append(sync.agreement)
+            host.time_ns += pause_s * NS_PER_S
+        return found
 
     results = network.run(program)
-    assert results == [results[0]] * 4
-    assert results[0][:4] == [0, 1, 3, 7]
-    assert set(np.diff(results[0][7:])) == {60}
+    assert results == [results[0]] * len(results), "all ranks know the same"
+    return results[0]
+
+
+def test_all_ranks_agree_on_the_time_of_the_next_synchronisation():
+    found = agreements([[Standing()] * 4] * 12)
+    pauses_s = np.diff([agreement.next_ns for agreement in found]) / NS_PER_S
+    assert np.allclose(pauses_s, [0.5, 1, 2, 4, 8, 14, 0, 0, 0, 0, 0], atol=0.01)
+
+
+def test_the_step_to_agree_on_is_ahead_of_every_rank_by_a_second():
+    quick, slow = 10 * NS_PER_S // 1000, 60 * NS_PER_S
+    found = agreements(
+        [
+            [Standing(3), Standing(7)],  # nobody knows how long a step takes
+            [Standing(20, quick, notice=(1, 2, 3, 4)), Standing(25, slow, notice=(9, 9, 9, 9))],
+            [Standing(124, quick, notice=(5, 6, 7, 8)), Standing(90, quick)],  # rank 1 has still to come to step 125
+            [Standing(125, slow, notice=(5, 6, 7, 8)), Standing(130, slow)],
+        ]
+    )
+    assert [(agreement.step, agreement.notice) for agreement in found[1:]] == [
+        (125, (1, 2, 3, 4)),
+        (125, (1, 2, 3, 4)),
+        (132, (5, 6, 7, 8)),
+    ]
+    assert found[0].step == 0
+
+
+def test_the_last_synchronisation_is_the_one_in_which_all_ranks_leave():
+    found = agreements(
+        [[Standing(leaves=rank in leaving) for rank in range(5)] for leaving in ([], [4], [1, 2, 3, 4], range(5))]
+    )
+    assert [agreement.all_leave for agreement in found] == [False, False, False, True]
+
+
+def test_pings_go_on_where_all_round_trips_are_long():
+    slow = iter([0] * 40 + [5_000_000] * 60)
+
+    def lengthened(rng, sender, receiver):
+        return noisy_and_asymmetric(rng, sender, receiver) + (next(slow, 0) if receiver == 0 else 0)
+
+    samples, truths = synchronise(Network(set_clocks(2), lengthened), num_syncs=4)
+    counts = [sample.num_pings for sample in samples[1]]
+    assert max(counts) > 20
+    assert counts[0] == counts[-1] == 20
+    assert max(sample.halfwidth_ns for sample in samples[1]) < 60_000
+    assert all(abs(s.offset_ns - t) <= s.halfwidth_ns for s, t in zip(samples[1], truths[1], strict=True))
 
 
 @each_case("num_hosts", [1, 2, 3, 4, 5, 8, 100])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import pytest
 from cases import each_case
@@ -120,3 +121,18 @@ def test_finds_a_place_at_an_ipv6_address() -> None:
         pytest.skip(f"no IPv6: {error}")
     with server:
         wait_until_listening(Rendezvous(host="::1", port=server.getsockname()[1], is_here=False), Deadline(20))
+
+
+def test_a_name_that_was_resolved_is_not_what_fails_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    asked = []
+
+    def resolved(*args: object, **options: object) -> list[object]:
+        time.sleep(1.0 if asked else 0.0)  # a machine that is busy
+        asked.append(args)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with pytest.raises(WorldError, match=r"nothing answers at n1:\d+ within 0.5 s \(Connection refused\)"):
+        wait_until_listening(Rendezvous(host="n1", port=port, is_here=False), Deadline(0.5))

@@ -1,0 +1,139 @@
+"""Loops that are bad input: steps that never end, optimizers in no order, functions of torch that others replace."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcpace.observe.launch.follower import Follower
+from hpcpace.observe.samples import _MAX_FETCHED, BatchSizes
+from hpcpace.observe.steps import StepFinder, StepFrom, StepSource
+
+torch = pytest.importorskip("torch")
+MANY = 20_000
+
+
+class Sink:
+    """Counts what is in memory, and what steps ended."""
+
+    def __init__(self) -> None:
+        self.num_marked = self.most = self.num_steps = self.num_held = 0
+
+    def mark(self) -> None:
+        self.num_marked += 1
+        self.most = max(self.most, self.num_marked)
+
+    def settle(self, steps: Sequence[int], ends_ns: Sequence[int]) -> None:
+        self.num_marked = 0
+        self.num_steps += len(ends_ns)
+
+    def end_step(self, end_ns: int) -> None:
+        self.num_steps += 1
+
+    def tell_source(self, source: StepSource) -> None:
+        pass
+
+
+def run(updates: Iterator[str], *, rows: int = 0) -> tuple[StepFinder, Sink]:
+    """Play a loop: `b` is a backward pass, other letters are optimizers; `rows` is how many rows each leaves."""
+    finder, sink = StepFinder(StepFrom()), Sink()
+    finder.sink = sink
+    for now_ns, letter in enumerate(updates):
+        sink.num_held = sink.num_held + rows if sink.num_marked else 0
+        if letter == "b":
+            finder.rows_wait()
+            finder.backward_ended(now_ns)
+        else:
+            finder.optimizer_ended(letter, letter.upper(), now_ns)
+    finder.finish()
+    return finder, sink
+
+
+def test_two_models_that_train_in_no_order_have_steps_and_say_so() -> None:
+    """Before, each pair of equal updates was taken for a new pattern: a part of either model's steps was counted."""
+    coin = random.Random(1)
+    chosen = [coin.choice("xy") for _ in range(400)]
+    finder, sink = run(iter("".join(f"b{letter}" for letter in chosen)))
+    ends = finder.source.words.partition("each step of ")[2][0].lower()
+    assert finder.source.words == f"optimizers step in no regular order; each step of {ends.upper()} ends a step"
+    assert 0 <= sink.num_steps - chosen.count(ends) <= 2, "and those before the second one stepped"
+
+
+def test_a_model_that_comes_in_later_belongs_to_each_step() -> None:
+    finder, sink = run(iter("bx" * 30 + "bxby" * 30))
+    assert finder.source.words == "Y then X, in turn, each after its own backward pass"
+    assert sink.num_steps == 60
+
+
+@pytest.mark.parametrize(
+    ("loop", "most"),
+    [
+        pytest.param(
+            lambda coin: "b" + "".join(coin.choice("xyz") for _ in range(MANY)), 8_192, id="one backward pass"
+        ),
+        pytest.param(lambda coin: "".join(coin.choice("xyz") for _ in range(MANY)), 256, id="a parameter server"),
+    ],
+)
+def test_updates_without_backward_passes_are_bounded(loop: Callable[[random.Random], str], most: int) -> None:
+    finder, sink = run(iter(loop(random.Random(2))))
+    assert sink.most <= most
+    assert "in no regular order" in finder.source.words and sink.num_steps > MANY // 4
+
+
+def test_a_server_that_later_trains_is_understood_anew() -> None:
+    coin = random.Random(3)
+    finder, sink = run(iter("".join(coin.choice("xyz") for _ in range(300)) + "bx" * 100))
+    assert (
+        finder.source.evidence == "X, after 0 backward passes" or "after each backward pass" in finder.source.evidence
+    )
+    assert sink.num_steps >= 100
+
+
+def test_rows_of_a_step_that_does_not_end_do_not_wait_for_ever() -> None:
+    """One update, and then 20,000 microbatches: as long as ten minutes of a job."""
+    finder, sink = run(iter("bx" + "b" * MANY), rows=10)
+    assert sink.num_marked == 0 and sink.num_steps == 1
+    assert finder.source.words.endswith(f"no step was seen to end in the last {MANY} backward passes")
+
+
+def test_steps_that_stop_being_seen_are_reported() -> None:
+    """As where a script puts an optimizer's own step in the place of the one that torch's hooks see."""
+    finder, sink = run(iter("bx" * 20 + "b" * 40))
+    assert sink.num_steps == 20
+    assert str(finder.source) == (
+        "20 steps by optimizer: X, after each backward pass; no step was seen to end in the last 40 backward passes"
+    )
+    finder, _ = run(iter("bbbx" * 20 + "bbb"))
+    assert "no step was seen" not in finder.source.words, "a step that is cut off"
+
+
+def test_batches_that_no_module_gets_are_bounded() -> None:
+    sizes, loader = BatchSizes(), SimpleNamespace
+    for _ in range(MANY):
+        sizes.fetched(torch.zeros(4, 1), loader)
+    assert len(sizes._fetched) <= _MAX_FETCHED
+    assert sizes.take() == 4 * (MANY - 1), "all but the one that was fetched ahead"
+
+
+def test_a_function_that_a_script_wraps_before_it_is_called_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It called the script's function on top, and that called it again, without end."""
+    owner: Any = ModuleType("owner")
+    owner.backward = lambda: calls.append("torch")
+    calls: list[str] = []
+    follower = Follower(SimpleNamespace(pid=0))
+    monkeypatch.setattr(follower, "_train_alone", lambda: (calls.append("starts"), follower._wait_no_more()))
+    follower._wait_for_call(owner, "backward", lambda: False)
+    below = owner.backward
+
+    def on_top() -> None:
+        calls.append("script")
+        below()
+
+    owner.backward = on_top
+    owner.backward()
+    owner.backward()
+    assert calls == ["script", "starts", "torch", "script", "torch"]
