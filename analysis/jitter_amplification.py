@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,21 +35,17 @@ NOTES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What one run loses to waiting, None where no two ranks wait for each other."""
-
-    run: str
-    jitter: Jitter | None
+Found = tuple[str, Jitter | None]
+"""A run, and what it loses to waiting; None where no two ranks wait for each other."""
 
 
-def row_of(found: Found) -> dict[str, Any]:
-    jitter, nothing = found.jitter, (None, None)
+def row_of(run: str, jitter: Jitter | None) -> dict[str, Any]:
     if jitter is None:
-        return dict.fromkeys(COLUMNS) | {"run": found.run}
+        return dict.fromkeys(COLUMNS) | {"run": run}
+    nothing = (None, None)
     growth = (jitter.growth.exponent, *(jitter.growth.exponent_interval or nothing)) if jitter.growth else (None,) * 3
     values = (
-        *(found.run, len(jitter.ranks), jitter.num_steps, jitter.num_segments),
+        *(run, len(jitter.ranks), jitter.num_steps, jitter.num_segments),
         *(jitter.amplification, *(jitter.interval or nothing)),
         *(jitter.persistent, jitter.persistent_null, jitter.transient, jitter.loss_share),
         *(jitter.null, *(jitter.null_interval or nothing), jitter.comparison),
@@ -64,14 +59,14 @@ def print_table(results: Sequence[Found], remarks: Sequence[str]) -> None:
     title(console, "Jitter amplification", "slowest rank over mean rank, per stretch between synchronisations")
     head = ["ranks", "steps", "A\n(95 %)", "A_p\n(noise)", "A_t", "loss of\nthe step", "null\n(95 %)", "A vs\nnull"]
     shown = files.rows_from_the_top(table("run", [*head, "exponent\n(95 %)"]))
-    for found in results:
-        if found.jitter is None:
-            remarks = [*remarks, f"{found.run}: no two of its ranks are seen waiting for each other, or too few steps"]
+    for run, jitter in results:
+        if jitter is None:
+            remarks = [*remarks, f"{run}: no two of its ranks are seen waiting for each other, or too few steps"]
             continue
-        of = row_of(found)
+        of = row_of(run, jitter)
         noise = "" if of["persistent_null"] is None else f"\n({of['persistent_null']:.3f})"
         shown.add_row(
-            *(printable(found.run), str(of["num_ranks"]), str(of["num_steps"]), with_interval(of, "amplification", 3)),
+            *(printable(run), str(of["num_ranks"]), str(of["num_steps"]), with_interval(of, "amplification", 3)),
             *(f"{of['persistent']:.3f}{noise}", f"{of['transient']:.3f}", percent(of["loss_share"])),
             *(with_interval(of, "null", 3), of["comparison"], with_interval(of, "exponent", 2)),
         )
@@ -87,14 +82,12 @@ def with_interval(of: Mapping[str, Any], name: str, digits: int) -> str:
 
 
 def draw(results: Sequence[Found]) -> Figure:
-    figure = plots.new_figure(7.4, 4.6)
+    figure, ticks = plots.new_figure(7.4, 4.6), [1]
     axes = figure.add_subplot()
-    ticks = [1]
-    for index, found in enumerate(results):
-        if found.jitter is None or (curve := found.jitter.growth) is None:
+    for index, (run, jitter) in enumerate(results):
+        if jitter is None or (curve := jitter.growth) is None:
             continue
-        unit = "nodes" if found.jitter.is_node_unit else "ranks"
-        label = f"{plots.plot_label(found.run)} ({unit})"
+        label = f"{plots.plot_label(run)} ({'nodes' if jitter.is_node_unit else 'ranks'})"
         k, values, low, high, null = map(np.array, (curve.k, curve.amplification, curve.low, curve.high, curve.null))
         plots.draw_curve(axes, k, values, (low, high) if len(low) else None, null if len(null) else None, label, index)
         while ticks[-1] < curve.k[-1]:
@@ -111,14 +104,13 @@ def draw(results: Sequence[Found]) -> Figure:
 @files.figure_command
 def command(runs: tuple[Path, ...], out: Path) -> None:
     """Measure how jitter is amplified by synchronisation in each RUN: a table, and the growth curve A(k)."""
-    results: list[Found] = []
-    remarks: list[str] = []
+    results, remarks = list[Found](), list[str]()
     for run in files.examined(runs):
-        results.append(Found(run=run.name, jitter=jitter_figures(run.measured, run.panels)))
+        results.append((run.name, jitter_figures(run.measured, run.panels)))
         remarks += [f"{run.name}: {remark}" for remark in run.remarks]
-    if all(found.jitter is None for found in results):
+    if all(jitter is None for _, jitter in results):
         raise CannotTell("in no run are two ranks seen waiting for each other over 2 steps or more")
-    rows = [tuple(row_of(found).values()) for found in results]
+    rows = [tuple(row_of(*found).values()) for found in results]
     written = files.write_files(out, NAME, columns=COLUMNS, rows=rows, figure=draw(results), read=runs)
     print_table(results, remarks)
     print(written)

@@ -1,6 +1,6 @@
 """How throughput grows with the number of nodes, next to the ideal, and what the step consists of at each size.
 
-`python analysis/scaling_curve.py RUN... [--scaling weak|strong] [--out DIR]`
+`python analysis/scaling_curve.py RUN... [--scaling weak|strong] [--throughput total|gpu|node] [--out DIR]`
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hpcpace.report.terminal import notes, print_document
 from hpcpace.runs.scaling.result import COLUMNS, Scaling, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, read_samples
 from hpcpace.runs.scaling.sizes import Kind
+from hpcpace.runs.throughput_columns import Per
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,10 +99,10 @@ def draw_parts(axes: Axes, scaling: Scaling) -> None:
 
 
 @files.figure_command
-@files.scaling_option
-def command(runs: Sequence[Path], out: Path, scaling: str | None) -> None:
+@files.scaling_options
+def command(runs: Sequence[Path], out: Path, scaling: str | None, throughput: str | None) -> None:
     """Show how throughput grows over RUN...: a table, and NAME.csv, .png and .svg in a folder."""
-    samples, problems = read_samples(runs)
+    samples, problems = read_samples(runs, per=None if throughput is None else Per(throughput))
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
     console = files.console_for_tables()
     print_document(console, scaling_document(found))

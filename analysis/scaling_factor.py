@@ -1,6 +1,6 @@
 """The scaling factor S_n over the number of nodes, in bands of ideal, overhead and detrimental.
 
-`python analysis/scaling_factor.py RUN... [--scaling weak|strong] [--out DIR]`
+`python analysis/scaling_factor.py RUN... [--scaling weak|strong] [--throughput total|gpu|node] [--out DIR]`
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hpcpace.report.terminal import notes, table, title
 from hpcpace.runs.scaling.result import COLUMNS, IDEAL, Scaling, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import read_samples
 from hpcpace.runs.scaling.sizes import Kind
+from hpcpace.runs.throughput_columns import Per
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,10 +90,10 @@ def draw_factors(axes: Axes, scaling: Scaling) -> None:
 
 
 @files.figure_command
-@files.scaling_option
-def command(runs: Sequence[Path], out: Path, scaling: str | None) -> None:
+@files.scaling_options
+def command(runs: Sequence[Path], out: Path, scaling: str | None, throughput: str | None) -> None:
     """Show the scaling factors of RUN...: a table, and NAME.csv, .png and .svg in a folder."""
-    samples, problems = read_samples(runs)
+    samples, problems = read_samples(runs, per=None if throughput is None else Per(throughput))
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
     console = files.console_for_tables()
     title(console, "Scaling factors", f"{found.kind}: {found.why}")

@@ -3,10 +3,10 @@
     python docs/tables.py
 
 A table is between `<!-- options COMMAND -->`, `<!-- settings SECTION -->`, `<!-- thresholds all -->`,
-`<!-- glossary report -->` or `<!-- modules all -->` and `<!-- end -->`. Options come from the commands and their help
-texts, settings from the dataclasses of `hpcpace.core.config` and the text below each field, thresholds from the
-dataclasses of the modules that decide, terms from the glossary of the report, modules from the first line of their
-docstrings.
+`<!-- glossary report -->`, `<!-- frame NAME -->` or `<!-- modules all -->` and `<!-- end -->`. Options come from the
+commands and their help texts, settings from the dataclasses of `hpcpace.core.config` and the text below each field,
+thresholds from the dataclasses of the modules that decide, terms from the glossary of the report, columns of frames
+from `hpcpace.frames.columns`, modules from the first line of their docstrings.
 tests/unit/test_documents.py fails while a table is not what this script would write.
 """
 
@@ -26,10 +26,12 @@ from hpcpace.cli import cli
 from hpcpace.cli.options import Option
 from hpcpace.core.config import Config
 from hpcpace.core.thresholds import declared
+from hpcpace.frames.columns import FRAMES
 from hpcpace.report.glossary import GLOSSARY
 
 FOLDER = Path(__file__).parent
-_TABLE = re.compile(r"(<!-- (options|settings|thresholds|glossary|modules) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_KINDS = "options|settings|thresholds|glossary|frame|modules"
+_TABLE = re.compile(rf"(<!-- ({_KINDS}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def documents() -> list[Path]:
@@ -44,6 +46,7 @@ def with_tables(text: str) -> str:
         "settings": settings_table,
         "thresholds": thresholds_table,
         "glossary": glossary_table,
+        "frame": frame_table,
         "modules": modules_table,
     }
     return _TABLE.sub(lambda found: f"{found[1]}{makers[found[2]](found[3])}\n{found[4]}", text)
@@ -86,6 +89,12 @@ def glossary_table(_: str) -> str:
     """Return the terms of the report with what they mean."""
     rows = [f"| {term.name} | {_cell(term.meaning)} |" for term in GLOSSARY]
     return "\n".join(["| term | meaning |", "|---|---|", *rows])
+
+
+def frame_table(name: str) -> str:
+    """Return the columns of a frame with their types and what they mean."""
+    rows = [f"| `{column.name}` | {column.kind} | {_cell(column.meaning)} |" for column in FRAMES[name]]
+    return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows])
 
 
 def modules_table(_: str) -> str:

@@ -7,7 +7,7 @@
 set -u
 
 program=${HEALTH_PROGRAM:-/sw/hpcpace/bin/hpcpace}
-rules=${HEALTH_RULES:-N05,P01,P02,P07,P08} # hardware and node settings only, never what users choose
+rules=${HEALTH_RULES:-H01,N05,P01,P02,P07,P08} # hardware and node settings only, never what users choose
 limit_s=${HEALTH_LIMIT_S:-20} # of PrologEpilogTimeout; jobs wait for the prolog
 
 error=$(mktemp) || exit 0
