@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import (
@@ -35,56 +32,22 @@ from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError, UsageError
 from hpcpace.core.rundir import RUNS, Attempt, check_target, find_runs, json_text, open_named_run
 from hpcpace.core.settings import load_config
-from hpcpace.core.text import NS_PER_S, format_duration, listed, nanoseconds, plural, printable, rank_list, shortened
+from hpcpace.core.text import nanoseconds, printable
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, newest_run, read_start
 from hpcpace.hang.activity import with_activity
 from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_records
 from hpcpace.hang.headline import call_name, parts_of
-from hpcpace.hang.verdict import HangWords, describe
-from hpcpace.hang.views import Call, FoundHang, Hang, HangKind, JobView
-from hpcpace.report.terminal import line, note, notes, title
-from hpcpace.runs.imports.dump_view import LastOfRank, chrome_trace, first_ns, last_ns, last_of_ranks
-from hpcpace.runs.imports.dumps import Dumps
-from hpcpace.runs.imports.witness_files import Witnesses, ignored_line, read_witnesses, taken_for
+from hpcpace.hang.verdict import describe
+from hpcpace.hang.views import Call, Hang, HangKind, JobView
+from hpcpace.report.hang_report import problems_of, run_document, witness_document
+from hpcpace.report.terminal import print_document
+from hpcpace.runs.imports.dump_view import chrome_trace, first_ns, last_ns, last_of_ranks
+from hpcpace.runs.imports.witness_files import Witnesses, read_witnesses, taken_for
 from hpcpace.runs.imports.witnesses import LABELS, Evidence, evidence_of
-
-_MAX_ROWS = 16
-_MAX_LETTERS = 480
-"""Of a sentence: only those with names that somebody chose to fill the screen are longer."""
-
-
-def print_hang(console: Console, words: HangWords) -> None:
-    """Print the verdict on a hang: headline, why, and what to do."""
-    line(console, "Verdict", shortened(words.headline, max_letters=_MAX_LETTERS), style="bold")
-    for number, why in enumerate(words.why):
-        line(console, "Why" if not number else "", shortened(why, max_letters=_MAX_LETTERS))
-    line(console, "Next", shortened(words.advice, max_letters=_MAX_LETTERS))
-
-
-def print_last(console: Console, rows: Sequence[LastOfRank], span_ns: int, *, named: Sequence[int]) -> None:
-    """Print the end of the record of each rank, of those that a verdict names first."""
-    title(console, "The end of the records", f"the last {format_duration(span_ns)}")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("rank", justify="right")
-    table.add_column("finished", justify="right")
-    table.add_column("open", justify="right")
-    table.add_column("oldest open operation", overflow="ellipsis", no_wrap=True)
-    table.add_column("called", justify="right", no_wrap=True)
-    order = sorted(rows, key=lambda row: (row.rank not in named, row.rank))
-    for row in order[:_MAX_ROWS]:
-        since = "" if row.since_ns is None else f"-{format_duration(row.since_ns)}" if row.since_ns else "last"
-        style = "bold" if row.rank in named else ""
-        cells = (str(row.rank), str(row.num_finished), str(row.num_open), shortened(row.stands_in) or "none", since)
-        table.add_row(*(Text(cell, style=style) for cell in cells))
-    console.print(table)
-    if len(rows) > _MAX_ROWS:
-        note(console, f"{plural(len(rows) - _MAX_ROWS, 'more rank')}; --json lists all")
-
 
 _MAX_SPAN_S = 86_400
 _MAX_WIDTH = 120
-_MAX_NAMES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,15 +118,12 @@ def report_dumps(paths: Sequence[Path], options: DumpOptions) -> int:
     if options.as_json:
         click.echo(json_text(_witness_content(found, evidence, span_ns)), nl=False)
     else:
-        _print_witnesses(_console(), found, evidence, options)
+        document = witness_document(found, evidence, nanoseconds(options.span_s))
+        print_document(_console(), document, is_verbose=options.is_verbose)
         if options.timeline is not None:
             click.echo(f"\nwritten: {printable(str(options.timeline))}")
     is_whole = not evidence.doubt and not (dumps.missing if dumps is not None else evidence.missing)
-    return exit_code(evidence.hang, is_whole=is_whole, has_problems=bool(_problems(dumps, evidence)))
-
-
-def _problems(dumps: Dumps | None, evidence: Evidence) -> list[str]:
-    return [*(dumps.problems if dumps is not None else ()), *evidence.notes]
+    return exit_code(evidence.hang, is_whole=is_whole, has_problems=bool(problems_of(found, evidence)))
 
 
 def exit_code(hang: Hang | None, *, is_whole: bool, has_problems: bool) -> int:
@@ -239,60 +199,12 @@ def _witness_content(found: Witnesses, evidence: Evidence, span_ns: int) -> dict
         "num_operations": sum(len(dump.entries) for dump in by_rank.values()),
         "first_unix_ns": first_ns(dumps) if dumps is not None else 0,
         "last_unix_ns": last_ns(dumps) if dumps is not None else 0,
-        "problems": _problems(dumps, evidence),
+        "problems": problems_of(found, evidence),
         "doubt": evidence.doubt,
         **{label.lower(): [line for name, line in evidence.told if name == label] for label in LABELS},
         "hang": hang_json(evidence.hang, job),
         "last": [dataclasses.asdict(row) for row in last_of_ranks(dumps, span_ns)] if dumps is not None else [],
     }
-
-
-def _print_witnesses(console: Console, found: Witnesses, evidence: Evidence, options: DumpOptions) -> None:
-    hang, dumps, job = evidence.hang, found.dumps, evidence.job
-    if hang is not None:
-        print_hang(console, describe(hang, job))
-    elif evidence.doubt:
-        line(console, "Verdict", f"cannot tell whether the job hangs: {evidence.doubt}", style="bold")
-    else:
-        of = " of the ranks that left a dump" if dumps is not None and dumps.missing else ""
-        line(console, "Verdict", f"no hang: every operation{of} has finished", style="bold")
-    for label in LABELS:
-        for place, sentence in enumerate(sentence for name, sentence in evidence.told if name == label):
-            line(console, "" if place else label, sentence)
-    for place, taken in enumerate(
-        [_read_sentence(dumps, job)] if dumps is not None and found.is_of_dumps_alone else taken_for(found)
-    ):
-        line(console, "" if place else "Read", taken)
-    if ignored := ignored_line(found):
-        line(console, "Ignored", ignored)
-    if dumps is not None and dumps.missing:
-        line(console, "Missing", f"{rank_list(dumps.missing)} left no dump")
-    notes(console, _problems(dumps, evidence), rest="--verbose", is_verbose=options.is_verbose)
-    if dumps is not None:
-        named = (hang.culprits or hang.could_be) if hang is not None else ()
-        span_ns = nanoseconds(options.span_s)
-        print_last(console, last_of_ranks(dumps, span_ns), span_ns, named=named)
-
-
-def _few(names: Collection[str]) -> str:
-    """Return names of software; there are one or two unless somebody made them up."""
-    return listed([*map(shortened, sorted(names)[:_MAX_NAMES]), *(["others"] if len(names) > _MAX_NAMES else [])])
-
-
-def _read_sentence(dumps: Dumps, job: JobView) -> str:
-    entries = [entry for dump in dumps.by_rank.values() for entry in dump.entries]
-    versions = _few({dump.version for dump in dumps.by_rank.values()})
-    libraries = {dump.library for dump in dumps.by_rank.values()} - {""}
-    software = [f"format {versions}", *([_few(libraries)] if libraries else [])]
-    sentence = (
-        f"dumps of {len(dumps.by_rank)} of {plural(dumps.world_size, 'rank')} ({', '.join(software)});"
-        f" {plural(len(job.groups), 'group')}, {plural(len(entries), 'operation')}"
-    )
-    if not entries:
-        return sentence
-    first, last = first_ns(dumps), last_ns(dumps)
-    until = datetime.fromtimestamp(last / NS_PER_S, UTC)
-    return f"{sentence} in the {format_duration(last - first)} up to {until:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:
@@ -310,21 +222,22 @@ def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:
     records = read_records(attempt, hosts=read_run_record(attempt, []).hosts, memory_bytes=settings.report.memory_bytes)
     if (found := hang_in(records, hang_s=hang_s)) is not None:
         found = with_activity(found, attempt, is_running=is_running(attempt, read_start(attempt, [])))
-    job = records.view() if found is None else found.job
+    job, hang = (records.view(), None) if found is None else (found.job, found.hang)
+    limit_ns = hang_limit_ns(job.usual_step_ns, hang_s=hang_s)
     if as_json:
-        content = _run_content(attempt, records, found, job, hang_s)
+        content = _run_content(attempt, records, job, hang, limit_ns)
         click.echo(json_text(content), nl=False)
     else:
-        _print_run(attempt, records, found, job, hang_s)
-        notes(_console(), records.problems, rest="--verbose", is_verbose=is_verbose)
-    hang = None if found is None else found.hang
+        state = is_running(attempt, read_start(attempt, []))
+        document = run_document(records, job, hang, attempt=attempt.number, is_running=state, limit_ns=limit_ns)
+        print_document(_console(), document, is_verbose=is_verbose)
     return exit_code(hang, is_whole=not records.missing, has_problems=bool(records.problems))
 
 
 def _run_content(
-    attempt: Attempt, records: JobRecords, found: FoundHang | None, job: JobView, hang_s: float
+    attempt: Attempt, records: JobRecords, job: JobView, hang: Hang | None, limit_ns: int
 ) -> dict[str, Any]:
-    named = () if found is None else found.hang.culprits or found.hang.could_be
+    named = () if hang is None else hang.culprits or hang.could_be
     return {
         "source": job.source,
         "run": str(attempt.path.parent),
@@ -334,28 +247,11 @@ def _run_content(
         "missing": list(records.missing),
         "groups": {group.name: list(group.members) for group in job.groups},
         "now_ns": job.now_ns,
-        "limit_ns": hang_limit_ns(job.usual_step_ns, hang_s=hang_s),
+        "limit_ns": limit_ns,
         "problems": list(records.problems),
-        "hang": None if found is None else hang_json(found.hang, job),
+        "hang": hang_json(hang, job),
         "stacks": {str(rank): list(job.ranks[rank].stack) for rank in named if job.ranks[rank].stack},
     }
-
-
-def _print_run(attempt: Attempt, records: JobRecords, found: FoundHang | None, job: JobView, hang_s: float) -> None:
-    console = _console()
-    limit = format_duration(hang_limit_ns(job.usual_step_ns, hang_s=hang_s))
-    if found is not None:
-        print_hang(console, describe(found.hang, job))
-    else:
-        whose = "" if not records.missing else " of the ranks with a trace"
-        line(console, "Verdict", f"no hang: no operation{whose} has been open for {limit}", style="bold")
-    state = "running" if is_running(attempt, read_start(attempt, [])) else "not running"
-    after = format_duration(records.last_ns - job.now_ns) if records.last_ns - job.now_ns >= NS_PER_S else ""
-    of = plural(records.world_size, "rank")
-    read = f"traces of {len(records.ranks)} of {of}, attempt {attempt.number}, {state}"
-    line(console, "Read", read + (f"; the last record is from {after} later" if after else ""))
-    if records.missing:
-        line(console, "Missing", f"{rank_list(records.missing)} left no trace")
 
 
 @click.command(cls=Command)

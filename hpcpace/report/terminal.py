@@ -80,7 +80,7 @@ def print_section(
     blocks = section.on(TERMINAL)
     if not blocks:
         return
-    if has_title:
+    if has_title and section.title:
         title(console, section.title, section.lead)
     for place, block in enumerate(blocks):
         _print_block(console, block, is_first=not place, rest=rest, is_verbose=is_verbose)

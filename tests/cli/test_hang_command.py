@@ -41,7 +41,7 @@ def test_a_hang_is_named_with_what_was_read(tmp_path: Path, command: tuple[str, 
     ]
     assert "Why        ranks 0-1, 3 wait" in lines
     assert "Read       dumps of 4 of 4 ranks (format 2.10, NCCL 2.27.3); 1 group, 23" in lines
-    assert "   2         5     0  none" in [line.rstrip() for line in lines]
+    assert "   2        5    0 none" in [line.rstrip() for line in lines]
     assert max(map(len, lines)) <= 80
 
 
