@@ -53,6 +53,9 @@ _SCROLL = """(async () => {
 })()"""
 
 
+_COLOR = "getComputedStyle(document.body).color"
+
+
 def _open(browser: Browser, path: Path, width: int, **how: bool) -> None:
     """Open a page and read it to its end, which draws the plots."""
     browser.open(path.as_uri(), width=width, **how)
@@ -262,9 +265,12 @@ def test_a_command_is_copied_also_without_a_clipboard(opened):
 def test_the_chosen_colours_are_kept(browser, pages):
     _open(browser, pages["plain"][0], 1280)
     browser.evaluate("document.getElementById('theme').click()")
-    assert browser.evaluate("getComputedStyle(document.body).color") == "rgb(233, 234, 235)"
-    _open(browser, pages["plain"][0], 1280)
-    assert browser.evaluate("getComputedStyle(document.body).color") == "rgb(233, 234, 235)"
+    assert browser.evaluate(_COLOR) == "rgb(233, 234, 235)"
+    for _ in range(10):  # what one process of the browser keeps, its next one may see a little later
+        _open(browser, pages["plain"][0], 1280)
+        if browser.evaluate(_COLOR) == "rgb(233, 234, 235)":
+            break
+    assert browser.evaluate(_COLOR) == "rgb(233, 234, 235)"
     browser.evaluate("localStorage.clear()")
 
 

@@ -29,7 +29,7 @@ _LAUNCHER_VARIABLES = (
 
 
 def _run(
-    command: list[str], *, timeout_s: float = 120, cwd: Path | None = None, **variables: str
+    command: list[str], *, timeout_s: float = 240, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_VARIABLES)}
     environ |= {"OMP_NUM_THREADS": "1", **variables}

@@ -29,7 +29,7 @@ _QUICK: dict[str, Any] = {"find_steps": 5, "window_steps": 5, "block_steps": 10,
 
 def _config(policy: str, *, is_traced: bool = True, **settings: Any) -> Config:
     return Config(
-        trace=TraceConfig(enabled=is_traced, snapshot=False, counters=False),
+        trace=TraceConfig(enabled=is_traced, snapshot=False, counters=False, summary=False),
         clock=ClockConfig(enabled=False),
         pace=PaceSettings(policy=policy, guard_us=0, engage_share=0.0001, **(_QUICK | settings)),
     )
