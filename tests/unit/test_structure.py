@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.structure import (
+    Function,
     Module,
     module_cycles,
     num_code_lines,
@@ -20,32 +21,44 @@ from experiments.structure import (
 )
 
 ROOT = Path(__file__).parents[2]
-MODULES = read_modules(ROOT)
-FUNCTIONS = [function for module in MODULES for function in module.functions]
 P95_LINES, MAX_LINES, MAX_ARGUMENTS = 32, 70, 10
 OPEN_TO_USERS = {"observe/session.py __init__"}
 """What a training script passes by keyword, each with a default: the options of a session."""
 
 
-def test_nearly_every_function_fits_a_screen() -> None:
-    assert percentile([function.num_lines for function in FUNCTIONS], 0.95) <= P95_LINES
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    """All modules of hpcpace: reading them takes seconds, too long for the collection of every tier."""
+    return read_modules(ROOT)
 
 
-def test_no_function_is_longer_than_the_limit() -> None:
-    assert [f for f in FUNCTIONS if f.num_lines > MAX_LINES] == []
+@pytest.fixture(scope="module")
+def functions(modules: list[Module]) -> list[Function]:
+    """All functions of hpcpace."""
+    return [function for module in modules for function in module.functions]
 
 
-def test_only_commands_have_more_arguments_than_the_limit() -> None:
-    wide = {f for f in FUNCTIONS if f.num_arguments > MAX_ARGUMENTS and not f.is_command}
+def test_nearly_every_function_fits_a_screen(functions: list[Function]) -> None:
+    assert percentile([function.num_lines for function in functions], 0.95) <= P95_LINES
+
+
+def test_no_function_is_longer_than_the_limit(functions: list[Function]) -> None:
+    assert [f for f in functions if f.num_lines > MAX_LINES] == []
+
+
+def test_only_commands_have_more_arguments_than_the_limit(functions: list[Function]) -> None:
+    wide = {f for f in functions if f.num_arguments > MAX_ARGUMENTS and not f.is_command}
     assert {f"{f.path.removeprefix('hpcpace/')} {f.name}" for f in wide} <= OPEN_TO_USERS
 
 
-def test_packages_do_not_import_each_other_in_a_circle() -> None:
-    assert package_cycles(MODULES) == []
+def test_packages_do_not_import_each_other_in_a_circle(modules: list[Module]) -> None:
+    assert package_cycles(modules) == []
 
 
-def test_modules_do_not_import_each_other_in_a_circle_not_even_inside_functions() -> None:
-    assert module_cycles(MODULES) == []
+def test_modules_do_not_import_each_other_in_a_circle_not_even_inside_functions(
+    modules: list[Module],
+) -> None:
+    assert module_cycles(modules) == []
 
 
 def _module(name: str, *imports: str) -> Module:
