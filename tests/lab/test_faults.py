@@ -216,13 +216,15 @@ def test_packets_overtake_each_other_and_none_is_lost(lab: Lab) -> None:
     fault_id = inject(lab, "reorder", "n1", "--share", "0.2", "--delay", "0.005")
     lost = _num_lost(lab, "n2", "n1")
     receive = "import socket, sys; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('', 7777)); s.settimeout(20)\n"
+    receive += "print('bound', flush=True)\n"
     receive += "print(*(int(s.recv(9)) for _ in range(300)))"
-    send = "import socket, time, sys; s = socket.socket(type=socket.SOCK_DGRAM); time.sleep(1)\n"
+    send = "import socket, time, sys; s = socket.socket(type=socket.SOCK_DGRAM)\n"
     send += "for number in range(300): s.sendto(b'%d' % number, (sys.argv[1], 7777)); time.sleep(0.0005)"
     command = [sys.executable, "-m", "hpcpace", "lab", "run", "--on", "n1", "--name", lab.files.name, "--"]
     with subprocess.Popen(
         [*command, sys.executable, "-S", "-c", receive], stdout=subprocess.PIPE, text=True
     ) as receiver:
+        assert receiver.stdout is not None and receiver.stdout.readline() == "bound\n"
         on(lab, "n2", sys.executable, "-S", "-c", send, lab.plan.host("n1").address)
         numbers = [int(number) for number in receiver.communicate(timeout=30)[0].split()]
     undo(lab, fault_id)

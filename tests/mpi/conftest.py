@@ -28,8 +28,13 @@ _LAUNCHER_VARIABLES = (
 )
 
 
+HANG_S = 250.0
+"""A job that takes longer hangs. It is more than any job takes on a machine with much other work, whose start of torch
+alone may take half a minute, and less than a lost process group waits."""
+
+
 def _run(
-    command: list[str], *, timeout_s: float = 240, cwd: Path | None = None, **variables: str
+    command: list[str], *, timeout_s: float = HANG_S, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_VARIABLES)}
     environ |= {"OMP_NUM_THREADS": "1", **variables}
@@ -54,20 +59,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def python() -> Run:
     """Run a Python program by itself."""
     return lambda *args, **options: _run([sys.executable, *map(str, args)], **options)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def mpiexec() -> Run:
     """Run a Python program on `n` ranks of MPI."""
     launcher = str(Path(sys.executable).with_name("mpiexec"))
     return lambda n, *args, **options: _run([launcher, "-n", str(n), sys.executable, *map(str, args)], **options)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def torchrun() -> Run:
     """Run a Python program on `n` ranks of torchrun."""
     options_of_torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]

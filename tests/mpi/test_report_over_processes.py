@@ -55,7 +55,7 @@ def test_a_rank_that_asks_for_a_report_gets_one(run, expected, mpiexec, start):
         f"import os, subprocess, sys; {start}\nif os.environ['PMI_RANK'] == '0':"
         f" subprocess.run([sys.executable, '-m', 'hpcpace', 'report', {str(run.path)!r}], close_fds={not start})"
     )
-    result = mpiexec(2, "-c", code, timeout_s=60)
+    result = mpiexec(2, "-c", code)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("persistent straggler: rank 5") >= 1
     assert run.summary_json.read_bytes() == expected
@@ -77,7 +77,7 @@ def test_an_error_of_all_is_said_once(tmp_path, mpiexec):
     ],
 )
 def test_a_process_that_fails_ends_all_with_its_name(run, mpiexec, case, said):
-    result = mpiexec(3, PROGRAM, case, run.path, timeout_s=60)
+    result = mpiexec(3, PROGRAM, case, run.path)
     assert result.returncode not in (0, 1)
     assert said.replace("NAME", os.uname().nodename) in result.stderr
     assert result.stderr.count("failed:") <= 1
@@ -85,12 +85,12 @@ def test_a_process_that_fails_ends_all_with_its_name(run, mpiexec, case, said):
 
 @pytest.mark.parametrize("case", ["memory", "memory_between"])
 def test_a_process_without_memory_ends_all_with_what_to_do(run, mpiexec, case):
-    result = mpiexec(3, PROGRAM, case, run.path, timeout_s=60)
+    result = mpiexec(3, PROGRAM, case, run.path)
     assert result.returncode == 2
     assert result.stderr.count("not enough memory to report") == 1 and "Traceback" not in result.stderr
     assert "`--steps A:B`" in result.stderr and "fewer processes each" in result.stderr
 
 
 def test_a_process_that_is_killed_ends_all(run, mpiexec):
-    result = mpiexec(3, PROGRAM, "killed", run.path, timeout_s=60)
+    result = mpiexec(3, PROGRAM, "killed", run.path)
     assert result.returncode != 0

@@ -37,7 +37,7 @@ CLOSE = {"dp4": {"mesh": "dp=4", **SMALL}, "dp2pp2": {"mesh": "dp=2,pp=2", **SMA
 
 
 def _found(mpiexec, n, *arguments):
-    result = mpiexec(n, PROGRAM, *arguments, timeout_s=250)
+    result = mpiexec(n, PROGRAM, *arguments)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

@@ -27,6 +27,17 @@ def _traces(run: Path) -> list[RankTrace]:
     return [read_trace(path) for path in attempt.trace_files().values()]
 
 
+def _losses(result: CompletedProcess[str]) -> list[str]:
+    assert result.returncode == 0, result.stderr
+    return sorted(line for line in result.stdout.splitlines() if line.startswith("loss"))
+
+
+@pytest.fixture(scope="module")
+def plain_losses(torchrun: Run) -> list[str]:
+    """What two ranks of the script print without hpcpace."""
+    return _losses(torchrun(2, OWN_SCRIPT, 5))
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_every_rank_leaves_a_whole_trace(mpiexec: Run, tmp_path: Path, num_ranks: int) -> None:
     result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", "in order")
@@ -143,29 +154,24 @@ def test_switched_off_a_session_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_rule_of_the_site_costs_one_warning_and_nothing_is_recorded(torchrun: Run, tmp_path: Path) -> None:
+def test_a_wrong_rule_of_the_site_costs_one_warning_and_nothing_is_recorded(
+    torchrun: Run, plain_losses: list[str], tmp_path: Path
+) -> None:
     site = tmp_path / "site.toml"
     site.write_text("[[rollout]]\npartitions = []\ntrace.enabled = true\n")
     arguments = ("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", "--", OWN_SCRIPT, 5)
     result = torchrun(2, *arguments, HPCPACE_SITE_FILE=str(site))
-    assert result.returncode == 0, result.stderr
-    assert sorted(line for line in result.stdout.splitlines() if line.startswith("loss")) == _plain_losses(torchrun, 2)
+    assert _losses(result) == plain_losses
     warnings = [line for line in result.stderr.splitlines() if "hpcpace: " in line and "warning: " in line]
     assert len(warnings) == 1 and f"warning: nothing is recorded: rule 1 of {site}: partitions is []" in warnings[0]
     assert not (tmp_path / "run").exists()
 
 
-def _plain_losses(run: Run, *launcher: object) -> list[str]:
-    result = run(*launcher, OWN_SCRIPT, 5)
-    assert result.returncode == 0, result.stderr
-    return sorted(line for line in result.stdout.splitlines() if line.startswith("loss"))
-
-
-def test_traces_a_script_under_torchrun_without_a_line_added(torchrun: Run, tmp_path: Path) -> None:
+def test_traces_a_script_under_torchrun_without_a_line_added(
+    torchrun: Run, plain_losses: list[str], tmp_path: Path
+) -> None:
     result = torchrun(2, "-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", "--", OWN_SCRIPT, 5)
-    assert result.returncode == 0, result.stderr
-    losses = sorted(line for line in result.stdout.splitlines() if line.startswith("loss"))
-    assert losses == _plain_losses(torchrun, 2)
+    assert _losses(result) == plain_losses
     for trace in _traces(tmp_path / "run"):
         assert trace.closed_cleanly
         assert len(trace.tables["steps"]) == 5
@@ -231,7 +237,7 @@ def test_a_missing_script_is_one_line_and_exit_2(python: Run, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("partition", "num_traces"), [("gpu", 2), ("cpu", 0)])
 def test_a_site_traces_the_jobs_of_its_roll_out_without_a_word(
-    torchrun: Run, tmp_path: Path, partition: str, num_traces: int
+    torchrun: Run, plain_losses: list[str], tmp_path: Path, partition: str, num_traces: int
 ) -> None:
     site = tmp_path / "site.toml"
     site.write_text("[trace]\nenabled = false\n[[rollout]]\npartitions = ['gpu']\ntrace.enabled = true\n")
@@ -240,6 +246,6 @@ def test_a_site_traces_the_jobs_of_its_roll_out_without_a_word(
     job = {"SLURM_JOB_PARTITION": partition, "HPCPACE_SITE_FILE": str(site)}
     variables["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
     result = torchrun(2, OWN_SCRIPT, 5, **variables, **job)
-    assert result.returncode == 0 and "hpcpace" not in result.stderr, result.stderr
-    assert sorted(line for line in result.stdout.splitlines() if line.startswith("loss")) == _plain_losses(torchrun, 2)
+    assert _losses(result) == plain_losses
+    assert "hpcpace" not in result.stderr, result.stderr
     assert len(list((tmp_path / "run").glob("attempt-0/trace/*.h5"))) == num_traces

@@ -108,7 +108,7 @@ def test_each_pair_of_features_trains_as_planned(mpiexec, python, reference, tmp
     if not reference:
         reference["losses"] = losses_of(trained([{"mesh": ""}], python, tmp_path / "alone")[0])
     cases = [case for case in TRAINED if NUM_RANKS[case["mesh"]] == num_ranks]
-    runs = trained(cases, partial(mpiexec, num_ranks, timeout_s=250), tmp_path / "together")
+    runs = trained(cases, partial(mpiexec, num_ranks), tmp_path / "together")
     found = {name(case): losses_of(run) for case, run in zip(cases, runs, strict=True)}
     assert found == {name(case): pytest.approx(reference["losses"], rel=tolerance(case)) for case in cases}
     recorded = {name(case): operations_of(run) for case, run in zip(cases, runs, strict=True)}
@@ -122,7 +122,7 @@ def test_each_pair_of_features_trains_as_planned(mpiexec, python, reference, tmp
 def test_a_compiled_model_has_the_same_losses(python, tmp_path):
     arguments = ("-m", "hpcpace", "train", "gpt2", "--ranks", 2, "--mesh", "tp=2", "--steps", 2, "--warmup-steps", 0)
     for option in ("--compile", "--no-compile"):
-        result = python(*arguments, "--seq-len", 32, option, "--run-dir", tmp_path / option, timeout_s=250)
+        result = python(*arguments, "--seq-len", 32, option, "--run-dir", tmp_path / option)
         assert result.returncode == 0, result.stderr
     assert losses_of(tmp_path / "--compile") == pytest.approx(losses_of(tmp_path / "--no-compile"), rel=1e-5)
 

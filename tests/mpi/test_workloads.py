@@ -25,7 +25,7 @@ TRAIN = ("-m", "hpcpace", "train")
 
 
 def _found(mpiexec, n, *arguments):
-    result = mpiexec(n, PROGRAM, *arguments, timeout_s=250)
+    result = mpiexec(n, PROGRAM, *arguments)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

@@ -59,20 +59,20 @@ def test_a_usage_error_of_all_ranks_is_one_line(mpiexec, n):
 
 @pytest.mark.quick
 def test_a_usage_error_of_one_rank_ends_the_others(mpiexec):
-    result = mpiexec(2, PROGRAM, "usage_error_on_one", timeout_s=30)
+    result = mpiexec(2, PROGRAM, "usage_error_on_one")
     assert result.returncode in (2, KILLED)
     assert result.stderr == "[rank 1] error: no such file here\n"
 
 
 def test_a_usage_error_of_one_rank_is_said_under_torchrun(torchrun):
-    result = torchrun(2, PROGRAM, "usage_error_on_one", timeout_s=60)
+    result = torchrun(2, PROGRAM, "usage_error_on_one")
     assert result.returncode != 0
     assert "[rank 1] error: no such file here\n" in result.stderr
 
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_crash_of_one_rank_ends_all_with_its_traceback_last(mpiexec, n):
-    result = mpiexec(n, PROGRAM, "crash_on_one", timeout_s=30)
+    result = mpiexec(n, PROGRAM, "crash_on_one")
     assert result.returncode in (4, KILLED)
     assert result.stderr.splitlines()[0] == f"[rank {n - 1}] Traceback (most recent call last):"
     assert result.stderr.splitlines()[-1] == f"[rank {n - 1}] RuntimeError: the disk is on fire"
@@ -80,11 +80,11 @@ def test_a_crash_of_one_rank_ends_all_with_its_traceback_last(mpiexec, n):
 
 @pytest.mark.parametrize(("case", "code"), [("finish", 0), ("exit_everywhere", 3)])
 def test_exit_codes_pass_through(mpiexec, case, code):
-    assert mpiexec(2, PROGRAM, case, timeout_s=30).returncode == code
+    assert mpiexec(2, PROGRAM, case).returncode == code
 
 
 def test_an_exit_of_one_rank_ends_the_others(mpiexec):
-    result = mpiexec(2, PROGRAM, "exit_on_one", timeout_s=30)
+    result = mpiexec(2, PROGRAM, "exit_on_one")
     assert result.returncode in (7, KILLED)
     assert result.stderr == "[rank 1] exit 7, on this rank alone\n"
 

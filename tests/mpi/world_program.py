@@ -28,7 +28,7 @@ def all_reduce(info, comm):
     import torch
     import torch.distributed as dist
 
-    with init_process_group(info, comm, device=choose_device("cpu", info.local_rank), timeout_s=60):
+    with init_process_group(info, comm, device=choose_device("cpu", info.local_rank), timeout_s=600):
         value = torch.tensor([float(info.rank + 1)])
         dist.all_reduce(value)
         environ = process_environ()
@@ -77,7 +77,7 @@ def clock_on_one_host(info, comm):
 
 
 def clock_over_gloo(info, comm):
-    with init_process_group(info, comm, device=choose_device("cpu", info.local_rank), timeout_s=60):
+    with init_process_group(info, comm, device=choose_device("cpu", info.local_rank), timeout_s=600):
         with_clock(info, GlooMessages("clock", 30), [f"host{rank}" for rank in range(info.world_size)])
 
 
@@ -94,7 +94,7 @@ def stalled_rank(info, comm):
 
 
 def stalled_rank_over_gloo(info, comm):
-    with init_process_group(info, comm, device=choose_device("cpu", info.local_rank), timeout_s=60):
+    with init_process_group(info, comm, device=choose_device("cpu", info.local_rank), timeout_s=600):
         stall(info, GlooMessages("clock", 30))
 
 
