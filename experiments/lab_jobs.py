@@ -12,7 +12,8 @@ from pathlib import Path
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 
-_POLL_INTERVAL_S = 0.1
+_POLL_INTERVAL_S = 0.25
+_MAX_QUERIES = 5
 _UNFINISHED = {
     "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING", "STAGE_OUT",
     "STOPPED",
@@ -69,9 +70,15 @@ class JobQueue:
         Raises:
             HpcpaceError: Slurm does not know the job.
         """
-        done = self.run("scontrol", "--oneliner", "show", "job", str(job_id))
+        for _ in range(_MAX_QUERIES):
+            done = self.run("scontrol", "--oneliner", "show", "job", str(job_id))
+            # With a load of 20 on 2 cores, one query of many failed without a word, which says nothing of the job.
+            if done.returncode == 0 or "Invalid job id" in done.stderr:
+                break
+            time.sleep(_POLL_INTERVAL_S)
         if done.returncode:
-            raise HpcpaceError(f"the lab's Slurm does not know job {job_id}: {done.stderr.strip()}")
+            said = done.stderr.strip() or f"scontrol ended with status {done.returncode}"
+            raise HpcpaceError(f"the lab's Slurm does not know job {job_id}: {said}")
         fields = dict(re.findall(r"(?:^| )(JobState|ExitCode|StdOut)=(\S+)", done.stdout))
         return SlurmJob(
             job_id=job_id,
