@@ -29,8 +29,7 @@ _LAUNCHER_VARIABLES = (
 
 
 HANG_S = 250.0
-"""A job that takes longer hangs. It is more than any job takes on a machine with much other work, whose start of torch
-alone may take half a minute, and less than a lost process group waits."""
+"""A job that takes longer hangs: with much other work on a machine, the start of torch alone may take half a minute."""
 
 
 def _run(
