@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +18,11 @@ import numpy as np
 
 from experiments.attach.rows import Fault, Row
 from experiments.attach.tiny_models import write_models
+from experiments.cases import read_toml
 from experiments.jobs import free_port
 from experiments.pages import ROOT
 
 _VOCABULARY = 64
-_EDITS = Path(__file__).with_name("edits.toml")
 _WITNESS = re.compile(r"\b(Witness|Slow|hold)\(")
 
 
@@ -50,7 +49,7 @@ def lay_out(row: Row, sources: Path | None, folder: Path) -> Path:
     folder.mkdir(parents=True)
     subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
     place = folder / row.folder
-    edits = tomllib.loads(_EDITS.read_text())[row.edits]
+    edits = read_toml(__file__, "edits")[row.name]
     for edit in edits:
         _apply(place, edit)
     for path in {edit["path"] for edit in edits if _WITNESS.search(str(edit))}:

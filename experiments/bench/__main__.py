@@ -10,10 +10,10 @@ import argparse
 import subprocess
 import sys
 import time
-import tomllib
-from pathlib import Path
 
-_LISTS = tomllib.loads(Path(__file__).with_name("benches.toml").read_text(encoding="utf-8"))
+from experiments.cases import read_toml
+
+_LISTS = read_toml(__file__, "benches")
 FULL, QUICK, GPU = (
     tuple(tuple(line.split()) for line in _LISTS[name].strip().splitlines()) for name in ("full", "quick", "gpu")
 )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.cases import cases_of, read_toml
 from experiments.jobs import Rows, clean_environ, ended_in_time, free_port, started, verdict_of
 from hpcpace.diagnosis.summary import Mode
 
@@ -39,28 +40,15 @@ class CoreCase:
 
     name: str
     modes: tuple[str, ...]
+    num_ranks: int
     words: tuple[str, ...] = ()
-    num_ranks: int = 2
     environ: tuple[tuple[str, str], ...] = ()
 
 
-_WAITS = ("uses no core", "py-spy")
-CASES = (
-    CoreCase(name="healthy", modes=(Mode.HEALTHY, Mode.CORES, Mode.CANNOT_TELL)),
-    CoreCase(name="healthy", modes=(Mode.HEALTHY, Mode.CORES, Mode.CANNOT_TELL), num_ranks=4),
-    CoreCase(name="compute", modes=(Mode.STRAGGLER,), words=("by computation",)),
-    CoreCase(name="compute", modes=(Mode.STRAGGLER,), words=("by computation",), num_ranks=4),
-    CoreCase(name="sleep", modes=(Mode.STRAGGLER,), words=_WAITS),
-    CoreCase(name="sleep", modes=(Mode.STRAGGLER,), words=_WAITS, num_ranks=4),
-    CoreCase(name="lock", modes=(Mode.STRAGGLER,), words=_WAITS),
-    CoreCase(name="file", modes=(Mode.STRAGGLER,), words=_WAITS),
-    CoreCase(name="nice", modes=(Mode.CORES,), words=("nice 19", "renice")),
-    CoreCase(
-        name="mask",
-        modes=(Mode.CORES, Mode.STRAGGLER),
-        words=("OMP_PROC_BIND", "unset"),
-        environ=(("OMP_PROC_BIND", "true"), ("OMP_PLACES", "{0}")),
-    ),
+CASES = tuple(
+    case
+    for row in read_toml(__file__, "cases")["case"]
+    for case in cases_of(CoreCase, ({**row, "num_ranks": number} for number in row["num_ranks"]))
 )
 
 

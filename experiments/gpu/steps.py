@@ -5,10 +5,10 @@ Its cells are the figures that the page shows.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from experiments.cases import cases_of, read_toml
 
 TOTAL_S = 540
 """Limit of all together: less than the time for which a machine with a GPU may be lent."""
@@ -43,5 +43,4 @@ class Step:
     cells: Mapping[str, str]
 
 
-_ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["step"]
-STEPS = tuple(Step(**row) for row in _ROWS)
+STEPS = cases_of(Step, read_toml(__file__)["step"])

@@ -11,14 +11,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from textwrap import fill
 from typing import Any
 
-from experiments.hangs.job import FAULT_STEP, Job, Slow, Strike, have_ended, started, struck_ns
+from experiments.cases import read_toml
+from experiments.hangs.job import FAULT_STEP, Job, Strike, have_ended, started, struck_ns
 from experiments.jobs import Rows
 from experiments.pages import RESULTS, table, write_page
 from hpcpace.core.errors import TraceError
@@ -34,65 +35,37 @@ HANG_S = 3.0
 NAMED_WITHIN_S = 15.0
 """Seconds after that within which a hang is to be named."""
 _POLL_S, _MAX_S, _AFTER_END_S = 0.5, 60.0, 2.0
-_OWN, _GONE = (HangKind.OWN_WORK,), (HangKind.GONE,)
 
 
-def _hanging(
-    name: str, program: str, fault: str, place: str, kinds: tuple[HangKind, ...], rank: int = 2, **more: Any
-) -> Job:
-    strike = Strike(rank=rank, fault=fault, place=place, step=more.pop("step", FAULT_STEP))
-    strikes = (*more.pop("before", ()), strike)
-    return Job(name=name, program=program, strikes=strikes, kinds=kinds, hang_s=HANG_S, **more)
+def _hanging(row: dict[str, Any]) -> Job:
+    """Return the job of a row whose fault is the last to strike."""
+    strike = Strike(
+        rank=row.pop("rank", 2), fault=row.pop("fault"), place=row.pop("place"), step=row.pop("step", FAULT_STEP)
+    )
+    late = [Strike(rank=row.pop("late_rank"), fault="late", place=strike.place)] if "late_rank" in row else []
+    kinds = tuple(HangKind[name] for name in row.pop("kinds"))
+    return Job(strikes=(*late, strike), kinds=kinds, hang_s=HANG_S, **row)
 
 
-def _everywhere() -> Iterator[Job]:
-    for program in ("dp", "tp", "pp", "dp x pp", "FSDP2"):
-        place = "backward" if "pp" in program else "reduce"
-        yield _hanging("endless computation", program, "endless", place, _OWN)
-        yield _hanging("data never comes", program, "stuck", "data", _OWN)
-        yield _hanging("stopped", program, "stop", "forward", _GONE)
-        yield _hanging("exit", program, "exit", place, _GONE)
-        yield _hanging("killed with open connections", program, "kill", place, _GONE)
+def _healthy(row: dict[str, Any]) -> Job:
+    """Return a healthy job; its `long_phase` takes 0.5 s in every fourth step, and in step 19 three times that."""
+    slowed = {name: {tuple(place): value for *place, value in row.pop(name, ())} for name in ("slowed", "slow_steps")}
+    if phase := row.pop("long_phase", ""):
+        slowed["slowed"] = {**{(step, phase, 0): 0.4 for step in range(3, 28, 4)}, (19, phase, 0): 1.4}
+    return Job(num_steps=28, **{"hang_s": 1.0, **row}, **slowed)
 
 
-_LATE = Strike(rank=0, fault="late", place="reduce")
-_SWALLOWED = (HangKind.GONE, HangKind.NEVER_CALLED)
-_SKIPPED = (HangKind.MISMATCH, HangKind.NEVER_CALLED)
-_COMPUTING = _hanging("endless computation", "dp", "endless", "reduce", _OWN, rank=5)
-_STOPPED = _hanging("stopped", "dp x pp", "stop", "forward", _GONE, rank=5)
+_ROWS = read_toml(__file__, "cases")
 CELLS = (
-    *_everywhere(),
-    _hanging("stopped inside an operation", "dp", "stop inside", "reduce", _GONE, before=(_LATE,)),
-    _hanging("exception", "dp", "exception", "reduce", _GONE),
-    _hanging("error that the loop swallows", "dp", "swallow", "forward", _SWALLOWED, num_steps=FAULT_STEP + 6),
-    _hanging("another operation", "dp", "other operation", "reduce", (HangKind.MISMATCH,)),
-    _hanging("another order of groups", "dp in two groups", "other order", "reduce", (HangKind.DISORDER,)),
-    _hanging("skipped barrier", "dp with a barrier", "skip", "barrier", _SKIPPED),
-    _hanging("checkpoint never ends", "dp with checkpoints", "stuck", "checkpoint", _OWN, rank=0, step=FAULT_STEP + 3),
-    replace(_COMPUTING, num_ranks=8),
-    replace(_STOPPED, num_ranks=8, width=4),
-    replace(_COMPUTING, num_ranks=16, strikes=(Strike(rank=11, fault="endless", place="reduce"),)),
-    replace(_STOPPED, num_ranks=16, width=4, strikes=(Strike(rank=9, fault="stop", place="forward"),)),
+    *(
+        _hanging({"place": place, **row, "program": program})
+        for program, place in _ROWS["layouts"].items()
+        for row in _ROWS["everywhere"]
+    ),
+    *map(_hanging, _ROWS["hang"]),
 )
 """All jobs that hang, those of every layout first."""
-
-
-def _healthy(name: str, program: str, **more: Any) -> Job:
-    return Job(name=name, program=program, num_steps=28, **{"hang_s": 1.0, **more})
-
-
-def _long_one(phase: str) -> Slow:
-    """Return what makes a phase of every fourth step 0.5 s long, and the fifth one three times that."""
-    return {**{(step, phase, 0): 0.4 for step in range(3, 28, 4)}, (19, phase, 0): 1.4}
-
-
-HEALTHY = (
-    _healthy("a long checkpoint", "dp with checkpoints", slowed=_long_one("checkpoint")),
-    _healthy("a long evaluation", "dp with evaluations", slowed=_long_one("eval")),
-    _healthy("a first step of 4 s", "dp", slowed={(0, "forward", 1): 4.0}),
-    _healthy("a step of 20 usual ones", "dp x pp", slow_steps={(20, "forward", 2): 9.5}, hang_s=0.5),
-    _healthy("nothing", "tp"),
-)
+HEALTHY = tuple(map(_healthy, _ROWS["healthy"]))
 """The kinds of healthy jobs, run in turn."""
 
 

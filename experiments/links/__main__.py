@@ -13,7 +13,6 @@ import json
 import os
 import random
 import time
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.cases import read_toml
 from experiments.labs import inject
 from experiments.links.hosts import TrainingHosts
 from experiments.pages import counted, table, write_page
@@ -49,8 +49,7 @@ SIZES = ((4, 2), (8, 4))
 """Hosts and leaves."""
 MAX_STAGES = 4
 """The preset has as many layers."""
-_ROWS = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))["case"]
-_CASES: dict[str, dict[str, Any]] = {row["name"]: row for row in _ROWS}
+_CASES: dict[str, dict[str, Any]] = {row["name"]: row for row in read_toml(__file__, "cases")["case"]}
 CASES = tuple(_CASES)
 NOTHING = ("healthy", "full")
 _MAX_REPETITIONS = 40

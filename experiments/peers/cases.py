@@ -1,9 +1,14 @@
-"""The cases, and whether what a tool says of one is right: it names the rank, or none, and the stage or cause."""
+"""The cases of cases.toml, and whether a tool is right about one.
+
+It is if it names the rank, or none, and the stage or cause.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from experiments.cases import cases_of, read_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,41 +28,13 @@ class Case:
     name: str
     title: str
     stage: str
-    rank: int | None = 1
+    rank: int | None = None
     num_steps: int = 500
     in_lab: bool = False
     fault: tuple[str, ...] = ()
 
 
-CASES = (
-    Case(name="healthy", title="healthy", stage="", rank=None, num_steps=1200),
-    Case(name="backward", title="slow backward, rank 1", stage="backward"),
-    Case(name="forward", title="slow forward, rank 1", stage="forward"),
-    Case(name="loader", title="slow loader (waits), rank 1", stage="data|input|loader"),
-    Case(name="transform", title="slow transform (computes), rank 1", stage="data|input|loader|transform"),
-    Case(name="loader-all", title="slow loader, both ranks", stage="data|input|loader", rank=None),
-    Case(
-        name="gradients",
-        title="big gradients, two hosts",
-        stage="communicat|all_reduce|gradient|transfer",
-        rank=None,
-        num_steps=100,
-        in_lab=True,
-    ),
-    Case(name="stalls", title="rank 1 stalls every 25 steps", stage="period|every|comes? back|recur|stall|pause"),
-    Case(name="checkpoint", title="checkpoint on rank 0 every 25 steps", stage="checkpoint", rank=0),
-    Case(name="load", title="foreign load on both cores", stage="other processes|contention", rank=None),
-    Case(
-        name="link",
-        title="slow link between two hosts",
-        stage=r"\blinks? [^;]*\b(is|are) slow",
-        rank=None,
-        num_steps=600,
-        in_lab=True,
-        fault=("slow-link", "n2", "--rate", "200mbit"),
-    ),
-    Case(name="hang", title="rank 1 hangs", stage="hang|hung|stuck|no longer moves"),
-)
+CASES = cases_of(Case, read_toml(__file__)["case"])
 
 
 @dataclass(frozen=True, kw_only=True)

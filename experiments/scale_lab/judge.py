@@ -5,13 +5,13 @@ Simulated jobs are bulk-synchronous, as `hpcpace.simulation` has it, and the rea
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.cases import cases_of, read_toml
 from experiments.synthetic_run import header_of
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.runs.load import load_runs
@@ -67,8 +67,7 @@ class Setup:
         return 2 * (num_hosts - 1) / num_hosts * self.message_bytes * _BITS / (UPLINK_MBIT * 1e3)
 
 
-_ROWS = tomllib.loads(Path(__file__).with_name("setups.toml").read_text(encoding="utf-8"))["setup"]
-SETUPS = tuple(Setup(**row) for row in _ROWS)
+SETUPS = cases_of(Setup, read_toml(__file__, "setups")["setup"])
 
 
 @dataclass(frozen=True, kw_only=True)

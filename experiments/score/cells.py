@@ -5,15 +5,14 @@ Even seeds are there to develop with, odd ones only to report.
 
 from __future__ import annotations
 
-import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from experiments.cases import read_toml
 from experiments.score.scenario import Scenario
 
 SeedSet = Literal["develop", "report"]
@@ -138,7 +137,7 @@ def _on_devices(cell: Cell) -> Cell:
     return Cell(name=f"{cell.name}-device", title=f"{cell.title}, on devices", draw=draw, cost=4 * cell.cost)
 
 
-_ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_ROWS = read_toml(__file__)
 _ON_HOSTS = tuple(map(_cell, _ROWS["cell"]))
 CELLS: tuple[Cell, ...] = (*_ON_HOSTS, *map(_on_devices, _ON_HOSTS), *map(_cell, _ROWS["device"]))
 

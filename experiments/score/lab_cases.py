@@ -7,12 +7,11 @@ holds.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from experiments.cases import read_toml
 from experiments.score.scenario import Scenario
 from experiments.score.timeline import same_traffic
 from experiments.score.truth import Truth, same_names
@@ -134,4 +133,4 @@ def _case(row: dict[str, Any]) -> Case:
     return Case(modes=modes, inject=tuple(inject), fault=tuple(row.pop("fault", ())), **row)
 
 
-CASES = tuple(map(_case, tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["case"]))
+CASES = tuple(map(_case, read_toml(__file__)["case"]))
