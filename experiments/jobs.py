@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Tell = Callable[[str], None]
+_TASKS_AT_ONCE = 4
 _LAUNCHER_VARIABLES = ("PMI", "SLURM_", "HYDI", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_")
 MISREAD_START = "mpi/pmi2: invalid client request"
 """In the log of a job that did not get through MPI_Init: Slurm's plugin misread MPICH, and the ranks wait forever."""
@@ -47,7 +48,6 @@ def in_processes(
     *,
     processes: int,
     said: Callable[[Result], str] = lambda _: "",
-    chunk: int = 4,
 ) -> Iterator[Result]:
     """Yield the result of each task, in their order, with a progress bar on a terminal.
 
@@ -56,7 +56,6 @@ def in_processes(
         todo: the tasks.
         processes: at one time.
         said: a line to print of a result; none if it is empty.
-        chunk: tasks that a process gets at once.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
@@ -65,7 +64,7 @@ def in_processes(
         ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
     ):
         shown = bar.add_task("examining", total=len(todo))
-        for result in pool.map(function, todo, chunksize=chunk):
+        for result in pool.map(function, todo, chunksize=_TASKS_AT_ONCE):
             bar.advance(shown)
             if line := said(result):
                 bar.console.print(line, highlight=False, soft_wrap=True)
@@ -171,13 +170,13 @@ def hpcpace(*words: object, timeout_s: float | None = None, **environ: str) -> s
     )
 
 
-def verdict_of(run: Path, *, timeout_s: float = 120, **environ: str) -> dict[str, Any]:
+def verdict_of(run: Path, **environ: str) -> dict[str, Any]:
     """Return the verdict of a run's report.
 
     Raises:
         JobFailed: there is no report.
     """
-    done = hpcpace("report", run, "--json", timeout_s=timeout_s, **environ)
+    done = hpcpace("report", run, "--json", timeout_s=120, **environ)
     if not done.stdout:
         raise JobFailed(f"no report, status {done.returncode}: {done.stderr[-800:]}")
     verdict: dict[str, Any] = json.loads(done.stdout)["verdict"]

@@ -53,10 +53,10 @@ def listed(lines: Iterable[str]) -> str:
     return "\n".join(f"- {' '.join(line.split())}" for line in lines)
 
 
-def failures(lines: Iterable[str], what: str = "What did not hold:") -> str:
+def failures(lines: Iterable[str]) -> str:
     """Return a list of failures under a heading; nothing if there are none."""
     found = [line[:400] for line in lines]
-    return f"{what}\n\n{listed(found[:MAX_FAILED])}" if found else ""
+    return f"What did not hold:\n\n{listed(found[:MAX_FAILED])}" if found else ""
 
 
 def command(module: str) -> str:

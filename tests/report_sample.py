@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.plot_data import HostClock, Lane, Matrix, PlotData, SlowStep
 from hpcpace.diagnosis.summary import Growth, Summary
+from hpcpace.report.run_report import run_document
+from hpcpace.report.terminal import print_document
 from hpcpace.trace.attempt_reader import read_attempt
 
 NASTY = "<script>alert(1)</script>\x1b[2J"
@@ -117,3 +120,8 @@ def sample_plots(
         ),
         versions=(("python", "3.11.9"), ("torch", "2.11.0")),
     )
+
+
+def print_report(console: Console, summary: Summary) -> None:
+    """Print the report of a run without plots."""
+    print_document(console, run_document(summary, summary.verdict, PlotData()))

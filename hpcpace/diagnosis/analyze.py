@@ -299,25 +299,21 @@ def _hang_words(attempt: Attempt, found: AttemptTraces, records: AttemptRecords,
 def examine(
     traces: Sequence[RankTrace],
     problems: Sequence[str] = (),
-    selection: Selection | None = None,
-    settings: DiagnosisConfig | None = None,
 ) -> Verdict:
-    """Return the verdict on traces alone, without a run directory around them.
+    """Return the verdict on all steps of traces but the warm-up, without a run directory around them.
 
     If nothing can be judged, the verdict is that it cannot tell.
 
     Args:
         traces: the readable traces, at least one; those of other runs are left out.
         problems: what could not be read.
-        selection: which steps to use; all but the warm-up when not given.
-        settings: the thresholds.
     """
     of_run, _ = of_one_run(traces)
     found = AttemptTraces(list(of_run), tuple(problems))
     try:
-        credible = measure_credible_run(found, selection or Selection(), AttemptRecords())
+        credible = measure_credible_run(found, Selection(), AttemptRecords())
     except CannotTell as error:
         return verdict_of(
             Diagnosis(findings=(), obstacle=Obstacle(words=one_line(str(error))), smallest_effect=None), hosts={}
         )
-    return JudgedRun(credible=credible, config=Config(diagnosis=settings or DiagnosisConfig())).verdict()
+    return JudgedRun(credible=credible, config=Config()).verdict()

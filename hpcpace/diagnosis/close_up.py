@@ -113,15 +113,14 @@ class CloseUp:
         return PassWork.of(self.graph, self.passes) if self.graph is not None else None
 
 
-def close_up_columns(num_steps: int, operations_per_step: float, most: int = MAX_OPERATIONS) -> Ints:
+def close_up_columns(num_steps: int, operations_per_step: float) -> Ints:
     """Return the positions of the steps to take apart, ascending, int64: all, or eight stretches spread over the run.
 
     Args:
         num_steps: how many there are.
         operations_per_step: of all ranks together, about.
-        most: operations that are taken apart, about.
     """
-    num_close = int(max(most / max(operations_per_step, 1.0), _MIN_STEPS))
+    num_close = int(max(MAX_OPERATIONS / max(operations_per_step, 1.0), _MIN_STEPS))
     if num_close >= num_steps:
         return np.arange(num_steps)
     num_stretches = min(_NUM_STRETCHES, max(num_close // _MIN_STEPS, 1))

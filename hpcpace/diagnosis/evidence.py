@@ -93,11 +93,6 @@ def timed_traces(traces: Sequence[RankTrace]) -> TimedTraces:
     return TimedTraces(traces=traces, clocks=clocks, unknown_clocks=unknown_clocks)
 
 
-def gather_evidence(traces: Sequence[RankTrace]) -> Evidence:
-    """Return the evidence of all operations of traces in memory, ascending by rank."""
-    return evidence_of(traces, *rank_clocks(traces))
-
-
 def evidence_of(
     traces: Sequence[RankTrace], clocks: Sequence[CommonClock], unknown_clocks: tuple[int, ...]
 ) -> Evidence:

@@ -148,8 +148,8 @@ def representative_step(times_ns: Floats, regular: Bools) -> int:
     return int(np.argmin(np.where(regular, distance, np.inf)))
 
 
-def representative_ranks(excess_ns: Floats, role: Ints, most: int = MAX_RANKS, *, named: Collection[int] = ()) -> Ints:
-    """Return the rows that represent all ranks, ascending: all of at most `most` ranks.
+def representative_ranks(excess_ns: Floats, role: Ints, *, named: Collection[int] = ()) -> Ints:
+    """Return the rows that represent all ranks, ascending: all of at most `MAX_RANKS` ranks.
 
     Of more, the most typical rank of each role (of half as many roles as ranks fit), the one with the least excess,
     and those named or with the largest.
@@ -157,18 +157,17 @@ def representative_ranks(excess_ns: Floats, role: Ints, most: int = MAX_RANKS, *
     Args:
         excess_ns: work beyond that of the role, (num_ranks,).
         role: index of each rank's role, (num_ranks,).
-        most: ranks to return, at least 4.
         named: rows to prefer to others with a large excess.
     """
-    if len(excess_ns) <= most:
+    if len(excess_ns) <= MAX_RANKS:
         return np.arange(len(excess_ns))
-    roles = np.unique(role)[: most // 2]
+    roles = np.unique(role)[: MAX_RANKS // 2]
     typical = [int(np.argmin(np.where(role == one, np.abs(excess_ns), np.inf))) for one in roles]
     order = [row for row in np.argsort(-excess_ns, kind="stable").tolist() if row not in typical]
     least = order[-1]
     order.sort(key=lambda row: row not in named)
     return np.array(
-        sorted({*typical, least, *[row for row in order if row != least][: most - len(typical) - 1]}), np.int64
+        sorted({*typical, least, *[row for row in order if row != least][: MAX_RANKS - len(typical) - 1]}), np.int64
     )
 
 

@@ -154,10 +154,9 @@ def journals_of(attempt: Attempt) -> list[int]:
     return [rank for rank, path in attempt.trace_files().items() if path.with_suffix(".journal").name in names]
 
 
-def is_running(attempt: Attempt, start: StartRecord, *, now_s: float | None = None) -> bool:
-    """Return whether a rank of an attempt wrote its journal a moment ago; `now_s` is the time, by default this one."""
-    now_s = time.time() if now_s is None else now_s
-    least_s = now_s - max(_FRESH_S, _FRESH_FLUSHES * min(start.flush_interval_s, _FRESH_S))
+def is_running(attempt: Attempt, start: StartRecord) -> bool:
+    """Return whether a rank of an attempt wrote its journal a moment ago."""
+    least_s = time.time() - max(_FRESH_S, _FRESH_FLUSHES * min(start.flush_interval_s, _FRESH_S))
     return any(written_s >= least_s for written_s in _written_s(attempt, journals_of(attempt)[:_MAX_LOOKED_AT]))
 
 

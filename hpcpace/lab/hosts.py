@@ -300,9 +300,9 @@ def _fixed_neighbours(plan: LabPlan, host: LabHost) -> list[str]:
     return [f"neigh replace {one} lladdr {hardware_address(one)} dev eth0 nud permanent" for one in addresses]
 
 
-def is_lab_host(mounts: Path = Path("/proc/self/mounts")) -> bool:
+def is_lab_host() -> bool:
     """Return whether the calling process is on a host of a lab, not on the machine or the lab's login node."""
-    return f"{_TMP_SOURCE} /tmp " in mounts.read_text()
+    return f"{_TMP_SOURCE} /tmp " in Path("/proc/self/mounts").read_text()
 
 
 def host_pid(files: LabFiles, host: LabHost) -> int | None:

@@ -499,6 +499,9 @@ class Recording:
                 self._local.come_home(timeout_s, is_last=is_last, warn=self._warner.warn)
 
 
+_SAMPLE_INTERVAL_S = 1.0
+
+
 class CounterThread:
     """Samples until stopped; a counter that fails ends the sampling with one warning, never the job.
 
@@ -518,9 +521,8 @@ class CounterThread:
         flows: FlowSampler | None = None,
         *,
         warn: Callable[[str], None],
-        interval_s: float = 1.0,
     ) -> None:
-        self._recorder, self._warn, self._interval_s = recorder, warn, interval_s
+        self._recorder, self._warn = recorder, warn
         self._host, self._network, self._flows = host, network, flows
         self.figures: StepFigures | None = None
         self._stopped = threading.Event()
@@ -533,7 +535,7 @@ class CounterThread:
     def stop(self) -> None:
         """Take a last sample and end."""
         self._stopped.set()
-        self._thread.join(timeout=2 * self._interval_s)
+        self._thread.join(timeout=2 * _SAMPLE_INTERVAL_S)
 
     def sample(self) -> None:
         """Record one row of each table, and of each connection that is due."""
@@ -563,7 +565,7 @@ class CounterThread:
     def _run(self) -> None:
         try:
             self._sample_flows()
-            while not self._stopped.wait(self._interval_s):
+            while not self._stopped.wait(_SAMPLE_INTERVAL_S):
                 self.sample()
             self.sample()
         except Exception as error:  # the boundary of this thread: the job does not depend on counters

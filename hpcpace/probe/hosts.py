@@ -448,7 +448,8 @@ class Copies:
         wait_s = share.num_turns * slot_s
         world.meet("copies in memory", wait_s=wait_s)
         if world.device.type == "cuda":
-            own, wait_s = _with_device(world, own, host), _device_turns(world) * _DEVICE_SLOT_S
+            own = _with_device(world, own, host)
+            wait_s = max(world.node_of_rank.count(node) for node in world.nodes) * _DEVICE_SLOT_S
         world.board.post(f"{name}/{world.rank}", own)
         limit_s = wait_s + world.timeout_s
         gathered = world.board.gather(name, world.alive, limit_s, CopiesRecord) if world.is_first else {}
@@ -464,10 +465,6 @@ class Copies:
             return CopiesRecord(notes=(f"{host}: too little memory is free to measure its rate",))
         rates = memory_rates(share.own, numa_of_cpus(), length_s=self._length_s, array_bytes=array_bytes, host=host)
         return CopiesRecord(memory=tuple(rates))
-
-
-def _device_turns(world: ProbeWorld) -> int:
-    return max(world.node_of_rank.count(node) for node in world.nodes)
 
 
 def _with_device(world: ProbeWorld, own: CopiesRecord, host: str) -> CopiesRecord:

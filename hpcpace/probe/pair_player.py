@@ -16,7 +16,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -41,8 +41,6 @@ _BACKLOG = 4096
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # Closing drops what is still in the buffers: on a slow link that would go on for seconds.
 _DROP_UNSENT = struct.pack("ii", 1, 0)
-
-Clock = Callable[[], float]
 
 
 class Listener:
@@ -195,7 +193,7 @@ def connect_to(address: str, port: int, name: str, secret: str, timeout_s: float
     return connection
 
 
-def half_round_trips(connection: socket.socket, end_s: float, clock: Clock = time.monotonic) -> tuple[float, ...]:
+def half_round_trips(connection: socket.socket, end_s: float) -> tuple[float, ...]:
     """Send small messages to and fro until a point in time, and return least, median and 99 % of half a round trip, ns.
 
     Raises:
@@ -205,7 +203,7 @@ def half_round_trips(connection: socket.socket, end_s: float, clock: Clock = tim
     message, buffer = bytes(MESSAGE_BYTES), bytearray(MESSAGE_BYTES)
     send, receive, now_ns = connection.send, connection.recv_into, time.perf_counter_ns
     times_ns: list[int] = []
-    while len(times_ns) <= _WARM_UP_MESSAGES or clock() < end_s:
+    while len(times_ns) <= _WARM_UP_MESSAGES or time.monotonic() < end_s:
         begin_ns = now_ns()
         send(message)
         num_bytes = receive(buffer)
@@ -242,26 +240,25 @@ def _wait_in_the_kernel(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, option, seconds)
 
 
-def send_stream(connection: socket.socket, most_s: float, clock: Clock = time.monotonic) -> None:
+def send_stream(connection: socket.socket, most_s: float) -> None:
     """Send as fast as the other side receives, until it closes.
 
     Args:
         connection: to the other side.
         most_s: time after which sending ends in any case.
-        clock: monotonic, in seconds.
 
     Raises:
         OSError: the other side stopped receiving.
     """
-    chunk, end_s = memoryview(bytes(_SEND_BYTES)), clock() + most_s
+    chunk, end_s = memoryview(bytes(_SEND_BYTES)), time.monotonic() + most_s
     try:
-        while clock() < end_s:
+        while time.monotonic() < end_s:
             connection.send(chunk)
     except (ConnectionResetError, BrokenPipeError):
         return
 
 
-def receive_stream(connection: socket.socket, length_s: float, clock: Clock = time.monotonic) -> float:
+def receive_stream(connection: socket.socket, length_s: float) -> float:
     """Receive for a time from the first data on, and return the rate without the first moments, bytes per second.
 
     Raises:
@@ -271,7 +268,7 @@ def receive_stream(connection: socket.socket, length_s: float, clock: Clock = ti
     warm_s = end_s = math.inf
     begin_ns = last_ns = num_bytes = 0
     while received := connection.recv_into(buffer):
-        now_s, now_ns = clock(), time.perf_counter_ns()
+        now_s, now_ns = time.monotonic(), time.perf_counter_ns()
         if warm_s == math.inf:
             warm_s, end_s = now_s + _WARM_UP_SHARE * length_s, now_s + length_s
         if begin_ns:

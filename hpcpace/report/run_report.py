@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from hpcpace import __version__
 from hpcpace.core.files import write_file
 from hpcpace.core.rundir import json_text
@@ -28,7 +26,6 @@ from hpcpace.report.sections.overview import attempts_section, run_section, time
 from hpcpace.report.sections.phases import phases_section, rows_shown
 from hpcpace.report.sections.places import could_also_be, places_section
 from hpcpace.report.sections.steps import own_delay_section, slowest_section, times_section
-from hpcpace.report.terminal import print_document
 
 MAY_CHANGE = "verdict and figures may change until it ends"
 """Said of a run that still runs."""
@@ -252,19 +249,6 @@ def _lines(summary: Summary, hosts: Mapping[int, str]) -> Iterator[str]:
 def _is_listed(rank: IncompleteRank) -> bool:
     # Ranks without a trace are listed among the problems, those that were not closed in one line.
     return bool(rank.num_lost_operations or rank.num_dropped or (rank.host and not rank.has_trace))
-
-
-def print_report(
-    console: Console,
-    summary: Summary,
-    *,
-    ranks: Sequence[int] | None = None,
-    progress: str = "",
-    is_verbose: bool = False,
-) -> None:
-    """Print the report of a run; the arguments are those of `run_document` and `print_document`."""
-    document = run_document(summary, summary.verdict, PlotData(), ranks=ranks, progress=progress)
-    print_document(console, document, is_verbose=is_verbose)
 
 
 def page(

@@ -5,7 +5,7 @@ Nothing here needs torch or MPI: a login node can read the studies of any cluste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -144,14 +144,11 @@ class SetupFigures:
         return None if found is None else found.median
 
 
-def study_figures(
-    study: StudyFolder, *, progress: Callable[[int, int], None] = lambda done, total: None
-) -> tuple[list[SetupFigures], list[str]]:
+def study_figures(study: StudyFolder) -> tuple[list[SetupFigures], list[str]]:
     """Return the figures of all set-ups of a study, in the order of its plan, and the runs that could not be read.
 
     Args:
         study: with a plan.
-        progress: called with the number of runs read, and of all.
 
     Raises:
         CannotTell: no run of it is finished.
@@ -160,20 +157,19 @@ def study_figures(
     found: dict[Setup, list[RunFigures]] = {run.setup: [] for run in runs}
     states: dict[Setup, list[str]] = {run.setup: [] for run in runs}
     problems: list[str] = []
-    for number, run in enumerate(runs, start=1):
+    for run in runs:
         states[run.setup].append(study.state(run))
         if states[run.setup][-1] == DONE:
             try:
                 found[run.setup].append(run_figures(study, run))
             except (TraceError, CannotTell) as error:
                 problems.append(f"{run.name}: {error}")
-        progress(number, len(runs))
     if not any(found.values()):
         raise CannotTell(f"no run of {study.path} is finished: {'; '.join(problems[:3]) or 'run it first'}")
     single = {
         _family(setup): spread([run.samples_per_s for run in done])
         for setup, done in found.items()
-        if _is_single(setup)
+        if setup.layout.num_ranks == 1
     }
     rows = [_of_setup(setup, states[setup], done, single.get(_family(setup))) for setup, done in found.items()]
     return rows, problems
@@ -248,10 +244,6 @@ def _counted(trace: RankTrace, begin_ns: int, end_ns: int) -> Iterator[tuple[flo
         counted = counted_between(of_interface["time_ns"], total, begin_ns, end_ns)
         if name != LOOPBACK and counted is not None:
             yield counted
-
-
-def _is_single(setup: Setup) -> bool:
-    return setup.layout.num_ranks == 1
 
 
 def _family(setup: Setup) -> tuple[Any, ...]:

@@ -169,7 +169,7 @@ def tokens_per_s_of_one(rows: Sequence[PublishedRow]) -> Spread:
     return found
 
 
-def published_balance(row: PublishedRow, tokens_per_s_of_one: float, *, link_bps: float = LINK_BPS) -> Balance:
+def published_balance(row: PublishedRow, tokens_per_s_of_one: float) -> Balance:
     """Return what a published set-up communicates and computes; both directions of its link carry the same.
 
     Raises:
@@ -183,7 +183,7 @@ def published_balance(row: PublishedRow, tokens_per_s_of_one: float, *, link_bps
         link_bytes_per_sample=row.network_bytes_per_sample / 2,
         samples_per_s_of_one=tokens_per_s_of_one,
         num_ranks=row.layout.num_ranks,
-        link_bps=link_bps,
+        link_bps=LINK_BPS,
     )
 
 

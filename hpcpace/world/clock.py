@@ -148,7 +148,6 @@ class ClockSync:
         num_pings: int = 20,
         interval_s: float = 30.0,
         timeout_s: float = 10.0,
-        drift_ppm: float = DRIFT_PPM,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Prepare synchronisations; no message is sent yet.
@@ -160,7 +159,6 @@ class ClockSync:
             num_pings: round trips per edge of the tree.
             interval_s: time between two synchronisations.
             timeout_s: time after which every rank gives up a synchronisation.
-            drift_ppm: bound on the relative drift of two clocks, for the time between two edges of the tree.
             clock: local clock, in nanoseconds.
         """
         if messages is None and len(host_keys) > 1:
@@ -171,7 +169,6 @@ class ClockSync:
         self._messages = messages
         self._tree = SyncTree.of(rank, host_keys)
         self._num_pings = num_pings
-        self._drift_ppm = drift_ppm
         self._clock = clock
         self._interval_s = interval_s
         self._pause_s = min(_FIRST_PAUSE_S, interval_s)
@@ -250,7 +247,7 @@ class ClockSync:
             local_ns=local_ns,
             offset_ns=local_ns - parent_ns + known.offset_ns,
             rtt_ns=rtt_ns + known.rtt_ns,
-            halfwidth_ns=-(-rtt_ns // 2) + known.halfwidth_ns + round(age_ns * self._drift_ppm * 1e-6),
+            halfwidth_ns=-(-rtt_ns // 2) + known.halfwidth_ns + round(age_ns * DRIFT_PPM * 1e-6),
             num_pings=num_pings,
         )
 

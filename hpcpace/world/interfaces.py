@@ -200,13 +200,12 @@ def _first_exact(nccl: str) -> str:
     return nccl[1:].split(",")[0] if nccl.startswith("=") else ""
 
 
-def host_addresses(wanted: str = "", environ: Mapping[str, str] | None = None, sys: Path = SYS) -> HostAddresses:
+def host_addresses(wanted: str = "", environ: Mapping[str, str] | None = None) -> HostAddresses:
     """Return the interfaces of this host that are up and have an address.
 
     Args:
         wanted: the interfaces that the user named for this host; empty if none.
         environ: environment, in which NCCL_IB_DISABLE=1 keeps NCCL from RDMA.
-        sys: where sysfs is.
     """
     import psutil
 
@@ -221,8 +220,8 @@ def host_addresses(wanted: str = "", environ: Mapping[str, str] | None = None, s
         addresses=addresses,
         speed_mbps={name: stats[name].speed for name in addresses},
         wanted=wanted,
-        links={name: read_link(name, stats[name].speed, sys) for name in addresses},
-        has_rdma=has_active_rdma(sys) and (environ or {}).get("NCCL_IB_DISABLE", "0") != "1",
+        links={name: read_link(name, stats[name].speed, SYS) for name in addresses},
+        has_rdma=has_active_rdma(SYS) and (environ or {}).get("NCCL_IB_DISABLE", "0") != "1",
     )
 
 

@@ -237,7 +237,7 @@ def run_end_line(end: RunEnd, hosts: Mapping[int, str]) -> str:
         on = f" on {waiting}" if end.waiting else ""
         return f"{what} failed {when}{on} after {format_duration(end.waited_ns)}{missing}"
     were = "were" if end.ranks[1:] else "was"
-    said = next((_error_words(one.error) for one in end.ends if one.rank in end.ranks), "")
+    said = next((shortened(one.error.sentence, max_letters=_MAX_SAID) for one in end.ends if one.rank in end.ranks), "")
     line = {
         EndKind.EXCEPTION: f"{who} raised {what} {when}{said}",
         EndKind.EXIT: f"{who} exited with code {what} {when}{said}",
@@ -246,11 +246,6 @@ def run_end_line(end: RunEnd, hosts: Mapping[int, str]) -> str:
         EndKind.SILENT: f"{who} ended without a word {when}: killed, crashed, or os._exit",
     }[end.kind]
     return f"{line}; {waiting} then waited in {end.waited_in}" if end.waiting else line
-
-
-def _error_words(error: ErrorText) -> str:
-    """Return where an exception was raised and how its message begins, for the end of a sentence."""
-    return shortened(error.sentence, max_letters=_MAX_SAID)
 
 
 def last_words(end: RunEnd, hosts: Mapping[int, str]) -> Iterator[str]:

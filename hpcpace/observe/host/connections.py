@@ -121,11 +121,10 @@ class OwnConnections:
 
     Args:
         fds: the folder that lists the descriptors of the process.
-        clock: the host's clock.
     """
 
-    def __init__(self, *, fds: Path = _FDS, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._fds, self._clock = fds, clock
+    def __init__(self, *, fds: Path = _FDS) -> None:
+        self._fds = fds
         self._interfaces: dict[bytes, str] = {}
         self._sockets: dict[int, _Socket] = {}
         # Foreign functions give up Python's global lock while they run: a socket may be locked for as long as the job
@@ -175,7 +174,7 @@ class OwnConnections:
         if self._getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, self._info, self._size_at):
             return None
         counters = parse_tcp_info(self._info)
-        return None if counters is None else Reading(known.inode, known.ends, self._clock(), counters)
+        return None if counters is None else Reading(known.inode, known.ends, time.monotonic_ns(), counters)
 
     def _ends_of(self, descriptor: int) -> Ends | None:
         """Return the ends of a connection to another host, None if the descriptor has none."""

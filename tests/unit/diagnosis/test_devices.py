@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import each_case
+from report_sample import print_report
 from rich.console import Console
 
 from hpcpace.core.text import format_duration, percent
@@ -19,7 +20,7 @@ from hpcpace.diagnosis.devices import is_on_device, on_devices
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.report.run_report import page, print_report
+from hpcpace.report.run_report import page
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import Table, join_tables

@@ -10,10 +10,11 @@ import pytest
 
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
-from hpcpace.diagnosis.evidence import gather_evidence, timed_traces
+from hpcpace.diagnosis.evidence import evidence_of, timed_traces
 from hpcpace.diagnosis.incomplete import problems_of
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.operation_figures import MAX_ROWS, measure_operations
+from hpcpace.metrics.common_clock import rank_clocks
 from hpcpace.metrics.communication import join_kinds, totals_by_kind
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import read_attempt
@@ -149,7 +150,8 @@ def test_a_table_on_disk_reads_as_one_in_memory(run):
 
 
 def test_kinds_have_exact_sums_and_close_quantiles(run):
-    evidence = gather_evidence(read_attempt(run.attempt(0)).traces)
+    traces = read_attempt(run.attempt(0)).traces
+    evidence = evidence_of(traces, *rank_clocks(traces))
     done, matching, waits = evidence.operations, evidence.matching, evidence.waits
     found = join_kinds(totals_by_kind(done, matching, waits, np.ones(len(done), np.bool_)))
     assert len(found) == 4

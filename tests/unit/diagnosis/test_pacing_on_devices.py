@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+from report_sample import print_report
 from rich.console import Console
 
 from hpcpace.core.rundir import write_json
@@ -13,7 +14,6 @@ from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.pace.record import PacingRecord
-from hpcpace.report.run_report import print_report
 from hpcpace.trace.attempt_reader import read_attempt
 from tests.device_run import MS, DeviceRun
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from probe_sample import made_law, made_probe
+from report_sample import print_report
 from rich.console import Console
 
 from experiments.synthetic_run import SyntheticRun
@@ -22,7 +23,7 @@ from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.records import ReadProbe
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.report.run_report import page, print_report
+from hpcpace.report.run_report import page
 from hpcpace.runs.measured import Conditions, from_summary
 from hpcpace.trace.attempt_reader import read_attempt
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import each_case
+from report_sample import print_report
 from rich.console import Console
 
 from experiments.score.generator import write_run
@@ -31,7 +32,7 @@ from hpcpace.metrics.host_waits import CoreUse, held_up
 from hpcpace.metrics.phase_cores import PARTS, WorkUse
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.stragglers import SearchObstacle
-from hpcpace.report.run_report import page, print_report
+from hpcpace.report.run_report import page
 from hpcpace.report.sections.hosts import core_cells
 from hpcpace.trace.attempt_reader import read_attempt
 

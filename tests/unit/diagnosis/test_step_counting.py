@@ -6,13 +6,14 @@ import dataclasses
 import io
 
 from cases import each_case
+from report_sample import print_report
 from rich.console import Console
 
 from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.figures.overview import StepThresholds, step_sources, step_warnings
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.report.run_report import page, print_report
+from hpcpace.report.run_report import page
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
 

@@ -10,8 +10,8 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.errors import TraceError
-from hpcpace.diagnosis.evidence import divide_steps, evidence_of, gather_evidence, iter_share, timed_traces
-from hpcpace.metrics.common_clock import CommonClock, reference_times
+from hpcpace.diagnosis.evidence import divide_steps, evidence_of, iter_share, timed_traces
+from hpcpace.metrics.common_clock import CommonClock, rank_clocks, reference_times
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import read_trace, stream_trace
 from hpcpace.trace.schema import CHUNK_ROWS, NO_STEP, Op, TraceHeader
@@ -81,7 +81,8 @@ def rows_of(evidence):
 
 @pytest.mark.parametrize("max_rows", [3_000, 20_000, 10_000_000])
 def test_ranges_together_have_every_row_once_with_its_match_and_wait(paths, max_rows):
-    whole = gather_evidence([read_trace(path) for path in paths])
+    traces = [read_trace(path) for path in paths]
+    whole = evidence_of(traces, *rank_clocks(traces))
     ranges = list(iter_evidence([stream_trace(path) for path in paths], max_rows=max_rows))
     assert len(ranges) == -(-len(whole.operations) // max_rows)
     assert sorted(row for evidence in ranges for row in rows_of(evidence)) == sorted(rows_of(whole))

@@ -16,6 +16,8 @@ from rich.console import Console
 
 pytest.importorskip("matplotlib")
 
+from report_sample import print_report
+
 from analysis import (
     bottleneck_timeline,
     jitter_amplification,
@@ -36,7 +38,7 @@ from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.frames.run import load
 from hpcpace.plots.files import ExaminedRun
 from hpcpace.report.html import compressed
-from hpcpace.report.run_report import page, print_report
+from hpcpace.report.run_report import page
 from hpcpace.report.sections.causes import (
     named_ranks_of,
     origins_coverage,

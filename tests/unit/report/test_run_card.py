@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_sample import sample_summary
+from report_sample import print_report, sample_summary
 from rich.console import Console
 
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.report.card import card_text
-from hpcpace.report.run_report import print_report
 
 RUNS: dict[str, dict[str, Any]] = {
     "healthy": {},

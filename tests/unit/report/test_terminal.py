@@ -5,6 +5,7 @@ import io
 from pathlib import Path
 
 from cases import each_case
+from report_sample import print_report
 from rich.console import Console
 
 from experiments.synthetic_run import SyntheticRun
@@ -13,7 +14,6 @@ from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.incomplete import suspect_line
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Clocks, ClockSuspect
-from hpcpace.report.run_report import print_report
 from hpcpace.report.terminal import line, note
 from hpcpace.trace.attempt_reader import read_attempt
 

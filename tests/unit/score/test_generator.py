@@ -12,8 +12,8 @@ from cases import each_case
 from experiments.score.generator import HALFWIDTH_NS, START_NS, clocks_of, traces_of, write_run
 from experiments.score.scenario import NUM_WARMUP, Scenario
 from experiments.score.timeline import COMPUTE_NS, noise_factors, simulate
-from hpcpace.diagnosis.evidence import Evidence, gather_evidence
-from hpcpace.metrics.common_clock import CommonClock
+from hpcpace.diagnosis.evidence import Evidence, evidence_of
+from hpcpace.metrics.common_clock import CommonClock, rank_clocks
 from hpcpace.metrics.host_waits import core_use
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import read_attempt
@@ -31,7 +31,7 @@ def _scenario(layout: str, **values: object) -> Scenario:
 
 
 def _evidence(traces: Sequence[RankTrace]) -> Evidence:
-    return gather_evidence(traces)
+    return evidence_of(traces, *rank_clocks(traces))
 
 
 @layouts
