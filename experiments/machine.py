@@ -198,7 +198,6 @@ class Machine:
         speed: int | None = None,
         state: str = "up",
         kind: int = 1,
-        dropped: int = 0,
         has_route: bool = True,
     ) -> Machine:
         """Add a network interface, of an adapter where an address is given."""
@@ -210,7 +209,7 @@ class Machine:
         if address:
             self.links[f"{place}/device"] = f"/{self._place(address)}"
         self.put(place, mtu=mtu, operstate=state, type=kind, speed=-1 if speed is None else speed)
-        return self.put(f"{place}/statistics", rx_packets=1_000_000, rx_dropped=dropped)
+        return self.put(f"{place}/statistics", rx_packets=1_000_000, rx_dropped=0)
 
     def nvidia(self, *addresses: str, driver: str = "570.86.15", is_open: bool = True, name: str = "H100") -> Machine:
         """Add NVIDIA's driver with some GPUs."""
@@ -244,7 +243,6 @@ class Machine:
         quota: str = "max 100000",
         locked: str = "unlimited",
         open_files: int = 65536,
-        policy: str = "default",
     ) -> Machine:
         """Add a rank of a Slurm step as a process.
 
@@ -256,7 +254,6 @@ class Machine:
             cgroup: CPUs of its cgroup; all when not given.
             quota: its cpu.max.
             locked, open_files: limits.
-            policy: of its memory.
         """
         proc = f"proc/{1000 + rank}"
         local = rank if local is None else local
@@ -268,7 +265,7 @@ class Machine:
             environ="\0".join(f"{name}={value}" for name, value in variables.items()) + "\0",
             status=f"Name:\tpython\nCpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{mems}\n",
             limits=_limits(locked, open_files),
-            numa_maps=f"55d0a0000000 {policy} file=/usr/bin/python3 mapped=1\n",
+            numa_maps="55d0a0000000 default file=/usr/bin/python3 mapped=1\n",
             cgroup=f"0::/{group}\n",
         )
         effective = cgroup or str(self.files[f"{_CPU}/online"])

@@ -32,8 +32,8 @@ def _statements(path: Path, *statements: str) -> None:
         connection.commit()
 
 
-def _kernel(number: int, name: int = 1) -> tuple[Any, ...]:
-    return 10 * number, 10 * number + 5, 0, number + 1, _PID, name
+def _kernel(number: int) -> tuple[Any, ...]:
+    return 10 * number, 10 * number + 5, 0, number + 1, _PID, 1
 
 
 def _range(number: int, text: Any = "step 1", text_id: Any = None, pid: int = _PID) -> tuple[Any, ...]:
