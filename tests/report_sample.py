@@ -11,8 +11,9 @@ from rich.console import Console
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.plot_data import HostClock, Lane, Matrix, PlotData, SlowStep
+from hpcpace.diagnosis.plot_data import Bandwidth, CoreTimes, HostClock, Lane, Matrix, PlotData, SlowStep
 from hpcpace.diagnosis.summary import Growth, Summary
+from hpcpace.metrics.phases import Part
 from hpcpace.report.run_report import run_document
 from hpcpace.report.terminal import print_document
 from hpcpace.trace.attempt_reader import read_attempt
@@ -63,6 +64,22 @@ def sample_summary(path: Path, **settings: object) -> Summary:
     return analyze_traces(run, attempt, found, Selection()).summary
 
 
+def sample_core_times(hosts: tuple[str, ...]) -> CoreTimes:
+    """Return times of ranks that wait for a core in one phase, the later ones longer; the other is not known."""
+    shape = (len(hosts), 2)
+    waiting = np.zeros(shape)
+    waiting[:, 0] = np.arange(len(hosts))
+    return CoreTimes(
+        ranks=tuple(range(len(hosts))),
+        hosts=hosts,
+        phases=("forward", "backward"),
+        running_ms=np.full(shape, [10.0, 0.0]),
+        queued_ms=waiting,
+        idle_ms=np.zeros(shape),
+        unknown_ms=np.full(shape, [0.0, 20.0]),
+    )
+
+
 def sample_plots(
     *, num_ranks: int = 4, num_steps: int = 38, num_nodes: int = 4, hosts: tuple[str, ...] = ("n0", "n1"), seed: int = 1
 ) -> PlotData:
@@ -78,6 +95,7 @@ def sample_plots(
     transfer = random.gamma(40, 0.025, (num_nodes, num_nodes))
     transfer[-1] *= 3
     transfer[np.diag_indices(num_nodes)] = np.nan
+    none = np.zeros(num_steps)
     leaves = max(num_nodes // 4, 2)
     time_s = np.linspace(0, 120, 61)
     lane = {"part": ("forward", "backward", "wait", "transfer"), "begin_ms": np.array([0.0, 10.0, 30.0, 39.0])}
@@ -90,7 +108,24 @@ def sample_plots(
     )
     return PlotData(
         slow_step=slow_step,
+        core_times=sample_core_times(labels),
+        bandwidths=tuple(
+            Bandwidth(
+                op="all_reduce",
+                group_size=4,
+                size_bytes=size,
+                low=size * 1e3,
+                median=size * 2e3,
+                high=size * 4e3,
+                bus_factor=1.5,
+            )
+            for size in (80, 1 << 20)
+        ),
         step=step,
+        parts_ms={
+            part.name.lower(): random.gamma(2, 1.5, num_steps) if part in (Part.FORWARD, Part.SYNC_WAIT) else none
+            for part in Part
+        },
         step_ms=36 + random.gamma(2, 1.5, num_steps) + 8 * (step % 25 == 0),
         own_delay_ms=delay_ms,
         rank_labels=tuple(f"{rank} {label}" for rank, label in enumerate(labels)),

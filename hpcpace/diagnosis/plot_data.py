@@ -145,17 +145,68 @@ class NetworkPlots:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CoreTimes:
+    """How ranks spend their own work in a step, in milliseconds; each array (num_ranks, num_phases).
+
+    Attributes:
+        ranks, hosts: whose, (num_ranks,).
+        phases: names of the phases, (num_phases,).
+        running_ms, queued_ms: on a core, and ready to run without one.
+        idle_ms: neither, as with I/O, locks and sleep.
+        unknown_ms: own work of which that is not known.
+    """
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    phases: tuple[str, ...]
+    running_ms: Values
+    queued_ms: Values
+    idle_ms: Values
+    unknown_ms: Values
+
+    def __post_init__(self) -> None:
+        arrays = (self.running_ms, self.queued_ms, self.idle_ms, self.unknown_ms)
+        _check_lengths("ranks of CoreTimes", len(self.ranks), [len(self.hosts), *(len(array) for array in arrays)])
+        _check_lengths("phases of CoreTimes", len(self.phases), [array.shape[1] for array in arrays])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bandwidth:
+    """What operations of one kind, size and number of ranks achieve.
+
+    Attributes:
+        op: name of the operation.
+        group_size: ranks that take part in one.
+        size_bytes: content of one.
+        low, median, high: algorithm bandwidth in bytes per second: 5 %, 50 % and 95 % quantile over steps and groups.
+        bus_factor: bus over algorithm bandwidth; None where the operation has none.
+    """
+
+    op: str
+    group_size: int
+    size_bytes: int
+    low: float
+    median: float
+    high: float
+    bus_factor: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlotData:
     """What the plots show; None where it is not known.
 
     Attributes:
         step: numbers of the used steps, int64, (num_steps,).
         step_ms: step times, (num_steps,).
+        parts_ms: mean of the ranks of each part of the steps, by name of `Part` in lower case, each (num_steps,); None
+            for waits that are not known and in the transfers.
         own_delay_ms: each rank's work beyond the median of its role, (num_ranks, num_steps), NaN where unknown.
         delay_remark: what its rows show of ranks with one other of their role or none, a sentence; may be empty.
         rank_labels: names of its rows, (num_ranks,), each unique, like `3 n1`.
         communication_share: exposed transfer of each step over own work and transfer, waits left out, (num_steps,).
         slow_step: the slowest step, rank by rank.
+        core_times: how ranks spend their own work.
+        bandwidths: what operations achieve, by kind, number of ranks and size; empty where nothing is known.
         growth: how the loss grows with scale, with its interval and that of independent units.
         leaf_matrix, node_matrix: transfer between leaf switches and between nodes.
         clocks: the error of each host's clock.
@@ -166,11 +217,14 @@ class PlotData:
 
     step: NDArray[np.int64] | None = None
     step_ms: Values | None = None
+    parts_ms: Mapping[str, Values | None] | None = None
     own_delay_ms: Values | None = None
     delay_remark: str = ""
     rank_labels: tuple[str, ...] = ()
     communication_share: Values | None = None
     slow_step: SlowStep | None = None
+    core_times: CoreTimes | None = None
+    bandwidths: tuple[Bandwidth, ...] = ()
     growth: Growth | None = None
     leaf_matrix: Matrix | None = None
     node_matrix: Matrix | None = None
@@ -180,7 +234,8 @@ class PlotData:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        series = [len(values) for values in (self.step_ms, self.communication_share) if values is not None]
+        parts = self.parts_ms.values() if self.parts_ms is not None else ()
+        series = [len(each) for each in (self.step_ms, self.communication_share, *parts) if each is not None]
         if self.own_delay_ms is not None:
             _check_lengths("rank_labels of PlotData", len(self.own_delay_ms), [len(self.rank_labels)])
             series.append(self.own_delay_ms.shape[1])

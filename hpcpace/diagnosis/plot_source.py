@@ -13,17 +13,19 @@ import numpy as np
 
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
+from hpcpace.diagnosis.bandwidths import bandwidths
 from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.judged import JudgedRun
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
-from hpcpace.diagnosis.plot_data import HostClock, Lane, Matrix, PlotData, SlowStep
+from hpcpace.diagnosis.plot_data import CoreTimes, HostClock, Lane, Matrix, PlotData, SlowStep
 from hpcpace.diagnosis.summary import Jitter
 from hpcpace.diagnosis.within_steps import divide_operations
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.metrics.links import TransferMatrix, leaf_matrix, node_matrix
-from hpcpace.metrics.phases import Part, parts_of_steps
+from hpcpace.metrics.phase_cores import PARTS
+from hpcpace.metrics.phases import Part, parts_of_steps, without_waits
 from hpcpace.trace.schema import StepFlag
 from hpcpace.trace.tables import Table
 
@@ -35,7 +37,18 @@ Stretch = tuple[Part, float, float]
 _MAX_HOSTS, _MAX_NODES = 64, 512  # display: of plots of clocks and of matrices
 _MAX_CELLS = 6400  # display: of all lanes together, so that a browser draws them at once
 _NS_PER_US = 1000  # format: units
-_OF_PHASES = ("own_delay_ms", "phases", "communication_share", "origins", "growth", "hotspots", "slow_step")
+_OF_PHASES = (
+    "own_delay_ms",
+    "phases",
+    "parts_ms",
+    "core_times",
+    "bandwidths",
+    "communication_share",
+    "origins",
+    "growth",
+    "hotspots",
+    "slow_step",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +260,7 @@ def plot_data(run: JudgedRun, jitter: Jitter | None) -> PlotData:
     return PlotData(
         step=measured.chosen.step,
         step_ms=panels.times_ns / NS_PER_MS,
+        parts_ms=None if panels.host_timed else _mean_parts_ms(measured),
         own_delay_ms=excess_ns / NS_PER_MS if excess_ns is not None else None,
         rank_labels=tuple(f"{header.rank} {header.host}" for header in headers) if excess_ns is not None else (),
         delay_remark=_delay_remark(panels),
@@ -254,12 +268,37 @@ def plot_data(run: JudgedRun, jitter: Jitter | None) -> PlotData:
         if panels.host_timed or not measured.are_waits_known
         else transfer_ns / np.maximum(panels.work_ns.mean(axis=0) + transfer_ns, 1.0),
         slow_step=None if panels.host_timed else _slow_step(measured, panels, run.diagnosis.late_ranks),
+        core_times=None if panels.host_timed else _core_times(panels),
+        bandwidths=() if panels.host_timed else bandwidths(measured),
         growth=growth if growth is not None and growth.low and growth.null else None,
         leaf_matrix=_matrix(leaf_matrix(groups, places)) if places.num_leaves > 1 else None,
         node_matrix=_matrix(node_matrix(groups, places)) if few else None,
         clocks=_clocks(measured.timed),
         versions=run.records.run.versions,
         reasons=reasons,
+    )
+
+
+def _mean_parts_ms(measured: Measured) -> dict[str, Floats | None]:
+    parts = measured.parts.mean(axis=0) / NS_PER_MS
+    if not measured.are_waits_known:
+        parts = without_waits(parts)
+    return {part.name.lower(): None if np.isnan(parts[:, part]).all() else parts[:, part] for part in Part}
+
+
+def _core_times(panels: Panels) -> CoreTimes | None:
+    """Return how ranks spend their own work; None where that is known of no rank."""
+    work = panels.cores.work if panels.cores is not None else None
+    if work is None or not work.is_any_known.any():
+        return None
+    return CoreTimes(
+        ranks=tuple(panels.rank.tolist()),
+        hosts=panels.host,
+        phases=tuple(part.name.lower() for part in PARTS),
+        running_ms=work.running_ns / NS_PER_MS,
+        queued_ms=work.queued_ns / NS_PER_MS,
+        idle_ms=work.idle_ns / NS_PER_MS,
+        unknown_ms=np.where(work.is_part_known, 0.0, work.own_ns) / NS_PER_MS,
     )
 
 

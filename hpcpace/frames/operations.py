@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hpcpace.core.errors import TraceError, with_reasons
+from hpcpace.diagnosis.bandwidths import clock_errors_ns
 from hpcpace.diagnosis.evidence import Evidence, iter_share, share_of_steps
 from hpcpace.diagnosis.incomplete import SoundStream, sound_stream
 from hpcpace.diagnosis.operation_figures import operation_transfers
@@ -105,17 +106,13 @@ def _clock_error_ns(extent: Extent, evidence: Evidence) -> Floats:
     It is two half-widths between hosts, and none on one host. It is not known where a clock may be wrong.
     """
     done, instance, num_instances = evidence.operations, evidence.matching.instance, len(evidence.matching.num_rows)
-    headers = [trace.header for trace in evidence.traces]
     of_row = np.searchsorted(evidence.ranks, done.rank)
-    node = np.array([header.node for header in headers], np.int64)[of_row]
+    node = np.array([trace.header.node for trace in evidence.traces], np.int64)[of_row]
     lowest, highest = np.full(num_instances, np.iinfo(np.int64).max), np.full(num_instances, -1)
     np.minimum.at(lowest, instance, node)
     np.maximum.at(highest, instance, node)
-    clocks, halfwidth_ns = extent.measured.clocks, extent.measured.halfwidth_ns
-    wrong = {suspect.node for suspect in clocks.suspects}
-    is_wrong = [header.node in wrong or clocks.num_suspects > len(wrong) for header in headers]
     widest_ns = np.zeros(num_instances)
-    np.maximum.at(widest_ns, instance, np.where(is_wrong, np.inf, halfwidth_ns)[of_row])
+    np.maximum.at(widest_ns, instance, clock_errors_ns(extent.measured)[of_row])
     return np.where(lowest == highest, 0.0, 2 * widest_ns)
 
 

@@ -20,7 +20,8 @@ from hpcpace.report.document import PAGE, Block, Document, Notes, Row, Section, 
 from hpcpace.report.html import html_page
 from hpcpace.report.sections.causes import causes_section, jitter_section, named_ranks_of, pacing_section
 from hpcpace.report.sections.communication import communication_section, probed_section
-from hpcpace.report.sections.hosts import audit_section, clocks_section, cores_section, devices_section
+from hpcpace.report.sections.cores import cores_section
+from hpcpace.report.sections.hosts import audit_section, clocks_section, devices_section
 from hpcpace.report.sections.network import network_section
 from hpcpace.report.sections.overview import attempts_section, run_section, time_section
 from hpcpace.report.sections.phases import phases_section, rows_shown
@@ -116,11 +117,18 @@ _REASONS = {
         "no plot of own delay",
         "no two ranks do the same work, or their work is not known",
     ),
+    "parts_ms": ("phases-over-steps", "no plot of phases over steps", "they are not known, or there is a single step"),
     "phases": ("phase-shares", "no plot of phases", "they are not known"),
     "communication_share": (
         "regime",
         "no plot of transfer over steps",
         "the share of transfer in each step is not known",
+    ),
+    "core_times": ("core-phases", "no plot of times on and off a core", "the hosts do not count them, or nobody did"),
+    "bandwidths": (
+        "bandwidths",
+        "no plot of bandwidths",
+        "there are no transfers of a known size, or they are shorter than the error of the clocks",
     ),
     "origins": (
         "origins",
@@ -177,7 +185,7 @@ def run_document(
         own_delay_section(summary, plots, named),
         phases_section(summary, shown, named),
         devices_section(summary),
-        cores_section(summary),
+        cores_section(summary, plots.core_times, named),
         communication_section(summary, plots, shown),
         network_section(summary, plots.network),
         places_section(summary, plots),

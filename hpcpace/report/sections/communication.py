@@ -14,6 +14,7 @@ from hpcpace.diagnosis.plot_data import PlotData, Values
 from hpcpace.diagnosis.summary import Kind, RankRow, SensitivityRow, Summary
 from hpcpace.report.document import NONE, TERMINAL, UNKNOWN, Notes, Plot, Section, Table
 from hpcpace.report.drawing import axis, bars, mark, names_axis, plot_text, series, unique
+from hpcpace.report.sections.bandwidth import bandwidth_plot, bandwidth_table
 
 _BARRIER = "barrier"  # as summaries name it
 _MAX_KINDS, _MAX_PROBED = 20, 8
@@ -45,6 +46,8 @@ def communication_section(summary: Summary, plots: PlotData, shown: Sequence[Ran
         (
             wait_and_transfer(kinds) if has_partners else None,
             Table((*head, "mean wait", "mean transfer", "unmatched"), rows, "all ranks together"),
+            bandwidth_plot(plots.bandwidths) if plots.bandwidths else None,
+            bandwidth_table(plots.bandwidths),
             _sensitivity_table(summary.sensitivity),
             regime(steps, shares) if steps is not None and shares is not None and len(steps) else None,
             _rank_table(shown, kinds) if kinds else None,

@@ -1,4 +1,4 @@
-"""Hosts: findings of the audit on the culprits, devices, ranks that wait for cores, and how well times compare."""
+"""Hosts: findings of the audit on the culprits, devices, and how well times compare."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from hpcpace.core.text import format_duration, percent, plural, printable
 from hpcpace.diagnosis.plot_data import HostClock, PlotData
-from hpcpace.diagnosis.summary import AuditFigures, Clocks, HostCores, HostPair, RankCores, Summary
-from hpcpace.report.document import NONE, PAGE, TERMINAL, Block, Cell, Command, Facts, Notes, Plot, Row, Section, Table
+from hpcpace.diagnosis.summary import AuditFigures, Clocks, HostPair, Summary
+from hpcpace.report.document import PAGE, TERMINAL, Block, Command, Facts, Notes, Plot, Section, Table
 from hpcpace.report.drawing import COLOURS, LABEL_WIDTH, MAX_POINTS, axis, bins, line, plot_text, rounded
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -106,10 +106,6 @@ def _beyond(clocks: Sequence[HostClock]) -> str:
     return f"{beyond} of {total} are larger than those errors allow: there the rate of a clock changed."
 
 
-_MAX_HOSTS = (8, 64)
-"""The most rows on a terminal and on a page."""
-_MAX_RANKS = (16, 256)
-_MIN_WAIT_NS = 1e5  # display: waiting for a core in a phase of a step
 _SEVERITIES = {"F": "fail", "W": "warning", "U": "unknown", "I": "note"}
 
 
@@ -167,63 +163,3 @@ def devices_section(summary: Summary) -> Section:
         ),
         lead="per step",
     )
-
-
-def cores_section(summary: Summary) -> Section:
-    """Return the hosts on which ranks wait for cores, and what each rank had of its cores; empty without any."""
-    rows = [Row(core_cells(row), hosts=row.host) for row in summary.cores]
-    head = ("host", "ranks", "CPUs", "threads running", "or ready", "waiting", "CPU pressure", "throttled")
-    waiting = "waiting: share of the time for which a rank was ready to run and had no core, of the worst rank"
-    return Section(
-        "Cores",
-        (
-            Table(head, rows, limits=_MAX_HOSTS, which="worst"),
-            Notes([waiting] * bool(rows)),
-            *_rank_cores(summary.rank_cores),
-        ),
-        lead="hosts on which ranks were ready to run and had no core for a part of the time",
-    )
-
-
-def _rank_cores(found: Sequence[RankCores]) -> tuple[Block, ...]:
-    """Return the table of ranks, with the phases in which one of them waits for a core."""
-    phases = list(dict.fromkeys(name for row in found for name, queued_ns in row.phases if queued_ns >= _MIN_WAIT_NS))
-    rows = [
-        Row(
-            (
-                str(row.rank),
-                row.host,
-                str(row.nice),
-                str(row.num_cpus) if row.num_cpus else "not known",
-                NONE if row.waiting is None else percent(row.waiting),
-                *(NONE if ns is None else format_duration(ns) for ns in (row.work_ns, row.running_ns)),
-                *(format_duration(dict(row.phases)[name]) if name in dict(row.phases) else NONE for name in phases),
-            ),
-            hosts=row.host,
-            ranks=str(row.rank),
-        )
-        for row in found
-    ]
-    head: tuple[str | Cell, ...] = (
-        "rank",
-        "host",
-        "nice",
-        "CPUs",
-        Cell("waiting", "wait-\ning"),
-        Cell("own work", "own\nwork"),
-        "runs",
-        *(Cell(f"waits in {name}", f"waits in\n{name}") for name in phases),
-    )
-    work = "own work, runs and waits in are times of a step; the rest of own work is neither: I/O, locks, sleep"
-    is_known = any(row.work_ns is not None for row in found)
-    return (
-        Table(head, rows, "Ranks and their cores", text=(1,), limits=_MAX_RANKS, which="worst"),
-        Notes([work] * is_known),
-    )
-
-
-def core_cells(row: HostCores) -> tuple[str, ...]:
-    """Return the cells of a host."""
-    counts = (str(row.num_ranks), str(row.num_cpus) if row.num_cpus else "not known")
-    shares = (percent(share) for share in (row.waiting, row.pressure, row.throttled))
-    return (row.host, *counts, f"{row.running:.1f}", f"{row.ready:.1f}", *shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -72,10 +73,11 @@ PARTS = (
 )
 
 
+Time = TypeVar("Time")
 _EITHER = {"transfer": "either", "sync_transfer": "sync_either"}
 
 
-def drawn_parts(values: Mapping[str, float | None]) -> dict[str, float]:
+def drawn_parts(values: Mapping[str, Time | None]) -> dict[str, Time]:
     """Return the parts of a step as they are drawn: those without waits that are known have `either`."""
     names = {} if values["wait"] is not None else _EITHER
     return {names.get(name, name): value for name, value in values.items() if value is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +25,14 @@ from hpcpace.report.drawing import (
     marker,
     names_axis,
     plot_text,
+    rounded,
     series,
     unique,
 )
-from hpcpace.report.sections.phases import PARTS, drawn_names
+from hpcpace.report.sections.phases import PARTS, drawn_names, drawn_parts
 
 _MAX_ROWS, _MAX_COLUMNS = 512, 1000  # a heat map then has a cell for every pixel of a wide screen
+_MAX_AREAS = 400
 _HOW = " Time begins with the first of these ranks. A rank that works long makes others wait until it arrives."
 
 
@@ -39,7 +41,9 @@ def times_section(summary: Summary, plots: PlotData) -> Section:
     drawn: list[Plot] = []
     if plots.step is not None and len(plots.step) and plots.step_ms is not None:
         drawn = [step_times(plots.step, plots.step_ms, summary.throughput), step_distribution(plots.step_ms)]
-    return Section("Step times", (SideBySide(drawn),))
+    parts_ms, is_many = plots.parts_ms, plots.step is not None and len(plots.step) > 1
+    over_steps = phases_over_steps(plots.step, parts_ms) if is_many and plots.step is not None and parts_ms else None
+    return Section("Step times", (SideBySide(drawn), over_steps))
 
 
 def step_times(step: NDArray[np.int64], step_ms: Values, speed: Throughput) -> Plot:
@@ -59,6 +63,50 @@ def step_times(step: NDArray[np.int64], step_ms: Values, speed: Throughput) -> P
             "annotations": [each["annotation"] for each in marks],
         },
     )
+
+
+def phases_over_steps(step: NDArray[np.int64], parts_ms: Mapping[str, Values | None]) -> Plot:
+    """Return where steps went, one after the other, as stacked areas; beyond _MAX_AREAS steps as means of some.
+
+    Args:
+        step: numbers of the steps, (num_steps,).
+        parts_ms: as `PlotData` has them.
+    """
+    drawn = drawn_parts(parts_ms)
+    size = -(-len(step) // _MAX_AREAS)
+    first = np.arange(0, len(step), size)
+    num = np.diff(np.append(first, len(step)))
+    shown = [(entry, [drawn[part] for part in entry[1] if part in drawn]) for entry in PARTS]
+    shown = [(entry, parts) for entry, parts in shown if any(part.any() for part in parts)]
+    thinned = f" Each point is the mean of {size} steps." * (size > 1)
+    return Plot(
+        name="phases-over-steps",
+        title="Phases over steps",
+        label=f"Where {plural(len(step), 'step')} went, by phase",
+        caption=f"Mean over ranks; the parts add up to the step.{thinned}",
+        height_px=320,
+        traces=[
+            _area(step[first], np.add.reduceat(np.sum(parts, axis=0), first) / num, name, color, pattern)
+            for (name, _, color, pattern), parts in shown
+        ],
+        layout={"xaxis": axis("step"), "yaxis": axis("ms", rangemode="tozero"), "hovermode": "x unified"},
+        legend=[(name, color, pattern) for (name, _, color, pattern), _ in shown],
+    )
+
+
+def _area(step: NDArray[np.int64], values_ms: Values, name: str, color: str, pattern: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "stackgroup": "parts",
+        "name": name,
+        "x": [int(value) for value in step],
+        "y": rounded(values_ms),
+        "line": {"width": 0, "color": color},
+        "fillcolor": color,
+        "fillpattern": marker(color, pattern)["pattern"],
+        "hovertemplate": "%{y:.3~g} ms",
+    }
 
 
 def step_distribution(step_ms: Values) -> Plot:

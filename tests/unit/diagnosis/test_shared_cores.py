@@ -33,7 +33,7 @@ from hpcpace.metrics.phase_cores import PARTS, WorkUse
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.stragglers import SearchObstacle
 from hpcpace.report.run_report import page
-from hpcpace.report.sections.hosts import core_cells
+from hpcpace.report.sections.cores import core_cells
 from hpcpace.trace.attempt_reader import read_attempt
 
 MS = 1e6

@@ -125,12 +125,12 @@ def test_each_sentence_of_the_verdict_leads_to_its_evidence(summary):
 
 def test_whom_the_verdict_names_is_marked_in_every_plot_of_ranks(summary):
     data = Elements(page(summary, VERDICT, sample_plots())).data
-    rows = [data[name]["traces"][0]["y"] for name in ("own-delay", "phase-shares", "origins")]
+    rows = [data[name]["traces"][0]["y"] for name in ("own-delay", "phase-shares", "origins", "core-ranks")]
     rows.append([name for name, *_ in data["slow-step"]["rows"]])
-    marks = [["2 n1 ◀"], ["2 n1 ◀"], ["rank 2 n1 ◀"], ["2 n1 ◀"]]
+    marks = [["2 n1 ◀"], ["2 n1 ◀"], ["rank 2 n1 ◀"], ["2 n1 ◀"], ["2 n1 ◀"]]
     assert [[row for row in of if "◀" in row] for of in rows] == marks
     alone = Elements(page(summary, VERDICT, sample_plots())).sentences
-    assert alone.count("◀ is whom the verdict names.") == 4
+    assert alone.count("◀ is whom the verdict names.") == 5
 
 
 def test_a_line_for_the_job_script_is_set_as_code(summary):
@@ -157,7 +157,7 @@ def test_a_headline_without_a_mode_in_it_has_it_above(summary):
 def test_every_plot_described_has_its_place_and_the_other_way_round(summary):
     elements = Elements(page(summary, VERDICT, sample_plots()))
     assert sorted(elements.plots) == sorted(elements.data)
-    assert len(elements.plots) == 14
+    assert len(elements.plots) == 18
     assert all(attributes.get("aria-label") for attributes in elements.all("div") if attributes.get("class") == "plot")
 
 
@@ -464,6 +464,7 @@ def test_names_that_are_cut_stay_apart():
         {"step_ms": np.ones(2)},
         {"step": np.arange(3), "own_delay_ms": np.ones((2, 3)), "rank_labels": ("0",)},
         {"step": np.arange(3), "communication_share": np.ones(4)},
+        {"step": np.arange(3), "parts_ms": {"forward": np.ones(2), "wait": None}},
     ],
 )
 def test_plot_data_of_different_lengths_is_refused(wrong):
