@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, place_name, printable
-from hpcpace.diagnosis.figures.hotspots import HotspotFigures, hotspot_figures
+from hpcpace.diagnosis.figures.hotspots import COLUMNS, HotspotFigures, Row, hotspot_figures, rows_of
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title
@@ -22,33 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "topology_hotspots"
-COLUMNS = (
-    *("run", "position", "kind", "id", "effect_ms", "effect_low_ms", "effect_high_ms", "effect_share"),
-    *("effect_low_share", "effect_high_share", "loss_share", "p_value", "link_ends", "aliases", "exclude"),
-)
 COLORS = {"rank": plots.BLUE, "node": plots.VERMILION, "leaf": plots.GREEN, "link": plots.PURPLE}
 MAX_BARS, MAX_ALIASES = 12, 4
 ENDS = ("", "_low", "_high")
-Row = dict[str, Any]
-
-
-Found = tuple[str, HotspotFigures, tuple[str, ...]]
-"""A run, its hotspots, and remarks on it."""
-
-
-def rows_of(run: str, figures: HotspotFigures) -> list[Row]:
-    """Return a row per hotspot: ranks, nodes and leaves first, then links, each by their effect."""
-    rows = list[tuple[Any, ...]]()
-    for spot, (share, interval) in zip(figures.spots, figures.excess, strict=True):
-        effects_ns = np.array([spot.effect_ns, *spot.interval_ns])
-        values = [*(effects_ns / NS_PER_MS).tolist(), share, *interval]
-        rows.append((spot.kind, spot.id, *values, spot.loss_share, spot.p_value, None, "; ".join(spot.aliases)))
-    for link in figures.links:
-        values = [None, None, None, link.effect.value, *link.effect.interval]
-        ends = "; ".join(figures.link_ends[name] for name in link.ids)
-        rows.append(("link", " or ".join(link.ids), *values, None, link.p_value, ends, "; ".join(link.aliases)))
-    whole = [(run, position, *row, figures.exclude) for position, row in enumerate(rows, start=1)]
-    return [dict(zip(COLUMNS, row, strict=True)) for row in whole]
+Found = tuple[str, HotspotFigures, tuple[str, ...]]  # a run, its hotspots, and remarks on it
 
 
 def print_table(results: Sequence[Found], rows: Sequence[Row]) -> None:
@@ -105,8 +82,8 @@ def draw(results: Sequence[Found]) -> Figure:
 def draw_bars(axes: Axes, rows: Sequence[Row], label: str, empty: str) -> None:
     bars = np.empty((len(rows), len(ENDS)))
     for place, row in enumerate(rows):
-        is_link = row["kind"] == "link"
-        bars[place] = [100 * row[f"effect{end}_share"] if is_link else row[f"effect{end}_ms"] for end in ENDS]
+        unit, factor = ("share", 100) if row["kind"] == "link" else ("ms", 1)
+        bars[place] = [factor * row[f"effect{end}_{unit}"] for end in ENDS]
     names, colors = [place_of(row).replace("\n", " ") for row in rows], [COLORS[row["kind"]] for row in rows]
     plots.draw_bars(axes, names, bars[:, 0], bars[:, 1:], colors, label, empty=empty)
     axes.set_title("hotspots, with 95 % intervals", fontsize=9)

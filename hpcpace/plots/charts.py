@@ -142,7 +142,7 @@ def legend_above(figure: Figure, axes: Axes, names: Sequence[str], colors: Seque
 
 def draw_curve(
     axes: Axes,
-    x: NDArray[np.int64],
+    x: NDArray[np.generic],
     values: NDArray[np.float64],
     interval: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
     null: NDArray[np.float64] | None,
@@ -176,3 +176,40 @@ def explain_curves(axes: Axes, null: str) -> None:
     axes.grid(alpha=0.25)
     plain(axes)
     axes.legend(frameon=False, fontsize=9)
+
+
+def draw_points(axes: Axes, points: Sequence[tuple[float, ...]], label: str, index: int) -> None:
+    """Draw one of several curves from points of x, value, low and high, in any order; nothing without a point.
+
+    The interval is left out where an end of it is not known.
+
+    Args:
+        axes: for all curves.
+        points: each of four numbers.
+        label: for the legend.
+        index: which curve, as of `draw_curve`.
+    """
+    if points:
+        x, value, low, high = np.array(sorted(points)).T
+        is_known = bool(np.isfinite([low, high]).all())
+        draw_curve(axes, x, value, (low, high) if is_known else None, None, label, index)
+
+
+def label_curves(axes: Axes, across: str, label: str, ticks: Sequence[float] = ()) -> None:
+    """Name both axes of curves, and draw the legend; with ticks, x is logarithmic and has these.
+
+    Args:
+        axes: with all curves.
+        across: what x is.
+        label: what the values are, with their unit.
+        ticks: of x.
+    """
+    if ticks:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
+    axes.set_xlabel(across, fontsize=9)
+    axes.set_ylabel(label, fontsize=9)
+    axes.grid(alpha=0.25)
+    plain(axes)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize=8)

@@ -41,6 +41,13 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     return Spread(median=float(np.median(known)), low=float(known.min()), high=float(known.max()), num=len(known))
 
 
+def spelled(found: Spread | None, of: Callable[[float], str], *, is_ranged: bool = True) -> str:
+    """Return the median as text, and on a second line the range of several repetitions; empty if it is not known."""
+    if found is None:
+        return ""
+    return of(found.median) + (f"\n{of(found.low)}-{of(found.high)}" if is_ranged and found.num > 1 else "")
+
+
 def scaling_factor(samples_per_s: float, num_ranks: int, samples_per_s_of_one: float) -> float:
     """Return throughput relative to as many single ranks without communication, R_n / (n R_1); 1 is ideal."""
     return samples_per_s / (num_ranks * samples_per_s_of_one)

@@ -7,7 +7,7 @@ kind of simulated job with the published baseline, which shows the jobs that gai
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,11 @@ from hpcpace.trace.attempt_reader import read_attempt
 
 POLICIES = ("published-window", "published-spread", "slack", "stagger")
 MAX_DELAY_SHARE = 0.3
+PACING_COLUMNS = (
+    *("nodes", "policy", "num_runs", "samples_per_s", "samples_per_s_low", "samples_per_s_high"),
+    *("variation", "variation_low", "variation_high", "gain", "gain_low", "gain_high"),
+    *("published_gain", "published_variation"),
+)
 NEAR = 0.03
 """Largest difference between two gains that count as equal."""
 
@@ -235,6 +240,27 @@ def ratio_less_one(above: Estimate, below: Estimate) -> Estimate:
     relative = [(found.high - found.low) / 2 / found.value for found in (above, below)]
     half = value * float(np.hypot(relative[0], relative[1]))
     return Estimate(value=value - 1, low=value - 1 - half, high=value - 1 + half)
+
+
+def pacing_values(row: PacingRow, published: Sequence[Target]) -> list[Any]:
+    """Return a row of the table: a value for each of `PACING_COLUMNS`, None where it is not known or published."""
+    theirs = next((target for target in published if target.nodes == row.nodes), None)
+    values: list[Any] = [row.nodes, row.policy, row.num_runs]
+    for found in (row.samples_per_s, row.variation, row.gain):
+        ends = (None, None, None) if found is None else (found.value, found.low, found.high)
+        values += [end if end is not None and np.isfinite(end) else None for end in ends]
+    if theirs is None:
+        return [*values, None, None]
+    is_baseline = row.policy == NO_POLICY
+    variation = theirs.variation if is_baseline else theirs.paced_variation
+    return [*values, None if is_baseline else theirs.gain, variation]
+
+
+def interval_text(found: Estimate | None, of: Callable[[float], str]) -> str:
+    """Return an estimate as text, and on a second line its interval where that is known; empty if it is not known."""
+    if found is None:
+        return ""
+    return of(found.value) + (f"\n{of(found.low)} to {of(found.high)}" if np.isfinite(found.low) else "")
 
 
 def read_published_pacing(path: Path) -> list[Target]:

@@ -204,6 +204,16 @@ def published_of(row: SetupFigures, published: Published) -> PublishedRow | None
     return published.get((setup.layout, setup.parallelism))
 
 
+def bases_of(rows: Sequence[SetupFigures], published: Published) -> tuple[float, float]:
+    """Return the network volume of data parallelism over two servers, measured and published; 1 where not known."""
+    for row in rows:
+        if (str(row.setup.layout), row.setup.parallelism) == ("2x1", "data"):
+            theirs = published_of(row, published)
+            volume = theirs.network_bytes_per_sample if theirs else None
+            return row.median("network_bytes_per_sample") or 1.0, volume or 1.0
+    return 1.0, 1.0
+
+
 def order_at(rows: Sequence[SetupFigures], layout: Layout, name: str) -> list[str]:
     """Return the parallelisms of GPT-2 at the published batch, from the highest value of a figure to the lowest."""
     return _ordered(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.hostlist import exclusion
+from hpcpace.core.text import NS_PER_MS
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.figures.overview import place_excess
 from hpcpace.diagnosis.finding import Panels
@@ -19,6 +23,12 @@ from hpcpace.metrics.links import LinkCulprit, TransferMatrix, leaf_matrix, loca
 from hpcpace.metrics.roles import ExcessThresholds
 from hpcpace.metrics.topology import Topology
 
+COLUMNS = (
+    *("run", "position", "kind", "id", "effect_ms", "effect_low_ms", "effect_high_ms", "effect_share"),
+    *("effect_low_share", "effect_high_share", "loss_share", "p_value", "link_ends", "aliases", "exclude"),
+)
+Row = dict[str, Any]
+"""A value for each of `COLUMNS`."""
 _MAX_NODES = 512  # display: of a matrix of transfers
 
 
@@ -93,3 +103,18 @@ def exclude_line(spots: Sequence[Hotspot], links: Sequence[LinkCulprit], places:
     faulty = {names[spot.kind][spot.id] for spot in spots if spot.kind in names and spot.effect_ns >= floor_ns}
     faulty |= {of_host[link.ids[0]] for link in links if len(link.ids) == 1 and link.ids[0] in of_host}
     return exclusion(faulty, places.slurm_names)
+
+
+def rows_of(run: str, figures: HotspotFigures) -> list[Row]:
+    """Return a row per hotspot: ranks, nodes and leaves first, then links, each by their effect."""
+    rows = list[tuple[Any, ...]]()
+    for spot, (share, interval) in zip(figures.spots, figures.excess, strict=True):
+        effects_ns = np.array([spot.effect_ns, *spot.interval_ns])
+        values = [*(effects_ns / NS_PER_MS).tolist(), share, *interval]
+        rows.append((spot.kind, spot.id, *values, spot.loss_share, spot.p_value, None, "; ".join(spot.aliases)))
+    for link in figures.links:
+        values = [None, None, None, link.effect.value, *link.effect.interval]
+        ends = "; ".join(figures.link_ends[name] for name in link.ids)
+        rows.append(("link", " or ".join(link.ids), *values, None, link.p_value, ends, "; ".join(link.aliases)))
+    whole = [(run, position, *row, figures.exclude) for position, row in enumerate(rows, start=1)]
+    return [dict(zip(COLUMNS, row, strict=True)) for row in whole]
