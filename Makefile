@@ -27,6 +27,9 @@ demo: $(STAMP)
 	@$(BIN)/hpcpace train gpt2 $(DEMO_OPTIONS) --run-dir $(DEMO)/slow-rank-2 --report \
 	  --inject rank=2,phase=compute,size=100%
 
+$(DEMO)/slow-rank-2/summary.json:
+	@$(MAKE) demo
+
 # Needs Python alone: no root, no network, no Slurm. Says at its end what it left out.
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n auto --dist loadfile -m 'not slow and not compute and not tool and not root and not slurm and not gpu'
@@ -115,7 +118,8 @@ pacing: $(STAMP)
 
 # The guide as a site, with links and anchors checked, in build/site, and manual pages of all commands in build/man.
 # Search needs a server: python -m http.server --directory build/site
-docs: $(STAMP)
+# The notebooks of the guide run on the demo.
+docs: $(STAMP) | $(DEMO)/slow-rank-2/summary.json
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	$(BIN)/python docs/manual.py build/man
