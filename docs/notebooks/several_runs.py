@@ -28,12 +28,14 @@ runs[["world_size", "mesh", "samples_per_s", "samples_unit", "cv", "mode"]].roun
 # The parts of the mean step show it without a look at a single trace. Waiting is a symptom: compare own work first.
 
 # %%
-parts = runs.filter(regex="^(data|forward|backward|optimizer|sync_wait|sync_transfer|wait|transfer|other)_ns$") / 1e6
-table = parts.T.assign(difference=lambda frame: frame["slow-rank-2"] - frame["clean"]).round(1)
+names = ["data", "forward", "backward", "optimizer", "sync_wait", "sync_transfer", "wait", "transfer", "other"]
+parts_ms = runs[[f"{name}_ns" for name in names]].set_axis(names, axis="columns") / 1e6
+table = parts_ms.T.assign(difference=parts_ms.loc["slow-rank-2"] - parts_ms.loc["clean"]).round(1)
 table.rename_axis("part, ms a step")
 
 # %%
-axes = parts.loc[:, parts.max() > 0.005 * parts.sum(axis=1).max()].plot.barh(stacked=True, figsize=(9, 2.4))
+shown = parts_ms.loc[:, parts_ms.max() > 0.005 * parts_ms.sum(axis=1).max()]
+axes = shown.plot.barh(stacked=True, figsize=(9, 2.4))
 axes.set_xlabel("ms a step, mean over ranks")
 axes.set_ylabel("")
 axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))

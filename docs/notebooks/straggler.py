@@ -24,7 +24,8 @@ print(run.verdict.headline)
 # `excess_ns` is own work beyond the median of the other ranks that do the same.
 
 # %%
-by_rank = run.parts.groupby("rank")[["work_ns", "excess_ns", "exposed_wait_ns", "exposed_transfer_ns"]].mean() / 1e6
+names = ["work_ns", "excess_ns", "exposed_wait_ns", "exposed_transfer_ns"]
+by_rank = run.parts.groupby("rank")[names].mean() / 1e6
 by_rank.columns = ["own work, ms", "excess, ms", "exposed wait, ms", "exposed transfer, ms"]
 by_rank.round(1)
 
@@ -37,23 +38,25 @@ hpcpace.plots.lateness(run).figure
 
 # %%
 late = run.parts.pivot(index="step", columns="rank", values="excess_ns").idxmax(axis="columns")
-late.value_counts(normalize=True).rename("share of steps in which the rank has the largest excess")
+late.value_counts(normalize=True).rename("share of steps with the largest excess")
 
 # %% [markdown]
 # ## Who waits for whom?
 # `late_rank` is the last rank to enter a collective. Waiting for it is what the others lose.
 
 # %%
-waits = run.collectives.query("late_rank >= 0").groupby(["late_rank", "rank"]).exposed_wait_ns.sum().unstack()
-(waits / run.num_steps / 1e6).round(1).rename_axis(index="waiting for rank", columns="ms a step of rank")
+held_up = run.collectives.query("late_rank >= 0")
+waits = held_up.groupby(["late_rank", "rank"]).exposed_wait_ns.sum().unstack() / run.num_steps / 1e6
+waits.round(1).rename_axis(index="waiting for rank", columns="ms a step of rank")
 
 # %% [markdown]
 # ## Which phase?
 # The excess of each phase says what to look at: the computation, the data or something outside of all phases.
 
 # %%
-phases = run.parts.groupby("rank")[["data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"]].mean() / 1e6
-(phases - phases.median()).round(1)
+names = ["data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"]
+phases_ms = run.parts.groupby("rank")[names].mean().rename(columns=lambda name: name.removesuffix("_ns")) / 1e6
+(phases_ms - phases_ms.median()).round(1)
 
 # %% [markdown]
 # ## One step, lane by lane

@@ -344,7 +344,7 @@ def test_skew_is_read_in_words(summary):
 
 
 def test_a_large_run_stays_below_two_megabytes_beside_the_library(summary):
-    plots = sample_plots(num_ranks=1024, num_steps=4000, num_nodes=300, hosts=tuple(f"n{i}" for i in range(64)))
+    plots = sample_plots(num_ranks=1024, num_steps=10_000, num_nodes=300, hosts=tuple(f"n{i}" for i in range(64)))
     rows = tuple(replace(summary.ranks[0], rank=rank) for rank in range(1024))
     assert rest_bytes(page(replace(summary, ranks=rows), VERDICT, plots)) < 2_000_000
 
