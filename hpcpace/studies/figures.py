@@ -5,7 +5,7 @@ Nothing here needs torch or MPI: a login node can read the studies of any cluste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
