@@ -143,6 +143,23 @@ def test_buckets_that_overlap_backward_are_waited_for_at_its_end(unblocked):
     assert gains[0].share.value > 0.3
 
 
+def test_a_wait_that_blocked_nobody_does_not_make_another_one_work():
+    """Rank 0 waits from 20 to 50 ms; another operation, which it does not need yet, ends at 25 ms."""
+    rows = [[], []]
+    for step in range(4):
+        start = step * 70 * MS
+        for rank, enters in enumerate(((10, 20, 60), (18, 49, 60))):
+            for group, (enter, leave, held) in enumerate(
+                zip(enters, (25, 50, 62), (1, 50 - enters[1], 2), strict=True)
+            ):
+                at = start + enter * MS, start + leave * MS
+                rows[rank].append((step, group, step, Op.ALL_REDUCE, 8, -1, *at, held * MS, ExitKind.COMPLETION))
+    begin = np.tile(np.arange(4) * 70 * MS, (2, 1))
+    run = known_run(rows, begin, begin + 70 * MS, groups=dict.fromkeys(range(3), (0, 1)))
+    graph = graph_of(run)
+    assert rebuilt_ns(graph, replay(graph)) == pytest.approx(graph.measured_ns)
+
+
 def test_steps_with_several_waits_inside_torch_are_not_rebuilt():
     """As those of a GAN, whose two models each wait for their gradients: see step_graph."""
     begin = np.tile(np.arange(4) * 50 * MS, (2, 1))
