@@ -1,4 +1,4 @@
-"""A rank that sleeps in its forward pass is told from one that computes there, by its processor time."""
+"""A rank that waits in its forward pass is told from one that computes there, by its processor time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ FOLDER = Path(__file__).parent
 Run = Callable[..., CompletedProcess[str]]
 
 
-@pytest.mark.parametrize(("way", "cause"), [("sleep", "by waiting that uses no core"), ("spin", "by computation")])
+OFF_CORE = "by waiting that uses no core"
+
+
+@pytest.mark.parametrize(
+    ("way", "cause"), [("sleep", OFF_CORE), ("lock", OFF_CORE), ("read", OFF_CORE), ("spin", "by computation")]
+)
 def test_the_cause_of_a_late_rank_is_waiting_or_computation(
     torchrun: Run, tmp_path: Path, way: str, cause: str
 ) -> None:
@@ -28,4 +33,4 @@ def test_the_cause_of_a_late_rank_is_waiting_or_computation(
     verdict = examine(read_attempt(attempt).traces)
     assert (verdict.mode, [culprit.id for culprit in verdict.culprits[:1]]) == (Mode.STRAGGLER, ["1"])
     assert cause in verdict.headline
-    assert any("neither runs nor waits for a core" in sentence for sentence in verdict.why) == (way == "sleep")
+    assert any("neither runs nor waits for a core" in sentence for sentence in verdict.why) == (cause == OFF_CORE)
