@@ -108,19 +108,18 @@ def on_devices(traces: Sequence[RankTrace], thresholds: ThresholdValues | None =
     changed = [index for index, view in enumerate(views) if is_on_device(view) and view is not traces[index]]
     pace = thresholds.of(HostPaceThresholds)
     stretches = [_stretches(views[index], traces[index], pace) for index in changed]
-    headers = [traces[index].header for index in changed]
-    of_role: dict[tuple[int, int], list[int]] = {}
-    for index, header in zip(changed, headers, strict=True):
-        of_role.setdefault((header.pp, header.tp), []).append(index)
-    numbers = {role: number for number, role in enumerate(of_role)}
-    role = [numbers[header.pp, header.tp] for header in headers]
+    # Tensor parallelism divides the work of a stage evenly: all its ranks show how long devices work.
+    role = np.unique([traces[index].header.pp for index in changed], return_inverse=True)[1].tolist()
+    of_role: dict[int, list[int]] = {}
+    for index, of in zip(changed, role, strict=True):
+        of_role.setdefault(of, []).append(index)
     samples = _sampled_pieces([traces[index] for index in changed], stretches, role)
     shown = {key: follows for key, pieces in samples.items() if (follows := pieces.is_following()) is not None}
     if stretches:
         stretches = following_hosts(stretches, role, shown, pace)
     found = dict(zip(changed, stretches, strict=True))
     work = {}
-    for key, members in enumerate(of_role.values()):
+    for key, members in of_role.items():
         usual_ns = usual_lengths([found[index] for index in members], pace)
         bounds_ns = {kind: pieces.work_bounds() for (of, kind), pieces in samples.items() if of == key}
         following = frozenset(kind for (of, kind), follows in shown.items() if of == key and follows)
@@ -314,7 +313,8 @@ def _sampled_pieces(
         members.sort(key=lambda index: float(share[index]))
         sampled = []
         for index in dict.fromkeys([*members[: _MAX_SAMPLED_RANKS // 2], *members[-_MAX_SAMPLED_RANKS // 2 :]]):
-            own = stretches[index]
+            # What a host that collects garbage holds up says nothing about how it issues work.
+            own = stretches[index].select(stretches[index].collected_ns == 0)
             steps = np.unique(own.step)
             first = np.linspace(0, max(len(steps) - _SAMPLED_STEPS, 0), _NUM_SAMPLES).astype(np.int64)
             some = steps[np.unique(np.minimum(first[:, None] + np.arange(_SAMPLED_STEPS), len(steps) - 1))]

@@ -32,7 +32,7 @@ from hpcpace.metrics.operations import MESSAGE_NAMES
 from hpcpace.metrics.phase_cores import WorkThresholds
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
 from hpcpace.metrics.plausibility import Alternation, CountThresholds, alternation
-from hpcpace.metrics.roles import VariationThresholds
+from hpcpace.metrics.roles import VariationThresholds, same_work
 from hpcpace.metrics.segments import BlockingThresholds
 from hpcpace.metrics.steps import StepPanel, common_steps, is_plain, is_unphased, is_warmup, step_times, used_steps
 from hpcpace.metrics.stops import StopThresholds
@@ -149,8 +149,9 @@ class Measured:
     def role(self) -> Ints:
         """Which ranks do the same work, int64, (num_ranks,)."""
         headers = [trace.header for trace in self.timed.traces]
-        roles = {slot: index for index, slot in enumerate(sorted({(header.pp, header.tp) for header in headers}))}
-        return np.array([roles[header.pp, header.tp] for header in headers], np.int64)
+        return same_work(
+            np.array([header.pp for header in headers], np.int64), np.array([header.tp for header in headers], np.int64)
+        )
 
     @property
     def is_role_known(self) -> bool:
@@ -174,7 +175,7 @@ class Measured:
 
     @cached_property
     def rebuilt(self) -> Rebuilt | None:
-        """The steps rebuilt, which shows what a change of some work would gain; None if it would be wrong.
+        """The steps rebuilt, which shows what a change of some work would gain; None if it is, or would be, wrong.
 
         A sender that is held until its receiver comes, as by gloo, is rebuilt as if it were held as long whatever the
         receiver does, and so hides what its receiver costs, unless its completion shows that both must be there. Work
@@ -184,7 +185,8 @@ class Measured:
         held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
         if graph is None or (graph.has_free_senders and held_share > self.limits.max_held_share):
             return None
-        return rebuild(graph)
+        rebuilt = rebuild(graph)
+        return rebuilt if rebuilt is not None and rebuilt.error_share <= self.limits.max_rebuild_error else None
 
     @cached_property
     def clocks(self) -> Clocks:

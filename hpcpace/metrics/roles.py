@@ -35,6 +35,21 @@ class StageThresholds(Thresholds, topic="straggler"):
     """Part of the excess that the named stages must hold beyond chance; else the data cannot name the stage."""
 
 
+def same_work(stage: Ints, slot: Ints) -> Ints:
+    """Return which ranks do the same work, numbered from 0, int64, (num_ranks,).
+
+    Those of one stage and tensor slot. Without replicas nobody would have a counterpart, so the slots of a stage are
+    compared: tensor parallelism divides the work of a stage evenly.
+
+    Args:
+        stage, slot: coordinates of each rank in the pipeline and in tensor parallelism, int64, (num_ranks,).
+    """
+    _, role, counts = np.unique(np.stack([stage, slot]), axis=1, return_inverse=True, return_counts=True)
+    if counts.max(initial=0) == 1:
+        _, role = np.unique(stage, return_inverse=True)
+    return np.asarray(role, np.int64).reshape(-1)
+
+
 class Stage(StrEnum):
     """What a rank does by itself during its step."""
 

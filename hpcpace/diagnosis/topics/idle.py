@@ -117,7 +117,10 @@ class HostThresholds(Thresholds, topic="host"):
     bounded_part: float = number(0.5, "share")
     """Part of an upper bound on idle time that counts when findings are ranked: a sure cost comes first."""
     everywhere_share: float = number(0.01, "share")
-    """Share of the step for which devices of most ranks of a role must be idle for hosts to be too slow everywhere."""
+    """Share of the step for which devices of some ranks of a role must be idle for hosts to be too slow everywhere."""
+    idle_ranks_part: float = number(0.25, "share")
+    """Part of the ranks of a role that these must be more than: where ranks wait for each other many times a step, only
+    those whose hosts are the latest are idle."""
     slower_host: float = number(0.1, "share")
     """Share by which a host takes longer than the median one to issue a step, from which it is slow by itself."""
     common_part: float = number(0.5, "share")
@@ -191,7 +194,7 @@ _LEARN = "profile a few steps with torch.profiler and read them with hpcpace imp
 
 
 def find_host_everywhere(case: Case) -> list[DiagnosisFinding]:
-    """Return whether hosts are too slow on most ranks, and leave the case without the idle time that this explains.
+    """Return whether hosts are too slow everywhere, and leave the case without the idle time that this explains.
 
     Who is late, and which stage has more work, is then judged by the work of devices: where in a schedule a slow host
     holds its device up depends on the schedule. A host that takes longer than the others keeps the idle time that
@@ -201,8 +204,8 @@ def find_host_everywhere(case: Case) -> list[DiagnosisFinding]:
     of_rank = panels.host_ns.mean(axis=1) / panels.mean_time_ns
     if len(of_rank) != len(panels.rank):
         return []
-    usual = max(float(np.median(of_rank[panels.role == of])) for of in np.unique(panels.role))
-    if usual < limits.everywhere_share:
+    roles = [of_rank[panels.role == of] for of in np.unique(panels.role)]
+    if max(np.quantile(own, 1 - limits.idle_ranks_part, method="lower") for own in roles) < limits.everywhere_share:
         return []
     common_ns = panels.host_ns.copy()
     if len(panels.issue_ns) == len(panels.rank):

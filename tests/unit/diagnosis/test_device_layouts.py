@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments.score.layouts import MS, US, Layout
 from hpcpace.core.rundir import RunDirectory
+from hpcpace.diagnosis import devices
 from hpcpace.diagnosis.analyze import examine
 from hpcpace.diagnosis.summary import Mode, Verdict
+from hpcpace.metrics.host_waits import Stretches
+from hpcpace.metrics.issue_leads import Issued
 from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.schema import Phase
 
 HALF_A_POINT = 0.006
 
@@ -32,6 +37,13 @@ def culprits(verdict: Verdict) -> list[str]:
 def test_a_straggler_of_fsdp_costs_what_it_costs_and_makes_no_second_finding(tmp_path, factor):
     verdict, cost = judged(Layout(kind="fsdp", slow={5: factor}), tmp_path, slow={})
     assert (verdict.mode, culprits(verdict), len(verdict.findings)) == (Mode.STRAGGLER, ["5"], 1)
+    assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
+
+
+def test_a_slow_host_among_tensor_slots_without_replicas_is_found(tmp_path):
+    job = Layout(kind="tensor", num_ranks=8, tp=8, per_node=2, slow={2: 1.3, 3: 1.3})
+    verdict, cost = judged(job, tmp_path, slow={})
+    assert (verdict.mode, culprits(verdict)) == (Mode.STRAGGLER, ["g1"])
     assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
 
 
@@ -94,6 +106,14 @@ def test_hosts_that_issue_too_slowly_are_found_by_what_is_left_when_they_are_don
     assert kind == "ddp" or finding.loss_share == pytest.approx(cost, abs=10 * HALF_A_POINT)
 
 
+@pytest.mark.parametrize("kind", ["tensor", "experts"])
+def test_hosts_that_are_too_slow_by_turns_are_no_rank_s_fault(tmp_path, kind):
+    job = Layout(kind=kind, num_ranks=16, tp=4, issue=1.4, host_noise=0.04, transfer_ns=100 * US)
+    verdict, cost = judged(job, tmp_path, issue=0.02)
+    assert [finding.mode for finding in verdict.findings] == [Mode.HOST]
+    assert verdict.loss_share == pytest.approx(cost, abs=3 * HALF_A_POINT)
+
+
 @pytest.mark.parametrize(("issue", "pp", "microbatches"), [(1.5, 4, 8), (1.3, 2, 8)])
 @pytest.mark.parametrize("host_noise", [0.0, 0.02])
 def test_hosts_that_are_too_slow_in_a_pipeline_are_no_stage_s_fault(tmp_path, issue, pp, microbatches, host_noise):
@@ -136,6 +156,22 @@ def test_garbage_collection_that_hits_other_ranks_in_other_steps_has_its_estimat
     (collection,) = [one for finding in verdict.findings for one in finding.culprits if one.id == "gc"]
     low, high = collection.interval
     assert low - 1e-9 <= collection.effect <= high + 1e-9
+
+
+def test_stretches_with_a_collection_say_nothing_about_the_pace_of_hosts(monkeypatch):
+    rows = np.arange(40)
+    collected = np.where(rows % 4 == 0, 60 * MS, 0)
+    none, zeros = np.zeros(40, np.bool_), np.zeros(40, np.int64)
+    stretches = Stretches(
+        step=rows, phase=np.full(40, Phase.FORWARD), piece=zeros, begin_ns=100 * MS * rows,
+        end_ns=100 * MS * rows + collected, is_dry_before=none, is_dry_after=none, collected_ns=collected,
+        host_ns=collected, lead_before_ns=zeros, lead_after_ns=zeros,
+    )  # fmt: skip
+    nothing = np.zeros(0, np.int64)
+    issued = Issued(issue_ns=nothing, enter_ns=nothing, exit_ns=nothing, blocked_ns=nothing)
+    monkeypatch.setattr(devices, "_issued", lambda trace, step=None: issued)
+    (pieces,) = devices._sampled_pieces([None], [stretches], [0]).values()
+    assert len(pieces.own_ns) == 30 and not pieces.idle_ns.any()
 
 
 def test_what_is_judged_ends_where_a_trace_does(tmp_path):

@@ -6,7 +6,7 @@ from cases import each_case
 
 from hpcpace.metrics.kernels import others_median
 from hpcpace.metrics.resampling import trimmed_mean
-from hpcpace.metrics.roles import excess_over_role
+from hpcpace.metrics.roles import excess_over_role, same_work
 
 
 @each_case("num_ranks", [2, 3, 4, 5, 8])
@@ -90,3 +90,17 @@ def test_some_ranks_together_have_the_mean_of_their_excess():
     values = work(5)
     found = excess_over_role(values, np.zeros(5, np.int64))
     assert found.of([1, 2]).value == pytest.approx((found.of_rank(1).share + found.of_rank(2).share) / 2)
+
+
+@pytest.mark.parametrize(
+    ("stage", "slot", "role"),
+    [
+        ([0, 0, 0, 0], [0, 1, 0, 1], [0, 1, 0, 1]),  # with a replica
+        ([0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1]),
+        ([0, 1, 2], [0, 0, 0], [0, 1, 2]),
+        ([-1, -1], [-1, -1], [0, 0]),
+        ([], [], []),
+    ],
+)
+def test_slots_of_a_stage_do_the_same_work_where_nobody_shares_one(stage, slot, role):
+    assert same_work(np.array(stage, np.int64), np.array(slot, np.int64)).tolist() == role
