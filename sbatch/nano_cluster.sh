@@ -7,7 +7,7 @@
 #   python analysis/nano_cluster.py STUDY                  tables and plots, with the published values
 #
 # Options are those of `hpcpace study nano-cluster --help`, such as --batches, --steps and --repetitions.
-# HPCPACE_STUDY=model-size plans the study of model sizes instead. docs/studies.md is the guide, study.sh lists the
+# HPCPACE_STUDY=model-size plans the study of model sizes instead. docs/scale.md is the guide, study.sh lists the
 # environment variables.
 #SBATCH --job-name=nano_cluster
 #SBATCH --output=%x-%j.out

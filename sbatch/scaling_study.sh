@@ -8,7 +8,7 @@
 # Options are those of `hpcpace study scaling --help`; TRAINING are further options of `hpcpace train gpt2`.
 # In a lab (`hpcpace lab run -- bash sbatch/scaling_study.sh ...`) each run gets the network that its name says, and
 # the script waits for it. Elsewhere oversubscription is only part of a run's name, and jobs are left to Slurm.
-# docs/studies.md is the guide, study.sh lists the environment variables.
+# docs/scale.md is the guide, study.sh lists the environment variables.
 set -euo pipefail
 
 script=$(realpath -- "${BASH_SOURCE[0]}")

@@ -21,6 +21,7 @@ _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "guide", _PACKAGE.parent / "docs")
 _MAX_NEAR = 5
 _HEADING = re.compile(r"^(#+) +(.+?)$", re.MULTILINE)
+_MARKS = re.compile(r"[`\[\]:]")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -57,7 +58,7 @@ def _sections(text: str) -> list[tuple[str, str]]:
         level = len(heading[1])
         later = (other.start() for other in headings[place + 1 :] if len(other[1]) <= level)
         if level > 1:
-            title = heading[2].replace("`", "").removeprefix("hpcpace ").lower()
+            title = _MARKS.sub("", heading[2]).removeprefix("hpcpace ").lower()
             sections.append((title, text[heading.start() : next(later, len(text))]))
     return sections
 
@@ -71,7 +72,7 @@ def command(words: tuple[str, ...]) -> None:
     the options of a command, see hpcpace COMMAND --help.
     """
     guide = pages()
-    topic = " ".join(words).lower().removesuffix(".md").removeprefix("docs/")
+    topic = _MARKS.sub("", " ".join(words)).lower().removesuffix(".md").removeprefix("docs/")
     if topic:
         _show(_texts_of(topic, topics(guide)))
         return

@@ -1,6 +1,6 @@
 """`hpcpace study`: plan a study, run it inside its jobs and show its progress.
 
-The scripts of sbatch/ call these commands and submit the jobs; docs/studies.md is the guide.
+The scripts of sbatch/ call these commands and submit the jobs; docs/scale.md is the guide.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Thresholds: the numbers that decide whether a report says something, with unit, default and reason of each.
 
 A module that decides declares them once, as a frozen dataclass; users set them in [thresholds.TOPIC] of a
-configuration, `hpcpace config` shows them, summary.json keeps them, and docs/thresholds.md lists them.
+configuration, `hpcpace config` shows them, summary.json keeps them, and docs/settings.md lists them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The terms of a report, each in a few sentences: the page links to them, and docs/glossary.md has the same."""
+"""The terms of a report, each in a few sentences: the page links to them, and docs/measuring.md has the same."""
 
 from __future__ import annotations
 

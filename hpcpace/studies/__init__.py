@@ -1,1 +1,1 @@
-"""Studies: many ordinary runs from one plan, resumable, and what they show together. See docs/studies.md."""
+"""Studies: many ordinary runs from one plan, resumable, and what they show together. See docs/scale.md."""

@@ -1,6 +1,6 @@
 """Export the state of a run as metrics: into a file, or at /metrics over HTTP.
 
-docs/monitoring.md lists the metrics.
+docs/site.md lists the metrics.
 """
 
 from __future__ import annotations

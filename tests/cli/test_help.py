@@ -88,6 +88,8 @@ def test_help_finds_pages_sections_and_terms_by_name() -> None:
     assert _said("docs/attach.md") == _said("ATTACH")
     assert "--inject takes" in _said("faults")
     assert "GPU far from every adapter" in _said("N01")
+    assert "notable_wait_share" in _said("thresholds.cores")
+    assert "hpcpace_hanging" in _said("monitoring")
     assert "stages wait for each other" in _said("bubble")
     assert "<!--" not in _said("glossary")
 

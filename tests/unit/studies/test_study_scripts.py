@@ -202,7 +202,7 @@ def test_lists_every_environment_variable_that_it_reads() -> None:
     shared = (REPOSITORY / "docs" / "slurm.md").read_text()
     listed = set(re.findall(r"^(?:#   |\| `)(HPCPACE_[A-Z_]+[A-Z])", text + shared, flags=re.MULTILINE))
     read = set(re.findall(r"\$\{?(HPCPACE_[A-Z_]+)", text)) - {"HPCPACE_LAB_NAME"}
-    guide = (REPOSITORY / "docs" / "studies.md").read_text()
+    guide = (REPOSITORY / "docs" / "scale.md").read_text()
     assert read <= listed
     assert [
         name for name in re.findall(r"^#   (HPCPACE_[A-Z_]+[A-Z])", text, flags=re.MULTILINE) if name not in guide

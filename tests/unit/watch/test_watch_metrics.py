@@ -100,7 +100,7 @@ def test_dashboard_and_alerts_ask_for_metrics_that_there_are(run: LiveRun) -> No
 
 
 def test_the_document_names_every_metric(run: LiveRun) -> None:
-    text = (MONITORING.parent / "monitoring.md").read_text()
+    text = (MONITORING.parent / "site.md").read_text()
     suffixes = {Kind.COUNTER: "_total", Kind.INFO: "_info", Kind.GAUGE: ""}
     names = {family.name + suffixes[family.kind] for family in families(run.look())}
     assert [name for name in sorted(names) if f"`{name}`" not in text and "network" not in name] == []
