@@ -140,7 +140,7 @@ class JobControl:
         name: name of the job, in front of all that it says.
         job: the job as scancel takes it; None without Slurm.
         ended_by: 128 plus the number of the signal that ends the job; 0 without one.
-        is_early: whether SIGUSR1 has told the job that its time limit is near.
+        is_early: whether SIGUSR1 has warned the job that its time limit is near.
     """
 
     def __init__(self, name: str, job: str | None) -> None:

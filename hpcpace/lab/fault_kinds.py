@@ -371,7 +371,7 @@ class SlowHost(HostFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour(HostFault):
-    """Runs processes beside the job on a host: busy ones, or ones that copy memory all the time."""
+    """Runs processes next to the job on a host: busy ones, or ones that copy memory all the time."""
 
     kind = "neighbour"
     load: str

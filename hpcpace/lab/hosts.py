@@ -118,7 +118,7 @@ class HostCgroup:
 
 
 def weigh_hosts(lab: str, num_hosts: int) -> None:
-    """Give a lab as much weight on its machine as that many processes, or control groups, beside it have together.
+    """Give a lab as much weight on its machine as that many other processes, or control groups, have together.
 
     Else all hosts together would get as much processor time as one busy process of the machine. Control groups of the
     hosts exist already; a machine without the cpu controller has no weights.
@@ -292,7 +292,7 @@ def _start(plan: LabPlan, files: LabFiles, host: LabHost, environ: dict[str, str
 
 
 def _fixed_neighbours(plan: LabPlan, host: LabHost) -> list[str]:
-    """Return the commands that tell a host all Ethernet addresses; none where all hosts can learn them."""
+    """Return the commands that give a host all Ethernet addresses; none where all hosts can learn them."""
     if len(plan.hosts) ** 2 <= _MAX_LEARNED:
         return []
     # Not "add": a host that was asked for its address meanwhile has learned who asked.
@@ -380,7 +380,7 @@ def command_on(files: LabFiles, host: LabHost, command: Sequence[str], *, folder
 
 
 class Load(StrEnum):
-    """What a process beside a job takes."""
+    """The resource that another process on the host takes from a job."""
 
     CPU = "cpu"
     MEMORY = "memory"

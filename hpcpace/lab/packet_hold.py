@@ -79,7 +79,7 @@ class _End:
 
 
 class PacketHolder:
-    """Forwards between two devices; `run` does it until it is told to stop.
+    """Forwards between two devices; `run` forwards until it is stopped.
 
     Args:
         ends: sockets at both devices, as of `packet_sockets`.

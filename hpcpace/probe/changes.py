@@ -27,7 +27,7 @@ from hpcpace.probe.pair_network import MIN_LATENCY_NS, best_rates, least_latenci
 from hpcpace.probe.record import PairRow, ProbeRecord, SweepRow
 
 MIN_CHANGE = 0.05
-"""A smaller change is none, whatever the noise."""
+"""Smaller changes are ignored, whatever the noise."""
 _MAX_HALFWIDTH = 0.3
 """A comparison that could not have seen 30 % more time says nothing."""
 _MAX_LN = 20.0

@@ -75,7 +75,7 @@ def _misfit(terms: Sequence[Floats], times_ns: Floats) -> float:
 
 
 MIN_SIZES = 4
-"""Of a law; fewer say nothing about its form."""
+"""Sizes that a law needs; fewer say nothing about its form."""
 _MIN_IN_PIECE = 3
 _NUM_PARAMETERS = 3  # of a piece: latency, rate and where it begins
 _MIN_DEVIATION = 0.02

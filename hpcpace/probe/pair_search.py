@@ -1,4 +1,4 @@
-"""Which pairs of hosts are measured next, while the links of slow pairs cannot be told apart.
+"""Which pairs of hosts are measured next, while the links of slow pairs cannot be distinguished.
 
 The number of first rounds grows with the logarithm of the hosts, and is that of all pairs where time allows. Each
 further round pairs the suspects with hosts that are fast with others. What measures a round is an argument, so that
@@ -96,7 +96,7 @@ class _FollowUp:
                 self._partners[host][other] = self._partners[host].get(other, 0) + 1
 
     def ask(self, link: int, most_partners: int) -> None:
-        """Add a pair that tells more about a link, unless it had so many partners, or no host is free."""
+        """Add a pair that adds evidence about a link, unless the link had that many partners, or no host is free."""
         unit, num_hosts = link // 2, self._network.num_hosts
         if unit < num_hosts:
             useful = self._useful(unit)
@@ -141,9 +141,9 @@ class _FollowUp:
     def _useful(self, host: int) -> list[int]:
         """Return the hosts with which a host reaches what its link gives: where uplinks limit, those of its switch."""
         others = [other for other in range(self._network.num_hosts) if other != host]
-        beside = [other for other in others if self._network.leaf[other] == self._network.leaf[host]]
+        neighbours = [other for other in others if self._network.leaf[other] == self._network.leaf[host]]
         is_limited = self._network.is_known and self._slow.usual[1] < AS_SLOW * self._slow.usual[0]
-        return beside if is_limited and beside else others
+        return neighbours if is_limited and neighbours else others
 
     def _pair_host(self, host: int, others: Iterable[int]) -> None:
         for other in self._by_use(host, others):

@@ -3,7 +3,7 @@
 A link is at least as fast as the fastest transfer that passed it, its capability. A kind of link (of hosts, or uplinks)
 has a usual capability, the median over its links, and a link below that by more than three robust deviations and 10 %
 is not cleared. A slow transfer accuses the links on its path that are not cleared. Where that is one link, it is the
-slow one; where it is several, nobody can tell which, and all of them are named.
+slow one; where several are, the slow one cannot be singled out, and all of them are named.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def _references(capability: Floats, kind: Ints) -> tuple[Floats, Floats]:
 def outlier_limit(values: Floats) -> tuple[float, float]:
     """Return the median of values, and what is an outlier below: three robust deviations and 10 % less; nan for none.
 
-    Of an even number the upper middle value counts, and the lower middle deviation: where half of four hosts are slow,
-    the mean of both halves would be what no link has.
+    An even number of values takes the upper middle value and the lower middle deviation: where half of four hosts are
+    slow, no link has the mean of both halves.
     """
     if not len(values):
         return float("nan"), float("nan")

@@ -254,7 +254,7 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class _Table:
-    """What rank 0 tells all ranks before the first round.
+    """What rank 0 sends to all ranks before the first round.
 
     Attributes:
         nodes: hosts that take part, as indices into the world's.

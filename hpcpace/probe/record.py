@@ -205,7 +205,7 @@ class PairsRecord:
         rows: in the order measured.
         bisections: sums over uplinks; empty where the network is unknown.
         findings: slow links, certain ones first.
-        note: why nothing, or not everything, could be told; empty otherwise.
+        note: why nothing, or not everything, could be said; empty otherwise.
     """
 
     carrier: str
@@ -221,9 +221,9 @@ class PairsRecord:
 SCHEMA = "hpcpace-probe/1"
 MAX_BYTES = 1 << 26
 MAX_PIECES = 6
-"""Of a law."""
+"""Pieces of a law."""
 MIN_TIME_NS = 1.0
-"""Of an operation."""
+"""Shortest time of an operation."""
 _FAMILY = SCHEMA.partition("/")[0] + "/"
 
 

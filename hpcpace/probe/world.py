@@ -295,7 +295,8 @@ def measure_parts(
         parts: what to measure.
         record: with the time that all parts may take.
         clock: a monotonic clock, in seconds.
-        begin_stage: takes the name of a part, and returns what is told its progress in ms whenever the ranks meet.
+        begin_stage: takes the name of a part, and returns a function that takes its progress in ms at each meeting of
+            the ranks.
 
     Raises:
         RankZeroLost: rank 0 does not answer any more.

@@ -110,9 +110,9 @@ gradients of 4 bytes a step and rank, and crosses the link with 30.3 kB a token 
 replica then has 16 sequences of 1,024 tokens."""
 GPT2_SMALL_LAYERS, GPT2_XL_LAYERS = 12, 48
 VOLUME_OF_LAYERS_GBYTE = {GPT2_SMALL_LAYERS: 174.0, GPT2_XL_LAYERS: 330.0}
-"""Of a pipeline over 2x2; the study shows a straight line between the two ends."""
+"""Traffic of a pipeline over 2x2; the study shows a straight line between the two ends."""
 PEAK_MEMORY_GBYTE: dict[str, float | None] = {"small": 13.68, "medium": 29.94, "large": 46.31, "xl": None}
-"""Of training on one GPU with 48 GB; None means out of memory."""
+"""Peak memory of training on one GPU with 48 GB; None means out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ def _row(values: dict[str, str]) -> PublishedRow:
 def tokens_per_s_of_one(rows: Sequence[PublishedRow]) -> Spread:
     """Return the throughput of one GPU: R_n / (n times the scaling factor), over the rows.
 
-    The study prints scaling factors with two digits, so that only those of at least 0.1 tell it.
+    The study prints scaling factors with two digits, so only those of at least 0.1 are precise enough.
     """
     found = spread(
         [row.tokens_per_s / row.layout.num_ranks / row.scaling_factor for row in rows if row.scaling_factor >= 0.1]

@@ -331,7 +331,7 @@ class JournalFile:
         """Append rows as records, in order; what a full disk takes of them is kept.
 
         Raises:
-            OSError: it did not take all; `next_rows` and `open_rows` tell which complete records it took.
+            OSError: it did not take all; `next_rows` and `open_rows` say which complete records it took.
         """
         runs = [run for run in runs if len(run.rows)]
         content = b"".join(encode_records(_NUMBERS[run.table], run.kind, run.first_row, run.rows) for run in runs)

@@ -134,11 +134,11 @@ def pack_attempt(attempt: Attempt, plan: PackPlan, *, begin_stage: Callable[[str
             _check_owner(folder, files)
             if not plan.has_ended:
                 _check_ended(folder, files)
-            tell, num_done = begin_stage("pack"), 0
+            show, num_done = begin_stage("pack"), 0
             for group in _groups(folder, files, plan, result):
                 _write_pack(folder, group, plan, result)
                 num_done += len(group)
-                tell(num_done, len(files))
+                show(num_done, len(files))
             result.files_after, result.bytes_after = _count(attempt, folder)
     except OSError as error:
         raise TraceError(

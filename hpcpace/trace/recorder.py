@@ -149,7 +149,7 @@ class Recorder:
             if there is no device. Steps and phases wait for it in memory, up to 60 s, while `awaits_device`.
         keeps: takes a table and the steps of rows of phases or collectives, and returns which of them to write; None
             for all.
-        phase_ended: is told of each region, in the thread that leaves it; None if nobody is.
+        phase_ended: called for each region, in the thread that leaves it; None for no call.
         max_rows: rows kept in memory while the disk takes none.
         num_events: rows taken from the buffers so far.
         phases_seen: codes of the phases among them.
@@ -558,7 +558,7 @@ class Recorder:
             self._tell(message)
 
     def _tell(self, message: str) -> None:
-        # If the warning itself fails, as on a closed stderr, there is nobody left to tell.
+        # If the warning itself fails, as on a closed stderr, there is nowhere left to report it.
         with contextlib.suppress(Exception):
             self._warn(message)
 

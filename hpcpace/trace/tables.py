@@ -141,7 +141,7 @@ class RankTrace:
         problems: what was left out and why, one sentence each; empty for an intact file.
         closed_cleanly: whether the rank ended its recording; otherwise it was killed, or is still running.
         open_collectives: operations that were entered but not completed at the last flush, with `exit_kind` 2.
-        first_step: the first step of which rows were kept, where the rank was told to keep only the last ones; else 0.
+        first_step: the first step of which rows were kept, where the rank keeps only the last ones; else 0.
     """
 
     path: Path

@@ -132,8 +132,8 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out.
 
-    On CPUs torch raises a plain RuntimeError, which only its text tells from others ("DefaultCPUAllocator: can't
-    allocate memory" in c10/core/impl/alloc_cpu.cpp; NCCL and gloo pass on the words of the system).
+    On CPUs torch raises a plain RuntimeError, which only its text distinguishes from others ("DefaultCPUAllocator:
+    can't allocate memory" in c10/core/impl/alloc_cpu.cpp; NCCL and gloo pass on the words of the system).
     """
     import torch
 

@@ -73,7 +73,7 @@ class SyncTree:
     def of(cls, rank: int, host_keys: Sequence[str]) -> SyncTree:
         """Return the place of a rank: a binomial tree over the hosts, a star within each.
 
-        In round k the first 2^k hosts know the time, and each tells one more: ceil(log2(num_hosts)) rounds.
+        In round k the first 2^k hosts know the time, and each passes it to one more: ceil(log2(num_hosts)) rounds.
 
         Args:
             rank: this rank.
@@ -127,7 +127,7 @@ class Standing(NamedTuple):
 
 
 AT_THE_START = Standing()
-"""Of a rank that has done nothing and says nothing."""
+"""The standing of a rank that has done nothing and says nothing."""
 
 
 class ClockSync:

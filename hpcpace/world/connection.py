@@ -221,8 +221,8 @@ def wait_until_listening(place: Rendezvous, deadline: Deadline) -> None:
 
 
 _STARTED_BY = {"slurm": "Slurm", "pmi": "mpiexec", "torchrun": "torchrun"}
-# What a launcher tells the ranks of an MPI library, by the beginning of the library's name. mpi/cray_shasta and
-# mpi/pmi2 are plugins of Slurm; a PMI_FD or PMI_PORT comes from mpiexec, too.
+# Variables by which a launcher reaches the ranks of an MPI library, by the beginning of the library's name.
+# mpi/cray_shasta and mpi/pmi2 are plugins of Slurm; a PMI_FD or PMI_PORT comes from mpiexec, too.
 _TOLD_BY_PMI = ("PMI_FD", "PMI_PORT")
 _TOLD_BY_CRAY = ("PMI_CONTROL_PORT", "PMI_SHARED_SECRET", "PALS_APID")
 _TOLD_BY_PMIX = ("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE")
@@ -296,12 +296,12 @@ def connect(
 
 
 def usable_mpi(info: RankInfo, environ: Mapping[str, str], *, is_forced: bool) -> tuple[LoadedMpi | None, str]:
-    """Return MPI if it can connect the ranks of this launcher, as far as the environment tells, or else why it cannot.
+    """Return MPI if it can connect the ranks of this launcher, as far as the environment shows, or else why it cannot.
 
     Args:
         info: this rank's place.
         environ: its environment.
-        is_forced: whether MPI is used whatever the environment tells.
+        is_forced: whether MPI is used whatever the environment says.
 
     Raises:
         WorldError: MPI is forced, and cannot be loaded.

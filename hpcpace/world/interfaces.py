@@ -286,7 +286,7 @@ def _networks(hosts: Mapping[str, HostAddresses]) -> Iterator[_Network]:
                 continue
             member = (interface, str(address.ip))
             by_family = 2 * (address.version == 6)
-            # All links have the same link-local subnet, which therefore tells nothing.
+            # All links have the same link-local subnet, which therefore proves nothing.
             by_network = [] if address.is_link_local else [(by_family, str(address.network))]
             for place in (*by_network, (by_family + 1, interface)):
                 found.setdefault(place, {}).setdefault(host_name, []).append(member)

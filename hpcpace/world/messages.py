@@ -26,7 +26,7 @@ from hpcpace.world.deadline import Deadline
 from hpcpace.world.mpi import calls_from_any_thread
 
 NUM_VALUES = 7
-"""Of a message between two ranks."""
+"""Integers in a message between two ranks."""
 _FORMAT = struct.Struct(f"={NUM_VALUES}q")
 _TAG = 7
 # A message that takes longer comes from a rank that is late, or needs this core to come at all.

@@ -52,7 +52,7 @@ def load_mpi(environ: Mapping[str, str]) -> LoadedMpi:
     """Return mpi4py's module with its MPI library loaded; MPI starts with `start_mpi`.
 
     Args:
-        environ: environment, which tells who started this process.
+        environ: environment, which shows who started this process.
 
     Raises:
         WorldError: mpi4py is missing, or finds no MPI library.
@@ -95,9 +95,9 @@ def _is_under_pmi2(environ: Mapping[str, str]) -> bool:
 
 
 def is_misread_by_pmi2(library: str) -> bool:
-    """Return whether Slurm's pmi2 may misread what this library tells it in its start.
+    """Return whether Slurm's pmi2 may misread what this library sends it at its start.
 
-    MPICH over UCX tells it 4,096 bytes from the place of its address on, in lines that are longer than pmi2 reads
+    MPICH over UCX sends it 4,096 bytes from the place of its address on, in lines that are longer than pmi2 reads
     unless zeros lie there (docs/slurm.md). In the heap of a program that has run for a while may be anything.
     """
     return library.startswith("MPICH") and "ucx" in library

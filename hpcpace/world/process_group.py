@@ -40,7 +40,7 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Attendee:
-    """What a rank tells the others.
+    """A rank as it introduces itself to the others.
 
     Attributes:
         rank: its number.
@@ -88,7 +88,7 @@ def meet_over_store(store: Any, own: Attendee, info: RankInfo, hosts: Sequence[s
 
     Args:
         store: torch's store of these ranks, and no others.
-        own: what this rank tells.
+        own: how this rank introduces itself.
         info: its place.
         hosts: names of the hosts that should come, as far as they are known.
         deadline: until when rank 0 waits for all, and the others a little longer for its answer.
@@ -134,7 +134,7 @@ def _met(store: Any, own: Attendee, hosts: Sequence[str], deadline: Deadline) ->
 
 
 def _decide(meeting: Any, world_size: int, hosts: Sequence[str], deadline: Deadline) -> None:
-    """Wait for all ranks, and tell every host its route, or why there is none."""
+    """Wait for all ranks, and give every host its route, or the reason for having none."""
     keys = [f"rank/{rank}" for rank in range(world_size)]
     # A wait of torch would print a warning of its own where it ends without all ranks.
     while (num_came := meeting.add("num-came", 0)) < world_size and not deadline.is_over:
@@ -330,7 +330,7 @@ def init_process_group(
 def _introduction(
     info: RankInfo, device: torch.device | str, backend: str, interface: str | None
 ) -> tuple[Attendee, torch.device]:
-    """Return what this rank tells the others, and its device; a problem is told as well, so that all ranks end."""
+    """Return this rank's introduction to the others, and its device; it includes a problem, so that all ranks end."""
     import torch
 
     problem, chosen = "", torch.device("cpu")
