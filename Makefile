@@ -119,9 +119,15 @@ pacing: $(STAMP)
 # The guide as a site, with links and anchors checked, in build/site, and manual pages of all commands in build/man.
 # Search needs a server: python -m http.server --directory build/site
 # The notebooks of the guide run on the demo.
+# `make docs VERSION=0.1` puts the site of that version on the branch `site` instead, next to those of earlier versions.
 docs: $(STAMP) | $(DEMO)/slow-rank-2/summary.json
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+ifdef VERSION
+	NO_MKDOCS_2_WARNING=1 PATH=$(CURDIR)/$(BIN):$$PATH mike deploy --branch site --update-aliases $(VERSION) latest
+	PATH=$(CURDIR)/$(BIN):$$PATH mike set-default --branch site latest
+else
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+endif
 	$(BIN)/python docs/manual.py build/man
 
 clean:
