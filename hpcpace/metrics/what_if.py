@@ -422,7 +422,8 @@ def transient_loss_ns(graph: StepGraph) -> float:
     if changing.shape[1] >= _MIN_HALVED:
         random, num_steps = np.random.default_rng(0), changing.shape[1]
         halves = [random.permutation(num_steps)[: num_steps // 2] for _ in range(_NUM_HALVES)]
-        columns += [changing[:, half].mean(axis=1) for half in halves]
+        by_step = np.ascontiguousarray(changing.T)  # rows that are copied whole, not value by value
+        columns += [by_step[half].mean(axis=0) for half in halves]
     ends = replay(graph, np.ascontiguousarray(np.stack(columns, axis=1)))[graph.end].max(axis=0)
     bias = max(float(ends[1:].mean() - ends[0]), 0.0) / (np.sqrt(2.0) - 1) if len(columns) > 1 else 0.0
     steady = max(float(ends[0]) - bias, 0.0)
