@@ -21,6 +21,7 @@ from hpcpace.cli.options import (
     PATH,
     Decorated,
     Real,
+    collect_less_garbage,
     headed,
     option,
     shown_progress,
@@ -269,6 +270,7 @@ def command(
     Exit codes: 0 nothing hangs; 1 the job hangs, or a file was left out; 2 bad input; 3 cannot tell
     why it hangs, or ranks left no record.
     """
+    collect_less_garbage()
     paths = paths or (_newest(),)
     if _is_run(paths):
         if ras is not None or timeline is not None:

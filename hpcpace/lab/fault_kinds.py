@@ -483,7 +483,7 @@ class FillDisk(HostFault):
     def switch(self, lab: InsideLab, is_on: bool) -> None:
         """Allocate a file of the free size, three times, in case others free some space meanwhile; or remove it."""
         # Everybody on the host may write to its /tmp, so this name may be a link to a file of the machine.
-        with Folder.open(Path(f"/proc/{lab.pid(self.host)}/root/tmp")) as tmp:
+        with Folder.open(self._tmp(lab)) as tmp:
             with suppress(FileNotFoundError):
                 os.unlink(FILLER, dir_fd=tmp.descriptor)
             if not is_on:
@@ -498,6 +498,9 @@ class FillDisk(HostFault):
                     return
                 size += free
                 os.posix_fallocate(filler, 0, size)
+
+    def _tmp(self, lab: InsideLab) -> Path:
+        return Path(f"/proc/{lab.pid(self.host)}/root/tmp")
 
 
 KINDS: dict[str, Callable[..., LabFault]] = {
