@@ -11,8 +11,8 @@ DEMO_OPTIONS := --ranks 4 --batch-size 32 --steps 50 --shared-cores
 install: $(STAMP)
 
 # Without a C++ compiler the last line is a warning: collectives are observed by the layer in Python, and reports take
-# numpy alone, and longer.
-$(STAMP): pyproject.toml constraints.txt setup.py hpcpace/metrics/kernels.cpp hpcpace/observe/collectives/layer.cpp
+# numpy alone, and longer, and an abort costs the rows of the last second.
+$(STAMP): pyproject.toml constraints.txt setup.py hpcpace/metrics/kernels.cpp hpcpace/observe/aborts.cpp hpcpace/observe/collectives/layer.cpp
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev]'

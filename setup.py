@@ -1,8 +1,9 @@
-"""Builds what is compiled where a C++ compiler is at hand (kernels of the report, the observing layer); adds the guide.
+"""Builds what is compiled where a C++ compiler is at hand, and adds the guide.
 
-Neither is needed. The layer of hpcpace/observe/collectives/switched.py needs torch as well; `pip install` builds in
-isolation, where torch is not, and hpcpace then observes with its layer in Python. To build it, use `pip install
---no-build-isolation .`, or in a checkout `python setup.py build_ext --inplace`.
+That are the kernels of the report, the handler of aborts, and the observing layer. None is needed. The layer of
+hpcpace/observe/collectives/switched.py needs torch as well; `pip install` builds in isolation, where torch is not, and
+hpcpace then observes with its layer in Python. To build it, use `pip install --no-build-isolation .`, or in a checkout
+`python setup.py build_ext --inplace`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 KERNELS = "hpcpace/metrics/kernels.cpp"
+ABORTS = "hpcpace/observe/aborts.cpp"
 LAYER = "hpcpace/observe/collectives/layer.cpp"
 
 
@@ -24,14 +26,14 @@ def source_check(source: str) -> tuple[str, str]:
     return "SOURCE_CHECK", f"{zlib.crc32(Path(source).read_bytes())}u"
 
 
-def kernels() -> Extension:
-    """Return the kernels of hpcpace/metrics/kernels.py, which need neither Python nor numpy to be built."""
+def plain(source: str, *options: str) -> Extension:
+    """Return a library, see hpcpace/core/compiled.py, which needs neither Python nor numpy to be built."""
+    path = Path(source)
     return Extension(
-        "hpcpace.metrics._kernels",
-        [KERNELS],
-        define_macros=[source_check(KERNELS)],
-        # Multiplications and additions fused would round otherwise than numpy.
-        extra_compile_args=["-std=c++20", "-O3", "-g0", "-fwrapv", "-ffp-contract=off"],
+        f"{'.'.join(path.parent.parts)}._{path.stem}",
+        [source],
+        define_macros=[source_check(source)],
+        extra_compile_args=["-std=c++20", "-g0", *options],
         language="c++",
         optional=True,
         py_limited_api=True,
@@ -79,4 +81,6 @@ class WithGuide(build_py):
 of_torch = layers()
 # One wheel fits each Python from 3.11 on, but for that with a layer, which fits one Python and one torch.
 options = {} if of_torch else {"bdist_wheel": {"py_limited_api": "cp311"}}
-setup(ext_modules=[kernels(), *of_torch], cmdclass={"build_py": WithGuide}, options=options)
+# Multiplications and additions fused would round otherwise than numpy.
+kernels = plain(KERNELS, "-O3", "-fwrapv", "-ffp-contract=off")
+setup(ext_modules=[kernels, plain(ABORTS), *of_torch], cmdclass={"build_py": WithGuide}, options=options)

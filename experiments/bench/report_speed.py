@@ -143,7 +143,7 @@ class Whole:
 def _turn(run: Path, *, is_numpy_measured: bool) -> dict[str, Whole]:
     """Return what the report and the floor take, and the report without kernels if that is measured."""
     split = "import sys, pathlib; from experiments.bench.floor import split; split(pathlib.Path(sys.argv[1]))"
-    without = "import os, pathlib; from hpcpace.metrics import kernels; kernels._FOLDER = pathlib.Path(os.devnull); "
+    without = "import os, pathlib; from hpcpace.metrics import kernels; kernels._SOURCE = pathlib.Path(os.devnull); "
     without += "from hpcpace.cli import main; main()"
     found = {
         "floor": _whole("-c", split, str(RunDirectory(run).attempt(0).trace_dir)),

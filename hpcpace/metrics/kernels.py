@@ -7,7 +7,6 @@ there is no library: `library` returns None then. Threads run beside a kernel.
 from __future__ import annotations
 
 import ctypes
-import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.compiled import load_compiled
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 
-_FOLDER = Path(__file__).parent
-_SOURCE = _FOLDER / "kernels.cpp"
+_SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 class _Given:
@@ -87,20 +86,11 @@ _RESULTS = {"rows_of_steps": _INT, "last_waits": None, "wait_begins": None, "del
 @cache
 def library() -> Any | None:
     """Return the compiled kernels; None if there are none of this source."""
-    for path in sorted(_FOLDER.glob("_kernels*.so")):
-        try:
-            found = ctypes.CDLL(str(path))
-            check = found.source_check
-            check.restype = ctypes.c_uint32
-            if check() != zlib.crc32(_SOURCE.read_bytes()):
-                continue
-        except (OSError, AttributeError):
-            continue
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(found, name)
-            function.argtypes, function.restype = arguments, _RESULTS.get(name, ctypes.c_int)
-        return found
-    return None
+    found = load_compiled(_SOURCE)
+    for name, arguments in _ARGUMENTS.items() if found is not None else ():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, _RESULTS.get(name, ctypes.c_int)
+    return found
 
 
 def checked(status: int) -> None:

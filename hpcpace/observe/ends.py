@@ -19,13 +19,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
 from hpcpace.core.environment import process_redaction
+from hpcpace.core.frames import own_frame
 from hpcpace.trace.schema import TABLES, ErrorCode, ErrorPart, EventKind
 
 EndEvent = tuple[EventKind, int, bytes]
@@ -45,7 +46,6 @@ _MAX_MESSAGE, _MAX_TEXT, _MAX_REDACTED = 2000, 2400, 1 << 16
 _MAX_CAUSES, _MAX_FRAMES, _MAX_PASSED = 4, 12, 1000
 _PACKAGE = Path(__file__).parents[1]
 _OBSERVERS = tuple(f"{_PACKAGE / folder}/" for folder in ("observe", "callbacks"))
-_LIBRARY = f"{Path(os.__file__).parent}/"
 
 
 def error_in_flight(known: BaseException | None) -> BaseException | None:
@@ -77,14 +77,22 @@ def error_text(error: BaseException) -> list[EndEvent]:
     The place is the innermost line of the job's own code, the frames are the last ones, the innermost last. Nothing is
     read from files. SystemExit has no more to say than its message.
     """
-    redaction = process_redaction()
-    parts = {ErrorPart.MESSAGE: _shortened(redaction.text(_message(error)[:_MAX_REDACTED]))}
+    message = _shortened(process_redaction().text(_message(error)[:_MAX_REDACTED]))
     frames = [] if isinstance(error, SystemExit) else _frames(error)
-    if frames:
-        own = [frame for frame in frames if not _is_of_library(frame)]
-        parts[ErrorPart.PLACE] = redaction.text((own or frames)[-1])
-        parts[ErrorPart.FRAMES] = redaction.text("\n".join(frames[-_MAX_FRAMES:]))
-    return [piece for part, text in parts.items() for piece in pieces_of(part, text)]
+    return [*pieces_of(ErrorPart.MESSAGE, message), *places_of(frames)]
+
+
+def places_of(frames: Sequence[str]) -> list[EndEvent]:
+    """Return where a program ended, the innermost line of its own code and the last frames, in pieces that fit a row.
+
+    Args:
+        frames: `FILE:LINE in FUNCTION`, the innermost last.
+    """
+    if not frames:
+        return []
+    redaction = process_redaction()
+    parts = {ErrorPart.PLACE: own_frame(frames), ErrorPart.FRAMES: "\n".join(frames[-_MAX_FRAMES:])}
+    return [piece for part, text in parts.items() for piece in pieces_of(part, redaction.text(text))]
 
 
 def pieces_of(part: ErrorPart, text: str) -> list[EndEvent]:
@@ -128,10 +136,6 @@ def _frames(error: BaseException) -> list[str]:
         for code, line in places
         if not code.co_filename.startswith(_OBSERVERS)
     ]
-
-
-def _is_of_library(frame: str) -> bool:
-    return frame.startswith((_LIBRARY, "<")) or "/site-packages/" in frame or "/dist-packages/" in frame
 
 
 def end_by_signal(number: signal.Signals) -> EndEvent:

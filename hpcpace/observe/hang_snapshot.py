@@ -99,6 +99,12 @@ def thread_stacks(training_thread: int) -> tuple[ThreadStack, ...]:
     return tuple(sorted(stacks, key=lambda stack: not stack.is_training))
 
 
+def training_stack(training_thread: int) -> tuple[str, ...]:
+    """Return the frames of the thread that trains, the innermost last; empty where it has ended."""
+    top = sys._current_frames().get(training_thread)
+    return () if top is None else _frames(top)
+
+
 def excuse_of(frames: tuple[str, ...]) -> str:
     """Return why a thread with such a stack may take long; empty without a reason."""
     if any(part in frame for frame in frames for part in _DEBUGGERS):

@@ -17,16 +17,17 @@ from hpcpace.core.detail import Detail
 from hpcpace.core.environment import RankInfo, process_environ, process_redaction
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import NUM_OURS_OF_TRACES, Attempt, RunDirectory
+from hpcpace.observe.aborts import AbortTrap
 from hpcpace.observe.alarm import Alarm
 from hpcpace.observe.clock_thread import ClockThread
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import GroupNumbers
 from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives, find_layer
 from hpcpace.observe.device.layer import DeviceLayer, find_device
-from hpcpace.observe.ends import EndEvent, TerminationTrap, end_by, end_by_signal, error_text, pieces_of
+from hpcpace.observe.ends import EndEvent, TerminationTrap, end_by, end_by_signal, error_text, pieces_of, places_of
 from hpcpace.observe.exporters import Exporters
 from hpcpace.observe.guest import Warner
-from hpcpace.observe.hang_snapshot import Operations, operations
+from hpcpace.observe.hang_snapshot import Operations, operations, training_stack
 from hpcpace.observe.host.connections import FlowSampler, OwnConnections
 from hpcpace.observe.host.counters import HostCounters, gpu_in_use
 from hpcpace.observe.host.network import NetworkCounters, find_network_counters
@@ -91,7 +92,7 @@ class Recording:
         self._copy_timeout_s = config.trace.copy_timeout_s
         self._stderr_tail = StderrTail() if config.trace.error_text else None
         self._begin_ns = self._num_ended = 0
-        self._step_flags = StepFlag.NONE
+        self._training_thread, self._step_flags = threading.get_ident(), StepFlag.NONE
         sync = joined.make_clock_sync()
         if config.trace.snapshot:
             # Not the environment in the settings: since then torch's group has set the interface of gloo and NCCL.
@@ -208,8 +209,9 @@ class Recording:
         self.recorder.start()
         # The file exists from the first step on, even if the rank dies within its first second.
         self.recorder.flush(_FIRST_FLUSH_TIMEOUT_S)
-        if self._trap.install():
-            self._cleanup.callback(self._trap.remove)
+        for trap in (self._trap, AbortTrap(partial(self.rescue, end_by_signal(signal.SIGABRT)))):
+            if trap.install():
+                self._cleanup.callback(trap.remove)
         if self._counters is not None:
             self._counters.start()
         if self.clocks is not None:
@@ -372,6 +374,8 @@ class Recording:
             return said
         if error is not None:
             self._end(lambda: said.extend(error_text(error)), "the message of the error is not recorded")
+        if end[0] is EventKind.SIGNAL:
+            said += places_of(training_stack(self._training_thread))
         if end[:2] != (EventKind.EXIT, 0):
             with suppress(OSError):  # it may be none that can be read
                 said += pieces_of(ErrorPart.STDERR, tail.last_lines(process_redaction()))

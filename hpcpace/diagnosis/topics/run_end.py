@@ -258,7 +258,8 @@ def last_words(end: RunEnd, hosts: Mapping[int, str]) -> Iterator[str]:
         yield f"the message of {who} ends: {shortened(lines[-1].strip(), max_letters=_MAX_SAID)}"
     if first.error.frames:
         places = [printable(frame.rpartition("/")[2]) for frame in first.error.frames[-_MAX_PLACES:]]
-        yield f"the error of {who} came through {', '.join(places)}"
+        came = f"{who} was in" if first.kind is EndKind.SIGNAL else f"the error of {who} came through"
+        yield f"{came} {', '.join(places)}"
     shared = f", in a file of {first.error.num_sharing_stderr} ranks" if first.error.num_sharing_stderr > 1 else ""
     for place, line in enumerate(first.error.stderr[-_MAX_STDERR:]):
         before = "then" if place else f"last on stderr of {who}{shared}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from cases import chosen
@@ -44,7 +45,7 @@ def numpy_alone(monkeypatch):
     """Call it to measure without kernels from then on."""
 
     def leave_out():
-        monkeypatch.setattr(kernels, "_FOLDER", kernels._FOLDER / "nowhere")
+        monkeypatch.setattr(kernels, "_SOURCE", Path("nowhere", "kernels.cpp"))
         kernels.library.cache_clear()
 
     yield leave_out

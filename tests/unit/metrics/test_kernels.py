@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from cases import each_case
@@ -28,7 +29,7 @@ def both(monkeypatch, function):
     assert kernels.library() is not None, "the kernels are not built: python setup.py build_ext --inplace"
     found = function()
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_FOLDER", kernels._FOLDER / "nowhere")
+        patch.setattr(kernels, "_SOURCE", Path("nowhere", "kernels.cpp"))
         kernels.library.cache_clear()
         assert kernels.library() is None
         expected = function()
@@ -181,6 +182,8 @@ def test_values_that_have_no_order_are_left_to_numpy(monkeypatch):
 def test_a_library_of_another_source_is_not_used(monkeypatch, tmp_path):
     source = tmp_path / "kernels.cpp"
     source.write_text("// changed")
+    (built,) = kernels._SOURCE.parent.glob("_kernels*.so")
+    (tmp_path / built.name).symlink_to(built)
     monkeypatch.setattr(kernels, "_SOURCE", source)
     kernels.library.cache_clear()
     assert kernels.library() is None
