@@ -37,7 +37,7 @@ from hpcpace.core.text import nanoseconds, printable
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, newest_run, read_start
 from hpcpace.hang.activity import with_activity
-from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_records
+from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_records, with_answers
 from hpcpace.hang.headline import call_name, parts_of
 from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import Call, Hang, HangKind, JobView
@@ -222,7 +222,8 @@ def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:
     attempt, hang_s = attempts[-1], settings.diagnosis.hang_s
     records = read_records(attempt, hosts=read_run_record(attempt, []).hosts, memory_bytes=settings.report.memory_bytes)
     if (found := hang_in(records, hang_s=hang_s)) is not None:
-        found = with_activity(found, attempt, is_running=is_running(attempt, read_start(attempt, [])))
+        goes_on = is_running(attempt, read_start(attempt, []))
+        found = with_activity(with_answers(found, records, attempt) if goes_on else found, attempt, is_running=goes_on)
     job, hang = (records.view(), None) if found is None else (found.job, found.hang)
     limit_ns = hang_limit_ns(job.usual_step_ns, hang_s=hang_s)
     if as_json:

@@ -7,13 +7,16 @@ an operation must last is the same for the report, `hpcpace hang` and `watch`.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hpcpace.core.frames import own_frame, short_frame
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S
+from hpcpace.hang.asking import MAX_ASKED, ask_ranks
 from hpcpace.hang.notices import Notice, read_notices
 from hpcpace.hang.rank_record import (
     ALWAYS_NS,
@@ -25,7 +28,7 @@ from hpcpace.hang.rank_record import (
     rank_view,
 )
 from hpcpace.hang.rules import find_hang
-from hpcpace.hang.views import Channel, Doing, FoundHang, GroupView, Hang, HangKind, JobView, RankView
+from hpcpace.hang.views import Call, Channel, Doing, FoundHang, GroupView, Hang, HangKind, JobView, RankView
 from hpcpace.metrics.common_clock import CommonClock, rank_clocks, reference_times
 from hpcpace.metrics.operations import ProcessGroup, groups_of
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
@@ -49,13 +52,21 @@ def with_notice(view: RankView, notice: Notice, clock: CommonClock, at_ns: int) 
     first_ns, ended_ns, since_ns = reference_times(clock, np.array(times_ns, np.int64)).tolist()
     if first_ns > at_ns or (notice.ended and ended_ns <= at_ns):
         return view
-    view = replace(view, stack=notice.stack)
+    view = replace(view, stack=notice.stack, calls=_located(view.calls, notice.stack))
     if notice.doing is Doing.UNKNOWN:
         return view
     if notice.doing_since_ns <= 0 or since_ns > at_ns:
         # In no phase that is observed: it computes, or sleeps, in code of its own.
         return replace(view, doing=notice.doing, is_guess=notice.doing is Doing.COMPUTING)
     return replace(view, doing=notice.doing, doing_since_ns=since_ns, is_guess=False)
+
+
+def _located(calls: tuple[Call, ...], stack: tuple[str, ...]) -> tuple[Call, ...]:
+    """Return the calls of a rank; where a single one is open, with the line at which the rank is in it."""
+    if not stack or sum(call.is_open for call in calls) != 1:
+        return calls
+    where = short_frame(own_frame(stack))
+    return tuple(replace(call, where=where) if call.is_open else call for call in calls)
 
 
 TABLES_USED = frozenset(("steps", "phases", "collectives", "groups", "clock", "account", "events"))
@@ -221,6 +232,31 @@ def records_of(
     return JobRecords(groups=groups, ranks=ranks, world_size=world_size, hosts=known, notices=notices or {})
 
 
+def with_answers(found: FoundHang, records: JobRecords, attempt: Attempt) -> FoundHang:
+    """Return a hang with the stacks of the ranks that it names, and of one that waits, as far as they answer."""
+    named = found.hang.culprits or found.hang.could_be
+    asked = [*named[: MAX_ASKED - 1], *[rank for rank in found.hang.waiting if rank not in named][:1]]
+    clocks = {rank.rank: rank.clock for rank in records.ranks if rank.is_timed}
+    views = dict(found.job.ranks)
+    for rank, notice in ask_ranks(attempt, [rank for rank in asked if rank in clocks]).items():
+        if _is_where_it_was(views[rank], notice, found.job):
+            # It speaks of the step in which it is, and not from when it was asked.
+            answer = replace(notice, first_time_ns=notice.time_ns - notice.step_age_ns)
+            views[rank] = with_notice(views[rank], answer, clocks[rank], found.job.now_ns)
+    job = replace(found.job, ranks=views)
+    return FoundHang(hang=find_hang(job) or found.hang, job=job)
+
+
+def _is_where_it_was(view: RankView, notice: Notice, job: JobView) -> bool:
+    """Return whether a rank has called no collective since its record ended."""
+    entered: Mapping[str, int] = {
+        job.groups[channel.group].name: count for channel, count in view.entered.items() if channel.source < 0
+    }
+    return all(
+        entered.get(count.group, count.num_entered) == count.num_entered for count in notice.entered if count.source < 0
+    )
+
+
 USUAL_STEPS = 20
 """Usual steps that an operation must last before the job hangs."""
 
@@ -230,6 +266,7 @@ FIRST_STEP_S = 120.0
 USUAL_LENGTHS = 5
 """Usual lengths of a checkpoint or an evaluation that one may last."""
 
+_ABORTED = signal.Signals.SIGABRT.name
 _LONG = frozenset((Doing.SAVING, Doing.EVALUATING))
 _ALL_INSIDE = frozenset((HangKind.NETWORK, HangKind.PEERS_LEFT))
 
@@ -243,9 +280,20 @@ def hang_in(records: JobRecords, *, hang_s: float) -> FoundHang | None:
     """
     for at_ns in records.moments_ns():
         job = records.view(at_ns)
-        if (hang := hang_now(job, hang_s=hang_s)) is not None:
+        if (hang := hang_now(job, hang_s=hang_s) or _broken_off(job, records)) is not None:
             return FoundHang(hang=hang, job=job)
     return None
+
+
+def _broken_off(job: JobView, records: JobRecords) -> Hang | None:
+    """Return a mismatch for which a rank ended at once, as gloo aborts it; it is wrong however short it lasted."""
+    hang = find_hang(job)
+    if hang is None or hang.kind is not HangKind.MISMATCH or hang.call is None:
+        return None
+    place = (hang.call.channel, hang.call.seq)
+    aborted = [job.ranks[rank.rank] for rank in records.ranks if rank.end == _ABORTED]
+    is_inside = any((call.channel, call.seq) == place and call.is_open for view in aborted for call in view.calls)
+    return hang if is_inside else None
 
 
 def hang_now(job: JobView, *, hang_s: float) -> Hang | None:

@@ -201,7 +201,7 @@ def _own_word(call: Call | None) -> str:
 
 def _with_size(call: Call) -> str:
     size = f" of {plural(call.num_elements, 'element')}" if call.num_elements >= 0 else ""
-    size = f" of {format_bytes(call.size_bytes)}" if call.size_bytes >= 0 else size
+    size = f" of {format_bytes(call.size_bytes)}" if call.size_bytes > 0 else size
     return op_word(call) + size + (f" with root {call.root}" if call.root >= 0 else "")
 
 

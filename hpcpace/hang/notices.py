@@ -222,7 +222,7 @@ def write(attempt: Attempt, notice: Notice) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    HangFolder(attempt).write(attempt.hang_file(notice.rank).name, _text(notice))
+    HangFolder(attempt).write(attempt.hang_file(notice.rank).name, notice_text(notice))
 
 
 def read_notices(
@@ -245,13 +245,13 @@ def read_notices(
         if left_bytes < 0:
             told.append(f"{folder.path / name} and those of higher ranks are left out (too many bytes together)")
             break
-        notice = read_json(folder, name, partial(_notice_of, rank=rank), told, most_bytes=_MAX_BYTES_READ)
+        notice = read_json(folder, name, partial(notice_of, rank=rank), told, most_bytes=_MAX_BYTES_READ)
         if notice is not None:
             found[rank] = notice
     return found
 
 
-def _text(notice: Notice) -> str:
+def notice_text(notice: Notice) -> str:
     """Return a notice as JSON within `MAX_BYTES`, if need be without other threads, or with its last frames only."""
     own = tuple(stack for stack in notice.stacks if stack.is_training)
     short = tuple(replace(stack, frames=stack.frames[-_MAX_FRAMES_KEPT:]) for stack in own)
@@ -279,7 +279,7 @@ def _content(notice: Notice) -> dict[str, Any]:
     return content
 
 
-def _notice_of(content: Any, rank: int) -> Notice:
+def notice_of(content: Any, rank: int) -> Notice:
     """Return the notice of a rank from the content of its file; what is not as it should be raises."""
     content = json_object(content)
     if content["schema"] != SCHEMA:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.detail import Detail
 from hpcpace.core.errors import TraceError
+from hpcpace.core.frames import short_frame
 from hpcpace.hang.activity import Finished, UnderWay, finished, under_way
 from hpcpace.hang.views import Call, Channel, Doing, RankView
 from hpcpace.metrics.common_clock import CommonClock, reference_times
@@ -153,6 +154,7 @@ _USUAL_SILENCES = 3
 _ROUNDING_NS = 1000
 _NEVER_NS = ALWAYS_NS + 1
 _INTERRUPTS = ("KeyboardInterrupt", "SIGINT")
+_SIGNALS = ("SIGTERM", "SIGABRT")
 # What a rank does wrong itself, such as a tensor of the wrong size, fails sooner, and was never under way.
 _MIN_WAIT_NS = 50_000_000
 
@@ -172,7 +174,9 @@ class RankRecord:
         end_ns: when it ended or closed its trace; None where it did neither.
         end: how it ended; empty where unknown.
         error: where the exception that ended it was raised, and its message; empty where unknown.
-        interrupted_at: the frames in which a user's interrupt met it, the innermost last; empty where none did.
+        ended_at: the line of its own code at which an exception or an abort met it; empty where unknown.
+        interrupted_at: the frames in which an interrupt, SIGTERM or an abort met it, the innermost last; empty where
+            none did.
         switched_ns, levels: when detail was switched, ascending, and to which level, int64, (num_switches,).
         is_complete: whether no operation of steps with detail is missing up to the last flush.
     """
@@ -197,6 +201,7 @@ class RankRecord:
     end_ns: int | None
     end: str
     error: str
+    ended_at: str
     interrupted_at: tuple[str, ...]
     switched_ns: Int64s
     levels: Int64s
@@ -305,7 +310,8 @@ def rank_record(last: LastOperations, clock: CommonClock, *, is_timed: bool) -> 
         end_ns=end_ns,
         end=end,
         error=error.sentence,
-        interrupted_at=error.frames if end in _INTERRUPTS else (),
+        ended_at=short_frame(error.place),
+        interrupted_at=error.frames if end in (*_INTERRUPTS, *_SIGNALS) else (),
         switched_ns=reference_times(clock, events["time_ns"][is_switch]),
         levels=np.asarray(events["code"][is_switch], np.int64),
         is_complete=not (has_lost or last.is_damaged or len(order) < len(rows)),
@@ -366,6 +372,8 @@ def _calls(
     is_shown = is_open.copy()
     is_shown[rows[-_MAX_CALLS:]] = True
     numbers = {number for _, number in unfinished}
+    # Of several, it is not known in which one it was.
+    where = rank.ended_at if is_open.sum() == 1 else ""
     for row in rows[np.isin(rank.seq[rows], list(numbers))].tolist():
         is_shown[row] |= (rank.channels[rank.channel[row]], int(rank.seq[row])) in unfinished
     return tuple(
@@ -378,6 +386,7 @@ def _calls(
             entered_ns=int(rank.enter_ns[row]) if rank.is_timed else None,
             is_open=bool(is_open[row]),
             step=int(rank.step[row]),
+            where=where if is_open[row] else "",
         )
         for row in np.flatnonzero(is_shown).tolist()
     )

@@ -28,6 +28,8 @@ from hpcpace.hang.views import Call, Doing, FoundHang, Hang, HangKind, JobView, 
 _NEXT = frozenset({Doing.LOADING, Doing.SAVING, Doing.EVALUATING, Doing.COMMUNICATING})
 _OUTSIDE = frozenset({HangKind.NEVER_CALLED, HangKind.OWN_WORK, HangKind.GONE})
 _COUNTED = frozenset({HangKind.NEVER_CALLED, HangKind.TOO_MANY, HangKind.TOO_FEW})
+_MIN_AGE_NS = NS_PER_S
+"""display: what ended a job at once did not last."""
 _MAX_STATES = 4
 _MAX_STACKS = 4
 _MAX_FRAMES = 4
@@ -60,7 +62,7 @@ def describe(hang: Hang, job: JobView) -> HangWords:
         job: in which it found it.
     """
     parts = parts_of(hang)
-    why = [*_difference(hang, job), *_waiting(hang), *_chain(hang, job), *_states(parts, job)]
+    why = [*_difference(hang, job), *_waiting(hang), *_place(hang), *_chain(hang, job), *_states(parts, job)]
     why += [*_activities(hang, job), *_stacks(hang, job)]
     advice = dict.fromkeys(_advice(part, job) for part in parts)
     return HangWords(
@@ -71,7 +73,7 @@ def describe(hang: Hang, job: JobView) -> HangWords:
 
 
 def _since(hang: Hang, job: JobView) -> str:
-    if hang.since_ns is None:
+    if hang.since_ns is None or job.now_ns - hang.since_ns < _MIN_AGE_NS:
         return ""
     if job.is_dated:
         began = datetime.fromtimestamp(hang.since_ns / NS_PER_S, UTC)
@@ -82,6 +84,12 @@ def _since(hang: Hang, job: JobView) -> str:
 def _waiting(hang: Hang) -> Iterable[str]:
     if hang.waiting:
         yield f"{rank_list(hang.waiting)} {'waits' if len(hang.waiting) == 1 else 'wait'}"
+
+
+def _place(hang: Hang) -> Iterable[str]:
+    """Yield the line at which most ranks called an operation in whose place others called another one."""
+    if hang.kind is HangKind.MISMATCH and hang.culprits and hang.call is not None and hang.call.where:
+        yield f"the others called {op_word(hang.call)} at {hang.call.where}"
 
 
 def _chain(hang: Hang, job: JobView) -> Iterable[str]:
@@ -123,12 +131,17 @@ def _is_elsewhere(call: Call, first: Call) -> bool:
 def _states(parts: Sequence[Hang], job: JobView) -> Iterable[str]:
     """Yield what each culprit called instead, does, or did last; those of which that is the same together."""
     said: dict[tuple[str, str], list[int]] = {}
-    of_rank = {rank: part for part in parts for rank in part.culprits or (part.could_be if part.sides else ())}
+    of_rank = {rank: part for part in parts for rank in part.culprits or _apart(part)}
     for rank in sorted(of_rank):
         if (words := _state(of_rank[rank], job, job.ranks[rank])) is not None:
             said.setdefault(words, []).append(rank)
     for (of_one, of_many), ranks in list(said.items())[:_MAX_STATES]:
         yield f"{rank_list(ranks)} {of_many if ranks[1:] else of_one}"
+
+
+def _apart(part: Hang) -> tuple[int, ...]:
+    """Return the ranks that differ where no side is known to be wrong."""
+    return part.could_be if part.sides or part.kind is HangKind.MISMATCH else ()
 
 
 def _state(part: Hang, job: JobView, view: RankView) -> tuple[str, str] | None:

@@ -29,6 +29,7 @@ from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.notices import Notice, write
 from hpcpace.hang.views import Doing
 from hpcpace.observe.alarm import FILES_TIMEOUT_S, Alarm
+from hpcpace.observe.answers import Answers
 from hpcpace.observe.ends import EndEvent
 from hpcpace.observe.hang_snapshot import excuse_of, thread_stacks
 from hpcpace.trace.schema import EventKind, Phase
@@ -147,15 +148,17 @@ class StepAge:
         awake_ns = now_ns - self._suspended_ns
         self._follow_step(awake_ns, seen)
         self._follow_phase(awake_ns, seen)
+        age = self.at(now_ns, seen)
+        return None if age.step_age_ns <= max(self._least_ns, age.limit_ns) else age
+
+    def at(self, now_ns: int, seen: Seen) -> Age:
+        """Return the age of a step as of the last look, however long it has lasted; it changes nothing."""
+        awake_ns = now_ns - self._suspended_ns
         age_ns = awake_ns - (self._begin_ns if self._num_ended else self._moved_ns)
-        if age_ns <= self._least_ns:
-            return None
         limit_ns = self.limit_ns if seen.sees_phases else max(self.limit_ns, UNSEEN * self._first_ns)
-        if age_ns <= limit_ns:
-            return None
         return Age(
             step=seen.step,
-            step_age_ns=age_ns,
+            step_age_ns=0 if seen.step != self._step else age_ns,
             limit_ns=limit_ns,
             usual_step_ns=self.usual_step_ns,
             is_first_step=self._is_first_step,
@@ -254,12 +257,14 @@ class Watchdog:
         self._stopped = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="hpcpace-watchdog", daemon=True)
+        self._answers = Answers(attempt, rank, notice=self.notice_now, warn=warn)
 
     def start(self) -> None:
         """Begin to watch; call this in the thread that trains."""
         self._training_thread = threading.get_ident()
         self._age.returned(self._clock())
         self._thread.start()
+        self._answers.start()
 
     def stop(self, *, by_error: bool = False) -> None:
         """End; a step that still lasts too long is marked as closed, one that ended as resumed. Nothing in a fork.
@@ -271,6 +276,7 @@ class Watchdog:
         if self._pid != os.getpid() or self._stopped.is_set():
             return
         self._stopped.set()
+        self._answers.stop()
         if self._thread.ident is not None:
             self._thread.join(_STOP_TIMEOUT_S)
             if self._is_ending:
@@ -307,6 +313,11 @@ class Watchdog:
         self._age.returned(self._clock())
         if verdict is not None:
             self._end_job(verdict)
+
+    def notice_now(self) -> Notice:
+        """Return what a notice would say now, however long the step has lasted; safe in any thread."""
+        now_ns, seen = self._clock(), self._watched.seen()
+        return self._new_notice(now_ns, self._age.at(now_ns, seen), seen, None)
 
     def _run(self) -> None:
         try:

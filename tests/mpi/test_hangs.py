@@ -35,3 +35,15 @@ def test_the_rank_that_holds_up_the_others_is_named(
     assert set(found.hang.waiting) == {0, 1, 3}
     verdict = examine(read_attempt(attempt).traces)
     assert (verdict.mode, [culprit.id for culprit in verdict.culprits]) == ("hang", ["2"])
+
+
+def test_what_gloo_aborts_a_rank_for_is_in_its_trace_with_the_line(
+    torchrun: Callable[..., object], tmp_path: Path
+) -> None:
+    torchrun(4, PROGRAM, "size", tmp_path / "run")
+    found = hang_in(read_records(RunDirectory(tmp_path / "run").attempts()[-1]), hang_s=3.0)
+    assert found is not None
+    assert (found.hang.kind, found.hang.culprits) == (HangKind.MISMATCH, (2,))
+    call = found.job.ranks[2].calls[-1]
+    assert (call.op, call.size_bytes, call.step) == ("all_reduce", 4, 6)
+    assert call.where.startswith("hang_program.py:") and call.where.endswith(" in main")

@@ -125,7 +125,11 @@ PROMISES = {
         "unit/probe/test_pair_sockets.py::test_who_does_not_say_its_hello_in_time_is_dropped",
     ),
     "The last line of `hpcpace trace` comes over a Unix socket": (
-        f"{_HERE}::test_the_last_line_of_a_job_uses_unix_sockets_alone",
+        f"{_HERE}::test_what_stays_on_a_host_uses_unix_sockets_alone",
+    ),
+    "`hpcpace hang` asks ranks on its own host": (
+        "unit/observe/test_answers.py::test_only_processes_of_one_user_talk",
+        "unit/observe/test_answers.py::test_the_kernel_says_whose_process_is_at_the_other_end",
     ),
     "No command that opens other people's runs uses the network": (
         f"{_HERE}::test_opening_a_run_does_nothing_else",
@@ -408,6 +412,8 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
             "connect",
         },  # the kernel's own socket for traffic shaping, on this host
         "hpcpace/observe/launch/last_line.py": {"bind", "listen", "connect"},  # a Unix socket, see below
+        "hpcpace/observe/answers.py": {"bind", "listen"},  # likewise
+        "hpcpace/hang/asking.py": {"connect"},  # likewise
         "hpcpace/world/connection.py": {"connect"},  # asks whether torch's store answers
         "hpcpace/callbacks/__init__.py": {"bind"},  # arguments of a signature
         "hpcpace/cli/train.py": {"connect"},  # the ranks of a training: hpcpace.world.connection
@@ -419,8 +425,9 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
     assert unknown == []
 
 
-def test_the_last_line_of_a_job_uses_unix_sockets_alone() -> None:
-    tree = ast.parse((ROOT / "hpcpace" / "observe" / "launch" / "last_line.py").read_text())
+@pytest.mark.parametrize("module", ["observe/launch/last_line.py", "observe/answers.py", "hang/asking.py"])
+def test_what_stays_on_a_host_uses_unix_sockets_alone(module: str) -> None:
+    tree = ast.parse((ROOT / "hpcpace" / module).read_text())
     made = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     sockets = [call for call in made if call.startswith("socket.socket(")]
     assert sockets and set(sockets) == {"socket.socket(socket.AF_UNIX)"}

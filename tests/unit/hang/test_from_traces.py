@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from cases import each_case
 from written_job import SECOND, WrittenJob, ns
 
-from hpcpace.hang.from_traces import hang_in, read_records
+from hpcpace.core.rundir import Attempt, RunDirectory
+from hpcpace.hang import from_traces
+from hpcpace.hang.from_traces import hang_in, read_records, with_answers
+from hpcpace.hang.notices import Notice, NoticedCount, ThreadStack
 from hpcpace.hang.views import Channel, Doing, HangKind
 from hpcpace.trace.schema import ErrorPart, EventKind, Op, Phase
 
@@ -248,3 +252,79 @@ def test_garbage_collection_at_any_place_of_a_step_changes_nothing_about_what_co
         job.ranks[0].step(step, step * 0.1, [(phase, 0.01) for phase in phases])
     job.ranks[0].step(20, 2.0, [(phase, 0.01) for phase in (Phase.DATA, Phase.FORWARD, Phase.GC)], is_over=False)
     assert read_records(job.write(tmp_path / "run")).view().ranks[0].doing is Doing.COMPUTING
+
+
+def broken_job(end: tuple[EventKind, int] = (EventKind.SIGNAL, 6), op: Op = Op.BARRIER) -> WrittenJob:
+    """Return a job of which rank 2 calls another operation than the others, which ends it, and with it the job."""
+    job = WrittenJob(num_ranks=3)
+    job.all_steps(20)
+    for rank in job.ranks:
+        if rank.rank != 2:
+            rank.call(Op.ALL_REDUCE, 2.0, 2.5, step=20, has_failed=True)
+            rank.ends(2.6, EventKind.EXCEPTION, 0, b"RuntimeError", step=20)
+    job.ranks[2].call(op, 2.0, step=20)
+    job.ranks[2].ends(2.4, *end, step=20)
+    job.ranks[2].is_closed = False
+    job.ranks[2].rows.append(
+        ("event", (job.ranks[2].ns(2.4), 20, EventKind.ERROR_TEXT, ErrorPart.PLACE, b"/x/train.py:12 in save"))
+    )
+    return job
+
+
+def test_what_gloo_aborts_a_rank_for_is_named_however_short_it_lasted(tmp_path: Path) -> None:
+    found = hang_in(read_records(broken_job().write(tmp_path / "run")), hang_s=5.0)
+    assert found is not None
+    assert (found.hang.kind, found.hang.culprits, found.hang.waiting) == (HangKind.MISMATCH, (2,), (0, 1))
+    assert found.job.ranks[2].calls[-1].where == "train.py:12 in save"
+
+
+@each_case(
+    "job",
+    [
+        broken_job(end=(EventKind.SIGNAL, 15)),  # others end a rank that another has ended first
+        broken_job(op=Op.ALL_REDUCE),  # it aborts for another reason
+    ],
+)
+def test_other_ends_within_an_operation_are_no_mismatch(tmp_path: Path, job: WrittenJob) -> None:
+    assert hang_in(read_records(job.write(tmp_path / "run")), hang_s=5.0) is None
+
+
+@each_case(
+    ("num_entered", "stack"),
+    [(20, ("/x/train.py:12 in load",)), (21, ())],  # with 21, it has gone on since
+)
+def test_a_rank_that_answers_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_entered: int, stack: tuple[str, ...]
+) -> None:
+    records = read_records(hung_job(missing=2).write(tmp_path / "run"))
+    found = hang_in(records, hang_s=5.0)
+    assert found is not None
+    asked: list[int] = []
+
+    def ask(attempt: Attempt, ranks: Iterable[int]) -> dict[int, Notice]:
+        asked.extend(ranks)
+        return {2: answer}
+
+    answer = Notice(
+        rank=2,
+        host="n2",
+        pid=1,
+        host_key="k",
+        time_ns=ns(70.0),
+        unix_ns=0,
+        first_time_ns=ns(70.0),
+        num_looks=1,
+        step=20,
+        step_age_ns=68 * SECOND,
+        limit_ns=SECOND,
+        usual_step_ns=SECOND,
+        is_first_step=False,
+        doing=Doing.LOADING,
+        doing_since_ns=ns(3.0),
+        entered=(NoticedCount(group="world", source=-1, destination=-1, num_entered=num_entered),),
+        stacks=(ThreadStack(name="MainThread", is_training=True, frames=("/x/train.py:12 in load",)),),
+    )
+    monkeypatch.setattr(from_traces, "ask_ranks", ask)
+    view = with_answers(found, records, RunDirectory(tmp_path / "run").attempts()[-1]).job.ranks[2]
+    assert (asked, view.stack) == ([2, 0], stack)
+    assert (view.doing, view.is_guess) == ((Doing.LOADING, False) if stack else (Doing.LOADING, True))

@@ -108,7 +108,7 @@ def _changed(**changes: Any) -> str:
 
 
 def _text() -> str:
-    from hpcpace.hang.notices import _text as text
+    from hpcpace.hang.notices import notice_text as text
 
     return text(NOTICE)
 
