@@ -266,6 +266,7 @@ FIRST_STEP_S = 120.0
 USUAL_LENGTHS = 5
 """Usual lengths of a checkpoint or an evaluation that one may last."""
 
+_WRONG_CALLS = frozenset((HangKind.MISMATCH, HangKind.TOO_MANY, HangKind.TOO_FEW))
 _ABORTED = signal.Signals.SIGABRT.name
 _LONG = frozenset((Doing.SAVING, Doing.EVALUATING))
 _ALL_INSIDE = frozenset((HangKind.NETWORK, HangKind.PEERS_LEFT))
@@ -286,13 +287,12 @@ def hang_in(records: JobRecords, *, hang_s: float) -> FoundHang | None:
 
 
 def _broken_off(job: JobView, records: JobRecords) -> Hang | None:
-    """Return a mismatch for which a rank ended at once, as gloo aborts it; it is wrong however short it lasted."""
+    """Return wrong calls for which a rank ended at once, as gloo aborts it; they are wrong however short it lasted."""
     hang = find_hang(job)
-    if hang is None or hang.kind is not HangKind.MISMATCH or hang.call is None:
+    if hang is None or hang.kind not in _WRONG_CALLS or hang.call is None:
         return None
-    place = (hang.call.channel, hang.call.seq)
     aborted = [job.ranks[rank.rank] for rank in records.ranks if rank.end == _ABORTED]
-    is_inside = any((call.channel, call.seq) == place and call.is_open for view in aborted for call in view.calls)
+    is_inside = any(call.channel == hang.call.channel and call.is_open for view in aborted for call in view.calls)
     return hang if is_inside else None
 
 

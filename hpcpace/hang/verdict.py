@@ -73,7 +73,7 @@ def describe(hang: Hang, job: JobView) -> HangWords:
 
 
 def _since(hang: Hang, job: JobView) -> str:
-    if hang.since_ns is None or job.now_ns - hang.since_ns < _MIN_AGE_NS:
+    if hang.since_ns is None or (not job.is_dated and job.now_ns - hang.since_ns < _MIN_AGE_NS):
         return ""
     if job.is_dated:
         began = datetime.fromtimestamp(hang.since_ns / NS_PER_S, UTC)
