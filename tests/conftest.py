@@ -12,6 +12,7 @@ import cases
 import pytest
 
 COMMANDS = {
+    "nightly": "make test-nightly",
     "root": "make test-lab",
     "slurm": "make test-lab",
     "gpu": "make gpu",
@@ -23,6 +24,7 @@ NEEDS = {
     "make test-compute": "tests that compute: minutes, on all cores",
     "make test-lab": "tests of a real cluster: root, and Slurm installed",
     "make gpu": "tests of NCCL: a GPU",
+    "make test-nightly": "all cases of each table, and what a smaller test covers: an hour and a half",
 }
 NOBODY = 65534
 NOT_RUN = pytest.StashKey[Counter[str]]()
@@ -46,6 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     os.environ["HPCPACE_TRACE_SUMMARY"] = "false"
     cases.ALL_SEEDS.set(config.getoption("--all-seeds"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what runs every night alone."""
+    dropped = [] if config.getoption("--all-seeds") else [item for item in items if item.get_closest_marker("nightly")]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in set(dropped)]
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:

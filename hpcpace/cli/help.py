@@ -87,10 +87,17 @@ def _texts_of(topic: str, known: dict[str, list[str]]) -> list[str]:
     begun = [topic] if topic in known else [name for name in known if name.startswith(f"{topic} ")]
     if len(begun) == 1:  # the whole name, or its first words: the headings of rules begin with their numbers
         return known[begun[0]]
-    near = sorted((name for name in known if topic in name), key=len)
+    near = sorted((name for name in known if topic in name), key=len) or _mentioning(topic, known)
     near = near or difflib.get_close_matches(topic, known, n=_MAX_NEAR)
     advice = f"try {', '.join(near[:_MAX_NEAR])}" if near else "`hpcpace help` lists the pages"
     raise UsageError(f"no topic {topic!r} in the guide: {advice}")
+
+
+def _mentioning(topic: str, known: dict[str, list[str]]) -> list[str]:
+    """Return the topics whose text has that word, the one that has it most often first."""
+    word = re.compile(rf"\b{re.escape(topic)}\b", re.IGNORECASE)
+    times = {name: sum(len(word.findall(text)) for text in texts) for name, texts in known.items()}
+    return sorted((name for name, num in times.items() if num), key=lambda name: -times[name])
 
 
 def _show(texts: list[str]) -> None:

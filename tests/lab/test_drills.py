@@ -10,8 +10,7 @@ from experiments.drills.kinds import DRILLS, run_drill
 QUICK = {drill.name: drill for drill in DRILLS if drill.is_quick}
 
 
-# A full disk takes a minute, and tests/mpi fills one, too.
-@pytest.mark.parametrize("name", only_nightly(sorted(QUICK.keys() - {"fill-disk"}), ["fill-disk"]))
+@pytest.mark.parametrize("name", only_nightly(["kill-rank"], sorted(QUICK.keys() - {"kill-rank"})))
 def test_leaves_readable_traces_and_a_true_report(name: str) -> None:
     (outcome,) = run_drill(QUICK[name], repetitions=1, tell=print)
     assert outcome.problems == ()

@@ -85,6 +85,7 @@ def test_a_finding_of_the_prolog_drains_the_node_with_that_reason(queue: JobQueu
     assert (done.returncode != 0, done.stdout, reason(queue)) == (True, "", FINDING)
 
 
+@pytest.mark.nightly
 def test_a_batch_job_starts_on_another_node_when_the_prolog_has_drained_its_first(
     queue: JobQueue, prolog: Path, write: Write, tmp_path: Path
 ) -> None:

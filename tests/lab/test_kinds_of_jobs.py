@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from experiments.lab_jobs import JobQueue
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RunDirectory, open_run
@@ -19,6 +21,7 @@ REPORT = "Phases by rank"
 QUICK = {"HPCPACE_AUDIT": "off", "HPCPACE_REQUEUE_AFTER_S": "0"}
 
 
+@pytest.mark.nightly
 def test_elements_of_an_array_are_signalled_and_requeued_one_by_one(queue: JobQueue, tmp_path: Path) -> None:
     options = ("--array=0-2", "-N1", "--ntasks-per-node=1", SBATCH / "gpt2_dp.sh")
     array = queue.submit(*options, "--steps", "100000", cwd=tmp_path, environ=QUICK)
@@ -56,6 +59,7 @@ def test_a_heterogeneous_job_is_one_training(queue: JobQueue, tmp_path: Path) ->
     assert len({header.host for header in headers}) == 3
 
 
+@pytest.mark.nightly
 def test_tasks_need_not_be_equally_many_on_each_node(queue: JobQueue, tmp_path: Path) -> None:
     job_id = queue.submit(
         "-N3", "-n5", "--ntasks-per-node=2", SBATCH / "gpt2_dp.sh", "--steps", "4", cwd=tmp_path, environ=QUICK

@@ -67,6 +67,7 @@ def test_links_carry_the_bytes_of_the_formula(
     assert np.abs(recorded - payload).max() <= TOLERANCE * payload.max()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mesh", only_nightly(["pp=2,tp=2"], ["dp=2,pp=2", "dp=2,tp=2"]))
 def test_ranks_do_the_operations_of_the_formula(queue: JobQueue, tmp_path: Path, mesh: str) -> None:
     plan = planned(mesh, steps=8, seq_len=32)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from experiments.lab_jobs import JobQueue
 from hpcpace.core.rundir import open_run
 from hpcpace.lab.lab import Lab
@@ -15,6 +17,7 @@ OPTIONS = ("--nodes", "2", "--ranks-per-node", "2", "--policies", "none,slack", 
 TIMEOUT_S = 240
 
 
+@pytest.mark.nightly
 def test_baseline_and_policy_run_one_after_the_other_and_end_in_a_table(
     lab: Lab, queue: JobQueue, tmp_path: Path
 ) -> None:

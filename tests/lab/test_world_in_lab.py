@@ -53,9 +53,9 @@ def first_line(queue: JobQueue, run: Path, *options: str, environ: Mapping[str, 
         [
             ("pmi2", {}, "ranks from Slurm (srun --mpi=pmi2), clocks over MPI (MPICH "),
             ("pmix", OPEN_MPI, "ranks from Slurm (srun --mpi=pmix), clocks over MPI (Open MPI "),
-            ("pmix", {}, f"ranks from Slurm (srun --mpi=pmix){NOT_USED}MPICH "),
         ],
         [
+            ("pmix", {}, f"ranks from Slurm (srun --mpi=pmix){NOT_USED}MPICH "),
             ("none", {}, f"ranks from Slurm (srun --mpi=none){NOT_USED}MPICH "),
             ("none", OPEN_MPI, f"ranks from Slurm (srun --mpi=none){NOT_USED}Open MPI "),
             ("pmi2", OPEN_MPI, f"ranks from Slurm (srun --mpi=pmi2){NOT_USED}Open MPI "),
@@ -76,6 +76,7 @@ def test_training_needs_no_mpi4py(
     assert line == f"ranks from Slurm (srun --mpi={mpi}){NOT_USED}mpi4py is not installed"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("coordination", "clocks"), [("torch", "gloo"), ("mpi", "MPI")])
 def test_a_setting_forces_what_connects_the_ranks(
     queue: JobQueue, tmp_path: Path, coordination: str, clocks: str

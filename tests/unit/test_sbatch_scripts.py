@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 import pytest
-from cases import each_case
+from cases import each_case, only_nightly
 
 from hpcpace.cli.train import command as train_command
 from hpcpace.core.text import printable, shown
@@ -531,7 +531,7 @@ def test_a_script_from_a_pipe_runs_where_hpcpace_is_on_path(tmp_path: Path, run_
         "HPCPACE_WORLD_START_TIMEOUT_S",
     ],
 )
-@pytest.mark.parametrize("value", ["a[$(touch ran)]", "4 + 4", "-1", "08", "1\n"], ids=ascii)
+@pytest.mark.parametrize("value", only_nightly(["a[$(touch ran)]", "1\n"], ["4 + 4", "-1", "08"]), ids=ascii)
 def test_calculates_with_nothing_but_numbers(name: str, value: str, tmp_path: Path, run_script: RunScript) -> None:
     outcome = run_script(SCRIPTS[0], environ={**JOB, name: value})
     assert (outcome.status, outcome.calls) == (2, [])

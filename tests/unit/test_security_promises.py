@@ -15,7 +15,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from cases import each_case
+from cases import chosen, each_case
 from click.testing import CliRunner
 from packaging.version import Version
 
@@ -292,7 +292,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", chosen(COMMANDS, 8))
 def test_opening_a_run_does_nothing_else(command: str, runs: Path, tmp_path: Path) -> None:
     opening = COMMANDS[command]
     own, copies = tmp_path / "own", tmp_path / "copies"

@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from cases import only_nightly
 
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
@@ -97,7 +98,9 @@ def with_cores(monkeypatch, num_cores):
     monkeypatch.setattr("hpcpace.diagnosis.operation_figures._MIN_SHARED", 0)
 
 
-@pytest.mark.parametrize(("max_rows", "num_cores"), [(10_000, 1), (10_000, 2), (5_000, 3), (5_000, 7), (10**6, 2)])
+@pytest.mark.parametrize(
+    ("max_rows", "num_cores"), only_nightly([(10_000, 2), (5_000, 3)], [(10_000, 1), (5_000, 7), (10**6, 2)])
+)
 def test_figures_do_not_depend_on_ranges_and_processes(run, monkeypatch, max_rows, num_cores):
     expected = summary_of(run)
     with_cores(monkeypatch, num_cores)

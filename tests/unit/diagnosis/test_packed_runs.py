@@ -37,8 +37,11 @@ _CASES = {
 }
 
 
-@each_case("most_rows", [10**9, 0], ids=["in memory", "from disk"])
-@each_case("values", _CASES.values(), ids=_CASES)
+@each_case(
+    ("values", "most_rows"),
+    [(values, (10**9, 0)[number % 2]) for number, values in enumerate(_CASES.values())],
+    ids=lambda value: str(value),
+)
 def test_a_packed_run_has_the_summary_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], most_rows: int
 ) -> None:
