@@ -498,7 +498,7 @@ def _runs_there(place: Path) -> str:
 
 
 def check_target(target: Path | None, read: Iterable[Path | None], option: str) -> None:
-    """Refuse what is no file, and a file that would replace what is read, named in any way, or what a run has recorded.
+    """Refuse what cannot be written before anything is measured, and what would replace what is read or recorded.
 
     Args:
         target: the file; None where none is asked for.
@@ -506,11 +506,15 @@ def check_target(target: Path | None, read: Iterable[Path | None], option: str) 
         option: that names the target.
 
     Raises:
-        UsageError: it is none, or would.
+        UsageError: it is no file, lies in a folder that may not be written to, or would.
     """
-    if target is None or not target.exists():
+    if target is None:
         return
     shown = printable(str(target))
+    if target.parent.is_dir() and not os.access(target.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {shown} ({os.strerror(errno.EACCES)}): name another file with {option}")
+    if not target.exists():
+        return
     if not target.is_file():
         kind = "folder" if target.is_dir() else "device, pipe or socket"
         raise UsageError(f"cannot write {shown}: it is a {kind}; name a file with {option}")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 import pytest
-from cases import only_nightly
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.audit.snapshot import take_host
@@ -105,8 +104,6 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
     "folder": Path.mkdir,
 }
-PROBES = [words for words in WRITERS.values() if words[0] == PROBE]
-AT_ONCE = [words for words in WRITERS.values() if words not in PROBES]
 NO_PLACES = {"missing": "none/out.html", "file": "a.csv/out.html", "read-only": "/proc/out.html"}
 
 
@@ -135,7 +132,7 @@ def test_what_is_no_file_is_left_as_it_was(write_to, tmp_path: Path, words: tupl
 
 
 @pytest.mark.parametrize("target", NO_PLACES.values(), ids=NO_PLACES)
-@pytest.mark.parametrize("words", only_nightly(AT_ONCE, PROBES), ids=" ".join)
+@pytest.mark.parametrize("words", WRITERS.values(), ids=" ".join)
 def test_a_place_that_takes_no_file_is_a_clear_error(write_to, words: tuple[str, ...], target: str) -> None:
     code, err = write_to(words, target)
     assert code == 2 and "out.html" in err and err.startswith(("hpcpace: ", "error: "))
