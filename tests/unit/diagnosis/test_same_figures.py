@@ -54,7 +54,7 @@ def numpy_alone(monkeypatch):
 
 
 @pytest.mark.compute
-@pytest.mark.parametrize(("cell", "seed"), chosen(_CASES, 9), ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("cell", "seed"), chosen(_CASES, 4), ids=lambda value: getattr(value, "name", value))
 def test_summaries_are_equal_however_they_are_measured(tmp_path, monkeypatch, numpy_alone, cell, seed):
     run = write_run(cell.scenario(seed), tmp_path / "run")
     found = read_attempt(run.attempt(0), most_rows=0)
