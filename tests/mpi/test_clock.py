@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import only_nightly
 
 PROGRAM = Path(__file__).with_name("world_program.py")
 
@@ -30,7 +31,7 @@ def check_one_true_clock(samples, n, capsys):
             print(f"\nrank {rank} of {n}: median half-width {np.median(halfwidth_ns) / 1000:.2f} us")
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", only_nightly([4], [1, 2]))
 def test_the_true_offset_lies_within_the_halfwidth_over_mpi(mpiexec, capsys, n):
     check_one_true_clock(samples_by_rank(mpiexec(n, PROGRAM, "clock_samples")), n, capsys)
 
@@ -49,7 +50,7 @@ def test_ranks_of_one_host_are_not_measured(mpiexec):
 
 
 @pytest.mark.parametrize("case", ["stalled_rank", "stalled_rank_over_gloo"])
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", only_nightly([4], [2]))
 def test_a_stalled_rank_leaves_no_one_hanging(mpiexec, n, case):
     result = mpiexec(n, PROGRAM, case)
     assert result.returncode == 0, result.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import only_nightly
 
 from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import examine
@@ -41,7 +42,7 @@ def test_the_rank_that_ended_a_job_is_named_with_its_step(torchrun: Run, tmp_pat
         assert b"secret" not in path.read_bytes()
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+@pytest.mark.parametrize("start_method", only_nightly(["spawn"], ["fork"]))
 def test_a_rank_that_a_script_started_and_that_raised_is_named_with_its_exception(
     python: Run, tmp_path: Path, start_method: str
 ) -> None:

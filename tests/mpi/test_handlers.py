@@ -9,12 +9,13 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import only_nightly
 
 PROGRAM = Path(__file__).with_name("handlers_program.py")
 Run = Callable[..., CompletedProcess[str]]
 
 
-@pytest.mark.parametrize(("way", "code"), [("signal", -signal.SIGTERM), ("exit", 3), ("exception", 1)])
+@pytest.mark.parametrize(("way", "code"), only_nightly([("signal", -signal.SIGTERM)], [("exit", 3), ("exception", 1)]))
 def test_a_script_behaves_as_without_a_session(python: Run, tmp_path: Path, way: str, code: int) -> None:
     plain = python(PROGRAM, way)
     trace = ("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", "--")

@@ -48,7 +48,7 @@ def _losses(result: CompletedProcess[str]) -> list[str]:
     return sorted(line for line in result.stdout.splitlines() if line.startswith("loss"))
 
 
-@pytest.mark.parametrize("way", only_nightly(["spawn", "fork"], ["relaunch"]))
+@pytest.mark.parametrize("way", only_nightly(["spawn"], ["fork", "relaunch"]))
 def test_ranks_that_a_script_starts_by_itself_are_one_run(trace: Run, python: Run, tmp_path: Path, way: str) -> None:
     result = trace(SCRIPT, way)
     assert result.returncode == 0, result.stderr
@@ -60,6 +60,7 @@ def test_ranks_that_a_script_starts_by_itself_are_one_run(trace: Run, python: Ru
     assert _losses(result) == _losses(python(SCRIPT, way))
 
 
+@pytest.mark.nightly
 def test_a_process_group_that_a_mesh_makes_is_recorded(torchrun: Run, tmp_path: Path) -> None:
     result = torchrun(2, *TRACE, "--run-dir", tmp_path / "run", "--", SCRIPT, "mesh_only")
     assert result.returncode == 0, result.stderr
@@ -78,6 +79,7 @@ def test_a_session_of_the_script_leaves_the_recording_to_the_command(
     assert result.stderr.count("this session records nothing") == 2 and "Overriding" not in result.stderr
 
 
+@pytest.mark.nightly
 def test_sessions_of_ranks_without_a_launcher_are_one_run(python: Run, tmp_path: Path) -> None:
     result = python(SCRIPT, "own_world", tmp_path / "run")
     assert result.returncode == 0, result.stderr
@@ -86,6 +88,7 @@ def test_sessions_of_ranks_without_a_launcher_are_one_run(python: Run, tmp_path:
     assert result.stderr == ""
 
 
+@pytest.mark.nightly
 def test_torchrun_below_the_command_leaves_what_it_leaves_above_it(trace: Run, torchrun: Run, tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     result = trace(*launcher, SCRIPT, "mesh_only")
@@ -121,6 +124,7 @@ def test_an_elastic_restart_is_another_attempt_of_the_run(
     assert "RuntimeError: the first start fails" in result.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_below", only_nightly([False], [True]))
 def test_a_start_with_fewer_ranks_is_another_attempt_of_the_run(python: Run, tmp_path: Path, is_below: bool) -> None:
     # As after the loss of a node: the same command on the ranks that are left.
@@ -141,6 +145,7 @@ def test_a_start_with_fewer_ranks_is_another_attempt_of_the_run(python: Run, tmp
     assert "2 ranks instead of 3" in attempts_differ(rows, 1)
 
 
+@pytest.mark.nightly
 def test_the_launcher_of_older_scripts_names_the_local_rank(python: Run, tmp_path: Path) -> None:
     launch = ("-m", "torch.distributed.launch", "--standalone", "--nproc-per-node", "2", "-m", "hpcpace", "trace")
     script = tmp_path / "train.py"
@@ -179,7 +184,7 @@ def test_what_does_not_train_is_not_recorded_and_the_last_line_says_why(trace: R
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("way", "code"), [("exits", 3), ("leaves_at_once", 5)])
+@pytest.mark.parametrize(("way", "code"), only_nightly([("exits", 3)], [("leaves_at_once", 5)]))
 def test_the_exit_code_is_that_of_the_script(trace: Run, tmp_path: Path, way: str, code: int) -> None:
     result = trace(SCRIPT, way)
     assert result.returncode == code
@@ -207,6 +212,7 @@ def test_what_a_rank_starts_is_left_alone(trace: Run, tmp_path: Path) -> None:
     assert trace(script, PYTHONPATH=str(tmp_path)).stdout == f"[] {tmp_path}\n"
 
 
+@pytest.mark.nightly
 def test_another_sitecustomize_is_run_as_well(trace: Run, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('of the site')")
     script = tmp_path / "train.py"
@@ -225,7 +231,7 @@ def test_a_python_without_hpcpace_goes_on_as_ever(trace: Run, tmp_path: Path) ->
     assert re.fullmatch(r"hpcpace: nothing was recorded: .*\n", result.stderr)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("name", only_nightly(["SIGTERM"], ["SIGINT", "SIGKILL"]))
 def test_a_signal_ends_the_script_as_it_does_without_hpcpace(
     trace: Run, python: Run, tmp_path: Path, name: str
 ) -> None:
@@ -241,6 +247,7 @@ def test_a_signal_ends_the_script_as_it_does_without_hpcpace(
     assert sum(line.startswith("hpcpace: recorded 1 rank, ") for line in traced.stderr.splitlines()) == 1
 
 
+@pytest.mark.nightly
 def test_two_commands_of_a_shell_script_are_two_runs(trace: Run, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(f"{sys.executable} {SCRIPT} train\n{sys.executable} {OWN_SCRIPT} 3\n")
     result = trace("bash", tmp_path / "run.sh")

@@ -53,6 +53,7 @@ def test_losses_are_bit_identical(mpiexec: Run, tmp_path: Path, num_ranks: int, 
     assert sorted(rank for point in trial["points"] for rank in point["ranks"]) == [*range(num_ranks)][num_ranks == 1 :]
 
 
+@pytest.mark.nightly
 def test_a_job_of_sends_and_receives_has_no_pacing_point(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(2, PROGRAM, "messages", tmp_path / "run", "slack", "")
     assert result.returncode == 0, result.stderr
@@ -116,6 +117,7 @@ def test_a_script_without_a_line_is_paced_under_torchrun(torchrun: Run, tmp_path
         assert len(trace.tables["pacing"]) >= 40
 
 
+@pytest.mark.nightly
 def test_without_a_trace_nobody_is_paced(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(1, PROGRAM, "torch", tmp_path / "run", "slack", "untraced")
     assert result.returncode == 0, result.stderr

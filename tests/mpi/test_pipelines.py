@@ -7,6 +7,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import only_nightly
 
 from hpcpace.core.rundir import open_run
 from hpcpace.trace.reader import read_trace
@@ -15,7 +16,7 @@ Run = Callable[..., CompletedProcess[str]]
 PROGRAM = Path(__file__).with_name("pipeline_program.py")
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", only_nightly([4], [2]))
 def test_no_rank_of_a_pipeline_waits_for_a_comparison_of_clocks(torchrun: Run, tmp_path: Path, num_ranks: int) -> None:
     options = ("--run-dir", tmp_path / "run", "--", PROGRAM, "pipeline", f"seed {num_ranks}")
     result = torchrun(num_ranks, "-m", "hpcpace", "trace", *options, HPCPACE_CLOCK_INTERVAL_S="0.1")
@@ -30,7 +31,7 @@ def test_no_rank_of_a_pipeline_waits_for_a_comparison_of_clocks(torchrun: Run, t
     assert {len(trace.tables["steps"]) for trace in traces} == {12}
 
 
-@pytest.mark.parametrize("compiled", ["true", "false"])
+@pytest.mark.parametrize("compiled", only_nightly(["true"], ["false"]))
 def test_a_wait_that_fails_has_the_traceback_of_the_script(torchrun: Run, tmp_path: Path, compiled: str) -> None:
     options = ("--run-dir", tmp_path / "run", "--", PROGRAM, "failing")
     result = torchrun(2, "-m", "hpcpace", "trace", *options, HPCPACE_TRACE_COMPILED=compiled)

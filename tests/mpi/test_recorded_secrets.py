@@ -91,6 +91,7 @@ def test_no_secret_of_a_traced_script_is_recorded(python: Run, tmp_path: Path, s
     assert _undocumented(run / "attempt-0") == []
 
 
+@pytest.mark.nightly
 def test_no_secret_of_a_training_is_recorded(python: Run, tmp_path: Path) -> None:
     run, environ = tmp_path / "run", {**ENVIRONMENT, "HPCPACE_TRACE_TRACE_DIR": ""}
     options = ["--steps", "4", "--warmup-steps", "1", "--checkpoint-every", "2", "--pace", "observe"]

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from cases import only_nightly
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
@@ -31,7 +32,7 @@ def expected(run, tmp_path_factory) -> bytes:
     return run.summary_json.read_bytes()
 
 
-@pytest.mark.parametrize("n", [2, 3, 7])
+@pytest.mark.parametrize("n", only_nightly([3], [2, 7]))
 def test_any_number_of_processes_writes_the_same_summary(run, expected, mpiexec, n):
     run.summary_json.unlink()
     result = mpiexec(n, "-m", "hpcpace", "report", run.path)
@@ -70,11 +71,13 @@ def test_an_error_of_all_is_said_once(tmp_path, mpiexec):
 
 @pytest.mark.parametrize(
     ("case", "said"),
-    [
-        ("memory", "process 1 of 3 on NAME failed: not enough memory"),
-        ("bug", "process 1 of 3 on NAME failed: ZeroDivisionError"),
-        ("reads_less", "process 1 reads 7 traces"),
-    ],
+    only_nightly(
+        [("bug", "process 1 of 3 on NAME failed: ZeroDivisionError")],
+        [
+            ("memory", "process 1 of 3 on NAME failed: not enough memory"),
+            ("reads_less", "process 1 reads 7 traces"),
+        ],
+    ),
 )
 def test_a_process_that_fails_ends_all_with_its_name(run, mpiexec, case, said):
     result = mpiexec(3, PROGRAM, case, run.path)
@@ -83,7 +86,7 @@ def test_a_process_that_fails_ends_all_with_its_name(run, mpiexec, case, said):
     assert result.stderr.count("failed:") <= 1
 
 
-@pytest.mark.parametrize("case", ["memory", "memory_between"])
+@pytest.mark.parametrize("case", only_nightly(["memory_between"], ["memory"]))
 def test_a_process_without_memory_ends_all_with_what_to_do(run, mpiexec, case):
     result = mpiexec(3, PROGRAM, case, run.path)
     assert result.returncode == 2

@@ -86,6 +86,7 @@ def test_a_job_killed_in_the_middle_of_a_checkpoint_leaves_the_one_before(mpiexe
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000006", "step-00000009"]
 
 
+@pytest.mark.nightly
 def test_another_run_begins_from_a_checkpoint_that_is_named(python, tmp_path):
     first = python(*TRAIN, *SHORT, "--steps", 2, "--checkpoint-every", 2, "--run-dir", tmp_path / "a")
     assert first.returncode == 0, first.stderr
@@ -104,12 +105,17 @@ def finished(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("arguments", "seen"),
-    [
-        (["--steps", 2], "steps, and --steps is 2: use more --steps"),
-        (["--steps", 3, "--batch-size", 4], "was trained with batch_size 8, not 4"),
-        (["--steps", 3, "--seed", 1], "was trained with seed 0, not 1"),
-        (["--steps", 3, "--resume", "/no/such/run", "--run-dir", "new"], "/no/such/run holds no complete checkpoint"),
-    ],
+    only_nightly(
+        [(["--steps", 3, "--batch-size", 4], "was trained with batch_size 8, not 4")],
+        [
+            (["--steps", 2], "steps, and --steps is 2: use more --steps"),
+            (["--steps", 3, "--seed", 1], "was trained with seed 0, not 1"),
+            (
+                ["--steps", 3, "--resume", "/no/such/run", "--run-dir", "new"],
+                "/no/such/run holds no complete checkpoint",
+            ),
+        ],
+    ),
 )
 def test_refuses_a_checkpoint_that_does_not_fit(python, finished, tmp_path, monkeypatch, arguments, seen):
     monkeypatch.chdir(tmp_path)
@@ -122,6 +128,7 @@ def test_refuses_a_checkpoint_that_does_not_fit(python, finished, tmp_path, monk
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.nightly
 def test_a_training_that_is_to_begin_anew_leaves_no_later_checkpoints(python, tmp_path):
     run = tmp_path / "run"
     for options in (("--steps", 4), ("--steps", 2, "--resume", "never", "--seed", 1)):

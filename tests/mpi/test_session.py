@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from cases import only_nightly
 
 from hpcpace.core.rundir import open_run
 from hpcpace.observe.launch.launch import site_launch
@@ -38,7 +39,7 @@ def plain_losses(torchrun: Run) -> list[str]:
     return _losses(torchrun(2, OWN_SCRIPT, 5))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", only_nightly([2], [1, 4]))
 def test_every_rank_leaves_a_whole_trace(mpiexec: Run, tmp_path: Path, num_ranks: int) -> None:
     result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", "in order")
     assert result.returncode == 0, result.stderr
@@ -92,6 +93,7 @@ def test_traces_on_a_local_disk_are_moved_into_the_run(mpiexec: Run, tmp_path: P
     assert list((tmp_path / "local").iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_two_jobs_with_one_local_disk_keep_their_traces_apart(mpiexec: Run, tmp_path: Path) -> None:
     def start(name: str) -> str:
         local = str(tmp_path / "local")
@@ -115,8 +117,7 @@ def test_a_terminated_rank_brings_its_trace_home_from_inside_a_collective(mpiexe
     assert trace.open_collectives["op"].tolist() == [Op.ALL_REDUCE]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("how", ["mpi", "torch"])
+@pytest.mark.parametrize(("how", "num_ranks"), only_nightly([("mpi", 4), ("torch", 2)], [("mpi", 2), ("torch", 4)]))
 def test_ranks_go_on_when_one_never_leaves_the_session(mpiexec: Run, tmp_path: Path, how: str, num_ranks: int) -> None:
     result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", how, "leave", HPCPACE_CLOCK_TIMEOUT_S="0.3", timeout_s=60)
     assert result.returncode == 0, result.stderr
@@ -181,6 +182,7 @@ def test_traces_a_script_under_torchrun_without_a_line_added(
         assert ExitKind.NEVER not in reduced["exit_kind"]
 
 
+@pytest.mark.nightly
 def test_a_job_that_ends_its_group_before_its_session_does_not_fail(torchrun: Run, tmp_path: Path) -> None:
     result = torchrun(2, OWN_SCRIPT, 5, "--session", tmp_path / "run")
     assert result.returncode == 0, result.stderr
@@ -208,7 +210,7 @@ def test_the_error_of_a_traced_script_is_its_own(python: Run, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "variables",
-    [{"RANK": "1"}, {"SLURM_PROCID": "3"}, {"HPCPACE_CLOCK_INTERVAL_S": "inf"}],
+    only_nightly([{"RANK": "1"}], [{"SLURM_PROCID": "3"}, {"HPCPACE_CLOCK_INTERVAL_S": "inf"}]),
     ids=lambda v: next(iter(v)),
 )
 def test_an_environment_that_contradicts_itself_leaves_the_job_untraced(

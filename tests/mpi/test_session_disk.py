@@ -8,6 +8,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import chosen
 
 from hpcpace.trace.reader import read_trace
 
@@ -116,13 +117,15 @@ def _assert_it_is_written_into_the_run(
 
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [
-        (lambda path: path.write_text("a file"), "it is no folder"),
-        (lambda path: path.symlink_to("/dev/full"), "it is no folder"),
-        (lambda path: path.symlink_to("/sys/kernel"), ""),
-        (lambda path: path.symlink_to("nowhere/at/all"), ""),
-    ],
-    ids=["a file", "a device", "nothing can be made", "a dangling link"],
+    chosen(
+        [
+            (lambda path: path.write_text("a file"), "it is no folder"),
+            (lambda path: path.symlink_to("/dev/full"), "it is no folder"),
+            (lambda path: path.symlink_to("/sys/kernel"), ""),
+            (lambda path: path.symlink_to("nowhere/at/all"), ""),
+        ],
+        2,
+    ),
 )
 def test_where_the_local_disk_cannot_be_used_the_trace_is_written_into_the_run(
     python: Run, tmp_path: Path, make: Callable[[Path], object], reason: str
@@ -133,6 +136,7 @@ def test_where_the_local_disk_cannot_be_used_the_trace_is_written_into_the_run(
     _assert_it_is_written_into_the_run(result, tmp_path / "run", local, reason)
 
 
+@pytest.mark.nightly
 def test_a_local_disk_with_blanks_in_its_name_is_one_like_others(python: Run, tmp_path: Path) -> None:
     local = tmp_path / "a disk\twith 'blanks'"
     result = _job(
@@ -155,6 +159,7 @@ def test_a_local_disk_that_loses_the_trace_gets_it_again(python: Run, tmp_path: 
     assert list(local.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_auto_takes_the_disk_of_the_node(python: Run, tmp_path: Path) -> None:
     local = tmp_path / "local"
     local.mkdir()

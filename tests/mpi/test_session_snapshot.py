@@ -7,6 +7,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import only_nightly
 
 from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.core.rundir import open_run
@@ -24,7 +25,7 @@ def _ranks(run: Path) -> list[int]:
     return [rank.rank for rank in snapshot.ranks]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", only_nightly([2], [1, 4]))
 def test_one_file_a_host_has_all_of_its_ranks(mpiexec: Run, tmp_path: Path, num_ranks: int) -> None:
     result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", "in order")
     assert result.returncode == 0, result.stderr

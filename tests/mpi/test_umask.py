@@ -8,6 +8,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import only_nightly
 
 Run = Callable[..., CompletedProcess[str]]
 OWN_SCRIPT = Path(__file__).with_name("own_script.py")
@@ -23,7 +24,7 @@ def _open_to_others(folder: Path, umask: str) -> list[str]:
     return sorted(f"{path.relative_to(folder)}: {mode:o}" for path, mode in modes.items() if mode & int(umask, 8))
 
 
-@pytest.fixture(params=["077", "027"])
+@pytest.fixture(params=only_nightly(["027"], ["077"]))
 def umask(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from cases import only_nightly
 
 from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import examine
@@ -21,7 +22,8 @@ OFF_CORE = "by waiting that uses no core"
 
 
 @pytest.mark.parametrize(
-    ("way", "cause"), [("sleep", OFF_CORE), ("lock", OFF_CORE), ("read", OFF_CORE), ("spin", "by computation")]
+    ("way", "cause"),
+    only_nightly([("lock", OFF_CORE), ("spin", "by computation")], [("sleep", OFF_CORE), ("read", OFF_CORE)]),
 )
 def test_the_cause_of_a_late_rank_is_waiting_or_computation(
     torchrun: Run, tmp_path: Path, way: str, cause: str

@@ -78,6 +78,7 @@ def test_ranks_that_a_hang_ends_have_brought_their_traces_to_disk(traced: Run, t
         assert tables["events"]["code"].tolist()[-1] == 4
 
 
+@pytest.mark.nightly
 def test_a_rank_that_skips_a_barrier_is_told_from_those_that_wait_in_it(traced: Run, tmp_path: Path) -> None:
     result = traced("barrier", "--on-hang", "stop")
     assert result.returncode == 4, result.stderr
@@ -107,6 +108,7 @@ def test_a_job_that_goes_on_after_all_is_reported_once_and_loses_nothing(
     assert {notice.ended for notice in _notices(tmp_path).values()} == {"resumed"}
 
 
+@pytest.mark.nightly
 def test_nothing_is_watched_where_that_is_switched_off(traced: Run, tmp_path: Path) -> None:
     result = traced("slow", "--on-hang", "off", HPCPACE_HANG_LEAST_S="1")
     assert result.returncode == 0, result.stderr

@@ -132,6 +132,7 @@ def test_evaluations_and_checkpoints_are_marked_in_the_trace(python, tmp_path):
         assert np.unique(np.asarray(phases["step"])[np.asarray(phases["phase"]) == phase]).tolist() == expected
 
 
+@pytest.mark.nightly
 def test_steps_of_a_trace_go_on_counting_after_a_stop(python, tmp_path):
     from hpcpace.trace.reader import read_trace
     from hpcpace.trace.schema import StepFlag

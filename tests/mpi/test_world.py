@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import only_nightly
 
 PROGRAM = Path(__file__).with_name("world_program.py")
 # mpiexec of MPICH now and then reports how it ended the other ranks rather than the code of the abort.
@@ -14,7 +15,7 @@ def said(result):
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", only_nightly([4], [1, 2]))
 def test_ranks_of_one_host_are_counted_from_their_host_keys(mpiexec, n):
     result = mpiexec(n, PROGRAM, "places")
     assert result.returncode == 0, result.stderr
@@ -22,7 +23,7 @@ def test_ranks_of_one_host_are_counted_from_their_host_keys(mpiexec, n):
     assert places == [{"rank": r, "local_rank": r, "local_size": n, "node": 0, "keys": n} for r in range(n)]
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", only_nightly([4], [1, 2]))
 def test_a_process_group_over_mpi_reduces_over_the_loopback(mpiexec, n):
     result = mpiexec(n, PROGRAM, "all_reduce")
     assert result.returncode == 0, result.stderr
@@ -51,7 +52,7 @@ def test_an_interface_that_does_not_exist_is_one_error(mpiexec):
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", only_nightly([4], [1, 2]))
 def test_a_usage_error_of_all_ranks_is_one_line(mpiexec, n):
     result = mpiexec(n, PROGRAM, "usage_error_everywhere")
     assert (result.returncode, result.stderr) == (2, "error: mesh dp=3 does not fit 2 ranks\n")
@@ -70,7 +71,7 @@ def test_a_usage_error_of_one_rank_is_said_under_torchrun(torchrun):
     assert "[rank 1] error: no such file here\n" in result.stderr
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", only_nightly([4], [2]))
 def test_a_crash_of_one_rank_ends_all_with_its_traceback_last(mpiexec, n):
     result = mpiexec(n, PROGRAM, "crash_on_one")
     assert result.returncode in (4, KILLED)
@@ -78,7 +79,7 @@ def test_a_crash_of_one_rank_ends_all_with_its_traceback_last(mpiexec, n):
     assert result.stderr.splitlines()[-1] == f"[rank {n - 1}] RuntimeError: the disk is on fire"
 
 
-@pytest.mark.parametrize(("case", "code"), [("finish", 0), ("exit_everywhere", 3)])
+@pytest.mark.parametrize(("case", "code"), only_nightly([("exit_everywhere", 3)], [("finish", 0)]))
 def test_exit_codes_pass_through(mpiexec, case, code):
     assert mpiexec(2, PROGRAM, case).returncode == code
 
@@ -89,7 +90,7 @@ def test_an_exit_of_one_rank_ends_the_others(mpiexec):
     assert result.stderr == "[rank 1] exit 7, on this rank alone\n"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", only_nightly([1], [0]))
 def test_rejects_a_world_of_one_under_srun_once(python, rank):
     result = python(PROGRAM, "places", SLURM_STEP_NUM_TASKS="4", SLURM_PROCID=str(rank))
     assert result.returncode == 2

@@ -113,6 +113,7 @@ def test_ranks_of_mpiexec_without_mpi_meet_where_the_setting_says(
     assert [(each.code, each.said["sum"]) for each in results] == [(0, 2.0)] * 2, results[0].stderr
 
 
+@pytest.mark.nightly
 def test_a_second_rank_0_is_told_that_its_port_is_taken(place: Mapping[str, str]) -> None:
     results = ended(*after_one_of(start(0, **place), start(0, **place)), start(1, **place))
     (refused,) = (each for each in results if each.code)
@@ -147,6 +148,7 @@ def test_a_host_that_cannot_resolve_the_first_one_says_so_once(place: Mapping[st
     assert f"fix DNS or /etc/hosts on {HOST}" in spoken.stderr
 
 
+@pytest.mark.nightly
 def test_a_first_host_that_does_not_answer_is_named(place: Mapping[str, str]) -> None:
     (result,) = ended(start(1, **place, **FIRST_OF_HOST_2, HPCPACE_WORLD_START_TIMEOUT_S="2"))
     port = place["HPCPACE_WORLD_RENDEZVOUS"]
@@ -189,6 +191,7 @@ def test_a_missing_gpu_ends_all_ranks_with_one_message(place: Mapping[str, str])
     assert told[0].startswith(f"error: {HOST} (rank 1): device is cuda, but torch sees no GPU here: ")
 
 
+@pytest.mark.nightly
 def test_ranks_of_different_worlds_are_told_apart(place: Mapping[str, str]) -> None:
     results = ended(start(0, **place), start(1, size=3, **place))
     assert [each.code for each in results] == [2, 2]
