@@ -17,7 +17,7 @@ from hpcpace.lab.plan import TruthLog
 from hpcpace.lab.status import LabStatus
 
 Inject = Callable[..., str]
-WAIT_S = 30
+WAIT_S = 90
 present: set[str] = set()
 """The faults that are not undone yet."""
 
@@ -32,7 +32,7 @@ def no_fault_outlives_its_test(lab: Lab) -> Iterator[None]:
 
 def fault(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hpcpace", "lab", "fault", *arguments, "--name", lab.files.name]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def inject(lab: Lab, *arguments: str) -> str:
@@ -180,9 +180,9 @@ def test_a_lossy_link_loses_its_share_both_ways_until_undone(lab: Lab) -> None:
 
 
 def _round_trip_s(lab: Lab, source: str, destination: str) -> float:
-    """Return the least time of eight refused connections, which take a round trip each."""
+    """Return the least time of forty refused connections, which take a round trip each."""
     connect = "import socket, sys, time\n\ndef once():\n    s = socket.socket(); t = time.monotonic()\n"
-    connect += "    s.connect_ex((sys.argv[1], 9)); return time.monotonic() - t\n\nprint(min(once() for _ in range(8)))"
+    connect += "    s.connect_ex((sys.argv[1], 9)); return time.monotonic() - t\n\nprint(min(once() for _ in range(40)))"
     return float(on(lab, source, sys.executable, "-S", "-c", connect, lab.plan.host(destination).address))
 
 
@@ -215,18 +215,19 @@ def test_a_link_whose_process_died_is_whole_again_once_its_fault_is_undone(lab: 
 def test_packets_overtake_each_other_and_none_is_lost(lab: Lab) -> None:
     fault_id = inject(lab, "reorder", "n1", "--share", "0.2", "--delay", "0.005")
     lost = _num_lost(lab, "n2", "n1")
-    receive = "import socket, sys; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('', 7777)); s.settimeout(20)\n"
+    receive = "import socket, sys; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('', 7777)); s.settimeout(60)\n"
     receive += "print('bound', flush=True)\n"
     receive += "print(*(int(s.recv(9)) for _ in range(300)))"
     send = "import socket, time, sys; s = socket.socket(type=socket.SOCK_DGRAM)\n"
-    send += "for number in range(300): s.sendto(b'%d' % number, (sys.argv[1], 7777)); time.sleep(0.0005)"
+    # In bursts: between packets that a busy machine sends one by one, those held back would be through.
+    send += "for number in range(300): s.sendto(b'%d' % number, (sys.argv[1], 7777)); number % 20 or time.sleep(0.01)"
     command = [sys.executable, "-m", "hpcpace", "lab", "run", "--on", "n1", "--name", lab.files.name, "--"]
     with subprocess.Popen(
         [*command, sys.executable, "-S", "-c", receive], stdout=subprocess.PIPE, text=True
     ) as receiver:
         assert receiver.stdout is not None and receiver.stdout.readline() == "bound\n"
         on(lab, "n2", sys.executable, "-S", "-c", send, lab.plan.host("n1").address)
-        numbers = [int(number) for number in receiver.communicate(timeout=30)[0].split()]
+        numbers = [int(number) for number in receiver.communicate(timeout=90)[0].split()]
     undo(lab, fault_id)
     assert lost == 0
     assert sorted(numbers) == list(range(300)) and numbers != sorted(numbers)
@@ -246,7 +247,10 @@ def test_a_link_can_be_slow_in_one_direction(lab: Lab, way: str, devices: str) -
 def test_flapping_link_comes_and_goes(lab: Lab) -> None:
     fault_id = inject(lab, "flap-link", "leaf2", "--period", "0.6", "--down", "0.3", "--duration", "1.7")
     until(lab, lambda status: state_of(status, fault_id) == "over")
-    assert events(lab, fault_id) == ["fault-begin", *["link-down", "link-up"] * 3, "fault-end"]
+    found = events(lab, fault_id)
+    num_times = (len(found) - 2) // 2
+    assert 1 <= num_times <= 3  # a busy machine comes too late for some of them
+    assert found == ["fault-begin", *["link-down", "link-up"] * num_times, "fault-end"]
     assert status_of(lab).is_well
 
 
