@@ -182,7 +182,9 @@ def test_a_lossy_link_loses_its_share_both_ways_until_undone(lab: Lab) -> None:
 def _round_trip_s(lab: Lab, source: str, destination: str) -> float:
     """Return the least time of forty refused connections, which take a round trip each."""
     connect = "import socket, sys, time\n\ndef once():\n    s = socket.socket(); t = time.monotonic()\n"
-    connect += "    s.connect_ex((sys.argv[1], 9)); return time.monotonic() - t\n\nprint(min(once() for _ in range(40)))"
+    connect += (
+        "    s.connect_ex((sys.argv[1], 9)); return time.monotonic() - t\n\nprint(min(once() for _ in range(40)))"
+    )
     return float(on(lab, source, sys.executable, "-S", "-c", connect, lab.plan.host(destination).address))
 
 

@@ -46,6 +46,7 @@ def test_elements_of_an_array_are_signalled_and_requeued_one_by_one(queue: JobQu
     assert [state(queue, array, n) for n in (0, 2)] == ["PENDING", "PENDING"]
 
 
+@pytest.mark.nightly
 def test_a_heterogeneous_job_is_one_training(queue: JobQueue, tmp_path: Path) -> None:
     components = ("-N1", "--ntasks-per-node=1", ":", "-N2", "--ntasks-per-node=1")
     job_id = queue.submit(*components, SBATCH / "gpt2_dp.sh", "--steps", "6", cwd=tmp_path)

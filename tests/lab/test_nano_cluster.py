@@ -14,6 +14,7 @@ from hpcpace.studies.published import link_bytes_per_step
 from hpcpace.studies.setups import Setup, StudyFolder, parse_layout, planned, repeated
 from hpcpace.trace.attempt_reader import read_attempt
 
+pytestmark = pytest.mark.nightly
 QUOTA, LINK_BPS = 0.4, 20e6
 STEPS, WARMUP = 9, 1
 # A few seconds each over the slow link, so that counters that are read once a second tell enough; of one layout, so

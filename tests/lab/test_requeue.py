@@ -60,6 +60,7 @@ def result_of(attempt: Attempt) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CHOSEN)
 def test_requeued_job_goes_on_with_the_losses_of_one_that_was_never_stopped(
     name: str, queue: JobQueue, tmp_path: Path
@@ -92,7 +93,6 @@ def test_requeued_job_goes_on_with_the_losses_of_one_that_was_never_stopped(
     assert difference <= tolerance
 
 
-@pytest.mark.nightly
 def test_time_limit_that_comes_too_soon_leaves_a_checkpoint_and_no_requeue(queue: JobQueue, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ENDS_LATE)
     settings = ("--steps", "100000", "--batch-size", "4")

@@ -96,6 +96,7 @@ def test_torchrun_under_srun_is_one_run(queue: JobQueue, tmp_path: Path, is_belo
     assert line.startswith("hpcpace: recorded 4 ranks, 6 steps (")
 
 
+@pytest.mark.nightly
 def test_a_site_traces_the_steps_of_its_rolled_out_partition(queue: JobQueue, site: None, tmp_path: Path) -> None:
     train = f"srun --mpi=none {sys.executable} {SCRIPT}"
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{train} 29524\nHPCPACE_OPT_OUT=1 {train} 29525\n{train} 29526\n")

@@ -85,6 +85,7 @@ def test_a_setting_forces_what_connects_the_ranks(
     assert f"clocks over {clocks}" in first_line(queue, tmp_path / "run", "--mpi=pmi2", environ=environ)
 
 
+@pytest.mark.nightly
 def test_gloo_finds_the_true_offset_of_every_host(lab: Lab, queue: JobQueue, tmp_path: Path) -> None:
     run = tmp_path / "run"
     environ = {"HPCPACE_WORLD_COORDINATION": "torch", "HPCPACE_CLOCK_INTERVAL_S": "0.1", "OMP_NUM_THREADS": "1"}
