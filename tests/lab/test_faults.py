@@ -221,8 +221,9 @@ def test_packets_overtake_each_other_and_none_is_lost(lab: Lab) -> None:
     receive += "print('bound', flush=True)\n"
     receive += "print(*(int(s.recv(9)) for _ in range(300)))"
     send = "import socket, time, sys; s = socket.socket(type=socket.SOCK_DGRAM)\n"
-    # In bursts: between packets that a busy machine sends one by one, those held back would be through.
-    send += "for number in range(300): s.sendto(b'%d' % number, (sys.argv[1], 7777)); number % 20 or time.sleep(0.01)"
+    # In bursts: a busy machine would send single packets so far apart that those held back are through.
+    send += "for number in range(300):\n    s.sendto(b'%d' % number, (sys.argv[1], 7777))\n"
+    send += "    number % 20 or time.sleep(0.01)\n"
     command = [sys.executable, "-m", "hpcpace", "lab", "run", "--on", "n1", "--name", lab.files.name, "--"]
     with subprocess.Popen(
         [*command, sys.executable, "-S", "-c", receive], stdout=subprocess.PIPE, text=True
