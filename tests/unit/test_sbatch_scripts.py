@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 import pytest
-from cases import each_case, only_nightly
+from cases import chosen, each_case, only_nightly
 
 from hpcpace.cli.train import command as train_command
 from hpcpace.core.text import printable, shown
@@ -32,11 +32,9 @@ CONTROL = {"FAKE_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
 ELEMENT = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
 SOON = {**JOB, "HPCPACE_REQUEUE_AFTER_S": "0"}
 
-every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-# Of what `hpcpace batch` does for all of them, two are enough.
-two_scripts = pytest.mark.parametrize(
-    "script", [path for path in SCRIPTS if path.stem in ("gpt2_pp", "resnet18_dp")], ids=lambda path: path.stem
-)
+every_script = pytest.mark.parametrize("script", chosen(SCRIPTS, 3), ids=lambda path: path.stem)
+# Of what `hpcpace batch` does for all of them, one is enough.
+one_script = pytest.mark.parametrize("script", only_nightly(SCRIPTS[1:2], SCRIPTS[-1:]), ids=lambda path: path.stem)
 
 
 class Outcome:
@@ -181,7 +179,7 @@ def test_starts_one_rank_per_task_of_the_job(script: Path, run_script: RunScript
     assert outcome.train_options["run_dir"] == Path(f"runs/17-{script.stem}")
 
 
-@two_scripts
+@one_script
 def test_reports_the_run_that_it_trained(script: Path, run_script: RunScript) -> None:
     outcome = run_script(script, environ=JOB)
     assert outcome.argv("hpcpace", "report") == ["report", str(outcome.train_options["run_dir"])]
@@ -234,24 +232,27 @@ def test_a_collection_that_fails_is_one_line_and_leaves_the_status_of_the_traini
 
 @pytest.mark.parametrize(
     ("name", "num_tasks", "mesh"),
-    [
-        ("gpt2_pp", 1, "dp=1,pp=1,tp=1"),
-        ("gpt2_pp", 2, "dp=1,pp=2,tp=1"),
-        ("gpt2_pp", 3, "dp=1,pp=3,tp=1"),
-        ("gpt2_pp", 4, "dp=2,pp=2,tp=1"),
-        ("gpt2_pp", 16, "dp=8,pp=2,tp=1"),
-        ("gpt2_dp", 1, "dp=1,pp=1,tp=1"),
-        ("gpt2_dp", 3, "dp=3,pp=1,tp=1"),
-        ("gpt2_dp", 16, "dp=16,pp=1,tp=1"),
-        ("gpt2_tp", 1, "dp=1,pp=1,tp=1"),
-        ("gpt2_tp", 2, "dp=1,pp=1,tp=2"),
-        ("gpt2_tp", 3, "dp=3,pp=1,tp=1"),
-        ("gpt2_tp", 6, "dp=3,pp=1,tp=2"),
-        ("gpt2_tp", 16, "dp=4,pp=1,tp=4"),
-        ("gpt2_zero", 1, "dp=1,pp=1,tp=1"),
-        ("gpt2_zero", 4, "dp=4,pp=1,tp=1"),
-        ("resnet18_dp", 4, "dp=4,pp=1,tp=1"),
-    ],
+    chosen(
+        [
+            ("gpt2_pp", 1, "dp=1,pp=1,tp=1"),
+            ("gpt2_pp", 2, "dp=1,pp=2,tp=1"),
+            ("gpt2_pp", 3, "dp=1,pp=3,tp=1"),
+            ("gpt2_pp", 4, "dp=2,pp=2,tp=1"),
+            ("gpt2_pp", 16, "dp=8,pp=2,tp=1"),
+            ("gpt2_dp", 1, "dp=1,pp=1,tp=1"),
+            ("gpt2_dp", 3, "dp=3,pp=1,tp=1"),
+            ("gpt2_dp", 16, "dp=16,pp=1,tp=1"),
+            ("gpt2_tp", 1, "dp=1,pp=1,tp=1"),
+            ("gpt2_tp", 2, "dp=1,pp=1,tp=2"),
+            ("gpt2_tp", 3, "dp=3,pp=1,tp=1"),
+            ("gpt2_tp", 6, "dp=3,pp=1,tp=2"),
+            ("gpt2_tp", 16, "dp=4,pp=1,tp=4"),
+            ("gpt2_zero", 1, "dp=1,pp=1,tp=1"),
+            ("gpt2_zero", 4, "dp=4,pp=1,tp=1"),
+            ("resnet18_dp", 4, "dp=4,pp=1,tp=1"),
+        ],
+        6,
+    ),
 )
 def test_lays_out_a_mesh_over_all_tasks(name: str, num_tasks: int, mesh: str, run_script: RunScript) -> None:
     outcome = run_script(REPOSITORY / "sbatch" / f"{name}.sh", environ={"HPCPACE_RANKS": str(num_tasks)})
@@ -281,13 +282,13 @@ def test_trains_the_workload_of_its_name(run_script: RunScript) -> None:
         assert run_script(script).argv("hpcpace", "train")[1] == script.stem.partition("_")[0]
 
 
-@two_scripts
+@one_script
 def test_counts_tasks_where_slurm_gives_them_per_node(script: Path, run_script: RunScript) -> None:
     job = {key: value for key, value in JOB.items() if key != "SLURM_NTASKS"}
     assert run_script(script, environ=job).argv("srun", "train")[:2] == ["--ntasks", "8"]
 
 
-@two_scripts
+@one_script
 @pytest.mark.parametrize(
     ("arguments", "environ"),
     [
@@ -303,13 +304,13 @@ def test_takes_mesh_and_batch_from_the_user(
     assert (options["mesh"], options["batch_size"]) == ("dp=4,tp=2", 64)
 
 
-@two_scripts
+@one_script
 def test_passes_an_argument_with_spaces_unchanged(script: Path, run_script: RunScript) -> None:
     options = run_script(script, "--inject", "rank=2, size=30%", environ=JOB).train_options
     assert options["inject"] == ("rank=2, size=30%",)
 
 
-@two_scripts
+@one_script
 def test_gives_mpi_and_further_options_to_srun(script: Path, run_script: RunScript) -> None:
     wishes = {"HPCPACE_MPI": "pmix", "HPCPACE_SRUN_ARGS": "--cpu-bind=cores --container-image=a.sqsh"}
     srun = run_script(script, environ={**JOB, **wishes}).argv("srun", "train")
@@ -497,7 +498,7 @@ def test_asks_for_its_own_element_of_a_job_array_whatever_the_user_lets_squeue_s
     assert outcome.status == 0, outcome.stderr
 
 
-@two_scripts
+@one_script
 @pytest.mark.parametrize("command", ["(null)", "", "/elsewhere/gpt2_pp.sh", "{folder}/gpt2_pp.sh --more"])
 def test_says_when_slurm_does_not_know_its_folder(
     script: Path, command: str, tmp_path: Path, run_script: RunScript, without_hpcpace: dict[str, str]
@@ -627,7 +628,7 @@ def test_a_quote_that_is_not_closed_is_named(bare_audit: Callable[[str], Outcome
     assert "hpcpace: HPCPACE_PYTHON has a quote that is not closed" in outcome.stderr
 
 
-@two_scripts
+@one_script
 def test_a_folder_of_a_run_is_no_option(script: Path, tmp_path: Path, run_script: RunScript) -> None:
     (tmp_path / "kept").touch()
     outcome = run_script(script, environ={**JOB, "HPCPACE_RUN_DIR": "-delete"})
@@ -647,7 +648,7 @@ def test_a_prelude_beside_the_job_is_not_looked_for_on_path(tmp_path: Path, run_
     assert not (tmp_path / "ran").exists()
 
 
-@two_scripts
+@one_script
 @pytest.mark.parametrize("environ", [{}, JOB], ids=["here", "slurm"])
 def test_reports_a_failed_training_and_ends_with_its_status(
     script: Path, environ: dict[str, str], run_script: RunScript
@@ -657,7 +658,7 @@ def test_reports_a_failed_training_and_ends_with_its_status(
     assert outcome.argv("hpcpace", "report")
 
 
-@two_scripts
+@one_script
 @pytest.mark.parametrize(
     ("status", "num_starts"),
     [(1, 1), (2, 1), (3, 1), (4, 1), (15, 2), (127, 1), (137, 1), (143, 1)],
@@ -671,7 +672,7 @@ def test_starts_ranks_once_more_that_did_not_get_through_the_start_of_mpi(
     assert outcome.status == status
 
 
-@two_scripts
+@one_script
 def test_that_the_start_before_has_stopped_says_nothing_of_this_one(
     script: Path, tmp_path: Path, run_script: RunScript
 ) -> None:
@@ -682,14 +683,14 @@ def test_that_the_start_before_has_stopped_says_nothing_of_this_one(
     assert outcome.status == 143
 
 
-@two_scripts
+@one_script
 def test_keeps_the_status_of_the_training_when_the_report_fails(script: Path, run_script: RunScript) -> None:
     outcome = run_script(script, environ={**JOB, "FAKE_REPORT_STATUS": "4"})
     assert outcome.status == 0
     assert "'hpcpace report' ended with status 4" in outcome.stderr
 
 
-@two_scripts
+@one_script
 def test_never_joins_another_run(script: Path, tmp_path: Path, run_script: RunScript) -> None:
     (tmp_path / "runs" / f"17-{script.stem}").mkdir(parents=True)
     outcome = run_script(script, environ=JOB)
@@ -698,7 +699,7 @@ def test_never_joins_another_run(script: Path, tmp_path: Path, run_script: RunSc
     assert outcome.calls == []
 
 
-@two_scripts
+@one_script
 def test_goes_on_in_its_folder_after_a_requeue(script: Path, tmp_path: Path, run_script: RunScript) -> None:
     (tmp_path / "runs" / f"17-{script.stem}").mkdir(parents=True)
     assert run_script(script, environ={**JOB, "SLURM_RESTART_COUNT": "1"}).status == 0
@@ -716,14 +717,14 @@ def test_a_folder_among_the_options_is_the_one_that_is_reported(run_script: RunS
     assert outcome.argv("hpcpace", "report") == ["report", "mine"]
 
 
-@two_scripts
+@one_script
 def test_takes_the_folder_of_the_run_from_the_user(script: Path, run_script: RunScript) -> None:
     assert run_script(script, environ={**JOB, "HPCPACE_RUN_DIR": "scratch/a"}).train_options["run_dir"] == Path(
         "scratch/a"
     )
 
 
-@two_scripts
+@one_script
 @pytest.mark.parametrize("job", [{}, JOB, {**JOB, **ELEMENT}], ids=["here", "slurm", "element of an array"])
 @pytest.mark.parametrize(
     ("number", "line"),
@@ -796,7 +797,7 @@ def test_a_job_near_its_time_limit_stops_reports_and_is_requeued(
     assert after_training == [("hpcpace", "report"), *([("scontrol", "requeue")] if is_requeued else [])]
 
 
-@two_scripts
+@one_script
 def test_step_0_audits_the_ranks_with_the_options_of_the_training(script: Path, run_script: RunScript) -> None:
     wishes = {"SLURM_CPUS_PER_TASK": "6", "HPCPACE_MPI": "pmix", "HPCPACE_SRUN_ARGS": "--cpu-bind=cores"}
     outcome = run_script(script, environ={**JOB, **wishes})
