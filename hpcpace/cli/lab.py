@@ -19,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, setting, settings
-from hpcpace.core.config import LabConfig
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.settings import load_config
@@ -49,6 +48,7 @@ from hpcpace.lab.hosts import Load, command_on
 from hpcpace.lab.lab import Lab, bring_down
 from hpcpace.lab.namespaces import NAME_VARIABLE
 from hpcpace.lab.plan import LabFiles
+from hpcpace.lab.settings import LabConfig
 from hpcpace.lab.status import fault_words, print_faults, print_status, read_status, table_console
 
 name_option = option(
@@ -330,7 +330,7 @@ def command() -> None:
 def up(config_file: Path | None, **values: Any) -> None:
     """Boot a lab, and wait until every host takes jobs."""
     values["share"] = values["share"] or None
-    config = load_config(file=config_file, environ=process_environ(), options={"lab": values}).lab
+    config = load_config(file=config_file, environ=process_environ(), options={"lab": values}).of(LabConfig)
     console = Console(stderr=True, highlight=False)
     with Progress(
         TextColumn("{task.description}"),

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import DataError
 from hpcpace.train.checkpoint import find_checkpoint
 from hpcpace.train.checkpoint_folder import CHECKPOINT_SCHEMA, identity_of, read_history
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 
 
 @pytest.fixture(autouse=True)
