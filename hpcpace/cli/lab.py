@@ -10,15 +10,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hpcpace.cli.commands import Group
-from hpcpace.cli.options import PATH, Real, Whole, headed, option, setting, settings
+from hpcpace.cli.options import PATH, Real, Whole, headed, option, setting, settings, shown_progress
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.settings import load_config
@@ -331,18 +330,9 @@ def up(config_file: Path | None, **values: Any) -> None:
     """Boot a lab, and wait until every host takes jobs."""
     values["share"] = values["share"] or None
     config = load_config(file=config_file, environ=process_environ(), options={"lab": values}).of(LabConfig)
-    console = Console(stderr=True, highlight=False)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task(f"lab {config.name}", total=None)
-        lab = Lab.up(config, lambda what, done, total: bar.update(task, description=what, completed=done, total=total))
+    with shown_progress() as begin:
+        stage = cache(begin)
+        lab = Lab.up(config, lambda what, done, total: stage(what)(done, total))
     boot_s = json.loads(lab.files.ready_json.read_text())["boot_s"]
     link, uplink = (format_rate(parse_rate(rate)) for rate in (config.link, config.uplink))
     click.echo(
