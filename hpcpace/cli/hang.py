@@ -129,7 +129,7 @@ def report_dumps(paths: Sequence[Path], options: DumpOptions) -> int:
 
 
 def exit_code(hang: Hang | None, *, is_whole: bool, has_problems: bool) -> int:
-    """Return the exit code: a hang is a warning, as in a report; one whose cause is open cannot be told."""
+    """Return the exit code: a hang is a warning, as in a report; one whose cause is open cannot be judged."""
     if hang is not None:
         return EXIT_CANNOT_TELL if hang.kind is HangKind.UNKNOWN else EXIT_WARNING
     if not is_whole:

@@ -89,7 +89,7 @@ def _lines(environ: Mapping[str, str], base: Path) -> list[str]:
 
 
 def _warning(message: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the line that tells the user why nothing is recorded; one task says it for all."""
+    """Return the line on why nothing is recorded; one task says it for all."""
     if environ.get("SLURM_PROCID", "0") != "0":
         return []
     message = Redaction.of(environ, sys.argv).text(" ".join(message[:_MAX_WARNING].split()))

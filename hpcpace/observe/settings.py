@@ -108,7 +108,7 @@ class ClockConfig(Section, section="clock"):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig(Section, section="metrics"):
-    """What a job tells the centre of itself."""
+    """What a job reports to the centre."""
 
     prometheus: str | None = None
     """File into which a rank writes metrics while the job runs, like /var/lib/node_exporter/hpcpace-{jobid}.prom;

@@ -234,7 +234,7 @@ def changed_thresholds(summary: Summary) -> list[str]:
 
 
 def switches_line(switches: Switches) -> str:
-    """Return which file the leaf switches of the hosts are from; empty where Slurm told the job, or nobody did."""
+    """Return which file the leaf switches of the hosts are from; empty where Slurm reported them, or nobody did."""
     if not switches.num_leaves or switches.source == SLURM_ADDRESS:
         return ""
     noun = "leaf switch" if switches.num_leaves == 1 else "leaf switches"
