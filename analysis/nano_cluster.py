@@ -17,8 +17,17 @@ from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title
 from hpcpace.studies.figures import SetupFigures, spelled, study_figures
-from hpcpace.studies.published import BATCH, Published, bases_of, compute_spread, orders, published_of, read_published
-from hpcpace.studies.set_up_rows import COLUMNS, values_of
+from hpcpace.studies.published import (
+    BATCH,
+    COLUMNS,
+    Published,
+    bases_of,
+    compute_spread,
+    orders,
+    published_of,
+    read_published,
+    values_of,
+)
 from hpcpace.studies.setups import DONE, StudyFolder
 
 if TYPE_CHECKING:

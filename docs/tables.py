@@ -4,7 +4,7 @@
 
 A table is between `<!-- options COMMAND -->`, `<!-- settings SECTION -->`, `<!-- thresholds all -->`,
 `<!-- glossary report -->`, `<!-- frame NAME -->` or `<!-- modules all -->` and `<!-- end -->`. Options come from the
-commands and their help texts, settings from the dataclasses of `hpcpace.core.config` and the text below each field,
+commands and their help texts, settings from the dataclass of each section and the text below each field,
 thresholds from the dataclasses of the modules that decide, terms from the glossary of the report, columns of frames
 from `hpcpace.frames.columns`, modules from the first line of their docstrings.
 tests/unit/test_documents.py fails while a table is not what this script would write.
@@ -24,7 +24,7 @@ import click
 
 from hpcpace.cli import cli
 from hpcpace.cli.options import Option
-from hpcpace.core.config import Config
+from hpcpace.core.config import section_class
 from hpcpace.core.thresholds import declared
 from hpcpace.frames.columns import FRAMES
 from hpcpace.report.glossary import GLOSSARY
@@ -66,7 +66,7 @@ def options_table(path: str) -> str:
 
 def settings_table(section: str) -> str:
     """Return the settings of a section of the configuration as a table."""
-    kind = type(getattr(Config(), section))
+    kind = section_class(section)
     meanings = texts_below_fields(kind)
     rows = [(f"`{f.name}`", _cell(meanings[f.name]), _shown(f.default)) for f in dataclasses.fields(kind)]
     return _table("setting", rows)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.rulebook import BY_ID, Rule
-from hpcpace.core.config import AuditConfig
+from hpcpace.audit.settings import AuditConfig
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "audit.md"
 _WIDTH = 120

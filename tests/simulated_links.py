@@ -7,19 +7,25 @@ take at the rate of their own way, and wait for data in between. Every kind of f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
+from hpcpace.diagnosis.flow_evidence import flow_limits
+from hpcpace.diagnosis.settings import DiagnosisConfig
+from hpcpace.metrics import flow_links
 from hpcpace.metrics.flow_figures import FlowFindings, flow_figures, flow_paths, foreign_on_links
-from hpcpace.metrics.flow_links import locate_by_flows
 from hpcpace.metrics.flows import Connections, Flows, InterfaceUse
 from hpcpace.metrics.interface_use import interface_loads
 from hpcpace.metrics.topology import Topology, topology_of
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+LIMITS = flow_limits(DiagnosisConfig())
+locate_by_flows = partial(flow_links.locate_by_flows, limits=LIMITS)
 
 SEGMENT_BYTES = 1448
 HEADERS = 66 / SEGMENT_BYTES

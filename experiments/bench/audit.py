@@ -23,9 +23,10 @@ from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import audit
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import snapshot_from, snapshot_text
-from hpcpace.core.config import Config, LabConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import host_identity, locate, process_environ, rank_info
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 from hpcpace.observe.joined import JoinedRank, SessionSettings, save_host_snapshots
 from hpcpace.report.audit_report import audit_document
 from hpcpace.world.deadline import Deadline

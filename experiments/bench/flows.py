@@ -22,10 +22,10 @@ from typing import Any
 from unittest.mock import patch
 
 from experiments.bench.pairs import header
-from hpcpace.core.config import TraceConfig
 from hpcpace.observe.host import connections
 from hpcpace.observe.host.connections import FlowSampler, OwnConnections
 from hpcpace.observe.host.network import NetworkCounters, find_network_counters
+from hpcpace.observe.settings import TraceConfig
 from hpcpace.trace.recorder import Recorder
 
 _MESSAGE = bytes(1000)

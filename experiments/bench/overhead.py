@@ -38,12 +38,14 @@ import hpcpace
 from experiments.bench.device_marks import EventUse, counted
 from experiments.bench.models import add_options, require_gpus, words
 from experiments.bench.pairs import Pairs, alternate, median_interval
-from hpcpace.core.config import ClockConfig, Config, TrainConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import process_environ, rank_info
+from hpcpace.observe.settings import ClockConfig
 from hpcpace.train.data import open_text
 from hpcpace.train.data_parallel import build_optimizer, replicate
 from hpcpace.train.parallel import build_replica
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.mpi import mpi_world
 from hpcpace.world.process_group import init_process_group
@@ -115,7 +117,7 @@ def measure(args: argparse.Namespace) -> None:
 
         # On devices comparisons of clocks would choose the steps in which device and host are tied together.
         clock = ClockConfig(enabled=device.type == "cpu")
-        compare(args, comm, step, model, Config(train=settings, clock=clock))
+        compare(args, comm, step, model, Config(settings, clock))
 
 
 def _num_repeats(train: Callable[[torch.Tensor], None], batch: torch.Tensor, step_ms: float) -> int:
@@ -268,7 +270,7 @@ def compare(
         threads_s = np.array(on.threads_s[num_warmups:])
         if args.device == "cpu":
             _print_threads("processor time", watched, threads_s)
-            _print_comparisons(np.array(comparisons), config.clock.interval_s)
+            _print_comparisons(np.array(comparisons), config.of(ClockConfig).interval_s)
         else:
             _print_threads("step time", pairs, threads_s)
             _print_events(args, use, step_s=float(np.median(pairs.b)) / args.block_steps)

@@ -30,9 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 import hpcpace
 from experiments.bench.models import alone_on_a_core
 from experiments.bench.pairs import interval, take_turns
-from hpcpace.core.config import Config, HangConfig, TraceConfig
+from hpcpace.core.config import Config
 from hpcpace.observe import watchdog as watchdog_module
 from hpcpace.observe.collectives.switched import find_layer
+from hpcpace.observe.settings import HangConfig, TraceConfig
 
 # Without the threads that run once a second: see the bench `overhead`.
 _TRACE = TraceConfig(counters=False, snapshot=False, flush_interval_s=1000.0)
@@ -85,9 +86,7 @@ class TinyStep:
 
 @contextmanager
 def _session(on_hang: str = "", *, finds: bool = False, **trace: Any) -> Iterator[Any]:
-    config = dataclasses.replace(Config(), trace=dataclasses.replace(_TRACE, **trace))
-    if on_hang:
-        config = dataclasses.replace(config, hang=HangConfig(on_hang=on_hang))
+    config = Config(dataclasses.replace(_TRACE, **trace), *([HangConfig(on_hang=on_hang)] if on_hang else []))
     with (
         tempfile.TemporaryDirectory() as folder,
         hpcpace.session(run_dir=Path(folder, "run"), config=config, step_from="auto" if finds else None) as session,

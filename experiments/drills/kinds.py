@@ -19,11 +19,11 @@ from typing import Any
 
 from experiments.drills import evidence
 from experiments.labs import START_TIMEOUT_S, DrillJob, DrillSite, MisreadStart, RankEnds
-from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.plan import KILL_WAIT_S, NODE_TIMEOUT_S
+from hpcpace.lab.settings import LabConfig
 from hpcpace.trace.tables import RankTrace
 
 WORLD_TIMEOUT_S = 20

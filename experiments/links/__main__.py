@@ -24,13 +24,14 @@ from experiments.cases import read_toml
 from experiments.labs import inject
 from experiments.links.hosts import TrainingHosts
 from experiments.pages import counted, table, write_page
-from hpcpace.core.config import Config, LabConfig
+from hpcpace.core.config import Config
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 from hpcpace.metrics.resampling import share_of
 from hpcpace.trace.attempt_reader import read_attempt
 

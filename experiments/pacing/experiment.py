@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from experiments.jobs import JobFailed, Tell, clean_environ, ended_in_time, mpiexec, started, verdict_of
 from experiments.pacing.paced_job import JobSpec
 from experiments.pages import ROOT, listed, machine, minutes, page, table, today
-from hpcpace.core.config import LabConfig
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 from hpcpace.metrics.resampling import Estimate, mean_of
 
 

@@ -148,12 +148,14 @@ def run_gloo(spec: JobSpec, run_dir: Path, comm: Any) -> list[int]:
 def steps(spec: JobSpec, run_dir: Path, comm: Any, meet: Any) -> list[int]:
     """Run all steps and return their durations on this rank."""
     import hpcpace
-    from hpcpace.core.config import ClockConfig, Config, PaceSettings, TraceConfig
+    from hpcpace.core.config import Config
+    from hpcpace.observe.settings import ClockConfig, TraceConfig
+    from hpcpace.pace.settings import PaceSettings
 
     config = Config(
-        trace=TraceConfig(snapshot=False, counters=False),
-        clock=ClockConfig(enabled=False),
-        pace=PaceSettings(policy=spec.policy, **spec.pace),
+        TraceConfig(snapshot=False, counters=False),
+        ClockConfig(enabled=False),
+        PaceSettings(policy=spec.policy, **spec.pace),
     )
     late = np.random.default_rng([spec.seed, 1]).integers(comm.size, size=spec.steps)
     source = np.ones(round(spec.memory_mb * 125_000) + 1)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from experiments.jobs import Tell
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, notes, percent
-from hpcpace.core.config import PaceSettings
 from hpcpace.metrics.resampling import Estimate, share_of
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import POWER, Trial, TrialOutcome, TrialResult
 from hpcpace.trace.schema import PaceArm
 

@@ -25,8 +25,8 @@ from experiments.jobs import Rows, commit, teller
 from experiments.pages import ROOT, counted, table, write_page
 from experiments.peers.cases import CASES, Case, Verdict, is_right
 from experiments.peers.runs import OURS, PEER, PLAIN, TOOLS, run
-from hpcpace.core.config import LabConfig
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 
 _PACKAGES = ("traceml-ai", "nvidia-ml-py")  # the second is what TraceML needs and hpcpace's environment lacks
 _LINK = "1gbit"

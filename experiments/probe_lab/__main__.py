@@ -27,8 +27,8 @@ import numpy as np
 
 from experiments.labs import inject
 from experiments.pages import RESULTS, ROOT, write_page
-from hpcpace.core.config import LabConfig
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 
 DOCUMENT = RESULTS / "probe-lab.md"
 HOSTS, LEAVES = 8, 4

@@ -18,10 +18,10 @@ from experiments.jobs import MISREAD_START
 from experiments.lab_jobs import JobQueue
 from experiments.pages import ROOT
 from experiments.scale_lab.judge import HELD_OUT, SETUPS, SIZES, UPLINK_MBIT, Setup
-from hpcpace.core.config import LabConfig
 from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 from hpcpace.world.process_group import init_process_group
 
 if TYPE_CHECKING:

@@ -31,10 +31,10 @@ from experiments.labs import DrillJob, DrillSite, MisreadStart, truth_of
 from experiments.pages import ROOT
 from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
 from experiments.score.truth import Judgement, Truth, judge
-from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.diagnosis.summary import Culprit
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 
 _OUTCOMES = "outcomes.jsonl"
 FOLDER = Path("/var/tmp")

@@ -19,10 +19,10 @@ from tempfile import TemporaryDirectory
 
 from experiments.pages import listed, page, with_section
 from experiments.studies.lab_set_up import REPOSITORY, SetUp
-from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import format_bytes, format_count, format_rate
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 from hpcpace.studies.figures import SetupFigures, straight_line
 from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
 from hpcpace.studies.published import BATCH, PublishedRow, compute_spread, orders, published_of, published_volume_gbyte

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.lab.hosts import HostCgroup
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 from hpcpace.studies.published import (
     Balance,
     PublishedRow,

@@ -33,7 +33,7 @@ _DAEMONS = frozenset(("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "phc2sys", 
 
 @dataclass(frozen=True)
 class _Process:
-    """One process as /proc/N/stat has it: `ticks` is its CPU time, `start` tells it from a later one of its number."""
+    """One process as /proc/N/stat has it: `ticks` is its CPU time; `start` differs if its number was used again."""
 
     name: str
     state: str

@@ -11,9 +11,9 @@ from typing import TypeVar
 from hpcpace.audit.facts import NetDevice, PciDevice, RankFacts, RdmaDevice, RdmaPort, Snapshot
 from hpcpace.audit.hardware import NO_REASON, HardwareView, hardware_view, parsed
 from hpcpace.audit.nccl_log import NcclLog
+from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.topo_matrix import TopoMatrix
 from hpcpace.audit.tree import Unreadable
-from hpcpace.core.config import AuditConfig
 from hpcpace.core.text import printable
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """A batch job: its settings, srun's options for its ranks, and the audit before training.
 
-Settings come from environment variables, in addition to those of hpcpace.core.config. Where nobody chose srun's
+Settings come from environment variables, in addition to those of `hpcpace config`. Where nobody chose srun's
 `--mpi`, it is made to match the MPI library of the ranks: with a type that the library does not speak, each would be a
 world of its own.
 """
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcpace.audit.settings import AuditConfig
 from hpcpace.batch.launch import TIMED_OUT, Allocation, JobControl, Launch, gpu_options, read_allocation, whole_number
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, HpcpaceError, UsageError
 from hpcpace.core.hostlist import compress
@@ -195,7 +196,7 @@ def _proposed_binding(launch: Launch, snapshots: Path, environ: Mapping[str, str
         return "", "srun takes one list of masks, and the components of a heterogeneous job need their own"
     try:
         found, _ = load_snapshots(snapshots)
-        bindings = audit(AuditedJob(found, load_config(environ=environ).audit), ids=BINDING_RULES).bindings
+        bindings = audit(AuditedJob(found, load_config(environ=environ).of(AuditConfig)), ids=BINDING_RULES).bindings
     except HpcpaceError as error:
         return "", str(error)
     if not bindings:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from hpcpace.batch.job import BatchJob, audit_first, check_length, snapshot_folder
 from hpcpace.batch.launch import succeeds
-from hpcpace.core.config import SUMMARY_VARIABLE
 from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
     EXIT_FAILED,
@@ -26,6 +25,7 @@ from hpcpace.core.errors import (
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import printable
+from hpcpace.observe.settings import SUMMARY_VARIABLE, TraceConfig
 from hpcpace.train.presets import parse_mesh
 
 # Sequences or images of a task in each step; four sequences divide into four microbatches on every mesh.
@@ -221,7 +221,9 @@ def _collect(job: BatchJob, run_dir: Path, words: Sequence[str]) -> None:
     """Bring home what killed ranks have left on disks of the nodes, where traces are kept there while the job runs."""
     file, given = option_of(words, "--config"), {"trace": {"trace_dir": option_of(words, "--trace-dir")}}
     try:
-        trace = load_config(file=None if file is None else Path(file), environ=job.environ, options=given).trace
+        trace = load_config(file=None if file is None else Path(file), environ=job.environ, options=given).of(
+            TraceConfig
+        )
     except ConfigError:  # the training has said so
         return
     if trace.trace_dir is None or not RunDirectory(run_dir).attempts():

@@ -24,7 +24,7 @@ _DEEPEST_BATCH = 4
 
 
 class TracedLoop:
-    """Opens a session around a framework's loop and tells it steps, samples, evaluations and checkpoints.
+    """Opens a session around a framework's loop and reports steps, samples, evaluations and checkpoints.
 
     Args:
         settings: the arguments of `hpcpace.session`.

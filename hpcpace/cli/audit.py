@@ -28,12 +28,12 @@ from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.nccl_log import read_nccl_log
 from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.rulebook import BY_ID, check_ids
+from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import differences, load_snapshots, save_snapshots
 from hpcpace.audit.topo_matrix import read_topo
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, text_console, verbose, warn
-from hpcpace.core.config import AuditConfig
 from hpcpace.core.environment import RankInfo, process_environ, process_redaction, rank_info
 from hpcpace.core.errors import (
     EXIT_FAILED,
@@ -410,10 +410,10 @@ def _check_output(as_json: bool, as_prometheus: bool, prolog: bool, fail_on: Seq
 def _settings(file: Path | None, ignore: Sequence[str]) -> AuditConfig:
     config = load_config(file=file, environ=process_environ())
     if ignore:
-        options = {"audit": {"ignore": (*config.audit.ignore, *ignore)}}
+        options = {"audit": {"ignore": (*config.of(AuditConfig).ignore, *ignore)}}
         config = load_config(file=file, environ=process_environ(), options=options)
-    check_ids(config.audit.ignore)
-    return config.audit
+    check_ids(config.of(AuditConfig).ignore)
+    return config.of(AuditConfig)
 
 
 def _has_nodes(source: Path | None, sysfs_root: Path | None, save: Path | None, *, with_mpi: bool) -> bool:

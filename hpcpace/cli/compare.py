@@ -29,6 +29,7 @@ from hpcpace.core.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
 from hpcpace.core.rundir import RUNS, check_target, json_text
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import listed, plural, printable
+from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.metrics.run_difference import PRIOR_CV, SeriesThresholds
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs, runs_of_csv
 
@@ -204,7 +205,7 @@ def history_command(
     else:
         with shown_progress() as stage:
             runs = indexed_runs(folder, settings, progress=stage("reading runs"))
-    found = history(str(folder), runs, job=job, host=host, limits=settings.thresholds.of(SeriesThresholds))
+    found = history(str(folder), runs, job=job, host=host, limits=settings.of(ThresholdValues).of(SeriesThresholds))
     document = history_document(found, num_runs=num_runs) if found.num_runs else None
     if html is not None and document is not None:
         write_target(html, html_page(document), "--html")

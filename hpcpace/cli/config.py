@@ -13,12 +13,12 @@ from click.shell_completion import get_completion_class
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, headed, option
-from hpcpace.core.config import Config
+from hpcpace.core.config import DECLARED_BY, Config, section_class
 from hpcpace.core.environment import process_environ, process_redaction
 from hpcpace.core.errors import UsageError
-from hpcpace.core.setting_values import sections
 from hpcpace.core.settings import DEFAULT, Resolved, resolve
 from hpcpace.core.text import printable
+from hpcpace.core.thresholds import ThresholdValues
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_HPCPACE_COMPLETE"
@@ -74,10 +74,10 @@ def command(
     Inside a Slurm job the rules of the site's roll-out are those that hold for this job. Elsewhere, say which job is
     meant by its variables: SLURM_JOB_PARTITION=gpu SLURM_JOB_ID=7 hpcpace config trace
     """
-    chosen = names or tuple(sections())
+    chosen = names or tuple(DECLARED_BY)
     for name in chosen:
-        if name not in sections():
-            raise UsageError(f"no section {name!r}: the sections are {', '.join(sections())}")
+        if name not in DECLARED_BY:
+            raise UsageError(f"no section {name!r}: the sections are {', '.join(DECLARED_BY)}")
     if site_file is not None and not site_file.is_file():
         raise UsageError(f"no site file at {site_file}: name a TOML file")
     resolved = resolve(file=config_file, environ=process_environ(), site_file=site_file)
@@ -109,9 +109,9 @@ def _content(resolved: Resolved, chosen: tuple[str, ...], changed: bool) -> dict
 
 def _values(config: Config, section: str) -> dict[str, Any]:
     if section == "thresholds":
-        table = config.thresholds.table()
+        table = config.of(ThresholdValues).table()
         return {f"{topic}.{name}": value for topic, values in table.items() for name, value in values.items()}
-    return dict(vars(getattr(config, section)))
+    return dict(vars(config.of(section_class(section))))
 
 
 def _plain(value: Any) -> Any:

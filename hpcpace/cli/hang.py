@@ -36,6 +36,7 @@ from hpcpace.core.settings import load_config
 from hpcpace.core.text import nanoseconds, printable
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, newest_run, read_start
+from hpcpace.diagnosis.settings import DiagnosisConfig, ReportConfig
 from hpcpace.hang.activity import with_activity
 from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_records, with_answers
 from hpcpace.hang.headline import call_name, parts_of
@@ -128,7 +129,7 @@ def report_dumps(paths: Sequence[Path], options: DumpOptions) -> int:
 
 
 def exit_code(hang: Hang | None, *, is_whole: bool, has_problems: bool) -> int:
-    """Return the exit code: a hang is a warning, as in a report; one whose cause is open cannot be told."""
+    """Return the exit code: a hang is a warning, as in a report; one whose cause is open cannot be judged."""
     if hang is not None:
         return EXIT_CANNOT_TELL if hang.kind is HangKind.UNKNOWN else EXIT_WARNING
     if not is_whole:
@@ -219,8 +220,10 @@ def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:
     attempts = [one for one in named.directory.attempts() if named.attempt in (None, one.number)]
     if not attempts:
         raise TraceError(f"{path} has no attempt: name a run in which ranks have recorded something")
-    attempt, hang_s = attempts[-1], settings.diagnosis.hang_s
-    records = read_records(attempt, hosts=read_run_record(attempt, []).hosts, memory_bytes=settings.report.memory_bytes)
+    attempt, hang_s = attempts[-1], settings.of(DiagnosisConfig).hang_s
+    records = read_records(
+        attempt, hosts=read_run_record(attempt, []).hosts, memory_bytes=settings.of(ReportConfig).memory_bytes
+    )
     if (found := hang_in(records, hang_s=hang_s)) is not None:
         goes_on = is_running(attempt, read_start(attempt, []))
         found = with_activity(with_answers(found, records, attempt) if goes_on else found, attempt, is_running=goes_on)

@@ -47,7 +47,7 @@ def kineto(paths: tuple[Path, ...], run_dir: Path | None, is_verbose: bool) -> N
     """
     from hpcpace.runs.imports.kineto import import_kineto
 
-    _import("kineto", run_dir, lambda told: import_kineto(paths, told=told), is_verbose=is_verbose)
+    _import("kineto", run_dir, lambda progress: import_kineto(paths, progress=progress), is_verbose=is_verbose)
 
 
 @command.command("wia", cls=Command, short_help="Read a trace of ByteDance's what-if analysis.")
@@ -65,7 +65,7 @@ def wia(path: Path, run_dir: Path | None, is_verbose: bool) -> None:
     except ImportError as error:
         raise UsageError(f"this needs a package ({error}): pip install 'hpcpace[import]'") from error
 
-    _import("wia", run_dir, lambda told: import_wia(path, told=told), is_verbose=is_verbose)
+    _import("wia", run_dir, lambda progress: import_wia(path, progress=progress), is_verbose=is_verbose)
 
 
 @command.command("nsys", cls=Command, short_help="Read an sqlite export of Nsight Systems.")
@@ -79,7 +79,7 @@ def nsys(path: Path, run_dir: Path | None, is_verbose: bool) -> None:
     """
     from hpcpace.runs.imports.nsys import import_nsys
 
-    _import("nsys", run_dir, lambda told: import_nsys(path, told=told), is_verbose=is_verbose)
+    _import("nsys", run_dir, lambda progress: import_nsys(path, progress=progress), is_verbose=is_verbose)
 
 
 @command.command("flight-recorder", cls=Command, short_help="Read dumps of PyTorch's Flight Recorder.")

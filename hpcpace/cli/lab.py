@@ -10,16 +10,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hpcpace.cli.commands import Group
-from hpcpace.cli.options import PATH, Real, Whole, headed, option, setting, settings
-from hpcpace.core.config import LabConfig
+from hpcpace.cli.options import PATH, Real, Whole, headed, option, setting, settings, shown_progress
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.settings import load_config
@@ -49,6 +47,7 @@ from hpcpace.lab.hosts import Load, command_on
 from hpcpace.lab.lab import Lab, bring_down
 from hpcpace.lab.namespaces import NAME_VARIABLE
 from hpcpace.lab.plan import LabFiles
+from hpcpace.lab.settings import LabConfig
 from hpcpace.lab.status import fault_words, print_faults, print_status, read_status, table_console
 
 name_option = option(
@@ -330,19 +329,10 @@ def command() -> None:
 def up(config_file: Path | None, **values: Any) -> None:
     """Boot a lab, and wait until every host takes jobs."""
     values["share"] = values["share"] or None
-    config = load_config(file=config_file, environ=process_environ(), options={"lab": values}).lab
-    console = Console(stderr=True, highlight=False)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task(f"lab {config.name}", total=None)
-        lab = Lab.up(config, lambda what, done, total: bar.update(task, description=what, completed=done, total=total))
+    config = load_config(file=config_file, environ=process_environ(), options={"lab": values}).of(LabConfig)
+    with shown_progress() as begin:
+        stage = cache(begin)
+        lab = Lab.up(config, lambda what, done, total: stage(what)(done, total))
     boot_s = json.loads(lab.files.ready_json.read_text())["boot_s"]
     link, uplink = (format_rate(parse_rate(rate)) for rate in (config.link, config.uplink))
     click.echo(

@@ -1,7 +1,7 @@
 """Commands under a limit on addresses (`ulimit -v`), as sites set it on login nodes.
 
 Libraries (HDF5, OpenBLAS) crash or wait for ever where they get no memory. So a command does not start without room for
-itself and its libraries, and it runs in a child process: what that dies of is told as any lack of memory. Without a
+itself and its libraries, and it runs in a child process: its death is reported as a lack of memory. Without a
 limit, Linux grants addresses that it does not have, and nothing here applies.
 """
 
@@ -33,7 +33,7 @@ def limit_bytes() -> int | None:
 
 
 def go_on_in_child() -> None:
-    """Return in a child process, for which this one waits, and ends as it does: a crash told as a lack of memory.
+    """Return in a child process, for which this one waits, and ends as it does; report a crash as a lack of memory.
 
     Raises:
         NotEnoughMemory: the limit leaves too little for any report.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpcpace.core.config import MAX, Config
+from hpcpace.core.config import MAX, section_class
 from hpcpace.core.detail import parse_steps
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import write_file
@@ -140,7 +140,7 @@ def setting(
     """Return an option that sets one setting, within its bounds; its help shows the default of that setting.
 
     Args:
-        section: of hpcpace.core.config.
+        section: one of `hpcpace.core.config.DECLARED_BY`.
         name: key of the setting.
         words: help.
         default: words for a default that depends on other things.
@@ -148,7 +148,7 @@ def setting(
         attributes: of the option.
     """
     flag = flag or f"--{name.replace('_', '-')}"
-    of_section = getattr(Config(), section)
+    of_section = section_class(section)()
     value, declared = getattr(of_section, name), of_section.__dataclass_fields__[name]
     if "bounds" in declared.metadata and "type" not in attributes:
         least, most = of_section.bounds_of(declared)

@@ -15,7 +15,7 @@ import click
 
 from hpcpace.cli.commands import RankZeroCommand
 from hpcpace.cli.options import MIN_WIDTH, PATH, Real, headed, option, shown_progress, text_console
-from hpcpace.core.config import BACKENDS, DEVICES, Config
+from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo, process_environ, rank_info, set_environ_default
 from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
@@ -39,6 +39,7 @@ from hpcpace.report.sections.probe import probe_document
 from hpcpace.report.terminal import print_document
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.mpi import abort_guard
+from hpcpace.world.settings import BACKENDS, DEVICES, WorldConfig
 from hpcpace.world.torch_release import check_torch
 
 _MIN_TORCH = (2, 4)  # the oldest that it was tried with
@@ -185,15 +186,15 @@ def _check_against(against: Path | None, has_other_hosts: bool) -> None:
 
 def _connected(info: RankInfo, config: Config) -> Connection:
     # MPI would end all ranks with the first host that dies; in a step of Slurm torch can do without.
-    coordination = config.world.coordination
+    coordination = config.of(WorldConfig).coordination
     if coordination == "auto" and info.launcher == "slurm":
         coordination = "torch"
     return connect(
         info,
         process_environ(),
         coordination=coordination,
-        rendezvous=config.world.rendezvous,
-        timeout_s=config.world.start_timeout_s,
+        rendezvous=config.of(WorldConfig).rendezvous,
+        timeout_s=config.of(WorldConfig).start_timeout_s,
     )
 
 
@@ -207,15 +208,15 @@ def _probe(call: _Call, config: Config, info: RankInfo, connection: Connection) 
     with init_process_group(
         info,
         connection.comm,
-        device=config.world.device,
-        backend=config.world.backend,
-        interface=config.world.interface,
+        device=config.of(WorldConfig).device,
+        backend=config.of(WorldConfig).backend,
+        interface=config.of(WorldConfig).interface,
         rendezvous=connection.rendezvous,
         timeout_s=call.timeout_s,
-        start_timeout_s=config.world.start_timeout_s,
+        start_timeout_s=config.of(WorldConfig).start_timeout_s,
     ) as device:
         store, _ = own_store(call.timeout_s)
-        backend = _backend(config.world.backend, device)
+        backend = _backend(config.of(WorldConfig).backend, device)
         world = probe_world(info, store, device=device, backend=backend, timeout_s=call.timeout_s)
         record = begin_record(world, process_environ(), time_s=call.time_s)
         before = _before(call, record, world)

@@ -26,7 +26,7 @@ from hpcpace.cli.options import (
     warn,
     warn_of_old_hdf5,
 )
-from hpcpace.core.config import Config, ReportConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import (
     EXIT_CANNOT_TELL,
@@ -41,6 +41,7 @@ from hpcpace.core.errors import (
 from hpcpace.core.rundir import RUNS, Attempt, RunDirectory, check_target, find_runs, open_named_run
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_bytes, one_line, plural, printable
+from hpcpace.diagnosis.settings import ReportConfig
 from hpcpace.world.team import Team, team
 
 # What analyses a run loads within the functions that need it: a run that does not exist is refused without it.
@@ -449,7 +450,12 @@ def _timeline(
     try:
         with shown_progress(is_shown=is_shown) as stage:
             return write_timeline(
-                directory, attempt, wanted, target=None, memory_bytes=settings.report.memory_bytes, begin_stage=stage
+                directory,
+                attempt,
+                wanted,
+                target=None,
+                memory_bytes=settings.of(ReportConfig).memory_bytes,
+                begin_stage=stage,
             ).path
     except (UsageError, CannotTell, OSError) as error:
         warn([f"no timeline: {one_line(str(error))}"], is_verbose=False)

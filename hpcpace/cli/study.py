@@ -14,7 +14,7 @@ import click
 
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Whole, headed, option
-from hpcpace.core.config import MAX, PRESETS
+from hpcpace.core.config import MAX
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import format_count
 from hpcpace.studies.jobs import (
@@ -36,6 +36,7 @@ from hpcpace.studies.setups import (
     parse_layout,
     repeated,
 )
+from hpcpace.train.settings import PRESETS
 
 MAX_REPETITIONS = 1000
 MAX_SHRINK = 1024

@@ -15,7 +15,7 @@ import click
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, checked_steps, headed, option
 from hpcpace.core.codec import read_json
-from hpcpace.core.config import MAX, NO_POLICY, ON_HANG, ON_HANG_VARIABLE, POLICIES, SHARED_CORES_VARIABLE
+from hpcpace.core.config import MAX, NO_POLICY
 from hpcpace.core.detail import DETAILS, Detail, Order, parse_detail, parse_steps
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import TraceError, UsageError
@@ -26,7 +26,10 @@ from hpcpace.core.settings import SITE_FILE_VARIABLE, is_opted_out, load_config
 from hpcpace.core.text import NS_PER_S, format_duration, printable
 from hpcpace.diagnosis.run_state import is_running, read_start
 from hpcpace.observe.launch.launch import OF_PYTHON, find_launch, has_launch, site_launch
+from hpcpace.observe.settings import ON_HANG, ON_HANG_VARIABLE, TraceConfig
 from hpcpace.observe.steps import StepFrom
+from hpcpace.pace.settings import POLICIES
+from hpcpace.train.settings import SHARED_CORES_VARIABLE
 
 # Names of jobs become names of folders, which users then type.
 _NOT_IN_NAMES = re.compile(r"[^\w .,:+@=~-]")
@@ -71,7 +74,7 @@ def _lines(environ: Mapping[str, str], base: Path) -> list[str]:
     outer = find_launch(environ)
     # A record that cannot be read may be that of a user who traces the job by another version of hpcpace.
     is_somebody_elses = outer.is_requested if outer is not None else has_launch(environ)
-    if is_somebody_elses or not load_config(environ=environ).trace.enabled:
+    if is_somebody_elses or not load_config(environ=environ).of(TraceConfig).enabled:
         return []
     name = _NOT_IN_NAMES.sub("-", environ.get("SLURM_JOB_NAME", ""))[:_MAX_NAME].strip(".") or "job"
     launch = site_launch(default_run_path(name, environ, base=base).absolute(), name, environ)
@@ -86,7 +89,7 @@ def _lines(environ: Mapping[str, str], base: Path) -> list[str]:
 
 
 def _warning(message: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the line that tells the user why nothing is recorded; one task says it for all."""
+    """Return the line on why nothing is recorded; one task says it for all."""
     if environ.get("SLURM_PROCID", "0") != "0":
         return []
     message = Redaction.of(environ, sys.argv).text(" ".join(message[:_MAX_WARNING].split()))

@@ -20,13 +20,14 @@ from rich.text import Text
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Whole, headed, option, shown_progress, verbose, warn, warn_of_old_hdf5
 from hpcpace.core.codec import read_json
-from hpcpace.core.config import ReportConfig
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, ConfigError, TraceError, UsageError
 from hpcpace.core.rundir import Attempt, open_named_run
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import MAX_LETTERS, folded, format_bytes, parse_size, plural, printable, shortened
+from hpcpace.diagnosis.settings import ReportConfig
 from hpcpace.observe.node_local import AUTO, LeftTrace, bring_left_traces_home, candidates
+from hpcpace.observe.settings import TraceConfig
 from hpcpace.trace.packing import PackPlan, PackResult, pack_attempt
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import TABLES, header_values
@@ -248,7 +249,7 @@ def collect_command(trace_dir: Path | None, config_file: Path | None, quiet: boo
         trace
         for folder in folders
         if trace_dir is not None or folder.is_dir()
-        for trace in _collected(folder, homes, config.trace.copy_timeout_s, passed_over)
+        for trace in _collected(folder, homes, config.of(TraceConfig).copy_timeout_s, passed_over)
     ]
     brought = [f"{trace.path} -> {trace.destination}" for trace in found if not trace.problem]
     left = [f"{trace.path} stays: {trace.problem}" for trace in found if trace.problem]

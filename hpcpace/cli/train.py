@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,14 @@ import click
 
 from hpcpace.cli.commands import Group, RankZeroCommand
 from hpcpace.cli.options import PATH, Decorated, Whole, checked_steps, config_file, headed, option, setting, settings
-from hpcpace.core.config import (
-    BACKENDS,
-    COMPRESSIONS,
-    DEVICES,
-    DTYPES,
-    ON_HANG,
-    POLICIES,
-    PRESETS,
-    SCHEDULES,
-    SHORT_DTYPES,
-    ZERO_STAGES,
-    Config,
-)
+from hpcpace.core.config import Config
 from hpcpace.core.detail import DETAILS
 from hpcpace.core.environment import RankInfo, host_identity, process_environ, rank_info, set_environ_default
 from hpcpace.core.errors import EXIT_WARNING, WorldError
 from hpcpace.core.settings import REQUESTED, load_config
 from hpcpace.core.text import format_bytes, format_count
+from hpcpace.observe.settings import ON_HANG
+from hpcpace.pace.settings import POLICIES
 from hpcpace.train.data import check_data, open_data
 from hpcpace.train.plan import (
     TrainPlan,
@@ -42,13 +31,15 @@ from hpcpace.train.plan import (
     threads_of_rank,
 )
 from hpcpace.train.result import STYLES
+from hpcpace.train.settings import COMPRESSIONS, DTYPES, PRESETS, SCHEDULES, SHORT_DTYPES, ZERO_STAGES, TrainConfig
 from hpcpace.world.connection import Connection, connect
 from hpcpace.world.mpi import abort_guard, locate_ranks
+from hpcpace.world.settings import BACKENDS, DEVICES, WorldConfig
 from hpcpace.world.torch_release import check_torch
 
 _MIN_TORCH = (2, 11)  # reads checkpoints of Hugging Face and has pipelines as `hpcpace train` uses them
 
-# Which setting an option sets: section and key are those of hpcpace.core.config.
+# Which setting an option sets: section and key.
 _SETTINGS = {
     "train": (
         "preset mesh batch_size microbatches seq_len dtype steps warmup_steps seed learning_rate data inject log_every "
@@ -328,22 +319,22 @@ def _run(
     with abort_guard(None, info, errors_alike=True):
         config = load_config(file=config_file, environ=environ, options=_by_section(values), requested=REQUESTED)
         if is_reported:  # which says all of the summary
-            config = replace(config, trace=replace(config.trace, summary=False))
+            config = config.updated(trace={"summary": False})
         num_ranks = _num_ranks(info, ranks)
-        plan = plan_training(config.train, num_ranks)
+        plan = plan_training(config.of(TrainConfig), num_ranks)
         check_torch("hpcpace train", _MIN_TORCH)
-        if config.train.compile:
+        if config.of(TrainConfig).compile:
             check_compiler(environ)
         if num_ranks > info.world_size:
             check_data(plan)
-            become = become_torchrun if lacks_mpi(config.world.coordination) else become_mpiexec
+            become = become_torchrun if lacks_mpi(config.of(WorldConfig).coordination) else become_mpiexec
             become(num_ranks, _arguments(progress), environ)
         connection = connect(
             info,
             environ,
-            coordination=config.world.coordination,
-            rendezvous=config.world.rendezvous,
-            timeout_s=config.world.start_timeout_s,
+            coordination=config.of(WorldConfig).coordination,
+            rendezvous=config.of(WorldConfig).rendezvous,
+            timeout_s=config.of(WorldConfig).start_timeout_s,
         )
     with abort_guard(connection.comm, info):
         is_stopped = _train(
@@ -425,8 +416,8 @@ def _train(
     )
     if result.stopped_by:
         click.echo(
-            f"stopped by {result.stopped_by} after {num_steps} of {config.train.steps} steps, with a checkpoint; to "
-            f"resume, run the same command with --run-dir {result.run}"
+            f"stopped by {result.stopped_by} after {num_steps} of {config.of(TrainConfig).steps} steps, with a "
+            f"checkpoint; to resume, run the same command with --run-dir {result.run}"
         )
     if result.run is not None:
         click.echo(f"hpcpace report {result.run}")

@@ -19,10 +19,10 @@ from rich.live import Live
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import PATH, Real, Whole, headed, option
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, TraceError, UsageError
 from hpcpace.core.rundir import check_target, open_named_run
+from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.watch.state import Doing, JobState
 from hpcpace.watch.view import Choice, Keyboard, after_key, keyboard, page
 from hpcpace.watch.watcher import Watcher

@@ -24,7 +24,7 @@ _PACKAGE = "hpcpace."
 # The models of `hpcpace train` are a job like any other.
 _JOBS = "hpcpace.train."
 
-# Of the standard library: the unpickler in Python, which can be told what to refuse. Tried with Python 3.11 and 3.12;
+# Of the standard library: the unpickler in Python, which can be made to refuse. Tried with Python 3.11 and 3.12;
 # without it no dump of NCCL's flight recorder that is a pickle can be read.
 PythonUnpickler = pickle._Unpickler
 

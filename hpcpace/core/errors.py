@@ -137,7 +137,7 @@ def check_package(name: str, *, extra: str) -> None:
 
 
 def check_all(checks: Iterable[Callable[[], object]]) -> None:
-    """Make all checks, so that all mistakes of a user are told together.
+    """Make all checks, so that all mistakes of a user are reported together.
 
     Raises:
         UsageError: one or more checks did; of the kind of the first, with the messages of all.

@@ -1,4 +1,4 @@
-"""Messages of netlink sockets, over which the kernel tells what neither sysfs nor procfs has; reading needs no root.
+"""Messages of netlink sockets, by which the kernel reports what neither sysfs nor procfs has; reading needs no root.
 
 Formats: netlink(7), rtnetlink(7), linux/genetlink.h.
 """

@@ -223,7 +223,7 @@ def _keep(function: Callable[[Any], Any], parent: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process when its parent has gone: killed, that one tells nobody that there is no more work."""
+    """End this process when its parent has gone: killed, it cannot say that there is no more work."""
     with suppress(OSError):  # it has gone already, or the kernel is older than Linux 5.3
         descriptor = os.pidfd_open(parent)
         waiting = select.poll()

@@ -27,7 +27,7 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import Any
 
-from hpcpace.core.config import Config
+from hpcpace.core.config import DECLARED_BY, section_class
 from hpcpace.core.errors import ConfigError, check_all
 from hpcpace.core.files import read_file
 from hpcpace.core.hostlist import MAX_HOSTS, HostLists, short_list
@@ -47,15 +47,10 @@ _KINDS = {int: "a whole number", float: "a number", str: "a string", Path: "a pa
 _WORDS = {"1": True, "on": True, "true": True, "yes": True, "0": False, "off": False, "false": False, "no": False}
 
 
-def sections() -> dict[str, type]:
-    """Return the dataclass of each section by its name."""
-    return {f.name: typing.cast(type, f.default_factory) for f in dataclasses.fields(Config)}
-
-
 def variables() -> Iterator[tuple[str, str, str]]:
     """Yield section, key and environment variable of each setting."""
-    for section, kind in sections().items():
-        for f in dataclasses.fields(kind):
+    for section in DECLARED_BY:
+        for f in dataclasses.fields(section_class(section)):
             yield section, f.name, f"HPCPACE_{section}_{f.name}".upper()
 
 
@@ -89,15 +84,14 @@ def typed(values: Mapping[str, Any], source: str) -> Values:
         ConfigError: a section or key is unknown, or a value has the wrong type.
     """
     found: Values = {}
-    known = sections()
     check_all(
         [
             *(
                 partial(_type_section, found, section, values[section], source)
                 for section in values
-                if section in known
+                if section in DECLARED_BY
             ),
-            partial(_check_known, values, known, f"{source}: unknown section", "", "the sections"),
+            partial(_check_known, values, DECLARED_BY, f"{source}: unknown section", "", "the sections"),
         ]
     )
     return found
@@ -116,7 +110,7 @@ def _type_section(found: Values, section: str, table: Any, source: str) -> None:
     if section == "thresholds":
         _type_thresholds(found[section], table, source)
     else:
-        kind = sections()[section]
+        kind = section_class(section)
         hints = typing.get_type_hints(kind)
         _type_table(found[section], section, table, {f.name: hints[f.name] for f in dataclasses.fields(kind)}, source)
 

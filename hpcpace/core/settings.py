@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcpace.core.config import NO_POLICY, Config
+from hpcpace.core.config import DECLARED_BY, NO_POLICY, Config, section_class
 from hpcpace.core.errors import ConfigError, check_all
 from hpcpace.core.setting_values import (
     JobFacts,
@@ -23,7 +23,6 @@ from hpcpace.core.setting_values import (
     Values,
     read_rules,
     read_toml,
-    sections,
     setting_variables,
     switch,
     typed,
@@ -122,7 +121,7 @@ def resolve(
         merged.take({"probe": {"when": environ[PROBE]}}, PROBE)
     check_all(
         partial(merged.take, {section: {key: environ[variable]}}, variable)
-        for section, key, variable in variables()
+        for section, key, variable in (variables() if any(name.startswith(_PREFIX) for name in environ) else ())
         if environ.get(variable)
     )
     if switch(environ.get(OPT_OUT) or False, OPT_OUT):
@@ -143,8 +142,8 @@ class _Merged:
     """Values from several sources, of which later ones win."""
 
     def __init__(self) -> None:
-        self.values: Values = {section: {} for section in sections()}
-        self.origins: dict[str, dict[str, str]] = {section: {} for section in sections()}
+        self.values: Values = {section: {} for section in DECLARED_BY}
+        self.origins: dict[str, dict[str, str]] = {section: {} for section in DECLARED_BY}
 
     def take(self, values: Mapping[str, Any], source: str) -> None:
         """Take the values of a source."""
@@ -178,13 +177,13 @@ class _Merged:
 
     def config(self) -> Config:
         """Return the settings, checked."""
-        made: dict[str, Any] = {}
-        check_all(partial(self._make, made, section, kind) for section, kind in sections().items())
-        return Config(**made)
+        made: list[Any] = []
+        check_all(partial(self._make, made, section) for section, values in self.values.items() if values)
+        return Config(*made)
 
-    def _make(self, made: dict[str, Any], section: str, kind: type) -> None:
+    def _make(self, made: list[Any], section: str) -> None:
         try:
-            made[section] = kind(**self.values[section])
+            made.append(section_class(section)(**self.values[section]))
         except ConfigError as error:
             named = re.findall(rf"\b{section}\.(\w+(?:\.\w+)?)", str(error))
             sources = dict.fromkeys(self.origins[section].get(key, COMMAND_LINE) for key in named)
@@ -269,7 +268,7 @@ def unknown_sentence(unknown: list[UnknownVariable]) -> str:
 
 
 def _unknown(name: str, known: frozenset[str]) -> UnknownVariable:
-    section = next((section for section in sections() if name.startswith(f"{_PREFIX}{section.upper()}_")), "")
+    section = next((section for section in DECLARED_BY if name.startswith(f"{_PREFIX}{section.upper()}_")), "")
     # A name that is cut off is like its beginning; otherwise the common prefix says nothing.
     begun = sorted((one for one in known if one.startswith(name)), key=len)
     tails = {one.removeprefix(_PREFIX): one for one in sorted(known)}

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.core.config import Config, DiagnosisConfig
+from hpcpace.core.config import Config
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.pool import Team, in_background
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import one_line
+from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.credible import CredibleRun, measure_credible_run
 from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle
 from hpcpace.diagnosis.evidence import TABLES_USED
@@ -23,6 +24,7 @@ from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe, read_records
+from hpcpace.diagnosis.settings import DiagnosisConfig, ReportConfig
 from hpcpace.diagnosis.summary import AuditFigures, Jitter, SensitivityRow, Summary, Verdict
 from hpcpace.diagnosis.topics.communication import with_probe
 from hpcpace.diagnosis.topics.core_waiting import CoreThresholds
@@ -83,7 +85,7 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "clocks": lambda run: run.measured.clocks,
     "cut_off": lambda run: run.credible.incomplete,
     "settings": lambda run: asdict(run.thresholds),
-    "thresholds": lambda run: run.config.thresholds.table(),
+    "thresholds": lambda run: run.config.of(ThresholdValues).table(),
     "history": lambda run: overview.attempt_rows(run.run, run.attempt, run.credible.traces, run.selection),
     "outcome": lambda run: run.records.result.outcome,
     "dtype": lambda run: run.records.run.dtype,
@@ -137,7 +139,7 @@ def analyze(
         TraceError: no trace can be read.
         CannotTell: there is no step that all ranks have, or no trace that can be believed.
     """
-    memory_bytes = config.report.memory_bytes
+    memory_bytes = config.of(ReportConfig).memory_bytes
     progress = begin_stage("reading traces")
 
     def read() -> AttemptTraces:
@@ -202,7 +204,7 @@ def judge_traces(
 ) -> JudgedAttempt:
     """Return an attempt as all of its figures take it, measured; arguments and errors as of `analyze`."""
     config = config or Config()
-    topology = config.report.topology
+    topology = config.of(ReportConfig).topology
     placed = place_traces(found.traces, _switches(topology), file=topology)
     found = replace(found, traces=list(placed.traces))
     credible, records = _credible_run(attempt, found, selection, config, progress=progress, team=team)
@@ -242,8 +244,8 @@ def summary_of(judged: JudgedAttempt) -> Summary:
     hosts, diagnosis, hotspots = judged.credible.hosts, judged.diagnosis, judged.hotspots
     first = overview.place_excess(judged.excess, measured.places, hotspots[0])[0] if hotspots and judged.excess else 0.0
     remarks = (
-        *near_misses(diagnosis, panels, hotspots, first, judged.config.thresholds),
-        *remarks_of(figures["causes"], hosts, judged.config.thresholds),
+        *near_misses(diagnosis, panels, hotspots, first, judged.config.of(ThresholdValues)),
+        *remarks_of(figures["causes"], hosts, judged.config.of(ThresholdValues)),
         *audit_remarks(figures["audit"]),
     )
     return Summary(
@@ -277,10 +279,12 @@ def _credible_run(
     records = read_records(attempt)
     try:
         return measure_credible_run(
-            found, selection, records, progress=progress, team=team, thresholds=config.thresholds
+            found, selection, records, progress=progress, team=team, thresholds=config.of(ThresholdValues)
         ), records
     except CannotTell as error:
-        raise CannotTell(f"{attempt.path}: {error}{_hang_words(attempt, found, records, config.diagnosis)}") from None
+        raise CannotTell(
+            f"{attempt.path}: {error}{_hang_words(attempt, found, records, config.of(DiagnosisConfig))}"
+        ) from None
 
 
 def _hang_words(attempt: Attempt, found: AttemptTraces, records: AttemptRecords, settings: DiagnosisConfig) -> str:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.hostlist import exclusion, node_name
 from hpcpace.core.text import alias_name, first_few, listed, named_ranks, percent, printable
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.memory import GrowingMemory
+from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.stops import JudgedStops
 from hpcpace.diagnosis.summary import Culprit, RunEnd
 from hpcpace.metrics import Bools, Floats, Ints

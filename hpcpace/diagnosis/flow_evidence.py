@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.figures.network import NetworkEvidence, StepWindow
 from hpcpace.diagnosis.finding import Panels
+from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.metrics import Floats
 from hpcpace.metrics.communication import Kind
 from hpcpace.metrics.flow_figures import (
@@ -173,22 +173,26 @@ class _Search:
             then = replace(loads, total_bytes=np.where(is_cell, loads.total_bytes, np.nan))
             foreign = foreign_on_links(then, places)
             line_rate_bps[loads.node[loads.carries_job]] = loads.line_rate_bps[loads.carries_job]
-        settings = self.settings
         return locate_by_flows(
             figures,
             places,
             foreign_bytes_per_s=foreign,
             line_rate_bps=line_rate_bps,
             rest=rest if inside and len(rest) else None,
-            limits=FlowLimits(
-                rate_share=settings.flow_share,
-                uplink_factor=settings.uplink_factor,
-                foreign_share=settings.foreign_share,
-                repeat_share=settings.repeat_share,
-                level=settings.level,
-            ),
+            limits=flow_limits(self.settings),
             thresholds=self.thresholds.of(FlowThresholds),
         )
+
+
+def flow_limits(settings: DiagnosisConfig) -> FlowLimits:
+    """Return the limits for the connections of a job."""
+    return FlowLimits(
+        rate_share=settings.flow_share,
+        uplink_factor=settings.uplink_factor,
+        foreign_share=settings.foreign_share,
+        repeat_share=settings.repeat_share,
+        level=settings.level,
+    )
 
 
 def _core_wait(places: Topology, panels: Panels, shared_part: float) -> Floats:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from hpcpace.core.config import Config, DiagnosisConfig
+from hpcpace.core.config import Config
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import listed, printable
-from hpcpace.core.thresholds import Thresholds
+from hpcpace.core.thresholds import Thresholds, ThresholdValues
 from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
 from hpcpace.diagnosis.close_up import touching
 from hpcpace.diagnosis.credible import CredibleRun
@@ -28,6 +28,7 @@ from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, node_by_rank, own_excess_ns, panels_of
 from hpcpace.diagnosis.memory import GrowingMemory, GrowthThresholds, growing_memory, memory_limits
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe
+from hpcpace.diagnosis.settings import DiagnosisConfig, ReportConfig
 from hpcpace.diagnosis.summary import Verdict
 from hpcpace.diagnosis.topics.gpus import GpuThresholds, gpu_differences, gpu_state, with_gpus
 from hpcpace.diagnosis.topics.straggler import work_excess
@@ -83,17 +84,17 @@ class JudgedRun:
     @property
     def thresholds(self) -> DiagnosisConfig:
         """The thresholds of this run."""
-        return self.config.diagnosis
+        return self.config.of(DiagnosisConfig)
 
     @property
     def is_shared_on_purpose(self) -> bool:
         """Whether the user says that ranks share cores on purpose: of this report, or else of the run."""
-        said = self.config.report.shared_cores
+        said = self.config.of(ReportConfig).shared_cores
         return self.records.run.shared_cores if said is None else said
 
     def limits(self, kind: type[Limits]) -> Limits:
         """Return the thresholds of one topic."""
-        return self.config.thresholds.of(kind)
+        return self.config.of(ThresholdValues).of(kind)
 
     @cached_property
     def network(self) -> NetworkEvidence:
@@ -104,7 +105,7 @@ class JudgedRun:
     def panels(self) -> Panels:
         """What is judged, with what the job's connections show."""
         panels, kinds = panels_of(self.measured), self.measured.operations.kinds
-        flows = flow_findings(self.network, self.thresholds, kinds, panels, self.config.thresholds)
+        flows = flow_findings(self.network, self.thresholds, kinds, panels, self.config.of(ThresholdValues))
         panels = replace(panels, flows=flows, bindings=_bindings(self.snapshots, panels))
         if panels.cores is None or not self.records.run.is_lab:
             return panels
@@ -165,7 +166,7 @@ class JudgedRun:
                 stops=measured.stops,
                 memory=self.memory,
                 settings=settings,
-                thresholds=self.config.thresholds,
+                thresholds=self.config.of(ThresholdValues),
             )
         )
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcpace.core.codec import MAX_BYTES, as_text, read_json
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.detail import MAX_STEPS
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt, open_run
 from hpcpace.core.text import NS_PER_S, printable, shown
+from hpcpace.diagnosis.settings import DiagnosisConfig
 
 if TYPE_CHECKING:
     from hpcpace.trace.tables import RankTrace

@@ -39,7 +39,7 @@ class SeenStop:
         step: the first step that it is in.
         lost_ns: how much longer steps took because of it.
         is_swapping: whether the host swapped meanwhile.
-        is_call_known: whether the trace tells a stop from a call that keeps Python's lock.
+        is_call_known: whether the trace distinguishes a stop from a call that keeps Python's lock.
     """
 
     ranks: tuple[int, ...]

@@ -31,6 +31,7 @@ from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.incomplete import suspect_line
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.settings import ReportConfig
 from hpcpace.diagnosis.summary import Summary, Verdict
 from hpcpace.frames import tables
 from hpcpace.frames.columns import TABLES, Columns, frame_of, joined
@@ -131,7 +132,7 @@ class _Source:
             progress=self.begin_stage("reading traces"),
             most_rows=0,
             tables=TABLES_USED,
-            memory_bytes=self.config.report.memory_bytes,
+            memory_bytes=self.config.of(ReportConfig).memory_bytes,
         )
         measuring = self.begin_stage("measuring")
         judged = judge_traces(self.directory, self.attempt, found, self.selection, self.config, progress=measuring)

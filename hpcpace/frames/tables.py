@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.audit.settings import AuditConfig
 from hpcpace.core.ranges import format_ranges
 from hpcpace.diagnosis.clocks import rank_clock_figures
 from hpcpace.frames.columns import GAUGES, GROWN, Columns, Texts, Values, nothing, texts_of
@@ -216,7 +217,7 @@ def audit(extent: Extent) -> Columns:
     from hpcpace.audit.job import AuditedJob
     from hpcpace.audit.rulebook import run_rules
 
-    found = run_rules(AuditedJob(extent.judged.snapshots, extent.judged.config.audit)).findings
+    found = run_rules(AuditedJob(extent.judged.snapshots, extent.judged.config.of(AuditConfig))).findings
     names = ("rule", "severity", "host", "place", "seen", "cost", "fix")
     return {
         **{name: texts_of([str(getattr(finding, name)) for finding in found]) for name in names},

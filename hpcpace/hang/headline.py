@@ -187,7 +187,7 @@ def _instead(hang: Hang, job: JobView) -> str:
 
 
 def _own_size(hang: Hang, job: JobView) -> str:
-    """Return the size of the operation that most called, if only that tells it from what the culprits called."""
+    """Return the size of the operation that most called, if it differs from what the culprits called only in that."""
     if hang.call is None or not _instead(hang, job).startswith(f"{op_word(hang.call)} "):
         return ""
     own = _with_size(hang.call).removeprefix(op_word(hang.call))

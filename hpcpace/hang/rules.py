@@ -20,7 +20,7 @@ _OWN_WORK = frozenset({Doing.STARTING, Doing.COMPUTING, Doing.LOADING, Doing.SAV
 _NO_CALLS = frozenset({Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
 
 _MAX_PARTS = 16
-"""Operations that are told apart where ranks hold up others in several; nobody reads more."""
+"""Operations that are distinguished where ranks hold up others in several; nobody reads more."""
 _MAX_CHANNELS = 64
 """Groups in which a rank is at a time, of which each two are compared."""
 

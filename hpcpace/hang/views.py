@@ -225,7 +225,7 @@ class Hang:
 
 
 def undecided(hang: Hang, reason: str) -> Hang:
-    """Return a hang of which it cannot be told who causes it, and why."""
+    """Return a hang whose culprit is unknown, and why."""
     return Hang(
         kind=HangKind.UNKNOWN,
         call=hang.call,

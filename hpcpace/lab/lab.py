@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import write_json
@@ -31,6 +30,7 @@ from hpcpace.lab.plan import (
     writable_to_owner_only,
     write_config,
 )
+from hpcpace.lab.settings import LabConfig
 
 Progress = Callable[[str, int, int], None]
 _TMP = Path("/tmp")

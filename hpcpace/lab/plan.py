@@ -19,12 +19,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hpcpace.core.config import LabConfig, check_lab_name
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import closing_descriptor
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import write_json
 from hpcpace.core.text import parse_rate, parse_size
+from hpcpace.lab.settings import LabConfig, check_lab_name
 
 BASE = Path("/run/hpcpace-lab")
 

@@ -17,9 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from hpcpace.core.errors import TraceError
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.trace.reader import RankTrace
+from hpcpace.trace.schema import DRIFT_PPM
 
-DRIFT_PPM = 200.0
-"""Statistics: how far two clocks may drift apart without a second synchronisation: crystal plus NTP slewing."""
 WANDER_PPM = 1.0
 """Statistics: the least that a clock's rate may change between two synchronisations: the temperature of its crystal."""
 _MAX_NS = 1 << 60  # format: 36 years; differences of what damaged samples may give must fit into int64

@@ -295,7 +295,7 @@ class LinkFault:
 
     Attributes:
         cause: what is wrong with it.
-        is_certain: whether the cause is told from others; else the link may be slow as well.
+        is_certain: whether the cause is distinguished from others; else the link may be slow as well.
         ids: names of links, as of `Topology.links`; several if the data cannot separate them.
         is_one_enough: whether one of these explains all of the connections; else at least two have the fault.
         flows: which connections it holds up, as (source node, destination node).

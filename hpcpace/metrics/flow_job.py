@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flow_figures import FlowFigures
@@ -32,11 +31,11 @@ class FlowLimits:
         level: largest probability of a false culprit.
     """
 
-    rate_share: float = DiagnosisConfig.flow_share
-    uplink_factor: float = DiagnosisConfig.uplink_factor
-    foreign_share: float = DiagnosisConfig.foreign_share
-    repeat_share: float = DiagnosisConfig.repeat_share
-    level: float = DiagnosisConfig.level
+    rate_share: float
+    uplink_factor: float
+    foreign_share: float
+    repeat_share: float
+    level: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ def locate_by_flows(
     foreign_bytes_per_s: Floats,
     line_rate_bps: Floats | None = None,
     rest: FlowFigures | None = None,
-    limits: FlowLimits | None = None,
+    limits: FlowLimits,
     thresholds: FlowThresholds | None = None,
 ) -> FlowFindings:
     """Return the links that hold connections up, and why.
@@ -53,7 +53,7 @@ def locate_by_flows(
         foreign_bytes_per_s=np.nan_to_num(foreign_bytes_per_s),
         line_bytes_per_s=line_bytes_per_s(topology, line_rate_bps),
         rest=rest,
-        limits=limits or FlowLimits(),
+        limits=limits,
         thresholds=thresholds or FlowThresholds(),
     )
     line_share, line_s = _line_use(job)

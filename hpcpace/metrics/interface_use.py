@@ -52,7 +52,7 @@ class InterfaceLoads:
         job_bytes: those of this job's connections, with headers by formula, likewise; NaN where not known.
         slack_bytes: by how much headers and acknowledgements may make `job_bytes` wrong, likewise.
         carries_job: whether the interface carries the job's connections of its host, (num_interfaces,); False also
-            where that cannot be told.
+            where that is unknown.
     """
 
     names: tuple[tuple[str, str], ...]

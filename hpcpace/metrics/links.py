@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import first_few
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
@@ -211,8 +210,8 @@ def locate_links(
     groups: Sequence[GroupTransfers],
     topology: Topology,
     *,
-    floor_share: float = DiagnosisConfig.link_share,
-    level: float = DiagnosisConfig.level,
+    floor_share: float,
+    level: float,
     min_steps: int = TransferThresholds.min_steps,
 ) -> LinkFindings:
     """Return the slow links.

@@ -2,7 +2,7 @@
 
 A rank reads in some of its steps, for each phase, how long its thread ran and how long it was ready to run and had no
 core. These are exact shares of that phase, so they say how much of an excess over other ranks is waiting for a core.
-What blocks in communication is no own work, and not told apart there: a phase that has much of it is left out.
+Time blocked in communication is no own work, and cannot be separated there: a phase that has much of it is left out.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ Unit = tuple[UnitKind, str]
 """Kind and id of something that can be at fault: ("rank", "5"), ("node", "n3"), ("link", "leaf2 uplink")."""
 
 SLURM_ADDRESS = "SLURM_TOPOLOGY_ADDR"
-"""The variable by which Slurm tells a task where its node is in the network."""
+"""The variable in which Slurm gives a task its node's place in the network."""
 
 _PREFERENCE: tuple[UnitKind, ...] = ("node", "rank", "leaf", "link")
 

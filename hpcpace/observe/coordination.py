@@ -176,7 +176,7 @@ def _ask_over_mpi(comm: Any, attendance: Attendance, timeout_s: float) -> str:
         if deadline.is_over:
             answer.Cancel()
             answer.Wait()
-            return _decision(1, _absent([0], timeout_s))  # one of those that wait for rank 0 tells
+            return _decision(1, _absent([0], timeout_s))  # one of those that wait for rank 0 reports it
         time.sleep(_POLL_INTERVAL_S)
     return bytes(buffer).rstrip(b"\0").decode()
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcpace import __version__
-from hpcpace.core.config import MetricsConfig
 from hpcpace.core.environment import RankInfo, process_redaction
 from hpcpace.core.exposition import Family, Kind, exposition
 from hpcpace.core.files import target_folder, write_file
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, format_duration, plural, shell_word
+from hpcpace.observe.settings import MetricsConfig
 
 if TYPE_CHECKING:
     from hpcpace.observe.recording import Recording

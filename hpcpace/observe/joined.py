@@ -34,6 +34,7 @@ from hpcpace.core.setting_values import setting_variables
 from hpcpace.core.settings import REQUESTED, load_config
 from hpcpace.observe.host.counters import usable_cpus
 from hpcpace.observe.host.network import find_network_counters
+from hpcpace.observe.settings import ClockConfig
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.deadline import Deadline, in_time
@@ -144,8 +145,6 @@ def resolved_config(settings: SessionSettings) -> Config:
     """
     file = None if settings.config_file is None else Path(settings.config_file)
     config = settings.config or load_config(file=file, environ=settings.environ, requested=REQUESTED)
-    if settings.pace is not None:
-        config = replace(config, pace=replace(config.pace, policy=settings.pace))
     given = {
         "trace_dir": None if settings.trace_dir is None else Path(settings.trace_dir),
         "detail_steps": settings.steps,
@@ -153,8 +152,8 @@ def resolved_config(settings: SessionSettings) -> Config:
         "keep_last": settings.keep_last,
         "summary": settings.summary,
     }
-    trace: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return replace(config, trace=replace(config.trace, **trace)) if trace else config
+    trace = {name: value for name, value in given.items() if value is not None}
+    return config.updated(trace=trace, pace={} if settings.pace is None else {"policy": settings.pace})
 
 
 def find_rank(settings: SessionSettings) -> RankInfo:
@@ -174,18 +173,15 @@ def find_rank(settings: SessionSettings) -> RankInfo:
     return rank_info_of_group(groups.get_rank(), groups.get_world_size(), settings.environ)
 
 
+_SHARED = (
+    *("trace.enabled", "trace.snapshot", "trace.detail_steps", "trace.detail", "trace.keep_last"),
+    *("clock.enabled", "clock.num_pings", "pace.policy"),
+)
+
+
 def shared_settings(config: Config) -> dict[str, Any]:
     """Return the settings that decide which messages ranks exchange, and so have to be the same on all of them."""
-    return {
-        "trace.enabled": config.trace.enabled,
-        "trace.snapshot": config.trace.snapshot,
-        "trace.detail_steps": config.trace.detail_steps,
-        "trace.detail": config.trace.detail,
-        "trace.keep_last": config.trace.keep_last,
-        "clock.enabled": config.clock.enabled,
-        "clock.num_pings": config.clock.num_pings,
-        "pace.policy": config.pace.policy,
-    }
+    return {name: config[name] for name in _SHARED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +239,7 @@ class JoinedRank:
 
     def make_clock_sync(self) -> ClockSync | None:
         """Return what compares the clocks; None where that is switched off. Collective: every rank calls this."""
-        settings = self.config.clock
+        settings = self.config.of(ClockConfig)
         if not settings.enabled:
             return None
         return ClockSync(

@@ -1,7 +1,7 @@
 """Observation of phases without code changes, from data and forward to checkpoints and gc.
 
 Rows nest: grad_sync and gc are inside the phase in which they happen, and the reader gives the time to the innermost.
-What is seen here of backward passes and optimizers also tells where steps end, see steps.py.
+What is seen here of backward passes and optimizers also shows where steps end, see steps.py.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class PhaseObserver:
         recorder: takes the rows.
         has_open_collectives: whether communication is in flight; the end of backward counts as gradient
             synchronisation only then.
-        steps: is told what may end a step; None if the job says itself where steps end.
+        steps: takes what may end a step; None if the job says itself where steps end.
         take_last_ranks: returns the global ranks of the group of the last collective since the last call.
         warn: takes a warning.
         now: the clock; on ranks with a device it marks the device as well.
-        ended: is told of each phase with its begin and end.
+        ended: takes each phase with its begin and end.
 
     Attributes:
         samples: the samples of the step that is running, as far as they can be guessed.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.core.compat import keep_uncompiled
-from hpcpace.core.config import Config
+from hpcpace.core.config import NO_POLICY, Config
 from hpcpace.core.detail import Detail
 from hpcpace.core.environment import RankInfo, process_environ, process_redaction
 from hpcpace.core.files import Folder
@@ -36,6 +36,7 @@ from hpcpace.observe.joined import JoinedRank, save_host_snapshots
 from hpcpace.observe.node_local import place_on_node
 from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver
+from hpcpace.observe.settings import HangConfig, MetricsConfig, TraceConfig
 from hpcpace.observe.stderr_tail import StderrTail
 from hpcpace.observe.step_figures import MeasureParts, StepFigures
 from hpcpace.observe.steps import StepFinder, StepSource
@@ -89,35 +90,35 @@ class Recording:
         self.step = self._first_step = settings.first_step
         self._first_counted_step = settings.first_step + settings.warmup_steps
         self._warner, self._num_ranks = warner, world.world_size
-        self._copy_timeout_s = config.trace.copy_timeout_s
-        self._stderr_tail = StderrTail() if config.trace.error_text else None
+        trace = config.of(TraceConfig)
+        self._copy_timeout_s = trace.copy_timeout_s
+        self._stderr_tail = StderrTail() if trace.error_text else None
         self._begin_ns = self._num_ended = 0
         self._training_thread, self._step_flags = threading.get_ident(), StepFlag.NONE
         sync = joined.make_clock_sync()
-        if config.trace.snapshot:
+        if trace.snapshot:
             # Not the environment in the settings: since then torch's group has set the interface of gloo and NCCL.
             save_host_snapshots(joined, process_environ(), attempt.snapshot_dir, warn=warner.warn)
         # What it warns of, all ranks find alike.
-        switching = find_switching(config, warn=warner.warn if world.rank == 0 else lambda message: None)
-        self._switching = switching
+        self._switching = find_switching(config, warn=warner.warn if world.rank == 0 else lambda message: None)
         self._trap, self._cleanup = TerminationTrap(self.rescue), ExitStack()
         clock = find_device(warner.warn)
         self._device = None if clock is None else DeviceLayer(clock)
         self.now, self._phase_cores = self._own_clock(config)
         path, header = attempt.trace_file(world.rank), joined.make_header(attempt)
-        self._local = place_on_node(config.trace.trace_dir, header, path, warn=warner.warn)
+        self._local = place_on_node(trace.trace_dir, header, path, warn=warner.warn)
         self.recorder = self._new_recorder(config, header, path)
         self.figures = None if measure_parts is None else StepFigures(self.recorder, measure_parts)
         if self._device is not None:
             self._device.record_into(self.recorder)
         self.recorder.phase_ended = None if self._phase_cores is None else self._phase_cores.ended
-        self.recorder.keeps = switching.keeps
+        self.recorder.keeps = self._switching.keeps
         self.clocks: ClockThread | None = None
         if sync is not None:
             self.clocks = ClockThread(
                 sync,
                 add=lambda sample: self.recorder.add_clock(*sample),
-                notice=lambda: switching.notice,
+                notice=lambda: self._switching.notice,
                 warn=warner.warn_once_for_all,
             )
         self._groups = GroupNumbers(self.recorder)
@@ -134,23 +135,23 @@ class Recording:
             ended=self.recorder.phase_ended,
         )
         self._host = HostCounters(warn=warner.warn, phases=self._phase_cores)
-        self._counters = self._new_counters(config, world) if config.trace.counters else None
-        self._seeks_gpu = self._device is not None and config.trace.counters
+        self._counters = self._new_counters(config, world) if trace.counters else None
+        self._seeks_gpu = self._device is not None and trace.counters
         self._find_gpu()
         self._orders: list[OrderFile | OrderSignal] = []
         if self.clocks is not None and make_pacer is None:  # ranks hear of orders as they compare their clocks
-            self._orders = self._order_sources(config.trace.switch_signal, attempt, is_first=world.rank == 0)
+            self._orders = self._order_sources(trace.switch_signal, attempt, is_first=world.rank == 0)
         self._pacer: Pacer | None = None if make_pacer is None else make_pacer(self)
         if self._pacer is not None:
             self._pace_by(self._pacer)
-        self.watchdog = self._new_watchdog(joined, attempt) if config.hang.on_hang != "off" else None
+        self.watchdog = self._new_watchdog(joined, attempt) if config.of(HangConfig).on_hang != "off" else None
         self._exporters = self._new_exporters(joined, attempt)
 
     def _own_clock(self, config: Config) -> tuple[Callable[[], int], PhaseCores | None]:
         """Return the clock of what happens in the training, and what it reads of cores; None where it reads nothing."""
         if self._device is not None:  # what such a rank does takes no time of its core
             return self._device.marks.now, None
-        cores = PhaseCores() if config.trace.counters else None
+        cores = PhaseCores() if config.of(TraceConfig).counters else None
         return (time.monotonic_ns if cores is None else cores.now), cores
 
     def _new_recorder(self, config: Config, header: TraceHeader, path: Path) -> Recorder:
@@ -158,17 +159,17 @@ class Recording:
         return Recorder(
             path if self._local is None else self._local.path,
             header,
-            flush_interval_s=config.trace.flush_interval_s,
-            max_rows=config.trace.max_rows,
+            flush_interval_s=config.of(TraceConfig).flush_interval_s,
+            max_rows=config.of(TraceConfig).max_rows,
             warn=self._warner.warn,
             mark=self.now,
             device_tables=() if self._device is None else DEVICE_TABLES,
             open_folder=open_folder if self._local is None else self._local.open_folder,
-            keep_last=config.trace.keep_last,
+            keep_last=config.of(TraceConfig).keep_last,
         )
 
     def _new_counters(self, config: Config, world: RankInfo) -> CounterThread:
-        most = config.trace.flows
+        most = config.of(TraceConfig).flows
         flows = FlowSampler(self.recorder, OwnConnections().read, most=most) if most else None
         network = find_network_counters() if world.local_rank == 0 else None
         counters = CounterThread(self.recorder, self._host, network, flows, warn=self._warner.warn)
@@ -187,13 +188,13 @@ class Recording:
         return found
 
     def _new_exporters(self, joined: JoinedRank, attempt: Attempt) -> Exporters | None:
-        config, world, host = joined.config.metrics, joined.world, joined.identity.host
+        config, world, host = joined.config.of(MetricsConfig), joined.world, joined.identity.host
         if config.prometheus is None and not config.job_comment:
             return None
         return Exporters(config, world=world, host=host, attempt=attempt, recording=self, warn=self._warner.warn)
 
     def _new_watchdog(self, joined: JoinedRank, attempt: Attempt) -> Watchdog:
-        world, settings = joined.world, joined.config.hang
+        world, settings = joined.world, joined.config.of(HangConfig)
         return Watchdog(
             rank=world.rank,
             identity=joined.identity,
@@ -450,8 +451,8 @@ class Recording:
             self._local.come_home(self._copy_timeout_s, is_last=True, warn=self._warner.warn)
 
     def _new_observer(self, config: Config, first_number: int) -> CollectiveObserver | CompiledObserver:
-        may_be_compiled = config.trace.compiled and not config.pace.is_on and self._device is None
-        layer = find_layer() if may_be_compiled else None
+        may_be_compiled = config["pace.policy"] == NO_POLICY and self._device is None
+        layer = find_layer() if may_be_compiled and config.of(TraceConfig).compiled else None
         shared: dict[str, Any] = {"warn": self._warner.warn, "groups": self._groups, "first_number": first_number}
         if layer is not None:
             return CompiledObserver(layer, self.recorder, **shared)

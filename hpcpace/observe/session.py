@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
-from hpcpace.core.config import Config, ProbeConfig
+from hpcpace.core.config import NO_POLICY, Config
 from hpcpace.core.environment import RankInfo, host_identity, locate
 from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.core.rundir import Attempt, RunDirectory
@@ -32,6 +32,7 @@ from hpcpace.observe.guest import Warner
 from hpcpace.observe.joined import JoinedRank, SessionSettings, find_rank, resolved_config, shared_settings
 from hpcpace.observe.pacing import OpenPacing, Pacer
 from hpcpace.observe.recording import Recording
+from hpcpace.observe.settings import ClockConfig, ProbeConfig, TraceConfig
 from hpcpace.observe.step_figures import MeasureParts
 from hpcpace.observe.steps import InferredSteps, StepFinder, StepFrom
 from hpcpace.trace.recorder import NullRecorder
@@ -219,7 +220,7 @@ class Session(SessionSettings):
 
     def _make_card(self) -> None:
         """Have the card made on rank 0, unless it is not wanted."""
-        trace, attempt = self._config.trace, self.attempt
+        trace, attempt = self._config.of(TraceConfig), self.attempt
         if self.rank != 0 or attempt is None or self.summary is False or not trace.summary:
             return
         try:
@@ -235,7 +236,7 @@ class Session(SessionSettings):
         messages, world = self._meet()
         if self.is_switched_off:
             return
-        deadline = Deadline(self._config.trace.start_timeout_s)
+        deadline = Deadline(self._config.of(TraceConfig).start_timeout_s)
         identity = host_identity()
         host_keys = messages.allgather(identity.host_key, deadline.left_s)
         joined = JoinedRank(
@@ -251,24 +252,24 @@ class Session(SessionSettings):
         attempt = joined.make_attempt(self._warner.warn)
         if attempt is not None:
             self.attempt, self.run = attempt, RunDirectory(attempt.path.parent)
-        if attempt is None or not self._config.trace.enabled:
-            if self._config.pace.is_on and world.rank == 0:
+        if attempt is None or not self._config.of(TraceConfig).enabled:
+            if self._config["pace.policy"] != NO_POLICY and world.rank == 0:
                 self._warner.warn("the job is not paced: pacing needs a trace")
             return
         self._probe = partial(
             probe_in_job,
-            settings=self._config.probe,
+            settings=self._config.of(ProbeConfig),
             world=joined.world,
             attempt=attempt,
             environ=self.environ,
             warn=self._warner.warn_once_for_all,
         )
-        if self._config.probe.when == START:
+        if self._config.of(ProbeConfig).when == START:
             self._probe(START)
-            joined = replace(joined, deadline=Deadline(self._config.trace.start_timeout_s))
+            joined = replace(joined, deadline=Deadline(self._config.of(TraceConfig).start_timeout_s))
         steps = None if self.step_from is None else StepFinder(StepFrom.parse(self.step_from))
         # Before anything that can fail on one rank alone: the others would wait for it here.
-        make_pacer = self._open_pacing(joined, attempt) if self._config.pace.is_on else None
+        make_pacer = self._open_pacing(joined, attempt) if self._config["pace.policy"] != NO_POLICY else None
         recording = self._recording = Recording(
             joined,
             attempt,
@@ -288,7 +289,7 @@ class Session(SessionSettings):
         if open_pacing is None:
             raise WorldError("this session cannot pace the job: start it as `hpcpace.session`")
         return open_pacing(
-            self._config.pace,
+            self._config,
             comm=self.comm,
             world=joined.world,
             host_key=joined.identity.host_key,
@@ -305,7 +306,7 @@ class Session(SessionSettings):
     @property
     def is_switched_off(self) -> bool:
         """Whether user or site want no recording; of a program that brings its own settings, only the trace is off."""
-        return self.config is None and not self._config.trace.enabled
+        return self.config is None and not self._config.of(TraceConfig).enabled
 
     def _meet(self) -> tuple[Messages | NoMessages, RankInfo]:
         """Find settings and place, and meet the other ranks; they learn it where this rank cannot take part."""
@@ -336,7 +337,7 @@ class Session(SessionSettings):
             world,
             self.comm,
             Attendance(problem=problem, settings=shared_settings(self._config)),
-            timeout_s=self._config.trace.start_timeout_s,
+            timeout_s=self._config.of(TraceConfig).start_timeout_s,
         )
 
     def _explain(self, error: Exception) -> None:
@@ -364,7 +365,7 @@ class Session(SessionSettings):
         """Wait for the other ranks, up to a timeout, so that rank 0 may read every trace from here on."""
         try:
             with closing(messages):
-                messages.meet(self._config.clock.timeout_s)
+                messages.meet(self._config.of(ClockConfig).timeout_s)
             self._messages = None
         except Exception as error:  # the job may have ended torch's process group already: no reason to fail it
             self._warner.warn_once_for_all(f"the ranks did not leave the session together: {error}")

@@ -181,7 +181,7 @@ class StepFinder:
 
     Attributes:
         count_idle: returns how many optimizers exist that have not stepped.
-        sink: is told of steps.
+        sink: takes steps.
         follows_updates: whether no optimizer steps, so that `work_begins` wants to know of changed parameters.
     """
 

@@ -20,11 +20,12 @@ from types import FrameType
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.core.config import Config
+from hpcpace.core.config import NO_POLICY, Config
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_detail, parse_order, parse_steps
 from hpcpace.core.files import Folder, other_writers, read_most
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.observe.ends import act_by_default, has_default_action
+from hpcpace.observe.settings import TraceConfig
 
 NO_SIGNAL = "none"
 
@@ -96,9 +97,9 @@ def find_switching(config: Config, *, warn: Callable[[str], None]) -> Switching:
         config: the configuration.
         warn: takes a warning that concerns all ranks alike.
     """
-    trace = config.trace
+    trace = config.of(TraceConfig)
     plan = DetailPlan.of(parse_steps(trace.detail_steps), parse_detail(trace.detail))
-    if plan.is_always_full or not config.pace.is_on:
+    if plan.is_always_full or config["pace.policy"] == NO_POLICY:
         steps = f"steps {trace.detail_steps}" if trace.detail_steps else "all steps"
         return Switching(plan, f"settings: {steps}, {trace.detail}", warn=warn)
     warn("all steps are recorded in full, whatever trace.detail_steps and trace.detail say: pacing needs it")

@@ -114,7 +114,7 @@ class BackwardPasses:
     """Wraps the functions of torch that compute gradients.
 
     Attributes:
-        calls: is told that modules are inside a backward pass, where checkpointed ones run again, and who trains.
+        calls: learns that modules are inside a backward pass, where checkpointed ones run again, and who trains.
         add: takes a phase with its begin and end.
         has_open_collectives, take_last_ranks: see PhaseObserver.
         begins: called before a backward pass that is not part of another.

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from hpcpace.core.config import HangConfig
 from hpcpace.core.environment import HostIdentity
 from hpcpace.core.errors import EXIT_FAILED
 from hpcpace.core.rundir import Attempt
@@ -32,6 +31,7 @@ from hpcpace.observe.alarm import FILES_TIMEOUT_S, Alarm
 from hpcpace.observe.answers import Answers
 from hpcpace.observe.ends import EndEvent
 from hpcpace.observe.hang_snapshot import excuse_of, thread_stacks
+from hpcpace.observe.settings import HangConfig
 from hpcpace.trace.schema import EventKind, Phase
 from hpcpace.trace.tables import STOPPED_FOR_HANG
 from hpcpace.world.deadline import in_time

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.core.config import PaceSettings
+from hpcpace.pace.settings import PaceSettings
 
 POLLING = "polling on shared cores"
 # Share of a wait that the waiting thread would spend on a core of its own: 1 if it polls, nearly 0 if it sleeps.

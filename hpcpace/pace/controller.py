@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.core.config import PaceSettings
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 # A wait longer than this is a hang or a broken clock, not a reason to delay a rank.

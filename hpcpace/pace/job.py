@@ -12,18 +12,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hpcpace.core.config import PaceSettings
+from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.rundir import Attempt
 from hpcpace.pace.choice import RankProfile, core_names
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.record import PacingRecord
 from hpcpace.pace.rounds import PacingTrace
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.world.messages import GlooMessages, Messages, MpiMessages
 
 
 def open_pacing(
-    settings: PaceSettings,
+    config: Config,
     *,
     comm: Any,
     world: RankInfo,
@@ -35,7 +36,7 @@ def open_pacing(
     """Connect the ranks, and return what makes the pacer of this rank. Collective: every rank of the job calls this.
 
     Args:
-        settings: how; the policy is not `none`.
+        config: its section `[pace]` has a policy.
         comm: an MPI communicator of all ranks, or None.
         world: this rank's place.
         host_key: equal on ranks of one host.
@@ -43,6 +44,7 @@ def open_pacing(
         first_step: the first step after the warm-up.
         warn: takes a warning.
     """
+    settings = config.of(PaceSettings)
     return partial(
         JobPacer,
         settings,

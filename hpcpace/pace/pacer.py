@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 
 from hpcpace.core.codec import convert, plain
-from hpcpace.core.config import PaceSettings
 from hpcpace.pace.choice import PointSearch, RankProfile, RankReport, choose
 from hpcpace.pace.coschedule import CollectionCount, CollectionSchedule, CollectionWatch
 from hpcpace.pace.record import PacingRecord
 from hpcpace.pace.rounds import Arrival, Exchange, PacerClocks, PacingTrace, PreciseSleep, Rounds
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import StepFlag
 
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from hpcpace.core.config import PaceSettings
 from hpcpace.pace.controller import Controller, Measurement, UsualPattern
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 _NUM_STEPS_OF_MEDIAN = 64
@@ -178,7 +178,7 @@ def make_policy(name: str, settings: PaceSettings, *, index: int = 0, num_member
     """Return a policy by its name in the settings.
 
     Args:
-        name: one of `hpcpace.core.config.POLICIES`, except auto, which chooses one of the others.
+        name: one of `hpcpace.pace.settings.POLICIES`, except auto, which chooses one of the others.
         settings: its parameters.
         index: position of this rank among those that it meets.
         num_members: number of these ranks.

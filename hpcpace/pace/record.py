@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcpace.core.config import MIN_PAIRS
 from hpcpace.pace.choice import PacingChoice, PacingPoint, crowding
+from hpcpace.pace.settings import MIN_PAIRS
 from hpcpace.pace.trial import Interval, TrialOutcome, TrialResult
 
 SCHEMA = "hpcpace-trial/1"

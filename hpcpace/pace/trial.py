@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.core.config import MIN_PAIRS, PaceSettings
+from hpcpace.pace.settings import MIN_PAIRS, PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 _NUM_SEQUENCES = 20_000

@@ -1,6 +1,6 @@
 """The plots that scripts of analysis/ put together: bars with intervals, a matrix of ratios, and lanes of time.
 
-Each draws onto given axes, in colours that are told apart with any common colour blindness.
+Each draws onto given axes, in colours that people with any common colour blindness can distinguish.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def examined(paths: Sequence[Path], topology: Path | None = None) -> Iterator[Ex
 
     Args:
         paths: run directories; the last attempt of each counts.
-        topology: file with the leaf switches of their hosts; what Slurm told the jobs if None.
+        topology: file with the leaf switches of their hosts; that which Slurm reported to the jobs if None.
 
     Raises:
         TopologyError: the file cannot be used.

@@ -111,7 +111,7 @@ def operation_names(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun])
     """Return names under which the operations of both groups compare.
 
     Operations of one op are the same if they are of all ranks in both groups, or else of as many. What is left of it in
-    both groups, where a mesh changed, is not told apart and has one name.
+    both groups, where a mesh changed, is not distinguished and has one name.
 
     Args:
         before, after: the groups.

@@ -79,7 +79,7 @@ def row_of_csv(run: CsvRun) -> HistoryRow:
 
 SCHEMA = "hpcpace-history/1"
 MIN_CHANGE = 0.02
-"""Change of speed or own work below which nothing is told, however certain it is."""
+"""Change of speed or own work below which nothing is reported, however certain it is."""
 _MIN_ERRORS = 4.0
 LASTS_NS = 7 * 86_400 * NS_PER_S
 """Two runs at a new level, this far apart, show that it stays; of fewer runs than a level needs nothing else does."""
@@ -90,7 +90,7 @@ class Event:
     """Something that changed.
 
     Attributes:
-        kind: `job` of its median step; `long steps` of what its mean step has beyond that, told only where it lasts;
+        kind: `job` of its median step; `long steps` of what its mean step has beyond that, shown only where it lasts;
             or `host`.
         name: of the job, with its layout and work where it has several, or of the host.
         duration: lasting, recent, one-off; `drift` of a series that changed gradually, from its first run to its last;

@@ -28,6 +28,7 @@ from hpcpace.core.errors import HpcpaceError, TraceError
 from hpcpace.core.files import Folder, other_writers, read_most
 from hpcpace.core.rundir import HISTORY_INDEX, Attempt, PassedOver, RunDirectory, find_runs
 from hpcpace.core.text import folded_message, one_line
+from hpcpace.diagnosis.settings import ReportConfig
 from hpcpace.runs.history_row import HistoryRow, row_of, without_a_place
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs
 from hpcpace.runs.measured import is_to_come
@@ -130,7 +131,7 @@ def indexed_runs(
         raise TraceError(f"cannot read {folder}: {error.strerror}; name a folder of runs") from error
     known, objection = _read(folder)
     stamps = {name: _stamp(path) for name, path in paths.items()}
-    means = f" {__version__} {(config or Config()).report.memory_bytes}"
+    means = f" {__version__} {(config or Config()).of(ReportConfig).memory_bytes}"
     current = {name: entry for name, entry in known.items() if _is_current(entry, stamps.get(name), means)}
     missing = [name for name in paths if name not in current]
     loaded = load_runs([paths[name] for name in missing], config, takes_running=False, progress=progress)

@@ -199,7 +199,7 @@ def _by_work(rows: Sequence[HistoryRow]) -> Iterator[tuple[str, list[HistoryRow]
 
 
 def _telling(works: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return names by whose values some works can be told from each other, as few as needed in their order."""
+    """Return names by whose values some works can be distinguished, as few as needed in their order."""
     names: list[str] = []
     num_told = 1
     for name in sorted({name for work in works for name in work}):

@@ -249,7 +249,7 @@ class MeasuredRun:
 
     @property
     def are_waits_known(self) -> bool:
-        """Whether waits are told from transfers on all ranks: where they are not, their parts lack them."""
+        """Whether waits are separated from transfers on all ranks: where they are not, their parts lack them."""
         return not self.num_missing and all("wait" in (rank.parts_ns or {}) for rank in self.ranks)
 
     @property

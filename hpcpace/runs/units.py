@@ -220,7 +220,7 @@ class UnitChanges:
     """What changed where.
 
     Attributes:
-        common: ln(B / A) of own work at most places; 0 where that cannot be told.
+        common: ln(B / A) of own work at most places; 0 where that is unknown.
         is_common: whether that is beyond the noise of whole runs.
         common_kind: of these places: host, or rank where there is one host.
         hosts: all hosts of both groups, the largest change first.

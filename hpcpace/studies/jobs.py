@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.core.codec import decoder, json_object, read_json
-from hpcpace.core.config import NO_POLICY, POLICIES
+from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.summary import Mode
+from hpcpace.pace.settings import POLICIES
 from hpcpace.studies.setups import PlanFolder
 
 SCHEMA = "hpcpace-scaling-study/1"

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from hpcpace.core.codec import json_object, read_json
-from hpcpace.core.config import NO_POLICY, PaceSettings
+from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import DataError
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection, measure
 from hpcpace.metrics.resampling import Estimate, mean_of, throughput_of_steps, variation_of_steps
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.studies.paced_jobs import CAUSES, STRENGTHS, PacedOutcome, Scene, Target, distance, fit, paced
 from hpcpace.trace.attempt_reader import read_attempt
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,9 @@ from hpcpace.core.text import format_count, format_duration
 from hpcpace.studies.setups import Layout, StudyFolder, StudyRun, planned
 from hpcpace.train.data import TrainingData, open_data
 from hpcpace.train.plan import TrainPlan, threads_of_rank
+from hpcpace.train.settings import TrainConfig
 from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
+from hpcpace.world.settings import WorldConfig
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -44,7 +45,7 @@ def run_series(study: StudyFolder, layout: Layout) -> int:
     info = rank_info(environ)
     with abort_guard(None, info, errors_alike=True):
         config = load_config(environ=environ, requested=REQUESTED)
-        comm = mpi_world(info, timeout_s=config.world.start_timeout_s)
+        comm = mpi_world(info, timeout_s=config.of(WorldConfig).start_timeout_s)
     with abort_guard(comm, info):
         if comm is not None:
             info, _ = locate_ranks(info, comm, host_identity())
@@ -96,10 +97,10 @@ class _Series:
     def _job(self, run: StudyRun) -> Any:
         from hpcpace.train.loop import TrainJob
 
-        plan = planned(run.setup, self._config.train)
+        plan = planned(run.setup, self._config.of(TrainConfig))
         return TrainJob(
             plan=plan,
-            config=replace(self._config, train=plan.settings, trace=replace(self._config.trace, summary=False)),
+            config=self._config.updated(train=vars(plan.settings), trace={"summary": False}),
             info=self._info,
             comm=self._comm,
             data=self._data_of(plan),

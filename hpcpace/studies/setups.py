@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from hpcpace.core.codec import WrongValue, decoder, json_object, read_json
-from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, UsageError
 from hpcpace.core.files import Folder, read_file
 from hpcpace.core.rundir import Attempt, RunDirectory, json_text
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.presets import GPT2Shape, ModelShape
+from hpcpace.train.settings import TrainConfig
 
 PARALLELISMS = ("none", "data", "tensor", "pipeline")
 _MAX_MICROBATCHES = 4

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.codec import json_object
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.rundir import is_pack
@@ -239,11 +240,9 @@ def _header(pack: PackIndex, place: int) -> TraceHeader:
         TraceError: it cannot be read, or is that of another rank.
     """
     try:
-        values = json.loads(pack.headers[place])
-    except (ValueError, RecursionError) as error:
+        values = json_object(json.loads(pack.headers[place]))
+    except (ValueError, RecursionError, TypeError) as error:
         raise TraceError(f"a header is not JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise TraceError("a header is no object")
     header = parse_header(values, str(pack.path))
     if header.rank != pack.numbers[place]:
         raise TraceError(f"{pack.path}: the header of a rank says {header.rank}")

@@ -147,12 +147,8 @@ class LinkState(IntEnum):
     UP = 2
 
 
-class FlowFlag(IntFlag):
-    """What the kernel says of a connection."""
-
-    NONE = 0
-    APPLICATION_LIMITED = 1
-
+DRIFT_PPM = 200.0
+"""How far two clocks may drift apart between synchronisations: crystal plus NTP slewing. Half-widths include it."""
 
 MILLICORES = 1000
 """The code of an event CPU_QUOTA is in thousandths of a core."""

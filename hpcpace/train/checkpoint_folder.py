@@ -22,6 +22,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
+from hpcpace.core.codec import Count, convert
 from hpcpace.core.errors import DataError
 from hpcpace.core.files import Folder, closing_descriptor, other_writers, read_most
 from hpcpace.core.text import shown
@@ -248,8 +249,7 @@ def read_history(path: Path, plan: TrainPlan, *, data_digest: str) -> History:
         descriptor = open_checkpoint_file(folder, PROGRESS)
         try:
             identity, history = _parse(read_most(descriptor, most_bytes))
-        # json raises RecursionError for lists in lists in lists, float OverflowError for a number of 400 digits.
-        except (OSError, ValueError, RecursionError, OverflowError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # json raises the last one for lists in lists in lists
             raise unreadable(path, f"{PROGRESS}: {error}") from error
         finally:
             os.close(descriptor)
@@ -282,29 +282,21 @@ def identity_of(plan: TrainPlan, data_digest: str) -> dict[str, Any]:
     return {**settings, "seq_len": plan.seq_len, "mesh": str(plan.mesh), "data": data_digest}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Progress:
+    """What the file has behind its schema; the losses of a training that diverged are NaN."""
+
+    identity: dict[str, Any]
+    num_steps: Count
+    losses: tuple[float, ...]
+    evaluations: tuple[dict[str, int | float], ...]
+
+
 def _parse(data: bytes) -> tuple[dict[str, Any], History]:
     content = json.loads(data)
-    if not isinstance(content, dict):
-        raise ValueError("it is not a table")
-    if content.get("schema") != CHECKPOINT_SCHEMA:
+    if isinstance(content, dict) and content.get("schema") != CHECKPOINT_SCHEMA:
         raise ValueError(f"it has schema {shown(content.get('schema'))}, not {CHECKPOINT_SCHEMA}")
-    identity, num_steps = content.get("identity"), content.get("num_steps")
-    losses, evaluations = content.get("losses"), content.get("evaluations")
-    if not isinstance(identity, dict):
-        raise ValueError("its identity is not a table")
-    # To Python, true is an int as well.
-    if type(num_steps) is not int or num_steps < 0:
-        raise ValueError(f"it claims {shown(num_steps)} steps")
-    # The losses of a training that diverged are NaN.
-    if not isinstance(losses, list) or any(type(loss) not in (int, float) for loss in losses):
-        raise ValueError("its losses are not a list of numbers")
-    if len(losses) != num_steps:
-        raise ValueError(f"it has {len(losses)} losses for {num_steps} steps")
-    if not isinstance(evaluations, list) or not all(map(_is_evaluation, evaluations)):
-        raise ValueError("its evaluations are not a list of numbers by name")
-    losses = tuple(float(loss) for loss in losses)
-    return identity, History(num_steps=num_steps, losses=losses, evaluations=tuple(evaluations))
-
-
-def _is_evaluation(value: Any) -> bool:
-    return isinstance(value, dict) and all(type(number) in (int, float) for number in value.values())
+    found = convert(content, _Progress)
+    if len(found.losses) != found.num_steps:
+        raise ValueError(f"it has {len(found.losses)} losses for {found.num_steps} steps")
+    return found.identity, History(num_steps=found.num_steps, losses=found.losses, evaluations=found.evaluations)

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.codec import Count, convert
 from hpcpace.core.errors import DataError
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
@@ -224,15 +225,13 @@ def load_encoder(folder: Path) -> BytePairEncoder:
     remedy = f"name the folder of GPT-2's {VOCABULARY_FILE} and {MERGES_FILE} with --vocabulary"
     path = folder / VOCABULARY_FILE
     try:
-        numbers = json.loads(path.read_text(encoding="utf-8"))
+        numbers = convert(json.loads(path.read_text(encoding="utf-8")), dict[str, Count])
         path = folder / MERGES_FILE
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError as error:
         raise DataError(f"no file at {path}: {remedy}") from error
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path} ({error}): {remedy}") from error
-    if not isinstance(numbers, dict) or not all(type(number) is int and number >= 0 for number in numbers.values()):
-        raise DataError(f"{folder / VOCABULARY_FILE} does not map tokens to numbers: {remedy}")
     missing = [character for character in byte_characters() if character not in numbers]
     if missing:
         raise DataError(f"{folder / VOCABULARY_FILE} lacks {len(missing)} of the 256 byte tokens: {remedy}")

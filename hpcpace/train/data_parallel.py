@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.train.operations import INT8_BLOCK as BLOCK
 from hpcpace.train.operations import POWERSGD_RANK, POWERSGD_START, SCALE_BYTES
+from hpcpace.train.settings import TrainConfig
 
 _LARGEST = 127
 

@@ -48,6 +48,7 @@ from hpcpace.train.result import (
 )
 from hpcpace.world.connection import Rendezvous
 from hpcpace.world.process_group import init_process_group
+from hpcpace.world.settings import WorldConfig
 
 _VOTE_INTERVAL_NS = NS_PER_S
 _MAX_STEPS_BETWEEN_VOTES = 1000
@@ -184,7 +185,7 @@ def train(job: TrainJob) -> TrainResult:
         WorldError: a GPU is requested and there is none, or the ranks cannot reach each other.
         TrainingFailed: out of memory, or the checkpoint at a stop cannot be written.
     """
-    settings = job.config.world
+    settings = job.config.of(WorldConfig)
     early = EarlySignal()
     with (
         early.listening(signal.SIGUSR1),
@@ -220,7 +221,7 @@ def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.d
         learning_rate=settings.learning_rate,
         zero_group=replica.replicas if settings.zero == 1 else None,
     )
-    group = side_group(job.config.world.timeout_s)
+    group = side_group(job.config.of(WorldConfig).timeout_s)
     checkpoints = Checkpoints(
         start.run.checkpoint_dir,
         plan=plan,

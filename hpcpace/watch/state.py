@@ -354,7 +354,7 @@ def _role(details: Sequence[Detail]) -> _Role:
 
 
 def _clock_note(followed: LiveAttempt, now_s: float, unix_s: float) -> str:
-    """Return a sentence if the file system's clock differs from this host's; empty if not, or if that cannot be told.
+    """Return a sentence if the file system's clock differs from this host's; empty if not, or if that is unknown.
 
     A file that has a time to come shows it, and so does one that was just seen to change and has an old time.
     """

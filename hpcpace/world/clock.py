@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from hpcpace.core.errors import ClockSyncError
 from hpcpace.core.text import NS_PER_S
+from hpcpace.trace.schema import DRIFT_PPM
 from hpcpace.world.messages import NUM_VALUES, Messages
 
 # Short jobs are to have several synchronisations: the pauses between the first ones double.
@@ -29,7 +30,6 @@ _MIN_LEAD_STEPS = 2
 _MAX_PINGS, _WIDE = 5, 4
 _PING, _END = 1, 0
 
-DRIFT_PPM = 200.0
 REFERENCE_RANK = 0
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.core.setting_values import sections, variables
+from hpcpace.core.config import DECLARED_BY
+from hpcpace.core.setting_values import variables
 
 SITE = """\
 [trace]
@@ -66,7 +67,7 @@ def test_shows_every_setting_within_80_columns(hpcpace, site):
     site.write_text(SITE + f"[lab]\nshare = ['/{'a' * 70} b', '/{'c' * 60}']\n")
     code, shown, _ = hpcpace("config")
     assert code == 0 and max(map(len, shown.splitlines())) <= 80
-    assert shown.count("\n[") == len(sections())
+    assert shown.count("\n[") == len(DECLARED_BY)
 
 
 def test_shows_chosen_sections_only(hpcpace):

@@ -13,13 +13,13 @@ import click
 import pytest
 
 from hpcpace.cli import lab as lab_command
-from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import write_json
 from hpcpace.lab import lab as lab_module
 from hpcpace.lab import plan as files_module
 from hpcpace.lab.namespaces import NAME_VARIABLE, Anchor
 from hpcpace.lab.plan import LabFiles, TruthLog, write_config
+from hpcpace.lab.settings import LabConfig
 
 _COMMANDS = ["up", "status", "run", "shell", "down", "truth"]
 _FAULTS = {

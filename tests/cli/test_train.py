@@ -10,7 +10,8 @@ import pytest
 from cases import each_case
 
 from hpcpace.cli import train as train_command
-from hpcpace.core.config import Config
+from hpcpace.core.config import section_class
+from hpcpace.train.settings import TrainConfig
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "PMI", "SLURM", "OMPI", "MPI_", "HPCPACE_")
 
@@ -88,10 +89,10 @@ def test_every_option_is_a_setting_or_says_how_to_run():
 
 @each_case("section", train_command._SETTINGS)
 def test_every_setting_exists(section):
-    fields = {field.name for field in dataclasses.fields(getattr(Config(), section))}
+    fields = {field.name for field in dataclasses.fields(section_class(section))}
     assert set(train_command._SETTINGS[section].split()) <= fields
 
 
 def test_every_setting_of_a_workload_has_an_option():
-    fields = {field.name for field in dataclasses.fields(Config().train)}
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
     assert set(train_command._SETTINGS["train"].split()) == fields

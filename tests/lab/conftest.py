@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from experiments.lab_jobs import JobQueue
-from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.namespaces import check_requirements
+from hpcpace.lab.settings import LabConfig
 
 HERE = Path(__file__).parent
 

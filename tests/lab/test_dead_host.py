@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from dead_host_job import CASES, CLOCK_TIMEOUT_S, CUT, FIRST, LAST, SETTINGS, START_TIMEOUT_S, Case
 
-from hpcpace.core.config import LabConfig
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 
 HERE = Path(__file__).parent
 # A machine with other work, on which a thread may wait for its turn.

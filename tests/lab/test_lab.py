@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from experiments.lab_jobs import JobQueue
-from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.lab import Lab, bring_down, read_anchor
 from hpcpace.lab.plan import BASE, LabFiles
+from hpcpace.lab.settings import LabConfig
 
 MONOTONIC = "import time; print(time.monotonic_ns())"
 SMALL = LabConfig(name="second", hosts=2, leaves=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.studies.lab_set_up import run_study, study_lab
-from hpcpace.core.config import LabConfig
+from hpcpace.lab.settings import LabConfig
 from hpcpace.studies.figures import SetupFigures, study_figures
 from hpcpace.studies.published import link_bytes_per_step
 from hpcpace.studies.setups import Setup, StudyFolder, parse_layout, planned, repeated

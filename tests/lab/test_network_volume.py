@@ -13,7 +13,6 @@ from lab_status import status_of
 from numpy.typing import NDArray
 
 from experiments.lab_jobs import JobQueue
-from hpcpace.core.config import TrainConfig
 from hpcpace.core.rundir import open_run
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.lab import Lab
@@ -25,6 +24,7 @@ from hpcpace.trace.schema import Op
 from hpcpace.trace.tables import RankTrace
 from hpcpace.train.operations import LinkVolume, PacketOverhead, link_volumes, messages, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
+from hpcpace.train.settings import TrainConfig
 from hpcpace.train.volume import run_operations, step_operations
 
 SCRIPT = Path(__file__).parents[2] / "sbatch" / "gpt2_dp.sh"

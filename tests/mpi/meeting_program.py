@@ -11,11 +11,12 @@ from hpcpace.core.settings import load_config
 from hpcpace.world.connection import connect
 from hpcpace.world.mpi import abort_guard
 from hpcpace.world.process_group import init_process_group
+from hpcpace.world.settings import WorldConfig
 
 
 def main(device: str, num_bytes: str = "4") -> None:
     environ = process_environ()
-    info, settings = rank_info(environ), load_config(environ=environ).world
+    info, settings = rank_info(environ), load_config(environ=environ).of(WorldConfig)
     with abort_guard(None, info, errors_alike=True):
         connection = connect(
             info,

@@ -15,11 +15,14 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import hpcpace
-from hpcpace.core.config import ClockConfig, Config, PaceSettings, TraceConfig, TrainConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import host_identity, process_environ, rank_info
+from hpcpace.observe.settings import ClockConfig, TraceConfig
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.train.data import open_data
 from hpcpace.train.loop import TrainJob, train
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 from hpcpace.world.mpi import locate_ranks, mpi_world
 from hpcpace.world.process_group import init_process_group
 
@@ -29,9 +32,9 @@ _QUICK: dict[str, Any] = {"find_steps": 5, "window_steps": 5, "block_steps": 10,
 
 def _config(policy: str, *, is_traced: bool = True, **settings: Any) -> Config:
     return Config(
-        trace=TraceConfig(enabled=is_traced, snapshot=False, counters=False, summary=False),
-        clock=ClockConfig(enabled=False),
-        pace=PaceSettings(policy=policy, guard_us=0, engage_share=0.0001, **(_QUICK | settings)),
+        TraceConfig(enabled=is_traced, snapshot=False, counters=False, summary=False),
+        ClockConfig(enabled=False),
+        PaceSettings(policy=policy, guard_us=0, engage_share=0.0001, **(_QUICK | settings)),
     )
 
 
@@ -42,7 +45,7 @@ def reference(folder: Path, policy: str, mesh: str) -> None:
     info, _ = locate_ranks(info, comm, host_identity()) if comm is not None else (info, 0)
     settings = TrainConfig(mesh=mesh, steps=60, warmup_steps=1, seq_len=16, batch_size=8)
     base = _config(policy)
-    config = Config(trace=base.trace, clock=base.clock, pace=base.pace, train=settings)
+    config = Config(base.of(TraceConfig), base.of(ClockConfig), base.of(PaceSettings), settings)
     plan = plan_training(settings, info.world_size)
     job = TrainJob(plan=plan, config=config, info=info, comm=comm, data=open_data(plan), run_dir=folder, progress="off")
     losses = train(job).losses

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import torch
 
-from hpcpace.core.config import ClockConfig, Config, TrainConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import host_identity, process_environ, rank_info
+from hpcpace.observe.settings import ClockConfig
 from hpcpace.train.data import open_data
 from hpcpace.train.loop import TrainJob, train
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 
 
@@ -25,8 +27,8 @@ def main(folder):
     with abort_guard(comm, info):
         info, _ = locate_ranks(info, comm, host_identity())
         for case in sorted(Path(folder).glob("*.json")):
-            config = Config(clock=ClockConfig(enabled=False), train=TrainConfig(**json.loads(case.read_text())))
-            plan = plan_training(config.train, info.world_size)
+            config = Config(ClockConfig(enabled=False), TrainConfig(**json.loads(case.read_text())))
+            plan = plan_training(config.of(TrainConfig), info.world_size)
             run_dir = case.with_suffix("")
             train(
                 TrainJob(

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from cases import only_nightly
 
-from hpcpace.core.config import COMPRESSIONS, SCHEDULES, ZERO_STAGES, TrainConfig
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.rundir import open_run
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
 from hpcpace.train.plan import TrainPlan, plan_training
+from hpcpace.train.settings import COMPRESSIONS, SCHEDULES, ZERO_STAGES, TrainConfig
 from hpcpace.train.volume import averaging_operations, step_operations
 
 PROGRAM = Path(__file__).with_name("support_program.py")

@@ -15,10 +15,10 @@ import torch
 from cases import only_nightly
 from torch.nn.functional import cross_entropy
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.train.data import open_data
 from hpcpace.train.models import build_gpt2, build_resnet
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 
 PROGRAM = Path(__file__).with_name("workload_program.py")
 TRAIN = ("-m", "hpcpace", "train")

@@ -9,24 +9,26 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hpcpace.core.config import ClockConfig, Config, TraceConfig, TrainConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import host_identity, process_environ, rank_info
+from hpcpace.observe.settings import ClockConfig, TraceConfig
 from hpcpace.train.data import TextData, TokenText, open_data, open_text
 from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.loop import TrainJob, train
 from hpcpace.train.parallel import build_replica
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 from hpcpace.world.process_group import init_process_group
 
 
 def losses(info, comm, folder, mesh, is_text_shared=True, **settings):
     config = Config(
-        trace=TraceConfig(enabled=False),
-        clock=ClockConfig(enabled=False),
-        train=TrainConfig(**{"mesh": mesh, "steps": 20, "warmup_steps": 0, "log_every": 7, **settings}),
+        TraceConfig(enabled=False),
+        ClockConfig(enabled=False),
+        TrainConfig(**{"mesh": mesh, "steps": 20, "warmup_steps": 0, "log_every": 7, **settings}),
     )
-    plan = plan_training(config.train, info.world_size)
+    plan = plan_training(config.of(TrainConfig), info.world_size)
     data = open_data(plan)
     if not is_text_shared:
         own = TokenText(source="own", tokens=open_text(None, plan.seq_len).tokens[info.rank :])

@@ -11,11 +11,13 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
-from hpcpace.core.config import ClockConfig, Config, TraceConfig, TrainConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import host_identity, process_environ, rank_info
+from hpcpace.observe.settings import ClockConfig, TraceConfig
 from hpcpace.train.data import open_data
 from hpcpace.train.loop import TrainJob, train
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 from hpcpace.world.mpi import abort_guard, locate_ranks, mpi_world
 
 
@@ -36,11 +38,11 @@ class Signalled:
 
 def run(info, comm, folder, *, signal_at=None, **settings):
     config = Config(
-        trace=TraceConfig(enabled=False),
-        clock=ClockConfig(enabled=False),
-        train=TrainConfig(**{"warmup_steps": 0, "log_every": 3, **settings}),
+        TraceConfig(enabled=False),
+        ClockConfig(enabled=False),
+        TrainConfig(**{"warmup_steps": 0, "log_every": 3, **settings}),
     )
-    plan = plan_training(config.train, info.world_size)
+    plan = plan_training(config.of(TrainConfig), info.world_size)
     data = open_data(plan)
     if signal_at is not None:
         data = Signalled(data, signal_at)

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import Config, LabConfig, TrainConfig
+from hpcpace.core.config import Config
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.settings import load_config
+from hpcpace.lab.settings import LabConfig
+from hpcpace.train.settings import TrainConfig
 
 _NO_FILE = Path("/no/such/file")
 
 
 def lab_of(**sources: object) -> LabConfig:
-    return load_config(**{"site_file": _NO_FILE, **sources}).lab
+    return load_config(**{"site_file": _NO_FILE, **sources}).of(LabConfig)
 
 
 @each_case(

@@ -13,6 +13,8 @@ from cases import each_case
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.setting_values import JobFacts
 from hpcpace.core.settings import REQUESTED, Resolved, resolve
+from hpcpace.observe.settings import TraceConfig
+from hpcpace.pace.settings import PaceSettings
 
 RULE = "[[rollout]]\npartitions = ['gpu']\ntrace.flush_interval_s = 2\n"
 GPU_JOB = {"SLURM_JOB_PARTITION": "gpu"}
@@ -39,7 +41,7 @@ def resolved(tmp_path: Path) -> Resolve:
 
 
 def _flush(found: Resolved) -> tuple[float, str]:
-    return found.config.trace.flush_interval_s, Path(found.origin("trace", "flush_interval_s")).name
+    return found.config.of(TraceConfig).flush_interval_s, Path(found.origin("trace", "flush_interval_s")).name
 
 
 def test_each_source_wins_over_the_ones_before(resolved: Resolve) -> None:
@@ -86,18 +88,18 @@ _EVERYBODY = "[[rollout]]\ntrace.enabled = true\npace.policy = 'slack'\n"
 def test_a_user_can_say_no_to_a_roll_out(resolved: Resolve, sources: dict[str, object]) -> None:
     for requested in (None, REQUESTED):
         config = resolved(site=_EVERYBODY, requested=requested, **sources).config
-        assert (config.trace.enabled, config.pace.policy) == (False, "none")
+        assert (config.of(TraceConfig).enabled, config.of(PaceSettings).policy) == (False, "none")
 
 
 def test_who_asks_for_a_trace_gets_one_where_the_site_traces_nobody(resolved: Resolve) -> None:
     site = "[trace]\nenabled = false\n"
-    assert not resolved(site=site).config.trace.enabled
-    assert resolved(site=site, requested=REQUESTED).config.trace.enabled
+    assert not resolved(site=site).config.of(TraceConfig).enabled
+    assert resolved(site=site, requested=REQUESTED).config.of(TraceConfig).enabled
 
 
 @pytest.mark.parametrize("value", ["0", "off", ""])
 def test_an_opt_out_that_is_off_changes_nothing(resolved: Resolve, value: str) -> None:
-    assert resolved(environ={"HPCPACE_OPT_OUT": value}).config.trace.enabled
+    assert resolved(environ={"HPCPACE_OPT_OUT": value}).config.of(TraceConfig).enabled
 
 
 def test_the_sites_file_may_be_elsewhere(tmp_path: Path) -> None:

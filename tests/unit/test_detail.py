@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import TraceConfig
 from hpcpace.core.detail import ALL_STEPS, MAX_STEPS, Detail, DetailPlan, Order, parse_order, parse_steps
 from hpcpace.core.errors import ConfigError
+from hpcpace.observe.settings import TraceConfig
 
 FULL, COLLECTIVES, STEPS = Detail.FULL, Detail.COLLECTIVES, Detail.STEPS
 

@@ -19,10 +19,11 @@ from cases import each_case
 
 from hpcpace import __version__
 from hpcpace.cli import cli
-from hpcpace.core.config import Config, DiagnosisConfig
+from hpcpace.core.config import DECLARED_BY, section_class
 from hpcpace.diagnosis import summary
 from hpcpace.diagnosis.diagnose import TOPICS
 from hpcpace.diagnosis.finding import Evidence
+from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Mode, Summary
 
 ROOT = Path(__file__).parents[2]
@@ -76,10 +77,10 @@ def _settings_section(name: str) -> str:
     return match[1]
 
 
-@each_case("section", dataclasses.fields(Config), ids=lambda field: field.name)
-def test_the_settings_of_a_section_are_documented_and_no_other(section: dataclasses.Field[Any]) -> None:
-    documented = re.findall(r"^\| `(\w+)` \|", _settings_section(section.name), re.MULTILINE)
-    assert documented == [key.name for key in dataclasses.fields(section.default_factory)]
+@each_case("section", DECLARED_BY)
+def test_the_settings_of_a_section_are_documented_and_no_other(section: str) -> None:
+    documented = re.findall(r"^\| `(\w+)` \|", _settings_section(section), re.MULTILINE)
+    assert documented == [key.name for key in dataclasses.fields(section_class(section))]
 
 
 def _tables() -> ModuleType:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcpace.audit import collect_host, facts
-from hpcpace.core.config import Config
+from hpcpace.core.config import DECLARED_BY, Config, section_class
 from hpcpace.core.files import Folder
 from hpcpace.core.redaction import MARK, is_secret
 from hpcpace.diagnosis import summary
@@ -135,11 +135,11 @@ def _names_within(value: Any) -> set[str]:
 
 
 def test_no_name_of_ours_is_taken_for_that_of_a_secret() -> None:
-    kinds = [TraceHeader, Notice, *SNAPSHOT_PARTS]
+    kinds = [TraceHeader, Notice, *SNAPSHOT_PARTS, *map(section_class, DECLARED_BY)]
     kinds += [kind for kind in vars(summary).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
     names = {name for kind in kinds for name in _fields_of(kind)} | OF_COMMANDS | OF_SESSION
     names |= _names_within(joined.run_record(name="mine", config=Config(), environ={}, hosts=[], facts={}))
-    names |= _names_within(dataclasses.asdict(Config())) | joined.KEPT_VARIABLES | collect_host.KEPT_VARIABLES
+    names |= {*DECLARED_BY} | joined.KEPT_VARIABLES | collect_host.KEPT_VARIABLES
     names |= _names_within(PacingRecord(policy="slack").to_json())
     assert [name for name in sorted(names) if is_secret(name, "correct-horse-7")] == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import Config, TraceConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import host_identity, rank_info
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
@@ -18,6 +18,7 @@ from hpcpace.core.rundir import RunDirectory, default_run_path, is_recorded, ope
 from hpcpace.observe.guest import Warner
 from hpcpace.observe.joined import JoinedRank, SessionSettings
 from hpcpace.observe.recording import Recording
+from hpcpace.observe.settings import TraceConfig
 from hpcpace.world.deadline import Deadline
 from hpcpace.world.messages import NoMessages
 
@@ -64,7 +65,7 @@ def test_a_recording_follows_no_link_in_its_run(tmp_path, elsewhere, name, monke
     (tmp_path / "run" / name).symlink_to(elsewhere)
     warnings: list[str] = []
     joined = JoinedRank(
-        settings=SessionSettings(), config=Config(trace=TraceConfig(snapshot=False)), messages=NoMessages(),
+        settings=SessionSettings(), config=Config(TraceConfig(snapshot=False)), messages=NoMessages(),
         identity=host_identity(), host_keys=["a"], world=rank_info({}), deadline=Deadline(30),
     )  # fmt: skip
     warner = Warner({})

@@ -22,6 +22,7 @@ from packaging.version import Version
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.cli import cli
 from hpcpace.core.errors import UsageError
+from hpcpace.observe.settings import ClockConfig, TraceConfig
 from hpcpace.trace.opening import MIN_HDF5
 
 ROOT = Path(__file__).parents[2]
@@ -454,8 +455,8 @@ def test_the_seconds_are_those_of_the_settings() -> None:
     from hpcpace.core.config import Config
 
     config = Config()
-    start_s = 2 * config.trace.start_timeout_s + 2 + 5 + config.clock.timeout_s
-    end_s = 2 * config.clock.timeout_s + 30
+    start_s = 2 * config.of(TraceConfig).start_timeout_s + 2 + 5 + config.of(ClockConfig).timeout_s
+    end_s = 2 * config.of(ClockConfig).timeout_s + 30
     said = f"at most {start_s:.0f} s at the start and "
     assert f"{said}{end_s:.0f} s at the end with the default settings, and in no step" in " ".join(TEXT.split())
 

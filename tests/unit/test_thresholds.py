@@ -79,7 +79,7 @@ def test_defaults_are_within_the_bounds_of_their_units() -> None:
 
 
 def test_a_file_sets_a_threshold(tmp_path: Path) -> None:
-    thresholds = _config_of(tmp_path, "[thresholds.links]\nshared_wait_part = 1").thresholds
+    thresholds = _config_of(tmp_path, "[thresholds.links]\nshared_wait_part = 1").of(ThresholdValues)
     assert thresholds.of(CoreWaitThresholds).shared_wait_part == 1.0
     assert thresholds.table()["links"]["shared_wait_part"] == 1.0
 
@@ -90,13 +90,13 @@ def test_a_later_source_wins_by_name(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text("[thresholds.links]\nshared_wait_part = 0.25")
     found = resolve(file=file, site_file=site)
-    assert found.config.thresholds.of(CoreWaitThresholds).shared_wait_part == 0.25
+    assert found.config.of(ThresholdValues).of(CoreWaitThresholds).shared_wait_part == 0.25
     assert found.origin("thresholds", "links.shared_wait_part") == str(file)
 
 
 @pytest.mark.parametrize("text", ["", "[thresholds]\n"])
 def test_without_any_they_are_the_defaults(tmp_path: Path, text: str) -> None:
-    assert _config_of(tmp_path, text).thresholds.table() == ThresholdValues().table()
+    assert _config_of(tmp_path, text).of(ThresholdValues).table() == ThresholdValues().table()
 
 
 @each_case(
@@ -121,7 +121,7 @@ def test_a_wrong_table_is_refused_by_name(tmp_path: Path, text: str, message: st
 def _bare_numbers(path: Path) -> Iterator[str]:
     """Yield the numbers of a module that are neither thresholds nor trivial, nor a constant that says what it is for.
 
-    A confidence is no threshold: the score calibrates it. Nor are the numbers of an enumeration.
+    A confidence is no threshold: the score calibrates it. Nor are those of an enumeration. A setting is documented.
     """
     text = path.read_text()
     tree, tokens = ast.parse(text), tokenize.generate_tokens(io.StringIO(text).readline)
@@ -131,7 +131,7 @@ def _bare_numbers(path: Path) -> Iterator[str]:
     allowed: set[int] = set()
     for node in ast.walk(tree):
         is_declaration = isinstance(node, ast.ClassDef) and (
-            any(keyword.arg == "topic" for keyword in node.keywords)
+            any(keyword.arg in ("topic", "section") for keyword in node.keywords)
             or any(ast.unparse(base) in ("IntEnum", "IntFlag") for base in node.bases)
         )
         if is_declaration or (isinstance(node, ast.keyword) and node.arg == "confidence"):

@@ -13,6 +13,7 @@ from hpcpace.audit.facts import RankFacts
 from hpcpace.audit.findings import AuditFinding, Severity, blocks, grouped, kind_of
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
+from hpcpace.audit.settings import AuditConfig
 from hpcpace.core.hostlist import short_list
 from hpcpace.core.text import printable
 from hpcpace.diagnosis.finding import DiagnosisFinding
@@ -31,7 +32,7 @@ def audit_figures(run: JudgedAttempt) -> AuditFigures:
     snapshots, hosts, blamed = run.snapshots, run.credible.hosts, run.diagnosis.findings
     problems = list(run.unread)
     try:
-        job = AuditedJob(snapshots, run.config.audit)
+        job = AuditedJob(snapshots, run.config.of(AuditConfig))
         findings = run_rules(job).findings if snapshots else ()
         matches = tuple(_matches(job, findings, blamed, hosts)) if snapshots else ()
     except Exception as error:  # the boundary to a part of the report that the rest does not need

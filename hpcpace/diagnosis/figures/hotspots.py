@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.hostlist import exclusion
 from hpcpace.core.text import NS_PER_MS
 from hpcpace.core.thresholds import ThresholdValues
@@ -17,6 +16,7 @@ from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.incomplete import suspect_line
 from hpcpace.diagnosis.judged import hotspots_of
 from hpcpace.diagnosis.measure import Measured, own_excess_ns
+from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.topics.straggler import search_stragglers, work_excess
 from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.links import LinkCulprit, TransferMatrix, leaf_matrix, locate_links, node_matrix

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import format_duration, percent, place_name, printable
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.finding import (
@@ -30,6 +29,7 @@ from hpcpace.diagnosis.finding import (
     slowest_ns,
 )
 from hpcpace.diagnosis.incomplete import HOST_TIMES
+from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.diagnosis.topics.core_waiting import (
     CorePlace,

@@ -4,7 +4,7 @@ The process group stays what it was. DDP's reducer, DTensor, pipelining and plai
 dispatcher, also for groups made before. A record opens when an operator is called and closes when its completion is
 seen: by the caller's own wait where it blocks at once, by the work's future otherwise, on GPUs by CUDA events.
 Operations that have not completed stay in `open_collectives` and so reach the journal: a hang shows. One that fails is
-recorded as failed, be it told by its future, by the wait for it or by the call itself.
+recorded as failed, whether its future, the wait for it or the call itself reports that.
 
 The layer sits at the dispatch key BackendSelect. Every call passes it, for every device and in inference mode, and
 torch has no kernel there for these operators, so none is replaced. `redispatch` then calls the real kernel without the

@@ -240,7 +240,7 @@ class OpenOperation:
         if self.future is None or not self.future.done():
             return False
         try:
-            self.future.value()  # raises it; the work itself only tells with a warning that this is deprecated
+            self.future.value()  # raises it; the work itself reports it only with a warning that this is deprecated
         except Exception:
             return True
         return False

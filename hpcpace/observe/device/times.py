@@ -87,7 +87,7 @@ class DeviceTimes:
     Attributes:
         num_captured: operations that were captured in CUDA graphs, whose replays nobody sees.
         num_refused: operations that were not recorded because all events were in use, or the device had failed.
-        issued_aside: is told of blocking operations on streams where nothing is computed, with the stream's number.
+        issued_aside: takes blocking operations on streams where nothing is computed, with the stream's number.
     """
 
     def __init__(self, device: DeviceClock, add: Callable[..., None]) -> None:
@@ -128,7 +128,7 @@ class DeviceTimes:
         The future of an NCCL work counts as complete once it is enqueued: its callback runs at once, on a stream that
         waits for the operation, which is where the end belongs. Of a blocking call newer releases of torch return no
         work: the operation ran on the caller's stream. Operations after `start_coalescing` are issued by
-        `end_coalescing`, and only a wait for the work of that tells of their end.
+        `end_coalescing`, and only a wait for the work of that shows their end.
 
         Args:
             row: see DeviceOperation.
@@ -254,7 +254,7 @@ class DeviceTimes:
 
         try:
             future = work.get_future()
-        except RuntimeError:  # not every work has one; then a wait tells of its end
+        except RuntimeError:  # not every work has one; then a wait shows its end
             return
         future.then(enqueued)
 

@@ -30,6 +30,7 @@ from hpcpace.core.settings import OPT_OUT, is_opted_out
 from hpcpace.observe.guest import Warner, leave_out_own_frames, replace
 from hpcpace.observe.launch.last_line import send, tell_now
 from hpcpace.observe.launch.launch import Launch, Wishes, find_launch, run_place
+from hpcpace.observe.settings import HangConfig, TraceConfig
 from hpcpace.world.deadline import in_time
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class Follower:
 
         try:
             file = None if self._launch.config_file is None else Path(self._launch.config_file)
-            config = load_config(file=file, environ=process_environ()).hang
+            config = load_config(file=file, environ=process_environ()).of(HangConfig)
             if config.on_hang == "off":
                 return nullcontext()
             rank, world_size = arguments.get("rank", -1), arguments.get("world_size", -1)
@@ -295,7 +296,7 @@ class Follower:
         from hpcpace.core.settings import load_config
 
         try:
-            return load_config(environ=process_environ()).trace.enabled
+            return load_config(environ=process_environ()).of(TraceConfig).enabled
         except ConfigError:
             return True  # the session says what is wrong, once for all ranks
 

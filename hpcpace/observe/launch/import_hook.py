@@ -77,7 +77,7 @@ class ImportWatch:
 
 
 class _OnImport:
-    """Makes a follower of this process for the first watched module, and tells it of all."""
+    """Makes a follower of this process for the first watched module, and hands it all of them."""
 
     def __init__(self) -> None:
         self._follower: Any = None

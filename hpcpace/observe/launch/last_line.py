@@ -59,7 +59,7 @@ def open_teller(problem: str, folder: str) -> str:
 
 
 def send(address: str, note: dict[str, Any]) -> bool:
-    """Tell something without waiting for anybody; return whether it was told."""
+    """Report something without waiting for anybody; return whether it was sent."""
     try:
         with socket.socket(socket.AF_UNIX) as client:
             _send(client, address, note)
@@ -143,7 +143,7 @@ class _Teller:
 
 
 def last_card(notes: list[dict[str, Any]]) -> str:
-    """Return the card of the last attempt of a job, as its first rank told it; empty without one."""
+    """Return the card of the last attempt of a job, as its first rank sent it; empty without one."""
     last = max((note["attempt"] for note in notes if note["kind"] == "began"), default=None)
     cards = [note["text"] for note in notes if note["kind"] == "card" and note["attempt"] == last]
     return str(cards[-1]) if cards else ""
@@ -153,7 +153,7 @@ def last_line(notes: list[dict[str, Any]], problem: str, folder: str) -> str:
     """Return the last line of a job.
 
     Args:
-        notes: what ranks told, in order: `began`, `ended`, `stopped` and `failed`.
+        notes: what ranks reported, in order: `began`, `ended`, `stopped` and `failed`.
         problem: why the world of the first process is unclear; empty if it is clear.
         folder: the working folder.
     """

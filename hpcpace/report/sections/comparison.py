@@ -114,7 +114,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def _rounded(share: float) -> float:
-    """Return a share as `signed` tells it, to a tenth of a percent."""
+    """Return a share as `signed` writes it, to a tenth of a percent."""
     return round(100 * share, 1) / 100
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import (
     few,
     first_few,
@@ -17,6 +16,7 @@ from hpcpace.core.text import (
     plural,
     printable,
 )
+from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import SLURM_ADDRESS, WAIT_OR_TRANSFER, AttemptRow, ExcessThresholds, Summary, Switches
 from hpcpace.report.document import NONE, Bar, Cell, Facts, Notes, Part, Row, Section, Table
 
@@ -234,7 +234,7 @@ def changed_thresholds(summary: Summary) -> list[str]:
 
 
 def switches_line(switches: Switches) -> str:
-    """Return which file the leaf switches of the hosts are from; empty where Slurm told the job, or nobody did."""
+    """Return which file the leaf switches of the hosts are from; empty where Slurm reported them, or nobody did."""
     if not switches.num_leaves or switches.source == SLURM_ADDRESS:
         return ""
     noun = "leaf switch" if switches.num_leaves == 1 else "leaf switches"

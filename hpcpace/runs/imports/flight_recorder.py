@@ -26,7 +26,7 @@ from hpcpace.runs.imports.input_files import MAX_LETTERS, MAX_NUMBER, Name, Whol
 MAX_RANKS = 1 << 17
 """Of a job, eight times the largest ones: a dump of a few bytes can name one, and all below it are looked at."""
 MAX_BYTES = 32 << 20
-"""Of one file: some 100,000 operations; PyTorch keeps 2,000 unless told otherwise."""
+"""Of one file: some 100,000 operations; PyTorch keeps 2,000 by default."""
 # A table of a pickle may be in many places; an operation that is written down takes three times these.
 _MIN_ENTRY_BYTES = 32
 _MAX_MEMBERS_PER_BYTE, _MAX_MEMBERS = (

@@ -177,19 +177,19 @@ def _irregular(path: Path) -> TraceError:
     return TraceError(f"{path} is no regular file: name a file that the tool wrote")
 
 
-def json_bytes(file: InputFile, told: Callable[[int, int], None] = lambda *_: None) -> Iterator[bytes]:
+def json_bytes(file: InputFile, progress: Callable[[int, int], None] = lambda *_: None) -> Iterator[bytes]:
     """Yield the content of a file, out of gzip where it is packed, in blocks of some `BLOCK_BYTES`.
 
     Args:
         file: what it is is seen from its first bytes, not from its name.
-        told: takes how many bytes of the file are read, of how many.
+        progress: takes how many bytes of the file are read, of how many.
 
     Raises:
         TraceError: it cannot be read, is cut off or damaged as gzip, or grows implausibly out of it.
     """
     try:
         with file.open() as opened:
-            blocks = _blocks(opened, file.size_bytes, told)
+            blocks = _blocks(opened, file.size_bytes, progress)
             first = next(blocks, b"")
             if not first.startswith(_GZIP):
                 yield first
@@ -200,12 +200,12 @@ def json_bytes(file: InputFile, told: Callable[[int, int], None] = lambda *_: No
         raise TraceError(f"cannot read {file.path}: {error.strerror or error}") from error
 
 
-def _blocks(opened: BinaryIO, size: int, told: Callable[[int, int], None]) -> Iterator[bytes]:
+def _blocks(opened: BinaryIO, size: int, progress: Callable[[int, int], None]) -> Iterator[bytes]:
     """Yield what a file held when its size was taken: its owner may let it grow for ever."""
     num_read = 0
     while block := opened.read(min(BLOCK_BYTES, size - num_read)):
         num_read += len(block)
-        told(num_read, size)
+        progress(num_read, size)
         yield block
 
 

@@ -108,12 +108,12 @@ _MAX_NAMED = 3
 _ENDS = (("steps", "end_ns"), ("phases", "end_ns"), ("collectives", "exit_ns"))
 
 
-def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = lambda *_: None) -> Import:
+def import_kineto(paths: Sequence[Path], *, progress: Callable[[int, int], None] = lambda *_: None) -> Import:
     """Read profiles, one a rank.
 
     Args:
         paths: folders, and files.
-        told: takes how many bytes are read, of how many.
+        progress: takes how many bytes are read, of how many.
 
     Raises:
         TraceError: there is no profile, two are of one rank, or it cannot be said which rank one is.
@@ -126,7 +126,7 @@ def import_kineto(paths: Sequence[Path], *, told: Callable[[int, int], None] = l
     max_bytes = FREE_BYTES + _MAX_GROWTH * total
     for file in files:
         try:
-            profile = read_profile(file, partial(_told_of_all, told, before, total), max_bytes=max_bytes)
+            profile = read_profile(file, partial(_progress_of_all, progress, before, total), max_bytes=max_bytes)
         except TraceError as error:
             problems.append(f"{error}; it is left out")
             continue
@@ -170,9 +170,9 @@ def _files(paths: Sequence[Path]) -> list[InputFile]:
     return found
 
 
-def _told_of_all(told: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
+def _progress_of_all(progress: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
     """Tell how much of all files is read, from what is read of one and what was before it."""
-    told(before + done, total)
+    progress(before + done, total)
 
 
 def _rank_of(profile: Profile, *, is_only: bool) -> int:

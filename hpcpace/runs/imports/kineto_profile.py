@@ -322,13 +322,13 @@ def device_notes(profiles: Collection[Profile]) -> Iterator[str]:
 
 
 def read_profile(
-    file: InputFile, told: Callable[[int, int], None] = lambda *_: None, *, max_bytes: int = FREE_BYTES
+    file: InputFile, progress: Callable[[int, int], None] = lambda *_: None, *, max_bytes: int = FREE_BYTES
 ) -> Profile:
     """Read one profile.
 
     Args:
         file: JSON, packed by gzip or not.
-        told: takes how many bytes are read, of how many.
+        progress: takes how many bytes are read, of how many.
         max_bytes: the most memory that its import may take, see `Profile.memory_bytes`.
 
     Raises:
@@ -336,7 +336,7 @@ def read_profile(
     """
     path = file.path
     found = Profile(path=path)
-    events = ChromeEvents(json_bytes(file, told), path, KinetoEvent)
+    events = ChromeEvents(json_bytes(file, progress), path, KinetoEvent)
     for batch in events:
         try:
             _take(found, batch)

@@ -203,24 +203,24 @@ class _Place(NamedTuple):
     process: int
 
 
-def import_nsys(path: Path, *, told: Callable[[int, int], None] = lambda *_: None) -> Import:
+def import_nsys(path: Path, *, progress: Callable[[int, int], None] = lambda *_: None) -> Import:
     """Read an export.
 
     Args:
         path: what `nsys export --type sqlite` wrote.
-        told: takes how much is done, of how much.
+        progress: takes how much is done, of how much.
 
     Raises:
         TraceError: it cannot be read, is no database, or has no kernels.
     """
     with open_export(path) as export:
-        return _import(export, path, told)
+        return _import(export, path, progress)
 
 
-def _import(export: Export, path: Path, told: Callable[[int, int], None]) -> Import:
+def _import(export: Export, path: Path, progress: Callable[[int, int], None]) -> Import:
     if not export.has(KERNELS, "start", "end", "deviceId", "correlationId"):
         raise TraceError(f"{path} has no kernels ({KERNELS}): record with nsys profile --trace cuda,nvtx")
-    profiles = _kernels(export, path, told)
+    profiles = _kernels(export, path, progress)
     by_process: dict[int, list[Profile]] = {}
     for place, profile in profiles.items():
         by_process.setdefault(place.process, []).append(profile)
@@ -259,7 +259,7 @@ def _import(export: Export, path: Path, told: Callable[[int, int], None]) -> Imp
     return Import(source=source, ranks=ranks)
 
 
-def _kernels(export: Export, path: Path, told: Callable[[int, int], None]) -> dict[_Place, Profile]:
+def _kernels(export: Export, path: Path, progress: Callable[[int, int], None]) -> dict[_Place, Profile]:
     """Return a profile for each GPU of a process, with its kernels and copies."""
     found: dict[_Place, Profile] = {}
     name = export.column(KERNELS, "shortName", "demangledName")
@@ -277,7 +277,7 @@ def _kernels(export: Export, path: Path, told: Callable[[int, int], None]) -> di
             profile.num_nameless += meaning is None
             profile.kernels.add(start, end, correlation)
         if number % _TOLD_EVERY == 0:
-            told(number, number + 1)
+            progress(number, number + 1)
     for table in COPIES:
         if not export.has(table, "start", "end", "deviceId", "correlationId"):
             continue

@@ -118,7 +118,7 @@ def read_ras(path: Path) -> RasReport:
 def with_witness(job: JobView, ras: RasReport) -> tuple[JobView, tuple[str, ...]]:
     """Return what is known of a job with what RAS saw, and that in words.
 
-    A process that RAS considers dead has gone. Its counts are told, and decide nothing: they do not say which operation
+    A process that RAS considers dead has gone. Its counts are shown but decide nothing: they do not say which operation
     of a communicator a rank is in.
     """
     size = len(job.ranks)

@@ -61,18 +61,18 @@ class LogJob:
     guesses: tuple[str, ...]
 
 
-def read_log(path: Path, told: Callable[[int, int], None] = lambda *_: None) -> LogFile:
+def read_log(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -> LogFile:
     """Read what a log says of operations that ran out of time, in constant memory.
 
     Args:
         path: the log, plain or packed by gzip.
-        told: takes how many bytes of the file are read, of how many.
+        progress: takes how many bytes of the file are read, of how many.
 
     Raises:
         TraceError: it cannot be read.
     """
     found, reader = LogFile(path=path), LineReader()
-    for piece in pieces(json_bytes(InputFile.at(path), told)):
+    for piece in pieces(json_bytes(InputFile.at(path), progress)):
         for line in lines_with(piece, WORDS):
             found.take(reader.facts(line))
     return found

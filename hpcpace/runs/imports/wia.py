@@ -239,12 +239,12 @@ class WiaTrace:
     files: tuple[tuple[str, int], ...]
 
 
-def read_wia(path: Path, *, told: Callable[[int, int], None] = lambda *_: None) -> WiaTrace:
+def read_wia(path: Path, *, progress: Callable[[int, int], None] = lambda *_: None) -> WiaTrace:
     """Read a trace, a folder with one, or a timeline for Chrome.
 
     Args:
         path: a file, or a folder with one `trace-NAME.parquet`.
-        told: takes how many bytes are read, of how many.
+        progress: takes how many bytes are read, of how many.
 
     Raises:
         TraceError: it cannot be read, or is no such trace.
@@ -252,7 +252,7 @@ def read_wia(path: Path, *, told: Callable[[int, int], None] = lambda *_: None) 
     file = _one_file(path)
     path = file.path
     is_parquet = path.suffix == ".parquet"
-    table = parquet_table(file, COLUMNS) if is_parquet else _timeline(file, told)
+    table = parquet_table(file, COLUMNS) if is_parquet else _timeline(file, progress)
     num_gpus, files = None, [(path.name, file.size_bytes)]
     if is_parquet:
         meta = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml")
@@ -278,13 +278,13 @@ def _one_file(path: Path) -> InputFile:
     )
 
 
-def _timeline(file: InputFile, told: Callable[[int, int], None]) -> pd.DataFrame:
+def _timeline(file: InputFile, progress: Callable[[int, int], None]) -> pd.DataFrame:
     """Return the operations of a timeline for Chrome."""
     path = file.path
     stages: dict[tuple[float, float], int] = {}
     names: dict[str, str] = {}
     rows: list[tuple[Any, ...]] = []
-    events = ChromeEvents(json_bytes(file, told), path, WiaEvent)
+    events = ChromeEvents(json_bytes(file, progress), path, WiaEvent)
     for batch in events:
         for event in batch:
             args, place = event.args, (_number(event.pid), _number(event.tid))

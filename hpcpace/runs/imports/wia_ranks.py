@@ -66,9 +66,9 @@ _GRAIN_NS = 200_000
 Int64Array = NDArray[np.int64]
 
 
-def import_wia(path: Path, *, told: Callable[[int, int], None] = lambda *_: None) -> Import:
+def import_wia(path: Path, *, progress: Callable[[int, int], None] = lambda *_: None) -> Import:
     """Read a trace as ranks of a run; arguments and errors as of `read_wia`."""
-    trace = read_wia(path, told=told)
+    trace = read_wia(path, progress=progress)
     if not trace.rows.optype.isin([*_PHASES, *_OPS]).any():
         raise TraceError(f"{path} has none of the operations of the what-if analysis, such as forward-compute")
     messages = real_messages(trace.rows)

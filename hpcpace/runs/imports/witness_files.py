@@ -96,14 +96,14 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def read_witnesses(
-    paths: Sequence[Path], ras: Path | None = None, told: Callable[[int, int], None] = lambda *_: None
+    paths: Sequence[Path], ras: Path | None = None, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Witnesses:
     """Return what files and folders say of a hang.
 
     Args:
         paths: files of any kind, and folders of such files.
         ras: a report of RAS, named as one.
-        told: takes how many bytes of the logs are read, of how many.
+        progress: takes how many bytes of the logs are read, of how many.
 
     Raises:
         TraceError: nothing can be read, or it is of several jobs.
@@ -125,7 +125,7 @@ def read_witnesses(
     for path in [*by_kind.get(Kind.RAS, []), *([ras] if ras is not None else [])]:
         found.ras.append((path, read_ras(path)))
     _read_stacks(found, by_kind.get(Kind.STACKS, []))
-    _read_logs(found, by_kind.get(Kind.LOG, []), told)
+    _read_logs(found, by_kind.get(Kind.LOG, []), progress)
     if found.is_of_dumps_alone and ras is None and found.ignored and not by_kind.keys() - {Kind.LOG}:
         raise TraceError(
             f"no Flight Recorder dump in {_few(found.ignored)}, and no report of NCCL RAS, no message of torch's"
@@ -161,12 +161,12 @@ def _read_stacks(found: Witnesses, files: Sequence[Path]) -> None:
             found.problems.append(f"{shortened(path.name)} was left out: {printable(why)[:200]}")
 
 
-def _read_logs(found: Witnesses, files: Sequence[Path], told: Callable[[int, int], None]) -> None:
+def _read_logs(found: Witnesses, files: Sequence[Path], progress: Callable[[int, int], None]) -> None:
     total = sum(path.stat().st_size for path in files)
     before = 0
 
     def told_of_one(done: int, _: int) -> None:
-        told(before + done, total)
+        progress(before + done, total)
 
     for path in files:
         try:

@@ -15,7 +15,7 @@ from cases import each_case
 from hpcpace.audit import facts, result
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.rulebook import BY_ID, Rule
-from hpcpace.core.config import AuditConfig
+from hpcpace.audit.settings import AuditConfig
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "audit.md").read_text()
 

@@ -11,8 +11,8 @@ from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit.facts import RankFacts, Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
+from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
-from hpcpace.core.config import AuditConfig
 from tests.machines.cases import small_node
 
 

@@ -17,8 +17,8 @@ from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.nccl_log import NcclLog
 from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
 from hpcpace.audit.rules.network import hca_selects
+from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.topo_matrix import read_topo
-from hpcpace.core.config import AuditConfig
 from hpcpace.core.errors import UsageError
 from tests.machines.cases import CASES, HEALTHY, LOGS, QUIET_LOAD, Case, cgroup_cut, siblings_shared, small_node
 

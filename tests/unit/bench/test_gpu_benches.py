@@ -23,11 +23,12 @@ from experiments.bench.__main__ import FULL, GPU
 from experiments.bench.collective import _HEADER, Bench, DeviceObserver
 from experiments.bench.device_marks import EventUse, FreeEvent, counted
 from experiments.bench.models import compare, flops_per_token, nanogpt_peer, peak_tflops
-from hpcpace.core.config import Config, TraceConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.device.clock import MAX_EVENTS, DeviceClock
+from hpcpace.observe.settings import TraceConfig
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, ExitKind
@@ -111,7 +112,7 @@ def test_the_events_of_a_session_are_counted(
 ) -> None:
     monkeypatch.setattr(recording, "find_device", lambda warn: clock)
     model, mark = nn.Linear(2, 2), DeviceClock.mark
-    config = Config(trace=TraceConfig(counters=False, snapshot=False))
+    config = Config(TraceConfig(counters=False, snapshot=False))
     with hpcpace.session(run_dir=tmp_path / "run", config=config, world=rank_info({})) as session:
         session.step()
         with counted() as use:

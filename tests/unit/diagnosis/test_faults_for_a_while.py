@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.core.text import NS_PER_S
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.figures.network import KnownInterfaces, NetworkEvidence, NetworkThresholds, StepWindow
 from hpcpace.diagnosis.finding import Case, Said
 from hpcpace.diagnosis.flow_evidence import flow_findings
+from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, Usual
 from tests.simulated_links import SimulatedLinks, SimulatedRun, simulate
 from tests.unit.diagnosis.test_diagnose import panels

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import DiagnosisConfig
 from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.finding import Case, Said
+from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.diagnosis.topics.communication import TransferEvidence
 from hpcpace.diagnosis.topics.links import FlowEvidence

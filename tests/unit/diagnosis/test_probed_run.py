@@ -15,12 +15,13 @@ from rich.console import Console
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.cli.report import command
-from hpcpace.core.config import Config, DiagnosisConfig
+from hpcpace.core.config import Config
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.records import ReadProbe
+from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.report.run_report import page
@@ -28,7 +29,7 @@ from hpcpace.runs.measured import Conditions, from_summary
 from hpcpace.trace.attempt_reader import read_attempt
 
 HOSTS = ("n1", "n2", "n3", "n4")
-BOUND = Config(diagnosis=DiagnosisConfig(communication_share=0.02))
+BOUND = Config(DiagnosisConfig(communication_share=0.02))
 
 
 @pytest.fixture(scope="module")

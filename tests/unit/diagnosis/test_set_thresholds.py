@@ -45,7 +45,7 @@ def test_what_a_threshold_decides_changes_with_it(tmp_path, truth):
     attempt = run.attempts()[0]
 
     def summary(**changed: float) -> Summary:
-        config = Config(thresholds=ThresholdValues(**changed))
+        config = Config(ThresholdValues(**changed))
         return analyze_traces(run, attempt, read_attempt(attempt), Selection(), config).summary
 
     usual = summary()

@@ -14,13 +14,14 @@ from rich.console import Console
 
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
-from hpcpace.core.config import Config, DiagnosisConfig, ReportConfig
+from hpcpace.core.config import Config
 from hpcpace.core.rundir import write_json
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.finding import Case, CpuQuota, DiagnosisFinding, Panels
 from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.settings import DiagnosisConfig, ReportConfig
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.diagnosis.topics.core_waiting import CoreThresholds
 from hpcpace.diagnosis.topics.cores import core_figures, find, rank_figures
@@ -526,7 +527,7 @@ def test_a_report_may_say_that_cores_are_shared_on_purpose(tmp_path, option, rec
     run = write_run(scenario, tmp_path / "run")
     attempt = run.attempt(0)
     write_json(attempt.run_json, {"config": {"train": {"shared_cores": record}}})
-    config = Config(report=ReportConfig(shared_cores=option))
+    config = Config(ReportConfig(shared_cores=option))
     verdict = analyze_traces(run, attempt, read_attempt(attempt), Selection(), config).summary.verdict
     assert (verdict.mode == Mode.CORES) == is_found
     assert any("on purpose" in line for line in verdict.also) != is_found

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.core.config import LabConfig
 from hpcpace.lab.fault_kinds import InsideLab
 from hpcpace.lab.plan import LabFiles, LabPlan
+from hpcpace.lab.settings import LabConfig
 
 
 @pytest.fixture

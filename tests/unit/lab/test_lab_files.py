@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.hosts import host_pid, living_pid
 from hpcpace.lab.plan import LabFiles, read_config, write_config
+from hpcpace.lab.settings import LabConfig
 
 
 def test_a_lab_lies_below_run_under_its_name():

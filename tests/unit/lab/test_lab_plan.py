@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import LabConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.lab.plan import CONTROLLER_ADDRESS, LabHost, LabPlan, Link
+from hpcpace.lab.settings import LabConfig
 
 
 def plan_of(**settings: object) -> LabPlan:

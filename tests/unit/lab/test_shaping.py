@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import LabConfig
 from hpcpace.lab import fabric
 from hpcpace.lab.fabric import LinkCounters, read_counters, shape
 from hpcpace.lab.plan import LabPlan
+from hpcpace.lab.settings import LabConfig
 
 
 @each_case(

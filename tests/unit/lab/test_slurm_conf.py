@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.core.config import LabConfig
 from hpcpace.lab.plan import LabPlan, slurm_conf, topology_conf
+from hpcpace.lab.settings import LabConfig
 
 
 def lines_of(files, **settings: object) -> list[str]:

@@ -8,8 +8,8 @@ import sys
 import time
 from collections import Counter
 
-from hpcpace.core.config import LabConfig
 from hpcpace.lab.plan import LabPlan, TruthLog
+from hpcpace.lab.settings import LabConfig
 
 _WRITER = """
 import sys

@@ -12,10 +12,10 @@ from scipy.stats import hypergeom
 from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.flow_figures import FlowFigures, FlowFindings, LinkCause, Usual, flow_figures
 from hpcpace.metrics.flow_job import FlowLimits
-from hpcpace.metrics.flow_links import _stall_chance, locate_by_flows
+from hpcpace.metrics.flow_links import _stall_chance
 from hpcpace.metrics.flows import Flows
 from hpcpace.metrics.link_faults import BETWEEN_SWITCHES
-from tests.simulated_links import SimulatedLinks, located, random_job, simulate
+from tests.simulated_links import LIMITS, SimulatedLinks, locate_by_flows, located, random_job, simulate
 
 EIGHT = SimulatedLinks(num_hosts=8, num_leaves=4)
 WINDOW = {"begin_ns": 2 * NS_PER_S, "end_ns": 20 * NS_PER_S}
@@ -31,10 +31,10 @@ def figures_of(job: SimulatedLinks, **changed: object) -> FlowFigures:
     return flow_figures(replace(run.flows, **changed), run.topology, **WINDOW)
 
 
-def locate(job: SimulatedLinks, figures: FlowFigures, limits: FlowLimits | None = None) -> FlowFindings:
+def locate(job: SimulatedLinks, figures: FlowFigures, limits: FlowLimits = LIMITS) -> FlowFindings:
     topology = simulate(job).topology
     nothing = np.full((len(topology.links), 2), np.nan)
-    return locate_by_flows(figures, topology, foreign_bytes_per_s=nothing, limits=limits or FlowLimits())
+    return locate_by_flows(figures, topology, foreign_bytes_per_s=nothing, limits=limits)
 
 
 @each_case("job", [SimulatedLinks(), EIGHT, SimulatedLinks(num_leaves=1)])
@@ -68,7 +68,7 @@ def test_uplinks_that_give_half_of_what_hosts_give_are_a_design_and_no_fault():
     assert found.faults == () and found.is_compared
     assert found.crossing_factor == pytest.approx(2.0, abs=0.2)
     figures = figures_of(job)
-    limits = FlowLimits(uplink_factor=1.5)
+    limits = replace(LIMITS, uplink_factor=1.5)
     assert named(locate(job, figures, limits)) == [(LinkCause.UPLINK, ("leaf1 uplink", "leaf2 uplink"))]
 
 

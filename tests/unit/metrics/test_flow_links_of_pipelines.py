@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, flow_figures
-from hpcpace.metrics.flow_links import locate_by_flows
 from hpcpace.metrics.flows import Connections, Flows
 from hpcpace.metrics.topology import topology_of
+from tests.simulated_links import locate_by_flows
 
 TOPOLOGY = topology_of(
     ranks=range(4),

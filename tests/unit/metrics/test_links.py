@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.metrics.links import GroupTransfers, leaf_matrix, locality, locate_links, node_matrix
+from hpcpace.diagnosis.settings import DiagnosisConfig
+from hpcpace.metrics import links
+from hpcpace.metrics.links import GroupTransfers, leaf_matrix, locality, node_matrix
 from hpcpace.metrics.topology import Topology, topology_of
 
 MS = 1_000_000.0
+locate_links = partial(links.locate_links, floor_share=DiagnosisConfig.link_share, level=DiagnosisConfig.level)
 
 
 def tree(num_leaves: int, nodes_per_leaf: int, ranks_per_node: int = 1) -> Topology:

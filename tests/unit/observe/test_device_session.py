@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import hpcpace
-from hpcpace.core.config import Config, TraceConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import rank_info
 from hpcpace.observe import recording
 from hpcpace.observe.device.clock import DeviceClock
+from hpcpace.observe.settings import TraceConfig
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, Phase
 
@@ -52,7 +53,7 @@ def device(monkeypatch):
 
 
 def _session(tmp_path: Path, **changes):
-    config = Config(trace=TraceConfig(counters=False, snapshot=False))
+    config = Config(TraceConfig(counters=False, snapshot=False))
     return hpcpace.session(run_dir=tmp_path / "run", config=config, world=rank_info({}), **changes)
 
 

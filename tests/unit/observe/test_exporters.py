@@ -12,10 +12,10 @@ import pytest
 from cases import each_case
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from hpcpace.core.config import MetricsConfig
 from hpcpace.core.environment import rank_info
 from hpcpace.core.rundir import Attempt
 from hpcpace.observe.exporters import Exporters, add_to_comment, metrics_path
+from hpcpace.observe.settings import MetricsConfig
 
 LINE = "hpcpace: 3 steps of 100 ms, see hpcpace report runs/17.0-gpt2"
 S = 1_000_000_000

@@ -6,7 +6,7 @@ import socket
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader
 
 import hpcpace
 from hpcpace import Session
-from hpcpace.core.config import Config, TraceConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import rank_info
+from hpcpace.observe.settings import TraceConfig
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, Phase
 
@@ -277,7 +278,7 @@ def evaluated_and_saved(folder: Path) -> None:
 
 def _traced(program: Callable[[], None], folder: Path, step_from: str = "auto") -> tuple[Session, Any]:
     torch.manual_seed(0)
-    config = replace(Config(), trace=TraceConfig(counters=False, snapshot=False))
+    config = Config(TraceConfig(counters=False, snapshot=False))
     session = hpcpace.session(run_dir=folder / "run", config=config, world=rank_info({}), step_from=step_from)
     with session:
         program()

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.core.config import Config, ProbeConfig
+from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.settings import load_config
 from hpcpace.observe.session import END, START, probe_in_job
+from hpcpace.observe.settings import ProbeConfig
 
 
 def place(world_size: int) -> RankInfo:
@@ -51,10 +52,10 @@ def test_a_rank_alone_is_not_probed(tmp_path: Path) -> None:
 
 def test_the_short_variable_sets_when_and_the_long_one_wins(tmp_path: Path) -> None:
     none = tmp_path / "none.toml"
-    assert Config().probe.when == "none"
-    assert load_config(environ={"HPCPACE_PROBE": "end"}, site_file=none).probe.when == "end"
+    assert Config().of(ProbeConfig).when == "none"
+    assert load_config(environ={"HPCPACE_PROBE": "end"}, site_file=none).of(ProbeConfig).when == "end"
     both = {"HPCPACE_PROBE": "end", "HPCPACE_PROBE_WHEN": "start"}
-    assert load_config(environ=both, site_file=none).probe.when == "start"
+    assert load_config(environ=both, site_file=none).of(ProbeConfig).when == "start"
 
 
 def test_another_value_of_the_variable_is_refused_with_its_name(tmp_path: Path) -> None:

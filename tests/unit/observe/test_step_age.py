@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 from cases import each_case, only_nightly
 
-from hpcpace.core.config import HangConfig
 from hpcpace.core.text import NS_PER_S
+from hpcpace.observe.settings import HangConfig
 from hpcpace.observe.watchdog import Age, Seen, StepAge
 from hpcpace.trace.schema import Phase
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from cases import each_case
 
 import hpcpace
-from hpcpace.core.config import Config, PaceSettings, TraceConfig
+from hpcpace.core.config import Config
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_order
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import RunDirectory
@@ -23,7 +23,9 @@ from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import GroupNumbers
 from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives
 from hpcpace.observe.guest import Replacements
+from hpcpace.observe.settings import TraceConfig
 from hpcpace.observe.switching import NO_NOTICE, OrderFile, OrderSignal, Switching, find_switching
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
 
@@ -74,7 +76,7 @@ def test_rows_of_steps_without_their_detail_are_not_kept() -> None:
 
 def test_a_paced_job_is_recorded_in_full_with_a_warning() -> None:
     warnings: list[str] = []
-    config = Config(trace=TraceConfig(detail_steps="5:8"), pace=PaceSettings(policy="slack"))
+    config = Config(TraceConfig(detail_steps="5:8"), PaceSettings(policy="slack"))
     assert find_switching(config, warn=warnings.append).plan.is_always_full
     assert len(warnings) == 1 and "pacing" in warnings[0]
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import HangConfig
 from hpcpace.core.environment import HostIdentity
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import NS_PER_S
@@ -22,6 +21,7 @@ from hpcpace.observe import watchdog as watchdog_module
 from hpcpace.observe.alarm import Alarm
 from hpcpace.observe.ends import EndEvent
 from hpcpace.observe.hang_snapshot import Operations, excuse_of, operations, thread_stacks
+from hpcpace.observe.settings import HangConfig
 from hpcpace.observe.watchdog import STOPPED, Seen, Watchdog
 from hpcpace.trace.schema import Op, Phase
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.core.config import PaceSettings
 from hpcpace.pace.choice import RankProfile
 from hpcpace.pace.pacer import Pacer
 from hpcpace.pace.record import PacingRecord
 from hpcpace.pace.rounds import PacerClocks, PreciseSleep
+from hpcpace.pace.settings import PaceSettings
 
 TIMEOUT_S = 20.0
 TRANSFER_NS = 1_000_000

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import PaceSettings
 from hpcpace.pace.controller import Controller, Measurement
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 
 MAX_AGGRESSIVE = PaceSettings(

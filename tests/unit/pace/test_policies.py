@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import POLICIES, PaceSettings
 from hpcpace.core.errors import ConfigError
 from hpcpace.pace.controller import Measurement
 from hpcpace.pace.policies import StaggeredJobs, make_policy
+from hpcpace.pace.settings import POLICIES, PaceSettings
 from hpcpace.trace.schema import PaceArm, PacePolicy
 
 DELAYING = ("published-window", "published-spread", "slack", "stagger")

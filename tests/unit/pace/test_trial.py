@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from hpcpace.core.config import PaceSettings
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult, interval, looks_constant
 from hpcpace.trace.schema import PaceArm
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from cases import each_case
 
 from experiments.pacing.trial_judged import USUAL, Truth, outcomes_of, simulated
-from hpcpace.core.config import PaceSettings
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import TrialOutcome
 
 QUIET = replace(USUAL, variation=0.02, drift=0.0)

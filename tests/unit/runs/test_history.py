@@ -24,6 +24,7 @@ from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import HISTORY_INDEX, json_text
 from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.settings import ReportConfig
 from hpcpace.report.sections.history import counts_sentence, event_sentence, headline
 from hpcpace.runs.history import Event, History, history, rows_of_csv
 from hpcpace.runs.history_index import IndexedRuns, indexed_runs, sealed
@@ -491,7 +492,7 @@ def test_broken_runs_are_tried_again_when_something_may_have_healed_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     indexed_runs(folder)
-    more_memory = replace(Config(), report=replace(Config().report, memory="1GiB"))
+    more_memory = Config(ReportConfig(memory="1GiB"))
     assert [indexed_runs(folder, more_memory).num_read for _ in range(2)] == [3, 1]  # with the run that still records
     monkeypatch.setattr("hpcpace.runs.history_index.__version__", "999")
     assert indexed_runs(folder, more_memory).num_read == 3

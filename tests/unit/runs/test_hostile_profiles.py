@@ -252,7 +252,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_to_its_first_end(tmp_path: P
             file.write(" " * (done + total))
         assert path.stat().st_size < 100 * MB
 
-    assert len(import_kineto([path], told=grow).ranks) == 1
+    assert len(import_kineto([path], progress=grow).ranks) == 1
 
 
 def test_a_folder_of_too_many_files_is_refused_before_any_is_read(

@@ -11,9 +11,9 @@ from cases import each_case
 
 from experiments.score.lab_cases import CASES, NUM_RANKS, Case, truth_of_case
 from experiments.score.lab_runs import Outcome, change, judged, keep, kept, line, missing, table
-from hpcpace.core.config import TrainConfig
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 
 BY_NAME = {case.name: case for case in CASES}
 RUN = Path("run")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import PaceSettings
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.simulation import KINDS, Incast, ParametricNoise, PollStealing, SimulatedJob, TracedNoise, simulate
 from hpcpace.studies.paced_jobs import PacedRanks, off_then_on
 

@@ -14,6 +14,7 @@ import pytest
 
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.core.settings import load_config
+from hpcpace.pace.settings import PaceSettings
 
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = REPOSITORY / "sbatch" / "pacing_trial.sh"
@@ -99,7 +100,7 @@ def test_hpcpace_takes_the_settings_that_the_script_passes_on(run: Run) -> None:
     _, jobs = run("study", "--nodes", "1", "--repetitions", "1")
     for job in jobs:
         names = ("HPCPACE_PACE_POLICY", "HPCPACE_PACE_TRIAL")
-        pace = load_config(environ={name: job[name] for name in names}).pace
+        pace = load_config(environ={name: job[name] for name in names}).of(PaceSettings)
         assert (pace.policy, str(pace.trial).lower()) == tuple(job[name] for name in names)
 
 

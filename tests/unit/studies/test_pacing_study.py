@@ -10,9 +10,9 @@ import pytest
 from cases import each_case
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.core.config import PaceSettings
 from hpcpace.core.errors import DataError
 from hpcpace.metrics.resampling import Estimate, mean_of, share_of, throughput_of_steps, variation_of_steps
+from hpcpace.pace.settings import PaceSettings
 from hpcpace.studies.paced_jobs import CAUSES, Scene, Target, fit, paced
 from hpcpace.studies.pacing import (
     PacedRun,

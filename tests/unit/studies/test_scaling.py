@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.studies.jobs import FAULTS, ScalingFolder, ScalingRun, results, scaling_runs
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 
 STATUS = {
     "hosts": [{"name": f"n{number}", "leaf": f"leaf{1 + number // 3}"} for number in range(1, 5)],

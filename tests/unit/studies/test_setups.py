@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, UsageError
 from hpcpace.studies.setups import (
     MODEL_SIZES,
@@ -21,6 +20,7 @@ from hpcpace.studies.setups import (
     shrunk,
 )
 from hpcpace.train.presets import GPT2_PRESETS, RESNET18
+from hpcpace.train.settings import TrainConfig
 
 DATA = Setup(model="gpt2", preset="small", layout=parse_layout("2x2"), parallelism="data", batch=8)
 PIPELINE = dataclasses.replace(DATA, parallelism="pipeline")

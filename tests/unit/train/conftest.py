@@ -16,10 +16,10 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.train.checkpoint import Checkpoints
 from hpcpace.train.checkpoint_folder import History
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 
 DIGEST = "d"
 

@@ -101,8 +101,8 @@ def test_reads_the_two_files_of_gpt2(tmp_path: Path) -> None:
 @each_case(
     ("vocabulary", "merges", "seen"),
     [
-        ([], "", "does not map tokens to numbers"),
-        ({"a": "b"}, "", "does not map tokens to numbers"),
+        ([], "", r"vocab\.json \(it is \[\]: expected an object\)"),
+        ({"a": "b"}, "", r"vocab\.json \(\.a is 'b': expected an integer\)"),
         ({"a": 1}, "", "lacks 255 of the 256 byte tokens"),
         (BYTES, "a b\n", "join no two tokens"),
         (BYTES, "abc\n", "join no two tokens"),

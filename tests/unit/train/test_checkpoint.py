@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import DataError
 from hpcpace.train.checkpoint import find_checkpoint
 from hpcpace.train.checkpoint_folder import CHECKPOINT_SCHEMA, identity_of, read_history
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +89,8 @@ def _changed(**changes: Any) -> str:
         ("", "cannot read the checkpoint"),
         ("{", "cannot read the checkpoint"),
         ("{}", "it has schema None, not hpcpace-checkpoint/2"),
-        ("[]", "it is not a table"),
-        ("NaN", "it is not a table"),
+        ("[]", r"it is \[\]: expected an object"),
+        ("NaN", "it is nan: expected an object"),
         (b"\xff\xfe\x00", "cannot read the checkpoint"),
         (b"\x80abc", "cannot read the checkpoint"),
         ("[" * 100_000, "recursion"),
@@ -98,8 +98,8 @@ def _changed(**changes: Any) -> str:
         (" " * (17 << 20), "it has more than"),
         ('{"schema": "x", "identity": {}, "num_steps": 1, "losses": [], "evaluations": []}', "has schema 'x'"),
         (_changed(schema=["\x1b[2J"] * 10_000), "it has schema"),
-        (_changed(identity=None), "its identity is not a table"),
-        (_changed(identity=[["seed", 0]]), "its identity is not a table"),
+        (_changed(identity=None), "identity is None: expected an object"),
+        (_changed(identity=[["seed", 0]]), r"identity is \[\['seed', 0\]\]: expected an object"),
         (_changed(identity={}), "was trained with batch_size None, not 8"),
         (_changed(identity={"\x1b[2J" + "x" * 10_000: 1}), r"trained with '\\x1b\[2Jxxx"),
         (_changed(identity={**identity_of(_plan(), "d"), "seed": float("nan")}), "was trained with seed nan, not 0"),
@@ -107,26 +107,29 @@ def _changed(**changes: Any) -> str:
             _changed(identity={**identity_of(_plan(), "d"), "seed": [[[0]]]}),
             r"was trained with seed \[\[\[0\]\]\], not 0",
         ),
-        (_changed(num_steps=None), "it claims None steps"),
-        (_changed(num_steps=float("nan")), "it claims nan steps"),
-        (_changed(num_steps=float("inf")), "it claims inf steps"),
-        (_changed(num_steps=1.0), r"it claims 1\.0 steps"),
-        (_changed(num_steps=-1), "it claims -1 steps"),
-        (_changed(num_steps=True), "it claims True steps"),
-        (_changed(num_steps="1"), "it claims '1' steps"),
+        (_changed(num_steps=None), "num_steps is None: expected an integer"),
+        (_changed(num_steps=float("nan")), "num_steps is nan: expected an integer"),
+        (_changed(num_steps=float("inf")), "num_steps is inf: expected an integer"),
+        (_changed(num_steps=1.0), r"num_steps is 1\.0: expected an integer"),
+        (_changed(num_steps=-1), "num_steps is -1: expected an integer"),
+        (_changed(num_steps=True), "num_steps is True: expected an integer"),
+        (_changed(num_steps="1"), "num_steps is '1': expected an integer"),
         (_changed(num_steps=2), "it has 1 losses for 2 steps"),
-        (_changed(losses="1"), "its losses are not a list of numbers"),
-        (_changed(losses=["1"]), "its losses are not a list of numbers"),
-        (_changed(losses=[None]), "its losses are not a list of numbers"),
-        (_changed(losses=[[1.0]]), "its losses are not a list of numbers"),
-        (_changed(losses=[True]), "its losses are not a list of numbers"),
-        (_changed(losses={"0": 1.0}), "its losses are not a list of numbers"),
-        (_changed(losses=[10**400]), "too large to convert"),
+        (_changed(losses="1"), "losses is '1': expected a list"),
+        (_changed(losses=["1"]), r"losses\[0\] is '1': expected a number"),
+        (_changed(losses=[None]), r"losses\[0\] is None: expected a number"),
+        (_changed(losses=[[1.0]]), r"losses\[0\] is \[1\.0\]: expected a number"),
+        (_changed(losses=[True]), r"losses\[0\] is True: expected a number"),
+        (_changed(losses={"0": 1.0}), r"losses is \{'0': 1\.0\}: expected a list"),
+        (_changed(losses=[10**400]), r"losses\[0\] is <an integer of 1329 bits>: Number out of range"),
         (_changed().replace("1.0", "1" * 5000), "digits"),
-        (_changed(evaluations=None), "its evaluations are not a list"),
-        (_changed(evaluations=[5]), "its evaluations are not a list"),
-        (_changed(evaluations=[{"loss": "1"}]), "its evaluations are not a list"),
-        (_changed(evaluations=[{"loss": [[[]]]}]), "its evaluations are not a list"),
+        (_changed(evaluations=None), "evaluations is None: expected a list"),
+        (_changed(evaluations=[5]), r"evaluations\[0\] is 5: expected an object"),
+        (_changed(evaluations=[{"loss": "1"}]), r"evaluations\[0\]\.loss is '1': expected an integer or a number"),
+        (
+            _changed(evaluations=[{"loss": [[[]]]}]),
+            r"evaluations\[0\]\.loss is \[\[\[\]\]\]: expected",
+        ),
     ],
 )
 def test_refuses_a_checkpoint_that_cannot_be_read(tmp_path: Path, content: str | bytes, seen: str) -> None:

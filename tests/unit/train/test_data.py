@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import DataError
 from hpcpace.train.data import TextData, TokenText, byte_characters, check_data, open_data, open_text
 from hpcpace.train.plan import TrainPlan, plan_training
+from hpcpace.train.settings import TrainConfig
 
 
 def _text(num_bytes: int = 1000) -> TokenText:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import UsageError
 from hpcpace.train.plan import plan_training
+from hpcpace.train.settings import TrainConfig
 
 
 @each_case("mesh", ["dp=4", "dp=2,pp=2", "pp=4", "pp=3,tp=4", "dp=2,pp=3,tp=2"])

@@ -5,11 +5,11 @@ from cases import each_case
 
 torch = pytest.importorskip("torch")
 
-from hpcpace.core.config import DTYPES, SHORT_DTYPES, TrainConfig  # noqa: E402
 from hpcpace.core.errors import ConfigError  # noqa: E402
 from hpcpace.train.models import BatchNorm2d, LayerNorm, autocast, master_dtype, sharding_policy  # noqa: E402
 from hpcpace.train.parallel import build_stage  # noqa: E402
 from hpcpace.train.presets import GPT2_PRESETS, RESNET18  # noqa: E402
+from hpcpace.train.settings import DTYPES, SHORT_DTYPES, TrainConfig  # noqa: E402
 
 CPU = torch.device("cpu")
 TINY = GPT2_PRESETS["tiny"]

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import PRESETS
 from hpcpace.core.errors import MeshError
 from hpcpace.train.presets import GPT2_PRESETS, RESNET18, Mesh
+from hpcpace.train.settings import PRESETS
 
 
 def test_every_preset_of_the_settings_has_a_shape() -> None:

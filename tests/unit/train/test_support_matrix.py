@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError, MeshError
 from hpcpace.train.plan import (
     CONFLICTS,
@@ -18,6 +17,7 @@ from hpcpace.train.plan import (
     refusal,
 )
 from hpcpace.train.presets import DIMENSIONS, Mesh
+from hpcpace.train.settings import TrainConfig
 
 CLI_DOC = Path(__file__).parents[3] / "docs" / "cli.md"
 

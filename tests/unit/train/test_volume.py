@@ -8,11 +8,11 @@ import pytest
 from cases import each_case
 from numpy.typing import NDArray
 
-from hpcpace.core.config import TrainConfig
 from hpcpace.core.errors import ConfigError
 from hpcpace.train.operations import LinkVolume, Message, PacketOverhead, link_volumes, messages, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.presets import Mesh
+from hpcpace.train.settings import TrainConfig
 from hpcpace.train.volume import (
     Operation,
     averaging_operations,
