@@ -16,7 +16,7 @@ from hpcpace.core.pool import Team
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
-from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, issue_by_rank, on_devices
+from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, issue_ratio, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
 from hpcpace.diagnosis.finding import CpuQuota, Panels
 from hpcpace.diagnosis.incomplete import HOST_TIMES, MARK_STEPS, NO_PHASES, sound_stream
@@ -336,7 +336,7 @@ def panels_of(measured: Measured) -> Panels:
         num_plain=int(is_plain(measured.panel.flags).sum()),
         has_device=any(has_device(trace) for trace in measured.timed.traces),
         idle=idle_by_phase(measured.timed.traces, measured.chosen.step),
-        issue_ns=issue_by_rank(measured.timed.traces, measured.chosen.step),
+        issue_ratio=issue_ratio(measured.timed.traces, measured.chosen.step),
         step=measured.chosen.step,
     )
 
