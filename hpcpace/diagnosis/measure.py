@@ -179,9 +179,11 @@ class Measured:
 
         A sender that is held until its receiver comes, as by gloo, is rebuilt as if it were held as long whatever the
         receiver does, and so hides what its receiver costs, unless its completion shows that both must be there. Work
-        that is not known cannot be rebuilt.
+        that is not known cannot be rebuilt, nor can waits where a clock is wrong; without messages, all wait together,
+        and own work alone tells what it costs.
         """
-        graph = self.close_up.graph if self.close_up is not None and not self.host_timed else None
+        is_known = not self.host_timed and (self.operations.has_messages or not self.clocks.num_wrong)
+        graph = self.close_up.graph if self.close_up is not None and is_known else None
         held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
         if graph is None or (graph.has_free_senders and held_share > self.limits.max_held_share):
             return None

@@ -157,6 +157,15 @@ def test_transfers_that_end_before_they_begin_are_not_judged(tmp_path):
     assert "ranks leave operations before others enter them" in verdict.headline
 
 
+@pytest.mark.parametrize(("rank", "error_ns"), [(0, -3 * MS), (1, 3 * MS)])
+def test_what_a_straggler_costs_does_not_depend_on_a_wrong_clock(tmp_path, rank, error_ns):
+    job = Layout(kind="fsdp", num_ranks=4, per_node=1, num_layers=6, forward_ns=3 * MS, transfer_ns=1 * MS)
+    job = replace(job, noise=0.02, slow={rank: 1.3}, clock_error_ns={1: error_ns})
+    verdict, cost = judged(job, tmp_path, slow={})
+    assert (verdict.mode, culprits(verdict)) == (Mode.STRAGGLER, [str(rank)])
+    assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
+
+
 def test_garbage_collection_that_hits_other_ranks_in_other_steps_has_its_estimate_in_its_interval(tmp_path):
     job = Layout(kind="ddp", collected_ns=lambda rank, step: 20 * MS * (step % 8 == rank), reads_loss=True)
     verdict, _ = judged(job, tmp_path)
