@@ -210,8 +210,10 @@ def idle_by_phase(traces: Sequence[RankTrace], step: Ints) -> tuple[IdlePhase, .
     )
 
 
-def issue_by_rank(traces: Sequence[RankTrace], step: Ints) -> Floats:
-    """Return how long hosts were in forward and backward, nanoseconds per step, float64, (num_ranks,).
+def issue_ratio(traces: Sequence[RankTrace], step: Ints) -> Floats:
+    """Return how long hosts take for forward and backward, relative to the median host, float64, (num_ranks,).
+
+    Only steps in which its device waits there for a host count for it, by how long it does; 1 where it never does.
 
     Args:
         traces: from `on_devices`.
@@ -222,13 +224,19 @@ def issue_by_rank(traces: Sequence[RankTrace], step: Ints) -> Floats:
     """
     if not all(is_on_device(trace) for trace in traces):
         return np.zeros(0)
-    tables = [trace.tables["phases"] for trace in traces]
-    return np.array(
-        [
-            float((rows[HOST_END_COLUMN] - rows[HOST_BEGIN_COLUMN])[np.isin(rows["phase"], _ISSUING)].sum())
-            for rows in (table.select(np.isin(table["step"], step)) for table in tables)
-        ]
-    ) / max(len(step), 1)
+    host_ns, idle_ns = np.zeros((2, len(traces), len(step)))
+    for index, trace in enumerate(traces):
+        phases = trace.tables["phases"]
+        phases = phases.select(np.isin(phases["step"], step))
+        column = np.searchsorted(step, phases["step"])
+        is_idle = (phases["phase"] == Phase.IDLE) & np.isin(phases[DURING_COLUMN], _ISSUING)
+        for panel, begin, end, is_used in (
+            (host_ns, HOST_BEGIN_COLUMN, HOST_END_COLUMN, np.isin(phases["phase"], _ISSUING)),
+            (idle_ns, "begin_ns", "end_ns", is_idle),
+        ):
+            np.add.at(panel[index], column[is_used], (phases[end] - phases[begin])[is_used])
+    own_ns, usual_ns = (idle_ns * host_ns).sum(axis=1), (idle_ns * np.median(host_ns, axis=0)).sum(axis=1)
+    return np.where(idle_ns.any(axis=1), own_ns / np.maximum(usual_ns, 1.0), 1.0)
 
 
 def _stretches(view: RankTrace, trace: RankTrace, limits: HostPaceThresholds) -> Stretches:

@@ -107,8 +107,8 @@ class Panels:
         quotas: the CPU quota that stopped each rank; None where none did, or it is not known.
         arrivals: who is late at collectives on devices, the latest first; where own work is not known.
         idle: how long devices waited for their hosts, by phase, longest first.
-        issue_ns: how long the hosts of devices were in passes, mean per step, float64, (num_ranks,); empty where not
-            known.
+        issue_ratio: how long the hosts of devices take for passes in which their device is idle, relative to the median
+            host, float64, (num_ranks,); empty where not known.
         alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
         flows: what the job's own connections show of links; None where they were not recorded.
         step: numbers of the steps, int64, (num_steps,); None where they are not known.
@@ -145,7 +145,7 @@ class Panels:
     quotas: tuple[CpuQuota | None, ...] = ()
     arrivals: tuple[LateArrival, ...] = ()
     idle: tuple[IdlePhase, ...] = ()
-    issue_ns: Floats = field(default_factory=lambda: np.zeros(0))
+    issue_ratio: Floats = field(default_factory=lambda: np.zeros(0))
     alternation: Alternation | None = None
     flows: FlowFindings | None = None
     step: Ints | None = None

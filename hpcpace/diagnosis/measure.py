@@ -16,7 +16,7 @@ from hpcpace.core.pool import Team
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
-from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, issue_by_rank, on_devices
+from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, issue_ratio, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
 from hpcpace.diagnosis.finding import CpuQuota, Panels
 from hpcpace.diagnosis.incomplete import HOST_TIMES, MARK_STEPS, NO_PHASES, sound_stream
@@ -179,9 +179,11 @@ class Measured:
 
         A sender that is held until its receiver comes, as by gloo, is rebuilt as if it were held as long whatever the
         receiver does, and so hides what its receiver costs, unless its completion shows that both must be there. Work
-        that is not known cannot be rebuilt.
+        that is not known cannot be rebuilt, nor can waits where a clock is wrong; without messages, all wait together,
+        and own work alone tells what it costs.
         """
-        graph = self.close_up.graph if self.close_up is not None and not self.host_timed else None
+        is_known = not self.host_timed and (self.operations.has_messages or not self.clocks.num_wrong)
+        graph = self.close_up.graph if self.close_up is not None and is_known else None
         held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
         if graph is None or (graph.has_free_senders and held_share > self.limits.max_held_share):
             return None
@@ -336,7 +338,7 @@ def panels_of(measured: Measured) -> Panels:
         num_plain=int(is_plain(measured.panel.flags).sum()),
         has_device=any(has_device(trace) for trace in measured.timed.traces),
         idle=idle_by_phase(measured.timed.traces, measured.chosen.step),
-        issue_ns=issue_by_rank(measured.timed.traces, measured.chosen.step),
+        issue_ratio=issue_ratio(measured.timed.traces, measured.chosen.step),
         step=measured.chosen.step,
     )
 

@@ -52,9 +52,9 @@ class WaitThresholds(Thresholds, topic="waits"):
     max_held_share: float = number(0.02, "share")
     """Share of the step for which senders are held up to which steps are rebuilt: replay keeps that time whatever their
     receivers do, so that predicted gains would be wrong."""
-    max_rebuild_error: float = number(0.1, "share")
-    """Error of rebuilt steps, relative to measured ones, up to which they tell what a change would gain; usual are less
-    than 0.02."""
+    max_rebuild_error: float = number(0.2, "share")
+    """Error of rebuilt steps, relative to measured ones, up to which they tell what a change would gain, the interval
+    of which has that error; usual are less than 0.02."""
 
 
 @dataclass(frozen=True, kw_only=True)

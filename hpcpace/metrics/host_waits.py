@@ -372,27 +372,32 @@ def usual_lengths(of_role: Sequence[Stretches], limits: HostPaceThresholds = Hos
         limits: how many show it, and how few exceed the longest.
 
     Returns:
-        float64, (2, num_kinds); NaN for kinds of which too few stretches are known.
+        float64, (2, num_kinds); NaN for kinds of which too few stretches are known. If hosts pace some of these from
+        begin to end, any may have been idle: 0 as what few exceed.
     """
     kind, phase, length = (
         np.concatenate([getattr(each, name) for each in of_role]) for name in ("kind", "phase", "length_ns")
     )
     is_own = np.concatenate([~each.is_dry_after & (each.collected_ns == 0) for each in of_role])
+    is_paced = np.concatenate([each.is_dry_before & each.is_dry_after for each in of_role])
     usual = np.full((2, (NO_PHASE + 1) * (_MAX_PIECES + 1)), np.nan)
     for code in np.unique(kind[np.isin(phase, _PACED)]).tolist():
         lengths = length[is_own & (kind == code)]
         if len(lengths) >= limits.min_stretches:
             usual[:, code] = np.quantile(lengths, (_MIDDLE, limits.far_share))
+        elif (is_paced & (kind == code)).any():
+            usual[1, code] = 0.0
     return usual
 
 
 def idle_ns(stretches: Stretches, usual: Floats) -> tuple[Ints, Ints]:
     """Return how long the device was idle in each stretch: for its host, and for a garbage collection of the host.
 
-    A stretch that begins and ends dry was paced by its host: idle is what exceeds the usual length, or at most all of
-    it where that is not known. Of others, which may hide a wait or end with a synchronisation, only what exceeds nearly
-    all usual lengths counts, if the device then had run dry or the host collected garbage. Time outside of phases
-    counts only on ranks that have forward and backward: elsewhere it may be these.
+    A stretch that begins and ends dry was paced by its host: idle is what exceeds the usual length. Of others, which
+    may hide a wait or end with a synchronisation, only what exceeds nearly all usual lengths counts, if the device then
+    had run dry or the host collected garbage. Where the usual length is not known, idle is at most what is left of a
+    stretch that ends dry from when the device can have done all before it. Time outside of phases counts only on ranks
+    that have forward and backward: elsewhere it may be these.
 
     Args:
         stretches: of a rank.
@@ -411,6 +416,7 @@ def idle_ns(stretches: Stretches, usual: Floats) -> tuple[Ints, Ints]:
     if not np.isin((Phase.FORWARD, Phase.BACKWARD), stretches.phase).all():
         is_paced &= ~np.isin(stretches.phase, (Phase.OTHER, NO_PHASE))
     is_dry = stretches.is_dry_after & (stretches.is_dry_before | is_far)
-    collected = np.where(is_paced & (is_dry | is_far), np.minimum(beyond, stretches.collected_ns), 0.0)
-    waited = np.where(is_paced & is_dry, beyond - collected, 0.0)
+    is_held_up = is_dry | (is_far & ~np.isnan(median))
+    collected = np.where(is_paced & is_held_up, np.minimum(beyond, stretches.collected_ns), 0.0)
+    waited = np.where(is_paced & is_dry, np.minimum(beyond, stretches.most_idle_ns) - collected, 0.0)
     return waited.astype(np.int64), collected.astype(np.int64)

@@ -15,7 +15,10 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from hpcpace.core.text import NS_PER_S, format_duration, percent, printable, rank_list
+from hpcpace.metrics.roles import same_work
 from hpcpace.watch.live_rank import Detail, LiveRank, OpenCall
 from hpcpace.watch.run_tail import LiveAttempt, RunTail
 
@@ -343,6 +346,19 @@ class _Role:
     phases_ns: Mapping[str, float]
 
 
+def _roles(followed: LiveAttempt) -> dict[int, _Role]:
+    """Return the role of each rank whose header is known, as far as ranks that do the same work were looked at."""
+    known = {rank: one for rank, one in followed.ranks.items() if one.header is not None}
+    place = np.array([(one.header.pp, one.header.tp) for one in known.values() if one.header is not None], np.int64)
+    of_rank = dict(zip(known, same_work(*place.reshape(-1, 2).T).tolist(), strict=True))
+    details: dict[int, list[Detail]] = {}
+    for rank, of in of_rank.items():
+        if (detail := known[rank].detail) is not None:
+            details.setdefault(of, []).append(detail)
+    roles = {of: _role(peers) for of, peers in details.items()}
+    return {rank: roles[of] for rank, of in of_rank.items() if of in roles}
+
+
 def _role(details: Sequence[Detail]) -> _Role:
     names = {name for detail in details for name in detail.phases_ns}
     return _Role(
@@ -375,16 +391,12 @@ def _clock_note(followed: LiveAttempt, now_s: float, unix_s: float) -> str:
 
 def _rank_states(followed: LiveAttempt, ages: _Ages, now_s: float) -> list[RankState]:
     fresh_s = max(_FRESH_S, _FRESH_FLUSHES * min(followed.start.flush_interval_s, _FRESH_S))
-    details: dict[tuple[int, int], list[Detail]] = {}
-    for one in followed.ranks.values():
-        if one.detail is not None and one.header is not None:
-            details.setdefault((one.header.pp, one.header.tp), []).append(one.detail)
-    roles = {place: _role(peers) for place, peers in details.items()}
+    roles = _roles(followed)
     found = []
     for rank in sorted(followed.ranks):
         one = followed.ranks[rank]
         silent_s = ages.silent_s(one) if one.header is not None else 0.0
-        peers = roles.get((one.header.pp, one.header.tp)) if one.header is not None else None
+        peers = roles.get(rank)
         if rank not in followed.journals:
             doing = RankDoing.ENDED if rank in followed.traces else RankDoing.NO_FILE
         elif one.problem:

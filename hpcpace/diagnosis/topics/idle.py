@@ -119,12 +119,13 @@ class HostThresholds(Thresholds, topic="host"):
     everywhere_share: float = number(0.01, "share")
     """Share of the step for which devices of some ranks of a role must be idle for hosts to be too slow everywhere."""
     idle_ranks_part: float = number(0.25, "share")
-    """Part of the ranks of a role that these must be more than: where ranks wait for each other many times a step, only
-    those whose hosts are the latest are idle."""
+    """Part of the ranks of a role that these must be more than, where it is not in passes that devices are idle: there,
+    hosts are compared."""
     slower_host: float = number(0.1, "share")
     """Share by which a host takes longer than the median one to issue a step, from which it is slow by itself."""
     common_part: float = number(0.5, "share")
-    """Part of all idle time that hosts which are not slower than the others must have for it to be all hosts' fault."""
+    """Part of all idle time that hosts which are not slower than the others must have for it to be all hosts' fault,
+    and part of it that must be in passes for their times there to be compared."""
     widest_bounds: float = number(0.35, "share")
     """Width of the bounds on the cost, as a share of the step, beyond which the cost is not known."""
 
@@ -189,6 +190,7 @@ class HostEvidence(Evidence):
         )
 
 
+_PASSES = ("forward", "backward")
 _MOSTLY_WAITS = 1.5  # display: cost relative to idle time from which the difference is explained
 _LEARN = "profile a few steps with torch.profiler and read them with hpcpace import kineto"
 
@@ -198,18 +200,23 @@ def find_host_everywhere(case: Case) -> list[DiagnosisFinding]:
 
     Who is late, and which stage has more work, is then judged by the work of devices: where in a schedule a slow host
     holds its device up depends on the schedule. A host that takes longer than the others keeps the idle time that
-    others of its role do not have.
+    others of its role do not have. Where hosts take equally long for passes, it does not matter whose devices are idle
+    there: where ranks wait for each other many times a step, it is those whose hosts happen to be the latest.
     """
     panels, limits = case.panels, case.thresholds.of(HostThresholds)
     of_rank = panels.host_ns.mean(axis=1) / panels.mean_time_ns
     if len(of_rank) != len(panels.rank):
         return []
     roles = [of_rank[panels.role == of] for of in np.unique(panels.role)]
-    if max(np.quantile(own, 1 - limits.idle_ranks_part, method="lower") for own in roles) < limits.everywhere_share:
+    is_compared = len(panels.issue_ratio) == len(panels.rank)
+    in_passes = sum(each.idle_ns * (each.phase in _PASSES) for each in panels.idle)
+    is_of_passes = is_compared and in_passes >= limits.common_part * sum(each.idle_ns for each in panels.idle)
+    part = 0.0 if is_of_passes else limits.idle_ranks_part
+    if max(np.quantile(own, 1 - part, method="lower") for own in roles) < limits.everywhere_share:
         return []
     common_ns = panels.host_ns.copy()
-    if len(panels.issue_ns) == len(panels.rank):
-        is_slower = panels.issue_ns > (1 + limits.slower_host) * np.median(panels.issue_ns)
+    if is_compared:
+        is_slower = panels.issue_ratio > 1 + limits.slower_host
         for row in np.flatnonzero(is_slower).tolist():
             others = np.flatnonzero((panels.role == panels.role[row]) & ~is_slower)
             usual_ns = np.median(panels.host_ns[others], axis=0) if len(others) else 0.0

@@ -80,7 +80,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     stages = np.unique(panels.stage[panels.stage >= 0])
     if len(stages) < 2:
         return []
-    blocks = block_means(panels.work_ns)
+    blocks = block_means(case.work_ns)
     # Of each stage the lower median of its ranks.
     work = np.array([np.sort(of, axis=0)[(len(of) - 1) // 2] for of in (blocks[panels.stage == s] for s in stages)])
     reference = others_median(work)

@@ -64,7 +64,7 @@ from hpcpace.metrics.roles import (
     excess_over_role,
 )
 from hpcpace.metrics.special import ndtri, stdtrit
-from hpcpace.metrics.stragglers import Straggler, StragglerSearch, find_stragglers
+from hpcpace.metrics.stragglers import SearchObstacle, Straggler, StragglerSearch, find_stragglers
 from hpcpace.metrics.what_if import Change
 
 _PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
@@ -128,6 +128,7 @@ class LatenessEvidence(RecurringEvidence):
             where that is not known.
         place: where the first of them runs, if that differs from the others; else None.
         is_without_waits: whether effect and phases are without waiting for cores, which hides the rest.
+        is_alone: whether nobody else does the same work, so that they were compared with themselves in other steps.
     """
 
     pattern: LatePattern
@@ -143,6 +144,7 @@ class LatenessEvidence(RecurringEvidence):
     queued_ns: float | None = None
     place: CorePlace | None = None
     is_without_waits: bool = False
+    is_alone: bool = False
 
     @property
     def mode(self) -> str:
@@ -208,7 +210,8 @@ class LatenessEvidence(RecurringEvidence):
             next_ = f"{self.place.advice}; or {next_}" if self.off_core_ns is None else next_
         costs = f"{'cost' if culprits[1:] else 'costs'} {said.lost}{by}"
         without = "without waiting for cores " if self.is_without_waits else ""
-        excess = f"{without}{percent(culprits[0].effect)} above that of its role {said.interval}"
+        usual = "what it is in other steps" if self.is_alone else "that of its role"
+        excess = f"{without}{percent(culprits[0].effect)} above {usual} {said.interval}"
         return FindingWords(
             headline=f"{kind} straggler: {said.who} {costs}",
             why=f"own work {excess}{when}; the others wait for it",
@@ -413,17 +416,25 @@ def search_stragglers(
     settings: DiagnosisConfig,
     thresholds: ThresholdValues,
 ) -> StragglerSearch:
-    """Return who is late again and again; ranks are not compared if their roles are not known."""
+    """Return who is late again and again; ranks are not compared if their roles are not known.
+
+    Where no two ranks do the same work, as in a pipeline without replicas, each is compared with itself in other steps:
+    stages may differ, but one that takes longer for a while, while the others do not, is late.
+    """
     if not panels.is_role_known:
         return StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=0)
-    search = find_stragglers(
-        panels.work_ns,
-        panels.role,
-        panels.node,
-        floor_share=settings.straggler_share,
-        level=settings.level,
-        limits=thresholds.of(LatenessThresholds),
-    )
+
+    def searched(work_ns: Floats, role: Ints) -> StragglerSearch:
+        limits = thresholds.of(LatenessThresholds)
+        share, level = settings.straggler_share, settings.level
+        return find_stragglers(work_ns, role, panels.node, floor_share=share, level=level, limits=limits)
+
+    search = searched(panels.work_ns, panels.role)
+    if search.obstacle is SearchObstacle.NOBODY_COMPARED:
+        usual_ns = np.maximum(np.median(panels.work_ns, axis=1, keepdims=True), 1.0)
+        changes = searched(panels.work_ns / usual_ns * usual_ns.mean(), np.zeros_like(panels.role))
+        passing = tuple(each for each in changes.found if each.pattern == LatePattern.TRANSIENT)
+        search = replace(search, found=passing)
     lasting = [each for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER]
     slow = sorted({rank for each in lasting for rank in each.ranks})
     is_slow = np.isin(np.arange(len(panels.rank)), slow)
@@ -525,6 +536,7 @@ def _evidence(
         if is_periodic
         else None,
         stages=tuple(_stages(each, found, panels, limits) for each in found[:_MAX_EXPLAINED]),
+        is_alone=bool((panels.role == panels.role[straggler.ranks[0]]).sum() == 1),
         ranks=tuple(sorted({int(panels.rank[row]) for each in found for row in each.ranks})),
     )
 
@@ -584,9 +596,11 @@ def _put_back(work_ns: Floats, role: Ints, found: Sequence[Straggler]) -> Floats
     slow = np.isin(np.arange(len(work_ns)), [rank for straggler in found for rank in straggler.ranks])
     for value in np.unique(role[slow]):
         others = work_ns[(role == value) & ~slow]
+        own = np.flatnonzero((role == value) & slow)
         if len(others):
-            own = np.flatnonzero((role == value) & slow)
             replaced[own] = np.minimum(work_ns[own], np.median(others, axis=0))
+        elif len(own) == 1:  # a rank that was compared with itself
+            replaced[own] = np.minimum(work_ns[own], np.median(work_ns[own]))
     return replaced
 
 

@@ -108,12 +108,19 @@ def test_hosts_that_issue_too_slowly_are_found_by_what_is_left_when_they_are_don
     assert kind == "ddp" or finding.loss_share == pytest.approx(cost, abs=10 * HALF_A_POINT)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "experts"])
-def test_hosts_that_are_too_slow_by_turns_are_no_rank_s_fault(tmp_path, kind):
-    job = Layout(kind=kind, num_ranks=16, tp=4, issue=1.4, host_noise=0.04, transfer_ns=100 * US)
+@pytest.mark.parametrize(("kind", "tp", "issue"), [("tensor", 4, 1.4), ("experts", 4, 1.4), ("experts", 16, 1.3)])
+def test_hosts_that_are_too_slow_by_turns_are_no_rank_s_fault(tmp_path, kind, tp, issue):
+    job = Layout(kind=kind, num_ranks=16, tp=tp, issue=issue, host_noise=0.04, transfer_ns=100 * US)
     verdict, cost = judged(job, tmp_path, issue=0.02)
     assert [finding.mode for finding in verdict.findings] == [Mode.HOST]
     assert verdict.loss_share == pytest.approx(cost, abs=3 * HALF_A_POINT)
+
+
+def test_a_host_that_is_slower_than_others_near_their_limit_is_that_of_its_rank(tmp_path):
+    job = Layout(kind="experts", num_ranks=16, tp=16, issue=0.9, host_noise=0.02, transfer_ns=100 * US)
+    verdict, cost = judged(replace(job, slow_hosts={5: 1.5}), tmp_path, slow_hosts={})
+    assert (verdict.mode, culprits(verdict)) == (Mode.STRAGGLER, ["5"])
+    assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
 
 
 @pytest.mark.parametrize(("issue", "pp", "microbatches"), [(1.5, 4, 8), (1.3, 2, 8)])
@@ -150,6 +157,15 @@ def test_transfers_that_end_before_they_begin_are_not_judged(tmp_path):
     verdict, _ = judged(job, tmp_path)
     assert verdict.mode == Mode.CANNOT_TELL
     assert "ranks leave operations before others enter them" in verdict.headline
+
+
+@pytest.mark.parametrize(("rank", "error_ns"), [(0, -3 * MS), (1, 3 * MS)])
+def test_what_a_straggler_costs_does_not_depend_on_a_wrong_clock(tmp_path, rank, error_ns):
+    job = Layout(kind="fsdp", num_ranks=4, per_node=1, num_layers=6, forward_ns=3 * MS, transfer_ns=1 * MS)
+    job = replace(job, noise=0.02, slow={rank: 1.3}, clock_error_ns={1: error_ns})
+    verdict, cost = judged(job, tmp_path, slow={})
+    assert (verdict.mode, culprits(verdict)) == (Mode.STRAGGLER, [str(rank)])
+    assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
 
 
 def test_garbage_collection_that_hits_other_ranks_in_other_steps_has_its_estimate_in_its_interval(tmp_path):

@@ -339,6 +339,20 @@ def test_a_rank_slow_for_a_quarter_of_a_short_run_is_transient(num_steps):
     assert (first.evidence.first, first.evidence.stop) == (steps.start, steps.stop)
 
 
+def test_a_stage_without_replicas_that_is_slow_for_a_while_is_compared_with_itself():
+    differ = np.array([[1.0], [0.98], [1.01], [1.0]])
+    found = diagnosed(panels(4, 60, stages=4, work_ns=lambda work: slowed(1, 1.5, slice(20, 38))(work * differ)))
+    (first,) = found.findings
+    assert (first.mode, first.variety, [c.id for c in first.culprits]) == (Mode.STRAGGLER, "transient", ["1"])
+    assert first.loss_share == pytest.approx(0.09, abs=0.02)
+
+
+def test_stages_without_replicas_that_differ_are_no_stragglers():
+    differ = np.array([[1.0], [1.3], [1.0], [0.9]])
+    found = diagnosed(panels(4, 60, stages=4, work_ns=lambda work: work * differ))
+    assert [finding.mode for finding in found.findings] == [Mode.IMBALANCE]
+
+
 def test_a_short_spell_that_costs_next_to_nothing_is_not_named():
     spell = slowed([5], 1.3, slice(100, 106))
     assert diagnosed(panels(64, 1000, noise=0.02, work_ns=spell)).findings == ()

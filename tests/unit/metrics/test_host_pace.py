@@ -87,13 +87,24 @@ def test_a_stretch_that_its_host_paced_is_idle_for_what_exceeds_the_usual_length
 
 def test_without_any_usual_length_all_of_a_paced_stretch_may_be_idle():
     paced = of_steps([16.0] * 5, is_dry_before=True, is_dry_after=True)
-    assert np.isnan(usual_lengths([paced])).all()
+    assert np.isnan(usual_lengths([paced])[0]).all()
     assert idle_ns(paced, UNKNOWN)[0].tolist() == [16 * MS] * 5
+    assert idle_ns(paced, usual_lengths([paced]))[0].tolist() == [16 * MS] * 5
 
 
 def test_a_stretch_that_only_ends_dry_may_end_with_a_synchronisation_and_is_not_idle():
     synchronised = of_steps([16.0] * 5, is_dry_before=False, is_dry_after=True)
     assert not idle_ns(synchronised, usual_lengths([synchronised]))[0].any()
+
+
+def test_where_hosts_pace_some_stretches_others_that_end_dry_may_be_idle_from_when_the_device_had_done_all_before():
+    paced = of_steps([16.0] * 5, is_dry_before=True, is_dry_after=True)
+    ahead = replace(
+        of_steps([16.0] * 5, is_dry_before=False, is_dry_after=True),
+        lead_before_ns=np.full(5, 6 * MS),
+        host_ns=np.full(5, 16 * MS),
+    )
+    assert idle_ns(ahead, usual_lengths([paced, ahead]))[0].tolist() == [10 * MS] * 5
 
 
 def test_a_stall_in_the_midst_of_a_stretch_shows_against_other_steps():

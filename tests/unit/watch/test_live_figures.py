@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,10 +71,22 @@ def test_equal_ranks_have_no_reason(run: LiveRun) -> None:
 def test_stages_are_not_compared_with_each_other(tmp_path: Path) -> None:
     run = LiveRun(tmp_path, ranks=2)
     run.begin()
-    run.writers[1]._header = run.header(1).__class__(**{**run.header(1).__dict__, "pp": 1})
+    run.writers[1]._header = replace(run.header(1), pp=1)
     run.steps(30, own_s={0: 0.09, 1: 0.01})
     run.flush()
     assert [one.excess for one in run.look().ranks] == [None, None]
+    run.close()
+
+
+def test_tensor_slots_without_replicas_are_compared_with_each_other(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path, ranks=3)
+    run.begin()
+    for rank, writer in run.writers.items():
+        writer._header = replace(run.header(rank), pp=0, tp=rank)
+    run.steps(30, own_s={1: 0.09})
+    run.flush()
+    slow = run.look().ranks[1]
+    assert slow.excess == pytest.approx(0.5) and slow.reason.startswith("own work +")
     run.close()
 
 
