@@ -51,7 +51,9 @@ _FORMATS = ("slurm", "openmpi", "torchrun")  # as of hpcpace.placement.files, wh
 @headed(
     "Output",
     option("--format", "kind", type=click.Choice(_FORMATS), default="slurm", help="Write the file for this launcher."),
-    option("-o", "--output", type=PATH, metavar="FILE", help="Write the placement into this file."),
+    option(
+        "-o", "--output", type=PATH, metavar="FILE", help="Write the placement into this file.", show_default="none"
+    ),
     option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
     verbose,
 )
