@@ -22,6 +22,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "hpcpace export runs/1234-train -o data",
         "hpcpace export runs/1234-train -o data --format csv --only steps --only parts",
     ),
+    "place": (
+        "hpcpace place runs/1234-train --topology topology.conf",
+        "hpcpace place runs/1234-train --output placement.txt",
+    ),
     "hang": ("hpcpace hang runs/1234-train", "hpcpace hang dumps/ job.log --ras ncclras.txt"),
     "compare": ("hpcpace compare runs/before runs/after", "hpcpace compare runs/a1 runs/a2 -- runs/b1 runs/b2"),
     "scale": ("hpcpace scale runs/1-node runs/2-nodes runs/4-nodes", "hpcpace scale measured.csv"),

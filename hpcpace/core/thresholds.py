@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeVar
 
 from hpcpace.core.errors import ConfigError
 
-DECLARED_BY = ("hpcpace.diagnosis.analyze", "hpcpace.metrics.run_difference")
-"""The modules that import all that a report and a history compute, and with it all that declares thresholds.
+DECLARED_BY = ("hpcpace.diagnosis.analyze", "hpcpace.metrics.run_difference", "hpcpace.placement.assign")
+"""The modules that import all that a report, a history and a placement compute, and so all that declares thresholds.
 
 They are loaded by name when somebody sets or lists thresholds, because the foundations import no feature."""
 

@@ -228,7 +228,7 @@ def topology_of(
     order = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     node = np.array([order[key] for key in keys], np.int64)
     first = [keys.index(key) for key in order]
-    places = [_split(address, host) for address, host in zip(addresses, hosts, strict=True)]
+    places = [split_address(address, host) for address, host in zip(addresses, hosts, strict=True)]
     leaf_names = tuple(dict.fromkeys(above[-1] for above, _ in places)) if _are_consistent(places, node) else ()
     leaf = [leaf_names.index(above[-1]) if leaf_names else -1 for above, _ in places]
     return Topology(
@@ -241,8 +241,13 @@ def topology_of(
     )
 
 
-def _split(address: str, host: str) -> tuple[tuple[str, ...], str]:
-    """Return the switches above a node, from the top down, and the node's name; names with periods are the host's."""
+def split_address(address: str, host: str) -> tuple[tuple[str, ...], str]:
+    """Return the switches above a node, from the top down, and the node's name; names with periods are the host's.
+
+    Args:
+        address: as SLURM_TOPOLOGY_ADDR has it.
+        host: by which the node calls itself.
+    """
     address, host = address.strip(), host.strip()
     if host and (address == host or address.endswith(f".{host}")):
         return tuple(address[: -len(host) - 1].split(".")) if address != host else (), host

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
+from experiments.placed_run import PlacedRun, layout_operations
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import snapshot_text
@@ -29,6 +31,7 @@ WRITERS = {
     ("compare", "--html"): ("compare", "a.csv", "b.csv", "--html", "FILE"),
     ("scale", "--csv"): ("scale", "scaling.csv", "--csv", "FILE"),
     ("timeline", "--output"): ("timeline", "run", "-o", "FILE"),
+    ("place", "--output"): ("place", "placed", "--output", "FILE"),
     ("history", "--html"): ("history", "a.csv", "--html", "FILE"),
     ("hang", "--timeline"): ("hang", "dumps", "--timeline", "FILE"),
     ("import flight-recorder", "--timeline"): ("import", "flight-recorder", "dumps", "--timeline", "FILE"),
@@ -85,6 +88,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in (("a.csv", SPEEDS), ("b.csv", SPEEDS), ("scaling.csv", SCALING)):
         (folder / name).write_text(text)
     SyntheticRun(num_ranks=2, num_steps=20).write(folder / "run")
+    ring = layout_operations(1, 2, "tp", large=1000, small=0)
+    PlacedRun(operations=ring, host=np.arange(2), leaves=[1, 2]).write(folder / "placed")
     write(folder / "dumps", hung_job())
     (folder / "snapshot.json").write_text(snapshot_text(take_host(Tree(), host="n0")))
     return folder
