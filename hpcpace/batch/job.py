@@ -20,7 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.audit.settings import AuditConfig
-from hpcpace.batch.launch import TIMED_OUT, Allocation, JobControl, Launch, gpu_options, read_allocation, whole_number
+from hpcpace.batch.launch import (
+    TIMED_OUT,
+    Allocation,
+    JobControl,
+    Launch,
+    gpu_options,
+    placement_options,
+    read_allocation,
+    whole_number,
+)
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, HpcpaceError, UsageError
 from hpcpace.core.hostlist import compress
 from hpcpace.core.text import shown
@@ -41,6 +50,7 @@ class BatchSettings:
         bind: `auto` binds ranks as the audit proposes, from HPCPACE_BIND.
         mpi: srun's `--mpi`, from HPCPACE_MPI; empty: chosen to match the MPI library.
         srun_args: further options of srun, from HPCPACE_SRUN_ARGS.
+        placement: file with the host of each rank, from HPCPACE_PLACEMENT; empty: as srun distributes ranks.
         python: words that run a Python with hpcpace, from HPCPACE_PYTHON; empty: this one.
         num_ranks: ranks without Slurm, from HPCPACE_RANKS.
         run_dir: folder of the run, from HPCPACE_RUN_DIR; empty: runs/JOB-NAME.
@@ -52,6 +62,7 @@ class BatchSettings:
     bind: str
     mpi: str
     srun_args: tuple[str, ...]
+    placement: str
     python: tuple[str, ...]
     num_ranks: int
     run_dir: str
@@ -80,6 +91,7 @@ def read_settings(environ: Mapping[str, str]) -> BatchSettings:
         bind=_choice(environ, "HPCPACE_BIND", BINDS, "off"),
         mpi=environ.get("HPCPACE_MPI", ""),
         srun_args=_words(environ, "HPCPACE_SRUN_ARGS"),
+        placement=environ.get("HPCPACE_PLACEMENT", ""),
         python=_words(environ, "HPCPACE_PYTHON"),
         num_ranks=whole_number(environ, "HPCPACE_RANKS", 4),
         run_dir=environ.get("HPCPACE_RUN_DIR", ""),
@@ -279,7 +291,8 @@ def prepare_job(name: str, environ: Mapping[str, str]) -> BatchJob:
         for option in gpu:
             control.say(f"srun {option}: each rank gets its own slice of a GPU (MIG)")
         options = (*_mpi_options(settings, environ, control), *settings.srun_args, *gpu)
-    launch = Launch(program=settings.program, allocation=allocation, options=options)
+    placement = placement_options(settings.placement, allocation, environ.get("SLURM_JOB_NODELIST", ""))
+    launch = Launch(program=settings.program, allocation=allocation, options=options, placement=placement)
     return BatchJob(settings=settings, allocation=allocation, control=control, launch=launch, environ=environ)
 
 

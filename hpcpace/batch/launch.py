@@ -15,13 +15,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from hpcpace.core.environment import expand_tasks_per_node, process_redaction
 from hpcpace.core.errors import UsageError, WorldError
+from hpcpace.core.files import read_file
+from hpcpace.core.hostlist import expand, short_list
 from hpcpace.core.text import printable, shown
 
+_MAX_PLACEMENT_BYTES = 16 << 20
+"""As much as names of 255 letters for 65,536 ranks."""
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -265,11 +270,13 @@ class Launch:
         program: words that run hpcpace.
         allocation: the job in Slurm; None without Slurm.
         options: options of srun for all ranks, such as `--mpi=pmi2`.
+        placement: options of srun that give each rank its host, which do not hold for what runs once on each node.
     """
 
     program: tuple[str, ...]
     allocation: Allocation | None
     options: tuple[str, ...] = ()
+    placement: tuple[str, ...] = ()
 
     def command(self, words: Sequence[str], *options: str, per_node: bool = False) -> list[str]:
         """Return the command line that runs `hpcpace WORDS` as every rank, or once on each node.
@@ -291,7 +298,7 @@ class Launch:
             # the CPUs per GPU, which srun does inherit.
             cpus = [] if component.has_cpus_of_gpus else ["-c", str(component.cpus_per_task)]
             tasks = ["--ntasks", str(component.num_nodes if per_node else component.num_tasks), *cpus]
-            tasks += ["--ntasks-per-node=1"] if per_node else []
+            tasks += ["--ntasks-per-node=1"] if per_node else self.placement
             line += [*tasks, *options, *self.options, *group, *ranks]
         return line
 
@@ -315,3 +322,32 @@ def gpu_options(environ: Mapping[str, str], options: Sequence[str]) -> tuple[str
     is_chosen = any(option.startswith(chosen) for option in options)
     is_bound = environ.get("SLURM_GPU_BIND") or environ.get("SLURM_GPUS_PER_TASK")
     return () if len(slices) < 2 or is_chosen or is_bound else ("--gpu-bind=per_task:1",)
+
+
+def placement_options(file: str, allocation: Allocation | None, nodes: str) -> tuple[str, ...]:
+    """Return what srun needs to start each rank on the host that a file of `hpcpace place` has for it.
+
+    Args:
+        file: the host of each rank, one on a line; empty for none.
+        allocation: the job; None outside of Slurm.
+        nodes: of the job, as Slurm's list.
+
+    Raises:
+        UsageError: the file cannot be read, or is of another number of ranks, or of other hosts.
+    """
+    if not file:
+        return ()
+    named = f"HPCPACE_PLACEMENT={shown(file)}"
+    if allocation is None or len(allocation.components) > 1:
+        kind = "this is no Slurm job" if allocation is None else "the components of a heterogeneous job have one each"
+        raise UsageError(f"{named} gives srun one list of hosts, and {kind}: leave it out")
+    try:
+        hosts = read_file(Path(file), most_bytes=_MAX_PLACEMENT_BYTES).decode().split()
+        others = set(hosts) ^ set(expand(nodes))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{named} cannot be read: {printable(str(error))}") from None
+    if len(hosts) != allocation.num_tasks:
+        raise UsageError(f"{named} has hosts for {len(hosts)} ranks, and the job has {allocation.num_tasks}")
+    if others:
+        raise UsageError(f"{named} and the job have different hosts ({short_list(others)}): use sbatch --nodelist")
+    return ("--distribution=arbitrary", f"--nodelist={Path(file).absolute()}")

@@ -225,7 +225,7 @@ _OF_SETTINGS = ("SITE_FILE", "OPT_OUT", "PROBE")
 # hpcpace sets these for processes that it starts.
 _OWN = ("LAUNCH", "RANK_PID", "LAB_EMULATION")
 _OF_JOBS = (
-    *("AUDIT", "BIND", "MPI", "PRELUDE", "PYTHON", "RANKS", "REQUEUE_AFTER_S", "RUN_DIR", "SRUN_ARGS"),
+    *("AUDIT", "BIND", "MPI", "PLACEMENT", "PRELUDE", "PYTHON", "RANKS", "REQUEUE_AFTER_S", "RUN_DIR", "SRUN_ARGS"),
     *("SBATCH_ARGS", "STUDY", "STUDY_SUBMIT", "STUDY_WAIT"),
 )
 _OF_TESTS = ("ALL_REQUEUES", "REQUIRE_LAB")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from cases import each_case
 
-from hpcpace.batch.launch import Allocation, Component, Launch, gpu_options
+from hpcpace.batch.launch import Allocation, Component, Launch, gpu_options, placement_options
+from hpcpace.core.errors import UsageError
 
 ONE = Component(num_nodes=2, num_tasks=8, cpus_per_task=6)
 
@@ -67,3 +71,38 @@ def test_each_rank_gets_its_own_slice_of_a_gpu(
     devices: str, options: tuple[str, ...], environ: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     assert gpu_options({"CUDA_VISIBLE_DEVICES": devices, **environ}, options) == expected
+
+
+def test_ranks_start_on_the_hosts_of_a_placement_and_what_runs_once_per_node_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "placement.txt"
+    file.write_text("n1\nn2\n" * 4)
+    options = placement_options(str(file), Allocation(job="17", components=(ONE,)), "n[1-2]")
+    assert options == ("--distribution=arbitrary", f"--nodelist={file}")
+    launch = Launch(program=("hpcpace",), allocation=Allocation(job="17", components=(ONE,)), placement=options)
+    assert launch.command(["train"]) == ["srun", "--ntasks", "8", "-c", "6", *options, "hpcpace", "train"]
+    assert options[0] not in launch.command(["collect"], per_node=True)
+
+
+@each_case(
+    ("hosts", "nodes", "components", "said"),
+    [
+        ("n1 n2", "n[1-2]", (ONE,), "has hosts for 2 ranks, and the job has 8"),
+        ("n1 n3 " * 4, "n[1-2]", (ONE,), "different hosts (n[2-3]): use sbatch --nodelist"),
+        ("n1 " * 8, "n[1-2]", (ONE,), "different hosts (n2)"),
+        ("", "n[1-2]", (ONE,), "has hosts for 0 ranks"),
+        ("n1 n2 " * 4, "n[1-2", (ONE,), "cannot be read"),
+        (None, "n[1-2]", (ONE,), "No such file or directory"),
+        ("n1 n2 " * 4, "n[1-2]", (ONE, ONE), "the components of a heterogeneous job have one each"),
+        ("n1 n2 " * 4, "", (), "this is no Slurm job"),
+    ],
+)
+def test_a_placement_of_another_job_is_refused(
+    tmp_path: Path, hosts: str | None, nodes: str, components: tuple[Component, ...], said: str
+) -> None:
+    file = tmp_path / "placement.txt"
+    if hosts is not None:
+        file.write_text(hosts)
+    allocation = Allocation(job="17", components=components) if components else None
+    with pytest.raises(UsageError) as error:
+        placement_options(str(file), allocation, nodes)
+    assert said in str(error.value)
