@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcpace.core.hostlist import node_names
 from hpcpace.core.text import shell_word
 from hpcpace.metrics import Ints
 
@@ -26,13 +25,10 @@ def placement_text(kind: str, host: Ints, names: Sequence[str]) -> str:
     Args:
         kind: one of `FORMATS`.
         host: of each rank, index into `names`, int64, (num_ranks,).
-        names: of the hosts, in the order in which torchrun numbers them; Slurm knows them without their domain.
+        names: of the hosts, in the order in which torchrun numbers them.
     """
     if kind == "torchrun":
         return "".join(f"{rank}\n" for rank in started_ranks(host).tolist())
-    if kind == "slurm":
-        nodes = node_names(names)
-        names = [nodes[name] for name in names]
     return "".join(f"{names[at]}\n" for at in host.tolist())
 
 
