@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 from rows import header, random_rows
 
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
 from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import DEVICE_TABLES, ExitKind, Op
@@ -96,13 +97,25 @@ def assert_same_table(found: Table, expected: Table) -> None:
 
 def assert_same_attempt(found: Attempt, expected: Attempt) -> None:
     """Compare everything that is read of two attempts: rank by rank, in memory, and as streams."""
-    for rank, path in expected.trace_files().items():
-        one, other = read_trace(found.trace_file(rank)), read_trace(path)
+    files = expected.trace_files()
+    changed_ns = tuple(path.stat().st_mtime_ns for path in files.values())
+    of_rank, of_attempt = _everything(expected, tuple(files.items()), changed_ns)
+    for rank, other in of_rank.items():
+        one = read_trace(found.trace_file(rank))
         assert one.problems == () == other.problems
         assert_same_trace(one, other)
-    for most_rows in (10**9, 0):
-        ours, theirs = (read_attempt(attempt, most_rows=most_rows) for attempt in (found, expected))
+    for most_rows, theirs in of_attempt.items():
+        ours = read_attempt(found, most_rows=most_rows)
         assert ours.problems == theirs.problems
         assert len(ours.traces) == len(theirs.traces)
         for one, other in zip(ours.traces, theirs.traces, strict=True):
             assert_same_trace(one, other)
+
+
+@functools.lru_cache(maxsize=2)
+def _everything(
+    attempt: Attempt, files: tuple[tuple[int, Path], ...], changed_ns: tuple[int, ...]
+) -> tuple[dict[int, RankTrace], dict[int, AttemptTraces]]:
+    """Read an attempt in each way, once for all tests that compare others with it."""
+    of_rank = {rank: read_trace(path) for rank, path in files}
+    return of_rank, {most_rows: read_attempt(attempt, most_rows=most_rows) for most_rows in (10**9, 0)}
