@@ -198,6 +198,7 @@ def test_verbose_shows_every_problem(hpcpace, no_sound_rank):
     assert all(f"rank-{rank:05d}.h5" in err for rank in range(NUM_SOUND, NUM))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", only_nightly(["topology_hotspots"], ["jitter_amplification", "bottleneck_timeline", "scaling_curve"])
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import chosen
+from cases import chosen, only_nightly
 
 from experiments.score.layouts import MS, US, Layout
 from hpcpace.core.rundir import RunDirectory
@@ -35,7 +35,7 @@ def culprits(verdict: Verdict) -> list[str]:
     return [culprit.id for culprit in verdict.culprits]
 
 
-@pytest.mark.parametrize("factor", [1.1, 1.3, 1.5])
+@pytest.mark.parametrize("factor", only_nightly([1.1, 1.5], [1.3]))
 def test_a_straggler_of_fsdp_costs_what_it_costs_and_makes_no_second_finding(tmp_path, factor):
     verdict, cost = judged(Layout(kind="fsdp", slow={5: factor}), tmp_path, slow={})
     assert (verdict.mode, culprits(verdict), len(verdict.findings)) == (Mode.STRAGGLER, ["5"], 1)
@@ -94,8 +94,7 @@ def test_a_slow_link_whose_messages_hold_their_senders_costs_what_it_costs(tmp_p
     assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tensor"])
-@pytest.mark.parametrize("host_noise", [0.0, 0.02])
+@pytest.mark.parametrize(("host_noise", "kind"), chosen(itertools.product([0.02, 0.0], ["ddp", "fsdp", "tensor"]), 4))
 def test_hosts_that_issue_too_slowly_are_found_by_what_is_left_when_they_are_done(tmp_path, kind, host_noise):
     job = Layout(kind=kind, tp=4 if kind == "tensor" else 1, issue=1.5, host_noise=host_noise, transfer_ns=100 * US)
     verdict, cost = judged(job, tmp_path, issue=0.02)
@@ -123,8 +122,10 @@ def test_a_host_that_is_slower_than_others_near_their_limit_is_that_of_its_rank(
     assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
 
 
-@pytest.mark.parametrize(("issue", "pp", "microbatches"), [(1.5, 4, 8), (1.3, 2, 8)])
-@pytest.mark.parametrize("host_noise", [0.0, 0.02])
+@pytest.mark.parametrize(
+    ("issue", "pp", "microbatches", "host_noise"),
+    only_nightly([(1.5, 4, 8, 0.02), (1.3, 2, 8, 0.0)], [(1.5, 4, 8, 0.0), (1.3, 2, 8, 0.02)]),
+)
 def test_hosts_that_are_too_slow_in_a_pipeline_are_no_stage_s_fault(tmp_path, issue, pp, microbatches, host_noise):
     job = Layout(
         kind="pipeline", pp=pp, num_layers=6, forward_ns=500 * US, issue=issue, host_noise=host_noise,
