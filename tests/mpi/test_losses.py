@@ -48,6 +48,7 @@ def test_every_mesh_has_the_losses_of_a_single_process(mpiexec, python, alone, t
     assert found == {case: pytest.approx(reference[:num], rel=1e-4) for case, num in num_steps.items()}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", only_nightly(["bfloat16"], ["float64"]))
 def test_other_types_train_on_a_mesh_of_all_kinds(mpiexec, tmp_path, dtype):
     found = _losses(mpiexec, tmp_path / "run", 4, dtype, ["pp=2,tp=2", "dp=2,pp=2"])

@@ -103,7 +103,7 @@ def reference(tmp_path_factory):
     return {}
 
 
-@pytest.mark.parametrize("num_ranks", only_nightly([4], [2, 8]))
+@pytest.mark.parametrize("num_ranks", only_nightly([2], [4, 8]))
 def test_each_pair_of_features_trains_as_planned(mpiexec, python, reference, tmp_path, num_ranks):
     if not reference:
         reference["losses"] = losses_of(trained([{"mesh": ""}], python, tmp_path / "alone")[0])
@@ -119,6 +119,7 @@ def test_each_pair_of_features_trains_as_planned(mpiexec, python, reference, tmp
     assert recorded == expected
 
 
+@pytest.mark.nightly
 def test_a_compiled_model_has_the_same_losses(python, tmp_path):
     arguments = ("-m", "hpcpace", "train", "gpt2", "--ranks", 2, "--mesh", "tp=2", "--steps", 2, "--warmup-steps", 0)
     for option in ("--compile", "--no-compile"):

@@ -44,6 +44,7 @@ def _assert_matched(traces: list[RankTrace]) -> None:
         assert np.array_equal(column, column[matching.first][matching.instance])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("num_ranks", "is_compiled"),
     only_nightly([(2, LAYERS[-1])], [(4, LAYERS[-1]), (2, LAYERS[0]), (1, LAYERS[0]), (4, LAYERS[0])]),

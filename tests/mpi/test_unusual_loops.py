@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from cases import only_nightly
 
 from hpcpace.core.rundir import open_run
 from hpcpace.trace.reader import read_trace
@@ -27,12 +28,14 @@ def _losses(result: CompletedProcess[str]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "phases", "num_forward"),
-    [
-        pytest.param("gan", {*USUAL, Phase.DATA}, 2 * STEPS, id="two models in turn"),
+    only_nightly(
+        [
+            pytest.param("gan", {*USUAL, Phase.DATA}, 2 * STEPS, id="two models in turn"),
+            pytest.param("accumulating", USUAL, 3 * STEPS, id="microbatches without synchronisation"),
+        ],
         # The thread is known from its first backward pass on.
-        pytest.param("in_a_thread", USUAL, STEPS - 1, id="in a thread"),
-        pytest.param("accumulating", USUAL, 3 * STEPS, id="microbatches without synchronisation"),
-    ],
+        [pytest.param("in_a_thread", USUAL, STEPS - 1, id="in a thread")],
+    ),
 )
 def test_an_unusual_loop_has_its_steps_phases_and_losses(
     torchrun: Run, tmp_path: Path, kind: str, phases: set[Phase], num_forward: int
@@ -53,12 +56,14 @@ def test_an_unusual_loop_has_its_steps_phases_and_losses(
 
 @pytest.mark.parametrize(
     ("kind", "num_steps"),
-    [
-        pytest.param("parameter_server", [STEPS, STEPS], id="a parameter server"),
-        pytest.param("evaluating_beside", [STEPS, 0], id="a rank that only evaluates"),
+    only_nightly(
         # From the middle on, torch's hooks see no optimizer: its step is the one from before the hooks.
-        pytest.param("patched", [STEPS // 2, STEPS // 2], id="functions of torch that the script replaces"),
-    ],
+        [pytest.param("patched", [STEPS // 2, STEPS // 2], id="functions of torch that the script replaces")],
+        [
+            pytest.param("parameter_server", [STEPS, STEPS], id="a parameter server"),
+            pytest.param("evaluating_beside", [STEPS, 0], id="a rank that only evaluates"),
+        ],
+    ),
 )
 def test_ranks_that_do_something_else_are_unharmed_and_nobody_is_blamed(
     torchrun: Run, python: Run, tmp_path: Path, kind: str, num_steps: list[int]

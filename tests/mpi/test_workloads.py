@@ -100,6 +100,7 @@ def test_resnet18_trains_as_replicas_that_average_their_gradients(mpiexec, tmp_p
         assert evaluation["loss"] == pytest.approx(cross_entropy(logits, torch.from_numpy(labels)).item(), rel=1e-2)
 
 
+@pytest.mark.nightly
 def test_resnet18_learns_synthetic_images_and_says_that_they_are(python, tmp_path):
     arguments = ("--steps", 10, "--batch-size", 16, "--learning-rate", "0.002", "--eval-every", 10, "--no-trace")
     result = python(*TRAIN, "resnet18", *arguments, "--run-dir", tmp_path / "run")
