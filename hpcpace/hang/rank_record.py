@@ -247,8 +247,8 @@ class RankRecord:
         return not (len(flags) and int(flags[-1]) & StepFlag.PLAIN)
 
     def is_entered(self, at_ns: int) -> NDArray[np.bool_]:
-        """Return which operations were entered by a time, bool, (num_rows,)."""
-        was_issued = ~self.has_failed | (self.exit_ns - self.enter_ns >= _MIN_WAIT_NS)
+        """Return which operations were entered by a time, bool, (num_rows,): not those that failed at once before."""
+        was_issued = ~self.has_failed | (self.exit_ns - self.enter_ns >= _MIN_WAIT_NS) | (self.exit_ns > at_ns)
         return was_issued & (self.enter_ns <= at_ns)
 
     def is_open(self, at_ns: int) -> NDArray[np.bool_]:
