@@ -9,6 +9,7 @@ All times are int64 nanoseconds of one true clock.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,7 @@ class Layout:
         collected_ns: time that the host of a rank collects garbage in a step.
         seed: of the noise.
         reads_loss: whether the host waits for its device at the end of each step.
+        queue: kernels that a host may be ahead of its device before it is held; 0: any number.
     """
 
     kind: str
@@ -86,6 +88,7 @@ class Layout:
     collected_ns: Callable[[int, int], int] = _nothing
     seed: int = 1
     reads_loss: bool = False
+    queue: int = 0
 
     def write(self, folder: Path) -> float:
         """Write the traces of a run, and return the mean step time in nanoseconds."""
@@ -106,7 +109,8 @@ class Layout:
 
     def _run(self) -> list[_Rank]:
         meetings: dict[tuple[Any, ...], _Meeting] = {}
-        ranks = [_Rank(number, _PROGRAMS[self.kind](self, number), meetings) for number in range(self.num_ranks)]
+        programs = [_PROGRAMS[self.kind](self, number) for number in range(self.num_ranks)]
+        ranks = [_Rank(number, program, meetings, self.queue) for number, program in enumerate(programs)]
         left = ranks
         while left:
             has_moved = [rank.advance() for rank in left]
@@ -177,8 +181,11 @@ class _Meeting:
 class _Rank:
     """A rank while it runs; what a meeting of ranks decides is waited for."""
 
-    def __init__(self, number: int, program: Program, meetings: dict[tuple[Any, ...], _Meeting]) -> None:
+    def __init__(
+        self, number: int, program: Program, meetings: dict[tuple[Any, ...], _Meeting], queue: int = 0
+    ) -> None:
         self.number, self.meetings, self._program = number, meetings, program
+        self._queue: deque[int] = deque(maxlen=queue)
         self.is_done, self._step, self._now = False, -1, None
         self._host = self._stream = _START_NS
         self._last: dict[str, tuple[Any, ...]] = {}
@@ -205,8 +212,11 @@ class _Rank:
         if what == "host":
             self._host += given[0]
         elif what == "kernel":
+            if self._queue and len(self._queue) == self._queue.maxlen:
+                self._host = max(self._host, self._queue[0])
             self._host += _LAUNCH_NS
             self._stream = max(self._stream, self._host) + given[0]
+            self._queue.append(self._stream)
         elif what == "begin":
             self._host += US
             self._open[given[0]] = (self._host, max(self._stream, self._host), given[1] if given[1:] else -1)

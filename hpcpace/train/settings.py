@@ -18,7 +18,7 @@ ZERO_STAGES = (0, 1, 3)
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "powersgd")
 SHARED_CORES_VARIABLE = "HPCPACE_TRAIN_SHARED_CORES"
-"""By this variable, it hands on whether ranks share cores on purpose."""
+"""By this variable, `hpcpace trace` hands on whether ranks share cores on purpose."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from hpcpace.train.data import open_data  # noqa: E402
-from hpcpace.train.models import build_gpt2  # noqa: E402
-from hpcpace.train.plan import plan_training  # noqa: E402
-from hpcpace.train.presets import GPT2_PRESETS  # noqa: E402
-from hpcpace.train.settings import TrainConfig  # noqa: E402
+from hpcpace.train.data import open_data
+from hpcpace.train.models import build_gpt2
+from hpcpace.train.plan import plan_training
+from hpcpace.train.presets import GPT2_PRESETS
+from hpcpace.train.settings import TrainConfig
 
 PROGRAM = Path(__file__).with_name("train_program.py")
 STEPS, SEQ_LEN, BATCH_SIZE, LEARNING_RATE = 8, 32, 8, 3e-4

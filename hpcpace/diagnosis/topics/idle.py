@@ -138,6 +138,7 @@ class HostEvidence(Evidence):
         share: mean share of the step in which they are idle for that.
         least_share: how much of it is certain.
         phases: the phases that hold most of it, with their shares of the step, largest first.
+        ranks: the only ones whose devices wait; empty where many do.
         is_upper_bound: whether these are upper bounds of the idle time.
         is_open: whether the cost may be anything between its bounds.
     """
@@ -147,6 +148,7 @@ class HostEvidence(Evidence):
     share: float
     least_share: float = 0.0
     phases: tuple[tuple[str, float], ...] = ()
+    ranks: tuple[int, ...] = ()
     is_upper_bound: bool = False
     is_open: bool = False
 
@@ -162,7 +164,9 @@ class HostEvidence(Evidence):
         where = listed([name for name in names if name != "other"] + ["outside of all phases"] * ("other" in names))
         shares = ", ".join(f"{name} {at_most}{percent(share)}" for name, share in self.phases)
         cost = f"which costs {at_most}{percent(said.finding.loss_share)} of the step time"
-        advice = []
+        latest = first_ranks(self.ranks, said.hosts)
+        who, end = f"of {latest} " if self.ranks else "", ";" if self.is_open else ","
+        advice = [f"look at {latest} first: a slow host there may be all of it"] if self.ranks else []
         if self.is_open:
             cost = "cannot tell how much that costs"
             advice.append(f"{_LEARN}: its kernels show how long devices work")
@@ -176,6 +180,8 @@ class HostEvidence(Evidence):
         more = []
         if not self.is_open and said.finding.loss_share >= _MOSTLY_WAITS * self.share:
             more.append("the rest of its cost is time in which ranks wait for those whose devices are idle")
+        if self.ranks:
+            more.append(f"all other devices wait for {latest}, not for their own hosts; {_HELD}")
         if self.is_upper_bound:
             more.append(
                 "how long devices worked there is not known: no step shows these phases without waiting for the host. "
@@ -183,13 +189,17 @@ class HostEvidence(Evidence):
             )
         bounds = f"between {percent(self.least_share)} and {percent(self.share)}" if self.is_open else ""
         return FindingWords(
-            headline=f"host-bound: devices wait for their hosts ({where}){',' if not self.is_open else ';'} {cost}",
+            headline=f"host-bound: devices {who}wait for their hosts ({where}){end} {cost}",
             why=f"idle {bounds or at_most + percent(self.share)} of the step, because nothing was issued: {shares}",
             next="; ".join(advice),
             more=tuple(more),
         )
 
 
+_HELD = (
+    "those hosts are held up once their launch queues are full, so that all seem equally slow: whether they would keep "
+    "up is not known"
+)
 _PASSES = ("forward", "backward")
 _MOSTLY_WAITS = 1.5  # display: cost relative to idle time from which the difference is explained
 _LEARN = "profile a few steps with torch.profiler and read them with hpcpace import kineto"
@@ -288,10 +298,13 @@ def _host_finding(case: Case, panels: Panels, cost: float, interval: tuple[float
     share, idle = float(panels.host_ns.mean()) / panels.mean_time_ns, _named(case, panels)
     is_bound, limits = _is_bound(idle), case.thresholds.of(HostThresholds)
     low, high = interval or (0.0, cost)
+    waits: Bools = panels.host_ns.mean(axis=1) / panels.mean_time_ns >= limits.everywhere_share
+    are_few = len(waits) == len(panels.rank) and 0 < waits.sum() <= limits.idle_ranks_part * len(waits)
     evidence = HostEvidence(
         share=share,
         least_share=min(sum(each.least_ns for each in panels.idle) / panels.mean_time_ns, share),
         phases=tuple((each.phase, each.idle_ns / panels.mean_time_ns) for each in idle),
+        ranks=tuple(panels.rank[waits].tolist()) if are_few else (),
         is_upper_bound=is_bound,
         is_open=is_bound and high - low > limits.widest_bounds,
     )

@@ -115,6 +115,17 @@ def test_hosts_that_are_too_slow_by_turns_are_no_rank_s_fault(tmp_path, kind, tp
     assert verdict.loss_share == pytest.approx(cost, abs=3 * HALF_A_POINT)
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_slow_host_that_fills_the_launch_queues_of_all_others_is_named(tmp_path, kind):
+    """The other hosts are held up at its pace, so that nothing shows whether these are slow, too."""
+    job = Layout(kind=kind, issue=1.0, slow_hosts={3: 1.3}, queue=24, host_noise=0.02, transfer_ns=100 * US)
+    verdict, cost = judged(job, tmp_path, slow_hosts={})
+    assert (verdict.mode, verdict.loss_share) == (Mode.HOST, pytest.approx(cost, abs=HALF_A_POINT))
+    assert verdict.headline.startswith("host-bound: devices of rank 3 on g0 wait for their hosts")
+    assert verdict.next[0].startswith("look at rank 3 on g0 first")
+    assert "whether they would keep up is not known" in " ".join(verdict.why)
+
+
 def test_a_host_that_is_slower_than_others_near_their_limit_is_that_of_its_rank(tmp_path):
     job = Layout(kind="experts", num_ranks=16, tp=16, issue=0.9, host_noise=0.02, transfer_ns=100 * US)
     verdict, cost = judged(replace(job, slow_hosts={5: 1.5}), tmp_path, slow_hosts={})

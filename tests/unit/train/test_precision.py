@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from cases import each_case
 
-torch = pytest.importorskip("torch")
-
-from hpcpace.core.errors import ConfigError  # noqa: E402
-from hpcpace.train.models import BatchNorm2d, LayerNorm, autocast, master_dtype, sharding_policy  # noqa: E402
-from hpcpace.train.parallel import build_stage  # noqa: E402
-from hpcpace.train.presets import GPT2_PRESETS, RESNET18  # noqa: E402
-from hpcpace.train.settings import DTYPES, SHORT_DTYPES, TrainConfig  # noqa: E402
+from hpcpace.core.errors import ConfigError
+from hpcpace.train.models import BatchNorm2d, LayerNorm, autocast, master_dtype, sharding_policy
+from hpcpace.train.parallel import build_stage
+from hpcpace.train.presets import GPT2_PRESETS, RESNET18
+from hpcpace.train.settings import DTYPES, SHORT_DTYPES, TrainConfig
 
 CPU = torch.device("cpu")
 TINY = GPT2_PRESETS["tiny"]
