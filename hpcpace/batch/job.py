@@ -291,7 +291,8 @@ def prepare_job(name: str, environ: Mapping[str, str]) -> BatchJob:
         for option in gpu:
             control.say(f"srun {option}: each rank gets its own slice of a GPU (MIG)")
         options = (*_mpi_options(settings, environ, control), *settings.srun_args, *gpu)
-    placement = placement_options(settings.placement, allocation, environ.get("SLURM_JOB_NODELIST", ""))
+    nodes = environ.get("SLURM_JOB_NODELIST", "")
+    placement = placement_options(settings.placement, allocation, nodes, settings.srun_args)
     launch = Launch(program=settings.program, allocation=allocation, options=options, placement=placement)
     return BatchJob(settings=settings, allocation=allocation, control=control, launch=launch, environ=environ)
 

@@ -324,30 +324,36 @@ def gpu_options(environ: Mapping[str, str], options: Sequence[str]) -> tuple[str
     return () if len(slices) < 2 or is_chosen or is_bound else ("--gpu-bind=per_task:1",)
 
 
-def placement_options(file: str, allocation: Allocation | None, nodes: str) -> tuple[str, ...]:
+def placement_options(
+    file: str, allocation: Allocation | None, nodes: str, options: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Return what srun needs to start each rank on the host that a file of `hpcpace place` has for it.
 
     Args:
         file: the host of each rank, one on a line; empty for none.
         allocation: the job; None outside of Slurm.
         nodes: of the job, as Slurm's list.
+        options: of srun that the user gives.
 
     Raises:
-        UsageError: the file cannot be read, or is of another number of ranks, or of other hosts.
+        UsageError: the file cannot be read, or is of another number of ranks, or of other hosts, or the user's options
+            distribute ranks, too.
     """
     if not file:
         return ()
+    if others := [option for option in options if option.startswith(("-m", "-w", "--distribution", "--nodelist"))]:
+        raise UsageError(f"HPCPACE_PLACEMENT and HPCPACE_SRUN_ARGS ({others[0]}) both place ranks: leave one out")
     named = f"HPCPACE_PLACEMENT={shown(file)}"
     if allocation is None or len(allocation.components) > 1:
         kind = "this is no Slurm job" if allocation is None else "the components of a heterogeneous job have one each"
         raise UsageError(f"{named} gives srun one list of hosts, and {kind}: leave it out")
     try:
         hosts = read_file(Path(file), most_bytes=_MAX_PLACEMENT_BYTES).decode().split()
-        others = set(hosts) ^ set(expand(nodes))
+        strangers = set(hosts) ^ set(expand(nodes))
     except (OSError, ValueError) as error:
         raise UsageError(f"{named} cannot be read: {printable(str(error))}") from None
     if len(hosts) != allocation.num_tasks:
         raise UsageError(f"{named} has hosts for {len(hosts)} ranks, and the job has {allocation.num_tasks}")
-    if others:
-        raise UsageError(f"{named} and the job have different hosts ({short_list(others)}): use sbatch --nodelist")
+    if strangers:
+        raise UsageError(f"{named} and the job have different hosts ({short_list(strangers)}): use sbatch --nodelist")
     return ("--distribution=arbitrary", f"--nodelist={Path(file).absolute()}")

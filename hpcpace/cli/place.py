@@ -31,7 +31,7 @@ from hpcpace.core.text import format_bytes, percent, plural, printable
 if TYPE_CHECKING:
     from hpcpace.placement.of_run import Placement
 
-_FORMATS = ("slurm", "openmpi", "torchrun")  # as of hpcpace.placement.files, which loads numpy
+_FORMATS = ("slurm", "openmpi", "torchrun")
 
 
 @click.command(cls=Command)

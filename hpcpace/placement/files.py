@@ -16,14 +16,12 @@ import numpy as np
 from hpcpace.core.text import shell_word
 from hpcpace.metrics import Ints
 
-FORMATS = ("slurm", "openmpi", "torchrun")
-
 
 def placement_text(kind: str, host: Ints, names: Sequence[str]) -> str:
     """Return the content of a file.
 
     Args:
-        kind: one of `FORMATS`.
+        kind: `slurm`, `openmpi` or `torchrun`.
         host: of each rank, index into `names`, int64, (num_ranks,).
         names: of the hosts, in the order in which torchrun numbers them.
     """

@@ -106,3 +106,11 @@ def test_a_placement_of_another_job_is_refused(
     with pytest.raises(UsageError) as error:
         placement_options(str(file), allocation, nodes)
     assert said in str(error.value)
+
+
+@each_case("option", ["-m", "--distribution=cyclic", "--nodelist=n1", "-wn1"])
+def test_one_thing_alone_places_ranks(tmp_path: Path, option: str) -> None:
+    (tmp_path / "placement.txt").write_text("n1\nn2\n" * 4)
+    allocation = Allocation(job="17", components=(ONE,))
+    with pytest.raises(UsageError, match="both place ranks: leave one out"):
+        placement_options(str(tmp_path / "placement.txt"), allocation, "n[1-2]", ("--label", option))
