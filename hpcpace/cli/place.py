@@ -26,12 +26,14 @@ from hpcpace.cli.options import (
 from hpcpace.core.environment import process_environ
 from hpcpace.core.rundir import check_target, open_named_run
 from hpcpace.core.settings import load_config
-from hpcpace.core.text import format_bytes, percent, plural, printable
+from hpcpace.core.text import format_bytes, percent, plural, printable, rank_list
 
 if TYPE_CHECKING:
     from hpcpace.placement.of_run import Placement
 
 _FORMATS = ("slurm", "openmpi", "torchrun")
+_MAX_HOSTS = 8
+"""Whose ranks are listed: what fits a screen."""
 
 
 @click.command(cls=Command)
@@ -100,6 +102,8 @@ def command(
         click.echo(fitted(line))
     if output is not None:
         click.echo(f"written: {printable(str(output))}\nuse it: {usage_line(kind, str(output))}")
+    elif found.num_moved:
+        click.echo("next: --output FILE writes it for the launcher of the next job, on the same hosts")
 
 
 def _lines(found: Placement) -> list[str]:
@@ -117,7 +121,17 @@ def _lines(found: Placement) -> list[str]:
         if gain is None
         else f"step time: at most {percent(gain)} shorter, by the model",
         f"{plural(found.num_moved, 'rank')} of {len(found.before)} would change their host",
+        *_ranks_by_host(found),
     ]
+
+
+def _ranks_by_host(found: Placement) -> list[str]:
+    lines = [
+        f"{printable(name)}: {rank_list((found.after == host).nonzero()[0].tolist())}"
+        for host, name in enumerate(found.names[:_MAX_HOSTS])
+    ]
+    more = len(found.names) - _MAX_HOSTS
+    return [*lines, f"and {plural(more, 'more host')}: --json lists all ranks"] if more > 0 else lines
 
 
 def _as_json(found: Placement) -> dict[str, Any]:

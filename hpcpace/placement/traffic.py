@@ -18,7 +18,7 @@ from hpcpace.frames.columns import Columns, Texts
 from hpcpace.metrics import Floats, Ints
 
 MAX_RANKS = 4096
-"""memory: the search for a placement of as many ranks took 1.15 GB, and 88 s on one core."""
+"""memory: the search for a placement of as many ranks takes 1.2 GB, and 51 s on one core."""
 _RING_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 _UNKNOWN = -1
 

@@ -35,6 +35,7 @@ def test_says_what_would_change(hpcpace, bad: Path) -> None:
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == "bytes over uplinks: 48.0 MB to 8.00 kB a step"
     assert "step time: at most " in out and " ranks of 8 would change their host" in out
+    assert "next: --output FILE writes it" in out and all(f"\nn{host}: ranks " in out for host in range(4))
 
 
 def test_json_has_the_place_of_each_rank(hpcpace, bad: Path) -> None:

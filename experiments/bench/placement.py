@@ -1,0 +1,78 @@
+"""What `hpcpace place` finds for ranks that were scattered over their hosts, beside the planted placement and METIS.
+
+Data-parallel replicas of 8 tensor-parallel ranks or pipeline stages: with one replica on each host of 8, in order, the
+placement is planted. METIS (pymetis, where it is installed) cuts the same graph in as many parts as there are hosts. It
+knows no leaves, and balances parts only nearly, so that a host may get more ranks than it has slots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+
+import numpy as np
+
+from hpcpace.metrics import Floats, Ints
+from hpcpace.placement.assign import PlacementThresholds, Volumes, better_host, levels_between, volumes
+from hpcpace.placement.traffic import edges
+
+_PER_HOST, _HOSTS_PER_LEAF = 8, 8
+_REPLICA_BYTES, _DATA_BYTES = 1000, 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=1024, help="a multiple of 64 (default %(default)s)")
+    parser.add_argument("--pipeline", action="store_true", help="replicas of stages, not of tensor-parallel ranks")
+    args = parser.parse_args()
+    num_ranks, traffic = args.ranks, _traffic(args.ranks, is_pipeline=args.pipeline)
+    num_hosts = num_ranks // _PER_HOST
+    levels = levels_between([("spine", f"leaf{host // _HOSTS_PER_LEAF}") for host in range(num_hosts)])
+    planted = np.repeat(np.arange(num_hosts), _PER_HOST)
+    scattered = np.random.default_rng(1).permutation(planted)
+    begin_s = time.perf_counter()
+    found = better_host(traffic, scattered, levels, PlacementThresholds())
+    took_s = time.perf_counter() - begin_s
+    _print("scattered", volumes(traffic, scattered, levels))
+    _print(f"found in {took_s:.1f} s", volumes(traffic, found, levels))
+    _print("planted", volumes(traffic, planted, levels))
+    if importlib.util.find_spec("pymetis") is not None:
+        begin_s = time.perf_counter()
+        cut = _by_metis(traffic, num_hosts)
+        took_s = time.perf_counter() - begin_s
+        most = np.bincount(cut).max()
+        _print(f"METIS in {took_s:.1f} s, up to {most} ranks a host", volumes(traffic, cut, levels))
+
+
+def _traffic(num_ranks: int, *, is_pipeline: bool) -> Floats:
+    traffic = np.zeros((num_ranks, num_ranks))
+    ranks = np.arange(num_ranks).reshape(-1, _PER_HOST)
+    if is_pipeline:
+        source, destination = ranks[:, :-1].ravel(), ranks[:, 1:].ravel()
+        traffic[source, destination] = traffic[destination, source] = _REPLICA_BYTES
+    for groups, size_bytes in ((ranks[: 0 if is_pipeline else None], _REPLICA_BYTES), (ranks.T, _DATA_BYTES)):
+        for members in groups:
+            source, destination, share = edges("all_reduce", members, -1)
+            np.add.at(traffic, (source, destination), share * size_bytes)
+    return traffic
+
+
+def _by_metis(traffic: Floats, num_hosts: int) -> Ints:
+    import pymetis
+
+    both = traffic + traffic.T
+    neighbours = [np.flatnonzero(row) for row in both]
+    starts = np.cumsum([0, *map(len, neighbours)])
+    weights = np.concatenate([row[at] for row, at in zip(both, neighbours, strict=True)]).astype(int).tolist()
+    graph = pymetis.CSRAdjacency(starts.tolist(), np.concatenate(neighbours).tolist())
+    _, parts = pymetis.part_graph(num_hosts, adjacency=graph, eweights=weights)
+    return np.array(parts, np.int64)
+
+
+def _print(name: str, found: Volumes) -> None:
+    print(f"{name}: {found.uplink_bytes:,.0f} bytes over uplinks, {found.host_bytes:,.0f} between hosts")
+
+
+if __name__ == "__main__":
+    main()
