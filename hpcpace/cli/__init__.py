@@ -28,8 +28,11 @@ HEADINGS = {
         "hang": "Say which ranks hold up a job that no longer moves.",
         "timeline": "Write some steps of a run as a file for Perfetto.",
         "export": "Write the data of a run as tables, Parquet or CSV.",
-        "place": "Find a better host for each rank of the next run.",
         "dump": "Show what is in a trace file.",
+    },
+    "Plan the next run": {
+        "plan": "Predict what other layouts, nodes and machines would cost.",
+        "place": "Find a better host for each rank of the next run.",
     },
     "Several runs": {
         "list": "List runs with their state, verdict and speed.",
@@ -79,7 +82,7 @@ _MODULES = {
 }
 
 # They read traces by libraries that crash for want of memory.
-_READERS = ("report", "compare", "scale", "history", "timeline", "export", "place", "dump", "pack")
+_READERS = ("report", "compare", "scale", "history", "timeline", "export", "plan", "place", "dump", "pack")
 
 
 class LazyGroup(Group):

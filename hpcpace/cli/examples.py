@@ -22,6 +22,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "hpcpace export runs/1234-train -o data",
         "hpcpace export runs/1234-train -o data --format csv --only steps --only parts",
     ),
+    "plan": ("hpcpace plan runs/1234-train --nodes 2,4,8", "hpcpace plan --model gpt2-xl --machine a100 --nodes 1,8"),
     "place": (
         "hpcpace place runs/1234-train --topology topology.conf",
         "hpcpace place runs/1234-train --output placement.txt",

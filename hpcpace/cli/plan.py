@@ -1,0 +1,285 @@
+"""`hpcpace plan`: predict what other layouts and machines would cost a training, from a run or a description."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcpace.cli.commands import Command
+from hpcpace.cli.options import (
+    PATH,
+    Real,
+    Whole,
+    collect_less_garbage,
+    headed,
+    memory,
+    option,
+    shown_progress,
+    text_console,
+    verbose,
+    warn,
+    warn_of_old_hdf5,
+    write_target,
+)
+from hpcpace.core.environment import process_environ
+from hpcpace.core.errors import UsageError
+from hpcpace.core.rundir import check_target, open_named_run
+from hpcpace.core.settings import load_config
+from hpcpace.core.text import parse_rate, printable
+
+if TYPE_CHECKING:
+    from hpcpace.planning.answer import Question
+    from hpcpace.planning.files import KnownMachine
+    from hpcpace.planning.model import Transformer
+    from hpcpace.planning.of_run import MeasuredRun
+
+_COLUMNS = ("dp", "pp", "tp", "zero", "micro_batch", "recompute")
+_MAX_NODES = 65536
+_DTYPES = {"bfloat16": 2, "float32": 4}
+
+
+def _numbers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Read numbers of nodes such as `1,2,4`."""
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= _MAX_NODES for part in parts):
+        raise click.BadParameter(f"{printable(text)!r} is no list of whole numbers from 1 to {_MAX_NODES}, like 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _restrictions(_: click.Context, __: click.Parameter, given: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
+    """Read restrictions such as `tp=1,2`."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in given:
+        name, values = text.split("=", 1) if "=" in text else (text, "")
+        parts = values.split(",")
+        if name not in _COLUMNS or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+            raise click.BadParameter(
+                f"{printable(text)!r}: write a column and its values, like tp=1,2; columns: {', '.join(_COLUMNS)}"
+            )
+        found[name] = tuple(int(part) for part in parts)
+    return found
+
+
+@click.command(cls=Command)
+@click.argument("run", type=PATH, required=False)
+@headed(
+    "What to plan",
+    option(
+        "--model",
+        metavar="NAME",
+        help="Take this model: gpt2-small, -medium, -large, -xl, or a file of TOML or YAML.",
+        show_default="that of the run",
+    ),
+    option(
+        "--machine",
+        metavar="NAME",
+        help="Take this machine: a100, h100, a40, v100, or a file of TOML or YAML.",
+        show_default="that of the run",
+    ),
+    option("--probe", type=PATH, metavar="FILE", help="Take rates of links from this probe.", show_default="none"),
+    option(
+        "--network", metavar="RATE", help="Let each node send at this rate, like 100gbit.", show_default="as measured"
+    ),
+    option(
+        "--gpu-memory",
+        type=Real(0, is_open=True),
+        metavar="GB",
+        help="Let each rank have as much memory.",
+        show_default="that of the machine",
+    ),
+    option("--attempt", "attempt_number", type=Whole(0), help="Read this attempt.", show_default="the last one"),
+    memory,
+)
+@headed(
+    "Layouts",
+    option(
+        "--nodes",
+        callback=_numbers,
+        metavar="N,N",
+        help="Look at these numbers of nodes.",
+        show_default="1,2,4,8 times those of the run",
+    ),
+    option("--batch", type=Whole(1), help="Train as many sequences in a step.", show_default="that of the run, or 512"),
+    option(
+        "--dtype",
+        type=click.Choice([*_DTYPES]),
+        help="Compute in this type.",
+        show_default="that of the run, or bfloat16",
+    ),
+    option(
+        "--only",
+        multiple=True,
+        callback=_restrictions,
+        metavar="NAME=N,N",
+        help="Look only at layouts with these values of dp, pp, tp, zero, micro_batch or recompute (0 none, 1 part, "
+        "2 all).",
+        show_default="all",
+    ),
+    option("--top", type=Whole(1, 1000), default=8, help="Show as many layouts for each number of nodes."),
+)
+@headed(
+    "Output",
+    option(
+        "--price",
+        type=Real(0),
+        help="Say what a billion tokens cost at this price of an hour of a GPU.",
+        show_default="none",
+    ),
+    option(
+        "--write",
+        "job_script",
+        type=PATH,
+        metavar="FILE",
+        help="Write a job script of the best layout into this file.",
+        show_default="none",
+    ),
+    option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    verbose,
+)
+def command(
+    run: Path | None,
+    model: str | None,
+    machine: str | None,
+    probe: Path | None,
+    network: str | None,
+    gpu_memory: float | None,
+    attempt_number: int | None,
+    memory: str | None,
+    nodes: tuple[int, ...],
+    batch: int | None,
+    dtype: str | None,
+    only: Mapping[str, tuple[int, ...]],
+    top: int,
+    price: float | None,
+    job_script: Path | None,
+    as_json: bool,
+    is_verbose: bool,
+) -> None:
+    """Predict step time, memory and network volume of layouts and numbers of nodes, before a job runs.
+
+    Either from a traced RUN, whose computation and links are measured, or from --model and --machine alone. `hpcpace
+    help plan` says what predictions rest on and how far off they were.
+
+    Exit codes: 0 fine; 2 bad input; 3 it cannot tell: nothing fits, or the run does not show what its steps cost.
+    """
+    check_target(job_script, [run, probe], "--write")
+    if run is None and (model is None or machine is None):
+        raise UsageError("name a run, or both --model and --machine")
+
+    from hpcpace.planning.answer import answer, check_growth
+    from hpcpace.planning.files import read_machine, read_model
+    from hpcpace.report.plan_report import Prices, job_script_of, plan_document
+    from hpcpace.report.plan_report import as_json as json_of
+    from hpcpace.report.terminal import print_document
+
+    known = read_machine(machine or "a100")
+    named_model = None if model is None else read_model(model)
+    measured = None
+    if run is not None:
+        measured = _measured(run, attempt_number, memory, known, named_model, is_verbose=is_verbose)
+        known = measured.known if machine is None else known
+    known = _changed(known, probe=probe, network=network, gpu_memory=gpu_memory)
+    question = _question(measured, known, named_model, nodes=nodes, batch=batch, dtype=dtype, only=only)
+    if measured is not None:
+        check_growth(question, measured.nodes)
+    plan = answer(question, top=top)
+    unit = "samples" if question.job.model.sequence == 1 else "tokens"
+    prices = Prices(per_gpu_hour=price, unit=unit)
+    if job_script is not None:
+        write_target(job_script, job_script_of(plan, question.job), "--write")
+    if as_json:
+        click.echo(json.dumps(json_of(plan, remarks=known.remarks, prices=prices), indent=2))
+        return
+    document = plan_document(
+        plan, model=question.job.model.name, machine=known.machine.name, remarks=known.remarks, prices=prices
+    )
+    print_document(text_console(), document, is_verbose=is_verbose)
+    if job_script is not None:
+        click.echo(f"written: {printable(str(job_script))}")
+
+
+def _measured(
+    run: Path,
+    number: int | None,
+    memory: str | None,
+    known: KnownMachine,
+    model: Transformer | None,
+    *,
+    is_verbose: bool,
+) -> MeasuredRun:
+    collect_less_garbage()
+    named = open_named_run(run)
+    attempt = named.chosen_attempt(number)
+    warn_of_old_hdf5(named.directory.path)
+    settings = load_config(file=None, environ=process_environ(), options={"report": {"memory": memory}})
+
+    from hpcpace.diagnosis.measure import Selection
+    from hpcpace.frames.run import open_for_command
+    from hpcpace.planning.of_run import measure_run
+
+    with shown_progress() as stage:
+        opened = open_for_command(named.directory, attempt, Selection(), settings, stage)
+        found = measure_run(opened, known, model)
+    warn(opened.problems, is_verbose=is_verbose)
+    return found
+
+
+def _changed(known: KnownMachine, *, probe: Path | None, network: str | None, gpu_memory: float | None) -> KnownMachine:
+    """Return a machine with what options say of it.
+
+    Raises:
+        UsageError: a rate cannot be read.
+        ProbeError: the probe cannot be read.
+    """
+    from hpcpace.planning.links import with_links
+    from hpcpace.probe.record import read_probe
+
+    if probe is not None:
+        known = with_links(known, read_probe(probe))
+    machine = known.machine
+    if network is not None:
+        try:
+            machine = replace(machine, network_rate=parse_rate(network) / 8)
+        except ValueError as error:
+            raise UsageError(f"--network: {error}") from None
+    if gpu_memory is not None:
+        machine = replace(machine, memory_bytes=gpu_memory * 1e9)
+    return replace(known, machine=machine)
+
+
+def _question(
+    measured: MeasuredRun | None,
+    known: KnownMachine,
+    model: Transformer | None,
+    *,
+    nodes: tuple[int, ...],
+    batch: int | None,
+    dtype: str | None,
+    only: Mapping[str, tuple[int, ...]],
+) -> Question:
+    from hpcpace.planning.answer import Question
+    from hpcpace.planning.engine import Job
+
+    first = 1 if measured is None else measured.nodes
+    if measured is None:
+        assert model is not None
+        job, size, element_bytes, correction = Job(model=model, machine=known.machine), 512, 2, 1.0
+    else:
+        element_bytes = int(measured.layout.element_bytes[0])
+        job, size, correction = measured.job.on(known.machine), measured.batch, measured.correction
+    element_bytes = element_bytes if dtype is None else _DTYPES[dtype]
+    return Question(
+        job=job,
+        nodes=nodes or tuple(first * times for times in (1, 2, 4, 8)),
+        batch=batch or size,
+        only={**only, "element_bytes": (element_bytes,)},
+        error=known.error,
+        correction=correction,
+    )

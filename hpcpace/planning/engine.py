@@ -1,0 +1,208 @@
+"""The step of a layout on a machine: what all models share, which is where ranks are and what they send each other.
+
+Collectives are rings whose slowest edge decides, within a node or through its network (Thakur et al. 2005), or first
+add up on each node. All layouts are computed at once; `steps` adds the work of a model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.planning.layouts import Layouts
+from hpcpace.planning.machine import Machine
+from hpcpace.planning.model import Model
+
+_BUCKET_BYTES = 25e6  # format: the bucket of DistributedDataParallel; the last one of a step cannot overlap
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is planned: a model on a machine, and the habits of its framework.
+
+    Attributes:
+        is_dp_inner: whether replicas have neighbouring ranks (Megatron) rather than stages (hpcpace, DeviceMesh).
+        overlaps: whether replicas exchange gradients while the backward pass runs.
+        is_hierarchical: whether collectives first add up on each node, so that nodes exchange what one rank has.
+        gradient_bytes: of an element of gradients between replicas; 0 for that of activations.
+        sync_every: steps after which replicas exchange; more than 1 is local SGD.
+    """
+
+    model: Model
+    machine: Machine
+    is_dp_inner: bool = False
+    overlaps: bool = True
+    is_hierarchical: bool = False
+    gradient_bytes: int = 0
+    sync_every: int = 1
+
+    def on(self, machine: Machine) -> Job:
+        """Return this job on another machine."""
+        return replace(self, machine=machine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Where the groups of ranks lie on nodes, int64, (num_layouts,) each.
+
+    Attributes:
+        size: ranks of a group.
+        local: of them on one node.
+        num_beside: groups that share the node's network.
+    """
+
+    size: Ints
+    local: Ints
+    num_beside: Ints
+
+    @property
+    def num_nodes(self) -> Ints:
+        """Nodes of a group."""
+        return ceil(self.size, self.local)
+
+
+class Engine(ABC):
+    """The steps of layouts of a job; each attribute is float64, (num_layouts,), unless it says otherwise."""
+
+    def __init__(self, job: Job, layouts: Layouts) -> None:
+        self.job, self.layouts, self.machine = job, layouts, job.machine
+
+    @property
+    @abstractmethod
+    def compute_s(self) -> Floats:
+        """What the rank with most computes in a step, waits and exchanges left out."""
+
+    @property
+    @abstractmethod
+    def passes_s(self) -> Floats:
+        """From the first forward pass to the last backward pass, without what replicas exchange."""
+
+    @property
+    @abstractmethod
+    def last_backward_s(self) -> Floats:
+        """The backward pass of the last microbatch, under which replicas can exchange gradients."""
+
+    @property
+    @abstractmethod
+    def exchanged_bytes(self) -> tuple[Floats, Floats]:
+        """Bytes of the gradients and of the parameters of the rank with most."""
+
+    @property
+    @abstractmethod
+    def tensor_s(self) -> Floats:
+        """Exchanges of tensor parallelism of a step, which `passes_s` has."""
+
+    @property
+    @abstractmethod
+    def update_s(self) -> Floats:
+        """The optimizer."""
+
+    @property
+    @abstractmethod
+    def memory_bytes(self) -> Floats:
+        """Memory of the rank with most, as far as it is known."""
+
+    @property
+    @abstractmethod
+    def inner_network_bytes(self) -> Floats:
+        """Bytes that the busiest node sends to others in a step within replicas."""
+
+    @cached_property
+    def replica_groups(self) -> Groups:
+        """Groups of data parallelism."""
+        layouts = self.layouts
+        return self.groups(layouts.dp, layouts.tp * (1 if self.job.is_dp_inner else layouts.pp))
+
+    @cached_property
+    def replica_s(self) -> Floats:
+        """Exchange between replicas, overlapped or not: all-reduce, or the halves and gathers of ZeRO."""
+        gradient_bytes, parameter_bytes = self.exchanged_bytes
+        gradients_s = self.ring_s(self.replica_groups, gradient_bytes, 1)
+        gathers_s = self._num_gathers * self.ring_s(self.replica_groups, parameter_bytes, 1)
+        plain_s = self.ring_s(self.replica_groups, gradient_bytes, 2)
+        return np.where(self.layouts.zero > 0, gradients_s + gathers_s, plain_s)
+
+    @cached_property
+    def _num_gathers(self) -> Ints:
+        """How often parameters are gathered: once after the update, or for each pass of each microbatch (ZeRO 3)."""
+        return np.where(self.layouts.zero < 3, 1, 2 * self.layouts.num_micro)
+
+    @cached_property
+    def exposed_replica_s(self) -> Floats:
+        """Exchange between replicas that the backward pass does not hide."""
+        if not self.job.overlaps or self.job.sync_every > 1:
+            return self.replica_s / self.job.sync_every
+        last_s = np.minimum(_BUCKET_BYTES / np.maximum(self.exchanged_bytes[0], 1.0), 1.0) * self.replica_s
+        return last_s + np.maximum(self.replica_s - last_s - self.last_backward_s, 0.0)
+
+    @cached_property
+    def step_s(self) -> Floats:
+        """A step."""
+        return self.passes_s + self.exposed_replica_s + self.update_s
+
+    @property
+    def parts_s(self) -> dict[str, Floats]:
+        """Parts of a step: what the rank with most computes, and what it waits for."""
+        return {
+            "compute": self.compute_s,
+            "pipeline": self.passes_s - self.compute_s - self.tensor_s,
+            "tensor": self.tensor_s,
+            "gradients": self.exposed_replica_s,
+            "update": self.update_s,
+        }
+
+    @cached_property
+    def network_bytes(self) -> Floats:
+        """Bytes that the busiest node sends to others in a step, headers left out."""
+        gradient_bytes, parameter_bytes = self.exchanged_bytes
+        groups = self.replica_groups
+        halves = self.sent_bytes(groups, gradient_bytes, 1)
+        gathers = self._num_gathers * self.sent_bytes(groups, parameter_bytes, 1)
+        replicas = np.where(self.layouts.zero > 0, halves + gathers, 2 * halves) / self.job.sync_every
+        return replicas + self.inner_network_bytes
+
+    def groups(self, size: Ints, stride: Ints) -> Groups:
+        """Return where groups lie whose ranks are a stride apart: nodes take `gpus_per_node` ranks in turn."""
+        on_node = np.minimum(self.machine.gpus_per_node, self.layouts.num_ranks)
+        local = np.clip(on_node // stride, 1, size)
+        return Groups(size=size, local=local, num_beside=np.maximum(on_node // local, 1))
+
+    def sent_bytes(self, groups: Groups, size_bytes: Floats, num_rounds: int) -> Floats:
+        """Return what a node sends to others for all its groups, 0 where a group stays on its node.
+
+        A ring of n ranks passes (n - 1) / n of a message over each of its edges in a round, and one of them leaves a
+        node; first added up on m nodes, (m - 1) / m.
+
+        Args:
+            groups: that exchange.
+            size_bytes: of the message.
+            num_rounds: 2 of an all-reduce, 1 of a reduce-scatter or an all-gather.
+        """
+        num = groups.num_nodes if self.job.is_hierarchical else groups.size
+        sent = num_rounds * (num - 1) / num * size_bytes * groups.num_beside
+        return np.where(groups.local < groups.size, sent, 0.0)
+
+    def ring_s(self, groups: Groups, size_bytes: Floats, num_rounds: int) -> Floats:
+        """Return how long a collective takes; arguments as of `sent_bytes`."""
+        machine = self.machine
+        latency_s = num_rounds * (groups.num_nodes - 1) * machine.network_latency_s
+        network_s = self.sent_bytes(groups, size_bytes, num_rounds) / machine.network_rate + latency_s
+        # Between ranks of a node: the whole ring, or the part of it that is on the node.
+        sent = num_rounds * (groups.size - 1) / groups.size * size_bytes
+        node_s = sent / machine.node_rate + num_rounds * groups.local * machine.node_latency_s
+        return np.maximum(network_s, np.where(groups.local > 1, node_s, 0.0))
+
+    def message_s(self, size_bytes: Floats, leaves: Bools, num_beside: Ints) -> Floats:
+        """Return how long messages take, of which `num_beside` leave a node at once where `leaves` says so."""
+        machine = self.machine
+        network_s = size_bytes * num_beside / machine.network_rate + machine.network_latency_s
+        return np.where(leaves, network_s, size_bytes / machine.node_rate + machine.node_latency_s)
+
+
+def ceil(number: Ints | int, by: Ints) -> Ints:
+    """Return quotients, rounded up."""
+    return np.asarray(-(-number // by))

@@ -1,0 +1,138 @@
+"""Layouts of a job, thousands at once: how its ranks share the model, the batch and the state of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from itertools import product
+
+import numpy as np
+
+from hpcpace.core.errors import ConfigError
+from hpcpace.metrics import Bools, Ints
+from hpcpace.planning.model import Model
+
+
+class Recompute(IntEnum):
+    """Which activations the backward pass computes again (Korthikanti et al. 2023)."""
+
+    NONE = 0
+    SELECTIVE = 1
+    FULL = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layouts:
+    """Columns of one row for each layout, int64, (num_layouts,).
+
+    Attributes:
+        dp, pp, tp: sizes of data, pipeline and tensor parallelism.
+        zero: stage of ZeRO, 0 to 3 (Rajbhandari et al. 2020).
+        micro_batch: sequences of a microbatch of a replica.
+        num_micro: microbatches of a replica in a step; without a pipeline their gradients are accumulated.
+        recompute: a `Recompute`.
+        element_bytes: of an activation or a gradient on its way, 2 or 4.
+        is_sequence_split: whether tensor parallelism also splits what lies between its matrix products, 0 or 1.
+        interleave: stages of the model that each rank of a pipeline has.
+    """
+
+    dp: Ints
+    pp: Ints
+    tp: Ints
+    zero: Ints
+    micro_batch: Ints
+    num_micro: Ints
+    recompute: Ints
+    element_bytes: Ints
+    is_sequence_split: Ints
+    interleave: Ints
+
+    @classmethod
+    def of(cls, **columns: Ints | Sequence[int] | int) -> Layouts:
+        """Return layouts of columns, of which single numbers hold for all; what is missing is the plainest.
+
+        Raises:
+            ConfigError: columns of different lengths, or numbers below 1 where that has no meaning.
+        """
+        plain = {"zero": 0, "recompute": 0, "is_sequence_split": 0}
+        known = [field.name for field in fields(cls)]
+        values = [np.asarray(columns.get(name, plain.get(name, 1 if name != "element_bytes" else 2))) for name in known]
+        try:
+            arrays = np.broadcast_arrays(*(np.atleast_1d(value).astype(np.int64) for value in values))
+        except ValueError:
+            raise ConfigError("columns of layouts have different lengths") from None
+        for name, column in zip(known, arrays, strict=True):
+            if column.size and column.min() < plain.get(name, 1):
+                raise ConfigError(f"layouts: {name} is {column.min()}: it must be at least {plain.get(name, 1)}")
+        return cls(**{name: np.array(column) for name, column in zip(known, arrays, strict=True)})
+
+    def __len__(self) -> int:
+        """Return the number of layouts."""
+        return len(self.dp)
+
+    def take(self, which: Ints | Bools) -> Layouts:
+        """Return some of the layouts."""
+        return Layouts(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+
+    def row(self, index: int) -> dict[str, int]:
+        """Return one layout by the names of its columns."""
+        return {field.name: int(getattr(self, field.name)[index]) for field in fields(self)}
+
+    @property
+    def num_ranks(self) -> Ints:
+        """Ranks of each layout."""
+        return self.dp * self.pp * self.tp
+
+    @property
+    def sequences(self) -> Ints:
+        """Sequences of a step, over all replicas."""
+        return self.dp * self.micro_batch * self.num_micro
+
+
+def enumerate_layouts(
+    model: Model, num_ranks: int, batch: int, choices: Mapping[str, Sequence[int]] | None = None
+) -> Layouts:
+    """Return all layouts of a number of ranks that a model and a batch can be cut into.
+
+    Args:
+        model: layers bound the stages, heads the tensor parallelism.
+        num_ranks: of the job.
+        batch: sequences of a step.
+        choices: values of some columns; without them, every divisor of the ranks for `pp` and `tp`, every divisor of a
+            replica's sequences for `micro_batch`, ZeRO 0, 1 and 3, and all recomputation.
+
+    Raises:
+        ConfigError: no layout fits.
+    """
+    allowed = dict(choices or {})
+    divisors = _divisors(num_ranks)
+    rows = []
+    for tp, pp in product(allowed.get("tp", divisors), allowed.get("pp", divisors)):
+        if num_ranks % (tp * pp) or model.num_heads % tp or pp > model.num_layers:
+            continue
+        dp = num_ranks // (tp * pp)
+        if batch % dp or dp not in allowed.get("dp", [dp]):
+            continue
+        for micro in allowed.get("micro_batch", _divisors(batch // dp)):
+            num_micro, rest = divmod(batch // dp, micro)
+            if rest or (num_micro < pp and pp > 1):
+                continue
+            # ZeRO shares nothing out without replicas, and stage 3 would gather each stage again for each microbatch.
+            zeros = [zero for zero in allowed.get("zero", (0, 1, 3)) if zero == 0 or (dp > 1 and (zero < 3 or pp == 1))]
+            for zero, recompute in product(zeros, allowed.get("recompute", tuple(Recompute))):
+                rows.append((dp, pp, tp, zero, micro, num_micro, int(recompute)))
+    if not rows:
+        raise ConfigError(
+            f"no layout of {num_ranks} ranks fits {model.name} ({model.num_layers} layers, {model.num_heads} heads) "
+            f"and a batch of {batch}: choose a batch that the ranks divide, or restrict less"
+        )
+    names = ("dp", "pp", "tp", "zero", "micro_batch", "num_micro", "recompute")
+    columns = dict(zip(names, np.array(rows, np.int64).T, strict=True))
+    return Layouts.of(
+        **columns, **{name: allowed[name][0] for name in ("element_bytes", "is_sequence_split") if name in allowed}
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]

@@ -1,0 +1,272 @@
+"""What a traced run says about a plan: its model and layout, how fast its ranks compute, and how fast its links are."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hpcpace.core.codec import Count, Text, convert, read_json
+from hpcpace.core.errors import CannotTell
+from hpcpace.core.text import rank_list
+from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
+from hpcpace.diagnosis.judged import JudgedAttempt
+from hpcpace.frames.columns import Columns, Texts
+from hpcpace.frames.run import Run
+from hpcpace.metrics import Floats
+from hpcpace.metrics.phases import Part
+from hpcpace.planning.engine import Job
+from hpcpace.planning.files import KnownMachine
+from hpcpace.planning.layouts import Layouts
+from hpcpace.planning.machine import Machine
+from hpcpace.planning.model import MeasuredModel, Model, Transformer
+from hpcpace.planning.steps import steps_of
+
+_MIN_BYTES = 1 << 16  # statistics: of an operation whose rate counts; smaller ones show latency
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedModel:
+    """The model of a reference workload as run.json has it; empty for other scripts."""
+
+    name: Text = ""
+    num_layers: Count = 0
+    width: Count = 0
+    num_heads: Count = 0
+    vocabulary: Count = 0
+    seq_len: Count = 0
+    dtype: Text = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedParallelism:
+    """How it was shared out."""
+
+    microbatches: Count | None = None
+    zero: Count = 0
+    overlap: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedJob:
+    """What run.json has of both."""
+
+    model: RecordedModel = field(default_factory=RecordedModel)
+    parallelism: RecordedParallelism = field(default_factory=RecordedParallelism)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """A run as a plan needs it.
+
+    Attributes:
+        job: its model, on a machine with the constants that the run shows.
+        layout: one row.
+        nodes: of the run.
+        step_s: median step.
+        batch: sequences, or samples, of a step.
+        known: the machine of `job` and how well it is known.
+    """
+
+    job: Job
+    layout: Layouts
+    nodes: int
+    step_s: float
+    batch: int
+    known: KnownMachine
+
+    @property
+    def correction(self) -> float:
+        """Measured over predicted step: what the constants do not explain, such as jitter and waits."""
+        return self.step_s / float(steps_of(self.job, self.layout).step_s[0])
+
+
+def measure_run(run: Run, base: KnownMachine, model: Transformer | None) -> MeasuredRun:
+    """Return what a run says about a plan.
+
+    Args:
+        run: opened.
+        base: the machine whose constants hold for what the run does not show.
+        model: that it trained, if run.json does not say it.
+
+    Raises:
+        CannotTell: it hung, lacks ranks, phases or clocks, or trains in parts a model that is not known.
+    """
+    judged = run.judged
+    _check(judged)
+    recorded = read_json(judged.attempt, judged.attempt.run_json.name, _recorded, []) or RecordedJob()
+    (ranks,) = run.columns("ranks")
+    sizes = {name: int(np.asarray(ranks[name]).max()) + 1 for name in ("dp", "pp", "tp")}
+    num_ranks = len(np.asarray(ranks["rank"]))
+    if math.prod(sizes.values()) != num_ranks:
+        sizes = {"dp": num_ranks, "pp": 1, "tp": 1}
+    steps, parts = _table(run, "steps"), _table(run, "parts")
+    samples = int(np.median(steps["samples"]))
+    shape = model or _transformer(recorded.model)
+    per_node = int(np.bincount(np.asarray(ranks["node"])).max())
+    machine = replace(base.machine, name="the run's machine", gpus_per_node=per_node)
+    own_s = _own_work_s(parts, num_ranks)
+    if shape is None:
+        if sizes["pp"] * sizes["tp"] > 1:
+            raise CannotTell("the run shares out a model that its record does not describe: name it with --model")
+        if samples < sizes["dp"]:
+            raise CannotTell("the run does not record how many samples a step has: call session.step(samples=...)")
+        found: Model = _measured_model(run, own_s, samples / sizes["dp"])
+        sequences = samples
+    else:
+        found, sequences = shape, max(samples // shape.sequence, 1)
+    layout = _layout(sizes, sequences, recorded)
+    overlaps = recorded.parallelism.overlap is not False
+    job = Job(model=found, machine=machine, overlaps=overlaps)
+    machine, remarks = _machine_of(run, job, layout, own_s, np.asarray(ranks["node"]))
+    nodes = judged.measured.places.num_nodes
+    return MeasuredRun(
+        job=job.on(machine),
+        layout=layout,
+        nodes=nodes,
+        step_s=float(np.median(steps["step_time_ns"])) / 1e9,
+        batch=sequences,
+        known=KnownMachine(machine=machine, error=base.error, remarks=tuple(remarks)),
+    )
+
+
+def _recorded(content: Any) -> RecordedJob:
+    # A script of the user's may record a model in words of its own.
+    return convert({name: content.get(name) or {} for name in ("model", "parallelism")}, RecordedJob)
+
+
+def _check(judged: JudgedAttempt) -> None:
+    """Refuse a run from which no plan follows.
+
+    Raises:
+        CannotTell: see `measure_run`.
+    """
+    credible, measured = judged.credible, judged.measured
+    if judged.hang is not None:
+        raise CannotTell("the run hung, so that its steps do not show what they cost: plan from one that ended")
+    if credible.missing or len(credible.traces) < credible.world_size:
+        raise CannotTell(f"{rank_list(credible.missing)} left no trace that can be used: trace all ranks")
+    if measured.unknown:
+        raise CannotTell(f"the run does not show what its steps are spent on: {measured.unknown}")
+    wrong = measured.clocks.num_wrong or are_exits_early(measured.clocks, judged.limits(ClockThresholds))
+    if wrong or measured.timed.unknown_clocks:
+        raise CannotTell("clocks of the run are wrong or unknown, so that its transfers are not known: trace it again")
+
+
+def _table(run: Run, name: str) -> dict[str, Floats]:
+    blocks = list(run.columns(name))
+    return {
+        key: np.concatenate([np.asarray(block[key], np.float64) for block in blocks])
+        for key, value in blocks[0].items()
+        if isinstance(value, np.ndarray)
+    }
+
+
+def _own_work_s(parts: dict[str, Floats], num_ranks: int) -> dict[str, float]:
+    """Return forward, backward and optimizer of the rank that computes most, seconds a step, median over steps."""
+    names = [Part.FORWARD.name.lower(), Part.BACKWARD.name.lower(), Part.OPTIMIZER.name.lower()]
+    by_rank = [parts[f"{name}_ns"].reshape(-1, num_ranks) for name in names]
+    medians = [np.median(one, axis=0) for one in by_rank]
+    most = int(np.argmax(medians[0] + medians[1]))
+    return {name: float(median[most]) / 1e9 for name, median in zip(names, medians, strict=True)}
+
+
+def _transformer(recorded: RecordedModel) -> Transformer | None:
+    if not (recorded.num_layers and recorded.width and recorded.num_heads and recorded.seq_len):
+        return None
+    return Transformer(
+        name=recorded.name or "the model",
+        num_layers=recorded.num_layers,
+        hidden=recorded.width,
+        num_heads=recorded.num_heads,
+        sequence=recorded.seq_len,
+        vocabulary=max(recorded.vocabulary, 1),
+    )
+
+
+def _layout(sizes: dict[str, int], sequences: int, recorded: RecordedJob) -> Layouts:
+    num_micro = max(recorded.parallelism.microbatches or 1, 1)
+    return Layouts.of(
+        **sizes,
+        zero=min(recorded.parallelism.zero, 3),
+        num_micro=num_micro,
+        micro_batch=max(sequences // sizes["dp"] // num_micro, 1),
+        element_bytes=2 if recorded.model.dtype in ("bfloat16", "float16") else 4,
+    )
+
+
+def _measured_model(run: Run, own_s: dict[str, float], samples: float) -> MeasuredModel:
+    """Return the model of a script: what a sample takes, and what replicas exchange."""
+    exchanged: dict[int, float] = defaultdict(float)
+    for block in run.columns("collectives"):
+        is_reduced = _is_op(block, _REDUCTIONS)
+        rank, size_bytes = np.asarray(block["rank"]), np.asarray(block["size_bytes"], np.float64)
+        for one in np.unique(rank[is_reduced]).tolist():
+            exchanged[one] += float(size_bytes[is_reduced & (rank == one)].sum())
+    per_step = max(exchanged.values(), default=0.0) / max(run.num_steps, 1)
+    return MeasuredModel(
+        name="the model of the run",
+        gradient_bytes=per_step,
+        forward_s=own_s["forward"] / samples,
+        backward_s=own_s["backward"] / samples,
+        update_s=own_s["optimizer"],
+    )
+
+
+def _is_op(block: Columns, names: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    op = block["op"]
+    assert isinstance(op, Texts)
+    return np.isin(op.code, [code for code, name in enumerate(op.names) if name in tuple(names)])
+
+
+def _machine_of(
+    run: Run, job: Job, layout: Layouts, own_s: dict[str, float], node: Floats
+) -> tuple[Machine, list[str]]:
+    """Return the machine that computes and sends as a run did, and what it does not show."""
+    machine, remarks = job.machine, []
+    if isinstance(job.model, Transformer):
+        predicted_s = float(steps_of(job, layout).compute_s[0])
+        slower = (own_s["forward"] + own_s["backward"]) / predicted_s
+        machine = machine.scaled(flops=1 / slower, memory_rate=1 / slower, layer_s=slower)
+    rates = _rates(run, node)
+    beside = machine.gpus_per_node
+    for name, leaves, what in (("network_rate", True, "between nodes"), ("node_rate", False, "within a node")):
+        if leaves in rates:
+            rate, local = rates[leaves]
+            whole = rate * max(beside // local, 1) if leaves else rate
+            machine = machine.scaled(**{name: whole / getattr(machine, name)})
+        else:
+            remarks.append(f"the run shows no transfers {what}: that rate is that of a known machine")
+    return machine, remarks
+
+
+def _rates(run: Run, node: Floats) -> dict[bool, tuple[float, int]]:
+    """Return bus bytes per second of groups that leave their node (True) and of others, and their ranks on a node."""
+    size: dict[int, float] = defaultdict(float)
+    time_s: dict[int, float] = defaultdict(float)
+    members: dict[int, set[int]] = defaultdict(set)
+    for block in run.columns("collectives"):
+        group, rank = np.asarray(block["group_id"]), np.asarray(block["rank"])
+        size_bytes = np.asarray(block["size_bytes"], np.float64)
+        rate = np.asarray(block["bus_bytes_per_s"], np.float64)
+        for one in np.unique(group).tolist():
+            mine = group == one
+            members[one] |= set(np.unique(rank[mine]).tolist())
+            large = mine & (size_bytes >= _MIN_BYTES) & np.isfinite(rate) & (rate > 0)
+            size[one] += float(size_bytes[large].sum())
+            time_s[one] += float((size_bytes[large] / rate[large]).sum())
+    found: dict[bool, list[tuple[float, float, int]]] = defaultdict(list)
+    for one, ranks in members.items():
+        if time_s[one] > 0 and len(ranks) > 1:
+            nodes = np.asarray(node)[sorted(ranks)]
+            local = int(np.bincount(nodes.astype(np.int64)).max())
+            found[bool(len(np.unique(nodes)) > 1)].append((size[one], time_s[one], local))
+    return {
+        leaves: (sum(one[0] for one in some) / sum(one[1] for one in some), max(one[2] for one in some))
+        for leaves, some in found.items()
+    }

@@ -1,0 +1,213 @@
+"""What `hpcpace plan` says: the best layout for each number of nodes, the next ones, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcpace.core.text import format_bytes, format_count, format_duration, listed, percent, plural
+from hpcpace.planning.answer import Choice, Plan
+from hpcpace.planning.engine import Job
+from hpcpace.planning.layouts import Recompute
+from hpcpace.report.document import NONE, UNKNOWN, Document, Notes, Row, Section, Table, Verdict
+
+_MIN_FACTOR = 1.02  # display: of a change that is listed
+_MIN_SHARE = 0.01  # display: of a part of a step that is named
+_NAMES = {
+    "pipeline": "waits and messages of the pipeline",
+    "tensor": "exchange of tensor parallelism",
+    "gradients": "exchange of gradients",
+    "update": "the optimizer",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What is asked about money, and how samples are called.
+
+    Attributes:
+        per_gpu_hour: None if it was not asked for.
+        unit: `tokens` or `samples`.
+    """
+
+    per_gpu_hour: float | None
+    unit: str
+
+
+def plan_document(plan: Plan, *, model: str, machine: str, remarks: Sequence[str], prices: Prices) -> Document:
+    """Return the document of a plan.
+
+    Args:
+        plan: what was found.
+        model, machine: their names.
+        remarks: what rests on no measurement, a sentence each.
+        prices: of processors.
+    """
+    best = max(plan.choices, key=lambda one: one.tokens_per_s)
+    last_nodes = plan.choices[-1].nodes
+    of_last = [choice for choice in plan.choices if choice.nodes == last_nodes]
+    changes = [change for change in plan.changes if change.factor >= _MIN_FACTOR]
+    headline = f"{layout_words(best)} on {plural(best.nodes, 'node')}: {_speed(best, prices.unit)}"
+    too_large = f", of which {plan.num_too_large} do not fit into memory" if plan.num_too_large else ""
+    return Document(
+        heading="hpcpace plan",
+        subject=f"{model} on {machine}",
+        title="hpcpace plan",
+        verdict=Verdict(headline=headline, tag="plan", lines=[("Why", _why(best))], has_terms=False),
+        sections=[
+            Section("Nodes", [_nodes_table(plan, prices)], lead="the best layout for each number of nodes"),
+            Section(
+                f"Layouts on {plural(last_nodes, 'node')}",
+                [_layouts_table(of_last)],
+                lead=f"the fastest; {plan.num_layouts} on all numbers of nodes{too_large}",
+            ),
+            Section(
+                "What would help",
+                [
+                    Notes([f"{change.name}: {change.factor:.2f} times as fast" for change in changes])
+                    if changes
+                    else Notes(["none of the changes that were tried makes it 2 % faster"])
+                ],
+                lead=f"on {plural(last_nodes, 'node')}, each with the layout that is best with it",
+            ),
+            Section("", [Notes([*_remarks(best), *remarks], is_folded=True, has_terms=False)]),
+        ],
+        rest="--verbose",
+        has_glossary=False,
+    )
+
+
+def layout_words(choice: Choice) -> str:
+    """Return a layout in words: `dp=8 pp=2, microbatch 4, full recomputation`."""
+    layout = choice.layout
+    sizes = [f"{name}={layout[name]}" for name in ("dp", "pp", "tp") if layout[name] > 1]
+    zero = [f"ZeRO {layout['zero']}"] if layout["zero"] else []
+    again = [f"{Recompute(layout['recompute']).name.lower()} recomputation"] if layout["recompute"] else []
+    return ", ".join([" ".join(sizes) or "one rank", *zero, f"microbatch {layout['micro_batch']}", *again])
+
+
+def as_json(plan: Plan, *, remarks: Sequence[str], prices: Prices) -> dict[str, Any]:
+    """Return a plan for `--json`: times in seconds, sizes in bytes."""
+    front = {id(choice) for choice in plan.front}
+    return {
+        "unit": prices.unit,
+        "num_layouts": plan.num_layouts,
+        "num_too_large": plan.num_too_large,
+        "layouts": [{**_choice_json(one, prices), "is_on_front": id(one) in front} for one in plan.choices],
+        "changes": [{"name": change.name, "speed_factor": change.factor} for change in plan.changes],
+        "remarks": [*remarks],
+    }
+
+
+def _choice_json(choice: Choice, prices: Prices) -> dict[str, Any]:
+    price = prices.per_gpu_hour
+    return {
+        "nodes": choice.nodes,
+        "ranks": choice.num_ranks,
+        **choice.layout,
+        "step_s": choice.step_s,
+        "step_low_s": choice.low_s,
+        "step_high_s": choice.high_s,
+        "samples_per_s": choice.tokens_per_s,
+        "memory_bytes": choice.memory_bytes or None,
+        "network_bytes_per_node": choice.network_bytes,
+        "shares": {**choice.shares},
+        "gpu_hours_per_billion": choice.gpu_hours_per_billion,
+        "cost_per_billion": None if price is None else price * choice.gpu_hours_per_billion,
+    }
+
+
+def _speed(choice: Choice, unit: str) -> str:
+    return f"{format_count(choice.tokens_per_s)} {unit}/s{_interval(choice)}"
+
+
+def _interval(choice: Choice) -> str:
+    if choice.low_s is None or choice.high_s is None:
+        return ", error unknown"
+    low, high = (format_count(choice.tokens / step_s) for step_s in (choice.high_s, choice.low_s))
+    return f" [{low}, {high}]"
+
+
+def _why(best: Choice) -> list[str]:
+    parts = sorted(((best.shares[name], words) for name, words in _NAMES.items()), reverse=True)
+    named = [f"{words} {percent(share)}" for share, words in parts if share >= _MIN_SHARE]
+    computed = f"computation {percent(best.shares['compute'])}"
+    return [f"a step takes {_seconds(best.step_s)}: {listed([computed, *named])}"]
+
+
+def _remarks(best: Choice) -> list[str]:
+    return [] if best.memory_bytes else ["memory is not known, so that no layout was left out"]
+
+
+def _memory(choice: Choice) -> str:
+    return f"{choice.memory_bytes / 1e9:.1f} GB" if choice.memory_bytes else UNKNOWN
+
+
+def _nodes_table(plan: Plan, prices: Prices) -> Table:
+    first = plan.best[0]
+    cost = ("cost per\nbillion",) if prices.per_gpu_hour is not None else ()
+    return Table(
+        ("nodes", "ranks", "best layout", f"{prices.unit}/s", "of\nideal", "GPU hours\nper billion", *cost),
+        [_nodes_row(choice, first, prices, is_front=choice in plan.front) for choice in plan.best],
+        text=(2,),
+    )
+
+
+def _nodes_row(choice: Choice, first: Choice, prices: Prices, *, is_front: bool) -> Row:
+    ideal = choice.tokens_per_s / first.tokens_per_s / (choice.nodes / first.nodes)
+    hours = choice.gpu_hours_per_billion
+    cost = (f"{prices.per_gpu_hour * hours:,.0f}",) if prices.per_gpu_hour is not None else ()
+    cells = (
+        str(choice.nodes), str(choice.num_ranks), layout_words(choice), format_count(choice.tokens_per_s),
+        f"{ideal:.2f}", f"{hours:,.0f}", *cost,
+    )  # fmt: skip
+    return Row(cells, style="" if is_front else "quiet")
+
+
+def _layouts_table(choices: Sequence[Choice]) -> Table:
+    head = ("layout", "step", "low to high", "memory", "sent by\na node", "waits and\nexchange")
+    return Table(head, [_layout_row(choice) for choice in choices], text=(0,))
+
+
+def _layout_row(choice: Choice) -> Row:
+    low_s, high_s = choice.low_s, choice.high_s
+    span = NONE if low_s is None or high_s is None else f"{_seconds(low_s)} to {_seconds(high_s)}"
+    lost = 1 - choice.shares["compute"] - choice.shares["update"]
+    sent = format_bytes(choice.network_bytes) if choice.network_bytes else NONE
+    return Row((layout_words(choice), _seconds(choice.step_s), span, _memory(choice), sent, percent(lost)))
+
+
+def _seconds(time_s: float) -> str:
+    return format_duration(time_s * 1e9)
+
+
+def job_script_of(plan: Plan, job: Job) -> str:
+    """Return a job script of the fastest layout; for models that `hpcpace train` has, it runs as it stands."""
+    best = max(plan.choices, key=lambda one: one.tokens_per_s)
+    layout = best.layout
+    mesh = f"dp={layout['dp']},pp={layout['pp']},tp={layout['tp']}"
+    batch = layout["dp"] * layout["micro_batch"] * layout["num_micro"]
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {layout_words(best)}: {_speed(best, 'tokens')} predicted by `hpcpace plan`.",
+        f"#SBATCH --nodes={best.nodes}",
+        f"#SBATCH --ntasks-per-node={best.num_ranks // best.nodes}",
+        "set -euo pipefail",
+        "",
+    ]
+    if job.model.name.startswith("gpt2-"):
+        micro = f" --microbatches {layout['num_micro']}" if layout["pp"] > 1 else ""
+        dtype = "bfloat16" if layout["element_bytes"] == 2 else "float32"
+        zero = f" --zero {layout['zero']}" if layout["zero"] else ""
+        lines.append(
+            f"srun hpcpace train gpt2 --preset {job.model.name[5:]} --mesh {mesh} --batch-size {batch}{micro}{zero}"
+            f" --dtype {dtype}"
+        )
+    else:
+        lines += [
+            f"# Let your script use {mesh}, {layout['num_micro']} microbatches of {layout['micro_batch']} and"
+            f" ZeRO {layout['zero']}.",
+            "srun hpcpace trace -- train.py",
+        ]
+    return "\n".join(lines) + "\n"
