@@ -27,7 +27,7 @@ from hpcpace.cli.options import (
     write_target,
 )
 from hpcpace.core.environment import process_environ
-from hpcpace.core.errors import UsageError
+from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.rundir import check_target, open_named_run
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import parse_rate, printable
@@ -179,15 +179,19 @@ def command(
     from hpcpace.report.plan_report import as_json as json_of
     from hpcpace.report.terminal import print_document
 
-    known = read_machine(machine or "a100")
     named_model = None if model is None else read_model(model)
+    known = None if machine is None else read_machine(machine)
     measured = None
     if run is not None:
-        measured = _measured(run, attempt_number, memory, known, named_model, is_verbose=is_verbose)
-        known = measured.known if machine is None else known
+        measured = _measured(run, attempt_number, memory, named_model, is_verbose=is_verbose)
+        known = known or measured.known
+    assert known is not None
+    has_network = measured is None or measured.has_network or machine is not None or bool(network or probe)
+    if not has_network:
+        nodes = _one_node(nodes)
     known = _changed(known, probe=probe, network=network, gpu_memory=gpu_memory)
     question = _question(measured, known, named_model, nodes=nodes, batch=batch, dtype=dtype, only=only)
-    if measured is not None:
+    if measured is not None and machine is None:
         check_growth(question, measured.nodes)
     plan = answer(question, top=top)
     unit = "samples" if question.job.model.sequence == 1 else "tokens"
@@ -205,11 +209,23 @@ def command(
         click.echo(f"written: {printable(str(job_script))}")
 
 
+def _one_node(nodes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the nodes to look at where nothing is known of the network.
+
+    Raises:
+        CannotTell: more than one was asked for.
+    """
+    if max(nodes, default=1) > 1:
+        raise CannotTell(
+            "the run does not show how fast nodes send to each other: name the network with --network or --probe"
+        )
+    return (1,)
+
+
 def _measured(
     run: Path,
     number: int | None,
     memory: str | None,
-    known: KnownMachine,
     model: Transformer | None,
     *,
     is_verbose: bool,
@@ -226,7 +242,7 @@ def _measured(
 
     with shown_progress() as stage:
         opened = open_for_command(named.directory, attempt, Selection(), settings, stage)
-        found = measure_run(opened, known, model)
+        found = measure_run(opened, model)
     warn(opened.problems, is_verbose=is_verbose)
     return found
 
@@ -266,6 +282,7 @@ def _question(
 ) -> Question:
     from hpcpace.planning.answer import Question
     from hpcpace.planning.engine import Job
+    from hpcpace.planning.model import MeasuredModel
 
     first = 1 if measured is None else measured.nodes
     if measured is None:
@@ -273,7 +290,11 @@ def _question(
         job, size, element_bytes, correction = Job(model=model, machine=known.machine), 512, 2, 1.0
     else:
         element_bytes = int(measured.layout.element_bytes[0])
-        job, size, correction = measured.job.on(known.machine), measured.batch, measured.correction
+        is_other = known.machine.name != measured.known.machine.name
+        if is_other and isinstance(measured.job.model, MeasuredModel):
+            raise UsageError("the run shows how long its model takes on its own machine alone: name --model, too")
+        job, size = measured.job.on(known.machine), measured.batch
+        correction = 1.0 if is_other else measured.correction
     element_bytes = element_bytes if dtype is None else _DTYPES[dtype]
     return Question(
         job=job,

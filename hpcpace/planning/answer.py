@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcpace.core.errors import CannotTell
+from hpcpace.metrics import Bools, Ints
 from hpcpace.planning.engine import Engine, Job
-from hpcpace.planning.layouts import Layouts, enumerate_layouts
+from hpcpace.planning.layouts import Layouts, Recompute, enumerate_layouts
+from hpcpace.planning.model import MeasuredModel
 from hpcpace.planning.steps import steps_of
 
 MEMORY_SHARE = 0.92
@@ -132,7 +134,11 @@ class Question:
         Raises:
             ConfigError: none fits.
         """
-        return enumerate_layouts(self.job.model, nodes * self.job.machine.gpus_per_node, self.batch, self.only)
+        only = self.only
+        if isinstance(self.job.model, MeasuredModel):
+            # How long parts of a batch take, or activations again, was not measured.
+            only = {**only, "num_micro": (1,), "recompute": (Recompute.NONE,)}
+        return enumerate_layouts(self.job.model, nodes * self.job.machine.gpus_per_node, self.batch, only)
 
 
 def check_growth(question: Question, measured_nodes: int) -> None:
@@ -167,8 +173,8 @@ def answer(question: Question, *, top: int) -> Plan:
         engine = steps_of(question.job, layouts)
         fits = _fits(engine)
         num_layouts, num_too_large = num_layouts + len(layouts), num_too_large + int((~fits).sum())
-        order = np.flatnonzero(fits)[np.argsort(engine.step_s[fits], kind="stable")][:top]
-        choices += _choices(question, layouts.take(order), nodes)
+        order = np.flatnonzero(fits)[np.argsort(engine.step_s[fits], kind="stable")]
+        choices += _choices(question, layouts.take(_least_recomputing(layouts, order)[:top]), nodes)
     if not choices:
         engines = [steps_of(question.job, question.layouts(nodes)) for nodes in question.nodes]
         least = min(float(engine.memory_bytes.min()) for engine in engines)
@@ -181,8 +187,15 @@ def answer(question: Question, *, top: int) -> Plan:
     return Plan(choices=tuple(choices), num_layouts=num_layouts, num_too_large=num_too_large, changes=changes)
 
 
-def _fits(engine: Engine) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _fits(engine: Engine) -> Bools:
     return np.asarray(engine.memory_bytes <= MEMORY_SHARE * engine.machine.memory_bytes)
+
+
+def _least_recomputing(layouts: Layouts, order: Ints) -> Ints:
+    """Return of layouts, fastest first, those that no other one equals in all but recomputation and overtakes."""
+    keys = np.stack([getattr(layouts, name)[order] for name in ("dp", "pp", "tp", "zero", "micro_batch")], axis=1)
+    first = np.unique(keys, axis=0, return_index=True)[1]
+    return order[np.sort(first)]
 
 
 def _choices(question: Question, layouts: Layouts, nodes: int) -> list[Choice]:

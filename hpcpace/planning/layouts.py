@@ -116,7 +116,7 @@ def enumerate_layouts(
             continue
         for micro in allowed.get("micro_batch", _divisors(batch // dp)):
             num_micro, rest = divmod(batch // dp, micro)
-            if rest or (num_micro < pp and pp > 1):
+            if rest or (num_micro < pp and pp > 1) or num_micro not in allowed.get("num_micro", [num_micro]):
                 continue
             # ZeRO shares nothing out without replicas, and stage 3 would gather each stage again for each microbatch.
             zeros = [zero for zero in allowed.get("zero", (0, 1, 3)) if zero == 0 or (dp > 1 and (zero < 3 or pp == 1))]

@@ -14,13 +14,14 @@ from hpcpace.core.codec import Count, Text, convert, read_json
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.text import rank_list
 from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
+from hpcpace.diagnosis.devices import has_device
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.frames.columns import Columns, Texts
 from hpcpace.frames.run import Run
 from hpcpace.metrics import Floats
 from hpcpace.metrics.phases import Part
 from hpcpace.planning.engine import Job
-from hpcpace.planning.files import KnownMachine
+from hpcpace.planning.files import KnownMachine, read_machine
 from hpcpace.planning.layouts import Layouts
 from hpcpace.planning.machine import Machine
 from hpcpace.planning.model import MeasuredModel, Model, Transformer
@@ -40,6 +41,7 @@ class RecordedModel:
     num_heads: Count = 0
     vocabulary: Count = 0
     seq_len: Count = 0
+    preset: Text = ""
     dtype: Text = ""
 
 
@@ -70,6 +72,8 @@ class MeasuredRun:
         nodes: of the run.
         step_s: median step.
         batch: sequences, or samples, of a step.
+        has_network: whether it shows how fast nodes send to each other.
+        correction: measured over predicted step: what the constants do not explain, such as jitter and waits.
         known: the machine of `job` and how well it is known.
     """
 
@@ -78,20 +82,16 @@ class MeasuredRun:
     nodes: int
     step_s: float
     batch: int
+    has_network: bool
+    correction: float
     known: KnownMachine
 
-    @property
-    def correction(self) -> float:
-        """Measured over predicted step: what the constants do not explain, such as jitter and waits."""
-        return self.step_s / float(steps_of(self.job, self.layout).step_s[0])
 
-
-def measure_run(run: Run, base: KnownMachine, model: Transformer | None) -> MeasuredRun:
-    """Return what a run says about a plan.
+def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
+    """Return what a run says about a plan; constants that it does not show are those of a100, or of cpu.
 
     Args:
         run: opened.
-        base: the machine whose constants hold for what the run does not show.
         model: that it trained, if run.json does not say it.
 
     Raises:
@@ -109,7 +109,8 @@ def measure_run(run: Run, base: KnownMachine, model: Transformer | None) -> Meas
     samples = int(np.median(steps["samples"]))
     shape = model or _transformer(recorded.model)
     per_node = int(np.bincount(np.asarray(ranks["node"])).max())
-    machine = replace(base.machine, name="the run's machine", gpus_per_node=per_node)
+    base = read_machine("a100" if any(map(has_device, judged.credible.traces)) else "cpu").machine
+    machine = replace(base, name=f"ranks like those of the run ({base.name})", gpus_per_node=per_node)
     own_s = _own_work_s(parts, num_ranks)
     if shape is None:
         if sizes["pp"] * sizes["tp"] > 1:
@@ -123,16 +124,35 @@ def measure_run(run: Run, base: KnownMachine, model: Transformer | None) -> Meas
     layout = _layout(sizes, sequences, recorded)
     overlaps = recorded.parallelism.overlap is not False
     job = Job(model=found, machine=machine, overlaps=overlaps)
-    machine, remarks = _machine_of(run, job, layout, own_s, np.asarray(ranks["node"]))
-    nodes = judged.measured.places.num_nodes
+    machine, has_network = _machine_of(run, job, layout, own_s, np.asarray(ranks["node"]))
+    step_s = float(np.median(steps["step_time_ns"])) / 1e9
+    correction = step_s / float(steps_of(job.on(machine), layout).step_s[0])
+    # What the constants do not explain in this run may be another share in others.
+    error = max(_table_error(), abs(math.log(correction)))
     return MeasuredRun(
         job=job.on(machine),
         layout=layout,
-        nodes=nodes,
-        step_s=float(np.median(steps["step_time_ns"])) / 1e9,
+        nodes=judged.measured.places.num_nodes,
+        step_s=step_s,
         batch=sequences,
-        known=KnownMachine(machine=machine, error=base.error, remarks=tuple(remarks)),
+        has_network=has_network,
+        correction=correction,
+        known=KnownMachine(machine=machine, error=error, remarks=_remarks(base)),
     )
+
+
+def _remarks(base: Machine) -> tuple[str, ...]:
+    """Return what a run does not show."""
+    if base.name == "cpu":
+        return ("the memory of a rank is not known: --gpu-memory says it",)
+    return (f"a rank is taken to have {base.memory_bytes / 1e9:.0f} GB of memory: --gpu-memory says otherwise",)
+
+
+def _table_error() -> float:
+    """Return how far off predictions of published steps were, logarithmic (docs/results/plan.md)."""
+    error = read_machine("a100").error
+    assert error is not None
+    return error
 
 
 def _recorded(content: Any) -> RecordedJob:
@@ -180,7 +200,7 @@ def _transformer(recorded: RecordedModel) -> Transformer | None:
     if not (recorded.num_layers and recorded.width and recorded.num_heads and recorded.seq_len):
         return None
     return Transformer(
-        name=recorded.name or "the model",
+        name="-".join(filter(None, (recorded.name, recorded.preset))) or "the model",
         num_layers=recorded.num_layers,
         hidden=recorded.width,
         num_heads=recorded.num_heads,
@@ -224,25 +244,21 @@ def _is_op(block: Columns, names: Iterable[str]) -> np.ndarray[tuple[int], np.dt
     return np.isin(op.code, [code for code, name in enumerate(op.names) if name in tuple(names)])
 
 
-def _machine_of(
-    run: Run, job: Job, layout: Layouts, own_s: dict[str, float], node: Floats
-) -> tuple[Machine, list[str]]:
-    """Return the machine that computes and sends as a run did, and what it does not show."""
-    machine, remarks = job.machine, []
+def _machine_of(run: Run, job: Job, layout: Layouts, own_s: dict[str, float], node: Floats) -> tuple[Machine, bool]:
+    """Return the machine that computes and sends as a run did, and whether it shows the network between nodes."""
+    machine = job.machine
     if isinstance(job.model, Transformer):
         predicted_s = float(steps_of(job, layout).compute_s[0])
         slower = (own_s["forward"] + own_s["backward"]) / predicted_s
         machine = machine.scaled(flops=1 / slower, memory_rate=1 / slower, layer_s=slower)
     rates = _rates(run, node)
     beside = machine.gpus_per_node
-    for name, leaves, what in (("network_rate", True, "between nodes"), ("node_rate", False, "within a node")):
+    for name, leaves in (("network_rate", True), ("node_rate", False)):
         if leaves in rates:
             rate, local = rates[leaves]
             whole = rate * max(beside // local, 1) if leaves else rate
             machine = machine.scaled(**{name: whole / getattr(machine, name)})
-        else:
-            remarks.append(f"the run shows no transfers {what}: that rate is that of a known machine")
-    return machine, remarks
+    return machine, True in rates
 
 
 def _rates(run: Run, node: Floats) -> dict[bool, tuple[float, int]]:

@@ -141,7 +141,7 @@ def _remarks(best: Choice) -> list[str]:
 
 
 def _memory(choice: Choice) -> str:
-    return f"{choice.memory_bytes / 1e9:.1f} GB" if choice.memory_bytes else UNKNOWN
+    return format_bytes(choice.memory_bytes) if choice.memory_bytes else UNKNOWN
 
 
 def _nodes_table(plan: Plan, prices: Prices) -> Table:
