@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,7 @@ class MegatronSteps:
         by_model = groupby(which, lambda row: tuple(self.values[row, [0, 4, 5, 6, 7]]))
         return [
             Measured(job=_megatron_job(list(shape), machine), layouts=self._layouts(rows), step_s=self.step_s[rows])
-            for shape, rows in (
-                (key, list(found))
-                for key, found in groupby(which, lambda row: tuple(self.values[row, [0, 4, 5, 6, 7]]))
-            )
+            for shape, rows in ((key, list(found)) for key, found in by_model)
         ]
 
     def _layouts(self, rows: Sequence[int]) -> Layouts:
@@ -332,6 +329,7 @@ def nano_job(place: str, machine: Machine, *, is_hierarchical: bool = False) -> 
     return Job(model=model, machine=machine, gradient_bytes=4, is_hierarchical=is_hierarchical)
 
 
+@cache
 def fit_nano() -> NanoFit:
     """Fit one server: 1x1 and 1x2 alone, with 1, 2, 4 or 8 microbatches, which the study does not name."""
     prior = replace(read_machine("a40").machine, network_rate=_LINK_BPS / 8, network_latency_s=50e-6)

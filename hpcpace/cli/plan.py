@@ -48,7 +48,7 @@ def _numbers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[i
     if text is None:
         return ()
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= _MAX_NODES for part in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) <= 5 and 1 <= int(part) <= _MAX_NODES for part in parts):
         raise click.BadParameter(f"{printable(text)!r} is no list of whole numbers from 1 to {_MAX_NODES}, like 1,2,4")
     return tuple(sorted({int(part) for part in parts}))
 

@@ -29,6 +29,7 @@ from hpcpace.planning.steps import steps_of
 
 _MIN_BYTES = 1 << 16  # statistics: of an operation whose rate counts; smaller ones show latency
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
+_WITHIN_REPLICAS = ("send", "recv", "all_to_all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,7 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
             raise CannotTell("the run shares out a model that its record does not describe: name it with --model")
         if samples < sizes["dp"]:
             raise CannotTell("the run does not record how many samples a step has: call session.step(samples=...)")
-        found: Model = _measured_model(run, own_s, samples / sizes["dp"])
+        found: Model = _measured_model(run, own_s, samples / sizes["dp"], num_ranks)
         sequences = samples
     else:
         found, sequences = shape, max(samples // shape.sequence, 1)
@@ -220,11 +221,21 @@ def _layout(sizes: dict[str, int], sequences: int, recorded: RecordedJob) -> Lay
     )
 
 
-def _measured_model(run: Run, own_s: dict[str, float], samples: float) -> MeasuredModel:
-    """Return the model of a script: what a sample takes, and what replicas exchange."""
+def _measured_model(run: Run, own_s: dict[str, float], samples: float, num_ranks: int) -> MeasuredModel:
+    """Return the model of a script: what a sample takes, and what replicas exchange.
+
+    Raises:
+        CannotTell: ranks exchange other things than gradients of all replicas.
+    """
     exchanged: dict[int, float] = defaultdict(float)
     for block in run.columns("collectives"):
         is_reduced = _is_op(block, _REDUCTIONS)
+        is_large = np.asarray(block["size_bytes"]) >= _MIN_BYTES
+        is_partial = is_reduced & is_large & (np.asarray(block["group_size"]) < num_ranks)
+        if is_partial.any() or _is_op(block, _WITHIN_REPLICAS).any():
+            raise CannotTell(
+                "ranks of the run share out a model that its record does not describe: name it with --model"
+            )
         rank, size_bytes = np.asarray(block["rank"]), np.asarray(block["size_bytes"], np.float64)
         for one in np.unique(rank[is_reduced]).tolist():
             exchanged[one] += float(size_bytes[is_reduced & (rank == one)].sum())

@@ -166,14 +166,20 @@ TEXTS = {
     "--image-batches": [["study", "nano-cluster", "s", "--image-batches", "0"]],
     "--layouts": [["study", "nano-cluster", "s", "--layouts", f"2x{10**30}"]],
     "--layout": [["study", "left", "s", "--layout", "-1x2"]],
-    "--nodes": [["study", "pacing", "s", "--nodes", f"{10**30}"], ["study", "scaling", "s", "--nodes", "nan"]],
+    "--nodes": [
+        ["study", "pacing", "s", "--nodes", f"{10**30}"],
+        ["study", "scaling", "s", "--nodes", "nan"],
+        ["plan", "--nodes", f"{10**30}"],
+    ],
+    "--network": [["plan", "--network", f"{10**30}gbit", "--model", "gpt2-xl", "--machine", "a100"]],
+    "--only": [["plan", "--only", f"tp={10**30}"], ["plan", "--only", "zero=nan"]],
     "--oversubscriptions": [["study", "scaling", "s", "--oversubscriptions", "inf"]],
     "--listen": [["watch", "r", "--listen", f":{10**30}"], ["watch", "r", "--listen", "n1:nan"]],
     "--rate": [],  # needs a lab: tests/lab/test_faults.py
 }
 PLAIN_TEXTS = {
     *("--resume", "--interface", "--samples-unit", "--rules", "--ignore", "--show", "--fail-on", "--name", "--share"),
-    *("--on", "--signal", "--placements", "--policies", "--host", "--job"),
+    *("--on", "--signal", "--placements", "--policies", "--host", "--job", "--model", "--machine"),
 }
 
 

@@ -1,0 +1,119 @@
+"""`hpcpace plan`: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from experiments.synthetic_run import SyntheticRun
+
+MODEL = ("--model", "gpt2-xl", "--machine", "a100")
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return SyntheticRun().write(tmp_path_factory.mktemp("traced") / "run").path
+
+
+def test_names_the_best_layout_first(hpcpace) -> None:
+    code, out, err = hpcpace("plan", *MODEL, "--nodes", "1,2,8", "--price", "2.5", "--top", "3")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[1] == "hpcpace plan gpt2-xl on a100"
+    assert lines[2].startswith("Verdict    dp=64") and " on 8 nodes: " in lines[2] and " tokens/s [" in lines[2]
+    assert all(f"\n{heading}  " in out for heading in ("Nodes", "Layouts on 8 nodes", "What would help"))
+    assert "cost per" in out and "do not fit into memory" in out
+    assert max(map(len, lines)) <= 100
+
+
+def test_json_has_all_layouts_in_units(hpcpace) -> None:
+    code, out, _ = hpcpace("plan", *MODEL, "--nodes", "2", "--price", "2", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["unit"] == "tokens" and found["num_layouts"] > len(found["layouts"]) == 8
+    first = found["layouts"][0]
+    assert first["step_low_s"] < first["step_s"] < first["step_high_s"]
+    assert first["ranks"] == first["dp"] * first["pp"] * first["tp"] == 16
+    assert first["samples_per_s"] == pytest.approx(512 * 1024 / first["step_s"])
+    assert first["cost_per_billion"] == pytest.approx(2 * first["gpu_hours_per_billion"])
+    assert [one["step_s"] for one in found["layouts"]] == sorted(one["step_s"] for one in found["layouts"])
+    assert first["is_on_front"] and sum(first["shares"].values()) == pytest.approx(1)
+
+
+def test_data_sheets_give_no_interval(hpcpace) -> None:
+    code, out, _ = hpcpace("plan", "--model", "gpt2-small", "--machine", "h100", "--nodes", "1", "--batch", "64")
+    assert code == 0 and "tokens/s, error unknown" in out and "nobody has measured it" in out
+
+
+def test_a_slower_network_is_no_faster(hpcpace) -> None:
+    steps = []
+    for rate in ("800gbit", "10gbit", "1gbit"):
+        _, out, _ = hpcpace("plan", *MODEL, "--nodes", "4", "--network", rate, "--json")
+        steps.append(json.loads(out)["layouts"][0]["step_s"])
+    assert steps == sorted(steps) and steps[-1] > 1.5 * steps[0]
+
+
+def test_restrictions_and_memory_hold(hpcpace) -> None:
+    only = ("--only", "pp=8,4", "--only", "zero=0", "--gpu-memory", "12")
+    _, out, _ = hpcpace("plan", *MODEL, "--nodes", "1", *only, "--json")
+    layouts = json.loads(out)["layouts"]
+    assert layouts and all(one["pp"] in (4, 8) and one["zero"] == 0 and one["memory_bytes"] < 12e9 for one in layouts)
+
+
+def test_a_traced_run_predicts_itself(hpcpace, traced: Path) -> None:
+    code, out, err = hpcpace("plan", traced, "--only", "zero=0", "--json")
+    found = json.loads(out)
+    assert (code, err, found["unit"]) == (0, "", "samples")
+    assert [one["nodes"] for one in found["layouts"]] == [1]
+    assert found["layouts"][0]["step_s"] == pytest.approx(0.036, rel=0.02)
+
+
+def test_a_traced_run_on_more_nodes_needs_a_network(hpcpace, traced: Path) -> None:
+    code, out, err = hpcpace("plan", traced, "--nodes", "1,2")
+    assert (code, out) == (3, "") and "name the network with --network or --probe" in err
+    code, out, _ = hpcpace("plan", traced, "--nodes", "1,2", "--network", "10gbit", "--json")
+    assert code == 0 and {one["nodes"] for one in json.loads(out)["layouts"]} == {1, 2}
+    code, _, err = hpcpace("plan", traced, "--nodes", "1,17", "--network", "10gbit")
+    assert code == 3 and "17 nodes are more than 16 times the 1 of the run" in err
+
+
+def test_a_script_is_not_moved_to_another_machine(hpcpace, traced: Path) -> None:
+    code, _, err = hpcpace("plan", traced, "--machine", "a100")
+    assert code == 2 and "on its own machine alone: name --model, too" in err
+
+
+def test_the_job_script_runs_the_best_layout(hpcpace, tmp_path: Path) -> None:
+    code, out, _ = hpcpace("plan", *MODEL, "--nodes", "2", "--write", tmp_path / "job.sh")
+    script = (tmp_path / "job.sh").read_text()
+    assert code == 0 and out.endswith("job.sh\n")
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n" in script
+    assert (
+        "srun hpcpace train gpt2 --preset xl --mesh dp=16,pp=1,tp=1 --batch-size 512 --zero 1 --dtype bfloat16"
+        in script
+    )
+    assert subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((), 2, "name a run, or both --model and --machine"),
+        (("--model", "gpt2-xl"), 2, "name a run, or both"),
+        (("--model", "gpt9", "--machine", "a100"), 2, "no model 'gpt9': name a file, or one of"),
+        ((*MODEL, "--nodes", "0"), 2, "no list of whole numbers from 1"),
+        ((*MODEL, "--nodes", "1,x"), 2, "'1,x' is no list"),
+        ((*MODEL, "--only", "ep=2"), 2, "write a column and its values, like tp=1,2"),
+        ((*MODEL, "--only", "tp"), 2, "write a column and its values"),
+        ((*MODEL, "--only", "tp=3"), 2, "no layout of 8 ranks fits gpt2-xl"),
+        ((*MODEL, "--batch", "7", "--nodes", "3"), 2, "no layout of 24 ranks"),
+        ((*MODEL, "--network", "fast"), 2, "--network"),
+        ((*MODEL, "--gpu-memory", "0.5", "--nodes", "1"), 3, "no layout fits into memory: the smallest needs"),
+        ((*MODEL, "--probe", "none.json"), 2, "cannot read the probe none.json"),
+        (("no-such-run",), 2, "no run directory at no-such-run"),
+    ],
+)
+def test_wrong_calls_say_what_to_do(hpcpace, words: tuple[str, ...], code: int, message: str) -> None:
+    found, out, err = hpcpace("plan", *words)
+    assert (found, out) == (code, "") and message in err, err

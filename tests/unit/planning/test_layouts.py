@@ -1,0 +1,40 @@
+"""Which layouts there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcpace.core.errors import ConfigError
+from hpcpace.planning.layouts import Layouts, enumerate_layouts
+from hpcpace.planning.model import Transformer
+
+MODEL = Transformer(name="m", num_layers=4, hidden=64, num_heads=4, sequence=32, vocabulary=100)
+
+
+def test_all_layouts_have_the_ranks_and_the_batch() -> None:
+    found = enumerate_layouts(MODEL, 8, 16)
+    assert set(found.num_ranks.tolist()) == {8} and set(found.sequences.tolist()) == {16}
+    sizes = set(zip(found.dp.tolist(), found.pp.tolist(), found.tp.tolist(), strict=True))
+    # 8 stages or 8 ways are more than there are layers and heads.
+    assert sizes == {(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 4, 2), (1, 2, 4)}
+    assert (found.num_micro >= found.pp).all() and (found.zero[found.pp > 1] < 3).all()
+    assert (found.zero[found.dp == 1] == 0).all()
+
+
+def test_restrictions_hold() -> None:
+    found = enumerate_layouts(MODEL, 8, 16, {"tp": (2,), "zero": (1,), "micro_batch": (1, 2), "recompute": (2,)})
+    assert set(found.tp.tolist()) == {2} and set(found.recompute.tolist()) == {2}
+    assert set(found.micro_batch.tolist()) == {1, 2} and set(found.zero.tolist()) == {1}
+
+
+@pytest.mark.parametrize(("num_ranks", "batch", "only"), [(8, 1, {}), (7, 8, {}), (8, 16, {"tp": (3,)})])
+def test_what_does_not_fit_is_refused(num_ranks: int, batch: int, only: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(ConfigError, match=f"no layout of {num_ranks} ranks fits m .* a batch of {batch}: choose"):
+        enumerate_layouts(MODEL, num_ranks, batch, only)
+
+
+def test_columns_are_checked() -> None:
+    with pytest.raises(ConfigError, match="different lengths"):
+        Layouts.of(dp=[1, 2], pp=[1, 2, 3])
+    with pytest.raises(ConfigError, match="dp is 0: it must be at least 1"):
+        Layouts.of(dp=0)

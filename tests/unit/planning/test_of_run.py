@@ -1,0 +1,114 @@
+"""What traced runs say about a plan."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hpcpace
+from experiments.placed_run import PlacedRun, layout_operations
+from experiments.synthetic_run import BACKWARD_NS, FORWARD_NS, MS, OPTIMIZER_NS, Extra, SyntheticRun
+from hpcpace.core.errors import CannotTell
+from hpcpace.frames.run import Run
+from hpcpace.planning.model import MeasuredModel, Transformer
+from hpcpace.planning.of_run import measure_run
+from hpcpace.trace.schema import Phase
+from hpcpace.train.operations import Operation
+
+WORKLOAD = {
+    "model": {
+        "name": "gpt2", "preset": "tiny", "num_layers": 4, "width": 128, "num_heads": 4, "vocabulary": 256,
+        "seq_len": 16, "dtype": "float32", "num_parameters": 842496,
+    },
+    "parallelism": {"microbatches": 4, "zero": 0, "overlap": True, "mesh": {"dp": 4, "pp": 1, "tp": 1}},
+}  # fmt: skip
+
+
+def _run(tmp_path: Path, record: object = None, **changes: object) -> Run:
+    written = SyntheticRun(**changes).write(tmp_path / "run")
+    if record is not None:
+        written.attempts()[-1].run_json.write_text(json.dumps(record))
+    return hpcpace.load(written.path, warns=False)
+
+
+def test_a_script_is_known_by_what_its_ranks_compute_and_exchange(tmp_path: Path) -> None:
+    found = measure_run(_run(tmp_path), None)
+    model = found.job.model
+    assert isinstance(model, MeasuredModel)
+    samples = 64 / 4
+    assert model.forward_s == pytest.approx(FORWARD_NS / 1e9 / samples, rel=0.01)
+    assert model.backward_s == pytest.approx(BACKWARD_NS / 1e9 / samples, rel=0.01)
+    assert model.update_s == pytest.approx(OPTIMIZER_NS / 1e9, rel=0.01)
+    assert (found.nodes, found.batch, found.has_network) == (1, 64, False)
+    assert found.layout.row(0) | {"dp": 4, "micro_batch": 16} == found.layout.row(0)
+    # The prediction of the run itself, with what it does not explain, is the run.
+    assert found.step_s == pytest.approx(0.036, rel=0.02) and 0.8 < found.correction < 1.3
+
+
+def test_links_between_nodes_are_those_of_the_operations(tmp_path: Path) -> None:
+    ring = [Operation("all_reduce", "gradients", (0, 1, 2, 3), 4_000_000, 4)]
+    written = PlacedRun(operations=ring, host=np.array([0, 0, 1, 1]), leaves=[1, 1]).write(tmp_path / "run")
+    run = hpcpace.load(written.path, warns=False)
+    found = measure_run(run, None)
+    (block,) = run.columns("collectives")
+    assert found.has_network and found.nodes == 2
+    # Two ranks of the ring on each of two nodes: one ring leaves a node.
+    assert found.job.machine.network_rate == pytest.approx(np.asarray(block["bus_bytes_per_s"]).mean(), rel=0.05)
+
+
+def test_small_operations_do_not_show_how_fast_a_link_is(tmp_path: Path) -> None:
+    found = measure_run(_run(tmp_path, hosts=("n0", "n1")), None)
+    assert (found.nodes, found.has_network) == (2, False)
+
+
+def test_a_model_that_is_shared_out_must_be_known(tmp_path: Path) -> None:
+    for kind in ("pp", "tp"):
+        operations = layout_operations(2, 2, kind, large=4_000_000, small=1000)
+        run = PlacedRun(operations=operations, host=np.array([0, 0, 1, 1]), leaves=[1, 1]).write(tmp_path / kind)
+        with pytest.raises(CannotTell, match="share out a model that its record does not describe: name it with"):
+            measure_run(hpcpace.load(run.path, warns=False), None)
+
+
+def test_a_reference_workload_is_a_transformer(tmp_path: Path) -> None:
+    found = measure_run(_run(tmp_path, WORKLOAD), None)
+    model = found.job.model
+    assert isinstance(model, Transformer)
+    assert (model.name, model.hidden, found.batch) == ("gpt2-tiny", 128, 4)
+    assert found.layout.row(0)["element_bytes"] == 4
+    assert found.known.error is not None and found.known.error >= 0.18
+
+
+def test_what_a_run_does_not_explain_widens_the_interval(tmp_path: Path) -> None:
+    plain = measure_run(_run(tmp_path / "plain"), None)
+    # A straggler: the others wait, which no constant explains.
+    idle = measure_run(_run(tmp_path / "idle", extras=(Extra(rank=0, length_ns=40 * MS, phase=Phase.DATA),)), None)
+    assert plain.known.error == pytest.approx(0.181)
+    assert idle.known.error == pytest.approx(math.log(idle.correction)) and idle.correction > 1.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"missing": (2,)}, "rank 2 left no trace that can be used: trace all ranks"),
+        ({"hosts": ("n0", "n1"), "clock_error_ns": {1: 5_000_000, 3: 5_000_000}}, "clocks of the run"),
+        ({"samples_per_step": 0}, "how many samples"),
+    ],
+)
+def test_runs_that_cannot_carry_a_plan_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(CannotTell, match=message):
+        measure_run(_run(tmp_path, **changes), None)
+
+
+def test_a_run_that_hung_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HPCPACE_DIAGNOSIS_HANG_S", "1")
+    with pytest.raises(CannotTell, match="the run hung"):
+        measure_run(_run(tmp_path, hangs=True), None)
+
+
+@pytest.mark.parametrize("record", [{"model": "mine"}, {"model": {"num_layers": -4}}, {"model": {"width": "wide"}}, []])
+def test_records_of_other_scripts_are_no_transformer(tmp_path: Path, record: object) -> None:
+    assert isinstance(measure_run(_run(tmp_path, record), None).job.model, MeasuredModel)
