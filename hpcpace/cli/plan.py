@@ -140,6 +140,7 @@ def _restrictions(_: click.Context, __: click.Parameter, given: Sequence[str]) -
         help="Write a job script of the best layout into this file.",
         show_default="none",
     ),
+    option("--html", type=PATH, metavar="FILE", help="Write a page with time against cost.", show_default="none"),
     option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
     verbose,
 )
@@ -159,6 +160,7 @@ def command(
     top: int,
     price: float | None,
     job_script: Path | None,
+    html: Path | None,
     as_json: bool,
     is_verbose: bool,
 ) -> None:
@@ -169,12 +171,14 @@ def command(
 
     Exit codes: 0 fine; 2 bad input; 3 it cannot tell: nothing fits, or the run does not show what its steps cost.
     """
-    check_target(job_script, [run, probe], "--write")
+    for target, name in ((job_script, "--write"), (html, "--html")):
+        check_target(target, [run, probe], name)
     if run is None and (model is None or machine is None):
         raise UsageError("name a run, or both --model and --machine")
 
     from hpcpace.planning.answer import answer, check_growth
     from hpcpace.planning.files import read_machine, read_model
+    from hpcpace.report.html import html_page
     from hpcpace.report.plan_report import Prices, job_script_of, plan_document
     from hpcpace.report.plan_report import as_json as json_of
     from hpcpace.report.terminal import print_document
@@ -198,12 +202,14 @@ def command(
     prices = Prices(per_gpu_hour=price, unit=unit)
     if job_script is not None:
         write_target(job_script, job_script_of(plan, question.job), "--write")
-    if as_json:
-        click.echo(json.dumps(json_of(plan, remarks=known.remarks, prices=prices), indent=2))
-        return
     document = plan_document(
         plan, model=question.job.model.name, machine=known.machine.name, remarks=known.remarks, prices=prices
     )
+    if html is not None:
+        write_target(html, html_page(document), "--html")
+    if as_json:
+        click.echo(json.dumps(json_of(plan, remarks=known.remarks, prices=prices), indent=2))
+        return
     print_document(text_console(), document, is_verbose=is_verbose)
     if job_script is not None:
         click.echo(f"written: {printable(str(job_script))}")

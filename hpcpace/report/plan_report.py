@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from hpcpace.core.text import format_bytes, format_count, format_duration, liste
 from hpcpace.planning.answer import Choice, Plan
 from hpcpace.planning.engine import Job
 from hpcpace.planning.layouts import Recompute
-from hpcpace.report.document import NONE, UNKNOWN, Document, Notes, Row, Section, Table, Verdict
+from hpcpace.report.document import NONE, UNKNOWN, Cell, Document, Notes, Plot, Row, Section, Table, Verdict
+from hpcpace.report.drawing import axis, plot_text
 
 _MIN_FACTOR = 1.02  # display: of a change that is listed
 _MIN_SHARE = 0.01  # display: of a part of a step that is named
@@ -48,7 +50,7 @@ def plan_document(plan: Plan, *, model: str, machine: str, remarks: Sequence[str
     last_nodes = plan.choices[-1].nodes
     of_last = [choice for choice in plan.choices if choice.nodes == last_nodes]
     changes = [change for change in plan.changes if change.factor >= _MIN_FACTOR]
-    headline = f"{layout_words(best)} on {plural(best.nodes, 'node')}: {_speed(best, prices.unit)}"
+    headline = f"fastest: {layout_words(best)} on {plural(best.nodes, 'node')}: {_speed(best, prices.unit)}"
     too_large = f", of which {plan.num_too_large} do not fit into memory" if plan.num_too_large else ""
     return Document(
         heading="hpcpace plan",
@@ -57,6 +59,7 @@ def plan_document(plan: Plan, *, model: str, machine: str, remarks: Sequence[str
         verdict=Verdict(headline=headline, tag="plan", lines=[("Why", _why(best))], has_terms=False),
         sections=[
             Section("Nodes", [_nodes_table(plan, prices)], lead="the best layout for each number of nodes"),
+            Section("Time against cost", [_front_plot(plan, prices)], lead="each layout of the tables of this page"),
             Section(
                 f"Layouts on {plural(last_nodes, 'node')}",
                 [_layouts_table(of_last)],
@@ -74,6 +77,7 @@ def plan_document(plan: Plan, *, model: str, machine: str, remarks: Sequence[str
             Section("", [Notes([*_remarks(best), *remarks], is_folded=True, has_terms=False)]),
         ],
         rest="--verbose",
+        data=json.dumps(as_json(plan, remarks=remarks, prices=prices)),
         has_glossary=False,
     )
 
@@ -146,9 +150,10 @@ def _memory(choice: Choice) -> str:
 
 def _nodes_table(plan: Plan, prices: Prices) -> Table:
     first = plan.best[0]
-    cost = ("cost per\nbillion",) if prices.per_gpu_hour is not None else ()
+    cost = (Cell("cost per billion", "cost per\nbillion"),) if prices.per_gpu_hour is not None else ()
+    ideal, hours = Cell("of ideal", "of\nideal"), Cell("GPU hours per billion", "GPU hours\nper billion")
     return Table(
-        ("nodes", "ranks", "best layout", f"{prices.unit}/s", "of\nideal", "GPU hours\nper billion", *cost),
+        ("nodes", "ranks", "best layout", f"{prices.unit}/s", ideal, hours, *cost),
         [_nodes_row(choice, first, prices, is_front=choice in plan.front) for choice in plan.best],
         text=(2,),
     )
@@ -165,8 +170,43 @@ def _nodes_row(choice: Choice, first: Choice, prices: Prices, *, is_front: bool)
     return Row(cells, style="" if is_front else "quiet")
 
 
+def _front_plot(plan: Plan, prices: Prices) -> Plot:
+    """Return time against cost of all layouts, with the Pareto front as a line."""
+    price = prices.per_gpu_hour
+    unit = f"GPU hours for a billion {prices.unit}" if price is None else f"cost of a billion {prices.unit}"
+    return Plot(
+        name="front",
+        label=f"Hours and {unit} of each layout",
+        caption="Down and left is better. The line joins those that none beats in both.",
+        height_px=320,
+        traces=[
+            _points(plan.choices, price, "@other", "markers"),
+            _points(plan.front, price, "@busy", "lines+markers"),
+        ],
+        layout={
+            "xaxis": axis(f"hours for a billion {prices.unit}", rangemode="tozero"),
+            "yaxis": axis(unit, rangemode="tozero"),
+        },
+        legend=[("no other is faster and cheaper", "@busy", ""), ("others", "@other", "")],
+    )
+
+
+def _points(choices: Sequence[Choice], price: float | None, color: str, mode: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "x": [choice.hours_per_billion for choice in choices],
+        "y": [choice.gpu_hours_per_billion * (1.0 if price is None else price) for choice in choices],
+        "text": [plot_text(f"{layout_words(choice)}, {plural(choice.nodes, 'node')}", 80) for choice in choices],
+        "hovertemplate": "%{text}: %{x:.4~g} h, %{y:,.4~g}<extra></extra>",
+        "mode": mode,
+        "line": {"color": color, "width": 1},
+        "marker": {"color": color, "size": 7},
+    }
+
+
 def _layouts_table(choices: Sequence[Choice]) -> Table:
-    head = ("layout", "step", "low to high", "memory", "sent by\na node", "waits and\nexchange")
+    sent, lost = Cell("sent by a node", "sent by\na node"), Cell("waits and exchange", "waits and\nexchange")
+    head = ("layout", "step", "low to high", "memory", sent, lost)
     return Table(head, [_layout_row(choice) for choice in choices], text=(0,))
 
 

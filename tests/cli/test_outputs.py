@@ -33,6 +33,7 @@ WRITERS = {
     ("timeline", "--output"): ("timeline", "run", "-o", "FILE"),
     ("place", "--output"): ("place", "placed", "--output", "FILE"),
     ("plan", "--write"): ("plan", "--model", "gpt2-small", "--machine", "a100", "--nodes", "1", "--write", "FILE"),
+    ("plan", "--html"): ("plan", "--model", "gpt2-small", "--machine", "a100", "--nodes", "1", "--html", "FILE"),
     ("history", "--html"): ("history", "a.csv", "--html", "FILE"),
     ("hang", "--timeline"): ("hang", "dumps", "--timeline", "FILE"),
     ("import flight-recorder", "--timeline"): ("import", "flight-recorder", "dumps", "--timeline", "FILE"),

@@ -23,7 +23,9 @@ def test_names_the_best_layout_first(hpcpace) -> None:
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[1] == "hpcpace plan gpt2-xl on a100"
-    assert lines[2].startswith("Verdict    dp=64") and " on 8 nodes: " in lines[2] and " tokens/s [" in lines[2]
+    assert (
+        lines[2].startswith("Verdict    fastest: dp=64") and " on 8 nodes: " in lines[2] and " tokens/s [" in lines[2]
+    )
     assert all(f"\n{heading}  " in out for heading in ("Nodes", "Layouts on 8 nodes", "What would help"))
     assert "cost per" in out and "do not fit into memory" in out
     assert max(map(len, lines)) <= 100
