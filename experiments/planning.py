@@ -101,6 +101,7 @@ def _megatron_job(shape: list[float], machine: Machine) -> Job:
         num_heads=int(heads),
         sequence=int(sequence),
         vocabulary=51200,
+        is_attention_fused=False,
     )
     return Job(model=model, machine=machine, is_dp_inner=True, overlaps=False, gradient_bytes=4)
 
@@ -179,7 +180,13 @@ class SeleneRow:
     def steps(self, machine: Machine, *, is_full: bool, recompute: Recompute | None = None) -> TransformerSteps:
         layers, hidden, heads = self.shape
         model = Transformer(
-            name=self.name, num_layers=layers, hidden=hidden, num_heads=heads, sequence=2048, vocabulary=51200
+            name=self.name,
+            num_layers=layers,
+            hidden=hidden,
+            num_heads=heads,
+            sequence=2048,
+            vocabulary=51200,
+            is_attention_fused=False,
         )
         chosen = recompute if recompute is not None else (Recompute.FULL if is_full else Recompute.SELECTIVE)
         layouts = Layouts.of(
@@ -326,6 +333,7 @@ def nano_job(place: str, machine: Machine, *, is_hierarchical: bool = False) -> 
     model = preset("gpt2-small")
     assert model is not None
     machine = replace(machine, gpus_per_node=int(place[-1]))
+    model = replace(model, is_attention_fused=False)
     return Job(model=model, machine=machine, gradient_bytes=4, is_hierarchical=is_hierarchical)
 
 

@@ -35,6 +35,7 @@ class ModelFile:
     vocabulary: _Size
     feedforward: _Size = 0
     is_tied: bool = True
+    is_attention_fused: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ class Transformer:
         feedforward: width of the MLP; 0 for four times `hidden`.
         is_tied: whether the head shares the parameters of the token embedding, which a pipeline then has to add up over
             its first and last stage.
+        is_attention_fused: whether attention keeps no scores (FlashAttention, Dao et al. 2022).
     """
 
     name: str
@@ -37,6 +38,7 @@ class Transformer:
     vocabulary: int
     feedforward: int = 0
     is_tied: bool = True
+    is_attention_fused: bool = True
 
     def __post_init__(self) -> None:
         """Refuse a shape that no transformer has.

@@ -45,13 +45,15 @@ class TransformerSteps(Engine):
     def activation_bytes(self) -> tuple[Floats, Floats]:
         """Bytes that a layer keeps of a microbatch on a rank: outside the core of attention, and of it.
 
-        Korthikanti et al. 2023, equations 1 and 4: s b h (10 + 24 / t + 5 a s / (h t)), in elements of 2 bytes.
+        Korthikanti et al. 2023, equations 1 and 4: s b h (10 + 24 / t + 5 a s / (h t)), in elements of 2 bytes;
+        fused attention has none of the last.
         """
         layouts, model = self.layouts, self.model
         scale = layouts.micro_batch * layouts.element_bytes / 2.0 * model.sequence
         split = 24 * model.width_of_mlp / (4 * model.hidden)
         outside = scale * model.hidden * (10 / self._split + split / layouts.tp)
-        core = scale * 5 * model.num_heads * model.sequence / layouts.tp
+        scores = 0 if model.is_attention_fused else 5 * model.num_heads * model.sequence
+        core = scale * scores / layouts.tp
         return np.asarray(outside), np.asarray(core)
 
     @cached_property
