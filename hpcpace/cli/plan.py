@@ -194,6 +194,9 @@ def command(
     if not has_network:
         nodes = _one_node(nodes)
     known = _changed(known, probe=probe, network=network, gpu_memory=gpu_memory)
+    if measured is not None and dtype is not None and _DTYPES[dtype] != measured.layout.element_bytes[0]:
+        unmeasured = f"the run did not compute in {dtype}: how fast its ranks are with it was not measured"
+        known = replace(known, error=None, remarks=(*known.remarks, unmeasured))
     question = _question(measured, known, named_model, nodes=nodes, batch=batch, dtype=dtype, only=only)
     if measured is not None and machine is None:
         check_growth(question, measured.nodes)

@@ -72,6 +72,11 @@ def test_a_traced_run_predicts_itself(hpcpace, traced: Path) -> None:
     assert found["layouts"][0]["step_s"] == pytest.approx(0.036, rel=0.02)
 
 
+def test_another_type_was_not_measured(hpcpace, traced: Path) -> None:
+    code, out, _ = hpcpace("plan", traced, "--dtype", "bfloat16")
+    assert code == 0 and "samples/s, error unknown" in out and "did not compute in bfloat16" in " ".join(out.split())
+
+
 def test_a_traced_run_on_more_nodes_needs_a_network(hpcpace, traced: Path) -> None:
     code, out, err = hpcpace("plan", traced, "--nodes", "1,2")
     assert (code, out) == (3, "") and "name the network with --network or --probe" in err
