@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hpcpace.planning.files import KnownMachine
     from hpcpace.planning.model import Transformer
     from hpcpace.planning.of_run import MeasuredRun
+    from hpcpace.report.plan_report import Present
 
 _COLUMNS = ("dp", "pp", "tp", "zero", "micro_batch", "recompute")
 _MAX_NODES = 65536
@@ -206,7 +207,12 @@ def command(
     if job_script is not None:
         write_target(job_script, job_script_of(plan, question.job), "--write")
     document = plan_document(
-        plan, model=question.job.model.name, machine=known.machine.name, remarks=known.remarks, prices=prices
+        plan,
+        model=question.job.model.name,
+        machine=known.machine.name,
+        remarks=known.remarks,
+        prices=prices,
+        present=None if measured is None else _present(measured),
     )
     if html is not None:
         write_target(html, html_page(document), "--html")
@@ -216,6 +222,13 @@ def command(
     print_document(text_console(), document, is_verbose=is_verbose)
     if job_script is not None:
         click.echo(f"written: {printable(str(job_script))}")
+
+
+def _present(measured: MeasuredRun) -> Present:
+    from hpcpace.report.plan_report import Present
+
+    samples = measured.batch * measured.job.model.sequence
+    return Present(layout=measured.layout.row(0), samples_per_s=samples / measured.step_s)
 
 
 def _one_node(nodes: tuple[int, ...]) -> tuple[int, ...]:

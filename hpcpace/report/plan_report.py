@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,17 @@ class Prices:
     unit: str
 
 
-def plan_document(plan: Plan, *, model: str, machine: str, remarks: Sequence[str], prices: Prices) -> Document:
+@dataclass(frozen=True, kw_only=True)
+class Present:
+    """What the traced run has now: its layout, as a row of `Layouts`, and samples a second as measured."""
+
+    layout: Mapping[str, int]
+    samples_per_s: float
+
+
+def plan_document(
+    plan: Plan, *, model: str, machine: str, remarks: Sequence[str], prices: Prices, present: Present | None = None
+) -> Document:
     """Return the document of a plan.
 
     Args:
@@ -45,6 +55,7 @@ def plan_document(plan: Plan, *, model: str, machine: str, remarks: Sequence[str
         model, machine: their names.
         remarks: what rests on no measurement, a sentence each.
         prices: of processors.
+        present: of the run that was traced.
     """
     best = max(plan.choices, key=lambda one: one.tokens_per_s)
     last_nodes = plan.choices[-1].nodes
@@ -56,7 +67,9 @@ def plan_document(plan: Plan, *, model: str, machine: str, remarks: Sequence[str
         heading="hpcpace plan",
         subject=f"{model} on {machine}",
         title="hpcpace plan",
-        verdict=Verdict(headline=headline, tag="plan", lines=[("Why", _why(best))], has_terms=False),
+        verdict=Verdict(
+            headline=headline, tag="plan", lines=[("Why", _why(best)), *_now(present, prices.unit)], has_terms=False
+        ),
         sections=[
             Section("Nodes", [_nodes_table(plan, prices)], lead="the best layout for each number of nodes"),
             Section("Time against cost", [_front_plot(plan, prices)], lead="each layout of the tables of this page"),
@@ -82,9 +95,19 @@ def plan_document(plan: Plan, *, model: str, machine: str, remarks: Sequence[str
     )
 
 
+def _now(present: Present | None, unit: str) -> list[tuple[str, list[str]]]:
+    if present is None:
+        return []
+    speed = f"{format_count(present.samples_per_s)} {unit}/s as measured"
+    return [("Now", [f"{_words(present.layout)}: {speed}"])]
+
+
 def layout_words(choice: Choice) -> str:
     """Return a layout in words: `dp=8 pp=2, microbatch 4, full recomputation`."""
-    layout = choice.layout
+    return _words(choice.layout)
+
+
+def _words(layout: Mapping[str, int]) -> str:
     sizes = [f"{name}={layout[name]}" for name in ("dp", "pp", "tp") if layout[name] > 1]
     zero = [f"ZeRO {layout['zero']}"] if layout["zero"] else []
     again = [f"{Recompute(layout['recompute']).name.lower()} recomputation"] if layout["recompute"] else []

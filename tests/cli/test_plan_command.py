@@ -72,6 +72,11 @@ def test_a_traced_run_predicts_itself(hpcpace, traced: Path) -> None:
     assert found["layouts"][0]["step_s"] == pytest.approx(0.036, rel=0.02)
 
 
+def test_says_what_the_run_has_now(hpcpace, traced: Path) -> None:
+    _, out, _ = hpcpace("plan", traced)
+    assert "\nNow        dp=4, microbatch 16: 1.78k samples/s as measured\n" in out
+
+
 def test_another_type_was_not_measured(hpcpace, traced: Path) -> None:
     code, out, _ = hpcpace("plan", traced, "--dtype", "bfloat16")
     assert code == 0 and "samples/s, error unknown" in out and "did not compute in bfloat16" in " ".join(out.split())
