@@ -15,6 +15,9 @@ from hpcpace.metrics import Floats, Ints
 _WALKED = 3
 """Microbatches that are walked, for each stage: two fill a pipeline, the third shows what each further one costs."""
 
+_MAX_STAGES = 128
+"""speed: of a pipeline that is walked, which takes a second; deeper ones are filled as if their stages were equal."""
+
 
 def pipeline_s(forward_s: Floats, backward_s: Floats, transfer_s: Floats, num_micro: Ints) -> Floats:
     """Return how long pipelines of equally many stages take, float64, (num_layouts,).
@@ -28,9 +31,11 @@ def pipeline_s(forward_s: Floats, backward_s: Floats, transfer_s: Floats, num_mi
     num_layouts, num_stages = forward_s.shape
     if num_stages == 1:
         return np.asarray(num_micro * (forward_s + backward_s)[:, 0])
-    found = np.empty(num_layouts)
     received_s = np.pad(transfer_s, ((0, 0), (1, 0))) + np.pad(transfer_s, ((0, 0), (0, 1)))
     slowest_s = (forward_s + backward_s + received_s).max(axis=1)
+    if num_stages > _MAX_STAGES:
+        return np.asarray((forward_s + backward_s + received_s).sum(axis=1) + (num_micro - 1) * slowest_s)
+    found = np.empty(num_layouts)
     walked = np.minimum(num_micro, _WALKED * num_stages)
     for count in np.unique(walked):
         which = walked == count

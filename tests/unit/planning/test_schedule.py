@@ -35,6 +35,14 @@ def test_what_is_not_walked_costs_what_the_slowest_stage_works(stages: int) -> N
     assert np.abs(pipeline_s(forward_s, backward_s, transfer_s, micro) / whole_s - 1).max() < 0.01
 
 
+def test_very_deep_pipelines_are_not_walked() -> None:
+    stages, micro = 512, 1000
+    took = pipeline_s(
+        np.full((1, stages), 1.0), np.full((1, stages), 2.0), np.zeros((1, stages - 1)), np.array([micro])
+    )
+    assert took.tolist() == [(micro + stages - 1) * 3.0]
+
+
 def test_fewer_microbatches_than_stages_are_walked() -> None:
     took = pipeline_s(np.ones((1, 4)), np.ones((1, 4)), np.zeros((1, 3)), np.array([2]))
     assert took.tolist() == [(2 + 3) * 2.0]
