@@ -84,13 +84,11 @@ def transfer_sums(evidence: Evidence, step: Ints) -> TransferSums:
         step: numbers of the steps to use, ascending, (num_steps,).
     """
     done, matching = evidence.operations, evidence.matching
-    transfer_ns, has_waited = operation_transfers(evidence)
+    transfer_ns, is_seen = operation_transfers(evidence)
     first = matching.first
     op, column = done.op[first], columns_of(step, done.step[first])
     is_message = (op == Op.SEND) | (op == Op.RECV)
-    usable = np.flatnonzero(
-        (column >= 0) & matching.is_matched[first] & (op != Op.BARRIER) & (~is_message | has_waited)
-    )
+    usable = np.flatnonzero((column >= 0) & matching.is_matched[first] & (op != Op.BARRIER) & (~is_message | is_seen))
     first, transfer_ns, column = first[usable], transfer_ns[usable], column[usable]
     keys, kind = _kinds(evidence, first) if len(usable) else (np.zeros((0, _NUM_KEYS), np.int64), first)
     begin = int(column.min(initial=len(step)))
@@ -141,9 +139,10 @@ def transfer_series(parts: Sequence[TransferSums], num_steps: int) -> list[Group
 
 
 def operation_transfers(evidence: Evidence) -> tuple[Ints, Bools]:
-    """Return the transfer of each operation, the longest of its ranks, and whether its receiver waited.
+    """Return the transfer of each operation, the longest of its ranks, and whether its receiver saw all of it.
 
-    Only a receiver that waits sees how long a message takes: for a late one it has arrived before.
+    Only a receiver that waits sees how long a message takes: for a late one it has arrived before. And of a message
+    beside another one of its group, as both ways of a pipeline at once, its transfer is what is left after that one.
 
     Returns:
         int64 and bool, (num_instances,).
@@ -152,15 +151,17 @@ def operation_transfers(evidence: Evidence) -> tuple[Ints, Bools]:
     num_instances = len(matching.num_rows)
 
     def of_share(share: Sequence[slice]) -> tuple[Ints, Bools]:
-        largest_ns, has_waited = np.zeros(num_instances, np.int64), np.zeros(num_instances, np.bool_)
+        largest_ns, is_seen = np.zeros(num_instances, np.int64), np.zeros(num_instances, np.bool_)
         for rows in share:
             op, instance = done.op[rows], matching.instance[rows]
             np.maximum.at(largest_ns, instance, np.where(op == Op.SEND, 0, waits.transfer_ns[rows]))
-            has_waited[instance[(op == Op.RECV) & (waits.wait_ns[rows] > 0)]] = True
-        return largest_ns, has_waited
+            wait_ns, passed_ns = waits.wait_ns[rows], done.exit_ns[rows] - done.enter_ns[rows]
+            is_whole = wait_ns + waits.transfer_ns[rows] == passed_ns
+            is_seen[instance[(op == Op.RECV) & (wait_ns > 0) & is_whole]] = True
+        return largest_ns, is_seen
 
     found = list(map_threads(of_share, shares(done.slices or [slice(0, len(done))])))
-    return np.maximum.reduce([ns for ns, _ in found]), np.logical_or.reduce([waited for _, waited in found])
+    return np.maximum.reduce([ns for ns, _ in found]), np.logical_or.reduce([seen for _, seen in found])
 
 
 def _kinds(evidence: Evidence, first: Ints) -> tuple[Ints, Ints]:

@@ -72,9 +72,9 @@ def _columns(
     held = [held_up[rank] for rank in np.unique(done.rank).tolist()]
     exposed_ns = exposed_waits_ns(done, waits.wait_ns, held)[rows]
     partner, is_matched = last_partner(done, matching)[rows], matching.is_matched[rows]
-    longest_ns, has_waited = operation_transfers(evidence)
+    longest_ns, is_seen = operation_transfers(evidence)
     instance, is_message = matching.instance[rows], is_one_of(done.op[rows], MESSAGES)
-    whole_ns = _known(longest_ns[instance], is_matched & (has_waited[instance] | ~is_message))
+    whole_ns = _known(longest_ns[instance], is_matched & (is_seen[instance] | ~is_message))
     is_sound = (whole_ns > _clock_error_ns(extent, evidence)[instance]) & ~waits.may_contradict[instance]
     algorithm = bytes_per_s(done.size_bytes[rows], np.where(is_sound, whole_ns, np.nan))
     group_size = done.group_size[rows]

@@ -72,6 +72,12 @@ def test_a_slow_link_of_a_pipeline_is_found_by_messages_and_costs_what_it_costs(
     assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
 
 
+def test_messages_of_both_ways_at_once_make_no_slow_link_of_a_healthy_pipeline(tmp_path):
+    job = Layout(kind="pipeline", num_ranks=4, per_node=1, pp=4, num_layers=2, num_microbatches=8, num_steps=24)
+    verdict, _ = judged(replace(job, noise=0.03, transfer_ns=100 * US, seed=11), tmp_path)
+    assert verdict.mode == Mode.HEALTHY
+
+
 def test_all_slow_stages_of_a_pipeline_are_named_with_their_cost(tmp_path):
     job = Layout(kind="pipeline", pp=4, num_layers=2, slow={2: 1.25, 3: 1.25, 6: 1.25, 7: 1.25})
     verdict, cost = judged(job, tmp_path, slow={})
