@@ -49,7 +49,6 @@ class DeviceThresholds(Thresholds, topic="devices"):
     """Difference between the bounds of idle time, as a share of the phase, up to which it counts as known."""
 
 
-_ISSUING = (Phase.FORWARD, Phase.BACKWARD)
 _DEVICE_COLUMNS = {"begin_ns": DEVICE_BEGIN_COLUMN, "end_ns": DEVICE_END_COLUMN}
 DURING_COLUMN, BOUNDED_COLUMN, LEAST_COLUMN, SINCE_COLUMN = "during", "is_bounded", "least_ns", "since_ns"
 _MIN_IDLE = 0.01  # speed: share that ranks may be idle at most from which operations are looked at
@@ -210,35 +209,6 @@ def idle_by_phase(traces: Sequence[RankTrace], step: Ints) -> tuple[IdlePhase, .
     )
 
 
-def issue_ratio(traces: Sequence[RankTrace], step: Ints) -> Floats:
-    """Return how long hosts take for forward and backward, relative to the median host, float64, (num_ranks,).
-
-    Only steps in which its device waits there for a host count for it, by how long it does; 1 where it never does.
-
-    Args:
-        traces: from `on_devices`.
-        step: numbers of the steps to use, ascending, int64.
-
-    Returns:
-        Empty where some rank has no times of its device.
-    """
-    if not all(is_on_device(trace) for trace in traces):
-        return np.zeros(0)
-    host_ns, idle_ns = np.zeros((2, len(traces), len(step)))
-    for index, trace in enumerate(traces):
-        phases = trace.tables["phases"]
-        phases = phases.select(np.isin(phases["step"], step))
-        column = np.searchsorted(step, phases["step"])
-        is_idle = (phases["phase"] == Phase.IDLE) & np.isin(phases[DURING_COLUMN], _ISSUING)
-        for panel, begin, end, is_used in (
-            (host_ns, HOST_BEGIN_COLUMN, HOST_END_COLUMN, np.isin(phases["phase"], _ISSUING)),
-            (idle_ns, "begin_ns", "end_ns", is_idle),
-        ):
-            np.add.at(panel[index], column[is_used], (phases[end] - phases[begin])[is_used])
-    own_ns, usual_ns = (idle_ns * host_ns).sum(axis=1), (idle_ns * np.median(host_ns, axis=0)).sum(axis=1)
-    return np.where(idle_ns.any(axis=1), own_ns / np.maximum(usual_ns, 1.0), 1.0)
-
-
 def _stretches(view: RankTrace, trace: RankTrace, limits: HostPaceThresholds) -> Stretches:
     """Return the stream between the marks of a rank."""
     steps, phases, of_host = view.tables["steps"], view.tables["phases"], trace.tables["phases"]
@@ -326,13 +296,13 @@ def _sampled_pieces(
             steps = np.unique(own.step)
             first = np.linspace(0, max(len(steps) - _SAMPLED_STEPS, 0), _NUM_SAMPLES).astype(np.int64)
             some = steps[np.unique(np.minimum(first[:, None] + np.arange(_SAMPLED_STEPS), len(steps) - 1))]
-            sampled.append((own.select(np.isin(own.step, some)), _issued(traces[index], some)))
+            sampled.append((own.select(np.isin(own.step, some)), issued_operations(traces[index], some)))
         kinds = {kind for some, _ in sampled for kind in np.unique(some.kind).tolist()}
         found.update({(key, kind): IssuedPieces.of(sampled, kind) for kind in sorted(kinds)})
     return found
 
 
-def _issued(trace: RankTrace, step: Ints | None = None) -> Issued:
+def issued_operations(trace: RankTrace, step: Ints | None = None) -> Issued:
     """Return what the host of a rank issued to its device, in some steps or all; what gloo does is work of the host."""
     stream = sound_stream(trace)
     blocks = [(0, stream.num_blocks)]
@@ -387,7 +357,7 @@ def _idle_pieces(
         is_close = (high_ns - low_ns).sum() <= work.close * stretches.length_ns
         rows = np.flatnonzero(is_kind & (is_close | is_bounded))
         if stretches.most_idle_ns[rows].any():
-            issued = _issued(trace) if issued is None else issued
+            issued = issued_operations(trace) if issued is None else issued
             cut, columns = cut_at_operations(stretches.select(rows), issued, len(low_ns))
             is_shown = is_bounded[rows[cut], None] | (kind in work.following)
             _, _, own_ns, _, most_idle_ns, _, lead_after_ns = columns

@@ -221,7 +221,8 @@ def _known(case: Case) -> Needs:
 def _costs(finding: DiagnosisFinding) -> bool:
     """Return whether a finding costs anything, or is a fault by itself: an end, a hang, a broken link."""
     evidence = finding.evidence
-    return finding.loss_share >= _MIN_COST or evidence.precedence < Evidence.precedence or evidence.has_own_cause
+    is_fault = evidence.precedence < Evidence.precedence or evidence.has_own_cause
+    return max(finding.loss_share, evidence.later_share or 0.0) >= _MIN_COST or is_fault
 
 
 def _place(finding: DiagnosisFinding) -> tuple[float, float, bool]:

@@ -37,6 +37,7 @@ from hpcpace.metrics.what_if import Change, Gain, Rebuilt
 
 if TYPE_CHECKING:
     from hpcpace.diagnosis.close_up import IdleStretches
+    from hpcpace.diagnosis.host_pace import HostPace
     from hpcpace.hang.views import FoundHang
 
 MAX_NAMED = 4  # display: culprits that a sentence names before it counts the others
@@ -202,6 +203,7 @@ class Case:
         is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
         are_exits_early: whether many ranks leave operations before others enter, likewise: a clock may be wrong.
         rebuilt: steps of the panels, which show what stragglers and slow stages cost; None if they were not rebuilt.
+        pace: returns the pace that hosts allow in some steps, some ranks among them; None where nobody asks.
         idle: when devices of rebuilt steps waited for their hosts; None where none did.
         pass_work: the work of their ranks in their passes; None where these are not known.
         absent: ranks with which those of the panels communicate, and of which nothing is known.
@@ -229,6 +231,7 @@ class Case:
     are_exits_early: bool = False
     rebuilt: Rebuilt | None = None
     pass_work: PassWork | None = None
+    pace: Callable[[Ints, Sequence[int]], HostPace] | None = None
     idle: IdleStretches | None = None
     absent: Sequence[int] = ()
     stepless: Sequence[int] = ()
@@ -314,6 +317,7 @@ class Evidence(ABC):
         may_be_uneven_waiting: whether it may be what ranks lose because each step waits for whoever waits longest for
             a core.
         makes_steps_differ: whether it explains why steps differ, so that its loss is not counted as jitter again.
+        later_share: what it costs once the cause is mended that takes all or some of it back now; None without one.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every subclass is a dataclass
@@ -321,6 +325,7 @@ class Evidence(ABC):
     has_own_cause: ClassVar[bool] = False
     wins_ties: ClassVar[bool] = False
     may_be_uneven_waiting: ClassVar[bool] = False
+    later_share: float | None = None
 
     # What follows from the figures of some topics is a property here, and a constant in most topics.
     @property

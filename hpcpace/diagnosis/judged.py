@@ -24,6 +24,7 @@ from hpcpace.diagnosis.diagnose import Diagnosis, diagnose
 from hpcpace.diagnosis.figures.network import NetworkEvidence, NetworkThresholds, recorded_network
 from hpcpace.diagnosis.finding import Case, Panels
 from hpcpace.diagnosis.flow_evidence import flow_findings
+from hpcpace.diagnosis.host_pace import pace_of
 from hpcpace.diagnosis.incomplete import held_up
 from hpcpace.diagnosis.measure import Measured, Selection, node_by_rank, own_excess_ns, panels_of
 from hpcpace.diagnosis.memory import GrowingMemory, GrowthThresholds, growing_memory, memory_limits
@@ -35,7 +36,7 @@ from hpcpace.diagnosis.topics.straggler import work_excess
 from hpcpace.diagnosis.verdict import verdict_of, with_end
 from hpcpace.metrics import Ints
 from hpcpace.metrics.arrivals import ArrivalThresholds, LateArrival, late_arrivals
-from hpcpace.metrics.host_waits import cpus_of
+from hpcpace.metrics.host_waits import HostPaceThresholds, cpus_of
 from hpcpace.metrics.hotspots import Hotspot, HotspotThresholds, delay_hotspots
 from hpcpace.metrics.links import GroupTransfers, LinkFindings, TransferThresholds, locality, locate_links
 from hpcpace.metrics.operations import MESSAGE_NAMES
@@ -157,6 +158,9 @@ class JudgedRun:
                 is_clock_wrong=clocks.num_wrong > 0,
                 are_exits_early=are_exits_early(clocks, self.limits(ClockThresholds)),
                 rebuilt=measured.rebuilt if measured.stops.is_kept.all() else None,
+                pace=lambda step, rows: pace_of(
+                    measured.timed.traces, self.limits(HostPaceThresholds), step=step, rows=rows
+                ),
                 idle=measured.close_up.idle if measured.close_up is not None else None,
                 pass_work=measured.close_up.pass_work if measured.close_up is not None else None,
                 absent=self.credible.absent,

@@ -16,9 +16,10 @@ from hpcpace.core.pool import Team
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, clock_figures
 from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
-from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, issue_ratio, on_devices
+from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
 from hpcpace.diagnosis.finding import CpuQuota, Panels
+from hpcpace.diagnosis.host_pace import issue_ratio
 from hpcpace.diagnosis.incomplete import HOST_TIMES, MARK_STEPS, NO_PHASES, sound_stream
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.stops import JudgedStops, stops_of

@@ -199,6 +199,10 @@ class HostPaceThresholds(Thresholds, topic="host"):
     """Spread of the host's time, as a share of the phase, below which it does not show what follows it."""
     most_growth: float = number(0.03, "share")
     """Growth of the lead in a phase, as a share of it, from which the device sets the pace where hosts vary by less."""
+    held_lead_share: float = number(0.1, "share")
+    """Share of the step by which a host must be ahead of its device all the time for its launch queue to be full."""
+    held_pace_share: float = number(0.98, "share")
+    """Share of the step that such a host must take to issue it: one that takes less is not held up."""
 
 
 @dataclass(frozen=True, kw_only=True)

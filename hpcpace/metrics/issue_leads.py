@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.host_waits import Stretches
+from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.host_waits import HostPaceThresholds, Stretches
 from hpcpace.metrics.phases import CoveredTime
 
 _LOWER, _UPPER = 0.25, 0.75  # statistics: quantiles in place of extremes, which noise moves
@@ -29,6 +29,7 @@ _MIN_OPEN = 8  # statistics: of those, from which both halves have a median
 _OF_MEDIAN = 0.93  # statistics: standard error of a median by quartiles, 1.2533 / 1.349, for normal values
 _MAX_ERROR = 0.2  # statistics: standard error of a slope that distinguishes 0 from 1
 _MIN_SPREAD_NS = 2_000  # format: marks of a device are wrong by as much
+_NUM_REPEATED = 20  # statistics: steps after which a host or its device sets the pace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,3 +172,67 @@ def cut_at_operations(stretches: Stretches, issued: Issued, num_pieces: int | No
     idle_ns = np.clip(host_ns - lead_ns[:, :-1] - over_ns, 0, own_ns)
     behind_ns = lead_ns[:, :-1] + held_ns - host_ns
     return rows, np.stack([device[:, :-1], device[:, 1:], own_ns, held_ns, idle_ns, behind_ns, lead_ns[:, 1:]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPace:
+    """What a host and its device show of their pace in steps that are alike, nanoseconds of a step.
+
+    Attributes:
+        least_ns: how long a step takes at least with this host, if nothing holds its device; 0 where not known.
+        issue_ns: how long the host takes to issue it, at most.
+        sure_ns: how long the device surely works.
+        most_ns: how long it works at most.
+    """
+
+    least_ns: float
+    issue_ns: float
+    sure_ns: float
+    most_ns: float
+
+
+def step_pace(host_ns: Ints, device_ns: Ints, held_ns: Ints, limits: HostPaceThresholds) -> StepPace:
+    """Return what a host and its device show of their pace.
+
+    For the least time, steps of median pieces are repeated without what holds the device. The host takes as long as it
+    did, its device comes to no mark before the host has made it, and a host that had waited for its device does so
+    again. How long hosts take that may be held up by a full launch queue is not known: those that are far ahead and
+    take as long as the step.
+
+    Args:
+        host_ns: when the host made the marks of some steps that are alike, ascending, int64, (num_steps, num_marks).
+        device_ns: when its device came to them, likewise.
+        held_ns: for how long operations had held it until then, likewise.
+        limits: when a device has run dry, and a host may be held up.
+    """
+    lead = np.maximum(device_ns - host_ns, 0)
+    host, passed = np.diff(host_ns, axis=1), np.diff(device_ns, axis=1) - np.diff(held_ns, axis=1)
+    work = np.maximum(passed - np.maximum(host - lead[:, :-1], 0), 0)
+    issue, sure, most, left = (np.median(of, axis=0) for of in (host, work, passed, lead))
+    has_waited = (left[1:] <= limits.lead_ns) & (left[:-1] > limits.lead_ns)
+    whole_ns = float(np.median(device_ns[:, -1] - device_ns[:, 0]))
+    is_ahead, is_at_pace = (
+        left.min() > limits.held_lead_share * whole_ns,
+        issue.sum() > limits.held_pace_share * whole_ns,
+    )
+    return StepPace(
+        least_ns=0.0
+        if is_ahead and is_at_pace and not has_waited.any()
+        else _repeated_ns(issue, np.where(has_waited, most, sure), has_waited),
+        issue_ns=float(issue.sum()),
+        sure_ns=float(sure.sum()),
+        most_ns=float(most.sum()),
+    )
+
+
+def _repeated_ns(issue_ns: Floats, work_ns: Floats, has_waited: Bools) -> float:
+    """Return how long a step takes on the device when it is repeated, from its pieces, each (num_pieces,)."""
+    pieces = list(zip(issue_ns.tolist(), work_ns.tolist(), has_waited.tolist(), strict=True))
+    issued, done, ends = 0.0, 0.0, []
+    for _ in range(2 * _NUM_REPEATED):
+        for own_ns, piece_ns, is_waiting in pieces:
+            issued += 0.0 if is_waiting else own_ns
+            done = max(done + piece_ns, issued)
+            issued = done if is_waiting else issued
+        ends.append(done)
+    return (ends[-1] - ends[_NUM_REPEATED - 1]) / _NUM_REPEATED

@@ -24,7 +24,7 @@ from hpcpace.diagnosis.finding import (
     rank_culprit,
 )
 from hpcpace.diagnosis.summary import Mode
-from hpcpace.metrics import Bools
+from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.phases import Part
 
 
@@ -172,7 +172,7 @@ class HostEvidence(Evidence):
             advice.append(f"{_LEARN}: its kernels show how long devices work")
         if set(names) - {"other"}:
             advice.append(
-                f"issue less work there ({where}): torch.compile, CUDA graphs, fused optimizers, larger batches; "
+                f"issue less work there ({where}): {ISSUE_LESS}; "
                 "remove calls that wait for the device, such as .item() and .cpu()"
             )
         if "other" in names:
@@ -202,6 +202,8 @@ _HELD = (
 )
 _PASSES = ("forward", "backward")
 _MOSTLY_WAITS = 1.5  # display: cost relative to idle time from which the difference is explained
+ISSUE_LESS = "torch.compile, CUDA graphs, fused optimizers, larger batches"
+"""What lets hosts issue less work."""
 _LEARN = "profile a few steps with torch.profiler and read them with hpcpace import kineto"
 
 
@@ -298,22 +300,43 @@ def _host_finding(case: Case, panels: Panels, cost: float, interval: tuple[float
     share, idle = float(panels.host_ns.mean()) / panels.mean_time_ns, _named(case, panels)
     is_bound, limits = _is_bound(idle), case.thresholds.of(HostThresholds)
     low, high = interval or (0.0, cost)
-    waits: Bools = panels.host_ns.mean(axis=1) / panels.mean_time_ns >= limits.everywhere_share
-    are_few = len(waits) == len(panels.rank) and 0 < waits.sum() <= limits.idle_ranks_part * len(waits)
+    few = _alone(case, panels)
     evidence = HostEvidence(
         share=share,
         least_share=min(sum(each.least_ns for each in panels.idle) / panels.mean_time_ns, share),
         phases=tuple((each.phase, each.idle_ns / panels.mean_time_ns) for each in idle),
-        ranks=tuple(panels.rank[waits].tolist()) if are_few else (),
+        ranks=tuple(panels.rank[few].tolist()),
         is_upper_bound=is_bound,
         is_open=is_bound and high - low > limits.widest_bounds,
     )
+    own = [(row, panels.host_ns[row : row + 1]) for row in few.tolist()]
+    late = [
+        rank_culprit(
+            int(panels.rank[row]), float(ns.mean()) / panels.mean_time_ns, mean_share_interval(panels, ns), panels
+        )
+        for row, ns in own
+    ]
     of_phase = mean_share_interval(panels, panels.host_ns)
     return DiagnosisFinding(
         evidence=evidence,
         loss_share=cost,
         confidence=_BOUNDED_CONFIDENCE if is_bound else _CONFIDENCE,
         counted_part=limits.bounded_part if is_bound else 1.0,
-        culprits=tuple(phase_culprit(each.phase, share, of_phase) for each in idle[:1]),
+        culprits=(*late, *(phase_culprit(each.phase, share, of_phase) for each in idle[:1])),
         loss_interval=interval,
     )
+
+
+def _alone(case: Case, panels: Panels) -> Ints:
+    """Return the few ranks whose devices wait while nothing shows that other hosts are as slow, (num_found,)."""
+    limits, none = case.thresholds.of(HostThresholds), np.zeros(0, np.int64)
+    waits: Bools = panels.host_ns.mean(axis=1) / panels.mean_time_ns >= limits.everywhere_share
+    if len(waits) != len(panels.rank) or waits.sum() > limits.idle_ranks_part * len(waits):
+        return none
+    few = np.flatnonzero(waits)
+    if case.pace is None or panels.step is None:
+        return few
+    pace = case.pace(panels.step, ())
+    others_ns = pace.figures("least_ns")[~np.isin(pace.row, few)]
+    are_slow = (others_ns >= (1 - limits.slower_host) * panels.mean_time_ns).sum() > limits.common_part * len(others_ns)
+    return none if are_slow else few

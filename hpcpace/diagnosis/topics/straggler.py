@@ -31,6 +31,7 @@ from hpcpace.diagnosis.finding import (
 from hpcpace.diagnosis.incomplete import HOST_TIMES
 from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Culprit, Mode
+from hpcpace.diagnosis.topics.beside_hosts import StragglerCost, cost_of
 from hpcpace.diagnosis.topics.core_waiting import (
     CorePlace,
     CoreThresholds,
@@ -40,6 +41,7 @@ from hpcpace.diagnosis.topics.core_waiting import (
     places_of,
     stages_beyond_waiting,
 )
+from hpcpace.diagnosis.topics.idle import ISSUE_LESS
 from hpcpace.diagnosis.topics.jitter import jitter_words
 from hpcpace.diagnosis.topics.stages import (
     RecurringEvidence,
@@ -65,11 +67,11 @@ from hpcpace.metrics.roles import (
 )
 from hpcpace.metrics.special import ndtri, stdtrit
 from hpcpace.metrics.stragglers import SearchObstacle, Straggler, StragglerSearch, find_stragglers
-from hpcpace.metrics.what_if import Change
 
 _PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 _CHECK_OFF_CORE = "find out what it waits for there, with py-spy dump: files, locks, other processes, sleep"
+_HOSTS_NEXT = "without it, the job waits for the hosts of the others: they issue a step little faster than it goes now"
 _MIN_QUEUED = 0.05  # display: part of an excess from which its waiting for a core is mentioned
 _MIN_FEW = 3  # statistics: steps in which a rank may stand out although a finding takes more
 
@@ -129,6 +131,7 @@ class LatenessEvidence(RecurringEvidence):
         place: where the first of them runs, if that differs from the others; else None.
         is_without_waits: whether effect and phases are without waiting for cores, which hides the rest.
         is_alone: whether nobody else does the same work, so that they were compared with themselves in other steps.
+        later_share: loss once hosts issue work faster, as a share of the step time; None where it is the same.
     """
 
     pattern: LatePattern
@@ -145,6 +148,7 @@ class LatenessEvidence(RecurringEvidence):
     place: CorePlace | None = None
     is_without_waits: bool = False
     is_alone: bool = False
+    later_share: float | None = None
 
     @property
     def mode(self) -> str:
@@ -209,6 +213,10 @@ class LatenessEvidence(RecurringEvidence):
             more.append(f"of rank {self.place.rank}: {self.place.words}")
             next_ = f"{self.place.advice}; or {next_}" if self.off_core_ns is None else next_
         costs = f"{'cost' if culprits[1:] else 'costs'} {said.lost}{by}"
+        if self.later_share:
+            costs += f", and at least {percent(self.later_share)} once hosts issue work faster"
+            more.append(_HOSTS_NEXT)
+            next_ = f"{next_}; and let hosts issue less: {ISSUE_LESS}"
         without = "without waiting for cores " if self.is_without_waits else ""
         usual = "what it is in other steps" if self.is_alone else "that of its role"
         excess = f"{without}{percent(culprits[0].effect)} above {usual} {said.interval}"
@@ -280,25 +288,30 @@ def find(case: Case) -> list[DiagnosisFinding]:
     if not any(LatePattern(each.pattern).mode is Mode.STRAGGLER for each in search.found):
         hidden = late_beyond_waiting(panels, case.thresholds.of(CoreThresholds), case.settings.level)
         search = search if hidden is None else replace(search, found=(hidden, *search.found))
+
+    def by_work(some: Sequence[Straggler]) -> float:
+        without_ns = slowest_ns(_put_back(case.work_ns, panels.role, some), panels.role)
+        return max(slowest_ns(case.work_ns, panels.role) - without_ns, 0.0) / panels.mean_time_ns
+
     findings = []
     for mode in (Mode.STRAGGLER, Mode.RUNTIME, Mode.AMPLIFICATION):
         found = [straggler for straggler in search.found if LatePattern(straggler.pattern).mode is mode]
         if not found:
             continue
-        replaced = _put_back(case.work_ns, panels.role, found)
-        loss_ns, interval = slowest_ns(case.work_ns, panels.role) - slowest_ns(replaced, panels.role), None
-        if case.steps is not None and mode is Mode.STRAGGLER:
-            ranks = sorted({rank for each in found for rank in each.ranks})
-            case.late = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
-            gain = case.steps.gain(case.late)
-            loss_ns, interval = case.cost(gain).value * panels.mean_time_ns, case.cost(gain).interval
-        loss_share = max(loss_ns, 0.0) / panels.mean_time_ns
+        cost = StragglerCost(found=found, share=by_work(found))
+        if mode is Mode.STRAGGLER:
+            cost = cost_of(case, found, by_work)
+            found, case.late = cost.found, cost.change
+        if not found:
+            continue
+        replaced, loss_share = _put_back(case.work_ns, panels.role, found), cost.share
         # What nobody waits for is no loss, but a slow rank will hold others up at a larger scale.
         if loss_share < case.settings.runtime_share and mode is not Mode.STRAGGLER:
             continue
         evidence = _evidence(found, loss_share, panels, case.thresholds)
         if mode is Mode.STRAGGLER:
             evidence = _with_cores(_with_hidden(evidence, hidden, panels), panels, limits.off_core_part)
+            evidence = replace(evidence, later_share=cost.later_share)
         is_everywhere = _is_everywhere(found, panels, limits.everywhere_share)
         findings.append(
             DiagnosisFinding(
@@ -306,7 +319,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
                 loss_share=loss_share,
                 confidence=confidence_of(found[0].p_value),
                 culprits=() if is_everywhere else tuple(_straggler_culprit(each, panels) for each in found),
-                loss_interval=interval,
+                loss_interval=cost.interval,
             )
         )
         case.work_ns, case.rest = replaced, _without_stages(case.rest, found, evidence)

@@ -121,12 +121,31 @@ def test_hosts_that_are_too_slow_by_turns_are_no_rank_s_fault(tmp_path, kind, tp
     assert verdict.loss_share == pytest.approx(cost, abs=3 * HALF_A_POINT)
 
 
+@pytest.mark.parametrize(("kind", "issue", "slow"), [("experts", 1.2, 1.5), ("ddp", 1.2, 1.5), ("fsdp", 1.2, 1.5)])
+def test_a_straggler_costs_no_more_than_the_hosts_of_the_others_leave(tmp_path, kind, issue, slow):
+    job = Layout(kind=kind, num_ranks=4, tp=4, num_layers=4, num_steps=28, issue=issue, slow={3: slow}, host_noise=0.02)
+    verdict, cost = judged(replace(job, transfer_ns=100 * US), tmp_path, slow={})
+    (finding,) = verdict.findings
+    low, high = finding.loss_interval
+    assert (verdict.mode, culprits(verdict)) == (Mode.STRAGGLER, ["3"])
+    assert finding.loss_share == pytest.approx(cost, abs=4 * HALF_A_POINT) and low <= cost <= high
+    assert "once hosts issue work faster" in verdict.headline
+
+
+@pytest.mark.parametrize("kind", ["tensor", "fsdp"])
+def test_idle_time_that_looks_like_work_beside_host_bound_ranks_makes_no_straggler(tmp_path, kind):
+    job = Layout(kind=kind, num_ranks=8, tp=4, num_layers=4, num_steps=28, issue=1.5, slow={3: 1.5}, host_noise=0.04)
+    verdict, _ = judged(replace(job, transfer_ns=100 * US), tmp_path)
+    assert {culprit.id for culprit in verdict.culprits if culprit.kind == "rank"} <= {"3"}
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_slow_host_that_fills_the_launch_queues_of_all_others_is_named(tmp_path, kind):
     """The other hosts are held up at its pace, so that nothing shows whether these are slow, too."""
     job = Layout(kind=kind, issue=1.0, slow_hosts={3: 1.3}, queue=24, host_noise=0.02, transfer_ns=100 * US)
     verdict, cost = judged(job, tmp_path, slow_hosts={})
     assert (verdict.mode, verdict.loss_share) == (Mode.HOST, pytest.approx(cost, abs=HALF_A_POINT))
+    assert culprits(verdict)[0] == "3"
     assert verdict.headline.startswith("host-bound: devices of rank 3 on g0 wait for their hosts")
     assert verdict.next[0].startswith("look at rank 3 on g0 first")
     assert "whether they would keep up is not known" in " ".join(verdict.why)
@@ -205,7 +224,7 @@ def test_stretches_with_a_collection_say_nothing_about_the_pace_of_hosts(monkeyp
     )  # fmt: skip
     nothing = np.zeros(0, np.int64)
     issued = Issued(issue_ns=nothing, enter_ns=nothing, exit_ns=nothing, blocked_ns=nothing)
-    monkeypatch.setattr(devices, "_issued", lambda trace, step=None: issued)
+    monkeypatch.setattr(devices, "issued_operations", lambda trace, step=None: issued)
     (pieces,) = devices._sampled_pieces([None], [stretches], [0]).values()
     assert len(pieces.own_ns) == 30 and not pieces.idle_ns.any()
 

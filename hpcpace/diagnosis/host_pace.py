@@ -1,0 +1,112 @@
+"""The pace of hosts that issue work to devices: how they compare, and how short a step they allow at least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcpace.diagnosis.devices import (
+    DURING_COLUMN,
+    HOST_BEGIN_COLUMN,
+    HOST_END_COLUMN,
+    is_on_device,
+    issued_operations,
+)
+from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics.host_waits import HostPaceThresholds
+from hpcpace.metrics.issue_leads import StepPace, step_pace
+from hpcpace.metrics.phases import CoveredTime
+from hpcpace.trace.reader import RankTrace
+from hpcpace.trace.schema import Phase
+
+_ISSUING = (Phase.FORWARD, Phase.BACKWARD)
+_MARKED = (*_ISSUING, Phase.OPTIMIZER)
+_MAX_RANKS, _NUM_SAMPLES, _SAMPLED_STEPS = 32, 4, 4  # speed: ranks, and stretches of steps, whose hosts are looked at
+
+
+def issue_ratio(traces: Sequence[RankTrace], step: Ints) -> Floats:
+    """Return how long hosts take for forward and backward, relative to the median host, float64, (num_ranks,).
+
+    Only steps in which its device waits there for a host count for it, by how long it does; 1 where it never does.
+
+    Args:
+        traces: from `on_devices`.
+        step: numbers of the steps to use, ascending, int64.
+
+    Returns:
+        Empty where some rank has no times of its device.
+    """
+    if not all(is_on_device(trace) for trace in traces):
+        return np.zeros(0)
+    host_ns, idle_ns = np.zeros((2, len(traces), len(step)))
+    for index, trace in enumerate(traces):
+        phases = trace.tables["phases"]
+        phases = phases.select(np.isin(phases["step"], step))
+        column = np.searchsorted(step, phases["step"])
+        is_idle = (phases["phase"] == Phase.IDLE) & np.isin(phases[DURING_COLUMN], _ISSUING)
+        for panel, begin, end, is_used in (
+            (host_ns, HOST_BEGIN_COLUMN, HOST_END_COLUMN, np.isin(phases["phase"], _ISSUING)),
+            (idle_ns, "begin_ns", "end_ns", is_idle),
+        ):
+            np.add.at(panel[index], column[is_used], (phases[end] - phases[begin])[is_used])
+    own_ns, usual_ns = (idle_ns * host_ns).sum(axis=1), (idle_ns * np.median(host_ns, axis=0)).sum(axis=1)
+    return np.where(idle_ns.any(axis=1), own_ns / np.maximum(usual_ns, 1.0), 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPace:
+    """The pace of some ranks.
+
+    Attributes:
+        row: indices of the ranks, ascending, int64, (num_looked_at,).
+        of: what each shows.
+    """
+
+    row: Ints
+    of: tuple[StepPace, ...]
+
+    def figures(self, name: str) -> Floats:
+        """Return one figure of all of them, float64, (num_looked_at,)."""
+        return np.array([getattr(each, name) for each in self.of], np.float64)
+
+
+def pace_of(
+    traces: Sequence[RankTrace], limits: HostPaceThresholds, *, step: Ints, rows: Sequence[int] = ()
+) -> HostPace:
+    """Return the pace of ranks with times of their device in some steps.
+
+    Args:
+        traces: from `on_devices`; of many, some are looked at.
+        limits: when a device has run dry, and a host may be held up.
+        step: numbers of the steps, ascending, int64, at least one; of many, some are looked at.
+        rows: indices of ranks that are looked at in any case.
+    """
+    first = np.linspace(0, max(len(step) - _SAMPLED_STEPS, 0), _NUM_SAMPLES).astype(np.int64)
+    some = step[np.unique(np.minimum(first[:, None] + np.arange(_SAMPLED_STEPS), len(step) - 1))]
+    chosen = np.union1d(np.linspace(0, len(traces) - 1, _MAX_RANKS).astype(np.int64), np.array(rows, np.int64))
+    used = [row for row in chosen.tolist() if is_on_device(traces[row])]
+    found = [step_pace(*_marks(traces[row], some), limits) for row in used]
+    return HostPace(row=np.array(used, np.int64), of=tuple(found))
+
+
+def _marks(trace: RankTrace, step: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return when a host made its marks in steps that are alike, as `step_pace` takes them."""
+    steps, phases, issued = trace.tables["steps"], trace.tables["phases"], issued_operations(trace, step)
+    blocking = phases.select(phases["phase"] == Phase.GRAD_SYNC)
+    phases = phases.select(np.isin(phases["phase"], _MARKED))
+    host = [issued.issue_ns, *(rows[name] for rows in (steps, phases) for name in (HOST_BEGIN_COLUMN, HOST_END_COLUMN))]
+    device = [issued.enter_ns, *(rows[name] for rows in (steps, phases) for name in ("begin_ns", "end_ns"))]
+    host_ns, device_ns = np.concatenate(host), np.concatenate(device)
+    order = np.lexsort((device_ns, host_ns))
+    host_ns, device_ns = host_ns[order], device_ns[order]
+    used = steps.select(np.isin(steps["step"], step))
+    first = np.searchsorted(host_ns, used[HOST_BEGIN_COLUMN], side="left")
+    count = np.searchsorted(host_ns, used[HOST_END_COLUMN], side="right") - first
+    usual = int(np.bincount(count).argmax())
+    at = first[count == usual][:, None] + np.arange(usual)
+    host_ns, device_ns = host_ns[at], np.maximum.accumulate(device_ns[at], axis=1)
+    begin_ns = np.concatenate([issued.exit_ns - issued.blocked_ns, blocking["begin_ns"]])
+    held = CoveredTime.of(begin_ns, np.concatenate([issued.exit_ns, blocking["end_ns"]]))
+    return host_ns, device_ns, held.until_ns(device_ns.ravel()).reshape(device_ns.shape)

@@ -1,0 +1,108 @@
+"""What stragglers cost beside hosts that could not issue work any faster than these let the job go.
+
+A rank that gets faster gains no more than the hosts of the others leave: both have to be mended then. And where hosts
+hold devices up by turns, idle time that nothing shows may look like work: who is late then must work longer for sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hpcpace.core.thresholds import Thresholds, number
+from hpcpace.diagnosis.finding import Case
+from hpcpace.diagnosis.summary import Mode
+from hpcpace.metrics.stragglers import Straggler
+from hpcpace.metrics.what_if import Change
+
+
+@dataclass(frozen=True, kw_only=True)
+class SureThresholds(Thresholds, topic="straggler"):
+    """When a rank surely works longer than others whose devices wait for their hosts."""
+
+    sure_part: float = number(0.5, "share")
+    """Part of its excess over all time of the others in which its device was surely not idle: the rest may be noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerCost:
+    """What stragglers cost.
+
+    Attributes:
+        found: the stragglers; empty if none of them is sure.
+        share: what they cost as a share of the step time.
+        interval: of that; None where it is not known.
+        change: what puts them back in the rebuilt steps; None without these.
+        later_share: what they cost once hosts issue work faster, if these take some of it back; else None.
+    """
+
+    found: list[Straggler]
+    share: float
+    interval: tuple[float, float] | None = None
+    change: Change | None = None
+    later_share: float | None = None
+
+
+def cost_of(case: Case, found: list[Straggler], by_work: Callable[[Sequence[Straggler]], float]) -> StragglerCost:
+    """Return what lasting or passing stragglers cost, as far as the hosts of the others let it be gained.
+
+    Where these limit it, those are left out whose excess may be idle time, unless nothing else was found; of those that
+    pass, also where devices are known to wait for their hosts. A launch queue that is full for a while makes hosts seem
+    slower, and waiting for each other makes them slower together, so that the interval is as wide on both sides as what
+    they take back.
+
+    Args:
+        case: what is judged.
+        found: at least one.
+        by_work: returns the share of the step that some cost by their own work, where steps are not rebuilt.
+    """
+    alone = _alone(case, found, by_work)
+    most, is_host_bound = _most_gain(case, found), any(each.mode == Mode.HOST for each in case.findings)
+    is_limited = alone.share > most
+    if not is_limited and not is_host_bound:
+        return alone
+    doubtful = [each for each in found if is_limited or each.step_range is not None]
+    sure = [each for each in found if each not in doubtful or _works_longer(case, each)]
+    if len(sure) < len(found) and (sure or is_host_bound):
+        alone = _alone(case, sure, by_work) if sure else StragglerCost(found=[], share=0.0)
+    taken = alone.share - most
+    if taken <= 0:
+        return alone
+    return replace(alone, share=most, interval=(max(most - taken, 0.0), alone.share), later_share=alone.share)
+
+
+def _alone(case: Case, found: list[Straggler], by_work: Callable[[Sequence[Straggler]], float]) -> StragglerCost:
+    """Return what stragglers cost where no host is in the way."""
+    if case.steps is None:
+        return StragglerCost(found=found, share=max(by_work(found), 0.0))
+    ranks = sorted({rank for each in found for rank in each.ranks})
+    change = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
+    cost = case.cost(case.steps.gain(change))
+    return StragglerCost(found=found, share=max(cost.value, 0.0), interval=cost.interval, change=change)
+
+
+def _most_gain(case: Case, found: Sequence[Straggler]) -> float:
+    """Return what a step can gain at most with the hosts of the ranks that are not late; 1 where that is not known."""
+    late = sorted({rank for each in found for rank in each.ranks})
+    if case.pace is None or case.panels.step is None:
+        return 1.0
+    pace = case.pace(case.panels.step, ())
+    least_ns = pace.figures("least_ns")[~np.isin(pace.row, late)]
+    return max(1 - float(least_ns.max()) / case.rest.mean_time_ns, 0.0) if least_ns.any() else 1.0
+
+
+def _works_longer(case: Case, straggler: Straggler) -> bool:
+    """Return whether ranks surely work longer than others of their role, or have slower hosts."""
+    if case.pace is None or case.panels.step is None:
+        return True
+    first, stop = straggler.step_range or (0, len(case.panels.step))
+    pace = case.pace(case.panels.step[first:stop], straggler.ranks)
+    is_late, role = np.isin(pace.row, straggler.ranks), case.panels.role[pace.row]
+    is_other = ~is_late & np.isin(role, role[is_late])
+    if not is_other.any():
+        return False
+    least = 1 + case.thresholds.of(SureThresholds).sure_part * straggler.effect.value
+    pairs = ((pace.figures(own), pace.figures(usual)) for own, usual in (("sure_ns", "most_ns"), ("issue_ns",) * 2))
+    return any(own[is_late].mean() >= least * np.median(usual[is_other]) for own, usual in pairs)

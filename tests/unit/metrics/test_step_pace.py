@@ -1,0 +1,39 @@
+"""How long a step takes at least with a host, from marks of steps that are alike."""
+
+import numpy as np
+import pytest
+
+from hpcpace.metrics.host_waits import HostPaceThresholds
+from hpcpace.metrics.issue_leads import StepPace, step_pace
+
+MS, NUM_STEPS, PERIOD = 1_000_000, 8, 12
+
+
+def paced(host: list[float], device: list[float], held: list[float]) -> StepPace:
+    """Return the pace of equal steps, from milliseconds of marks after the begin of each."""
+    begin = PERIOD * np.arange(NUM_STEPS)[:, None]
+    host_ns, device_ns, held_ns = (((np.array([of]) + shift) * MS).astype(np.int64) for of, shift in (
+        (host, begin), (device, begin), (held, begin / PERIOD * held[-1]),
+    ))  # fmt: skip
+    return step_pace(host_ns, device_ns, held_ns, HostPaceThresholds())
+
+
+def test_a_host_ahead_of_a_device_that_others_hold_lets_the_step_be_as_short_as_it_issues():
+    found = paced([0, 4, 8], [6, 12, 18], [0, 3, 6])
+    assert (found.least_ns, found.issue_ns, found.sure_ns) == pytest.approx((8 * MS, 8 * MS, 6 * MS))
+
+
+def test_a_host_that_is_far_ahead_and_as_slow_as_the_step_may_be_held_up():
+    assert paced([0, 6, 12], [6, 12, 18], [0, 3, 6]).least_ns == 0
+
+
+def test_a_host_that_is_as_slow_as_the_step_right_before_its_device_paces_it():
+    found = paced([0, 6, 12], [0, 6.5, 12.5], [0, 0, 0])
+    assert found.least_ns == pytest.approx(PERIOD * MS, rel=0.05)
+    assert found.sure_ns < found.most_ns
+
+
+def test_a_host_that_reads_the_loss_issues_the_next_step_after_what_is_left():
+    """Others held its device for 3 ms; after 2 ms of issuing, 8 ms of work are left, for which the host waits."""
+    found = paced([0, 2, 4, 12], [0, 6, 9, 12], [0, 3, 3, 3])
+    assert found.least_ns == pytest.approx(8 * MS)
