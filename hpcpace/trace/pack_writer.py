@@ -421,7 +421,7 @@ class PackWriter:
         tables = {name: (table_schema(name), dtype) for name, dtype in self._dtypes.items()}
         with HDF5_LOCK:
             # Made in memory, so that a plain write meets a full disk, and never HDF5.
-            image = file_image("pack", {"format": PACK_FORMAT, "format_version": PACK_VERSION}, tables)
+            image = file_image({"format": PACK_FORMAT, "format_version": PACK_VERSION}, tables)
             write_all(descriptor, image, 0)
             self._file = h5py.File(f"/proc/self/fd/{descriptor}", "r+", libver=LIBRARY_VERSIONS, locking=False)
         self._waiting: dict[str, list[Table]] = {name: [] for name in self._dtypes}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import IntEnum, IntFlag
 from typing import Any
 
@@ -182,7 +182,7 @@ class TableSchema:
     name: str
     dtype: np.dtype
     device: np.dtype
-    enums: dict[str, type[IntEnum]]
+    enums: dict[str, type[IntEnum]] = field(hash=False)
     required: bool
     optional: frozenset[str]
     chunk_rows: int
