@@ -1,4 +1,4 @@
-"""Commands that open runs or files of a thousand ranks that are all damaged: what they say fits on a screen."""
+"""Commands that open runs or files of hundreds of ranks that are all damaged: what they say fits on a screen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cases import only_nightly
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.rundir import RunDirectory
 
-NUM, NUM_SOUND = 1000, 4
+NUM, NUM_SOUND = 300, 4
 MAX_ROWS, COLUMNS = 20, 120
 _PROGRESS = re.compile(r"^hpcpace: [a-z ]+: \d+ of \d+\n", re.MULTILINE)
 
@@ -85,7 +85,7 @@ FAULTS = (
 
 @pytest.fixture(scope="module")
 def run_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Make], Path]:
-    """Return a run of 1,000 ranks: 4 are sound, all others have one fault."""
+    """Return a run of 300 ranks: 4 are sound, all others have one fault."""
     folder = tmp_path_factory.mktemp("runs")
     template = SyntheticRun(num_ranks=2, num_steps=8).write(folder / "template").attempt(0).trace_file(1).read_bytes()
     made: dict[Make, Path] = {}
@@ -138,7 +138,7 @@ def test_a_report_of_many_damaged_ranks(hpcpace, run_with, fault):
     outcome = hpcpace("report", run)
     assert outcome[0] == 1
     said = check(outcome)
-    assert re.search(r"ranks 4-999|996 ranks \(4-999\)|996 times|and 99\d more", said), said
+    assert re.search(r"ranks 4-299|296 ranks \(4-299\)|296 times|and 29\d more", said), said
     stored = json.loads((run / "summary.json").read_text())["cut_off"]["problems"]
     assert len(stored) >= NUM - NUM_SOUND
     page = (run / "report.html").read_text()
@@ -188,7 +188,7 @@ def test_runs_without_a_sound_rank(hpcpace, no_sound_rank, command, fault):
     assert outcome[0] == 2
     said = check(outcome)
     assert "no trace can be read in" in said
-    assert re.search(r"all 99[67]: --verbose" if fault is absurd_version else r"996 ranks \(4-999\): ", said), said
+    assert re.search(r"all 29[67]: --verbose" if fault is absurd_version else r"296 ranks \(4-299\): ", said), said
 
 
 def test_verbose_shows_every_problem(hpcpace, no_sound_rank):
@@ -223,7 +223,7 @@ def test_commands_on_many_broken_runs(hpcpace, tmp_path, are_equal):
     for command in (("list", folder), ("history", folder), ("scale", *runs), ("compare", *runs[1:], "--", runs[0])):
         check(hpcpace(*command))
     code, out, err = hpcpace("report", folder)
-    assert code == 2 and "all 1000" in err and rows(out) < 60
+    assert code == 2 and "all 300" in err and rows(out) < 60
 
 
 @pytest.mark.parametrize("are_equal", [True, False], ids=["equal", "different"])

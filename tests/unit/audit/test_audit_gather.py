@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -34,8 +35,14 @@ def _environ(rank: int, num_ranks: int = 2) -> dict[str, str]:
 
 
 def _part(rank: int, num_ranks: int = 2) -> dict:
+    return json.loads(_taken(rank, num_ranks))
+
+
+@functools.cache
+def _taken(rank: int, num_ranks: int) -> str:
+    """Return the facts of a rank as JSON: they are this machine's, of which a busy one is watched for a second."""
     environ = _environ(rank, num_ranks)
-    return json.loads(json.dumps(own_part(rank_info(environ, host="n1"), environ)))
+    return json.dumps(own_part(rank_info(environ, host="n1"), environ))
 
 
 def test_the_facts_of_all_ranks_come_to_rank_0_through_a_folder(tmp_path: Path) -> None:
