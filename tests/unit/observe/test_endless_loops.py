@@ -14,7 +14,7 @@ from hpcpace.observe.samples import _MAX_FETCHED, BatchSizes
 from hpcpace.observe.steps import StepFinder, StepFrom, StepSource
 
 torch = pytest.importorskip("torch")
-MANY = 20_000
+MANY = 10_000
 
 
 class Sink:
@@ -94,7 +94,7 @@ def test_a_server_that_later_trains_is_understood_anew() -> None:
 
 
 def test_rows_of_a_step_that_does_not_end_do_not_wait_for_ever() -> None:
-    """One update, and then 20,000 microbatches: as long as ten minutes of a job."""
+    """One update, and then 10,000 microbatches: as long as five minutes of a job."""
     finder, sink = run(iter("bx" + "b" * MANY), rows=10)
     assert sink.num_marked == 0 and sink.num_steps == 1
     assert finder.source.words.endswith(f"no step was seen to end in the last {MANY} backward passes")

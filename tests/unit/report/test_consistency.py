@@ -92,7 +92,7 @@ def report_of(folder, **truth) -> tuple[Summary, str]:
     return summary, " ".join(stream.getvalue().split())
 
 
-@each_case("name", chosen(RUNS, 14))
+@each_case("name", chosen(RUNS, 9))
 def test_no_table_contradicts_the_headline(name, tmp_path):
     summary, text = report_of(tmp_path, **RUNS[name])
     verdict, named = summary.verdict, named_ranks_of(summary)

@@ -33,5 +33,6 @@ def test_no_innocent_rank_is_named_with_half_of_the_dumps(scenarios: dict[str, S
     assert found.total() == 50
 
 
+@pytest.mark.nightly
 def test_the_document_has_what_is_measured(scenarios: dict[str, Scenario]) -> None:
     assert table(list(scenarios.values())) in DOCUMENT.read_text()

@@ -9,6 +9,8 @@ from cases import each_case
 
 from experiments.published_speeds import judged_repeats, repeats
 
+pytestmark = pytest.mark.nightly  # tests/unit/metrics/test_run_difference.py has the same of random runs
+
 
 @pytest.fixture(scope="module")
 def lines() -> list[str]:

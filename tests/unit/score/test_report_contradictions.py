@@ -98,7 +98,7 @@ SLOPE = SensitivityRow(
 )
 
 
-@each_case("cell", chosen(SCORED, 8), ids=lambda cell: cell.name)
+@each_case("cell", chosen(SCORED, 5), ids=lambda cell: cell.name)
 def test_no_section_of_a_report_denies_its_verdict(tmp_path: Path, cell) -> None:
     assert contradictions(analysed(small_scenario(cell), tmp_path / "run")) == []
 

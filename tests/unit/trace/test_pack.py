@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from cases import only_nightly
 from packs import (
     CLOSED,
     EMPTY,
@@ -108,7 +109,7 @@ def test_a_packed_attempt_is_read_like_its_files(attempt, original):
     assert_same_attempt(attempt, original)
 
 
-@pytest.mark.parametrize("most_ranks", [1, 2, 100])
+@pytest.mark.parametrize("most_ranks", only_nightly([2], [1, 100]))
 def test_packs_have_at_most_as_many_ranks_as_asked_for(attempt, original, most_ranks):
     result = pack(attempt, PackPlan(has_ended=True, most_ranks=most_ranks))
     assert len(result.packs) == {1: 7, 2: 5, 100: 4}[most_ranks]
@@ -126,7 +127,7 @@ def test_little_memory_makes_more_packs(attempt, original):
     assert_same_attempt(attempt, original)
 
 
-@pytest.mark.parametrize("block_rows", [500, 1 << 20])
+@pytest.mark.parametrize("block_rows", only_nightly([500], [1 << 20]))
 def test_blocks_of_any_size_give_the_same_rows(attempt, original, monkeypatch, block_rows):
     monkeypatch.setattr("hpcpace.trace.pack_writer.BLOCK_ROWS", block_rows)
     monkeypatch.setattr("hpcpace.trace.pack_writer._MIN_ROWS", 1)

@@ -161,7 +161,7 @@ ATTACKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("attack", chosen(ATTACKS, 15), ids=lambda attack: attack.__name__)
+@pytest.mark.parametrize("attack", chosen(ATTACKS, 9), ids=lambda attack: attack.__name__)
 def test_a_hostile_pack_is_named_and_the_others_are_read(attempt, tmp_path, attack):
     secret = tmp_path / "secret.h5"
     with h5py.File(secret, "w") as file:

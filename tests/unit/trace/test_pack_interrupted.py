@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cases import chosen
+from cases import chosen, only_nightly
 from fake_disk import FakeDisk
 from packs import NUM_RANKS, assert_same_attempt, write_attempt
 
@@ -81,7 +81,7 @@ def _finish(attempt: Attempt, original: Attempt) -> None:
 
 
 # Every call of the first pack and of its ranks' files, and some later ones.
-@pytest.mark.parametrize("number", chosen([*range(1, 10), 11, 13, 17, 23, 29, *range(31, 40)], 4))
+@pytest.mark.parametrize("number", chosen([*range(1, 10), 11, 13, 17, 23, 29, *range(31, 40)], 2))
 def test_a_kill_at_any_call_loses_nothing(attempt, original, number):
     was_killed = _killed_at(attempt, number)
     assert_same_attempt(attempt, original)
@@ -89,7 +89,7 @@ def test_a_kill_at_any_call_loses_nothing(attempt, original, number):
     assert was_killed or number > 20
 
 
-@pytest.mark.parametrize("number", chosen([1, 2, 3, 5, 8, 13, 21], 2))
+@pytest.mark.parametrize("number", chosen([1, 2, 3, 5, 8, 13, 21], 1))
 def test_an_error_at_any_call_loses_nothing_and_leaves_no_temporary_file(attempt, original, monkeypatch, number):
     def fail() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -105,7 +105,7 @@ def test_an_error_at_any_call_loses_nothing_and_leaves_no_temporary_file(attempt
     _finish(attempt, original)
 
 
-@pytest.mark.parametrize("room_bytes", chosen([0, 20_000, 60_000, 150_000], 2))
+@pytest.mark.parametrize("room_bytes", only_nightly([20_000], [0, 60_000, 150_000]))
 def test_a_full_disk_is_an_error_and_loses_nothing(attempt, original, monkeypatch, room_bytes):
     before = sorted(os.listdir(attempt.trace_dir))
     with monkeypatch.context() as patch:
@@ -181,7 +181,7 @@ def _code(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("part", chosen(range(8), 2))
+@pytest.mark.parametrize("part", only_nightly([4], [0, 1, 2, 3, 5, 6, 7]))
 def test_a_kill_at_any_time_loses_nothing(attempt, original, part):
     """Threads and HDF5 are at work, too, when a scheduler kills the program."""
     child = _start(attempt)
@@ -192,7 +192,7 @@ def test_a_kill_at_any_time_loses_nothing(attempt, original, part):
     _finish(attempt, original)
 
 
-@pytest.mark.parametrize("limit_bytes", [5_000, 20_000, 80_000])
+@pytest.mark.parametrize("limit_bytes", only_nightly([20_000], [5_000, 80_000]))
 def test_a_limit_on_the_size_of_files_is_an_error_and_loses_nothing(attempt, original, limit_bytes):
     before = sorted(os.listdir(attempt.trace_dir))
 
