@@ -93,7 +93,7 @@ def test_steps_that_are_found_are_switched_at_their_ends(mpiexec: Run, tmp_path:
     _assert_matched(traces)
 
 
-@pytest.mark.parametrize("num_ranks", only_nightly([4], [1, 2]))
+@pytest.mark.parametrize("num_ranks", only_nightly([2], [1, 4]))
 def test_ranks_follow_the_orders_in_the_run_from_the_same_step(mpiexec: Run, tmp_path: Path, num_ranks: int) -> None:
     result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", "orders", HPCPACE_CLOCK_INTERVAL_S="0.1", timeout_s=100)
     assert result.returncode == 0, result.stderr

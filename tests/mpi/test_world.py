@@ -23,7 +23,7 @@ def test_ranks_of_one_host_are_counted_from_their_host_keys(mpiexec, n):
     assert places == [{"rank": r, "local_rank": r, "local_size": n, "node": 0, "keys": n} for r in range(n)]
 
 
-@pytest.mark.parametrize("n", only_nightly([4], [1, 2]))
+@pytest.mark.parametrize("n", only_nightly([2], [1, 4]))
 def test_a_process_group_over_mpi_reduces_over_the_loopback(mpiexec, n):
     result = mpiexec(n, PROGRAM, "all_reduce")
     assert result.returncode == 0, result.stderr
@@ -52,7 +52,7 @@ def test_an_interface_that_does_not_exist_is_one_error(mpiexec):
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("n", only_nightly([4], [1, 2]))
+@pytest.mark.parametrize("n", only_nightly([2], [1, 4]))
 def test_a_usage_error_of_all_ranks_is_one_line(mpiexec, n):
     result = mpiexec(n, PROGRAM, "usage_error_everywhere")
     assert (result.returncode, result.stderr) == (2, "error: mesh dp=3 does not fit 2 ranks\n")
@@ -71,7 +71,7 @@ def test_a_usage_error_of_one_rank_is_said_under_torchrun(torchrun):
     assert "[rank 1] error: no such file here\n" in result.stderr
 
 
-@pytest.mark.parametrize("n", only_nightly([4], [2]))
+@pytest.mark.parametrize("n", only_nightly([2], [4]))
 def test_a_crash_of_one_rank_ends_all_with_its_traceback_last(mpiexec, n):
     result = mpiexec(n, PROGRAM, "crash_on_one")
     assert result.returncode in (4, KILLED)

@@ -406,18 +406,25 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.path
 
 
-@pytest.fixture
-def folder(tmp_path: Path, reported: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, reported: Path) -> Path:
     """Two runs, one that is broken, one without steps, and one that still records."""
+    folder = tmp_path_factory.mktemp("written")
+    shutil.copytree(reported, folder / "a")
+    shutil.copytree(reported, folder / "topic" / "b")
+    for file in RUN.write(folder / "broken").last_attempt().trace_dir.iterdir():
+        file.write_bytes(b"no trace")
+    replace(RUN, num_warmup=12).write(folder / "warmup")
+    replace(RUN, lost_steps={1: 2}).write(folder / "running")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, written: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of these runs."""
     # Whether a journal is fresh depends on how busy the machine is; only the last of these runs has one.
     monkeypatch.setattr("hpcpace.runs.load.is_running", lambda *_: True)
-    shutil.copytree(reported, tmp_path / "a")
-    shutil.copytree(reported, tmp_path / "topic" / "b")
-    for file in RUN.write(tmp_path / "broken").last_attempt().trace_dir.iterdir():
-        file.write_bytes(b"no trace")
-    replace(RUN, num_warmup=12).write(tmp_path / "warmup")
-    replace(RUN, lost_steps={1: 2}).write(tmp_path / "running")
-    return tmp_path
+    return Path(shutil.copytree(written, tmp_path, dirs_exist_ok=True))
 
 
 def test_broken_and_running_runs_are_counted(folder: Path) -> None:
