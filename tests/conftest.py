@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave what collection made to no later collection of garbage: half a million objects that stay to the end."""
+    """Exempt what exists by now from garbage collection: hundreds of thousands of objects that live to the end."""
     gc.freeze()
 
 
