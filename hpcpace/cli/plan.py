@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from hpcpace.report.plan_report import Present
 
 _COLUMNS = ("dp", "pp", "tp", "zero", "micro_batch", "recompute")
+_BOUNDS = {"zero": (0, 3), "recompute": (0, 2)}
+_LEAST, _MOST = 1, 1 << 24
 _MAX_NODES = 65536
 _DTYPES = {"bfloat16": 2, "float32": 4}
 
@@ -64,7 +66,11 @@ def _restrictions(_: click.Context, __: click.Parameter, given: Sequence[str]) -
             raise click.BadParameter(
                 f"{printable(text)!r}: write a column and its values, like tp=1,2; columns: {', '.join(_COLUMNS)}"
             )
-        found[name] = tuple(int(part) for part in parts)
+        least, most = _BOUNDS.get(name, (_LEAST, _MOST))
+        values_of = sorted({int(part) for part in parts})
+        if name in found or not least <= values_of[0] <= values_of[-1] <= most:
+            raise click.BadParameter(f"{printable(text)!r}: name {name} once, with values from {least} to {most}")
+        found[name] = tuple(values_of)
     return found
 
 
@@ -81,7 +87,7 @@ def _restrictions(_: click.Context, __: click.Parameter, given: Sequence[str]) -
     option(
         "--machine",
         metavar="NAME",
-        help="Take this machine: a100, h100, a40, v100, or a file of TOML or YAML.",
+        help="Take this machine: a100, h100, a40, or a file of TOML or YAML.",
         show_default="that of the run",
     ),
     option("--probe", type=PATH, metavar="FILE", help="Take rates of links from this probe.", show_default="none"),
@@ -172,8 +178,8 @@ def command(
 
     Exit codes: 0 fine; 2 bad input; 3 it cannot tell: nothing fits, or the run does not show what its steps cost.
     """
-    for target, name in ((job_script, "--write"), (html, "--html")):
-        check_target(target, [run, probe], name)
+    check_target(job_script, [run, probe], "--write")
+    check_target(html, [run, probe, job_script], "--html")
     if run is None and (model is None or machine is None):
         raise UsageError("name a run, or both --model and --machine")
 
@@ -195,33 +201,37 @@ def command(
     if not has_network:
         nodes = _one_node(nodes)
     known = _changed(known, probe=probe, network=network, gpu_memory=gpu_memory)
-    if measured is not None and dtype is not None and _DTYPES[dtype] != measured.layout.element_bytes[0]:
-        unmeasured = f"the run did not compute in {dtype}: how fast its ranks are with it was not measured"
+    computed = 2 if measured is None else measured.layout.element_bytes[0]
+    if dtype is not None and _DTYPES[dtype] != computed:
+        what = "the run" if measured is not None else "the steps that constants come from"
+        unmeasured = f"{what} did not compute in {dtype}: how fast its ranks are with it was not measured"
         known = replace(known, error=None, remarks=(*known.remarks, unmeasured))
     question = _question(measured, known, named_model, nodes=nodes, batch=batch, dtype=dtype, only=only)
     if measured is not None and machine is None:
         check_growth(question, measured.nodes)
     plan = answer(question, top=top)
+    remarks = (*plan.left_out, *known.remarks)
     unit = "samples" if question.job.model.sequence == 1 else "tokens"
     prices = Prices(per_gpu_hour=price, unit=unit)
     if job_script is not None:
-        write_target(job_script, job_script_of(plan, question.job), "--write")
+        write_target(job_script, job_script_of(plan, question.job, unit), "--write")
     document = plan_document(
         plan,
         model=question.job.model.name,
         machine=known.machine.name,
-        remarks=known.remarks,
+        remarks=remarks,
         prices=prices,
         present=None if measured is None else _present(measured),
     )
     if html is not None:
         write_target(html, html_page(document), "--html")
     if as_json:
-        click.echo(json.dumps(json_of(plan, remarks=known.remarks, prices=prices), indent=2))
+        click.echo(json.dumps(json_of(plan, remarks=remarks, prices=prices), indent=2))
         return
     print_document(text_console(), document, is_verbose=is_verbose)
-    if job_script is not None:
-        click.echo(f"written: {printable(str(job_script))}")
+    for written in (job_script, html):
+        if written is not None:
+            click.echo(f"written: {printable(str(written))}")
 
 
 def _present(measured: MeasuredRun) -> Present:
@@ -302,14 +312,18 @@ def _question(
     dtype: str | None,
     only: Mapping[str, tuple[int, ...]],
 ) -> Question:
-    from hpcpace.planning.answer import Question
+    from hpcpace.planning.answer import MAX_GROWTH, Question
     from hpcpace.planning.engine import Job
-    from hpcpace.planning.model import MeasuredModel
+    from hpcpace.planning.files import MEASURED_RANKS
+    from hpcpace.planning.model import PRESETS, MeasuredModel
 
-    first = 1 if measured is None else measured.nodes
+    first, is_other = 1 if measured is None else measured.nodes, False
     if measured is None:
         assert model is not None
-        job, size, element_bytes, correction = Job(model=model, machine=known.machine), 512, 2, 1.0
+        # Reference workloads keep parameters and gradients in float32.
+        gradient_bytes = 4 if model.name in PRESETS else 0
+        job = Job(model=model, machine=known.machine, gradient_bytes=gradient_bytes)
+        size, element_bytes, correction = 512, 2, 1.0
     else:
         element_bytes = int(measured.layout.element_bytes[0])
         is_other = known.machine.name != measured.known.machine.name
@@ -325,4 +339,5 @@ def _question(
         only={**only, "element_bytes": (element_bytes,)},
         error=known.error,
         correction=correction,
+        max_ranks=MAX_GROWTH * MEASURED_RANKS if measured is None or is_other else None,
     )

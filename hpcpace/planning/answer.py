@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpcpace.core.errors import CannotTell
+from hpcpace.core.errors import CannotTell, ConfigError
+from hpcpace.core.text import plural
 from hpcpace.metrics import Bools, Ints
 from hpcpace.planning.engine import Engine, Job
 from hpcpace.planning.layouts import Layouts, Recompute, enumerate_layouts
@@ -85,12 +86,14 @@ class Plan:
         choices: the fastest layouts for each number of nodes, by nodes and then by step time.
         num_layouts: that were computed.
         num_too_large: of them that do not fit into memory.
+        left_out: numbers of nodes that no layout fits, a sentence each.
         changes: to the best layout on the most nodes.
     """
 
     choices: tuple[Choice, ...]
     num_layouts: int
     num_too_large: int
+    left_out: tuple[str, ...]
     changes: tuple[Change, ...]
 
     @property
@@ -119,6 +122,7 @@ class Question:
         only: values of some columns of layouts.
         error: half-width of predictions, logarithmic; None where no measurement says.
         correction: measured over predicted step of the run that constants come from; 1 without one.
+        max_ranks: beyond which predictions have no interval; None without a limit.
     """
 
     job: Job
@@ -127,6 +131,7 @@ class Question:
     only: Mapping[str, Sequence[int]]
     error: float | None
     correction: float = 1.0
+    max_ranks: int | None = None
 
     def layouts(self, nodes: int) -> Layouts:
         """Return the layouts on a number of nodes.
@@ -137,8 +142,9 @@ class Question:
         only = self.only
         if isinstance(self.job.model, MeasuredModel):
             # How long parts of a batch take, or activations again, was not measured.
-            only = {**only, "num_micro": (1,), "recompute": (Recompute.NONE,)}
-        return enumerate_layouts(self.job.model, nodes * self.job.machine.gpus_per_node, self.batch, only)
+            only = {**only, "num_micro": (1,), "recompute": (Recompute.NONE,), "zero": (0,)}
+        per_node = self.job.machine.gpus_per_node
+        return enumerate_layouts(self.job.model, nodes * per_node, self.batch, only, gpus_per_node=per_node)
 
 
 def check_growth(question: Question, measured_nodes: int) -> None:
@@ -168,23 +174,42 @@ def answer(question: Question, *, top: int) -> Plan:
     """
     choices: list[Choice] = []
     num_layouts = num_too_large = 0
+    left_out: dict[int, str] = {}
     for nodes in question.nodes:
-        layouts = question.layouts(nodes)
+        try:
+            layouts = question.layouts(nodes)
+        except ConfigError as error:
+            left_out[nodes] = str(error)
+            continue
         engine = steps_of(question.job, layouts)
         fits = _fits(engine)
         num_layouts, num_too_large = num_layouts + len(layouts), num_too_large + int((~fits).sum())
+        if not fits.any():
+            left_out[nodes] = _too_large(question, float(engine.memory_bytes.min()))
+            continue
         order = np.flatnonzero(fits)[np.argsort(engine.step_s[fits], kind="stable")]
         choices += _choices(question, layouts.take(_least_recomputing(layouts, order)[:top]), nodes)
     if not choices:
-        engines = [steps_of(question.job, question.layouts(nodes)) for nodes in question.nodes]
-        least = min(float(engine.memory_bytes.min()) for engine in engines)
-        machine = question.job.machine
-        raise CannotTell(
-            f"no layout fits into memory: the smallest needs {least / 1e9:.1f} GB on a rank, and {machine.name} has "
-            f"{machine.memory_bytes / 1e9:.0f} GB: add nodes, or allow ZeRO 3 or recomputation"
-        )
-    changes = _changes(question, choices[-1].nodes)
-    return Plan(choices=tuple(choices), num_layouts=num_layouts, num_too_large=num_too_large, changes=changes)
+        reasons = list(left_out.values())
+        if num_layouts:
+            raise CannotTell(reasons[-1])
+        raise ConfigError(reasons[0])
+    return Plan(
+        choices=tuple(choices),
+        num_layouts=num_layouts,
+        num_too_large=num_too_large,
+        left_out=tuple(f"{plural(nodes, 'node')} left out: {why}" for nodes, why in left_out.items()),
+        changes=_changes(question, choices[-1].nodes),
+    )
+
+
+def _too_large(question: Question, least_bytes: float) -> str:
+    machine = question.job.machine
+    may = MEMORY_SHARE * machine.memory_bytes
+    return (
+        f"no layout fits into memory: the smallest needs {least_bytes / 1e9:.1f} GB on a rank, which may use "
+        f"{may / 1e9:.1f} of {machine.memory_bytes / 1e9:.0f} GB: add nodes, or restrict layouts less"
+    )
 
 
 def _fits(engine: Engine) -> Bools:
@@ -202,7 +227,8 @@ def _choices(question: Question, layouts: Layouts, nodes: int) -> list[Choice]:
     engine = steps_of(question.job, layouts)
     # Libraries choose between a ring over all ranks and adding up on each node first: the interval holds both.
     other = steps_of(replace(question.job, is_hierarchical=not question.job.is_hierarchical), layouts)
-    margin = None if question.error is None else math.exp(question.error)
+    is_far = question.max_ranks is not None and nodes * question.job.machine.gpus_per_node > question.max_ranks
+    margin = None if question.error is None or is_far else math.exp(question.error)
     found = []
     for index in range(len(layouts)):
         step_s = float(engine.step_s[index]) * question.correction
@@ -235,10 +261,18 @@ def _changes(question: Question, nodes: int) -> tuple[Change, ...]:
         "gradients in 2 bytes": lambda: replace(job, gradient_bytes=2),
         "exchange every 8 steps (local SGD)": lambda: replace(job, sync_every=8),
     }
+    if isinstance(job.model, MeasuredModel):
+        del tried["gradients in 2 bytes"], tried["twice the memory"]
+    if job.sync_every > 1 or not 0 < before_s < math.inf:
+        del tried["exchange every 8 steps (local SGD)"]
     factors = {name: before_s / _best_s(question, made(), nodes) for name, made in tried.items()}
     return tuple(Change(name=name, factor=factor) for name, factor in sorted(factors.items(), key=lambda one: -one[1]))
 
 
 def _best_s(question: Question, job: Job, nodes: int) -> float:
-    engine = steps_of(job, question.layouts(nodes))
+    layouts = question.layouts(nodes)
+    if job.sync_every > 1:
+        # State or parameters that replicas share out have to be exchanged in each step.
+        layouts = layouts.take(layouts.zero == 0)
+    engine = steps_of(job, layouts)
     return float(engine.step_s[_fits(engine)].min(initial=math.inf))

@@ -136,8 +136,15 @@ class Engine(ABC):
         """Exchange between replicas that the backward pass does not hide."""
         if not self.job.overlaps or self.job.sync_every > 1:
             return self.replica_s / self.job.sync_every
-        last_s = np.minimum(_BUCKET_BYTES / np.maximum(self.exchanged_bytes[0], 1.0), 1.0) * self.replica_s
-        return last_s + np.maximum(self.replica_s - last_s - self.last_backward_s, 0.0)
+        gradient_bytes, parameter_bytes = self.exchanged_bytes
+        gathers_s = self._num_gathers * self.ring_s(self.replica_groups, parameter_bytes, 1)
+        gradients_s = self.replica_s - np.where(self.layouts.zero > 0, gathers_s, 0.0)
+        last_s = np.minimum(_BUCKET_BYTES / np.maximum(gradient_bytes, 1.0), 1.0) * gradients_s
+        exposed_s = last_s + np.maximum(gradients_s - last_s - self.last_backward_s, 0.0)
+        # Parameters that the optimizer has changed are gathered after it; ZeRO 3 gathers them ahead of each pass.
+        ahead_s = np.maximum(gathers_s - self.passes_s, gathers_s / np.maximum(self._num_gathers, 1))
+        exposed = np.choose(self.layouts.zero, [np.zeros(len(self.layouts)), gathers_s, gathers_s, ahead_s])
+        return np.asarray(exposed_s + exposed)
 
     @cached_property
     def step_s(self) -> Floats:

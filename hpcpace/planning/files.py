@@ -19,8 +19,9 @@ from hpcpace.planning.machine import Machine
 from hpcpace.planning.model import PRESETS, Transformer, preset
 
 _MAX_BYTES = 1 << 16
-_Size = Annotated[int, Meta(ge=0, le=1 << 40)]
-_Positive = Annotated[float, Meta(gt=0, le=1e12)]
+Size = Annotated[int, Meta(ge=0, le=1 << 24)]
+"""Of layers, widths, heads, sequences and vocabularies: no model comes near its bound."""
+_Positive = Annotated[float, Meta(ge=1e-6, le=1e9)]
 _Delay = Annotated[float, Meta(ge=0, le=1e12)]
 
 
@@ -28,12 +29,12 @@ _Delay = Annotated[float, Meta(ge=0, le=1e12)]
 class ModelFile:
     """A transformer as a file has it; names as of `Transformer`."""
 
-    num_layers: _Size
-    hidden: _Size
-    num_heads: _Size
-    sequence: _Size
-    vocabulary: _Size
-    feedforward: _Size = 0
+    num_layers: Size
+    hidden: Size
+    num_heads: Size
+    sequence: Size
+    vocabulary: Size
+    feedforward: Size = 0
     is_tied: bool = True
     is_attention_fused: bool = True
 
@@ -81,6 +82,8 @@ _UNITS = {
     "network_latency_us": ("network_latency_s", 1e-6),
 }
 """Field of a `Machine` of each field of a file, and its unit."""
+MEASURED_RANKS = 256
+"""Most ranks of the steps that constants of a100 come from."""
 _NEEDED = ("gpus_per_node", "memory_gb", "tflops", "memory_gbyte_s", "node_gbyte_s", "network_gbps")
 
 
@@ -143,7 +146,9 @@ def _known(name: str, found: MachineFile, table: Mapping[str, Any]) -> KnownMach
             )
         base = read_machine(found.like)
         machine = replace(base.machine, name=name, **values)
-        error = found.error if found.is_scaled or found.error is not None else base.error
+        # How far off predictions are was measured with the base's own computation.
+        is_other = found.is_scaled or found.tflops or found.memory_gbyte_s or found.layer_us is not None
+        error = found.error if is_other else found.error or base.error
         remarks = base.remarks
     else:
         missing = [field for field in _NEEDED if field not in given]

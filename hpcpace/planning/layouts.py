@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import cache
 from itertools import product
+from math import isqrt
 
 import numpy as np
 
@@ -91,9 +93,17 @@ class Layouts:
 
 
 def enumerate_layouts(
-    model: Model, num_ranks: int, batch: int, choices: Mapping[str, Sequence[int]] | None = None
+    model: Model,
+    num_ranks: int,
+    batch: int,
+    choices: Mapping[str, Sequence[int]] | None = None,
+    *,
+    gpus_per_node: int = 1,
 ) -> Layouts:
     """Return all layouts of a number of ranks that a model and a batch can be cut into.
+
+    Groups and replicas that begin on one node and end in the middle of another one are left out: some of them would
+    cross more links than others.
 
     Args:
         model: layers bound the stages, heads the tensor parallelism.
@@ -101,6 +111,7 @@ def enumerate_layouts(
         batch: sequences of a step.
         choices: values of some columns; without them, every divisor of the ranks for `pp` and `tp`, every divisor of a
             replica's sequences for `micro_batch`, ZeRO 0, 1 and 3, and all recomputation.
+        gpus_per_node: ranks that a node takes.
 
     Raises:
         ConfigError: no layout fits.
@@ -110,6 +121,8 @@ def enumerate_layouts(
     rows = []
     for tp, pp in product(allowed.get("tp", divisors), allowed.get("pp", divisors)):
         if num_ranks % (tp * pp) or model.num_heads % tp or pp > model.num_layers:
+            continue
+        if num_ranks > gpus_per_node and not all(_is_aligned(size, gpus_per_node) for size in (tp, tp * pp)):
             continue
         dp = num_ranks // (tp * pp)
         if batch % dp or dp not in allowed.get("dp", [dp]):
@@ -134,5 +147,11 @@ def enumerate_layouts(
     )
 
 
+def _is_aligned(size: int, gpus_per_node: int) -> bool:
+    return gpus_per_node % size == 0 or size % gpus_per_node == 0
+
+
+@cache
 def _divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+    low = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
+    return sorted({*low, *(number // one for one in low)})

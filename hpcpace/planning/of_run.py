@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.core.codec import Count, Text, convert, read_json
+from hpcpace.core.codec import Text, convert, read_json
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.text import rank_list
 from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
@@ -21,7 +21,7 @@ from hpcpace.frames.run import Run
 from hpcpace.metrics import Floats
 from hpcpace.metrics.phases import Part
 from hpcpace.planning.engine import Job
-from hpcpace.planning.files import KnownMachine, read_machine
+from hpcpace.planning.files import KnownMachine, Size, read_machine
 from hpcpace.planning.layouts import Layouts
 from hpcpace.planning.machine import Machine
 from hpcpace.planning.model import MeasuredModel, Model, Transformer
@@ -29,6 +29,9 @@ from hpcpace.planning.steps import steps_of
 
 _MIN_BYTES = 1 << 16  # statistics: of an operation whose rate counts; smaller ones show latency
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
+_RINGS = (*_REDUCTIONS, "all_gather")
+_UNPLANNED = ("int8", "powersgd")
+_MAX_UNEXPLAINED = 1.0  # statistics: logarithmic, a factor of 2.7; beyond it, predictions would be mostly correction
 _WITHIN_REPLICAS = ("send", "recv", "all_to_all")
 
 
@@ -37,11 +40,11 @@ class RecordedModel:
     """The model of a reference workload as run.json has it; empty for other scripts."""
 
     name: Text = ""
-    num_layers: Count = 0
-    width: Count = 0
-    num_heads: Count = 0
-    vocabulary: Count = 0
-    seq_len: Count = 0
+    num_layers: Size = 0
+    width: Size = 0
+    num_heads: Size = 0
+    vocabulary: Size = 0
+    seq_len: Size = 0
     preset: Text = ""
     dtype: Text = ""
 
@@ -50,9 +53,12 @@ class RecordedModel:
 class RecordedParallelism:
     """How it was shared out."""
 
-    microbatches: Count | None = None
-    zero: Count = 0
+    microbatches: Size | None = None
+    zero: Size = 0
     overlap: bool | None = None
+    compress: Text | None = None
+    sync_every: Size | None = None
+    schedule: Text | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,7 @@ class RecordedJob:
 
     model: RecordedModel = field(default_factory=RecordedModel)
     parallelism: RecordedParallelism = field(default_factory=RecordedParallelism)
+    samples_unit: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +115,10 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
         sizes = {"dp": num_ranks, "pp": 1, "tp": 1}
     steps, parts = _table(run, "steps"), _table(run, "parts")
     samples = int(np.median(steps["samples"]))
-    shape = model or _transformer(recorded.model)
+    shape = _transformer(recorded.model)
+    if model is not None:
+        _check_named(model, shape, recorded, samples)
+        shape = shape or model
     per_node = int(np.bincount(np.asarray(ranks["node"])).max())
     base = read_machine("a100" if any(map(has_device, judged.credible.traces)) else "cpu").machine
     machine = replace(base, name=f"ranks like those of the run ({base.name})", gpus_per_node=per_node)
@@ -123,11 +133,27 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
     else:
         found, sequences = shape, max(samples // shape.sequence, 1)
     layout = _layout(sizes, sequences, recorded)
-    overlaps = recorded.parallelism.overlap is not False
-    job = Job(model=found, machine=machine, overlaps=overlaps)
+    how = recorded.parallelism
+    if how.compress in _UNPLANNED:
+        raise CannotTell(f"the run compresses its gradients by {how.compress}, which no plan knows: trace one without")
+    # Reference workloads keep parameters and gradients in float32, whatever they compute in.
+    gradient_bytes = 2 if how.compress in ("fp16", "bf16") else 4 if recorded.model.name == "gpt2" else 0
+    job = Job(
+        model=found,
+        machine=machine,
+        overlaps=how.overlap is not False,
+        gradient_bytes=gradient_bytes,
+        sync_every=max(how.sync_every or 1, 1),
+    )
     machine, has_network = _machine_of(run, job, layout, own_s, np.asarray(ranks["node"]))
-    step_s = float(np.median(steps["step_time_ns"])) / 1e9
+    # Only some steps of local SGD exchange.
+    step_s = float((np.mean if job.sync_every > 1 else np.median)(steps["step_time_ns"])) / 1e9
     correction = step_s / float(steps_of(job.on(machine), layout).step_s[0])
+    if abs(math.log(correction)) > _MAX_UNEXPLAINED:
+        raise CannotTell(
+            f"a step of the run takes {correction:.2g} times what its computation and links explain: it trains another "
+            "model than the one named, or waits for something else; see `hpcpace report`"
+        )
     # What the constants do not explain in this run may be another share in others.
     error = max(_table_error(), abs(math.log(correction)))
     return MeasuredRun(
@@ -156,9 +182,29 @@ def _table_error() -> float:
     return error
 
 
+def _check_named(model: Transformer, recorded: Transformer | None, job: RecordedJob, samples: int) -> None:
+    """Refuse a model that the run did not train.
+
+    Raises:
+        CannotTell: its record has another one, or its samples are no sequences of this one.
+    """
+    if recorded is not None and replace(recorded, name=model.name) != model:
+        raise CannotTell(
+            f"the run trained {recorded.name}, and not {model.name}: leave --model out, or leave the run out"
+        )
+    other = job.model.name if recorded is None else ""
+    if other or (samples % model.sequence or not samples) or job.samples_unit not in ("", "samples", "tokens"):
+        named = f", and its record names {other}" if other else ""
+        raise CannotTell(
+            f"a step of the run has {samples} {job.samples_unit or 'samples'}{named}, which are no sequences of "
+            f"{model.name} ({model.sequence} tokens): leave out the run, or record tokens by session.step(samples=...)"
+        )
+
+
 def _recorded(content: Any) -> RecordedJob:
     # A script of the user's may record a model in words of its own.
-    return convert({name: content.get(name) or {} for name in ("model", "parallelism")}, RecordedJob)
+    parts = {name: content.get(name) or {} for name in ("model", "parallelism")}
+    return convert({**parts, "samples_unit": content.get("samples_unit", "")}, RecordedJob)
 
 
 def _check(judged: JudgedAttempt) -> None:
@@ -217,6 +263,7 @@ def _layout(sizes: dict[str, int], sequences: int, recorded: RecordedJob) -> Lay
         zero=min(recorded.parallelism.zero, 3),
         num_micro=num_micro,
         micro_batch=max(sequences // sizes["dp"] // num_micro, 1),
+        interleave=2 if recorded.parallelism.schedule == "interleaved" and sizes["pp"] > 1 else 1,
         element_bytes=2 if recorded.model.dtype in ("bfloat16", "float16") else 4,
     )
 
@@ -281,10 +328,12 @@ def _rates(run: Run, node: Floats) -> dict[bool, tuple[float, int]]:
         group, rank = np.asarray(block["group_id"]), np.asarray(block["rank"])
         size_bytes = np.asarray(block["size_bytes"], np.float64)
         rate = np.asarray(block["bus_bytes_per_s"], np.float64)
+        is_ring = _is_op(block, _RINGS)
         for one in np.unique(group).tolist():
             mine = group == one
             members[one] |= set(np.unique(rank[mine]).tolist())
-            large = mine & (size_bytes >= _MIN_BYTES) & np.isfinite(rate) & (rate > 0)
+            # How fast a message is handed over says little of how fast a ring is.
+            large = mine & is_ring & (size_bytes >= _MIN_BYTES) & np.isfinite(rate) & (rate > 0)
             size[one] += float(size_bytes[large].sum())
             time_s[one] += float((size_bytes[large] / rate[large]).sum())
     found: dict[bool, list[tuple[float, float, int]]] = defaultdict(list)

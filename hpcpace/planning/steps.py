@@ -239,7 +239,9 @@ class TransformerSteps(Engine):
         tensors = reduced * self._num_reduces * self._max_layers * layouts.num_micro
         passed = self._boundary_bytes / self._split * self._num_senders * layouts.num_micro * layouts.interleave
         leaves = self._is_tied_over_nodes & (layouts.pp > 1)
-        return tensors + np.where(leaves, passed + self._tied_bytes * self._num_senders, 0.0)
+        # A node in the middle sends activations on, and gradients back.
+        ways = np.where(layouts.pp * self._stage_stride > 2 * self.machine.gpus_per_node, 2, 1)
+        return tensors + np.where(leaves, ways * passed + self._tied_bytes * self._num_senders, 0.0)
 
     @cached_property
     def state_bytes(self) -> Floats:
@@ -260,16 +262,20 @@ class TransformerSteps(Engine):
         outside, core = self.activation_bytes
         of_layer = np.choose(layouts.recompute, [outside + core, outside, self._boundary_bytes / self._split])
         deeper = np.where(layouts.interleave > 1, 1 + (layouts.pp - 1) / (layouts.pp * layouts.interleave), 1.0)
-        kept = of_layer * self._max_layers * np.minimum(layouts.pp, layouts.num_micro) * deeper
+        first = of_layer * self._max_layers * np.minimum(layouts.pp, layouts.num_micro) * deeper
         # One layer at a time has all of its activations again.
         again = np.choose(layouts.recompute, [np.zeros(len(layouts)), core, outside + core])
         logits = 4.0 * layouts.micro_batch * model.sequence * model.vocabulary / layouts.tp
-        return np.asarray(kept + again + np.where(layouts.pp == 1, logits, 0.0))
+        # The last stage keeps one microbatch, and its logits.
+        last = of_layer * self._max_layers + logits
+        return np.asarray(np.maximum(first, last) + again)
 
     @cached_property
     def memory_bytes(self) -> Floats:
-        """State and activations of the rank with most."""
-        return self.state_bytes + self.activations_in_flight_bytes
+        """State and activations of the rank with most; ZeRO 3 gathers a layer ahead of the one that computes."""
+        gathered = 2 * self.model.layer_parameters + self.model.embedding_parameters
+        gathered_bytes = np.where(self.layouts.zero == 3, gathered * self.layouts.element_bytes / self.layouts.tp, 0.0)
+        return self.state_bytes + gathered_bytes + self.activations_in_flight_bytes
 
 
 class ReplicaSteps(Engine):

@@ -11,6 +11,7 @@ from hpcpace.core.text import format_bytes, format_count, format_duration, liste
 from hpcpace.planning.answer import Choice, Plan
 from hpcpace.planning.engine import Job
 from hpcpace.planning.layouts import Recompute
+from hpcpace.planning.model import preset
 from hpcpace.report.document import NONE, UNKNOWN, Cell, Document, Notes, Plot, Row, Section, Table, Verdict
 from hpcpace.report.drawing import axis, plot_text
 
@@ -236,7 +237,7 @@ def _layouts_table(choices: Sequence[Choice]) -> Table:
 def _layout_row(choice: Choice) -> Row:
     low_s, high_s = choice.low_s, choice.high_s
     span = NONE if low_s is None or high_s is None else f"{_seconds(low_s)} to {_seconds(high_s)}"
-    lost = 1 - choice.shares["compute"] - choice.shares["update"]
+    lost = max(1 - choice.shares["compute"] - choice.shares["update"], 0.0)
     sent = format_bytes(choice.network_bytes) if choice.network_bytes else NONE
     return Row((layout_words(choice), _seconds(choice.step_s), span, _memory(choice), sent, percent(lost)))
 
@@ -245,21 +246,22 @@ def _seconds(time_s: float) -> str:
     return format_duration(time_s * 1e9)
 
 
-def job_script_of(plan: Plan, job: Job) -> str:
-    """Return a job script of the fastest layout; for models that `hpcpace train` has, it runs as it stands."""
+def job_script_of(plan: Plan, job: Job, unit: str) -> str:
+    """Return a job script of the fastest layout; it runs as it stands if hpcpace train has model and layout."""
     best = max(plan.choices, key=lambda one: one.tokens_per_s)
     layout = best.layout
     mesh = f"dp={layout['dp']},pp={layout['pp']},tp={layout['tp']}"
     batch = layout["dp"] * layout["micro_batch"] * layout["num_micro"]
     lines = [
         "#!/usr/bin/env bash",
-        f"# {layout_words(best)}: {_speed(best, 'tokens')} predicted by `hpcpace plan`.",
+        f"# {layout_words(best)}: {_speed(best, unit)} predicted by hpcpace plan.",
         f"#SBATCH --nodes={best.nodes}",
         f"#SBATCH --ntasks-per-node={best.num_ranks // best.nodes}",
         "set -euo pipefail",
         "",
     ]
-    if job.model.name.startswith("gpt2-"):
+    is_workload = job.model == preset(job.model.name) and not layout["recompute"]
+    if is_workload and (layout["pp"] > 1 or layout["num_micro"] == 1):
         micro = f" --microbatches {layout['num_micro']}" if layout["pp"] > 1 else ""
         dtype = "bfloat16" if layout["element_bytes"] == 2 else "float32"
         zero = f" --zero {layout['zero']}" if layout["zero"] else ""
@@ -269,8 +271,8 @@ def job_script_of(plan: Plan, job: Job) -> str:
         )
     else:
         lines += [
-            f"# Let your script use {mesh}, {layout['num_micro']} microbatches of {layout['micro_batch']} and"
-            f" ZeRO {layout['zero']}.",
+            f"# Let your script use {mesh}, {layout['num_micro']} microbatches of {layout['micro_batch']}, ZeRO"
+            f" {layout['zero']}, recomputation: {Recompute(layout['recompute']).name.lower()}.",
             "srun hpcpace trace -- train.py",
         ]
     return "\n".join(lines) + "\n"

@@ -97,15 +97,34 @@ def test_a_script_is_not_moved_to_another_machine(hpcpace, traced: Path) -> None
 
 
 def test_the_job_script_runs_the_best_layout(hpcpace, tmp_path: Path) -> None:
-    code, out, _ = hpcpace("plan", *MODEL, "--nodes", "2", "--write", tmp_path / "job.sh")
+    only = ("--only", "micro_batch=16", "--batch", "256", "--only", "zero=1")
+    code, out, _ = hpcpace("plan", *MODEL, "--nodes", "2", *only, "--write", tmp_path / "job.sh")
     script = (tmp_path / "job.sh").read_text()
     assert code == 0 and out.endswith("job.sh\n")
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n" in script
     assert (
-        "srun hpcpace train gpt2 --preset xl --mesh dp=16,pp=1,tp=1 --batch-size 512 --zero 1 --dtype bfloat16"
+        "srun hpcpace train gpt2 --preset xl --mesh dp=16,pp=1,tp=1 --batch-size 256 --zero 1 --dtype bfloat16"
         in script
     )
     assert subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=False).returncode == 0
+
+
+def test_a_name_of_a_file_is_no_command(hpcpace, tmp_path: Path) -> None:
+    model = tmp_path / "gpt2-$(touch owned).toml"
+    model.write_text("num_layers = 4\nhidden = 64\nnum_heads = 4\nsequence = 32\nvocabulary = 100\n")
+    code, *_ = hpcpace("plan", "--model", model, "--machine", "a100", "--nodes", "1", "--write", tmp_path / "job.sh")
+    assert code == 0 and "touch" not in (tmp_path / "job.sh").read_text()
+
+
+def test_numbers_of_nodes_that_nothing_fits_are_left_out(hpcpace) -> None:
+    code, out, _ = hpcpace("plan", *MODEL, "--nodes", "1,6", "--batch", "64", "--only", "pp=1", "--only", "tp=1")
+    assert code == 0 and "6 nodes left out: no layout of 48 ranks fits" in " ".join(out.split())
+
+
+def test_sizes_beyond_the_measured_ones_have_no_interval(hpcpace) -> None:
+    _, out, _ = hpcpace("plan", *MODEL, "--nodes", "512,1024", "--batch", "8192", "--json")
+    known = {one["nodes"]: one["step_low_s"] is not None for one in json.loads(out)["layouts"]}
+    assert known == {512: True, 1024: False}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +138,10 @@ def test_the_job_script_runs_the_best_layout(hpcpace, tmp_path: Path) -> None:
         ((*MODEL, "--only", "ep=2"), 2, "write a column and its values, like tp=1,2"),
         ((*MODEL, "--only", "tp"), 2, "write a column and its values"),
         ((*MODEL, "--only", "tp=3"), 2, "no layout of 8 ranks fits gpt2-xl"),
-        ((*MODEL, "--batch", "7", "--nodes", "3"), 2, "no layout of 24 ranks"),
+        ((*MODEL, "--only", "tp=0"), 2, "name tp once, with values from 1"),
+        ((*MODEL, "--only", "zero=9"), 2, "name zero once, with values from 0 to 3"),
+        ((*MODEL, "--only", "tp=1", "--only", "tp=2"), 2, "name tp once"),
+        ((*MODEL, "--batch", "999999937", "--nodes", "3"), 2, "no layout of 24 ranks"),
         ((*MODEL, "--network", "fast"), 2, "--network"),
         ((*MODEL, "--gpu-memory", "0.5", "--nodes", "1"), 3, "no layout fits into memory: the smallest needs"),
         ((*MODEL, "--probe", "none.json"), 2, "cannot read the probe none.json"),

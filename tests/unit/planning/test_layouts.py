@@ -21,6 +21,15 @@ def test_all_layouts_have_the_ranks_and_the_batch() -> None:
     assert (found.zero[found.dp == 1] == 0).all()
 
 
+def test_groups_begin_and_end_with_a_node() -> None:
+    model = Transformer(name="m", num_layers=42, hidden=84, num_heads=42, sequence=32, vocabulary=100)
+    found = enumerate_layouts(model, 24, 24, gpus_per_node=8)
+    for size in (found.tp, found.tp * found.pp):
+        assert ((8 % size == 0) | (size % 8 == 0)).all()
+    # On a single node nothing can be cut by its end.
+    assert 3 in enumerate_layouts(model, 6, 6, gpus_per_node=8).tp
+
+
 def test_restrictions_hold() -> None:
     found = enumerate_layouts(MODEL, 8, 16, {"tp": (2,), "zero": (1,), "micro_batch": (1, 2), "recompute": (2,)})
     assert set(found.tp.tolist()) == {2} and set(found.recompute.tolist()) == {2}

@@ -14,7 +14,7 @@ from experiments.placed_run import PlacedRun, layout_operations
 from experiments.synthetic_run import BACKWARD_NS, FORWARD_NS, MS, OPTIMIZER_NS, Extra, SyntheticRun
 from hpcpace.core.errors import CannotTell
 from hpcpace.frames.run import Run
-from hpcpace.planning.model import MeasuredModel, Transformer
+from hpcpace.planning.model import MeasuredModel, Transformer, preset
 from hpcpace.planning.of_run import measure_run
 from hpcpace.trace.schema import Phase
 from hpcpace.train.operations import Operation
@@ -49,7 +49,8 @@ def test_a_script_is_known_by_what_its_ranks_compute_and_exchange(tmp_path: Path
     assert found.step_s == pytest.approx(0.036, rel=0.02) and 0.8 < found.correction < 1.3
 
 
-def test_links_between_nodes_are_those_of_the_operations(tmp_path: Path) -> None:
+def test_links_between_nodes_are_those_of_the_operations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("experiments.placed_run._COMPUTE_NS", 150 * MS)
     ring = [Operation("all_reduce", "gradients", (0, 1, 2, 3), 4_000_000, 4)]
     written = PlacedRun(operations=ring, host=np.array([0, 0, 1, 1]), leaves=[1, 1]).write(tmp_path / "run")
     run = hpcpace.load(written.path, warns=False)
@@ -101,6 +102,29 @@ def test_what_a_run_does_not_explain_widens_the_interval(tmp_path: Path) -> None
 def test_runs_that_cannot_carry_a_plan_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(CannotTell, match=message):
         measure_run(_run(tmp_path, **changes), None)
+
+
+def test_a_model_that_the_run_did_not_train_is_refused(tmp_path: Path) -> None:
+    model = preset("gpt2-small")
+    with pytest.raises(CannotTell, match="trained gpt2-tiny, and not gpt2-small: leave"):
+        measure_run(_run(tmp_path / "tiny", WORKLOAD), model)
+    with pytest.raises(CannotTell, match="has 64 samples, which are no sequences of gpt2-small"):
+        measure_run(_run(tmp_path / "samples"), model)
+    with pytest.raises(CannotTell, match="its record names resnet18"):
+        measure_run(_run(tmp_path / "images", {"model": {"name": "resnet18"}, "samples_unit": "images"}), model)
+
+
+def test_what_is_not_explained_by_more_than_a_factor_is_no_plan(tmp_path: Path) -> None:
+    stalled = (Extra(rank=0, length_ns=200 * MS, phase=Phase.DATA),)
+    with pytest.raises(CannotTell, match="times what its computation and links explain"):
+        measure_run(_run(tmp_path, extras=stalled), None)
+
+
+def test_compression_and_local_steps_of_the_run_are_known(tmp_path: Path) -> None:
+    parallelism = {**WORKLOAD["parallelism"], "compress": "fp16", "sync_every": 4}
+    job = measure_run(_run(tmp_path, {**WORKLOAD, "parallelism": parallelism}), None).job
+    assert (job.gradient_bytes, job.sync_every) == (2, 4)
+    assert measure_run(_run(tmp_path / "plain", WORKLOAD), None).job.gradient_bytes == 4
 
 
 def test_a_run_that_hung_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -142,6 +142,19 @@ def test_zero_shares_out_state_by_stage() -> None:
     assert bytes_each == [16.0, 4 + 12 / 4, 2 + 14 / 4, 16 / 4]
 
 
+def test_parameters_are_gathered_after_the_optimizer() -> None:
+    """ZeRO 1 hides its sums of gradients behind the backward pass, and not what it gathers after the update."""
+    plain, zero = steps_of(PLAIN, Layouts.of(dp=2, zero=[0, 1], micro_batch=16)).exposed_replica_s
+    gathers_s = GPT2.num_parameters * 2 / 2 / MACHINE.node_rate
+    assert zero - plain == pytest.approx(gathers_s, rel=0.3)
+
+
+def test_the_last_stage_keeps_its_logits() -> None:
+    wide = replace(GPT2, vocabulary=1_000_000)
+    steps = steps_of(replace(PLAIN, model=wide), Layouts.of(pp=4, micro_batch=8, num_micro=4, recompute=2))
+    assert steps.memory_bytes[0] > 4 * 8 * wide.sequence * wide.vocabulary
+
+
 def test_exchange_hides_behind_the_backward_pass_but_for_its_last_bucket() -> None:
     shown = [
         steps_of(replace(PLAIN, overlaps=overlaps), _data(1, 2)).exposed_replica_s[0] for overlaps in (True, False)
