@@ -339,5 +339,6 @@ def _question(
         only={**only, "element_bytes": (element_bytes,)},
         error=known.error,
         correction=correction,
+        measured=None if measured is None or is_other else measured.layout.row(0),
         max_ranks=MAX_GROWTH * MEASURED_RANKS if measured is None or is_other else None,
     )

@@ -20,6 +20,9 @@ MEMORY_SHARE = 0.92
 """Share of a processor's memory that a layout may fill: the CUDA context, NCCL and fragmentation take the rest."""
 MAX_GROWTH = 16
 """Nodes over those of the measurements up to which steps are predicted."""
+OTHER_WAYS = 1.5
+"""Half-width around pipelines and tensor parallelism planned from a run of replicas, over that around replicas: in the
+lab such predictions were off by up to 22 % (docs/results/plan.md)."""
 _BILLION = 1e9
 
 
@@ -123,6 +126,7 @@ class Question:
         error: half-width of predictions, logarithmic; None where no measurement says.
         correction: measured over predicted step of the run that constants come from; 1 without one.
         max_ranks: beyond which predictions have no interval; None without a limit.
+        measured: the layout of the run that constants come from; None without one.
     """
 
     job: Job
@@ -132,6 +136,7 @@ class Question:
     error: float | None
     correction: float = 1.0
     max_ranks: int | None = None
+    measured: Mapping[str, int] | None = None
 
     def layouts(self, nodes: int) -> Layouts:
         """Return the layouts on a number of nodes.
@@ -223,14 +228,30 @@ def _least_recomputing(layouts: Layouts, order: Ints) -> Ints:
     return order[np.sort(first)]
 
 
+def _margin(question: Question, layout: Mapping[str, int], nodes: int) -> float | None:
+    """Return by which factor a prediction may be off on either side; None where no measurement says.
+
+    Pipelines and tensor parallelism do not show what replicas exchange, nor each other; replicas show the links of all.
+    """
+    if question.error is None:
+        return None
+    if question.max_ranks is not None and nodes * question.job.machine.gpus_per_node > question.max_ranks:
+        return None
+    if question.measured is None:
+        return math.exp(question.error)
+    ways, measured = ({name for name in ("pp", "tp") if one[name] > 1} for one in (layout, question.measured))
+    if ways == measured:
+        return math.exp(question.error)
+    return None if measured else math.exp(OTHER_WAYS * question.error)
+
+
 def _choices(question: Question, layouts: Layouts, nodes: int) -> list[Choice]:
     engine = steps_of(question.job, layouts)
     # Libraries choose between a ring over all ranks and adding up on each node first: the interval holds both.
     other = steps_of(replace(question.job, is_hierarchical=not question.job.is_hierarchical), layouts)
-    is_far = question.max_ranks is not None and nodes * question.job.machine.gpus_per_node > question.max_ranks
-    margin = None if question.error is None or is_far else math.exp(question.error)
     found = []
     for index in range(len(layouts)):
+        margin = _margin(question, layouts.row(index), nodes)
         step_s = float(engine.step_s[index]) * question.correction
         both = step_s, float(other.step_s[index]) * question.correction
         found.append(

@@ -164,7 +164,8 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
         batch=sequences,
         has_network=has_network,
         correction=correction,
-        known=KnownMachine(machine=machine, error=error, remarks=_remarks(base)),
+        # Steps of local SGD are of two kinds, so that their mean shows neither.
+        known=KnownMachine(machine=machine, error=None if job.sync_every > 1 else error, remarks=_remarks(base)),
     )
 
 

@@ -141,7 +141,7 @@ def test_sizes_beyond_the_measured_ones_have_no_interval(hpcpace) -> None:
         ((*MODEL, "--only", "tp=0"), 2, "name tp once, with values from 1"),
         ((*MODEL, "--only", "zero=9"), 2, "name zero once, with values from 0 to 3"),
         ((*MODEL, "--only", "tp=1", "--only", "tp=2"), 2, "name tp once"),
-        ((*MODEL, "--batch", "999999937", "--nodes", "3"), 2, "no layout of 24 ranks"),
+        ((*MODEL, "--batch", "1", "--nodes", "3"), 2, "no layout of 24 ranks"),
         ((*MODEL, "--network", "fast"), 2, "--network"),
         ((*MODEL, "--gpu-memory", "0.5", "--nodes", "1"), 3, "no layout fits into memory: the smallest needs"),
         ((*MODEL, "--probe", "none.json"), 2, "cannot read the probe none.json"),

@@ -124,6 +124,8 @@ def test_compression_and_local_steps_of_the_run_are_known(tmp_path: Path) -> Non
     parallelism = {**WORKLOAD["parallelism"], "compress": "fp16", "sync_every": 4}
     job = measure_run(_run(tmp_path, {**WORKLOAD, "parallelism": parallelism}), None).job
     assert (job.gradient_bytes, job.sync_every) == (2, 4)
+    # Its steps are of two kinds.
+    assert measure_run(_run(tmp_path / "local", {**WORKLOAD, "parallelism": parallelism}), None).known.error is None
     assert measure_run(_run(tmp_path / "plain", WORKLOAD), None).job.gradient_bytes == 4
 
 
