@@ -22,7 +22,7 @@ MAX_GROWTH = 16
 """Nodes over those of the measurements up to which steps are predicted."""
 OTHER_WAYS = 1.5
 """Half-width around pipelines and tensor parallelism planned from a run of replicas, over that around replicas: in the
-lab such predictions were off by up to 22 % (docs/results/plan.md)."""
+lab such predictions were off by up to 23 % (docs/results/plan.md)."""
 _BILLION = 1e9
 
 
