@@ -217,7 +217,7 @@ class TransformerSteps(Engine):
         """Parameters of the rank with most."""
         layouts, model = self.layouts, self.model
         heads = np.where((layouts.pp == 1) & (not model.is_tied), 2, 1)
-        cut = self._max_layers * model.layer_parameters + heads * model.embedding_parameters
+        cut = self._max_layers * float(model.layer_parameters) + heads * model.embedding_parameters
         return np.asarray(cut / layouts.tp + (model.sequence + 2) * model.hidden)
 
     @cached_property
