@@ -191,47 +191,46 @@ def command(
     from hpcpace.report.terminal import print_document
 
     named_model = None if model is None else read_model(model)
-    known = None if machine is None else read_machine(machine)
     measured = None
     if run is not None:
         measured = _measured(run, attempt_number, memory, named_model, is_verbose=is_verbose)
-        known = known or measured.known
-    assert known is not None
-    has_network = measured is None or measured.has_network or machine is not None or bool(network or probe)
-    if not has_network:
+    known = measured.known if measured is not None and machine is None else read_machine(str(machine))
+    if not (measured is None or measured.has_network or machine or network or probe):
         nodes = _one_node(nodes)
     known = _changed(known, probe=probe, network=network, gpu_memory=gpu_memory)
-    computed = 2 if measured is None else measured.layout.element_bytes[0]
-    if dtype is not None and _DTYPES[dtype] != computed:
-        what = "the run" if measured is not None else "the steps that constants come from"
-        unmeasured = f"{what} did not compute in {dtype}: how fast its ranks are with it was not measured"
-        known = replace(known, error=None, remarks=(*known.remarks, unmeasured))
+    if dtype is not None:
+        known = _with_dtype(known, dtype, measured)
     question = _question(measured, known, named_model, nodes=nodes, batch=batch, dtype=dtype, only=only)
     if measured is not None and machine is None:
         check_growth(question, measured.nodes)
     plan = answer(question, top=top)
     remarks = (*plan.left_out, *known.remarks)
-    unit = "samples" if question.job.model.sequence == 1 else "tokens"
-    prices = Prices(per_gpu_hour=price, unit=unit)
-    if job_script is not None:
-        write_target(job_script, job_script_of(plan, question.job, unit), "--write")
-    document = plan_document(
-        plan,
-        model=question.job.model.name,
-        machine=known.machine.name,
-        remarks=remarks,
-        prices=prices,
-        present=None if measured is None else _present(measured),
-    )
-    if html is not None:
-        write_target(html, html_page(document), "--html")
+    prices = Prices(per_gpu_hour=price, unit="samples" if question.job.model.sequence == 1 else "tokens")
+    _write(job_script, job_script_of(plan, question.job, prices.unit), "--write")
+    present = None if measured is None else _present(measured)
+    names = {"model": question.job.model.name, "machine": known.machine.name}
+    document = plan_document(plan, **names, remarks=remarks, prices=prices, present=present)
+    _write(html, html_page(document) if html is not None else "", "--html")
     if as_json:
         click.echo(json.dumps(json_of(plan, remarks=remarks, prices=prices), indent=2))
         return
     print_document(text_console(), document, is_verbose=is_verbose)
-    for written in (job_script, html):
-        if written is not None:
-            click.echo(f"written: {printable(str(written))}")
+    for written in filter(None, (job_script, html)):
+        click.echo(f"written: {printable(str(written))}")
+
+
+def _with_dtype(known: KnownMachine, dtype: str, measured: MeasuredRun | None) -> KnownMachine:
+    """Return a machine whose predictions have no interval if nothing was measured in a type."""
+    if _DTYPES[dtype] == (2 if measured is None else measured.layout.element_bytes[0]):
+        return known
+    what = "the run" if measured is not None else "the steps that constants come from"
+    unmeasured = f"{what} did not compute in {dtype}: how fast its ranks are with it was not measured"
+    return replace(known, error=None, remarks=(*known.remarks, unmeasured))
+
+
+def _write(target: Path | None, content: str, name: str) -> None:
+    if target is not None:
+        write_target(target, content, name)
 
 
 def _present(measured: MeasuredRun) -> Present:

@@ -132,30 +132,11 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
         sequences = samples
     else:
         found, sequences = shape, max(samples // shape.sequence, 1)
-    layout = _layout(sizes, sequences, recorded)
-    how = recorded.parallelism
-    if how.compress in _UNPLANNED:
-        raise CannotTell(f"the run compresses its gradients by {how.compress}, which no plan knows: trace one without")
-    # Reference workloads keep parameters and gradients in float32, whatever they compute in.
-    gradient_bytes = 2 if how.compress in ("fp16", "bf16") else 4 if recorded.model.name == "gpt2" else 0
-    job = Job(
-        model=found,
-        machine=machine,
-        overlaps=how.overlap is not False,
-        gradient_bytes=gradient_bytes,
-        sync_every=max(how.sync_every or 1, 1),
-    )
+    layout, job = _layout(sizes, sequences, recorded), _job(found, machine, recorded)
     machine, has_network = _machine_of(run, job, layout, own_s, np.asarray(ranks["node"]))
     # Only some steps of local SGD exchange.
     step_s = float((np.mean if job.sync_every > 1 else np.median)(steps["step_time_ns"])) / 1e9
     correction = step_s / float(steps_of(job.on(machine), layout).step_s[0])
-    if abs(math.log(correction)) > _MAX_UNEXPLAINED:
-        raise CannotTell(
-            f"a step of the run takes {correction:.2g} times what its computation and links explain: it trains another "
-            "model than the one named, or waits for something else; see `hpcpace report`"
-        )
-    # What the constants do not explain in this run may be another share in others.
-    error = max(_table_error(), abs(math.log(correction)))
     return MeasuredRun(
         job=job.on(machine),
         layout=layout,
@@ -164,9 +145,45 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
         batch=sequences,
         has_network=has_network,
         correction=correction,
-        # Steps of local SGD are of two kinds, so that their mean shows neither.
-        known=KnownMachine(machine=machine, error=None if job.sync_every > 1 else error, remarks=_remarks(base)),
+        known=KnownMachine(machine=machine, error=_error(correction, job), remarks=_remarks(base)),
     )
+
+
+def _job(model: Model, machine: Machine, recorded: RecordedJob) -> Job:
+    """Return the job that a run was.
+
+    Raises:
+        CannotTell: it compressed gradients in a way that no plan knows.
+    """
+    how = recorded.parallelism
+    if how.compress in _UNPLANNED:
+        raise CannotTell(f"the run compresses its gradients by {how.compress}, which no plan knows: trace one without")
+    # Reference workloads keep parameters and gradients in float32, whatever they compute in.
+    gradient_bytes = 2 if how.compress in ("fp16", "bf16") else 4 if recorded.model.name == "gpt2" else 0
+    return Job(
+        model=model,
+        machine=machine,
+        overlaps=how.overlap is not False,
+        gradient_bytes=gradient_bytes,
+        sync_every=max(how.sync_every or 1, 1),
+    )
+
+
+def _error(correction: float, job: Job) -> float | None:
+    """Return how far off predictions may be, logarithmic; None where the run does not say.
+
+    Raises:
+        CannotTell: the constants explain too little of the run's own step.
+    """
+    unexplained = abs(math.log(correction))
+    if unexplained > _MAX_UNEXPLAINED:
+        raise CannotTell(
+            f"a step of the run takes {correction:.2g} times what its computation and links explain: it trains another "
+            "model than the one named, or waits for something else; see `hpcpace report`"
+        )
+    # Steps of local SGD are of two kinds, so that their mean shows neither. In other runs, what the constants do not
+    # explain here may be another share.
+    return None if job.sync_every > 1 else max(_table_error(), unexplained)
 
 
 def _remarks(base: Machine) -> tuple[str, ...]:
