@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.machine_fit import Fit, Measured, fit
 from experiments.pages import command, counted, table, write_page
 from hpcpace.metrics import Floats
 from hpcpace.planning.engine import Job
 from hpcpace.planning.files import read_machine
-from hpcpace.planning.fit import Fit, Measured, fit
 from hpcpace.planning.layouts import Layouts, Recompute, enumerate_layouts
 from hpcpace.planning.machine import Machine
 from hpcpace.planning.model import MeasuredModel, Transformer, preset

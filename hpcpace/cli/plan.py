@@ -34,7 +34,7 @@ from hpcpace.core.text import parse_rate, printable
 
 if TYPE_CHECKING:
     from hpcpace.planning.answer import Question
-    from hpcpace.planning.files import KnownMachine
+    from hpcpace.planning.machine import KnownMachine
     from hpcpace.planning.model import Transformer
     from hpcpace.planning.of_run import MeasuredRun
     from hpcpace.report.plan_report import Present
@@ -285,7 +285,7 @@ def _changed(known: KnownMachine, *, probe: Path | None, network: str | None, gp
         UsageError: a rate cannot be read.
         ProbeError: the probe cannot be read.
     """
-    from hpcpace.planning.links import with_links
+    from hpcpace.planning.machine import with_links
     from hpcpace.probe.record import read_probe
 
     if probe is not None:

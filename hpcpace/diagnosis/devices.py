@@ -294,12 +294,17 @@ def _sampled_pieces(
             # What a host that collects garbage holds up says nothing about how it issues work.
             own = stretches[index].select(stretches[index].collected_ns == 0)
             steps = np.unique(own.step)
-            first = np.linspace(0, max(len(steps) - _SAMPLED_STEPS, 0), _NUM_SAMPLES).astype(np.int64)
-            some = steps[np.unique(np.minimum(first[:, None] + np.arange(_SAMPLED_STEPS), len(steps) - 1))]
+            some = sampled_steps(steps, _NUM_SAMPLES, _SAMPLED_STEPS)
             sampled.append((own.select(np.isin(own.step, some)), issued_operations(traces[index], some)))
         kinds = {kind for some, _ in sampled for kind in np.unique(some.kind).tolist()}
         found.update({(key, kind): IssuedPieces.of(sampled, kind) for kind in sorted(kinds)})
     return found
+
+
+def sampled_steps(step: Ints, num_samples: int, length: int) -> Ints:
+    """Return some stretches of steps, evenly spread; `step` is ascending, int64, (num_steps,), at least one."""
+    first = np.linspace(0, max(len(step) - length, 0), num_samples).astype(np.int64)
+    return np.asarray(step[np.unique(np.minimum(first[:, None] + np.arange(length), len(step) - 1))])
 
 
 def issued_operations(trace: RankTrace, step: Ints | None = None) -> Issued:

@@ -13,6 +13,7 @@ from hpcpace.diagnosis.devices import (
     HOST_END_COLUMN,
     is_on_device,
     issued_operations,
+    sampled_steps,
 )
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.host_waits import HostPaceThresholds
@@ -83,8 +84,7 @@ def pace_of(
         step: numbers of the steps, ascending, int64, at least one; of many, some are looked at.
         rows: indices of ranks that are looked at in any case.
     """
-    first = np.linspace(0, max(len(step) - _SAMPLED_STEPS, 0), _NUM_SAMPLES).astype(np.int64)
-    some = step[np.unique(np.minimum(first[:, None] + np.arange(_SAMPLED_STEPS), len(step) - 1))]
+    some = sampled_steps(step, _NUM_SAMPLES, _SAMPLED_STEPS)
     chosen = np.union1d(np.linspace(0, len(traces) - 1, _MAX_RANKS).astype(np.int64), np.array(rows, np.int64))
     used = [row for row in chosen.tolist() if is_on_device(traces[row])]
     found = [step_pace(*_marks(traces[row], some), limits) for row in used]

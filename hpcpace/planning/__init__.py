@@ -1,5 +1,5 @@
 """What a layout of a training job would cost: step time, memory and network volume, predicted before it runs.
 
 `model` has what is trained, `machine` where, `layouts` how it is shared out, `engine` and `steps` the step, `schedule`
-its pipeline, `fit` the constants that measurements give, `of_run` what a traced run shows, and `answer` the choice.
+its pipeline, `of_run` what a traced run shows, and `answer` the choice.
 """

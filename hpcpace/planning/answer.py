@@ -35,10 +35,10 @@ class Choice:
         nodes: of the job.
         num_ranks: of the job.
         step_s: time of a step, and the interval around it; `low_s` and `high_s` are None where no measurement says.
-        tokens: of a step.
+        tokens: of a step, or samples of a model without sequences.
         memory_bytes: of the rank with most.
         network_bytes: that the busiest node sends to others in a step.
-        shares: of step time by what it goes to: bubble, tensor, gradients, update; the rest is computation.
+        shares: of step time, by the parts of `Engine.parts_s`.
     """
 
     layout: Mapping[str, int]
@@ -54,7 +54,7 @@ class Choice:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens, or samples of a model without sequences, per second."""
+        """Tokens, or such samples, per second."""
         return self.tokens / self.step_s
 
     @property

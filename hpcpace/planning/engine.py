@@ -118,33 +118,36 @@ class Engine(ABC):
         return self.groups(layouts.dp, layouts.tp * (1 if self.job.is_dp_inner else layouts.pp))
 
     @cached_property
-    def replica_s(self) -> Floats:
-        """Exchange between replicas, overlapped or not: all-reduce, or the halves and gathers of ZeRO."""
-        gradient_bytes, parameter_bytes = self.exchanged_bytes
-        gradients_s = self.ring_s(self.replica_groups, gradient_bytes, 1)
-        gathers_s = self._num_gathers * self.ring_s(self.replica_groups, parameter_bytes, 1)
-        plain_s = self.ring_s(self.replica_groups, gradient_bytes, 2)
-        return np.where(self.layouts.zero > 0, gradients_s + gathers_s, plain_s)
+    def _gradients_s(self) -> Floats:
+        """Exchange of gradients between replicas, overlapped or not: all-reduce, or the first half of it with ZeRO."""
+        whole_s, half_s = (self.ring_s(self.replica_groups, self.exchanged_bytes[0], rounds) for rounds in (2, 1))
+        return np.where(self.layouts.zero > 0, half_s, whole_s)
+
+    @cached_property
+    def _gathers_s(self) -> Floats:
+        """Gathering of parameters that replicas share out."""
+        return self._num_gathers * self.ring_s(self.replica_groups, self.exchanged_bytes[1], 1)
 
     @cached_property
     def _num_gathers(self) -> Ints:
         """How often parameters are gathered: once after the update, or for each pass of each microbatch (ZeRO 3)."""
-        return np.where(self.layouts.zero < 3, 1, 2 * self.layouts.num_micro)
+        return np.choose(self.layouts.zero, [np.zeros_like(self.layouts.zero), 1, 1, 2 * self.layouts.num_micro])
+
+    @cached_property
+    def replica_s(self) -> Floats:
+        """Exchange between replicas, overlapped or not."""
+        return self._gradients_s + self._gathers_s
 
     @cached_property
     def exposed_replica_s(self) -> Floats:
-        """Exchange between replicas that the backward pass does not hide."""
+        """Exchange between replicas that computation does not hide."""
         if not self.job.overlaps or self.job.sync_every > 1:
             return self.replica_s / self.job.sync_every
-        gradient_bytes, parameter_bytes = self.exchanged_bytes
-        gathers_s = self._num_gathers * self.ring_s(self.replica_groups, parameter_bytes, 1)
-        gradients_s = self.replica_s - np.where(self.layouts.zero > 0, gathers_s, 0.0)
-        last_s = np.minimum(_BUCKET_BYTES / np.maximum(gradient_bytes, 1.0), 1.0) * gradients_s
-        exposed_s = last_s + np.maximum(gradients_s - last_s - self.last_backward_s, 0.0)
+        last_s = np.minimum(_BUCKET_BYTES / np.maximum(self.exchanged_bytes[0], 1.0), 1.0) * self._gradients_s
+        gradients_s = last_s + np.maximum(self._gradients_s - last_s - self.last_backward_s, 0.0)
         # Parameters that the optimizer has changed are gathered after it; ZeRO 3 gathers them ahead of each pass.
-        ahead_s = np.maximum(gathers_s - self.passes_s, gathers_s / np.maximum(self._num_gathers, 1))
-        exposed = np.choose(self.layouts.zero, [np.zeros(len(self.layouts)), gathers_s, gathers_s, ahead_s])
-        return np.asarray(exposed_s + exposed)
+        ahead_s = np.maximum(self._gathers_s - self.passes_s, self._gathers_s / np.maximum(self._num_gathers, 1))
+        return gradients_s + np.where(self.layouts.zero == 3, ahead_s, self._gathers_s)
 
     @cached_property
     def step_s(self) -> Floats:
@@ -165,12 +168,9 @@ class Engine(ABC):
     @cached_property
     def network_bytes(self) -> Floats:
         """Bytes that the busiest node sends to others in a step, headers left out."""
-        gradient_bytes, parameter_bytes = self.exchanged_bytes
-        groups = self.replica_groups
-        halves = self.sent_bytes(groups, gradient_bytes, 1)
-        gathers = self._num_gathers * self.sent_bytes(groups, parameter_bytes, 1)
-        replicas = np.where(self.layouts.zero > 0, halves + gathers, 2 * halves) / self.job.sync_every
-        return replicas + self.inner_network_bytes
+        gradients, parameters = (self.sent_bytes(self.replica_groups, size, 1) for size in self.exchanged_bytes)
+        sent = np.where(self.layouts.zero > 0, 1, 2) * gradients + self._num_gathers * parameters
+        return sent / self.job.sync_every + self.inner_network_bytes
 
     def groups(self, size: Ints, stride: Ints) -> Groups:
         """Return where groups lie whose ranks are a stride apart: nodes take `gpus_per_node` ranks in turn."""

@@ -14,11 +14,13 @@ from msgspec import Meta
 from hpcpace.core.codec import WrongValue, convert
 from hpcpace.core.errors import ConfigError, check_package
 from hpcpace.core.files import read_file
+from hpcpace.core.plain_yaml import parse_yaml
 from hpcpace.core.text import listed, printable
-from hpcpace.planning.machine import Machine
+from hpcpace.planning.machine import KnownMachine, Machine
 from hpcpace.planning.model import PRESETS, Transformer, preset
 
-_MAX_BYTES = 1 << 16
+_MAX_BYTES, _MAX_VALUES = 1 << 16, 256
+_WORDS = {"true": True, "false": False}
 Size = Annotated[int, Meta(ge=0, le=1 << 24)]
 """Of layers, widths, heads, sequences and vocabularies: no model comes near its bound."""
 _Positive = Annotated[float, Meta(ge=1e-6, le=1e9)]
@@ -85,21 +87,6 @@ _UNITS = {
 MEASURED_RANKS = 256
 """Most ranks of the steps that constants of a100 come from."""
 _NEEDED = ("gpus_per_node", "memory_gb", "tflops", "memory_gbyte_s", "node_gbyte_s", "network_gbps")
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownMachine:
-    """A machine and how well it is known.
-
-    Attributes:
-        machine: its constants.
-        error: half-width of a prediction, logarithmic; None where no measurement says.
-        remarks: what rests on no measurement, a sentence each.
-    """
-
-    machine: Machine
-    error: float | None
-    remarks: tuple[str, ...] = ()
 
 
 def read_model(name: str) -> Transformer:
@@ -175,14 +162,18 @@ def _content(name: str, presets: Mapping[str, Any] | tuple[str, ...], what: str)
 
 def _yaml(text: str) -> Any:
     check_package("yaml", extra="topology")
-    import yaml
+    found = parse_yaml(text, max_values=_MAX_VALUES)
+    return {key: _scalar(value) for key, value in found.items()} if isinstance(found, dict) else found
 
-    if "&" in text or "*" in text:
-        raise ValueError("it has anchors or aliases")
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+
+def _scalar(value: Any) -> Any:
+    """Return the number, or true or false, that a text of YAML is; else the value."""
+    for made in (_WORDS.__getitem__, int, float):
+        try:
+            return made(value)
+        except (KeyError, TypeError, ValueError):
+            continue
+    return value
 
 
 def _converted(content: Any, kind: type[Any], name: str) -> Any:

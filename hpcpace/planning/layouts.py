@@ -142,9 +142,7 @@ def enumerate_layouts(
         )
     names = ("dp", "pp", "tp", "zero", "micro_batch", "num_micro", "recompute")
     columns = dict(zip(names, np.array(rows, np.int64).T, strict=True))
-    return Layouts.of(
-        **columns, **{name: allowed[name][0] for name in ("element_bytes", "is_sequence_split") if name in allowed}
-    )
+    return Layouts.of(**columns, element_bytes=allowed.get("element_bytes", (2,))[0])
 
 
 def _is_aligned(size: int, gpus_per_node: int) -> bool:

@@ -21,9 +21,9 @@ from hpcpace.frames.run import Run
 from hpcpace.metrics import Floats
 from hpcpace.metrics.phases import Part
 from hpcpace.planning.engine import Job
-from hpcpace.planning.files import KnownMachine, Size, read_machine
+from hpcpace.planning.files import Size, read_machine
 from hpcpace.planning.layouts import Layouts
-from hpcpace.planning.machine import Machine
+from hpcpace.planning.machine import KnownMachine, Machine
 from hpcpace.planning.model import MeasuredModel, Model, Transformer
 from hpcpace.planning.steps import steps_of
 
@@ -82,7 +82,8 @@ class MeasuredRun:
         batch: sequences, or samples, of a step.
         has_network: whether it shows how fast nodes send to each other.
         correction: measured over predicted step: what the constants do not explain, such as jitter and waits.
-        known: the machine of `job` and how well it is known.
+        error: half-width of predictions, logarithmic; None where the run does not say.
+        remarks: what it does not show, a sentence each.
     """
 
     job: Job
@@ -92,7 +93,13 @@ class MeasuredRun:
     batch: int
     has_network: bool
     correction: float
-    known: KnownMachine
+    error: float | None
+    remarks: tuple[str, ...]
+
+    @property
+    def known(self) -> KnownMachine:
+        """The machine of the run."""
+        return KnownMachine(machine=self.job.machine, error=self.error, remarks=self.remarks)
 
 
 def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
@@ -145,7 +152,8 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
         batch=sequences,
         has_network=has_network,
         correction=correction,
-        known=KnownMachine(machine=machine, error=_error(correction, job), remarks=_remarks(base)),
+        error=_error(correction, job),
+        remarks=_remarks(base),
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from hpcpace.core.errors import TopologyError
 from hpcpace.core.files import read_file
 from hpcpace.core.hostlist import HostLists
+from hpcpace.core.plain_yaml import parse_yaml
 from hpcpace.core.text import shown
 from hpcpace.topology.switch_tree import MAX_LETTERS, MAX_NAMES, Switch, SwitchTree, switch_name, switch_tree
 
@@ -35,12 +35,9 @@ _NO_NAMES = ("", "(null)", "none", "n/a")
 _OTHER_LINES = ("blocksizes", "topologyplugin", "topology", "include")
 
 _KINDS = {"tree": ("switches", "switch"), "block": ("blocks", "block")}
-_MAX_DEPTH = 16
 # Twice the names that a file may list, as values of lists or with a key each.
 _MAX_VALUES = 1 << 19
-_MAX_REASON = 160
 _YES = ("true", "yes", "on")
-_NOTHING = ("", "~", "null")
 
 
 def read_topology(path: Path) -> list[SwitchTree]:
@@ -157,7 +154,14 @@ def parse_slurm_yaml(content: str) -> list[SwitchTree]:
     Raises:
         TopologyError: PyYAML is not installed, or the text is something else.
     """
-    data = _loaded(content)
+    try:
+        data = parse_yaml(content, max_values=_MAX_VALUES)
+    except ImportError:
+        raise TopologyError(
+            "topology.yaml needs PyYAML: pip install 'hpcpace[topology]', or save what `scontrol show topology` prints"
+        ) from None
+    except ValueError as error:
+        raise TopologyError(str(error)) from None
     lists = HostLists(MAX_NAMES)
     topologies = data if isinstance(data, list) else [data]
     found = []
@@ -167,83 +171,6 @@ def parse_slurm_yaml(content: str) -> list[SwitchTree]:
         is_default = str(topology.get("cluster_default")).lower() in _YES
         found.append((not is_default, _tree_of(place, topology, lists)))
     return [tree for _, tree in sorted(found, key=lambda pair: pair[0])]
-
-
-def _loaded(content: str) -> Any:
-    """Return the value of a text: None, texts, lists, and mappings with texts as keys.
-
-    Raises:
-        TopologyError: it is no YAML, or uses of it what topology.yaml does not.
-    """
-    try:
-        import yaml
-    except ImportError:
-        raise TopologyError(
-            "topology.yaml needs PyYAML: pip install 'hpcpace[topology]', or save what `scontrol show topology` prints"
-        ) from None
-    # libyaml compares each of these lines with all before.
-    if re.search(r"^%TAG", content, re.MULTILINE):
-        raise TopologyError("it has YAML tags, which topology.yaml does not use")
-    try:
-        # Without libyaml it takes ten times as long.
-        return _built(yaml, yaml.parse(content, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)))
-    except (yaml.YAMLError, ValueError) as error:
-        reason = " ".join(str(error)[: 4 * _MAX_REASON].split())[:_MAX_REASON]
-        raise TopologyError(f"it is no YAML: {reason}") from None
-
-
-def _built(yaml: Any, events: Iterable[Any]) -> Any:
-    """Return the value that the events of a text make."""
-    top: list[Any] = []
-    inside: list[_Open] = []
-    for number, event in enumerate(events):
-        if number > _MAX_VALUES:
-            raise TopologyError(f"it has more than {_MAX_VALUES} values")
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise TopologyError("it has YAML aliases, which topology.yaml does not use")
-        if getattr(event, "tag", None) is not None:
-            raise TopologyError("it has YAML tags, which topology.yaml does not use")
-        if isinstance(event, yaml.CollectionEndEvent):
-            inside.pop()
-            continue
-        if isinstance(event, yaml.ScalarEvent):
-            value: Any = None if event.implicit[0] and event.value in _NOTHING else event.value
-        elif isinstance(event, yaml.CollectionStartEvent):
-            value = [] if isinstance(event, yaml.SequenceStartEvent) else {}
-        else:
-            continue
-        if inside:
-            inside[-1].take(value)
-        else:
-            top.append(value)
-        if isinstance(value, (list, dict)):
-            inside.append(_Open(value))
-            if len(inside) > _MAX_DEPTH:
-                raise TopologyError(f"it is nested more than {_MAX_DEPTH} deep")
-    if len(top) > 1:
-        raise TopologyError(f"it has {len(top)} documents: give each a file")
-    return top[0] if top else None
-
-
-class _Open:
-    """A list or a mapping whose end has not come."""
-
-    def __init__(self, value: list[Any] | dict[str, Any]) -> None:
-        self._value = value
-        self._key: str | None = None
-
-    def take(self, value: Any) -> None:
-        """Take what comes next in it: an entry, or by turns a key and its value."""
-        if isinstance(self._value, list):
-            self._value.append(value)
-        elif self._key is not None:
-            self._value[self._key], self._key = value, None
-        elif not isinstance(value, str):
-            raise TopologyError(f"{shown(value)} is a key: a key must be a word")
-        elif value in self._value:
-            raise TopologyError(f"it has the key {shown(value)} twice in one mapping")
-        else:
-            self._key = value
 
 
 def _tree_of(place: int, topology: dict[str, Any], lists: HostLists) -> SwitchTree:

@@ -105,7 +105,7 @@ def _in_memory(image: bytes | None = None) -> h5py.File:
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fapl_core(backing_store=False)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+    access.set_libver_bounds(*(getattr(h5py.h5f, f"LIBVER_{one.upper()}") for one in LIBRARY_VERSIONS))
     # HDF5 treats two in-memory files of the same name as one file, and each recorder has its own thread.
     name = f"image-{threading.get_ident()}".encode()
     if image is None:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from experiments.machine_fit import Measured, conformal_half_width, fit
 from hpcpace.planning.engine import Job
-from hpcpace.planning.fit import Measured, conformal_half_width, fit
 from hpcpace.planning.layouts import Layouts
 from hpcpace.planning.machine import Machine
 from hpcpace.planning.model import Transformer

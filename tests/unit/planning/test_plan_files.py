@@ -90,5 +90,7 @@ def test_names_that_are_not_known_are_refused_with_those_that_are(tmp_path: Path
         read_machine("abacus")
     with pytest.raises(ConfigError, match="cannot read the machine"):
         read_machine(str(tmp_path / "none.toml"))
-    with pytest.raises(ConfigError, match="anchors"):
+    with pytest.raises(ConfigError, match="it has YAML aliases"):
         read_machine(_file(tmp_path, "a: &a 1\nb: *a\n", "mine.yaml"))
+    with pytest.raises(ConfigError, match="hidden is 'wide'"):
+        read_model(_file(tmp_path, MODEL.replace(" = ", ": ").replace("64", "wide"), "mine.yaml"))

@@ -10,7 +10,7 @@ from probe_sample import made_law, made_probe
 from hpcpace.planning.engine import Job
 from hpcpace.planning.files import read_machine
 from hpcpace.planning.layouts import Layouts
-from hpcpace.planning.links import with_links
+from hpcpace.planning.machine import with_links
 from hpcpace.planning.model import MeasuredModel
 from hpcpace.planning.steps import steps_of
 

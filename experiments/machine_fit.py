@@ -1,4 +1,4 @@
-"""The constants of a machine from measured steps, and how far predictions are off that they did not see.
+"""The constants of a machine from measured steps, for `machines.toml`, and how far off predictions of others are.
 
 Constants are found by Gauss-Newton on logarithms, with a prior at those of a known machine and with Huber's weights,
 since published and recorded steps have outliers. The error of a prediction comes from steps that were left out.
@@ -15,7 +15,7 @@ import numpy as np
 from hpcpace.metrics import Bools, Floats
 from hpcpace.planning.engine import Job
 from hpcpace.planning.layouts import Layouts
-from hpcpace.planning.machine import FITTED, Machine
+from hpcpace.planning.machine import Machine
 from hpcpace.planning.steps import steps_of
 
 _PRIOR = 0.7  # statistics: standard deviation of a constant around its prior, logarithmic: a factor of two
@@ -23,6 +23,8 @@ _NOISE = 0.05  # statistics: of a measured step, logarithmic; residuals above it
 _NUM_ROUNDS = 30  # statistics: of Gauss-Newton; it is done after some 10
 _STEP = 1e-4  # statistics: of the numeric derivative, logarithmic
 _DONE = 1e-3  # statistics: largest change of a constant at which the search ends, logarithmic
+FITTED = ("flops", "memory_rate", "layer_s", "node_rate", "node_latency_s", "network_rate", "network_latency_s")
+"""The constants of a machine that measurements give."""
 LEVEL = 0.9
 """Share of steps that intervals hold."""
 
