@@ -11,21 +11,16 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import (
     PATH,
     Whole,
-    collect_less_garbage,
     headed,
     memory,
+    opened_run,
     option,
     rank_set,
-    shown_progress,
     step_range,
     verbose,
     warn,
-    warn_of_old_hdf5,
 )
-from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError, check_package
-from hpcpace.core.rundir import open_named_run
-from hpcpace.core.settings import load_config
 from hpcpace.core.text import plural, printable
 
 if TYPE_CHECKING:
@@ -93,21 +88,11 @@ def command(
 
     Exit codes: 0 fine; 1 the run lacks something, such as ranks without a trace; 2 bad input; 3 there is no step.
     """
-    collect_less_garbage()
-    named = open_named_run(run)
-    attempt = named.chosen_attempt(attempt_number)
-    warn_of_old_hdf5(named.directory.path)
-    settings = load_config(file=None, environ=process_environ(), options={"report": {"memory": memory}})
-
-    from hpcpace.diagnosis.measure import Selection
     from hpcpace.frames.columns import TABLES
     from hpcpace.frames.files import Format
-    from hpcpace.frames.run import open_for_command
 
     check_package("pyarrow", extra="frames")
-    with shown_progress() as stage:
-        selection = Selection(include_warmup=include_warmup)
-        opened = open_for_command(named.directory, attempt, selection, settings, stage)
+    with opened_run(run, attempt_number, memory=memory, include_warmup=include_warmup) as opened:
         chosen = _chosen(opened, steps, ranks)
         written = chosen.write(folder, Format(kind), only or TABLES)
     warn(opened.problems, is_verbose=is_verbose)

@@ -28,10 +28,12 @@ from hpcpace.core.detail import parse_steps
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import write_file
 from hpcpace.core.ranges import parse_range
-from hpcpace.core.text import folded
+from hpcpace.core.text import folded, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from hpcpace.frames.run import Run
 
 MIN_WIDTH, MAX_WIDTH = 80, 100
 _OBJECTS_PER_COLLECTION = 100_000
@@ -201,6 +203,19 @@ def step_range(_: click.Context, __: click.Parameter, value: str | None) -> tupl
     return first, stop
 
 
+def numbers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Read whole numbers such as `1,2,4`; an option that is not given has none."""
+    if text is None:
+        return ()
+    try:
+        found = tuple(map(int, text.split(",")))
+    except ValueError:
+        raise click.BadParameter(f"{printable(text)!r}: give whole numbers separated by commas") from None
+    if any(not 1 <= number <= MAX for number in found):
+        raise click.BadParameter(f"{printable(text)!r}: every number must be from 1 to {MAX}")
+    return found
+
+
 def rank_set(_: click.Context, __: click.Parameter, value: str | None) -> frozenset[int] | None:
     """Return the ranks of a list; for the `callback` of an option."""
     if value is None:
@@ -258,6 +273,36 @@ def collect_less_garbage() -> None:
     """
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     atexit.register(gc.freeze)
+
+
+@contextmanager
+def opened_run(
+    path: Path, number: int | None, *, memory: str | None, topology: Path | None = None, include_warmup: bool = False
+) -> Iterator[Run]:
+    """Open a run as commands read it, with its progress; what it lacks is left to the caller to say.
+
+    Args:
+        path: of the run, an attempt in it, or its report.
+        number: of the attempt; the last one if None.
+        memory, topology, include_warmup: as options of `hpcpace report`.
+    """
+    from hpcpace.core.environment import process_environ
+    from hpcpace.core.rundir import open_named_run
+    from hpcpace.core.settings import load_config
+
+    collect_less_garbage()
+    named = open_named_run(path)
+    attempt = named.chosen_attempt(number)
+    warn_of_old_hdf5(named.directory.path)
+    given = {"memory": memory, "topology": topology and str(topology)}
+    settings = load_config(file=None, environ=process_environ(), options={"report": given})
+
+    from hpcpace.diagnosis.measure import Selection
+    from hpcpace.frames.run import open_for_command
+
+    with shown_progress() as stage:
+        selection = Selection(include_warmup=include_warmup)
+        yield open_for_command(named.directory, attempt, selection, settings, stage)
 
 
 def write_target(path: Path, content: str | bytes, name: str) -> None:

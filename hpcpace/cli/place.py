@@ -12,20 +12,16 @@ from hpcpace.cli.commands import Command
 from hpcpace.cli.options import (
     PATH,
     Whole,
-    collect_less_garbage,
     fitted,
     headed,
     memory,
+    opened_run,
     option,
-    shown_progress,
     verbose,
     warn,
-    warn_of_old_hdf5,
     write_target,
 )
-from hpcpace.core.environment import process_environ
-from hpcpace.core.rundir import check_target, open_named_run
-from hpcpace.core.settings import load_config
+from hpcpace.core.rundir import check_target
 from hpcpace.core.text import format_bytes, percent, plural, printable, rank_list
 
 if TYPE_CHECKING:
@@ -76,21 +72,12 @@ def command(
 
     Exit codes: 0 fine; 2 bad input; 3 the run does not show it: it hung, lacks ranks or switches, or had one host.
     """
-    collect_less_garbage()
     check_target(output, [run, topology], "--output")
-    named = open_named_run(run)
-    attempt = named.chosen_attempt(attempt_number)
-    warn_of_old_hdf5(named.directory.path)
-    given = {"memory": memory, "topology": topology and str(topology)}
-    settings = load_config(file=None, environ=process_environ(), options={"report": given})
 
-    from hpcpace.diagnosis.measure import Selection
-    from hpcpace.frames.run import open_for_command
     from hpcpace.placement.files import placement_text, usage_line
     from hpcpace.placement.of_run import place_run
 
-    with shown_progress() as stage:
-        opened = open_for_command(named.directory, attempt, Selection(), settings, stage)
+    with opened_run(run, attempt_number, memory=memory, topology=topology) as opened:
         found = place_run(opened)
     warn([*opened.problems, *opened.judged.placed.problems], is_verbose=is_verbose)
     if output is not None:

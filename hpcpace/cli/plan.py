@@ -15,21 +15,18 @@ from hpcpace.cli.options import (
     PATH,
     Real,
     Whole,
-    collect_less_garbage,
     headed,
     memory,
+    numbers,
+    opened_run,
     option,
-    shown_progress,
     text_console,
     verbose,
     warn,
-    warn_of_old_hdf5,
     write_target,
 )
-from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import CannotTell, UsageError
-from hpcpace.core.rundir import check_target, open_named_run
-from hpcpace.core.settings import load_config
+from hpcpace.core.rundir import check_target
 from hpcpace.core.text import parse_rate, printable
 
 if TYPE_CHECKING:
@@ -42,18 +39,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("dp", "pp", "tp", "zero", "micro_batch", "recompute")
 _BOUNDS = {"zero": (0, 3), "recompute": (0, 2)}
 _LEAST, _MOST = 1, 1 << 24
-_MAX_NODES = 65536
 _DTYPES = {"bfloat16": 2, "float32": 4}
-
-
-def _numbers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
-    """Read numbers of nodes such as `1,2,4`."""
-    if text is None:
-        return ()
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) <= 5 and 1 <= int(part) <= _MAX_NODES for part in parts):
-        raise click.BadParameter(f"{printable(text)!r} is no list of whole numbers from 1 to {_MAX_NODES}, like 1,2,4")
-    return tuple(sorted({int(part) for part in parts}))
 
 
 def _restrictions(_: click.Context, __: click.Parameter, given: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
@@ -108,7 +94,7 @@ def _restrictions(_: click.Context, __: click.Parameter, given: Sequence[str]) -
     "Layouts",
     option(
         "--nodes",
-        callback=_numbers,
+        callback=numbers,
         metavar="N,N",
         help="Look at these numbers of nodes.",
         show_default="1,2,4,8 times those of the run",
@@ -200,8 +186,10 @@ def command(
     known = _changed(known, probe=probe, network=network, gpu_memory=gpu_memory)
     if dtype is not None:
         known = _with_dtype(known, dtype, measured)
-    question = _question(measured, known, named_model, nodes=nodes, batch=batch, dtype=dtype, only=only)
-    if measured is not None and machine is None:
+    question = _question(
+        measured, known, named_model, is_moved=machine is not None, nodes=nodes, batch=batch, dtype=dtype, only=only
+    )
+    if measured is not None and not machine:
         check_growth(question, measured.nodes)
     plan = answer(question, top=top)
     remarks = (*plan.left_out, *known.remarks)
@@ -261,18 +249,9 @@ def _measured(
     *,
     is_verbose: bool,
 ) -> MeasuredRun:
-    collect_less_garbage()
-    named = open_named_run(run)
-    attempt = named.chosen_attempt(number)
-    warn_of_old_hdf5(named.directory.path)
-    settings = load_config(file=None, environ=process_environ(), options={"report": {"memory": memory}})
-
-    from hpcpace.diagnosis.measure import Selection
-    from hpcpace.frames.run import open_for_command
     from hpcpace.planning.of_run import measure_run
 
-    with shown_progress() as stage:
-        opened = open_for_command(named.directory, attempt, Selection(), settings, stage)
+    with opened_run(run, number, memory=memory) as opened:
         found = measure_run(opened, model)
     warn(opened.problems, is_verbose=is_verbose)
     return found
@@ -306,38 +285,47 @@ def _question(
     known: KnownMachine,
     model: Transformer | None,
     *,
+    is_moved: bool,
     nodes: tuple[int, ...],
     batch: int | None,
     dtype: str | None,
     only: Mapping[str, tuple[int, ...]],
 ) -> Question:
+    """Return what is asked.
+
+    Args:
+        measured: the run that constants come from, if any.
+        known: the machine.
+        model: that was named; it is without a run.
+        is_moved: whether the machine is another one than that of the run.
+        nodes, batch, dtype, only: as options; nothing for those of the run.
+
+    Raises:
+        UsageError: a script cannot be moved to another machine.
+    """
     from hpcpace.planning.answer import MAX_GROWTH, Question
     from hpcpace.planning.engine import Job
     from hpcpace.planning.files import MEASURED_RANKS
     from hpcpace.planning.model import PRESETS, MeasuredModel
 
-    first, is_other = 1 if measured is None else measured.nodes, False
+    first = 1 if measured is None else measured.nodes
     if measured is None:
         assert model is not None
         # Reference workloads keep parameters and gradients in float32.
-        gradient_bytes = 4 if model.name in PRESETS else 0
-        job = Job(model=model, machine=known.machine, gradient_bytes=gradient_bytes)
-        size, element_bytes, correction = 512, 2, 1.0
+        job = Job(model=model, machine=known.machine, gradient_bytes=4 if model.name in PRESETS else 0)
+        size, element_bytes = 512, 2
     else:
-        element_bytes = int(measured.layout.element_bytes[0])
-        is_other = known.machine.name != measured.known.machine.name
-        if is_other and isinstance(measured.job.model, MeasuredModel):
+        if is_moved and isinstance(measured.job.model, MeasuredModel):
             raise UsageError("the run shows how long its model takes on its own machine alone: name --model, too")
         job, size = measured.job.on(known.machine), measured.batch
-        correction = 1.0 if is_other else measured.correction
-    element_bytes = element_bytes if dtype is None else _DTYPES[dtype]
-    return Question(
+        element_bytes = int(measured.layout.element_bytes[0])
+    question = Question(
         job=job,
-        nodes=nodes or tuple(first * times for times in (1, 2, 4, 8)),
+        nodes=sorted(set(nodes)) or [first * times for times in (1, 2, 4, 8)],
         batch=batch or size,
-        only={**only, "element_bytes": (element_bytes,)},
+        only={**only, "element_bytes": (element_bytes if dtype is None else _DTYPES[dtype],)},
         error=known.error,
-        correction=correction,
-        measured=None if measured is None or is_other else measured.layout.row(0),
-        max_ranks=MAX_GROWTH * MEASURED_RANKS if measured is None or is_other else None,
     )
+    if measured is None or is_moved:
+        return replace(question, max_ranks=MAX_GROWTH * MEASURED_RANKS)
+    return replace(question, correction=measured.correction, measured=measured.layout.row(0))

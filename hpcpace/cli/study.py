@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from hpcpace.cli.commands import Group
-from hpcpace.cli.options import PATH, Whole, headed, option
-from hpcpace.core.config import MAX
+from hpcpace.cli.options import PATH, Whole, headed, numbers, option
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import format_count
 from hpcpace.studies.jobs import (
@@ -44,22 +43,12 @@ MAX_RANKS = 4096
 """Ranks of one node: more than any has cores."""
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(map(int, text.split(",")))
-    except ValueError:
-        raise click.BadParameter(f"{text!r}: give whole numbers separated by commas") from None
-    if any(not 1 <= number <= MAX for number in numbers):
-        raise click.BadParameter(f"{text!r}: every number must be from 1 to {MAX}")
-    return numbers
-
-
 def _numbers_or_none(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
-    return _numbers(ctx, param, text) if text else ()
+    return numbers(ctx, param, text) if text else ()
 
 
-def _joined(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
+def _joined(of: tuple[int, ...]) -> str:
+    return ",".join(map(str, of))
 
 
 _STUDY = click.argument("study", type=PATH)
@@ -87,7 +76,7 @@ _SHRINK = option(
 _NODES = option(
     "--nodes",
     metavar="LIST",
-    callback=_numbers,
+    callback=numbers,
     default="1,2,4",
     show_default=True,
     help="Run on these numbers of nodes.",
@@ -117,7 +106,7 @@ def command() -> None:
     option(
         "--batches",
         metavar="LIST",
-        callback=_numbers,
+        callback=numbers,
         default=_joined(_DEFAULT.batches),
         show_default=True,
         help="Use these numbers of sequences per replica and step.",
@@ -253,7 +242,7 @@ def series(study: Path, layout: str) -> None:
     option(
         "--oversubscriptions",
         metavar="LIST",
-        callback=_numbers,
+        callback=numbers,
         default="1",
         show_default=True,
         help="Oversubscribe the uplinks by these factors; several values need a lab.",

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from hpcpace.core.config import Config
+from hpcpace.core.errors import CannotTell
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.core.text import listed, printable
+from hpcpace.core.text import listed, printable, rank_list
 from hpcpace.core.thresholds import Thresholds, ThresholdValues
 from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
 from hpcpace.diagnosis.close_up import touching
@@ -136,6 +137,17 @@ class JudgedRun:
 
         job = records_of(run.traces, world_size=run.world_size, hosts=run.hosts, notices=self.notices)
         return hang_in(job, hang_s=self.thresholds.hang_s)
+
+    def check_whole(self) -> None:
+        """Refuse a run that does not show all that its steps do.
+
+        Raises:
+            CannotTell: it hung, or lacks ranks.
+        """
+        if self.hang is not None:
+            raise CannotTell("the run hung, so that its steps do not show all that they do: take one that ended")
+        if self.credible.missing or len(self.credible.traces) < self.credible.world_size:
+            raise CannotTell(f"{rank_list(self.credible.missing)} left no trace that can be used: trace all ranks")
 
     @cached_property
     def diagnosis(self) -> Diagnosis:

@@ -8,7 +8,6 @@ from functools import cached_property
 import numpy as np
 
 from hpcpace.core.errors import CannotTell
-from hpcpace.core.text import rank_list
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.frames.run import Run
 from hpcpace.metrics import Ints
@@ -91,11 +90,8 @@ def _check(judged: JudgedAttempt) -> None:
     Raises:
         CannotTell: see `place_run`.
     """
-    credible, places = judged.credible, judged.measured.places
-    if judged.hang is not None:
-        raise CannotTell("the run hung, so that its steps do not show all traffic: place a run that ended")
-    if credible.missing or len(credible.traces) < credible.world_size:
-        raise CannotTell(f"{rank_list(credible.missing)} left no trace that can be used: trace all ranks")
+    judged.check_whole()
+    places = judged.measured.places
     if places.num_nodes < 2:
         raise CannotTell(f"the run had one host ({places.node_names[0]}): there is nothing to place")
     if len(set(places.slurm_names)) < places.num_nodes:

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.core.codec import Text, convert, read_json
+from hpcpace.core.codec import Text, WrongValue, convert, read_json
 from hpcpace.core.errors import CannotTell
-from hpcpace.core.text import rank_list
 from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
 from hpcpace.diagnosis.devices import has_device
 from hpcpace.diagnosis.judged import JudgedAttempt
@@ -114,7 +113,10 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
     """
     judged = run.judged
     _check(judged)
-    recorded = read_json(judged.attempt, judged.attempt.run_json.name, _recorded, []) or RecordedJob()
+    problems: list[str] = []
+    recorded = read_json(judged.attempt, judged.attempt.run_json.name, _recorded, problems) or RecordedJob()
+    if problems:
+        raise CannotTell(f"what the run trained is not known: {problems[0]}")
     (ranks,) = run.columns("ranks")
     sizes = {name: int(np.asarray(ranks[name]).max()) + 1 for name in ("dp", "pp", "tp")}
     num_ranks = len(np.asarray(ranks["rank"]))
@@ -229,8 +231,12 @@ def _check_named(model: Transformer, recorded: Transformer | None, job: Recorded
 
 def _recorded(content: Any) -> RecordedJob:
     # A script of the user's may record a model in words of its own.
-    parts = {name: content.get(name) or {} for name in ("model", "parallelism")}
-    return convert({**parts, "samples_unit": content.get("samples_unit", "")}, RecordedJob)
+    found = {name: content.get(name) for name in ("model", "parallelism")}
+    parts = {name: value for name, value in found.items() if isinstance(value, dict)}
+    try:
+        return convert({**parts, "samples_unit": content.get("samples_unit", "")}, RecordedJob)
+    except WrongValue:
+        return RecordedJob()
 
 
 def _check(judged: JudgedAttempt) -> None:
@@ -239,11 +245,8 @@ def _check(judged: JudgedAttempt) -> None:
     Raises:
         CannotTell: see `measure_run`.
     """
-    credible, measured = judged.credible, judged.measured
-    if judged.hang is not None:
-        raise CannotTell("the run hung, so that its steps do not show what they cost: plan from one that ended")
-    if credible.missing or len(credible.traces) < credible.world_size:
-        raise CannotTell(f"{rank_list(credible.missing)} left no trace that can be used: trace all ranks")
+    judged.check_whole()
+    measured = judged.measured
     if measured.unknown:
         raise CannotTell(f"the run does not show what its steps are spent on: {measured.unknown}")
     wrong = measured.clocks.num_wrong or are_exits_early(measured.clocks, judged.limits(ClockThresholds))

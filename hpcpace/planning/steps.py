@@ -239,9 +239,10 @@ class TransformerSteps(Engine):
         tensors = reduced * self._num_reduces * self._max_layers * layouts.num_micro
         passed = self._boundary_bytes / self._split * self._num_senders * layouts.num_micro * layouts.interleave
         leaves = self._is_tied_over_nodes & (layouts.pp > 1)
-        # A node in the middle sends activations on, and gradients back.
-        ways = np.where(layouts.pp * self._stage_stride > 2 * self.machine.gpus_per_node, 2, 1)
-        return tensors + np.where(leaves, ways * passed + self._tied_bytes * self._num_senders, 0.0)
+        # A node in the middle sends activations on and gradients back; those at the ends exchange a tied embedding.
+        in_middle = np.where(layouts.pp * self._stage_stride > 2 * self.machine.gpus_per_node, 2 * passed, 0.0)
+        at_ends = passed + self._tied_bytes * self._num_senders
+        return tensors + np.where(leaves, np.maximum(in_middle, at_ends), 0.0)
 
     @cached_property
     def state_bytes(self) -> Floats:

@@ -135,6 +135,17 @@ def test_a_run_that_hung_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         measure_run(_run(tmp_path, hangs=True), None)
 
 
-@pytest.mark.parametrize("record", [{"model": "mine"}, {"model": {"num_layers": -4}}, {"model": {"width": "wide"}}, []])
-def test_records_of_other_scripts_are_no_transformer(tmp_path: Path, record: object) -> None:
-    assert isinstance(measure_run(_run(tmp_path, record), None).job.model, MeasuredModel)
+@pytest.mark.parametrize("content", ["", "[]", '{"model": '])
+def test_a_record_that_cannot_be_read_is_said(tmp_path: Path, content: str) -> None:
+    written = SyntheticRun().write(tmp_path / "run")
+    written.attempts()[-1].run_json.write_text(content)
+    with pytest.raises(CannotTell, match=r"what the run trained is not known: .*run\.json"):
+        measure_run(hpcpace.load(written.path, warns=False), None)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [None, "mine", {"name": "mine", "layers": 3}, {"num_layers": -4}, {"width": "wide"}, {"num_layers": 1 << 60}],
+)
+def test_records_of_other_scripts_are_no_transformer(tmp_path: Path, model: object) -> None:
+    assert isinstance(measure_run(_run(tmp_path, {"model": model, "parallelism": None}), None).job.model, MeasuredModel)

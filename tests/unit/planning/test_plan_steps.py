@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -23,7 +24,11 @@ from hpcpace.planning.layouts import Layouts, Recompute
 from hpcpace.planning.machine import Machine
 from hpcpace.planning.model import PRESETS, MeasuredModel, preset
 from hpcpace.planning.steps import TransformerSteps, steps_of
+from hpcpace.train.operations import PacketOverhead, link_volumes, messages, wire_matrix
+from hpcpace.train.plan import plan_training
 from hpcpace.train.presets import GPT2_PRESETS
+from hpcpace.train.settings import TrainConfig
+from hpcpace.train.volume import step_operations
 
 GPT2 = preset("gpt2-small")
 assert GPT2 is not None
@@ -71,6 +76,27 @@ def test_a_ring_sends_more_over_a_link_than_sums_on_each_node() -> None:
 def test_nothing_leaves_a_node_of_all_ranks() -> None:
     for layout in (_data(1, 2), Layouts.of(tp=2), Layouts.of(pp=2, num_micro=4)):
         assert steps_of(PLAIN, layout).network_bytes.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "per_node"),
+    [
+        *(("dp=2", 1), ("dp=4", 2), ("tp=2", 1), ("tp=4", 2), ("pp=2", 1), ("pp=4", 2), ("pp=4", 1)),
+        *(("dp=2,pp=2", 2), ("dp=2,tp=2", 2)),
+    ],
+)
+def test_a_node_sends_what_the_reference_workload_does_without_headers(mesh: str, per_node: int) -> None:
+    """Beside the count of every frame; the two all-reduces of a step's ends with tensor parallelism are left out."""
+    num_ranks = prod(int(part.partition("=")[2]) for part in mesh.split(","))
+    settings = TrainConfig(model="gpt2", preset="small", mesh=mesh, batch_size=16, microbatches=4)
+    plan = plan_training(settings, num_ranks)
+    matrix = wire_matrix(messages(step_operations(plan)), num_ranks, PacketOverhead())
+    volumes = link_volumes(matrix, [str(rank // per_node) for rank in range(num_ranks)])
+    counted = max(volume.tx_bytes for volume in volumes.values())
+    sizes, num_micro = plan.mesh.as_dict(), 4 if plan.mesh.pp > 1 else 1
+    layout = Layouts.of(**sizes, micro_batch=16 // plan.mesh.dp // num_micro, num_micro=num_micro, element_bytes=4)
+    steps = steps_of(replace(PLAIN, machine=replace(MACHINE, gpus_per_node=per_node)), layout)
+    assert 0.91 < steps.network_bytes[0] / counted < 0.97
 
 
 def test_published_traffic_of_the_nano_cluster_follows() -> None:
