@@ -166,6 +166,8 @@ def command(
     """
     check_target(job_script, [run, probe], "--write")
     check_target(html, [run, probe, job_script], "--html")
+    if html is not None and job_script is not None and html.absolute() == job_script.absolute():
+        raise UsageError(f"--write and --html both name {html}: give each a file")
     if run is None and (model is None or machine is None):
         raise UsageError("name a run, or both --model and --machine")
 
@@ -184,8 +186,7 @@ def command(
     if not (measured is None or measured.has_network or machine or network or probe):
         nodes = _one_node(nodes)
     known = _changed(known, probe=probe, network=network, gpu_memory=gpu_memory)
-    if dtype is not None:
-        known = _with_dtype(known, dtype, measured)
+    known = _with_dtype(known, dtype, measured, is_moved=machine is not None)
     question = _question(
         measured, known, named_model, is_moved=machine is not None, nodes=nodes, batch=batch, dtype=dtype, only=only
     )
@@ -207,12 +208,16 @@ def command(
         click.echo(f"written: {printable(str(written))}")
 
 
-def _with_dtype(known: KnownMachine, dtype: str, measured: MeasuredRun | None) -> KnownMachine:
-    """Return a machine whose predictions have no interval if nothing was measured in a type."""
-    if _DTYPES[dtype] == (2 if measured is None else measured.layout.element_bytes[0]):
+def _with_dtype(
+    known: KnownMachine, dtype: str | None, measured: MeasuredRun | None, *, is_moved: bool
+) -> KnownMachine:
+    """Return a machine whose predictions have no interval if nothing was measured in the type that is planned."""
+    of_run = 2 if measured is None else int(measured.layout.element_bytes[0])
+    planned, computed = of_run if dtype is None else _DTYPES[dtype], 2 if is_moved else of_run
+    if planned == computed:
         return known
-    what = "the run" if measured is not None else "the steps that constants come from"
-    unmeasured = f"{what} did not compute in {dtype}: how fast its ranks are with it was not measured"
+    what = "the steps of its constants" if measured is None or is_moved else "the run"
+    unmeasured = f"{what} had elements of {computed} bytes: how fast ranks compute with {planned} was not measured"
     return replace(known, error=None, remarks=(*known.remarks, unmeasured))
 
 

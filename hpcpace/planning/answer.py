@@ -278,14 +278,14 @@ def _changes(question: Question, nodes: int) -> tuple[Change, ...]:
     tried: dict[str, Callable[[], Job]] = {
         "10 times the network": lambda: job.on(job.machine.scaled(network_rate=10)),
         "twice the memory": lambda: job.on(job.machine.scaled(memory_bytes=2)),
-        "adding up on each node first (hierarchical)": lambda: replace(job, is_hierarchical=True),
+        "hierarchical all-reduce, which sums on each node first": lambda: replace(job, is_hierarchical=True),
         "gradients in 2 bytes": lambda: replace(job, gradient_bytes=2),
-        "exchange every 8 steps (local SGD)": lambda: replace(job, sync_every=8),
+        "local SGD, which exchanges every 8 steps": lambda: replace(job, sync_every=8),
     }
     if isinstance(job.model, MeasuredModel):
         del tried["gradients in 2 bytes"], tried["twice the memory"]
     if job.sync_every > 1 or not 0 < before_s < math.inf:
-        del tried["exchange every 8 steps (local SGD)"]
+        del tried["local SGD, which exchanges every 8 steps"]
     factors = {name: before_s / _best_s(question, made(), nodes) for name, made in tried.items()}
     return tuple(Change(name=name, factor=factor) for name, factor in sorted(factors.items(), key=lambda one: -one[1]))
 

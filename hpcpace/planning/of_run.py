@@ -199,8 +199,8 @@ def _error(correction: float, job: Job) -> float | None:
 def _remarks(base: Machine) -> tuple[str, ...]:
     """Return what a run does not show."""
     if base.name == "cpu":
-        return ("the memory of a rank is not known: --gpu-memory says it",)
-    return (f"a rank is taken to have {base.memory_bytes / 1e9:.0f} GB of memory: --gpu-memory says otherwise",)
+        return ("the memory of a rank is not known: set it with --gpu-memory",)
+    return (f"a rank is taken to have {base.memory_bytes / 1e9:.0f} GB of memory: set it with --gpu-memory",)
 
 
 def _table_error() -> float:
@@ -217,15 +217,13 @@ def _check_named(model: Transformer, recorded: Transformer | None, job: Recorded
         CannotTell: its record has another one, or its samples are no sequences of this one.
     """
     if recorded is not None and replace(recorded, name=model.name) != model:
-        raise CannotTell(
-            f"the run trained {recorded.name}, and not {model.name}: leave --model out, or leave the run out"
-        )
+        raise CannotTell(f"the run trained {recorded.name}, and not {model.name}: drop --model, or the run")
     other = job.model.name if recorded is None else ""
     if other or (samples % model.sequence or not samples) or job.samples_unit not in ("", "samples", "tokens"):
         named = f", and its record names {other}" if other else ""
         raise CannotTell(
             f"a step of the run has {samples} {job.samples_unit or 'samples'}{named}, which are no sequences of "
-            f"{model.name} ({model.sequence} tokens): leave out the run, or record tokens by session.step(samples=...)"
+            f"{model.name} ({model.sequence} tokens): drop the run, or record tokens by session.step(samples=...)"
         )
 
 

@@ -72,6 +72,17 @@ def test_a_traced_run_predicts_itself(hpcpace, traced: Path) -> None:
     assert found["layouts"][0]["step_s"] == pytest.approx(0.036, rel=0.02)
 
 
+def test_a_run_on_another_machine_has_an_interval_for_its_own_type_alone(hpcpace, tmp_path: Path) -> None:
+    run = SyntheticRun().write(tmp_path / "run")
+    model = {"name": "gpt2", "preset": "tiny", "num_layers": 4, "width": 128, "num_heads": 4, "seq_len": 16}
+    run.attempts()[-1].run_json.write_text(json.dumps({"model": {**model, "vocabulary": 256, "dtype": "float32"}}))
+    call = ("plan", run.path, "--machine", "a100", "--nodes", "1", "--batch", "64")
+    assert (
+        "error unknown" in hpcpace(*call)[1] and "steps of its constants had elements of 2 bytes" in hpcpace(*call)[1]
+    )
+    assert "error unknown" not in hpcpace(*call, "--dtype", "bfloat16")[1]
+
+
 def test_says_what_the_run_has_now(hpcpace, traced: Path) -> None:
     _, out, _ = hpcpace("plan", traced)
     assert "\nNow        dp=4, microbatch 16: 1.78k samples/s as measured\n" in out
@@ -79,7 +90,9 @@ def test_says_what_the_run_has_now(hpcpace, traced: Path) -> None:
 
 def test_another_type_was_not_measured(hpcpace, traced: Path) -> None:
     code, out, _ = hpcpace("plan", traced, "--dtype", "bfloat16")
-    assert code == 0 and "samples/s, error unknown" in out and "did not compute in bfloat16" in " ".join(out.split())
+    assert (
+        code == 0 and "samples/s, error unknown" in out and "the run had elements of 4 bytes" in " ".join(out.split())
+    )
 
 
 def test_a_traced_run_on_more_nodes_needs_a_network(hpcpace, traced: Path) -> None:
@@ -144,6 +157,7 @@ def test_sizes_beyond_the_measured_ones_have_no_interval(hpcpace) -> None:
         ((*MODEL, "--batch", "1", "--nodes", "3"), 2, "no layout of 24 ranks"),
         ((*MODEL, "--network", "fast"), 2, "--network"),
         ((*MODEL, "--gpu-memory", "0.5", "--nodes", "1"), 3, "no layout fits into memory: the smallest needs"),
+        ((*MODEL, "--write", "x", "--html", "x"), 2, "--write and --html both name x: give each a file"),
         ((*MODEL, "--probe", "none.json"), 2, "cannot read the probe none.json"),
         (("no-such-run",), 2, "no run directory at no-such-run"),
     ],

@@ -106,7 +106,7 @@ def test_runs_that_cannot_carry_a_plan_are_refused(tmp_path: Path, changes: dict
 
 def test_a_model_that_the_run_did_not_train_is_refused(tmp_path: Path) -> None:
     model = preset("gpt2-small")
-    with pytest.raises(CannotTell, match="trained gpt2-tiny, and not gpt2-small: leave"):
+    with pytest.raises(CannotTell, match="trained gpt2-tiny, and not gpt2-small: drop"):
         measure_run(_run(tmp_path / "tiny", WORKLOAD), model)
     with pytest.raises(CannotTell, match="has 64 samples, which are no sequences of gpt2-small"):
         measure_run(_run(tmp_path / "samples"), model)
