@@ -7,7 +7,6 @@ part of docs/results/studies-lab.md.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import os
 import signal
@@ -21,12 +20,11 @@ from experiments.studies.document import Measured, draw_plots, run_scaling, sect
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.text import format_duration, nanoseconds
 from hpcpace.studies.figures import study_figures
-from hpcpace.studies.published import BATCH, PublishedRow, read_published
-from hpcpace.studies.setups import NanoCluster, Setup, StudyFolder, model_size_setups, parse_layout, repeated
+from hpcpace.studies.published import BATCH, read_published
+from hpcpace.studies.setups import Setup, StudyFolder, model_size_setups, repeated
 
 PUBLISHED = lab_set_up.REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
 DOCUMENT = lab_set_up.REPOSITORY / "docs" / "results" / "studies-lab.md"
-SHRINK, IMAGE_SHRINK, IMAGE_BATCH_DIVISOR = 16, 8, 8
 _START_S = 1.2
 """Time of a run in addition to its steps, for the printed estimate."""
 _SCALING_STEPS = 120
@@ -40,8 +38,10 @@ def main() -> None:
         "--folder", type=Path, default=Path("/var/tmp/hpcpace-studies"), help="keep the study here, not below /tmp"
     )
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--quota", type=float, default=0.4, help="give every rank processor time worth this many cores")
-    parser.add_argument("--seconds", type=float, default=2.0, help="choose steps so that a run takes about this long")
+    parser.add_argument(
+        "--sequence-ms", type=float, default=60.0, help="let a sequence of GPT-2 take this long, forward and backward"
+    )
+    parser.add_argument("--seconds", type=float, default=6.0, help="choose steps so that a run takes about this long")
     parser.add_argument("--only", choices=["nano-cluster", "model-size"])
     parser.add_argument("--scaling", action="store_true", help="run the scaling study only")
     parser.add_argument("--name", default="studies", help="name the lab")
@@ -51,7 +51,7 @@ def main() -> None:
         parser.error("--only goes with neither --write, which is for both studies, nor --scaling")
     stop_on_signals()
     if os.getloadavg()[0] > 1:
-        print(f"warning: load average {os.getloadavg()[0]:.1f}: next to other work, ranks do not get their quota")
+        print(f"warning: load average {os.getloadavg()[0]:.1f}: next to other work, ranks may compute for longer")
     begin_s = time.monotonic()
     try:
         scaling_study(args) if args.scaling else paper_studies(args)
@@ -62,13 +62,13 @@ def main() -> None:
 
 def paper_studies(args: argparse.Namespace) -> None:
     """Run the nano-cluster study and that of model sizes."""
-    found = prepared(args.folder, quota=args.quota, lab_name=args.name)
+    found = lab_set_up.set_up(read_published(PUBLISHED), sequence_ms=args.sequence_ms)
     print("\n".join(found.lines()), flush=True)
     studies = {}
     for name in [args.only] if args.only else ["nano-cluster", "model-size"]:
         studies[name] = planned_study(args.folder / name, name, found, args.repetitions, args.seconds)
     if any(study.open_runs() for study in studies.values()):
-        with lab_set_up.study_lab(args.name, quota=args.quota, link_bps=found.lab.link_bps) as lab:
+        with lab_set_up.study_lab(args.name, link_bps=found.link_bps) as lab:
             for study in studies.values():
                 lab_set_up.run_study(lab, study, timeout_s=3 * 3600)
     if args.write:
@@ -93,56 +93,22 @@ def scaling_study(args: argparse.Namespace) -> None:
         print(f"written: {DOCUMENT}")
 
 
-def prepared(folder: Path, *, quota: float, lab_name: str) -> lab_set_up.SetUp:
-    """Return the lab's link, from the throughput of single ranks, which is measured where that has not been done."""
-    text, image = lab_sweep().setups()[0], lab_sweep().setups()[-1]
-    text = dataclasses.replace(text, batch=BATCH, stands_for=BATCH)
-    image = dataclasses.replace(image, batch=256 // IMAGE_BATCH_DIVISOR, stands_for=256)
-    study = StudyFolder(folder / "calibration")
-    lab_set_up.calibrated(
-        study, [lab_set_up.single(text, steps=20), lab_set_up.single(image, steps=20)], lab_name=lab_name, quota=quota
-    )
-    rows, _ = study_figures(study)
-    return lab_set_up.set_up(
-        reference_set_up(text),
-        published_rows(),
-        quota=quota,
-        samples_per_s_of_one={row.setup.model: row.median("samples_per_s") or 0.0 for row in rows},
-    )
-
-
-def reference_set_up(text: Setup) -> Setup:
-    """Return the lab's set-up that is to have the published ratio."""
-    return dataclasses.replace(text, layout=parse_layout("2x1"), parallelism="data")
-
-
-def published_rows() -> list[PublishedRow]:
-    return read_published(PUBLISHED)
-
-
-def lab_sweep() -> NanoCluster:
-    """Return the sweep of the lab: all of the published one, with computation scaled down."""
-    return NanoCluster(
-        warmup_steps=1, shrink=SHRINK, image_shrink=IMAGE_SHRINK, image_batch_divisor=IMAGE_BATCH_DIVISOR
-    )
-
-
 def planned_study(path: Path, name: str, found: lab_set_up.SetUp, repetitions: int, duration_s: float) -> StudyFolder:
     """Write the plan of a study, with as many steps of each set-up as take about a time, and say what it takes."""
-    study = StudyFolder(path)
-    setups = model_size_setups(batch=BATCH, shrink=SHRINK, warmup_steps=1)
+    study, facts = StudyFolder(path), found.facts()
+    setups = model_size_setups(batch=BATCH, shrink=lab_set_up.SHRINK, warmup_steps=1)
     if name == "nano-cluster":
-        setups = lab_sweep().setups()
-    facts = found.facts()
+        setups = lab_set_up.lab_sweep().setups()
 
     def steps_of(setup: Setup) -> int:
-        return lab_set_up.steps_for(setup, facts, duration_s)
+        return lab_set_up.steps_for(setup, found.link_bps, duration_s)
 
+    setups = [found.emulated(setup) for setup in setups]
     study.write_plan(name, repeated(setups, repetitions, steps_of=steps_of), facts=facts)
     if study.facts() != facts:
         raise UsageError(f"{path} was planned with {study.facts()}, and now it is {facts}: remove it, or name another")
     left = study.open_runs()
-    expected_s = sum(_START_S + run.setup.steps * lab_set_up.expected_step_s(run.setup, facts) for run in left)
+    expected_s = sum(_START_S + run.setup.steps * lab_set_up.expected_step_s(run.setup, found.link_bps) for run in left)
     print(f"{name}: {len(left)} of {len(study.runs())} runs to do, about {expected_s / 60:.0f} min", flush=True)
     return study
 

@@ -1,7 +1,7 @@
-"""The lab that represents the published nano-cluster: two hosts on a slow link, with the same cores for every rank.
+"""The lab that represents the published nano-cluster: two hosts on a slow link, and computation of a fixed time.
 
-The link is as slow as gives the ratio of communication to computation of the published set-up, which is computed from
-the throughput of one rank before the study begins.
+The machine has fewer cores than the lab has ranks, so computation is emulated: it takes as long as gives each model the
+ratio of communication to computation of its published set-up. Tensors, gradients and messages are those of the model.
 """
 
 from __future__ import annotations
@@ -12,137 +12,194 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcpace.core.errors import HpcpaceError, UsageError
-from hpcpace.lab.hosts import HostCgroup
+from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 from hpcpace.studies.published import (
+    BATCH,
+    IMAGE_BATCH,
     Balance,
     PublishedRow,
+    image_balance,
     link_bytes_per_step,
     link_rate_bps,
     predicted_step_s,
     published_balance,
     tokens_per_s_of_one,
 )
-from hpcpace.studies.setups import Setup, StudyFolder, StudyRun, parse_layout, planned
+from hpcpace.studies.setups import NanoCluster, Setup, StudyFolder, parse_layout, planned
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "sbatch" / "nano_cluster.sh"
-LIMIT_RANK = Path(__file__).with_name("limit_rank.sh")
-HOSTS, RANKS_PER_HOST = ("n1", "n2"), 2
-REFERENCE = ("2x1", "data")
-"""The published set-up whose ratio the lab's link gives."""
-_MIN_STEPS, _MAX_STEPS, _LONG_STEP_S = 2, 20, 3.5
+HOSTS, RANKS_PER_HOST = 2, 2
+SHRINK, IMAGE_SHRINK, IMAGE_BATCH_DIVISOR = 16, 8, 8
+TEXT_DTYPE, IMAGE_DTYPE = "bfloat16", "float32"
+"""Of the computation: the published GPT-2 sends activations in 2 bytes, and gradients in 4."""
+_MIN_STEPS, _MAX_STEPS, _LONG_STEP_S = 2, 20, 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetUp:
-    """What was computed before the study: how fast one rank is, and the link that follows.
+class Calibration:
+    """The published set-up of a model, and that of the lab which has its ratio."""
 
-    Attributes:
-        quota: cores' worth of processor time of every rank.
-        samples_per_s_of_one: of one rank alone, by model.
-        published: the ratio that the lab is to have.
-        lab: the same set-up in the lab.
-    """
-
-    quota: float
-    samples_per_s_of_one: Mapping[str, float]
+    name: str
+    unit: str
     published: Balance
     lab: Balance
-
-    def facts(self) -> dict[str, object]:
-        """Return what the plan of the study keeps, so that a study that goes on has the same link."""
-        return {
-            "quota_cores": self.quota,
-            "samples_per_s_of_one": dict(self.samples_per_s_of_one),
-            "link_bps": self.lab.link_bps,
-            "link_bytes_per_sample": self.lab.link_bytes_per_sample,
-            "ratio": self.lab.ratio,
-        }
 
     def lines(self) -> list[str]:
         """Return the formula with its numbers."""
         theirs, ours = self.published, self.lab
         return [
-            f"ratio of communication to computation at {REFERENCE[0]} {REFERENCE[1]}: 8 v n R1 / L",
-            f"published: 8 x {theirs.link_bytes_per_sample:,.0f} B x {theirs.num_ranks} x "
-            f"{theirs.samples_per_s_of_one:,.0f} tokens/s / {theirs.link_bps / 1e6:,.0f} Mb/s = {theirs.ratio:.2f}",
-            f"lab, {self.quota:g} cores per rank: L = 8 x {ours.link_bytes_per_sample:,.0f} B x {ours.num_ranks} x "
-            f"{ours.samples_per_s_of_one:,.0f} tokens/s / {theirs.ratio:.2f} = {ours.link_bps / 1e6:.2f} Mb/s",
+            f"{self.name}, {self.unit}/s of one rank at the same ratio 8 v n R1 / L",
+            f"  published: 8 x {theirs.link_bytes_per_sample:,.0f} B x {theirs.num_ranks} x "
+            f"{theirs.samples_per_s_of_one:,.0f} / {theirs.link_bps / 1e6:,.0f} Mb/s = {theirs.ratio:.2f}",
+            f"  lab:       8 x {ours.link_bytes_per_sample:,.0f} B x {ours.num_ranks} x "
+            f"{ours.samples_per_s_of_one:,.0f} / {ours.link_bps / 1e6:.2f} Mb/s = {ours.ratio:.2f}",
         ]
 
 
-def set_up(
-    reference: Setup, published: Sequence[PublishedRow], *, quota: float, samples_per_s_of_one: Mapping[str, float]
-) -> SetUp:
-    """Return the link of the lab, from the throughput of one of its ranks.
+@dataclass(frozen=True, kw_only=True)
+class SetUp:
+    """What is decided before the study: the link, and how long the computation of each model takes.
+
+    Attributes:
+        link_bps: rate of the hosts' links, in one direction.
+        compute_ms: forward and backward of a sequence or image, by model.
+        calibrations: how they follow from the published set-ups, by model.
+    """
+
+    link_bps: float
+    compute_ms: Mapping[str, float]
+    calibrations: Mapping[str, Calibration]
+
+    def facts(self) -> dict[str, object]:
+        """Return what the plan of the study keeps, so that a study that goes on has the same link."""
+        return {"link_bps": self.link_bps, "compute_ms": dict(self.compute_ms)}
+
+    def lines(self) -> list[str]:
+        """Return the formula of each model with its numbers."""
+        return [line for calibration in self.calibrations.values() for line in calibration.lines()]
+
+    def emulated(self, setup: Setup) -> Setup:
+        """Return a set-up with the time that its computation takes, which goes with the parameters of its size."""
+        dtype = TEXT_DTYPE if setup.model == "gpt2" else IMAGE_DTYPE
+        size = planned(setup).shape.num_parameters
+        small = planned(replace(setup, preset="small")).shape.num_parameters if setup.preset else size
+        return replace(setup, dtype=dtype, compute_ms=round(self.compute_ms[setup.model] * size / small, 3))
+
+
+def lab_sweep() -> NanoCluster:
+    """Return the sweep of the lab: all of the published one, with models scaled down."""
+    return NanoCluster(
+        warmup_steps=1, shrink=SHRINK, image_shrink=IMAGE_SHRINK, image_batch_divisor=IMAGE_BATCH_DIVISOR
+    )
+
+
+def reference_text() -> Setup:
+    """Return the lab's set-up of GPT-2 that has the published ratio: data parallelism over 2x1."""
+    return Setup(
+        model="gpt2",
+        preset="small",
+        layout=parse_layout("2x1"),
+        parallelism="data",
+        batch=BATCH,
+        stands_for=BATCH,
+        shrink=SHRINK,
+        dtype=TEXT_DTYPE,
+    )
+
+
+def published_images() -> Setup:
+    """Return the published set-up of ResNet-18 whose throughput is known: 2x2 with its largest batch."""
+    return Setup(model="resnet18", layout=parse_layout("2x2"), parallelism="data", batch=IMAGE_BATCH)
+
+
+def set_up(published: Sequence[PublishedRow], *, sequence_ms: float) -> SetUp:
+    """Return the set-up of the lab.
 
     Args:
-        reference: the lab's set-up that has the ratio of the published one.
         published: the published table.
-        quota: cores' worth of processor time of every rank.
-        samples_per_s_of_one: of one rank alone, by model.
+        sequence_ms: what forward and backward of a sequence of GPT-2 take in the lab; the link follows from it, and
+            from the link the time of an image.
     """
-    (row,) = (row for row in published if (str(row.layout), row.parallelism) == REFERENCE)
+    text = reference_text()
+    (row,) = (row for row in published if (row.layout, row.parallelism) == (text.layout, text.parallelism))
     theirs = published_balance(row, tokens_per_s_of_one(published).median)
-    plan = planned(reference)
-    per_sample = link_bytes_per_step(reference, plan) / plan.samples_per_step
-    one = samples_per_s_of_one[reference.model]
-    num_ranks = reference.layout.num_ranks
-    rate_bps = link_rate_bps(
-        theirs.ratio, link_bytes_per_sample=per_sample, samples_per_s_of_one=one, num_ranks=num_ranks
+    tokens_per_s = planned(text).seq_len / sequence_ms * 1e3
+    volume, num_ranks = _link_bytes_per_sample(text), text.layout.num_ranks
+    link_bps = round(
+        link_rate_bps(
+            theirs.ratio, link_bytes_per_sample=volume, samples_per_s_of_one=tokens_per_s, num_ranks=num_ranks
+        ),
+        -3,
     )
+    texts = Calibration(
+        name="GPT-2, data parallelism over 2x1",
+        unit="tokens",
+        published=theirs,
+        lab=Balance(
+            link_bytes_per_sample=volume, samples_per_s_of_one=tokens_per_s, num_ranks=num_ranks, link_bps=link_bps
+        ),
+    )
+    images = _images(link_bps)
+    return SetUp(
+        link_bps=link_bps,
+        compute_ms={"gpt2": sequence_ms, "resnet18": 1e3 / images.lab.samples_per_s_of_one},
+        calibrations={"gpt2": texts, "resnet18": images},
+    )
+
+
+def _images(link_bps: float) -> Calibration:
+    """Return the set-up of ResNet-18 on the same link: R1 = ratio L / (8 v n)."""
+    whole = published_images()
+    theirs = image_balance(whole)
+    scaled = replace(whole, batch=whole.batch // IMAGE_BATCH_DIVISOR, shrink=IMAGE_SHRINK)
+    volume, num_ranks = _link_bytes_per_sample(scaled), scaled.layout.num_ranks
     ours = Balance(
-        link_bytes_per_sample=per_sample, samples_per_s_of_one=one, num_ranks=num_ranks, link_bps=round(rate_bps, -3)
+        link_bytes_per_sample=volume,
+        samples_per_s_of_one=theirs.ratio * link_bps / (8 * volume * num_ranks),
+        num_ranks=num_ranks,
+        link_bps=link_bps,
     )
-    return SetUp(quota=quota, samples_per_s_of_one=dict(samples_per_s_of_one), published=theirs, lab=ours)
+    return Calibration(name=f"ResNet-18, 2x2 at batch {IMAGE_BATCH}", unit="images", published=theirs, lab=ours)
 
 
-def steps_for(setup: Setup, facts: Mapping[str, object], duration_s: float) -> int:
-    """Return the steps that take about a time, by the formula: 2 to 20, and a single one of more than 3.5 s."""
-    step_s = expected_step_s(setup, facts)
+def _link_bytes_per_sample(setup: Setup) -> float:
+    plan = planned(setup)
+    return link_bytes_per_step(setup, plan) / plan.samples_per_step
+
+
+def steps_for(setup: Setup, link_bps: float, duration_s: float) -> int:
+    """Return the steps that take about a time, by the formula: 2 to 20, and a single one of more than 6 s."""
+    step_s = expected_step_s(setup, link_bps)
     least = 1 if step_s > _LONG_STEP_S else _MIN_STEPS
     return max(least, min(_MAX_STEPS, round(duration_s / step_s)))
 
 
-def expected_step_s(setup: Setup, facts: Mapping[str, object]) -> float:
-    """Return what a step is to take, by the formula; computation goes with the parameters of the model's size."""
-    single, link_bps = facts["samples_per_s_of_one"], facts["link_bps"]
-    assert isinstance(single, dict) and isinstance(link_bps, float)
+def expected_step_s(setup: Setup, link_bps: float) -> float:
+    """Return what a step of an emulated set-up is to take, by the formula."""
+    assert setup.compute_ms is not None
     plan = planned(setup)
-    measured = planned(replace(setup, preset="small")) if setup.preset else plan
-    one = single[setup.model] * measured.shape.num_parameters / plan.shape.num_parameters
+    one = plan.seq_len / setup.compute_ms * 1e3
     return predicted_step_s(setup, plan, samples_per_s_of_one=one, link_bps=link_bps)
 
 
 @contextmanager
-def study_lab(name: str, *, quota: float, link_bps: float | None = None, share: tuple[str, ...] = ()) -> Iterator[Lab]:
-    """Boot the lab, with a control group for each rank, and bring it down.
+def study_lab(name: str, *, link_bps: float, share: tuple[str, ...] = ()) -> Iterator[Lab]:
+    """Boot the lab, and bring it down.
 
     Args:
         name: of the lab.
-        quota: cores' worth of processor time of every rank.
-        link_bps: rate of the hosts' links; as fast as can be when not given.
+        link_bps: rate of the hosts' links.
         share: folders below /tmp that hosts see.
-
-    Raises:
-        UsageError: this machine has no control groups of version 1, into which hosts of the lab can put their ranks.
     """
-    link = "10gbit" if link_bps is None else f"{round(link_bps / 1000)}kbit"
-    config = LabConfig(
-        name=name, hosts=len(HOSTS), leaves=1, link=link, uplink="10gbit", cpus_per_host=RANKS_PER_HOST, share=share
-    )
-    with Lab.up(config) as lab:
-        for host in HOSTS:
-            for rank in range(RANKS_PER_HOST):
-                group = HostCgroup(name, f"{host}-rank{rank}")
-                _, is_v2 = group.folders().get("cpu", (None, True))
-                if is_v2:
-                    raise UsageError("this needs control groups of version 1: mount their cpu controller")
-                group.create()
-                group.limit_cpu(quota)
+    link = f"{round(link_bps / 1000)}kbit"
+    with Lab.up(
+        LabConfig(
+            name=name, hosts=HOSTS, leaves=1, link=link, uplink="10gbit", cpus_per_host=RANKS_PER_HOST, share=share
+        )
+    ) as lab:
         yield lab
 
 
@@ -154,7 +211,6 @@ def run_study(lab: Lab, study: StudyFolder, *, timeout_s: float) -> None:
     """
     environ = {
         "HPCPACE_STUDY_WAIT": "1",
-        "HPCPACE_SRUN_ARGS": f"--task-prolog={LIMIT_RANK}",
         "HPCPACE_WORLD_START_TIMEOUT_S": "60",
         "HPCPACE_CLOCK_INTERVAL_S": "5",
     }
@@ -169,26 +225,3 @@ def run_study(lab: Lab, study: StudyFolder, *, timeout_s: float) -> None:
         logs = sorted(study.path.glob("*.out"), key=lambda path: path.stat().st_mtime)
         tail = logs[-1].read_text(errors="replace")[-2000:] if logs else "no job has begun"
         raise HpcpaceError(f"{len(left)} runs of {study.path} are left; the last log ends:\n{tail}")
-
-
-def calibrated(study: StudyFolder, setups: Sequence[Setup], *, lab_name: str, quota: float) -> None:
-    """Run single ranks in a separate lab to learn their throughput, unless it is known already."""
-    study.write_plan("calibration", [StudyRun(setup=setup, repetition=index) for index in range(3) for setup in setups])
-    if study.open_runs():
-        with study_lab(lab_name, quota=quota) as lab:
-            run_study(lab, study, timeout_s=900)
-
-
-def single(setup: Setup, *, steps: int) -> Setup:
-    """Return the set-up of one rank alone that does what a replica of a set-up does."""
-    return Setup(
-        model=setup.model,
-        preset=setup.preset,
-        layout=parse_layout("1x1"),
-        parallelism="none",
-        batch=setup.batch,
-        stands_for=setup.stands_for,
-        shrink=setup.shrink,
-        steps=steps + 1,
-        warmup_steps=1,
-    )

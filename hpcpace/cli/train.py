@@ -43,7 +43,7 @@ _MIN_TORCH = (2, 11)  # reads checkpoints of Hugging Face and has pipelines as `
 _SETTINGS = {
     "train": (
         "preset mesh batch_size microbatches seq_len dtype steps warmup_steps seed learning_rate data inject log_every "
-        "zero schedule compress sync_every bucket_mb overlap compile "
+        "zero schedule compress sync_every bucket_mb overlap compile compute_ms "
         "model vocabulary eval_every eval_batches checkpoint_every resume shared_cores"
     ),
     "world": "device backend interface timeout_s",
@@ -108,7 +108,15 @@ _PRECISION = (
         type=click.Choice([*DTYPES, *SHORT_DTYPES]),
         metavar="TYPE",
     ),
-    *settings("train", compile="Compile blocks and head with torch.compile; needs a C++ compiler (CXX or g++)."),
+    *settings(
+        "train",
+        compile="Compile blocks and head with torch.compile; needs a C++ compiler (CXX or g++).",
+        compute_ms=(
+            "Let forward and backward of a sequence or image take this long, in ms, by waiting; for more ranks than "
+            "cores.",
+            "as long as they take",
+        ),
+    ),
 )
 _GPT2 = headed(
     "Model",

@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcpace.core.errors import DataError
 from hpcpace.studies.figures import SetupFigures, Spread, spread
-from hpcpace.studies.setups import DONE, OUT_OF_MEMORY, Layout, Setup
+from hpcpace.studies.setups import DONE, OUT_OF_MEMORY, Layout, Setup, planned
 from hpcpace.train.operations import Operation, PacketOverhead, link_volumes, master_itemsize, messages, wire_matrix
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import GPT2Shape
@@ -192,6 +192,32 @@ def published_volume_gbyte(num_layers: int) -> float:
     """Return the volume on the published line, which passes through 174 GB at 12 layers and 330 GB at 48."""
     (first, low), (last, high) = VOLUME_OF_LAYERS_GBYTE.items()
     return low + (high - low) * (num_layers - first) / (last - first)
+
+
+IMAGES_PER_S, IMAGE_BATCH = 13_000.0, 2048
+"""The highest throughput of ResNet-18 in the study: at 2x2 with this batch on each GPU."""
+IMAGE_SCALING, IMAGE_GAIN = 0.9, 1.16
+"""Scaling factor that ResNet-18 reaches at 1x2, and throughput at 2x2 over that at 1x2."""
+
+
+def images_per_s_of_one() -> float:
+    """Return the throughput of one GPU with ResNet-18, which follows from that at 2x2: R1 = R / 1.16 / (2 0.9)."""
+    return IMAGES_PER_S / IMAGE_GAIN / (2 * IMAGE_SCALING)
+
+
+def image_balance(setup: Setup) -> Balance:
+    """Return what the published ResNet-18 communicates and computes; the study does not print its traffic.
+
+    Args:
+        setup: a set-up of resnet18 as published, whose gradients go around one ring.
+    """
+    plan = planned(setup)
+    return Balance(
+        link_bytes_per_sample=link_bytes_per_step(setup, plan) / plan.samples_per_step,
+        samples_per_s_of_one=images_per_s_of_one(),
+        num_ranks=setup.layout.num_ranks,
+        link_bps=LINK_BPS,
+    )
 
 
 Published = Mapping[tuple[Layout, str], PublishedRow]

@@ -1,12 +1,13 @@
 """A study: its set-ups, the runs that repeat them, and its folder.
 
-A set-up has all that a training needs except the data and the type of numbers, which come from the environment. In the
-folder, STUDY/plan.json maps runs to set-ups, and STUDY/runs/NAME are ordinary run directories. They show by themselves
-what is done, so an interrupted study resumes where it stopped.
+A set-up has all that a training needs except the data and, unless it names one, the type of numbers, which come from
+the environment. In the folder, STUDY/plan.json maps runs to set-ups, and STUDY/runs/NAME are ordinary run directories.
+They show by themselves what is done, so an interrupted study resumes where it stopped.
 
 A study may scale a model down. Scaled by s, a GPT-2 has 1/s of the width, the vocabulary and the context, and all of
 its layers. Then parameters of blocks and of the vocabulary, and activations of a step at the same batch in sequences,
-all go down by s^2 and keep their ratio, and so do the volumes of data, tensor and pipeline parallelism.
+all go down by s^2 and keep their ratio, and so do the volumes of data, tensor and pipeline parallelism. The buckets of
+DDP go down with the gradients.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from hpcpace.train.settings import TrainConfig
 
 PARALLELISMS = ("none", "data", "tensor", "pipeline")
 _MAX_MICROBATCHES = 4
+_DDP_BUCKET_MB = 25.0
+"""The default of torch.nn.parallel.DistributedDataParallel."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -75,6 +78,9 @@ class Setup:
         shrink: what widths, and of gpt2 vocabulary and context, are divided by.
         stands_for: the batch of the published study that this one is compared with.
         steps, warmup_steps: to train, the latter among them.
+        dtype: type of the computation; that of the environment where it is empty.
+        compute_ms: what forward and backward of a sequence or image take on the whole model, emulated by waiting; as
+            long as they take where it is None.
     """
 
     model: str
@@ -86,6 +92,8 @@ class Setup:
     stands_for: int = 0
     steps: int = 50
     warmup_steps: int = 5
+    dtype: str = ""
+    compute_ms: float | None = None
 
     def __post_init__(self) -> None:
         if self.parallelism not in PARALLELISMS:
@@ -368,12 +376,18 @@ def settings_of(setup: Setup, base: TrainConfig) -> TrainConfig:
 
     Args:
         setup: what is trained.
-        base: what a set-up does not say, such as data and type of numbers.
+        base: what a set-up does not say, such as data.
     """
+    buckets = base.bucket_mb
+    if setup.shrink > 1 and setup.num_replicas > 1 and base.overlap and base.compress == "none":
+        buckets = (buckets or _DDP_BUCKET_MB) / setup.shrink**2
     return replace(
         base,
         model=setup.model,
         preset=setup.preset or base.preset,
+        dtype=setup.dtype or base.dtype,
+        compute_ms=setup.compute_ms or base.compute_ms,
+        bucket_mb=buckets,
         mesh=setup.mesh,
         batch_size=setup.global_batch,
         microbatches=setup.microbatches,

@@ -25,16 +25,17 @@ from hpcpace import Session, session
 from hpcpace.core.compat import host_backend
 from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo, process_redaction
-from hpcpace.core.errors import TrainingFailed
+from hpcpace.core.errors import ConfigError, TrainingFailed
 from hpcpace.core.text import NS_PER_S
 from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints, StartPoint, agree_on_start
 from hpcpace.train.checkpoint_folder import History
 from hpcpace.train.data import TrainingData
 from hpcpace.train.data_parallel import build_optimizer
+from hpcpace.train.emulate import Emulation
 from hpcpace.train.evaluation import Evaluator, LossLog, to_device
 from hpcpace.train.inject import Injector
-from hpcpace.train.models import master_dtype
+from hpcpace.train.models import GPT2, master_dtype
 from hpcpace.train.parallel import Replica, build_replica
 from hpcpace.train.plan import TrainPlan, parallelism_facts
 from hpcpace.train.result import (
@@ -52,6 +53,8 @@ from hpcpace.world.settings import WorldConfig
 
 _VOTE_INTERVAL_NS = NS_PER_S
 _MAX_STEPS_BETWEEN_VOTES = 1000
+_MAX_OVERRUN = 0.05
+"""Of emulated computation, before rank 0 warns."""
 
 
 class EarlySignal:
@@ -293,10 +296,36 @@ class _Training:
         self.log.losses.extend(history.losses)
         self.evaluations = list(history.evaluations)
         self._evaluator = Evaluator(plan, data=self.job.data, replica=self.replica, place=place, device=self.device)
-        self._injector = Injector(
-            plan.faults, seed=plan.settings.seed, rank=info.rank, host=info.host, **_work_of_device(self.device)
-        )
+        self._emulation = self._emulated()
+        work = _work_of_device(self.device)
+        if self._emulation is not None:
+            work = {"clock": self._emulation.clock, "spend": self._emulation.wait}
+        self._injector = Injector(plan.faults, seed=plan.settings.seed, rank=info.rank, host=info.host, **work)
         self._injector.attach(self.replica.pieces())
+
+    def _emulated(self) -> Emulation | None:
+        """Let the pieces of the model take the time that they are given, if they are given one."""
+        plan = self.job.plan
+        if plan.settings.compute_ms is None:
+            return None
+        if self.device.type != "cpu":
+            raise ConfigError("--compute-ms emulates the computation of CPUs: add --device cpu, or leave it out")
+        emulation = Emulation(plan.settings.compute_ms, plan.shape, plan.mesh, zero=plan.settings.zero)
+        for stage in self.replica.stages:
+            for piece in stage.pieces():
+                emulation.attach(piece, is_head=isinstance(stage, GPT2) and piece is stage.head)
+        return emulation
+
+    def _check_emulation(self) -> None:
+        """Warn of computation that took longer than it was given, which no wait makes good."""
+        emulation = self._emulation
+        if emulation is not None and emulation.overrun > _MAX_OVERRUN and self.job.info.rank == 0:
+            print(
+                f"hpcpace: warning: computation took {emulation.overrun:.0%} longer than --compute-ms "
+                f"{self.job.plan.settings.compute_ms:g}: give more, or fewer ranks a core",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def run(self, early: EarlySignal) -> str:
         """Do the remaining steps; return the signal that ended them early, or an empty text."""
@@ -328,6 +357,7 @@ class _Training:
             losses = self.log.finish()
             view.show(len(losses), losses=losses, samples_per_s=self.samples_per_s)
             self.vote.close()
+        self._check_emulation()
         return (early.name or "a signal to another rank") if stops else ""
 
     def _train_step(self, step: int) -> None:

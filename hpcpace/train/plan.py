@@ -245,7 +245,9 @@ class TrainPlan:
     def facts(self) -> dict[str, Any]:
         """Return what a run records of its model."""
         text = {"preset": self.preset, "seq_len": self.seq_len} if isinstance(self.shape, GPT2Shape) else {}
-        scaled = {"shrink": self.shrink} if self.shrink > 1 else {}
+        scaled: dict[str, float] = {"shrink": self.shrink} if self.shrink > 1 else {}
+        if self.settings.compute_ms is not None:
+            scaled["compute_ms"] = self.settings.compute_ms
         return {
             **self.shape.facts(),
             **text,

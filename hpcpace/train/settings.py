@@ -83,6 +83,9 @@ class TrainConfig(Section, section="train"):
     """Whether gradients are sent while backward still runs; otherwise all at once at its end."""
     compile: bool = False
     """Whether torch.compile compiles blocks and head."""
+    compute_ms: float | None = number(None, 0.001)
+    """Milliseconds that forward and backward of one sequence or image take on the whole model, emulated by waiting; by
+    default, as long as they take."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", SHORT_DTYPES.get(self.dtype, self.dtype))
