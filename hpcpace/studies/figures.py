@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell, TraceError
+from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Measured, Selection, measure
@@ -190,11 +191,26 @@ def run_figures(study: StudyFolder, run: StudyRun) -> RunFigures:
         CannotTell: it has no step behind the warm-up that all ranks have.
     """
     attempt = study.run_dir(run).last_attempt()
+    return attempt_figures(attempt, run.setup, study.result(attempt))
+
+
+def attempt_figures(attempt: Attempt, setup: Setup, result: Mapping[str, Any]) -> RunFigures:
+    """Return the figures of a finished attempt.
+
+    Args:
+        attempt: with traces.
+        setup: what was trained, and where.
+        result: the content of its result.json.
+
+    Raises:
+        TraceError: no trace of it can be read.
+        CannotTell: it has no step behind the warm-up that all ranks have.
+    """
     traces = read_attempt(attempt, tables=(*TABLES_USED, "network")).traces
     measured = measure(traces, Selection())
     speed = throughput(measured.times_ns, measured.chosen.samples)
-    traffic = _traffic(traces, measured) if run.setup.layout.servers > 1 else None
-    memory = study.result(attempt).get("peak_memory", [])
+    traffic = _traffic(traces, measured) if setup.layout.servers > 1 else None
+    memory = result.get("peak_memory", [])
     device = [row["device_bytes"] for row in memory]
     return RunFigures(
         samples_per_s=speed.samples_per_s,
@@ -202,7 +218,7 @@ def run_figures(study: StudyFolder, run: StudyRun) -> RunFigures:
         network_bps=traffic[0] if traffic else None,
         network_bytes_per_sample=traffic[1] / speed.samples if traffic and speed.samples else None,
         peak_memory_bytes=max(device, default=0) or max((row["rss_bytes"] for row in memory), default=None),
-        forward_ms=_forward_ms(measured, run.setup),
+        forward_ms=_forward_ms(measured, setup),
         communication_share=_communication_share(measured),
     )
 
