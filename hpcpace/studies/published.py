@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,7 @@ def link_bytes_per_step(setup: Setup, plan: TrainPlan) -> float:
     num_ranks = setup.layout.num_ranks
     if setup.layout.servers == 1:
         return 0.0
+    plan = replace(plan, ranks_per_host=setup.layout.ranks_per_server)
     hosts = [str(rank // setup.layout.ranks_per_server) for rank in range(num_ranks)]
     volumes = link_volumes(wire_matrix(messages(_operations(plan)), num_ranks, PacketOverhead()), hosts)
     return float(max(max(volume.tx_bytes, volume.rx_bytes) for volume in volumes.values()))

@@ -8,8 +8,8 @@ all gradients on each rank, which is more than an all-reduce of float32 from 8 r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcpace.core.errors import WorldError
 from hpcpace.train.operations import INT8_BLOCK as BLOCK
 from hpcpace.train.operations import POWERSGD_RANK, POWERSGD_START, SCALE_BYTES
 from hpcpace.train.settings import TrainConfig
@@ -45,6 +47,75 @@ def int8_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.future
 
     average: torch.futures.Future[Tensor] = arrived.then(hand_on)
     return average
+
+
+class HostGroups(NamedTuple):
+    """The groups of a hierarchical average.
+
+    Attributes:
+        local: the replicas of this host.
+        across: the replicas of all hosts that have the same place among those of their host.
+    """
+
+    local: dist.ProcessGroup
+    across: dist.ProcessGroup
+
+
+def hierarchical_hook(groups: HostGroups, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket over the replicas: each replica of a host gets a share, averages it over hosts, and hands it on.
+
+    Between hosts goes as much as if each of them had one replica (Jia et al. 2018, section 3.2). It is over when this
+    returns, so that all ranks go through the steps of all buckets in the same order.
+    """
+    gradients, num_local = bucket.buffer(), groups.local.size()
+    gradients.div_(num_local * groups.across.size())
+    whole = functional.pad(gradients, (0, -gradients.numel() % num_local))
+    share = torch.empty_like(whole[: whole.numel() // num_local])
+    dist.reduce_scatter_tensor(share, whole, group=groups.local)
+    dist.all_reduce(share, group=groups.across)
+    dist.all_gather_into_tensor(whole, share, group=groups.local)
+    gradients.copy_(whole[: gradients.numel()])
+    devices: list[Any] = [gradients.device] if gradients.device.type == "cuda" else []
+    average: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+    average.set_result(gradients)
+    return average
+
+
+def host_groups(replicas: Iterable[Sequence[int]], hosts: Sequence[str]) -> HostGroups | None:
+    """Return the groups of this rank for a hierarchical average; None where that is the plain one.
+
+    It is where the replicas of a model are on one host, or each on its own.
+
+    Collective: every rank of the default process group calls this with the same arguments.
+
+    Args:
+        replicas: the ranks that hold the same part of the model, group by group.
+        hosts: the host of each rank.
+
+    Raises:
+        WorldError: hosts have different numbers of the replicas.
+    """
+    rank, found = dist.get_rank(), None
+    for members in replicas:
+        by_host: dict[str, list[int]] = {}
+        for member in members:
+            by_host.setdefault(hosts[member], []).append(member)
+        if len(by_host) == 1 or len(by_host) == len(members):
+            continue
+        if len({len(local) for local in by_host.values()}) > 1:
+            counts = ", ".join(f"{len(local)} on {host}" for host, local in by_host.items())
+            raise WorldError(
+                f"--hierarchical needs as many replicas on each host, not {counts}: drop it, or place them"
+            )
+        own: dict[str, dist.ProcessGroup] = {}
+        for kind, groups in (("local", by_host.values()), ("across", zip(*by_host.values(), strict=True))):
+            for ranks in groups:
+                group = dist.new_group(list(ranks), group_desc=f"replicas_{kind}")
+                if rank in ranks:
+                    own[kind] = group
+        if own:
+            found = HostGroups(**own)
+    return found
 
 
 def quantize(values: Tensor) -> Tensor:
@@ -74,7 +145,7 @@ def dequantize(message: Tensor) -> Tensor:
 
 
 def _padded(values: Tensor, num_ranks: int) -> Tensor:
-    return torch.nn.functional.pad(values, (0, -values.numel() % (num_ranks * BLOCK)))
+    return functional.pad(values, (0, -values.numel() % (num_ranks * BLOCK)))
 
 
 def build_optimizer(
@@ -117,10 +188,18 @@ def build_optimizer(
 _MIB = 1024 * 1024
 
 
-def replicate(module: nn.Module, *, group: dist.ProcessGroup, settings: TrainConfig) -> nn.Module:
+def replicate(
+    module: nn.Module, *, group: dist.ProcessGroup, settings: TrainConfig, hosts: HostGroups | None = None
+) -> nn.Module:
     """Wrap a module in DDP, which averages gradients over the replicas as the settings say.
 
     Collective: every member of `group` calls this.
+
+    Args:
+        module: a stage of the model.
+        group: the replicas.
+        settings: those of the training.
+        hosts: the groups of a hierarchical average, where it is one.
     """
     limit: dict[str, Any] = {}
     if settings.bucket_mb is not None:
@@ -130,6 +209,8 @@ def replicate(module: nn.Module, *, group: dist.ProcessGroup, settings: TrainCon
         limit = {"bucket_cap_mb": 1 + sum(p.numel() * p.element_size() for p in module.parameters()) / _MIB}
     replica = DistributedDataParallel(module, process_group=group, gradient_as_bucket_view=True, **limit)
     state, hook = _communication(settings.compress, group)
+    if hosts is not None:
+        state, hook = hosts, lambda groups, bucket: hierarchical_hook(groups, bucket)
     if hook is not None:
         replica.register_comm_hook(state, hook)
     return replica

@@ -218,7 +218,7 @@ def train(job: TrainJob) -> TrainResult:
 
 def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.device) -> TrainResult:
     plan, settings, place = job.plan, job.plan.settings, job.plan.mesh.coordinates(job.info.rank)
-    replica = build_replica(plan, rank=job.info.rank, device=device)
+    replica = build_replica(plan, rank=job.info.rank, device=device, host=job.info.host)
     optimizer = build_optimizer(
         replica.parameters(),
         learning_rate=settings.learning_rate,

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcpace.train.data_parallel import average_replicas, replicate, shard
+from hpcpace.train.data_parallel import HostGroups, average_replicas, host_groups, replicate, shard
 from hpcpace.train.models import (
     GPT2,
     ResNet,
@@ -35,6 +35,7 @@ from hpcpace.train.models import (
     master_dtype,
     sharding_policy,
 )
+from hpcpace.train.operations import groups_along
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import DIMENSIONS, GPT2Shape, Mesh, ModelShape, ResNetShape
 
@@ -159,15 +160,25 @@ class Replica:
             average_replicas(self.parameters(), self.replicas)
 
 
-def build_replica(plan: TrainPlan, *, rank: int, device: torch.device) -> Replica:
+def build_replica(plan: TrainPlan, *, rank: int, device: torch.device, host: str = "") -> Replica:
     """Build this rank's part of the planned model.
 
     Collective: every rank of the default process group calls this.
+
+    Args:
+        plan: the training.
+        rank: this rank.
+        device: where the parameters go.
+        host: this rank's host, for `--hierarchical`.
+
+    Raises:
+        WorldError: replicas cannot be averaged host by host.
     """
     mesh, place = plan.mesh, plan.mesh.coordinates(rank)
     device_mesh = init_device_mesh(device.type, (mesh.dp, mesh.pp, mesh.tp), mesh_dim_names=DIMENSIONS)
     stages = tuple(_build_stage(plan, index, device_mesh, device) for index in plan.stages_of(place))
-    modules = [_join_replicas(stage, plan, device_mesh) for stage in stages]
+    hosts = _host_groups(plan, host) if plan.settings.hierarchical else None
+    modules = [_join_replicas(stage, plan, device_mesh, hosts) for stage in stages]
     # The backward pass of a loss over a cut vocabulary must run inside the context, too.
     context = loss_parallel if mesh.tp > 1 else nullcontext
     replicas = device_mesh.get_group("dp") if mesh.dp > 1 else None
@@ -219,7 +230,13 @@ def compile_pieces(stage: Model) -> None:
         piece.forward = torch.compile(piece.forward)
 
 
-def _join_replicas(stage: Model, plan: TrainPlan, device_mesh: DeviceMesh) -> nn.Module:
+def _host_groups(plan: TrainPlan, host: str) -> HostGroups | None:
+    hosts: list[Any] = [None] * plan.mesh.size
+    dist.all_gather_object(hosts, host)
+    return host_groups([ranks for _, ranks in groups_along(plan.mesh, "dp")], hosts)
+
+
+def _join_replicas(stage: Model, plan: TrainPlan, device_mesh: DeviceMesh, hosts: HostGroups | None) -> nn.Module:
     if plan.mesh.dp == 1 or plan.settings.sync_every > 1:
         return stage
     if plan.settings.zero == 3:
@@ -231,7 +248,7 @@ def _join_replicas(stage: Model, plan: TrainPlan, device_mesh: DeviceMesh) -> nn
             policy=sharding_policy(plan.settings.dtype),
         )
         return stage
-    return replicate(stage, group=device_mesh.get_group("dp"), settings=plan.settings)
+    return replicate(stage, group=device_mesh.get_group("dp"), settings=plan.settings, hosts=hosts)
 
 
 def _build_pipeline(

@@ -126,9 +126,11 @@ GPIPE, INTERLEAVED = "--schedule gpipe", "--schedule interleaved"
 FP16, BF16, INT8, POWERSGD = (f"--compress {name}" for name in ("fp16", "bf16", "int8", "powersgd"))
 COMPRESS = (FP16, BF16, INT8, POWERSGD)
 SYNC_EVERY, BUCKET_MB, NO_OVERLAP, COMPILE = "--sync-every", "--bucket-mb", "--no-overlap", "--compile"
+HIERARCHICAL = "--hierarchical"
 BFLOAT16 = "--dtype bfloat16"
 FEATURES = (
-    *DIMENSIONS, ZERO_1, ZERO_3, GPIPE, INTERLEAVED, *COMPRESS, SYNC_EVERY, BUCKET_MB, NO_OVERLAP, COMPILE, BFLOAT16,
+    *DIMENSIONS, ZERO_1, ZERO_3, GPIPE, INTERLEAVED, *COMPRESS, SYNC_EVERY, BUCKET_MB, NO_OVERLAP, HIERARCHICAL,
+    COMPILE, BFLOAT16,
 )  # fmt: skip
 
 NEEDS = tuple(
@@ -137,7 +139,7 @@ NEEDS = tuple(
         ("dp", (ZERO_1, ZERO_3), "splits state between replicas, but there is only one"),
         (
             "dp",
-            (*COMPRESS, SYNC_EVERY, BUCKET_MB, NO_OVERLAP),
+            (*COMPRESS, SYNC_EVERY, BUCKET_MB, NO_OVERLAP, HIERARCHICAL),
             "concerns messages between replicas, but there is only one",
         ),
         ("pp", (GPIPE, INTERLEAVED), "orders the stages of a pipeline, but there is none"),
@@ -149,10 +151,11 @@ CONFLICTS = tuple(
     for firsts, seconds, reason in (
         ((ZERO_1,), (SYNC_EVERY,), "the split state must see every replica's gradient"),
         ((ZERO_3,), (SYNC_EVERY,), "no replica holds all parameters, so none can step alone"),
-        ((ZERO_3,), COMPRESS, "fully_shard averages gradients without DDP's hooks"),
+        ((ZERO_3,), (*COMPRESS, HIERARCHICAL), "fully_shard averages gradients without DDP's hooks"),
         ((ZERO_3,), (BUCKET_MB, NO_OVERLAP), "fully_shard has no buckets: it sends block by block"),
-        ((*COMPRESS, BUCKET_MB, NO_OVERLAP), (SYNC_EVERY,), "local SGD sends parameters, not gradients"),
+        ((*COMPRESS, BUCKET_MB, NO_OVERLAP, HIERARCHICAL), (SYNC_EVERY,), "local SGD sends parameters, not gradients"),
         ((BUCKET_MB,), (NO_OVERLAP,), "a single message has no buckets"),
+        (COMPRESS, (HIERARCHICAL,), "each has a way of its own to average"),
         ((INT8, POWERSGD), (BUCKET_MB,), "its messages depend on each other, so it needs one bucket"),
     )
     for first in firsts
@@ -169,6 +172,7 @@ def features(settings: TrainConfig, mesh: Mesh) -> frozenset[str]:
         SYNC_EVERY: settings.sync_every > 1,
         BUCKET_MB: settings.bucket_mb is not None,
         NO_OVERLAP: not settings.overlap,
+        HIERARCHICAL: settings.hierarchical,
         COMPILE: settings.compile,
         BFLOAT16: settings.dtype == "bfloat16",
         **{name: size > 1 for name, size in mesh.as_dict().items()},
@@ -200,6 +204,8 @@ class TrainPlan:
     seq_len: int
     """Tokens of a sequence; 1 for images."""
     faults: tuple[InjectedFault, ...]
+    ranks_per_host: int | None = None
+    """Ranks of each host, the first ones on the first; what `--hierarchical` sends depends on it."""
     shrink: int = 1
     """What the widths of the model are divided by; a study says so, hpcpace train has no option for it."""
 
@@ -271,7 +277,8 @@ def parallelism_facts(plan: TrainPlan) -> dict[str, Any]:
         "compress": settings.compress if sends_gradients else None,
         "sync_every": settings.sync_every if has_replicas else None,
         "bucket_mb": settings.bucket_mb,
-        "overlap": settings.overlap if sends_gradients else None,
+        "overlap": settings.overlap and not settings.hierarchical if sends_gradients else None,
+        "hierarchical": settings.hierarchical if sends_gradients else None,
         "compile": settings.compile,
     }
 

@@ -81,6 +81,8 @@ class TrainConfig(Section, section="train"):
     """Size of DDP's gradient buckets in MiB; by default 1 for the first and 25 for the others."""
     overlap: bool = True
     """Whether gradients are sent while backward still runs; otherwise all at once at its end."""
+    hierarchical: bool = False
+    """Whether replicas average gradients within each host first, then between hosts; nothing is overlapped then."""
     compile: bool = False
     """Whether torch.compile compiles blocks and head."""
     compute_ms: float | None = number(None, 0.001)

@@ -103,6 +103,8 @@ def replica_operations(plan: TrainPlan, *, is_compressed: bool = True) -> Iterat
             shapes = stage_parameters(plan, stage, place.tp)
             if plan.settings.zero == 3:
                 yield from _sharded(plan, sharded_units(plan, stage, place.tp), ranks)
+            elif plan.settings.hierarchical:
+                yield from _hierarchical(plan, shapes, ranks)
             elif plan.settings.compress == "none" or not is_compressed:
                 yield from _all_reduced(plan, shapes, ranks, master_itemsize(plan))
             elif plan.settings.compress in ("fp16", "bf16"):
@@ -154,6 +156,26 @@ def _all_reduced(plan: TrainPlan, shapes: list[Shape], ranks: tuple[int, ...], i
         limits = (_NEVER_FULL,)
     for size in _buckets(_sizes(shapes[::-1], full_itemsize), limits):
         yield Operation("all_reduce", "gradients", ranks, size // full_itemsize * itemsize, itemsize)
+
+
+def _hierarchical(plan: TrainPlan, shapes: list[Shape], ranks: tuple[int, ...]) -> Iterator[Operation]:
+    """Yield an average within hosts first: shares on each host, averages of shares between hosts, and gathers."""
+    if plan.ranks_per_host is None:
+        raise ConfigError("what --hierarchical sends depends on the hosts of the ranks: say how many each host has")
+    by_host: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_host.setdefault(rank // plan.ranks_per_host, []).append(rank)
+    num_local = len(ranks) // len(by_host)
+    for plain in _all_reduced(plan, shapes, ranks, master_itemsize(plan)):
+        if 1 in (len(by_host), num_local):
+            yield plain
+            continue
+        share = -(-plain.size_bytes // (plain.itemsize * num_local)) * plain.itemsize
+        for local in by_host.values():
+            yield Operation("reduce_scatter", "gradients", tuple(local), share * num_local, plain.itemsize)
+            yield Operation("all_gather", "gradients", tuple(local), share * num_local, plain.itemsize)
+        for across in zip(*by_host.values(), strict=True):
+            yield Operation("all_reduce", "gradients", across, share, plain.itemsize)
 
 
 def _quantized(shapes: list[Shape], ranks: tuple[int, ...]) -> Iterator[Operation]:

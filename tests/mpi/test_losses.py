@@ -18,6 +18,7 @@ CASES = {
     4: [
         *("dp=2,pp=2", "dp=2,tp=2", "pp=2,tp=2", "pp=4", "dp=2,tp=2 zero=3 steps=8"),
         *("dp=2,pp=2 zero=1 schedule=gpipe steps=8", "dp=2,pp=2 zero=3 schedule=interleaved steps=8"),
+        "dp=4 hierarchical=1 steps=8",
     ],
 }
 

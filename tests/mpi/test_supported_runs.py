@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ AXES = {
     "schedule": SCHEDULES,
     "compress": COMPRESSIONS,
     "sync_every": (1, SYNC_EVERY),
+    "hierarchical": (False, True),
     "compile": (False, True),
     "dtype": ("float32", "bfloat16"),
 }
@@ -48,7 +50,10 @@ Case = dict[str, Any]
 
 def is_possible(case: Case) -> bool:
     """Say in other words than the program what goes together."""
-    between_replicas = [case["zero"] > 0, case["compress"] != "none", case["sync_every"] > 1]
+    is_averaged_otherwise = case["compress"] != "none" or case["hierarchical"]
+    between_replicas = [case["zero"] > 0, is_averaged_otherwise, case["sync_every"] > 1]
+    if case["compress"] != "none" and case["hierarchical"]:
+        return False
     if sum(between_replicas) > 1 and not (case["zero"] == 1 and case["sync_every"] == 1):
         return False
     if any(between_replicas) and "dp" not in case["mesh"]:
@@ -57,7 +62,8 @@ def is_possible(case: Case) -> bool:
 
 
 def planned(case: Case) -> TrainPlan:
-    return plan_training(TrainConfig(**case, **SETTINGS), NUM_RANKS[case["mesh"]])
+    num_ranks = NUM_RANKS[case["mesh"]]
+    return replace(plan_training(TrainConfig(**case, **SETTINGS), num_ranks), ranks_per_host=num_ranks)
 
 
 def pairs(case: Case) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:

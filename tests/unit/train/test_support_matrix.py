@@ -97,6 +97,7 @@ def test_a_refusal_names_both_ends_and_the_reason() -> None:
         ({"zero": 1, "sync_every": 4}, 2, "--zero 1 and --sync-every cannot be combined"),
         ({"compress": "powersgd", "bucket_mb": 5}, 2, "needs one bucket"),
         ({"overlap": False, "bucket_mb": 5}, 2, "a single message has no buckets"),
+        ({"hierarchical": True, "compress": "fp16"}, 2, "each has a way of its own to average"),
     ],
 )
 def test_refuses_what_does_not_go_together(settings: dict[str, object], num_ranks: int, seen: str) -> None:
@@ -147,7 +148,7 @@ def test_a_run_records_nothing_of_what_its_mesh_does_not_have() -> None:
     facts = parallelism_facts(plan_training(TrainConfig(mesh="tp=2"), 2))
     without_meaning = {name for name, value in facts.items() if value is None}
     assert without_meaning == {
-        *("schedule", "num_stages", "microbatches", "compress", "sync_every", "bucket_mb", "overlap")
+        *("schedule", "num_stages", "microbatches", "compress", "sync_every", "bucket_mb", "overlap", "hierarchical")
     }
 
 

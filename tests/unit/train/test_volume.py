@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -280,6 +281,26 @@ def test_buckets_are_as_large_as_asked_for(settings: dict[str, Any], num_buckets
     operations = step_operations(planned("dp=2", 2, **settings))
     assert sum(o.size_bytes for o in operations) == 4 * TINY_PARAMETERS
     assert len(operations) == num_buckets
+
+
+def test_within_hosts_first_what_goes_between_them_is_that_of_one_replica_a_host() -> None:
+    plan = replace(planned("dp=4", 4, hierarchical=True), ranks_per_host=2)
+    hosts = ["n1", "n1", "n2", "n2"]
+    found = link_volumes(sent(step_operations(plan), 4), hosts)["n1"]
+    ring = link_volumes(sent(step_operations(planned("dp=4", 4)), 4), hosts)["n1"]
+    assert found.tx_bytes == pytest.approx(4 * TINY_PARAMETERS, rel=0.001)
+    assert ring.tx_bytes == pytest.approx(1.5 * 4 * TINY_PARAMETERS, rel=0.001)
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 4])
+def test_one_host_or_one_replica_a_host_is_the_plain_average(ranks_per_host: int) -> None:
+    plan = replace(planned("dp=4", 4, hierarchical=True), ranks_per_host=ranks_per_host)
+    assert step_operations(plan) == step_operations(planned("dp=4", 4))
+
+
+def test_what_depends_on_unknown_hosts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="say how many each host has"):
+        step_operations(planned("dp=4", 4, hierarchical=True))
 
 
 def test_a_model_without_formula_is_refused() -> None:
