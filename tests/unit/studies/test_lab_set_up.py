@@ -9,58 +9,73 @@ from pathlib import Path
 import pytest
 from known_study import write_study
 
-from experiments.studies.__main__ import busy_s, lab_sweep, planned_study, published_rows, reference_set_up
+from experiments.studies.__main__ import PUBLISHED, busy_s, planned_study
 from experiments.studies.document import Measured, document, draw_plots, write_document, write_scaling
-from experiments.studies.lab_set_up import SetUp, set_up, single, steps_for
+from experiments.studies.lab_set_up import SetUp, expected_step_s, lab_sweep, reference_text, set_up, steps_for
 from hpcpace.core.errors import UsageError
 from hpcpace.studies.figures import study_figures
-from hpcpace.studies.published import BATCH
+from hpcpace.studies.published import BATCH, IMAGE_GAIN, IMAGE_SCALING, IMAGES_PER_S, read_published
 from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout
 
-TEXT = dataclasses.replace(lab_sweep().setups()[0], batch=BATCH, stands_for=BATCH)
+TEXT = reference_text()
+SEQUENCE_MS = 60.0
 WHEN = Measured(begin_s=1795391940.0, end_s=1795392600.0, busy_s={"nano-cluster": 600.0, "model-size": 60.0})
-SINGLE = {"gpt2": 2500.0, "resnet18": 240.0}
 
 
 @pytest.fixture(scope="module")
 def found() -> SetUp:
-    return set_up(reference_set_up(TEXT), published_rows(), quota=0.4, samples_per_s_of_one=SINGLE)
+    return set_up(read_published(PUBLISHED), sequence_ms=SEQUENCE_MS)
 
 
-def other(layout: str, parallelism: str) -> Setup:
-    return dataclasses.replace(TEXT, layout=parse_layout(layout), parallelism=parallelism)
+def other(layout: str, parallelism: str, *, batch: int = BATCH) -> Setup:
+    return dataclasses.replace(
+        TEXT, layout=parse_layout(layout), parallelism=parallelism, batch=batch, compute_ms=SEQUENCE_MS
+    )
 
 
-def test_the_lab_has_the_ratio_of_the_published_set_up(found: SetUp) -> None:
-    assert found.lab.ratio == pytest.approx(found.published.ratio, rel=1e-3)
-    assert found.published.ratio == pytest.approx(7.16, abs=0.05)
+def test_the_lab_has_the_ratios_of_the_published_set_ups(found: SetUp) -> None:
+    for calibration in found.calibrations.values():
+        assert calibration.lab.ratio == pytest.approx(calibration.published.ratio, rel=1e-3)
+        assert calibration.lab.link_bps == found.link_bps
+    assert found.calibrations["gpt2"].published.ratio == pytest.approx(7.16, abs=0.05)
 
 
-def test_a_rank_twice_as_fast_gets_a_link_twice_as_fast(found: SetUp) -> None:
-    fast = {model: 2 * rate for model, rate in SINGLE.items()}
-    other_found = set_up(reference_set_up(TEXT), published_rows(), quota=0.4, samples_per_s_of_one=fast)
-    assert other_found.lab.link_bps == pytest.approx(2 * found.lab.link_bps, rel=1e-3)
+def test_published_images_follow_from_the_three_figures_that_are_printed(found: SetUp) -> None:
+    one = found.calibrations["resnet18"].published.samples_per_s_of_one
+    assert 2 * IMAGE_SCALING * one * IMAGE_GAIN == pytest.approx(IMAGES_PER_S)
+
+
+def test_computation_twice_as_slow_gets_a_link_twice_as_slow(found: SetUp) -> None:
+    slow = set_up(read_published(PUBLISHED), sequence_ms=2 * SEQUENCE_MS)
+    assert slow.link_bps == pytest.approx(found.link_bps / 2, rel=1e-3)
+    assert slow.compute_ms["resnet18"] == pytest.approx(2 * found.compute_ms["resnet18"], rel=1e-3)
 
 
 def test_the_formula_is_told_with_its_numbers(found: SetUp) -> None:
     text = "\n".join(found.lines())
-    assert "8 v n R1 / L" in text
-    assert f"{found.lab.link_bps / 1e6:.2f} Mb/s" in text
-    assert "0.4 cores per rank" in text
+    assert text.count("8 v n R1 / L") == 2
+    assert f"{found.link_bps / 1e6:.2f} Mb/s = 7.16" in text
+
+
+def test_a_larger_model_takes_longer_by_its_parameters(found: SetUp) -> None:
+    times_ms = [found.emulated(setup).compute_ms or 0.0 for setup in model_size_setups(batch=16, shrink=16)[::2]]
+    assert times_ms[0] == SEQUENCE_MS
+    assert times_ms == sorted(times_ms)
+    assert times_ms[-1] == pytest.approx(SEQUENCE_MS * 6.14e6 / 0.493e6, rel=0.01)
 
 
 def test_steps_are_as_many_as_take_the_time(found: SetUp) -> None:
-    facts = found.facts()
-    assert steps_for(other("1x1", "none"), facts, 3.0) == round(3.0 / (BATCH * 64 / 2500))
-    assert steps_for(dataclasses.replace(TEXT, batch=1), facts, 3.0) == 20
-    assert steps_for(other("2x1", "data"), facts, 1.0) == 2
-    assert steps_for(other("2x2", "tensor"), facts, 3.0) == 1
+    link_bps = found.link_bps
+    assert steps_for(other("1x1", "none"), link_bps, 6.0) == round(6.0 / (BATCH * SEQUENCE_MS / 1e3))
+    assert steps_for(other("1x1", "none", batch=1), link_bps, 6.0) == 20
+    assert steps_for(other("2x1", "pipeline"), link_bps, 1.0) == 2
+    assert steps_for(other("2x2", "tensor"), link_bps, 6.0) == 1
 
 
-def test_a_single_rank_does_what_a_replica_does() -> None:
-    alone = single(other("2x2", "data"), steps=5)
-    assert (alone.name, alone.steps, alone.warmup_steps) == ("gpt2-small-1x1-none-b16", 6, 1)
-    assert (alone.batch, alone.shrink) == (TEXT.batch, TEXT.shrink)
+def test_a_step_takes_its_computation_and_its_communication(found: SetUp) -> None:
+    alone_s = BATCH * SEQUENCE_MS / 1e3
+    assert expected_step_s(other("1x1", "none"), found.link_bps) == pytest.approx(alone_s)
+    assert expected_step_s(other("2x1", "data"), found.link_bps) == pytest.approx(8.16 * alone_s, rel=0.01)
 
 
 def test_the_lab_sweeps_all_of_the_published_study() -> None:
@@ -79,7 +94,7 @@ def test_the_document_has_every_set_up_and_the_published_values(found: SetUp, tm
         "model-size": write_study(tmp_path / "sizes", model_size_setups(batch=16, shrink=16), bytes_per_s=1_000_000),
     }
     figures = {name: study_figures(study)[0] for name, study in studies.items()}
-    text = document(figures, found, published=published_rows(), when=WHEN)
+    text = document(figures, found, published=read_published(PUBLISHED), when=WHEN)
     num_runs = [len(study.runs()) for study in studies.values()]
     assert (
         f"Measured by `make nano-cluster` on 2026-11-22 to 2026-11-23: {num_runs[0]} runs of the nano-cluster study in "
@@ -104,11 +119,11 @@ def test_a_new_document_keeps_the_section_of_the_scaling_study(found: SetUp, tmp
     figures = {
         name: study_figures(write_study(tmp_path / name, setups, bytes_per_s=1_000_000))[0]
         for name, setups in (
-            ("nano-cluster", [reference_set_up(TEXT), single(TEXT, steps=5)]),
+            ("nano-cluster", [TEXT, other("1x1", "none")]),
             ("model-size", model_size_setups(batch=16, shrink=16)),
         )
     }
-    write_document(path, figures, found, published=published_rows(), when=WHEN)
+    write_document(path, figures, found, published=read_published(PUBLISHED), when=WHEN)
     text = path.read_text()
     assert "## Model sizes" in text
     assert text.endswith("\n\n## The scaling study\n\nMeasured.\n")
@@ -120,8 +135,7 @@ def test_a_stop_between_runs_does_not_count_as_time() -> None:
 
 def test_a_study_that_was_planned_for_another_link_is_not_gone_on_with(found: SetUp, tmp_path: Path) -> None:
     planned_study(tmp_path, "model-size", found, 1, 2.0)
-    fast = {model: 2 * rate for model, rate in SINGLE.items()}
-    another = set_up(reference_set_up(TEXT), published_rows(), quota=0.4, samples_per_s_of_one=fast)
+    another = set_up(read_published(PUBLISHED), sequence_ms=2 * SEQUENCE_MS)
     with pytest.raises(UsageError, match="remove it, or name another"):
         planned_study(tmp_path, "model-size", another, 1, 2.0)
     assert len(planned_study(tmp_path, "model-size", found, 1, 2.0).runs()) == 8

@@ -104,9 +104,9 @@ def test_a_ring_over_two_servers_crosses_the_link_once_in_each_direction() -> No
     by_layout = {layout: setup(layout, "data") for layout in ("2x1", "2x2")}
     volumes = {layout: link_bytes_per_step(one, planned(one)) for layout, one in by_layout.items()}
     gradients_bytes = 4 * planned(by_layout["2x1"]).shape.num_parameters
-    # 2 (N-1)/N of the gradients, 5 % of frames around them
-    assert volumes["2x1"] == pytest.approx(gradients_bytes, rel=0.06)
-    assert volumes["2x2"] == pytest.approx(1.5 * gradients_bytes, rel=0.06)
+    # 2 (N-1)/N of the gradients, 5 % of frames around them, and what announces each of the scaled buckets
+    assert volumes["2x1"] == pytest.approx(gradients_bytes, rel=0.07)
+    assert volumes["2x2"] == pytest.approx(1.5 * gradients_bytes, rel=0.07)
 
 
 def test_resnet18_sends_its_gradients() -> None:
