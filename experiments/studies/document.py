@@ -25,7 +25,16 @@ from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 from hpcpace.studies.figures import SetupFigures, straight_line
 from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
-from hpcpace.studies.published import BATCH, PublishedRow, compute_spread, orders, published_of, published_volume_gbyte
+from hpcpace.studies.published import (
+    BATCH,
+    PublishedRow,
+    compute_spread,
+    image_facts,
+    orders,
+    published_of,
+    published_volume_gbyte,
+    verdict,
+)
 from hpcpace.studies.setups import StudyFolder, planned
 
 SCALING_HEADING = "## The scaling study"
@@ -102,6 +111,9 @@ def document(
         batch=BATCH,
         beside=[(row, theirs) for row in rows if (theirs := published_of(row, by_setup)) is not None],
         orders=listed([*orders(rows, published), *compute_spread(rows)]),
+        verdict=verdict,
+        images=image_facts([row for row in rows if row.setup.model == "resnet18"]),
+        repetitions=max((len(row.runs) for row in rows), default=0),
         models=[[row for row in rows if row.setup.model == model] for model in ("gpt2", "resnet18")],
         sizes=[row for row in sizes if row.setup.parallelism == "pipeline"],
         alone={row.setup.preset: row for row in sizes if row.setup.parallelism == "none"},

@@ -273,6 +273,64 @@ def orders(rows: Sequence[SetupFigures], published: Iterable[PublishedRow]) -> l
     return found
 
 
+AGREES_WITHIN = 1.25
+"""Two figures agree if neither is more than this times the other, the published one within its last digit."""
+
+
+def verdict(ours: float | None, theirs: float | None, *, digits: int) -> str:
+    """Return the ratio of a figure to the published one and whether they agree, like `1.08, agrees`.
+
+    Args:
+        ours: the figure; no verdict if it is not known.
+        theirs: the published one, likewise.
+        digits: that it was printed with, behind the point.
+    """
+    if ours is None or not theirs:
+        return ""
+    half = 0.5 * 10**-digits
+    agrees = (theirs - half) / AGREES_WITHIN <= ours <= (theirs + half) * AGREES_WITHIN
+    return f"{ours / theirs:.2f}, {'agrees' if agrees else 'differs'}"
+
+
+def image_facts(rows: Sequence[SetupFigures]) -> list[tuple[str, str, str, str]]:
+    """Return what the study says of ResNet-18: the fact, here, as published, and a verdict.
+
+    Args:
+        rows: set-ups of resnet18 on 1x1, 1x2 and 2x2, with the published batches that they stand for.
+    """
+    by_layout = {
+        layout: {row.setup.stands_for: row for row in rows if str(row.setup.layout) == layout}
+        for layout in ("1x1", "1x2", "2x2")
+    }
+
+    def speed(layout: str, batch: int) -> float | None:
+        row = by_layout[layout].get(batch)
+        return row.median("samples_per_s") if row else None
+
+    batches = sorted(by_layout["1x2"])
+    scaling = max((by_layout["1x2"][batch].median("scaling_factor") or 0.0 for batch in batches), default=0.0)
+    facts = [_fact("highest scaling factor at 1x2", scaling, IMAGE_SCALING, 1)]
+    one, two, four = (speed(layout, IMAGE_BATCH) for layout in ("1x1", "1x2", "2x2"))
+    if one and two and four:
+        gain = "throughput at 2x2 over that at 1x2, batch 2048", four / two, IMAGE_GAIN, 2
+        peak = (
+            "throughput at 2x2 over that of one rank, batch 2048",
+            four / one,
+            IMAGES_PER_S / images_per_s_of_one(),
+            2,
+        )
+        facts += [_fact(*gain), _fact(*peak)]
+    for layout in ("1x2", "2x2"):
+        ahead = [b for b in batches if (speed(layout, b) or 0.0) > (speed("1x1", b) or float("inf"))]
+        here = f"from batch {min(ahead)} on" if ahead else "at no batch"
+        facts.append((f"{layout} is ahead of one rank", here, "not with small batches", ""))
+    return facts
+
+
+def _fact(name: str, ours: float, theirs: float, digits: int) -> tuple[str, str, str, str]:
+    return name, f"{ours:.2f}", f"{theirs:.{digits}f}", verdict(ours, theirs, digits=digits)
+
+
 def compute_spread(rows: Sequence[SetupFigures]) -> list[str]:
     """Return a sentence for each microbatch size: how much its computation time varies over layouts."""
     groups: dict[tuple[str, int], list[tuple[float, str]]] = {}
