@@ -107,7 +107,7 @@ drills: $(STAMP)
 score: $(STAMP)
 	$(BIN)/python -m experiments.score --seeds report --per-cell 300 --write
 
-# Root and Slurm, under 40 minutes: both studies in the lab, resumable; writes docs/results/studies-lab.md.
+# Root and Slurm, about 70 minutes: both studies in the lab, resumable; writes docs/results/studies-lab.md.
 nano-cluster: $(STAMP)
 	$(BIN)/python -m experiments.studies --write
 
