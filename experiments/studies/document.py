@@ -36,6 +36,7 @@ from hpcpace.studies.published import (
     verdict,
 )
 from hpcpace.studies.setups import StudyFolder, planned
+from hpcpace.studies.sizes import expected_tensor_bytes
 
 SCALING_HEADING = "## The scaling study"
 _TITLE = "# The studies in the lab"
@@ -117,6 +118,7 @@ def document(
         models=[[row for row in rows if row.setup.model == model] for model in ("gpt2", "resnet18")],
         sizes=[row for row in sizes if row.setup.parallelism == "pipeline"],
         alone={row.setup.preset: row for row in sizes if row.setup.parallelism == "none"},
+        expected_memory=lambda row: format_bytes(expected_tensor_bytes(row.setup)),
         growth=listed(growth(sizes)),
         shown=shown,
         ratio=lambda one, other: f"{one / other:.2f}" if one and other else "",
@@ -133,6 +135,7 @@ _FORMS: Mapping[str, Callable[[float], str]] = {
     "network_bps": format_rate,
     "network_bytes_per_sample": format_bytes,
     "peak_memory_bytes": format_bytes,
+    "tensor_memory_bytes": format_bytes,
     "forward_ms": lambda value: f"{value:.3g} ms",
 }
 

@@ -113,6 +113,7 @@ class RunFigures:
             servers.
         network_bytes_per_sample: bytes on that interface per sample.
         peak_memory_bytes: maximum over ranks, of the GPU's memory if the rank has a GPU.
+        tensor_memory_bytes: maximum over ranks of the bytes of parameters, gradients, optimizer and activations.
         forward_ms: forward computation of one microbatch through the whole model, without communication.
         communication_share: share of the ranks' time in exposed communication, waits and transfers together.
     """
@@ -122,6 +123,7 @@ class RunFigures:
     network_bps: float | None = None
     network_bytes_per_sample: float | None = None
     peak_memory_bytes: float | None = None
+    tensor_memory_bytes: float | None = None
     forward_ms: float | None = None
     communication_share: float | None = None
 
@@ -218,9 +220,16 @@ def attempt_figures(attempt: Attempt, setup: Setup, result: Mapping[str, Any]) -
         network_bps=traffic[0] if traffic else None,
         network_bytes_per_sample=traffic[1] / speed.samples if traffic and speed.samples else None,
         peak_memory_bytes=max(device, default=0) or max((row["rss_bytes"] for row in memory), default=None),
+        tensor_memory_bytes=max(filter(None, map(_tensor_bytes, memory)), default=None),
         forward_ms=_forward_ms(measured, setup),
         communication_share=_communication_share(measured),
     )
+
+
+def _tensor_bytes(row: Mapping[str, Any]) -> int | None:
+    parts = [row.get(f"{name}_bytes") for name in ("parameters", "gradients", "optimizer", "activations")]
+    known = [part for part in parts if isinstance(part, int)]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def _communication_share(measured: Measured) -> float | None:

@@ -349,7 +349,7 @@ def compute_spread(rows: Sequence[SetupFigures]) -> list[str]:
 
 FIGURES = (
     *("samples_per_s", "scaling_factor", "network_bps", "network_bytes_per_sample"),
-    *("peak_memory_bytes", "step_ms", "forward_ms", "communication_share"),
+    *("peak_memory_bytes", "tensor_memory_bytes", "step_ms", "forward_ms", "communication_share"),
 )
 COLUMNS = (
     *("model", "preset", "servers", "ranks_per_server", "parallelism", "batch", "stands_for_batch", "shrink"),

@@ -6,10 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcpace.studies.figures import SetupFigures, Spread, straight_line
-from hpcpace.studies.setups import planned
+from hpcpace.studies.setups import Setup, planned
+from hpcpace.train.operations import compute_itemsize, master_itemsize
 from hpcpace.train.presets import GPT2Shape
 
 TOKENS = 1_000_000
+
+
+_STATE_BYTES = 16
+"""Of a parameter in float32: itself, its gradient, and the two moments of AdamW."""
+
+
+def expected_tensor_bytes(setup: Setup) -> float:
+    """Return the bytes of the tensors of GPT-2 on one rank: state, and what autograd saves of each layer.
+
+    For each token, a block saves 16 hidden states: its input, both normalised ones, query, key and value, what attention
+    mixed, the sum after it, and 4 w before and 4 w after the MLP's activation. The head saves two and the logits.
+    """
+    plan = planned(setup)
+    assert isinstance(plan.shape, GPT2Shape)
+    itemsize, tokens = compute_itemsize(plan), setup.batch * plan.seq_len
+    hidden = (16 * plan.shape.num_layers + 2) * plan.shape.width * itemsize
+    logits = plan.shape.vocabulary * master_itemsize(plan)
+    return _STATE_BYTES * plan.shape.num_parameters + tokens * (hidden + logits)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.emulate import Emulation
 from hpcpace.train.evaluation import Evaluator, LossLog, to_device
 from hpcpace.train.inject import Injector
+from hpcpace.train.memory import ActivationMeter, TensorMemory, state_bytes, tensor_bytes
 from hpcpace.train.models import GPT2, master_dtype
 from hpcpace.train.parallel import Replica, build_replica
 from hpcpace.train.plan import TrainPlan, parallelism_facts
@@ -256,7 +257,8 @@ def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.d
         if stopped_by:  # it goes on in another attempt
             observed.summary = False
     memory: list[Any] = [None] * job.info.world_size
-    dist.all_gather_object(memory, memory_facts(device, rank=job.info.rank, host=job.info.host))
+    tensors = training.memory.facts() if training.memory else {}
+    dist.all_gather_object(memory, {**memory_facts(device, rank=job.info.rank, host=job.info.host), **tensors})
     result = TrainResult(
         losses=training.log.losses,
         evaluations=training.evaluations,
@@ -286,6 +288,7 @@ class _Training:
     vote: StopVote
     observed: Session
     samples_per_s: float = 0.0
+    memory: TensorMemory | None = None
 
     def __post_init__(self) -> None:
         plan, info, history = self.job.plan, self.job.info, self.start.history
@@ -366,15 +369,33 @@ class _Training:
         with observed.phase("data"), self._injector.slowed("data"):
             batch = self.job.data.batch(step, seed=settings.seed, batch_size=settings.batch_size, rows=self._rows)
             inputs, targets = to_device(batch, self.device, master_dtype(settings.dtype))
-        self.log.add(replica.forward_backward(inputs, targets))
+        # In a step of the warm-up, for it takes a little longer.
+        is_measured = (
+            step == self.start.history.num_steps + 1 < self.start.history.num_steps + settings.num_warmup_steps
+        )
+        meter = ActivationMeter(replica.parameters())
+        with meter.measuring() if is_measured else nullcontext():
+            self.log.add(replica.forward_backward(inputs, targets))
         if replica.tied_group is not None:
             with observed.phase("grad_sync"):
                 replica.sync_tied_gradients()
         self.optimizer.step()
+        if is_measured:
+            self.memory = self._tensor_memory(meter)
         self.optimizer.zero_grad()
         if settings.sync_every > 1 and (step + 1) % settings.sync_every == 0:
             with observed.phase("grad_sync"):
                 replica.average()
+
+    def _tensor_memory(self, meter: ActivationMeter) -> TensorMemory:
+        """Return the memory of this rank's tensors, after a step whose gradients are still there."""
+        parameters = list(self.replica.parameters())
+        return TensorMemory(
+            parameters_bytes=tensor_bytes(parameters),
+            gradients_bytes=tensor_bytes(parameter.grad for parameter in parameters),
+            optimizer_bytes=state_bytes(self.optimizer),
+            activations_bytes=meter.peak_bytes,
+        )
 
     def _evaluate_if_due(self, num_steps: int, view: ProgressView) -> StepFlag:
         every = self.job.plan.settings.eval_every
