@@ -20,8 +20,8 @@ _STATE_BYTES = 16
 def expected_tensor_bytes(setup: Setup) -> float:
     """Return the bytes of the tensors of GPT-2 on one rank: state, and what autograd saves of each layer.
 
-    For each token, a block saves 16 hidden states: its input, both normalised ones, query, key and value, what attention
-    mixed, the sum after it, and 4 w before and 4 w after the MLP's activation. The head saves two and the logits.
+    For each token, a block saves 16 hidden states: its input, both normalised ones, query, key and value, what
+    attention mixed, the sum after it, and 4 before and 4 after the MLP's activation. The head saves two and the logits.
     """
     plan = planned(setup)
     assert isinstance(plan.shape, GPT2Shape)

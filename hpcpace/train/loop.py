@@ -369,10 +369,8 @@ class _Training:
         with observed.phase("data"), self._injector.slowed("data"):
             batch = self.job.data.batch(step, seed=settings.seed, batch_size=settings.batch_size, rows=self._rows)
             inputs, targets = to_device(batch, self.device, master_dtype(settings.dtype))
-        # In a step of the warm-up, for it takes a little longer.
-        is_measured = (
-            step == self.start.history.num_steps + 1 < self.start.history.num_steps + settings.num_warmup_steps
-        )
+        # In the first step, if that is one of the warm-up, for it takes a little longer.
+        is_measured = step == self.start.history.num_steps and settings.num_warmup_steps > 0
         meter = ActivationMeter(replica.parameters())
         with meter.measuring() if is_measured else nullcontext():
             self.log.add(replica.forward_backward(inputs, targets))
