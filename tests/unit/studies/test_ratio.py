@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from known_study import write_study
 
 from hpcpace.core.errors import DataError
+from hpcpace.studies.figures import study_figures
 from hpcpace.studies.published import (
     BATCH,
     Balance,
     bytes_per_sample,
+    image_facts,
     link_bytes_per_step,
     link_rate_bps,
     predicted_step_s,
@@ -18,8 +21,9 @@ from hpcpace.studies.published import (
     published_volume_gbyte,
     read_published,
     tokens_per_s_of_one,
+    verdict,
 )
-from hpcpace.studies.setups import Setup, parse_layout, planned
+from hpcpace.studies.setups import NanoCluster, Setup, parse_layout, planned
 from hpcpace.train.presets import GPT2_PRESETS
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "nano_cluster_gpt2_small.csv"
@@ -131,3 +135,33 @@ def test_a_step_takes_its_computation_and_its_communication() -> None:
     assert computation_s == pytest.approx(BATCH * 64 / 1000)
     slow_s = predicted_step_s(one, plan, samples_per_s_of_one=1000, link_bps=1e6)
     assert slow_s - computation_s == pytest.approx(8 * link_bytes_per_step(one, plan) / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "digits", "expected"),
+    [
+        (0.92, 0.93, 2, "0.99, agrees"),
+        (0.63, 0.39, 2, "1.62, differs"),
+        (0.005, 0.01, 2, "0.50, agrees"),  # 0.01 may be 0.005
+        (0.003, 0.01, 2, "0.30, differs"),
+        (None, 0.5, 2, ""),
+        (0.5, None, 2, ""),
+    ],
+)
+def test_figures_agree_within_a_quarter_and_the_last_digit(ours, theirs, digits, expected) -> None:
+    assert verdict(ours, theirs, digits=digits) == expected
+
+
+def test_the_published_facts_of_images_are_compared(tmp_path: Path) -> None:
+    layouts = tuple(map(parse_layout, ("1x1", "1x2", "2x2")))
+    setups = NanoCluster(batches=(), image_batches=(32, 128, 2048), layouts=layouts).setups()
+    rows, _ = study_figures(write_study(tmp_path / "study", setups, bytes_per_s=1_000_000))
+    facts = image_facts(rows)
+    assert [fact[0] for fact in facts] == [
+        "highest scaling factor at 1x2",
+        "throughput at 2x2 over that at 1x2, batch 2048",
+        "throughput at 2x2 over that of one rank, batch 2048",
+        "1x2 is ahead of one rank",
+        "2x2 is ahead of one rank",
+    ]
+    assert {fact[2] for fact in facts} == {"0.9", "1.16", "2.09", "not with small batches"}
