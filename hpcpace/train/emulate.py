@@ -74,6 +74,10 @@ class Emulation:
         """By what share of the time that it was given the computation took longer; 0 if it did not."""
         return self._overrun_ns / self._target_ns if self._target_ns else 0.0
 
+    def forget(self) -> None:
+        """Begin to count overruns anew, behind a warm-up in which things are compiled and allocated."""
+        self._target_ns, self._overrun_ns = 0.0, 0.0
+
     def clock(self) -> int:
         """Return the time of the work done so far, nanoseconds, what was waited for it included."""
         return self._processor_clock() + self._waited_ns if self._has_messages else self._wall_clock()

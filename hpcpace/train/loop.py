@@ -317,6 +317,9 @@ class _Training:
         for stage in self.replica.stages:
             for piece in stage.pieces():
                 emulation.attach(piece, is_head=isinstance(stage, GPT2) and piece is stage.head)
+            if plan.settings.zero == 3:
+                # The hooks of backward make views, and fully_shard warns of an output that is one.
+                stage.register_forward_hook(lambda _, __, output: output.clone(), prepend=True)
         return emulation
 
     def _check_emulation(self) -> None:
@@ -344,6 +347,8 @@ class _Training:
                 num_timed = step + 1 - first_step - settings.num_warmup_steps
                 if num_timed == 1:
                     begin_ns = time.monotonic_ns()
+                    if self._emulation is not None:
+                        self._emulation.forget()
                 self._train_step(step)
                 stops = self.vote.stops(bool(early.name)) and step + 1 < settings.steps
                 flags = self._evaluate_if_due(step + 1, view) | self._save_if_due(step + 1, view, stops=stops)

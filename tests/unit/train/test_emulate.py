@@ -87,6 +87,8 @@ def test_computation_that_takes_longer_than_it_is_given_is_an_overrun() -> None:
     found = Emulation(0.001, TEXT, ONE)
     trained(found)
     assert found.overrun > 1
+    found.forget()
+    assert found.overrun == 0
     exact = emulation(FakeTime(), 12.0, TEXT)
     trained(exact)
     assert exact.overrun == 0
