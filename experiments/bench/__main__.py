@@ -1,15 +1,20 @@
 """Runs all benchmarks one after the other: `make bench`; each in a small size: `make bench-quick`.
 
 Each is a module with its own main and prints its figures. Those of `--quick` mean nothing: it shows that the benchmarks
-still run. `--gpu` runs those that measure on a GPU, on one GPU; no GPU has been at hand to run it yet.
+still run, as many at a time as there are cores, and prints the output of each once it has ended. `--gpu` runs those
+that measure on a GPU, on one GPU; no GPU has been at hand to run it yet.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from experiments.cases import read_toml
 
@@ -34,17 +39,32 @@ def main() -> None:
         from experiments.bench.models import require_gpus  # loads torch
 
         require_gpus(1)
-    failed = []
-    for row in QUICK if args.quick else GPU if args.gpu else FULL:
-        words = [*row, *(["--nanogpt", args.nanogpt] if args.nanogpt and "tokens" in row else [])]
-        print(f"== python -m experiments.bench.{' '.join(words)}", flush=True)
-        begin_s = time.perf_counter()
-        name, *options = words
-        if subprocess.run([sys.executable, "-m", f"experiments.bench.{name}", *options], check=False).returncode:
-            failed.append(" ".join(row[:2]))
-        print(f"   {time.perf_counter() - begin_s:.0f} s", flush=True)
+    rows = QUICK if args.quick else GPU if args.gpu else FULL
+    benches = [[*row, *(["--nanogpt", args.nanogpt] if args.nanogpt and "tokens" in row else [])] for row in rows]
+    # What is measured has the machine for itself.
+    num_at_once = len(os.sched_getaffinity(0)) if args.quick else 1
+    with ThreadPoolExecutor(num_at_once) as pool:
+        codes = list(pool.map(partial(_run, is_shown_live=not args.quick), benches))
+    failed = [" ".join(row[:2]) for row, code in zip(rows, codes, strict=True) if code]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
+
+
+def _run(bench: Sequence[str], *, is_shown_live: bool) -> int:
+    """Run a benchmark, show its output while it runs or once it has ended, and return its exit code."""
+    title, begin_s = f"== python -m experiments.bench.{' '.join(bench)}", time.perf_counter()
+    name, *options = bench
+    command = [sys.executable, "-m", f"experiments.bench.{name}", *options]
+    if is_shown_live:
+        print(title, flush=True)
+        done = subprocess.run(command, check=False)
+        print(f"   {time.perf_counter() - begin_s:.0f} s", flush=True)
+    else:
+        done = subprocess.run(
+            command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        print(f"{title}\n{done.stdout}   {time.perf_counter() - begin_s:.0f} s", flush=True)
+    return done.returncode
 
 
 if __name__ == "__main__":

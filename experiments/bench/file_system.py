@@ -5,7 +5,7 @@ A small job of one rank with a step every 20 ms runs under strace: untraced, tra
 counted apart from those below the local folder, and those during training apart from those at start and end. Counts a
 second do not depend on how much strace slows the job down, as flushes go by time.
 
-Then four ranks without strace show when in the second each of them flushes.
+Then ranks without strace show when in the second each of them flushes.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Call:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1000, help="steps of each job")
+    parser.add_argument("--flushing-ranks", type=int, default=4, help="ranks of the job that shows when they flush")
     args = parser.parse_args()
     has_strace = shutil.which("strace") is not None
     if not has_strace:
@@ -92,7 +93,7 @@ def main() -> None:
             for place in ("shared", "local"):
                 calls, training_s = read_calls(log.read_text(errors="replace"), str(base / place))
                 _print(f"{name}, {place}", calls, training_s)
-        _print_spread(base / "spread", min(args.steps, 300))
+        _print_spread(base / "spread", min(args.steps, 300), args.flushing_ranks)
 
 
 def _observe(base: Path, name: str, variables: dict[str, str], num_steps: int) -> Path:
@@ -102,7 +103,7 @@ def _observe(base: Path, name: str, variables: dict[str, str], num_steps: int) -
     (base / "shared").mkdir(exist_ok=True)
     # A `?`: some of the calls do not exist on every kind of processor.
     calls = ",".join(f"?{call}" for call in _KINDS)
-    strace = ["strace", "-f", "-y", "-ttt", "-e", "signal=none", "-e", f"trace={calls}", "-o", log]
+    strace = ["strace", "-f", "--seccomp-bpf", "-y", "-ttt", "-e", "signal=none", "-e", f"trace={calls}", "-o", log]
     subprocess.run(
         [*strace, sys.executable, program, base / "shared" / name, str(num_steps)],
         env={**os.environ, **_ONE_RANK, **variables},
@@ -141,12 +142,13 @@ def _print(title: str, calls: list[Call], training_s: float) -> None:
         print(f"  {part}: {names + f'; {written / seconds:.1f} KiB written{unit}' if of_part else 'nothing'}")
 
 
-def _print_spread(run: Path, num_steps: int) -> None:
+def _print_spread(run: Path, num_steps: int, num_ranks: int) -> None:
     """Print where in the second the ranks of one node flush."""
     program = run.with_suffix(".py")
     program.write_text(_JOB)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", program]
-    subprocess.run([*torchrun, run, str(num_steps)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", program]
+    variables = {"OMP_NUM_THREADS": "1", "HPCPACE_TRACE_SUMMARY": "false"}
+    subprocess.run([*torchrun, run, str(num_steps)], check=True, env={**os.environ, **variables})
     for path in sorted((run / "attempt-0" / "trace").glob("*.h5")):
         times = read_trace(path).tables["account"]["time_ns"][1:-1] / NS_PER_S % 1
         print(f"{path.stem} flushes at {' '.join(f'{time:.2f}' for time in times)} of the second")

@@ -56,7 +56,7 @@ def _compare(folder: Path, num_records: int, repeats: int) -> None:
     )
     for run in runs:
         _seconds("report", str(run))
-    print(f"compare of two with summaries: {_shown([_seconds('compare', *map(str, runs)) for _ in range(3)])}")
+    print(f"compare of two with summaries: {_shown([_seconds('compare', *map(str, runs)) for _ in range(repeats)])}")
 
 
 def write_runs(folder: Path, num_runs: int) -> None:

@@ -174,14 +174,16 @@ def _peers(hta: Path | None, tracelens: Path | None, what_if: Path | None) -> li
 def hta_environment(path: Path) -> Path:
     """Return the interpreter of a new environment with HolisticTraceAnalysis.
 
-    Its versions of pandas and plotly stay apart there.
+    Its versions of pandas and plotly stay apart there. Only what it imports is compiled, before it is measured.
 
     Raises:
         NotFinished: PyPI cannot be reached.
     """
     python = path / "bin" / "python"
-    commands = [[sys.executable, "-m", "venv", str(path)]]
-    commands += [[str(python), "-m", "pip", "install", "--quiet", *what] for what in _HTA_PACKAGES]
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
+    commands = [[sys.executable, "-m", "venv", "--without-pip", str(path)]]
+    commands += [[*install, *what] for what in _HTA_PACKAGES]
+    commands += [[str(python), "-c", "import hta.trace_analysis"]]
     for command in commands:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
@@ -199,7 +201,6 @@ _WORLD = 0
 _BUCKET = (Op.ALL_REDUCE, _WORLD, 26_214_400, False, 0.3, 0.5)
 _OTHER_TOOLS_LAST = (Op.ALL_REDUCE, _WORLD, 13_107_200, True, 1.5, 0.5)
 _OPERATIONS = (*(_BUCKET,) * 26, _OTHER_TOOLS_LAST)
-_BLAME_STEPS = 100
 _LATE_RANK, _INNOCENT_RANK = 5, 2
 _DELAY_NS = 3 * NS_PER_MS
 # Of what is free when it begins: others may need the rest.
@@ -315,6 +316,7 @@ def main() -> None:
     sizes = [40_000, 1_000_000, 10_000_000]
     parser.add_argument("--records", type=int, nargs="+", default=sizes, help="compare with so many records")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--blame-steps", type=int, default=100, help="steps of the runs whose slow rank is known")
     parser.add_argument("--limit-s", type=float, default=600, help="end a tool that takes longer for a size")
     parser.add_argument("--hta", type=Path, metavar="PYTHON", help="HolisticTraceAnalysis; default: install it")
     parser.add_argument("--no-hta", action="store_true", help="leave HolisticTraceAnalysis out")
@@ -328,7 +330,7 @@ def main() -> None:
         for num_records in sorted(args.records):
             with tempfile.TemporaryDirectory(dir=temporary) as folder:
                 comparison.run(Path(folder), num_records)
-        _print_blame(Path(temporary) / "blame", tools, limits)
+        _print_blame(Path(temporary) / "blame", args.blame_steps, tools, limits)
 
 
 def _tools(args: argparse.Namespace, folder: Path) -> list[Peer]:
@@ -378,12 +380,12 @@ def _traces(folder: Path, num_steps: int) -> Sequence[RankTrace]:
     return read_attempt(RunDirectory(folder).attempt(0)).traces
 
 
-def _print_blame(folder: Path, tools: Sequence[Peer], limits: Limits) -> None:
-    traces = _traces(folder / "sound", _BLAME_STEPS)
+def _print_blame(folder: Path, num_steps: int, tools: Sequence[Peer], limits: Limits) -> None:
+    traces = _traces(folder / "sound", num_steps)
     late, wrong = f"rank {_LATE_RANK} 3 ms late in each step", f"clock of rank {_INNOCENT_RANK} wrong by +3 ms"
     cases = (("nothing wrong", False, False), (late, True, False), (wrong, False, True))
     cases += ((f"{late}, and {wrong}", True, True),)
-    print(f"whom they name, {_NUM_RANKS} ranks x {_BLAME_STEPS} steps")
+    print(f"whom they name, {_NUM_RANKS} ranks x {num_steps} steps")
     for number, (case, is_late, is_clock_wrong) in enumerate(cases):
         run = RunDirectory(folder / f"run-{number}")
         attempt = run.new_attempt()

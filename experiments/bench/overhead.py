@@ -40,7 +40,7 @@ from experiments.bench.models import add_options, require_gpus, words
 from experiments.bench.pairs import Pairs, alternate, median_interval
 from hpcpace.core.config import Config
 from hpcpace.core.environment import process_environ, rank_info
-from hpcpace.observe.settings import ClockConfig
+from hpcpace.observe.settings import ClockConfig, TraceConfig
 from hpcpace.train.data import open_text
 from hpcpace.train.data_parallel import build_optimizer, replicate
 from hpcpace.train.parallel import build_replica
@@ -117,7 +117,8 @@ def measure(args: argparse.Namespace) -> None:
 
         # On devices comparisons of clocks would choose the steps in which device and host are tied together.
         clock = ClockConfig(enabled=device.type == "cpu")
-        compare(args, comm, step, model, Config(settings, clock))
+        # The card is made after a session, and not in the figures.
+        compare(args, comm, step, model, Config(settings, clock, TraceConfig(summary=False)))
 
 
 def _num_repeats(train: Callable[[torch.Tensor], None], batch: torch.Tensor, step_ms: float) -> int:

@@ -297,8 +297,8 @@ def _reported_s(path: Path) -> float:
     return time.perf_counter() - begin_s
 
 
-def check(model: Model, folder: Path, *, is_packed: bool) -> None:
-    """Print what the model says of cases that were not fitted, and what was measured."""
+def check(model: Model, folder: Path, *, is_packed: bool, repeats: int) -> None:
+    """Print what the model says of cases that were not fitted, and what was measured, the shortest of the repeats."""
     case = Case(*_CHECKED)
     one = measured_apart(
         "experiments.bench.scaling_model", "--measure", _written(folder, case, is_packed=is_packed), case.max_rows
@@ -310,7 +310,7 @@ def check(model: Model, folder: Path, *, is_packed: bool) -> None:
         print(f"    {name}: predicted {said[name]:.2f} s, measured {one[name]:.2f} s ({said[name] / one[name]:.2f})")
     case, tiny = Case(*_TOGETHER), Case(*_TINY)
     path, start = (_written(folder, each, is_packed=is_packed) for each in (case, tiny))
-    measured_s = min(_reported_s(path) for _ in range(2)) - min(_reported_s(start) for _ in range(2))
+    measured_s = min(_reported_s(path) for _ in range(repeats)) - min(_reported_s(start) for _ in range(repeats))
     # Two processes: two ranges at least, and as many more as rows in memory allow.
     num_ranges = 2 * -(-case.num_rows // (2 * operations.MAX_ROWS))
     said_s = sum(model.predict(_size(case, num_ranges), 2).values())
@@ -391,7 +391,7 @@ def main() -> None:
             print(f"{name}: processor time of one core", flush=True)
             folder = args.folder or Path(temporary)
             model = fit_model(folder, is_packed=is_packed, gather_s_per_byte=gather_s_per_byte, repeats=args.repeats)
-            check(model, folder, is_packed=is_packed)
+            check(model, folder, is_packed=is_packed, repeats=1 if args.quick else 1 + args.repeats)
             show(model, args)
     print("left out: the file system, the network between nodes, bandwidth of memory that processes share, paging")
 

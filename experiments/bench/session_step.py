@@ -35,8 +35,8 @@ from hpcpace.observe import watchdog as watchdog_module
 from hpcpace.observe.collectives.switched import find_layer
 from hpcpace.observe.settings import HangConfig, TraceConfig
 
-# Without the threads that run once a second: see the bench `overhead`.
-_TRACE = TraceConfig(counters=False, snapshot=False, flush_interval_s=1000.0)
+# Without the threads that run once a second, see the bench `overhead`, and without the card, a report at the end.
+_TRACE = TraceConfig(counters=False, snapshot=False, flush_interval_s=1000.0, summary=False)
 
 
 def main() -> None:
