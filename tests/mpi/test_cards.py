@@ -19,7 +19,7 @@ def _ours(result: CompletedProcess[str], run: Path) -> list[str]:
     return lines[starts[0] :] if starts else []
 
 
-def test_a_traced_job_ends_with_its_card_and_the_last_line(torchrun: Run, tmp_path: Path) -> None:
+def test_a_traced_job_ends_with_its_card_and_the_last_line(torchrun: Run, python: Run, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = torchrun(2, *TRACE, "--run-dir", run, "--", SCRIPT, 6, **ON)
     plain = torchrun(2, SCRIPT, 6)
@@ -27,7 +27,8 @@ def test_a_traced_job_ends_with_its_card_and_the_last_line(torchrun: Run, tmp_pa
     lines = _ours(result, run)
     assert lines[0] == f"hpcpace report {run}" and lines[1].startswith("Verdict    cannot tell: "), result.stderr
     assert lines[-1].startswith("hpcpace: recorded 2 ranks, 6 steps (") and len(lines) <= 13
-    off = torchrun(2, *TRACE, "--run-dir", tmp_path / "off", "--no-summary", "--", SCRIPT, 6, **ON)
+    off = python(*TRACE, "--run-dir", tmp_path / "off", "--no-summary", "--", SCRIPT, 6, **ON)
+    assert "hpcpace: recorded 1 rank, 6 steps (" in off.stderr
     assert "Verdict" not in off.stderr and "no summary" not in off.stderr
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -18,19 +19,32 @@ from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind
 
 Run = Callable[..., CompletedProcess[str]]
+Ended = Callable[[str], tuple[CompletedProcess[str], Path]]
 PROGRAM = Path(__file__).with_name("watched_program.py")
 # Steps that a busy machine slows down make the limits of ranks differ.
 LIMITS = {"HPCPACE_HANG_FACTOR": "4", "HPCPACE_HANG_LEAST_S": "2", "HPCPACE_HANG_FIRST_STEP_S": "20"}
 FAULTY_STEP = 8
 
 
+def _run(mpiexec: Run, folder: Path, fault: str, *options: str, **variables: Any) -> CompletedProcess[str]:
+    command = ("-m", "hpcpace", "trace", "--run-dir", folder / "run", *options, PROGRAM, fault)
+    return mpiexec(2, *command, HANG_PROGRAM_MEETING=str(folder / "meeting"), **{**LIMITS, **variables})
+
+
 @pytest.fixture
 def traced(mpiexec: Run, tmp_path: Path) -> Run:
     """Run the program with a fault on two ranks under `hpcpace trace`."""
+    return partial(_run, mpiexec, tmp_path)
 
-    def run(fault: str, *options: str, **variables: Any) -> CompletedProcess[str]:
-        command = ("-m", "hpcpace", "trace", "--run-dir", tmp_path / "run", *options, PROGRAM, fault)
-        return mpiexec(2, *command, HANG_PROGRAM_MEETING=str(tmp_path / "meeting"), **{**LIMITS, **variables})
+
+@pytest.fixture(scope="module")
+def ended(mpiexec: Run, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Return what a job that was ended because of a fault wrote, and its folder; it runs once for all tests."""
+
+    @cache
+    def run(fault: str) -> tuple[CompletedProcess[str], Path]:
+        folder = tmp_path_factory.mktemp(fault)
+        return _run(mpiexec, folder, fault, "--on-hang", "stop"), folder
 
     return run
 
@@ -52,13 +66,13 @@ def _verdicts(stderr: str) -> list[str]:
     only_nightly([("data", "load_for_ever", Doing.LOADING)], [("compute", "compute_for_ever", Doing.COMPUTING)]),
 )
 def test_a_rank_that_is_stuck_in_its_own_work_is_named_with_its_stack_and_ended(
-    traced: Run, tmp_path: Path, fault: str, function: str, doing: Doing
+    ended: Ended, fault: str, function: str, doing: Doing
 ) -> None:
-    result = traced(fault, "--on-hang", "stop")
+    result, folder = ended(fault)
     assert result.returncode == 4, result.stderr
     told = _verdicts(result.stderr)
     assert told and "waits for rank 1" in told[-1], result.stderr
-    notices = _notices(tmp_path)
+    notices = _notices(folder)
     assert sorted(notices) == [0, 1]
     assert notices[1].doing == doing
     assert notices[1].stack[-1].endswith(f" in {function}")
@@ -68,10 +82,11 @@ def test_a_rank_that_is_stuck_in_its_own_work_is_named_with_its_stack_and_ended(
     assert [notice.has_moved for notice in notices.values()] == [False, False]
 
 
-def test_ranks_that_a_hang_ends_have_brought_their_traces_to_disk(traced: Run, tmp_path: Path) -> None:
-    result = traced("compute", "--on-hang", "stop")
+@pytest.mark.parametrize("fault", only_nightly(["data"], ["compute"]))
+def test_ranks_that_a_hang_ends_have_brought_their_traces_to_disk(ended: Ended, fault: str) -> None:
+    result, folder = ended(fault)
     assert result.returncode == 4, result.stderr
-    for path in _attempt(tmp_path).trace_files().values():
+    for path in _attempt(folder).trace_files().values():
         tables = read_trace(path).tables
         assert len(tables["steps"]) == FAULTY_STEP
         assert tables["events"]["kind"].tolist()[-1] == EventKind.EXIT
