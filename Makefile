@@ -38,9 +38,10 @@ test: $(STAMP)
 test-compute: $(STAMP)
 	@$(BIN)/python -m pytest -n auto -m compute tests/unit
 
-# The slow tests, and those that need hwloc, Chromium or Slurm's commands.
+# The slow tests, and those that need hwloc, Chromium or Slurm's commands. Three at a time on two cores: their ranks wait
+# for each other, for timeouts and for hangs.
 test-full: $(STAMP)
-	@$(BIN)/python -m pytest -n auto --dist loadfile -m '(slow or tool) and not root and not slurm and not gpu'
+	@$(BIN)/python -m pytest -n $$(( ($$(nproc) * 3 + 1) / 2 )) --dist loadfile -m '(slow or tool) and not root and not slurm and not gpu'
 
 # Root, and a Slurm that it boots by itself.
 test-lab: $(STAMP)
