@@ -96,7 +96,7 @@ def scaling_study(args: argparse.Namespace) -> None:
 def planned_study(path: Path, name: str, found: lab_set_up.SetUp, repetitions: int, duration_s: float) -> StudyFolder:
     """Write the plan of a study, with as many steps of each set-up as take about a time, and say what it takes."""
     study, facts = StudyFolder(path), found.facts()
-    setups = model_size_setups(batch=BATCH, shrink=lab_set_up.SHRINK, warmup_steps=1)
+    setups = model_size_setups(batch=BATCH, shrink=lab_set_up.SHRINK, warmup_steps=2)
     if name == "nano-cluster":
         setups = lab_set_up.lab_sweep().setups()
 
