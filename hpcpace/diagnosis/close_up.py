@@ -28,7 +28,8 @@ from hpcpace.metrics.step_graph import GraphThresholds, step_graph
 from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.metrics.topology import Topology
 from hpcpace.metrics.waits import Blocks
-from hpcpace.metrics.what_if import Gain, Rebuilt, StepGraph
+from hpcpace.metrics.what_if import Gain, IssuedNodes, Rebuilt, StepGraph
+from hpcpace.trace.encoding import ENQUEUE_COLUMN
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.stream import TraceStream
 from hpcpace.trace.tables import RankTrace, join_tables
@@ -106,6 +107,21 @@ class CloseUp:
             most_ns.append(most)
             least_ns.append(least)
         return IdleStretches(passes, most_ns, least_ns) if any(len(one.kind) for one in passes) else None
+
+    @cached_property
+    def issued(self) -> IssuedNodes | None:
+        """What hosts issued to their devices in the graph; None where that is not known."""
+        tables = self.evidence.collectives
+        if self.graph is None or not all(ENQUEUE_COLUMN in table for table in tables):
+            return None
+        done, rows = self.evidence.operations, np.flatnonzero(self.work.is_known)
+        enqueued = [np.where(of[ENQUEUE_COLUMN], of["enter_ns"] - of[ENQUEUE_COLUMN], 0) for of in tables]
+        column = columns_of(self.graph.step, done.step[rows])
+        rows, column = rows[column >= 0], column[column >= 0]
+        rank = np.searchsorted(np.asarray(self.evidence.ranks), done.rank[rows])
+        lead_ns = np.zeros((len(tables), self.work.num_positions, len(self.graph.step)))
+        lead_ns[rank, self.work.position[rows], column] = np.concatenate(enqueued)[rows]
+        return IssuedNodes.of(self.graph, lead_ns)
 
     @cached_property
     def pass_work(self) -> PassWork | None:

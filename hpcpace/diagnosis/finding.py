@@ -33,7 +33,7 @@ from hpcpace.metrics.resampling import Estimate, block_means, half_width
 from hpcpace.metrics.roles import DataVariation, StageComparison
 from hpcpace.metrics.special import stdtrit
 from hpcpace.metrics.stragglers import StragglerSearch
-from hpcpace.metrics.what_if import Change, Gain, Rebuilt
+from hpcpace.metrics.what_if import Change, Gain, IssuedNodes, Rebuilt
 
 if TYPE_CHECKING:
     from hpcpace.diagnosis.close_up import IdleStretches
@@ -204,6 +204,7 @@ class Case:
         are_exits_early: whether many ranks leave operations before others enter, likewise: a clock may be wrong.
         rebuilt: steps of the panels, which show what stragglers and slow stages cost; None if they were not rebuilt.
         pace: returns the pace that hosts allow in some steps, some ranks among them; None where nobody asks.
+        issued: returns what hosts issued to their devices in the rebuilt steps; None where that is not known.
         idle: when devices of rebuilt steps waited for their hosts; None where none did.
         pass_work: the work of their ranks in their passes; None where these are not known.
         absent: ranks with which those of the panels communicate, and of which nothing is known.
@@ -232,6 +233,7 @@ class Case:
     rebuilt: Rebuilt | None = None
     pass_work: PassWork | None = None
     pace: Callable[[Ints, Sequence[int]], HostPace] | None = None
+    issued: Callable[[], IssuedNodes | None] = lambda: None
     idle: IdleStretches | None = None
     absent: Sequence[int] = ()
     stepless: Sequence[int] = ()

@@ -173,6 +173,7 @@ class JudgedRun:
                 pace=lambda step, rows: pace_of(
                     measured.timed.traces, self.limits(HostPaceThresholds), step=step, rows=rows
                 ),
+                issued=lambda: measured.close_up.issued if measured.close_up is not None else None,
                 idle=measured.close_up.idle if measured.close_up is not None else None,
                 pass_work=measured.close_up.pass_work if measured.close_up is not None else None,
                 absent=self.credible.absent,

@@ -183,12 +183,14 @@ class StepPace:
         issue_ns: how long the host takes to issue it, at most.
         sure_ns: how long the device surely works.
         most_ns: how long it works at most.
+        waiting_ns: for how long of `issue_ns` the host waits for its device, as to read the loss.
     """
 
     least_ns: float
     issue_ns: float
     sure_ns: float
     most_ns: float
+    waiting_ns: float
 
 
 def step_pace(host_ns: Ints, device_ns: Ints, held_ns: Ints, limits: HostPaceThresholds) -> StepPace:
@@ -222,6 +224,7 @@ def step_pace(host_ns: Ints, device_ns: Ints, held_ns: Ints, limits: HostPaceThr
         issue_ns=float(issue.sum()),
         sure_ns=float(sure.sum()),
         most_ns=float(most.sum()),
+        waiting_ns=float(issue[has_waited].sum()),
     )
 
 

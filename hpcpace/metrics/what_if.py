@@ -78,6 +78,41 @@ class StepGraph:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IssuedNodes:
+    """What hosts issue to their devices; both float64, (num_nodes, num_steps).
+
+    Attributes:
+        issue_ns: when the host had issued a node, as a value of it; -inf where that is not known.
+        lead_ns: how far the host was ahead of its device there.
+    """
+
+    issue_ns: Floats
+    lead_ns: Floats
+
+    @classmethod
+    def of(cls, graph: StepGraph, lead_ns: Floats) -> IssuedNodes:
+        """Return what is known from leads.
+
+        Args:
+            graph: the steps.
+            lead_ns: at the enter of each operation, float64, (num_ranks, num_positions, num_steps); 0 if not known.
+        """
+        work, starts = np.flatnonzero(graph.kind == WORK), np.flatnonzero(graph.kind == START)
+        places = np.stack([graph.rank[work], graph.position[work]])
+        enters = np.unique(places, axis=1, return_index=True)[1]  # the work up to an enter precedes that up to its wait
+        enters = enters[places[1, enters] >= 0]
+        begin_ns = np.full((len(graph.role), graph.weight_ns.shape[1]), np.iinfo(np.int64).max)
+        np.minimum.at(begin_ns, graph.rank[work], graph.work_begin_ns)
+        origin_ns = begin_ns[graph.rank[starts[0]]] - graph.weight_ns[starts[0]]
+        nodes, lead = work[enters], np.zeros(graph.weight_ns.shape)
+        lead[nodes] = lead_ns[tuple(places[:, enters])]
+        issue_ns = np.full(graph.weight_ns.shape, -np.inf)
+        end_ns = graph.work_begin_ns[enters] + graph.weight_ns[nodes] - origin_ns
+        issue_ns[nodes] = np.where(lead[nodes] > 0, end_ns - lead[nodes], -np.inf)
+        return cls(issue_ns=issue_ns, lead_ns=lead)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Replaced:
     """Nodes that take something else than they did.
 
@@ -90,15 +125,16 @@ class Replaced:
     weight_ns: Floats
 
 
-def replay(graph: StepGraph, weight_ns: Floats | None = None) -> Floats:
+def replay(graph: StepGraph, weight_ns: Floats | None = None, least_ns: Floats | None = None) -> Floats:
     """Return the value of each node, float64, (num_nodes, num_steps).
 
     Args:
         graph: the steps.
         weight_ns: used instead of the graph's weights, float64, (num_nodes, any number of steps).
+        least_ns: the least value of each node, likewise, as where a host issues its work; None if there is none.
     """
     weight = graph.weight_ns if weight_ns is None else weight_ns
-    kernels = library()
+    kernels = library() if least_ns is None else None
     if kernels is not None:
         values = np.empty(weight.shape)
         _replay_compiled(kernels, graph, weight, values=values)
@@ -107,7 +143,10 @@ def replay(graph: StepGraph, weight_ns: Floats | None = None) -> Floats:
     for first, stop in pairwise(graph.bounds.tolist()):
         target = graph.target[first:stop]
         starts = np.flatnonzero(np.diff(target, prepend=-1))
-        value[target[starts]] += np.maximum.reduceat(value[graph.source[first:stop]], starts, axis=0)
+        nodes = target[starts]
+        value[nodes] += np.maximum.reduceat(value[graph.source[first:stop]], starts, axis=0)
+        if least_ns is not None:
+            value[nodes] = np.maximum(value[nodes], least_ns[nodes])
     return value
 
 
@@ -287,6 +326,16 @@ class Rebuilt:
         """Return what a change would bring; this replays all steps once."""
         return self.gain_of(change, _replaced(self, change))
 
+    def gain_beside_hosts(self, change: Change, issued: IssuedNodes) -> Gain:
+        """Return what a change would bring at least if no operation comes before its host has issued it.
+
+        How much of the work before an operation is left then is not known: here, all of it, up to the lead.
+        """
+        replaced, weight_ns = _replaced(self, change), self.graph.weight_ns.copy()
+        weight_ns[replaced.nodes] = replaced.weight_ns
+        least_ns = issued.issue_ns + np.minimum(issued.lead_ns, weight_ns)
+        return self._gain(change, self.base_ns - rebuilt_ns(self.graph, replay(self.graph, weight_ns, least_ns)))
+
     def transfer_ns(self, change: Change) -> float:
         """Return what transfers would cost the mean step once a change is made, nanoseconds; two replays."""
         weight_ns, replaced = self.graph.weight_ns.copy(), _replaced(self, change)
@@ -297,7 +346,9 @@ class Rebuilt:
 
     def gain_of(self, change: Change, replaced: Replaced) -> Gain:
         """Return what a change would bring that makes some nodes take something else."""
-        gain_ns = self.base_ns - replayed_ns(self.graph, replaced)
+        return self._gain(change, self.base_ns - replayed_ns(self.graph, replaced))
+
+    def _gain(self, change: Change, gain_ns: Floats) -> Gain:
         blocks = np.array([block.mean() for block in np.array_split(gain_ns, min(_MAX_BLOCKS, len(gain_ns)))])
         mean = replace(Estimate.of_mean(blocks), value=float(gain_ns.mean()))
         share = mean.through(lambda ns: ns / self.measured_ns)

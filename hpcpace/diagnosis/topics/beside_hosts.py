@@ -13,6 +13,7 @@ import numpy as np
 
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Case
+from hpcpace.diagnosis.host_pace import HostPace
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.metrics.stragglers import Straggler
 from hpcpace.metrics.what_if import Change
@@ -24,6 +25,9 @@ class SureThresholds(Thresholds, topic="straggler"):
 
     sure_part: float = number(0.5, "share")
     """Part of its excess over all time of the others in which its device was surely not idle: the rest may be noise."""
+    waiting_pace_share: float = number(0.6, "share")
+    """Share of the step that a host must take to issue it for its pace to count where it waits for its device in each
+    step: the device has work left from one that takes less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,37 +62,59 @@ def cost_of(case: Case, found: list[Straggler], by_work: Callable[[Sequence[Stra
         found: at least one.
         by_work: returns the share of the step that some cost by their own work, where steps are not rebuilt.
     """
-    alone = _alone(case, found, by_work)
-    most, is_host_bound = _most_gain(case, found), any(each.mode == Mode.HOST for each in case.findings)
+    pace = None if case.pace is None or case.panels.step is None else case.pace(case.panels.step, ())
+    alone = _alone(case, found, by_work, pace)
+    most, is_host_bound = _most_gain(case, found, pace), any(each.mode == Mode.HOST for each in case.findings)
     is_limited = alone.share > most
     if not is_limited and not is_host_bound:
         return alone
     doubtful = [each for each in found if is_limited or each.step_range is not None]
     sure = [each for each in found if each not in doubtful or _works_longer(case, each)]
     if len(sure) < len(found) and (sure or is_host_bound):
-        alone = _alone(case, sure, by_work) if sure else StragglerCost(found=[], share=0.0)
+        alone = _alone(case, sure, by_work, pace) if sure else StragglerCost(found=[], share=0.0)
     taken = alone.share - most
     if taken <= 0:
         return alone
-    return replace(alone, share=most, interval=(max(most - taken, 0.0), alone.share), later_share=alone.share)
+    later = alone.later_share or alone.share
+    return replace(alone, share=most, interval=(max(most - taken, 0.0), later), later_share=later)
 
 
-def _alone(case: Case, found: list[Straggler], by_work: Callable[[Sequence[Straggler]], float]) -> StragglerCost:
-    """Return what stragglers cost where no host is in the way."""
+def _alone(
+    case: Case, found: list[Straggler], by_work: Callable[[Sequence[Straggler]], float], pace: HostPace | None
+) -> StragglerCost:
+    """Return what stragglers cost where no host is in the way but those that wait for their devices."""
     if case.steps is None:
         return StragglerCost(found=found, share=max(by_work(found), 0.0))
     ranks = sorted({rank for each in found for rank in each.ranks})
     change = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
     cost = case.cost(case.steps.gain(change))
-    return StragglerCost(found=found, share=max(cost.value, 0.0), interval=cost.interval, change=change)
+    share = max(cost.value, 0.0)
+    alone = StragglerCost(found=found, share=share, interval=cost.interval, change=change)
+    issued = case.issued() if pace is not None and _are_waiting(case, ranks, pace) else None
+    least = cost if issued is None else case.cost(case.steps.gain_beside_hosts(change, issued))
+    if least.value >= cost.low:
+        return alone
+    # How much of the work before an operation is left when it is issued is not known: between none and all of it.
+    middle, interval = (max(least.value, 0.0) + share) / 2, (max(least.low, 0.0), cost.high)
+    return replace(alone, share=middle, interval=interval, later_share=share)
 
 
-def _most_gain(case: Case, found: Sequence[Straggler]) -> float:
+def _are_waiting(case: Case, late: Sequence[int], pace: HostPace) -> bool:
+    """Return whether hosts of ranks that are not late wait for their devices in each step, and issue it hardly faster.
+
+    These begin each step anew, so that no operation comes before its host has issued it.
+    """
+    is_other, waiting_ns = ~np.isin(pace.row, late), pace.figures("waiting_ns")
+    own_ns = (pace.figures("issue_ns") - waiting_ns)[is_other & (waiting_ns > 0)]
+    least = case.thresholds.of(SureThresholds).waiting_pace_share
+    return bool((own_ns >= least * case.rest.mean_time_ns).any())
+
+
+def _most_gain(case: Case, found: Sequence[Straggler], pace: HostPace | None) -> float:
     """Return what a step can gain at most with the hosts of the ranks that are not late; 1 where that is not known."""
     late = sorted({rank for each in found for rank in each.ranks})
-    if case.pace is None or case.panels.step is None:
+    if pace is None:
         return 1.0
-    pace = case.pace(case.panels.step, ())
     least_ns = pace.figures("least_ns")[~np.isin(pace.row, late)]
     return max(1 - float(least_ns.max()) / case.rest.mean_time_ns, 0.0) if least_ns.any() else 1.0
 

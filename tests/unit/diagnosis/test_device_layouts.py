@@ -134,6 +134,16 @@ def test_a_straggler_costs_no_more_than_the_hosts_of_the_others_leave(tmp_path, 
     assert "once hosts issue work faster" in verdict.headline
 
 
+@pytest.mark.parametrize("kind", ["experts", "fsdp"])
+def test_what_a_straggler_costs_is_bounded_where_hosts_wait_for_their_devices_in_each_step(tmp_path, kind):
+    job = Layout(kind=kind, num_ranks=4, tp=4, num_layers=4, num_steps=23, issue=0.9, slow={3: 1.1}, host_noise=0.02)
+    verdict, cost = judged(replace(job, transfer_ns=100 * US, reads_loss=True), tmp_path, slow={})
+    low, high = verdict.findings[0].loss_interval
+    assert (verdict.mode, culprits(verdict)[0]) == (Mode.STRAGGLER, "3")
+    assert low <= cost <= high
+    assert verdict.loss_share == pytest.approx(cost, abs=3 * HALF_A_POINT)
+
+
 @pytest.mark.parametrize("kind", ["tensor", "fsdp"])
 def test_idle_time_that_looks_like_work_beside_host_bound_ranks_makes_no_straggler(tmp_path, kind):
     job = Layout(kind=kind, num_ranks=8, tp=4, num_layers=4, num_steps=28, issue=1.5, slow={3: 1.5}, host_noise=0.04)

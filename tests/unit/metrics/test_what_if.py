@@ -8,7 +8,7 @@ from known_runs import MS, data_parallel, known_run, pipeline
 from hpcpace.metrics.segments import local_work
 from hpcpace.metrics.step_graph import step_graph
 from hpcpace.metrics.waits import Blocks
-from hpcpace.metrics.what_if import Change, rebuild, rebuilt_ns, replay, what_if
+from hpcpace.metrics.what_if import WORK, Change, IssuedNodes, rebuild, rebuilt_ns, replay, what_if
 from hpcpace.trace.schema import ExitKind, Op
 
 
@@ -57,6 +57,19 @@ def test_a_slow_rank_put_back_gives_what_it_cost():
     assert best.share.interval == pytest.approx((10 / 54, 10 / 54))
     assert [gain.share.value for gain in prediction.gains[1:]] == [0, 0, 0]
     assert prediction.error_share == 0
+
+
+@pytest.mark.parametrize(("lead_ms", "gained_ms"), [(30, 10), (22, 7), (20, 5), (0, 10)])
+def test_a_straggler_put_back_gains_no_more_than_hosts_let_the_others_gain(lead_ms, gained_ms):
+    """They come to the last operation 5 ms earlier then, or by what their hosts were ahead beyond 20 ms of work."""
+    slow = np.full((4, 20, 2), 20 * MS)
+    slow[1] += 5 * MS
+    graph = graph_of(data_parallel(slow))
+    rebuilt, lead_ns = rebuild(graph), np.zeros((4, int(graph.position.max()) + 1, 20))
+    last = int(graph.position[(graph.kind == WORK) & (graph.rank == 0)].max())
+    lead_ns[[0, 2, 3], last] = lead_ms * MS
+    gain = rebuilt.gain_beside_hosts(Change(kind="rank", id=1, ranks=(1,)), IssuedNodes.of(graph, lead_ns))
+    assert gain.share.value == pytest.approx(gained_ms / 54)
 
 
 def test_the_prediction_is_what_a_run_without_the_straggler_takes():
