@@ -199,25 +199,12 @@ def _ids(_: click.Context, __: click.Parameter, value: Sequence[str]) -> tuple[s
         help="Check these outputs of nvidia-smi topo -m (P09); alone, no node is audited.",
         show_default="none",
     ),
-    option(
-        "--probe",
-        type=Real(0, 60),
-        default=0.0,
-        metavar="S",
-        show_default=True,
-        help="Watch counters for S seconds (N08, P04).",
-    ),
+    option("--probe", type=Real(0, 60), default=0.0, metavar="S", help="Watch counters for S seconds (N08, P04)."),
 )
 @headed(
     "Ranks of a job",
     option("--mpi", "with_mpi", is_flag=True, help="Gather over MPI, and check MPI itself (A01)."),
-    option(
-        "--timeout-s",
-        type=Real(0.1),
-        default=30.0,
-        show_default=True,
-        help="Wait this long for the other ranks, in seconds.",
-    ),
+    option("--timeout-s", type=Real(0.1), default=30.0, help="Wait this long for the other ranks, in seconds."),
     option(
         "--tasks-per-node",
         type=Whole(1, MAX_TASKS),

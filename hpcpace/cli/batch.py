@@ -96,7 +96,6 @@ _COMMANDS = "train gpt2, train resnet18, audit, study series"
     "--layout",
     type=click.Choice(LAYOUTS),
     default="data",
-    show_default=True,
     help="Lay the ranks of a training out like this, unless it has a --mesh.",
 )
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")

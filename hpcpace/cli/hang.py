@@ -82,7 +82,6 @@ def dump_options(function: Decorated) -> Decorated:
             "span_s",
             type=Real(0, _MAX_SPAN_S, is_open=True),
             default=1.0,
-            show_default=True,
             help="Show this many seconds before the last record of Flight Recorder dumps.",
         ),
         option(

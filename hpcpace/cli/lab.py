@@ -51,12 +51,7 @@ from hpcpace.lab.settings import LabConfig
 from hpcpace.lab.status import fault_words, print_faults, print_status, read_status, table_console
 
 name_option = option(
-    "--name",
-    metavar="NAME",
-    envvar=NAME_VARIABLE,
-    default=LabConfig().name,
-    show_default=True,
-    help="Use the lab of this name.",
+    "--name", metavar="NAME", envvar=NAME_VARIABLE, default=LabConfig().name, help="Use the lab of this name."
 )
 
 
@@ -87,7 +82,7 @@ def fault() -> None:
     """
 
 
-_start = option("--start", type=Real(0, MAX_S), default=0.0, show_default=True, help="Begin after this many seconds.")
+_start = option("--start", type=Real(0, MAX_S), default=0.0, help="Begin after this many seconds.")
 _duration = option(
     "--duration",
     type=Real(0, MAX_S, is_open=True),
@@ -172,12 +167,7 @@ _add_fault(
     "loss",
     f"Drop packets on LINK at random.\n\n{_OF_LINK} Needs nft.",
     _LINK,
-    option(
-        "--share",
-        type=Real(0, 1, is_open=True),
-        default=0.01,
-        help="Drop this share of the packets.",
-    ),
+    option("--share", type=Real(0, 1, is_open=True), default=0.01, help="Drop this share of the packets."),
     _way,
 )
 _delay_s = Real(0, MAX_DELAY_S, is_open=True)

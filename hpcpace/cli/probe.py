@@ -70,7 +70,6 @@ class _Call:
         type=Real(1, 86_400),
         default=DEFAULT_TIME_S,
         metavar="S",
-        show_default=True,
         help="Measure for S seconds, over all parts together.",
     ),
     option(
@@ -96,7 +95,6 @@ class _Call:
         "--timeout-s",
         type=Real(1, 3600),
         default=DEFAULT_TIMEOUT_S,
-        show_default=True,
         help="Give up on a host that does not answer for this long, in seconds.",
     ),
     option("--config", "config_file", type=PATH, help="Read settings from this TOML file.", show_default="none"),

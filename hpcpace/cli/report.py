@@ -126,7 +126,7 @@ def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tupl
         show_default="250000",
         help="Write at most about this many slices.",
     ),
-    option("--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use about this much memory."),
+    option("--memory", metavar="SIZE", default="2GiB", help="Use about this much memory."),
     verbose,
 )
 def timeline_command(

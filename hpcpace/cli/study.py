@@ -54,33 +54,14 @@ def _joined(of: tuple[int, ...]) -> str:
 _STUDY = click.argument("study", type=PATH)
 _DEFAULT = NanoCluster()
 _REPETITIONS = option(
-    "--repetitions",
-    type=Whole(1, MAX_REPETITIONS),
-    default=_DEFAULT.repetitions,
-    show_default=True,
-    help="Run each set-up this often.",
+    "--repetitions", type=Whole(1, MAX_REPETITIONS), default=_DEFAULT.repetitions, help="Run each set-up this often."
 )
-_STEPS = option(
-    "--steps", type=Whole(1), default=_DEFAULT.steps, show_default=True, help="Measure this many steps per run."
-)
+_STEPS = option("--steps", type=Whole(1), default=_DEFAULT.steps, help="Measure this many steps per run.")
 _WARMUP_STEPS = option(
-    "--warmup-steps",
-    type=Whole(0),
-    default=_DEFAULT.warmup_steps,
-    show_default=True,
-    help="Run this many steps before the measured ones.",
+    "--warmup-steps", type=Whole(0), default=_DEFAULT.warmup_steps, help="Run this many steps before the measured ones."
 )
-_SHRINK = option(
-    "--shrink", type=Whole(1, MAX_SHRINK), default=1, show_default=True, help="Divide the widths of gpt2 by this."
-)
-_NODES = option(
-    "--nodes",
-    metavar="LIST",
-    callback=numbers,
-    default="1,2,4",
-    show_default=True,
-    help="Run on these numbers of nodes.",
-)
+_SHRINK = option("--shrink", type=Whole(1, MAX_SHRINK), default=1, help="Divide the widths of gpt2 by this.")
+_NODES = option("--nodes", metavar="LIST", callback=numbers, default="1,2,4", help="Run on these numbers of nodes.")
 
 
 @click.group(cls=Group)
@@ -95,20 +76,13 @@ def command() -> None:
 @_STUDY
 @headed(
     "What to train",
-    option(
-        "--preset",
-        type=click.Choice(PRESETS),
-        default=_DEFAULT.preset,
-        show_default=True,
-        help="Train gpt2 of this size.",
-    ),
+    option("--preset", type=click.Choice(PRESETS), default=_DEFAULT.preset, help="Train gpt2 of this size."),
     _SHRINK,
     option(
         "--batches",
         metavar="LIST",
         callback=numbers,
         default=_joined(_DEFAULT.batches),
-        show_default=True,
         help="Use these numbers of sequences per replica and step.",
     ),
     option(
@@ -116,19 +90,10 @@ def command() -> None:
         metavar="LIST",
         callback=_numbers_or_none,
         default=_joined(_DEFAULT.image_batches),
-        show_default=True,
         help="Use these numbers of images per replica and step for resnet18; empty: no resnet18.",
     ),
-    option(
-        "--image-shrink",
-        type=Whole(1, MAX_SHRINK),
-        default=1,
-        show_default=True,
-        help="Divide the widths of resnet18 by this.",
-    ),
-    option(
-        "--image-batch-divisor", type=Whole(1), default=1, show_default=True, help="Divide the image batches by this."
-    ),
+    option("--image-shrink", type=Whole(1, MAX_SHRINK), default=1, help="Divide the widths of resnet18 by this."),
+    option("--image-batch-divisor", type=Whole(1), default=1, help="Divide the image batches by this."),
 )
 @headed(
     "Where and how often",
@@ -136,7 +101,6 @@ def command() -> None:
         "--layouts",
         metavar="LIST",
         default=",".join(map(str, NANO_CLUSTER_LAYOUTS)),
-        show_default=True,
         help="Use these layouts, SERVERSxRANKS with the ranks of each server.",
     ),
     _REPETITIONS,
@@ -156,7 +120,7 @@ def nano_cluster(study: Path, layouts: str, **values: Any) -> None:
 @_STUDY
 @headed(
     "What to train",
-    option("--batch", type=Whole(1), default=16, show_default=True, help="Train on this many sequences per step."),
+    option("--batch", type=Whole(1), default=16, help="Train on this many sequences per step."),
     _SHRINK,
 )
 @headed("How often", _REPETITIONS, _STEPS, _WARMUP_STEPS)
@@ -225,18 +189,11 @@ def series(study: Path, layout: str) -> None:
 @headed(
     "Nodes and network",
     _NODES,
-    option(
-        "--ranks-per-node",
-        type=Whole(1, MAX_RANKS),
-        default=2,
-        show_default=True,
-        help="Start this many ranks on each node.",
-    ),
+    option("--ranks-per-node", type=Whole(1, MAX_RANKS), default=2, help="Start this many ranks on each node."),
     option(
         "--placements",
         metavar="LIST",
         default=",".join(PLACEMENTS),
-        show_default=True,
         help="Place ranks like this: block fills one node after the other, cyclic deals ranks out.",
     ),
     option(
@@ -244,20 +201,13 @@ def series(study: Path, layout: str) -> None:
         metavar="LIST",
         callback=numbers,
         default="1",
-        show_default=True,
         help="Oversubscribe the uplinks by these factors; several values need a lab.",
     ),
 )
 @headed(
     "What to run",
-    option("--steps", type=Whole(20), default=120, show_default=True, help="Run this many steps."),
-    option(
-        "--step-ms",
-        type=Whole(10, 3_600_000),
-        default=150,
-        show_default=True,
-        help="Compute for about this long per rank and step.",
-    ),
+    option("--steps", type=Whole(20), default=120, help="Run this many steps."),
+    option("--step-ms", type=Whole(10, 3_600_000), default=150, help="Compute for about this long per rank and step."),
     option("--emulate", "is_emulated", is_flag=True, help="Make every rank sleep --step-ms in each step."),
     option("--faults", "has_faults", is_flag=True, help="Add a run for each failure mode."),
 )
@@ -340,20 +290,13 @@ def verdicts(study: Path) -> None:
 @headed(
     "Nodes",
     _NODES,
-    option(
-        "--ranks-per-node",
-        type=Whole(1, MAX_RANKS),
-        default=4,
-        show_default=True,
-        help="Start this many ranks on each node.",
-    ),
+    option("--ranks-per-node", type=Whole(1, MAX_RANKS), default=4, help="Start this many ranks on each node."),
 )
 @headed(
     "What to run",
     option(
         "--policies",
         default=",".join(DEFAULT_POLICIES),
-        show_default=True,
         metavar="LIST",
         help="Compare these policies (hpcpace help pacing); none is the baseline.",
     ),
@@ -361,10 +304,9 @@ def verdicts(study: Path) -> None:
         "--repetitions",
         type=Whole(1, MAX_REPETITIONS),
         default=3,
-        show_default=True,
         help="Run each policy this often on each number of nodes.",
     ),
-    option("--steps", type=Whole(1), default=400, show_default=True, help="Run this many steps."),
+    option("--steps", type=Whole(1), default=400, help="Run this many steps."),
     option(
         "--with-trial",
         is_flag=True,

@@ -302,26 +302,13 @@ class _BeforeProgram(Command):
     option(
         "--step-from",
         default="auto",
-        show_default=True,
         callback=lambda _context, _option, text: StepFrom.parse(text) and text,
         metavar="WHAT",
         help="End a step after every 'optimizer' step or 'backward' pass, or every second one: 'optimizer:2'; 'auto' "
         "finds out what repeats.",
     ),
-    option(
-        "--warmup-steps",
-        type=Whole(0),
-        default=2,
-        show_default=True,
-        help="Leave this many first steps out of the report.",
-    ),
-    option(
-        "--samples-unit",
-        metavar="WORD",
-        default="samples",
-        show_default=True,
-        help="Name what session.step(samples=...) counts.",
-    ),
+    option("--warmup-steps", type=Whole(0), default=2, help="Leave this many first steps out of the report."),
+    option("--samples-unit", metavar="WORD", default="samples", help="Name what session.step(samples=...) counts."),
 )
 @headed(
     "Pacing, hangs and settings",

@@ -45,11 +45,9 @@ _MAX_WIDTH = 100
     help=f"Show only this table: {', '.join(TABLES)} or open_collectives.",
     show_default="all",
 )
-@option("--limit", type=Whole(0), default=5, show_default=True, help="Show this many rows of each table.")
+@option("--limit", type=Whole(0), default=5, help="Show this many rows of each table.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-@option(
-    "--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use at most this much memory for the tables."
-)
+@option("--memory", metavar="SIZE", default="2GiB", help="Use at most this much memory for the tables.")
 def dump_command(file: Path, table: str | None, limit: int, as_json: bool, memory: str) -> None:
     """Show what is in the trace FILE of one rank: header, tables, first rows, problems.
 
@@ -153,17 +151,10 @@ def _width(column: tuple[str, list[str]]) -> int:
         "--size",
         metavar="SIZE",
         default="1GiB",
-        show_default=True,
         help="Begin another pack when the files of its ranks have this size together.",
     ),
-    option(
-        "--ranks-per-file",
-        type=Whole(1),
-        default=512,
-        show_default=True,
-        help="Put at most this many ranks into one pack.",
-    ),
-    option("--memory", metavar="SIZE", default="2GiB", show_default=True, help="Use about this much memory."),
+    option("--ranks-per-file", type=Whole(1), default=512, help="Put at most this many ranks into one pack."),
+    option("--memory", metavar="SIZE", default="2GiB", help="Use about this much memory."),
 )
 @headed("Output", verbose)
 def pack_command(

@@ -123,10 +123,7 @@ _PRECISION = (
 _GPT2 = headed(
     "Model",
     setting(
-        "train",
-        "preset",
-        "Train a model of this size: 0.8 to 1,558 million parameters.",
-        type=click.Choice(PRESETS),
+        "train", "preset", "Train a model of this size: 0.8 to 1,558 million parameters.", type=click.Choice(PRESETS)
     ),
     *settings("train", seq_len=("Use sequences of this many tokens.", "the context of the preset")),
     setting(
@@ -270,7 +267,6 @@ _OUTPUT = headed(
         "--progress",
         type=click.Choice(STYLES),
         default="auto",
-        show_default=True,
         help="Show progress like this; auto: a bar on a terminal, lines in a log.",
     ),
     option("--report", "is_reported", is_flag=True, help="Print the report at the end."),
