@@ -11,12 +11,12 @@ import click
 import numpy as np
 import pytest
 
-from experiments.placed_run import PlacedRun, layout_operations
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
 from hpcpace.cli import cli
+from tests.placed_run import PlacedRun, layout_operations
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "runs"))
 from known_dumps import hung_job, write

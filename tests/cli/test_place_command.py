@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.placed_run import PlacedRun, layout_operations
 from experiments.synthetic_run import SyntheticRun
+from tests.placed_run import PlacedRun, layout_operations
 
 LEAVES = [1, 1, 2, 2]
 PIPELINE = layout_operations(2, 4, "pp", large=4_000_000, small=1000)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import hpcpace
-from experiments.placed_run import PlacedRun, layout_operations
 from hpcpace.core.errors import CannotTell
 from hpcpace.metrics import Floats
 from hpcpace.placement.traffic import MAX_RANKS, edges, traffic_per_step
 from hpcpace.train.operations import Operation, messages
+from tests.placed_run import PlacedRun, layout_operations
 
 SIZE = 1 << 20
 

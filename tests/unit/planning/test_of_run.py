@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import hpcpace
-from experiments.placed_run import PlacedRun, layout_operations
 from experiments.synthetic_run import BACKWARD_NS, FORWARD_NS, MS, OPTIMIZER_NS, Extra, SyntheticRun
 from hpcpace.core.errors import CannotTell
 from hpcpace.frames.run import Run
@@ -18,6 +17,7 @@ from hpcpace.planning.model import MeasuredModel, Transformer, preset
 from hpcpace.planning.of_run import measure_run
 from hpcpace.trace.schema import Phase
 from hpcpace.train.operations import Operation
+from tests.placed_run import PlacedRun, layout_operations
 
 WORKLOAD = {
     "model": {
@@ -50,7 +50,7 @@ def test_a_script_is_known_by_what_its_ranks_compute_and_exchange(tmp_path: Path
 
 
 def test_links_between_nodes_are_those_of_the_operations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("experiments.placed_run._COMPUTE_NS", 150 * MS)
+    monkeypatch.setattr("tests.placed_run._COMPUTE_NS", 150 * MS)
     ring = [Operation("all_reduce", "gradients", (0, 1, 2, 3), 4_000_000, 4)]
     written = PlacedRun(operations=ring, host=np.array([0, 0, 1, 1]), leaves=[1, 1]).write(tmp_path / "run")
     run = hpcpace.load(written.path, warns=False)
