@@ -18,6 +18,7 @@ from hpcpace.cli.options import (
     headed,
     memory,
     option,
+    show,
     shown_progress,
     text_console,
     verbose,
@@ -28,7 +29,7 @@ from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, CannotTell, TraceError, UsageError
 from hpcpace.core.rundir import RUNS, check_target, json_text
 from hpcpace.core.settings import load_config
-from hpcpace.core.text import listed, plural, printable
+from hpcpace.core.text import listed, plural
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.metrics.run_difference import PRIOR_CV, SeriesThresholds
 from hpcpace.runs.load import LoadedRun, NotLoaded, load_runs, runs_of_csv
@@ -94,7 +95,6 @@ def command(
     from hpcpace.core.change import Outcome
     from hpcpace.report.html import html_page
     from hpcpace.report.sections.comparison import comparison_document
-    from hpcpace.report.terminal import print_document
     from hpcpace.runs.compare import compare
 
     before, after = _groups(runs)
@@ -107,12 +107,7 @@ def command(
     document = comparison_document(comparison)
     if html is not None:
         write_target(html, html_page(document), "--html")
-    if as_json:
-        click.echo(json_text(comparison.to_json()), nl=False)
-    else:
-        print_document(text_console(), document, is_verbose=is_verbose)
-        if html is not None:
-            click.echo(f"\nwritten: {printable(str(html))}")
+    show(document, document.data, as_json=as_json, is_verbose=is_verbose, written=html)
     if comparison.outcome is Outcome.SLOWER:
         raise SystemExit(EXIT_WARNING)
 
@@ -193,7 +188,6 @@ def history_command(
     collect_less_garbage()
     from hpcpace.report.html import html_page
     from hpcpace.report.sections.history import history_document, passed_over_words
-    from hpcpace.report.terminal import print_document
     from hpcpace.runs.history import history, rows_of_csv
     from hpcpace.runs.history_index import IndexedRuns, indexed_runs
 
@@ -209,12 +203,10 @@ def history_command(
     document = history_document(found, num_runs=num_runs) if found.num_runs else None
     if html is not None and document is not None:
         write_target(html, html_page(document), "--html")
-    if as_json:
+    if document is not None:
+        show(document, document.data, as_json=as_json, is_verbose=is_verbose, written=html)
+    elif as_json:
         click.echo(json_text(found.to_json()), nl=False)
-    elif document is not None:
-        print_document(text_console(), document, is_verbose=is_verbose)
-        if html is not None:
-            click.echo(f"\nwritten: {html}")
     if not found.num_runs:
         which = " of that job or host" if job or host else ""
         why = [f"{len(found.broken)} are broken or without steps", f"{found.num_running} still run"]
@@ -273,7 +265,6 @@ def scale_command(
     from hpcpace.core.csv_text import csv_bytes
     from hpcpace.probe.record import read_probe
     from hpcpace.report.sections.scaling import scaling_document
-    from hpcpace.report.terminal import print_document
     from hpcpace.runs.scaling.result import COLUMNS, rows_of, scaling_of
     from hpcpace.runs.scaling.samples import read_samples
     from hpcpace.runs.scaling.sizes import Kind
@@ -288,11 +279,7 @@ def scale_command(
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling), probe=laws)
     if target is not None:
         write_target(target, csv_bytes(COLUMNS, rows_of(found)), "--csv")
-    if as_json:
-        click.echo(json_text(found.to_json()), nl=False)
-    else:
-        print_document(text_console(log_width=80, max_width=1 << 16), scaling_document(found), is_verbose=is_verbose)
-        if target is not None:
-            click.echo(f"\nwritten: {printable(str(target))}")
+    data, console = json_text(found.to_json()), text_console(log_width=80, max_width=1 << 16)
+    show(scaling_document(found), data, as_json=as_json, is_verbose=is_verbose, written=target, console=console)
     if problems or found.left_out:
         raise SystemExit(EXIT_WARNING)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import (
@@ -24,6 +23,7 @@ from hpcpace.cli.options import (
     collect_less_garbage,
     headed,
     option,
+    show,
     shown_progress,
     text_console,
     verbose,
@@ -33,7 +33,7 @@ from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError, UsageError
 from hpcpace.core.rundir import RUNS, Attempt, check_target, find_runs, json_text, open_named_run
 from hpcpace.core.settings import load_config
-from hpcpace.core.text import nanoseconds, printable
+from hpcpace.core.text import nanoseconds
 from hpcpace.diagnosis.records import read_run_record
 from hpcpace.diagnosis.run_state import is_running, newest_run, read_start
 from hpcpace.diagnosis.settings import DiagnosisConfig, ReportConfig
@@ -42,8 +42,8 @@ from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_re
 from hpcpace.hang.headline import call_name, parts_of
 from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import Call, Hang, HangKind, JobView
+from hpcpace.report.document import Document
 from hpcpace.report.hang_report import problems_of, run_document, witness_document
-from hpcpace.report.terminal import print_document
 from hpcpace.runs.imports.dump_view import chrome_trace, first_ns, last_ns, last_of_ranks
 from hpcpace.runs.imports.witness_files import Witnesses, read_witnesses, taken_for
 from hpcpace.runs.imports.witnesses import LABELS, Evidence, evidence_of
@@ -116,13 +116,8 @@ def report_dumps(paths: Sequence[Path], options: DumpOptions) -> int:
     span_ns = nanoseconds(options.span_s)
     if dumps is not None and options.timeline is not None:
         write_target(options.timeline, json.dumps(chrome_trace(dumps, span_ns)), "--timeline")
-    if options.as_json:
-        click.echo(json_text(_witness_content(found, evidence, span_ns)), nl=False)
-    else:
-        document = witness_document(found, evidence, nanoseconds(options.span_s))
-        print_document(_console(), document, is_verbose=options.is_verbose)
-        if options.timeline is not None:
-            click.echo(f"\nwritten: {printable(str(options.timeline))}")
+    document, data = witness_document(found, evidence, span_ns), json_text(_witness_content(found, evidence, span_ns))
+    _show(document, data, as_json=options.as_json, is_verbose=options.is_verbose, written=options.timeline)
     is_whole = not evidence.doubt and not (dumps.missing if dumps is not None else evidence.missing)
     return exit_code(evidence.hang, is_whole=is_whole, has_problems=bool(problems_of(found, evidence)))
 
@@ -136,8 +131,8 @@ def exit_code(hang: Hang | None, *, is_whole: bool, has_problems: bool) -> int:
     return EXIT_WARNING if has_problems else EXIT_OK
 
 
-def _console() -> Console:
-    return text_console(log_width=MIN_WIDTH, max_width=_MAX_WIDTH)
+def _show(document: Document, data: str, **options: Any) -> None:
+    show(document, data, console=text_console(log_width=MIN_WIDTH, max_width=_MAX_WIDTH), **options)
 
 
 def hang_json(hang: Hang | None, job: JobView) -> dict[str, Any] | None:
@@ -223,30 +218,26 @@ def report_run(path: Path, *, as_json: bool, is_verbose: bool) -> int:
     records = read_records(
         attempt, hosts=read_run_record(attempt, []).hosts, memory_bytes=settings.of(ReportConfig).memory_bytes
     )
+    goes_on = is_running(attempt, read_start(attempt, []))
     if (found := hang_in(records, hang_s=hang_s)) is not None:
-        goes_on = is_running(attempt, read_start(attempt, []))
         found = with_activity(with_answers(found, records, attempt) if goes_on else found, attempt, is_running=goes_on)
     job, hang = (records.view(), None) if found is None else (found.job, found.hang)
     limit_ns = hang_limit_ns(job.usual_step_ns, hang_s=hang_s)
-    if as_json:
-        content = _run_content(attempt, records, job, hang, limit_ns)
-        click.echo(json_text(content), nl=False)
-    else:
-        state = is_running(attempt, read_start(attempt, []))
-        document = run_document(records, job, hang, attempt=attempt.number, is_running=state, limit_ns=limit_ns)
-        print_document(_console(), document, is_verbose=is_verbose)
+    document = run_document(records, job, hang, attempt=attempt.number, is_running=goes_on, limit_ns=limit_ns)
+    data = json_text(_run_content(attempt, records, job, hang, limit_ns, goes_on=goes_on))
+    _show(document, data, as_json=as_json, is_verbose=is_verbose)
     return exit_code(hang, is_whole=not records.missing, has_problems=bool(records.problems))
 
 
 def _run_content(
-    attempt: Attempt, records: JobRecords, job: JobView, hang: Hang | None, limit_ns: int
+    attempt: Attempt, records: JobRecords, job: JobView, hang: Hang | None, limit_ns: int, *, goes_on: bool
 ) -> dict[str, Any]:
     named = () if hang is None else hang.culprits or hang.could_be
     return {
         "source": job.source,
         "run": str(attempt.path.parent),
         "attempt": attempt.number,
-        "is_running": is_running(attempt, read_start(attempt, [])),
+        "is_running": goes_on,
         "ranks": [rank.rank for rank in records.ranks],
         "missing": list(records.missing),
         "groups": {group.name: list(group.members) for group in job.groups},

@@ -22,26 +22,8 @@ from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_rate, parse_rate
+from hpcpace.lab import fault_kinds as kinds
 from hpcpace.lab.fabric import WAYS
-from hpcpace.lab.fault_kinds import (
-    BOTH_WAYS,
-    MAX_DELAY_S,
-    ChangeMtu,
-    FillDisk,
-    FlapLink,
-    InsideLab,
-    KillHost,
-    KillRank,
-    LabFault,
-    Latency,
-    LossyLink,
-    Neighbour,
-    PauseHost,
-    Reordering,
-    SlowHost,
-    SlowLink,
-    Traffic,
-)
 from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
 from hpcpace.lab.hosts import Load, command_on
 from hpcpace.lab.lab import Lab, bring_down
@@ -96,7 +78,7 @@ def _say(record: FaultRecord) -> None:
 
 
 def _add_fault(
-    kind: type[LabFault],
+    kind: type[kinds.LabFault],
     name: str,
     words: str,
     arguments: Mapping[str, Any],
@@ -116,7 +98,7 @@ def _add_fault(
 
     def inject(name: str, start: float, duration: float | None = None, **values: Any) -> None:
         lab = attach_inside(name)
-        _say(start_fault(InsideLab(lab.plan, lab.files), kind(**values), start_s=start, duration_s=duration))
+        _say(start_fault(kinds.InsideLab(lab.plan, lab.files), kind(**values), start_s=start, duration_s=duration))
 
     added = headed("When, and in which lab", _start, *([_duration] if lasts else []), name_option)(inject)
     added = headed("What", *options)(added)
@@ -130,12 +112,12 @@ _OF_LINK = "LINK is that of a host (n3) or the uplink of a leaf (leaf1)."
 _SECONDS = Real(0, MAX_S, is_open=True)
 _way = option(
     "--way",
-    type=click.Choice([*WAYS, BOTH_WAYS]),
-    default=BOTH_WAYS,
+    type=click.Choice([*WAYS, kinds.BOTH_WAYS]),
+    default=kinds.BOTH_WAYS,
     help="Let it hold for what goes up, towards the spine, for what comes down, or for both.",
 )
 _add_fault(
-    SlowHost,
+    kinds.SlowHost,
     "slow-host",
     "Limit the processor time of HOST.",
     _HOST,
@@ -147,7 +129,7 @@ _add_fault(
     ),
 )
 _add_fault(
-    SlowLink,
+    kinds.SlowLink,
     "slow-link",
     f"Lower the rate of LINK.\n\n{_OF_LINK}",
     _LINK,
@@ -155,7 +137,7 @@ _add_fault(
     _way,
 )
 _add_fault(
-    FlapLink,
+    kinds.FlapLink,
     "flap-link",
     "Take LINK down once in each period.",
     _LINK,
@@ -163,20 +145,20 @@ _add_fault(
     option("--down", "down_s", type=_SECONDS, default=1.0, help="Keep the link down for this many seconds each time."),
 )
 _add_fault(
-    LossyLink,
+    kinds.LossyLink,
     "loss",
     f"Drop packets on LINK at random.\n\n{_OF_LINK} Needs nft.",
     _LINK,
     option("--share", type=Real(0, 1, is_open=True), default=0.01, help="Drop this share of the packets."),
     _way,
 )
-_delay_s = Real(0, MAX_DELAY_S, is_open=True)
+_delay_s = Real(0, kinds.MAX_DELAY_S, is_open=True)
 _delay = option("--delay", "delay_s", type=_delay_s, default=0.01, help="Hold each packet for this many seconds.")
 _add_fault(
-    Latency, "latency", f"Add latency to LINK: packets are held on their way.\n\n{_OF_LINK}", _LINK, _delay, _way
+    kinds.Latency, "latency", f"Add latency to LINK: packets are held on their way.\n\n{_OF_LINK}", _LINK, _delay, _way
 )
 _add_fault(
-    Reordering,
+    kinds.Reordering,
     "reorder",
     f"Let packets on LINK overtake each other.\n\nSome are held on their way. {_OF_LINK}",
     _LINK,
@@ -185,7 +167,7 @@ _add_fault(
     _way,
 )
 _add_fault(
-    Traffic,
+    kinds.Traffic,
     "traffic",
     "Send background traffic between two hosts.\n\nIt goes over TCP from host SOURCE to host DESTINATION.",
     {"source": click.STRING, "destination": click.STRING},
@@ -193,7 +175,7 @@ _add_fault(
     option("--streams", type=Whole(1, 64), default=1, help="Send over this many TCP connections."),
 )
 _add_fault(
-    Neighbour,
+    kinds.Neighbour,
     "neighbour",
     "Run processes beside the job on HOST.",
     _HOST,
@@ -206,15 +188,15 @@ _add_fault(
     option("--processes", type=Whole(1, 64), default=1, help="Run this many processes."),
     option("--core", type=Whole(0), show_default="any", help="Run them on this core of the machine only."),
 )
-_add_fault(PauseHost, "pause-host", "Freeze every process of HOST.", _HOST)
+_add_fault(kinds.PauseHost, "pause-host", "Freeze every process of HOST.", _HOST)
 _add_fault(
-    KillHost,
+    kinds.KillHost,
     "kill-host",
     "Kill everything on HOST at once, as a power cut does.\n\nUndoing the fault boots it again.",
     _HOST,
 )
 _add_fault(
-    KillRank,
+    kinds.KillRank,
     "kill-rank",
     "Send a signal to RANK of the running JOB.",
     {"job": Whole(1, (1 << 32) - 1), "rank": Whole(0)},
@@ -222,7 +204,7 @@ _add_fault(
     lasts=False,
 )
 _add_fault(
-    FillDisk,
+    kinds.FillDisk,
     "fill-disk",
     "Fill the /tmp of HOST.",
     _HOST,
@@ -231,7 +213,7 @@ _add_fault(
     ),
 )
 _add_fault(
-    ChangeMtu,
+    kinds.ChangeMtu,
     "mtu",
     "Give HOST a different MTU from the rest of the network.",
     _HOST,
@@ -259,7 +241,7 @@ def list_faults(name: str, as_json: bool) -> None:
 def undo(name: str, fault_id: str) -> None:
     """Undo FAULT, like f2, or cancel it before it starts."""
     lab = attach_inside(name)
-    _say(undo_fault(InsideLab(lab.plan, lab.files), fault_id))
+    _say(undo_fault(kinds.InsideLab(lab.plan, lab.files), fault_id))
 
 
 @click.group(cls=Group)

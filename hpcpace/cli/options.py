@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hpcpace.frames.run import Run
+    from hpcpace.report.document import Document
 
 MIN_WIDTH, MAX_WIDTH = 80, 100
 _OBJECTS_PER_COLLECTION = 100_000
@@ -315,6 +316,26 @@ def write_target(path: Path, content: str | bytes, name: str) -> None:
         write_file(path, content)
     except OSError as error:
         raise UsageError(f"cannot write {path} ({error.strerror}): name another file with {name}") from error
+
+
+def show(
+    document: Document,
+    data: str,
+    *,
+    as_json: bool,
+    is_verbose: bool,
+    written: Path | None = None,
+    console: Console | None = None,
+) -> None:
+    """Print a result: its data, which are JSON, or else its text and the file that was written from it."""
+    if as_json:
+        click.echo(data, nl=False)
+        return
+    from hpcpace.report.terminal import print_document
+
+    print_document(console or text_console(), document, is_verbose=is_verbose)
+    if written is not None:
+        click.echo(f"\nwritten: {printable(str(written))}")
 
 
 def warn(problems: Iterable[str], *, rest: str = "--verbose", is_verbose: bool) -> None:

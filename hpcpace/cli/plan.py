@@ -20,7 +20,7 @@ from hpcpace.cli.options import (
     numbers,
     opened_run,
     option,
-    text_console,
+    show,
     verbose,
     warn,
     write_target,
@@ -176,7 +176,6 @@ def command(
     from hpcpace.report.html import html_page
     from hpcpace.report.plan_report import Prices, job_script_of, plan_document
     from hpcpace.report.plan_report import as_json as json_of
-    from hpcpace.report.terminal import print_document
 
     named_model = None if model is None else read_model(model)
     measured = None
@@ -200,11 +199,9 @@ def command(
     names = {"model": question.job.model.name, "machine": known.machine.name}
     document = plan_document(plan, **names, remarks=remarks, prices=prices, present=present)
     _write(html, html_page(document) if html is not None else "", "--html")
-    if as_json:
-        click.echo(json.dumps(json_of(plan, remarks=remarks, prices=prices), indent=2))
-        return
-    print_document(text_console(), document, is_verbose=is_verbose)
-    for written in filter(None, (job_script, html)):
+    data = json.dumps(json_of(plan, remarks=remarks, prices=prices), indent=2)
+    show(document, f"{data}\n", as_json=as_json, is_verbose=is_verbose)
+    for written in filter(None, () if as_json else (job_script, html)):
         click.echo(f"written: {printable(str(written))}")
 
 

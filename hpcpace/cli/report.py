@@ -19,9 +19,9 @@ from hpcpace.cli.options import (
     headed,
     option,
     rank_set,
+    show,
     shown_progress,
     step_range,
-    text_console,
     verbose,
     warn,
     warn_of_old_hdf5,
@@ -328,14 +328,9 @@ def command(
     timeline = _timeline(directory, attempt, analysis, settings, is_shown=not as_json) if has_timeline else None
     document = _document(analysis, shown, _progress(attempt, summary), timeline)
     written = [*_write(directory, document), *([timeline] if timeline else [])]
-    if as_json:
-        click.echo(document.data, nl=False)
-    else:
-        from hpcpace.report.terminal import print_document
-
-        print_document(text_console(), document, is_verbose=is_verbose)
-        if written:
-            click.echo(f"\nwritten: {printable(' '.join(map(str, written)))}")
+    show(document, document.data, as_json=as_json, is_verbose=is_verbose)
+    if written and not as_json:
+        click.echo(f"\nwritten: {printable(' '.join(map(str, written)))}")
     if exit_code := _exit_code(summary):
         raise SystemExit(exit_code)
 
