@@ -1,33 +1,41 @@
-"""How the program of a rank ends, as a row of its trace, and what it saves at SIGTERM.
+"""How the program of a rank ends, as a row of its trace, and what it saves at SIGTERM and when it aborts.
 
 Of an exception, the name of its type is recorded, whether it is of a timeout or a lost connection, and, unless
 `trace.error_text` is off, the ends of its message and of its traceback, both short and without secrets, values of
-variables and lines of code; stderr_tail.py adds what it wrote to stderr last. A rank that is killed or calls os._exit
-leaves no row. Slurm sends SIGTERM to every rank at scancel and at the time limit, and SIGKILL after KillWait seconds.
+variables and lines of code, and what it wrote to stderr last. A rank that is killed or calls os._exit leaves no row.
+Slurm sends SIGTERM to every rank at scancel and at the time limit, and SIGKILL after KillWait seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import re
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
+from hpcpace.core.compiled import load_compiled
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.frames import own_frame
+from hpcpace.core.log_text import plain_text
+from hpcpace.core.redaction import Redaction
 from hpcpace.trace.schema import TABLES, ErrorCode, ErrorPart, EventKind
+from hpcpace.world.deadline import in_time
 
 EndEvent = tuple[EventKind, int, bytes]
 """Kind, code and text of a row of the table `events`."""
@@ -284,3 +292,125 @@ def act_by_default(number: int, handler: Callable[..., Any]) -> None:
     if signal.getsignal(number) == handler:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+
+_STDERR = 2
+_MAX_STDERR_BYTES = 4096
+"""memory: read back at most; a C++ stack of torch alone takes 3 KiB."""
+_MAX_LETTERS = 2000
+"""format: recorded of them, as of the message of an exception."""
+_STDERR_TIMEOUT_S = 1.0
+"""timing: the file system may hang, and a rank that ends at SIGTERM has few seconds."""
+_NAME_DIGITS = 16
+# The beginning of a key may be before what is read.
+_END_OF_KEY = "PRIVATE KEY-----"
+_OURS = "hpcpace: "
+
+
+class StderrTail:
+    """The end of stderr, where that is a regular file: CUDA's asserts, NCCL's warnings, C++'s aborts.
+
+    Nothing is redirected: the file is read back at the end, a few KiB and only what was written since this was made.
+
+    Attributes:
+        name: the same on all ranks that share the file, and no more than that; empty where stderr is no regular file.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._place, self._begin = (0, 0), 0
+        try:
+            status = os.fstat(_STDERR)
+            if stat.S_ISREG(status.st_mode):
+                self._place, self._begin = (status.st_dev, status.st_ino), status.st_size
+                path = os.readlink(f"/proc/self/fd/{_STDERR}")
+                self.name = hashlib.sha256(f"{status.st_ino} {path}".encode()).hexdigest()[:_NAME_DIGITS]
+        except OSError:  # stderr is closed, or there is no /proc
+            pass
+
+    def last_lines(self, redaction: Redaction) -> str:
+        """Return the last lines without secrets and without our own; empty where there are none, or none to be read.
+
+        Raises:
+            OSError: the file cannot be read, as this process may only write to it, or its file system hangs.
+        """
+        if not self.name:
+            return ""
+        begin, content = in_time(self._read, _STDERR_TIMEOUT_S, "the file system of stderr")
+        # Of a line whose beginning is missing, secrets may not be recognised.
+        whole = content if begin == self._begin else content.partition(b"\n")[2]
+        lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in plain_text(whole).split("\n"))
+        text = redaction.text("\n".join(line for line in lines if line and not line.startswith(_OURS)))
+        return text.rpartition(_END_OF_KEY)[2].strip()[-_MAX_LETTERS:]
+
+    def _read(self) -> tuple[int, bytes]:
+        """Return from where on the end of the file was read, and what is there."""
+        reader = os.open(f"/proc/self/fd/{_STDERR}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(reader)
+            if (status.st_dev, status.st_ino) != self._place:  # the job has put another file in its place
+                return self._begin, b""
+            begin = max(self._begin, status.st_size - _MAX_STDERR_BYTES)
+            return begin, os.pread(reader, max(status.st_size - begin, 0), begin)
+        finally:
+            os.close(reader)
+
+
+_ABORT_TIMEOUT_MS = 5000
+"""timing: an abort is held up no longer, also where a disk hangs."""
+
+
+class AbortTrap:
+    """Calls `rescue` in a thread when this process aborts, as gloo and NCCL do in their threads, and then lets it.
+
+    The handler of SIGABRT must be compiled, aborts.cpp: Python's handlers run when the main thread reaches the next
+    bytecode, which a process that aborts never does. Without a C++ compiler at installation an abort costs the rows
+    since the last flush, as SIGKILL does.
+
+    Args:
+        rescue: brings to disk what is in memory.
+    """
+
+    def __init__(self, rescue: Callable[[], object]) -> None:
+        self._rescue = rescue
+        self._tell_fd = self._told_fd = -1
+
+    def install(self) -> bool:
+        """Set the trap; return whether that worked."""
+        library = _abort_library()
+        if library is None:
+            return False
+        asked_fd, self._tell_fd = os.pipe2(os.O_CLOEXEC)
+        self._told_fd, answer_fd = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._tell_fd, False)
+        check = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p)
+        if library.hold_aborts(self._tell_fd, self._told_fd, _ABORT_TIMEOUT_MS, check):
+            return False
+        threading.Thread(target=self._watch, args=[asked_fd, answer_fd], name="hpcpace-abort", daemon=True).start()
+        return True
+
+    def remove(self) -> None:
+        """Remove the trap; the thread ends."""
+        library = _abort_library()
+        if library is not None and self._tell_fd >= 0:
+            library.release_aborts()
+            os.close(self._tell_fd)
+            self._tell_fd = self._told_fd = -1
+
+    def _watch(self, asked_fd: int, answer_fd: int) -> None:
+        try:
+            if os.read(asked_fd, 1):
+                with suppress(Exception):  # the process aborts for a reason of its own
+                    self._rescue()
+        finally:
+            os.close(answer_fd)  # the other end of the pipe is ready then
+            os.close(asked_fd)
+
+
+@cache
+def _abort_library() -> Any | None:
+    library = load_compiled(Path(__file__).with_name("aborts.cpp"))
+    if library is not None:
+        library.hold_aborts.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+        library.release_aborts.restype = None
+    return library

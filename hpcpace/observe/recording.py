@@ -17,14 +17,23 @@ from hpcpace.core.detail import Detail
 from hpcpace.core.environment import RankInfo, process_environ, process_redaction
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import NUM_OURS_OF_TRACES, Attempt, RunDirectory
-from hpcpace.observe.aborts import AbortTrap
 from hpcpace.observe.alarm import Alarm
 from hpcpace.observe.clock_thread import ClockThread
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import GroupNumbers
 from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives, find_layer
 from hpcpace.observe.device.layer import DeviceLayer, find_device
-from hpcpace.observe.ends import EndEvent, TerminationTrap, end_by, end_by_signal, error_text, pieces_of, places_of
+from hpcpace.observe.ends import (
+    AbortTrap,
+    EndEvent,
+    StderrTail,
+    TerminationTrap,
+    end_by,
+    end_by_signal,
+    error_text,
+    pieces_of,
+    places_of,
+)
 from hpcpace.observe.exporters import Exporters
 from hpcpace.observe.guest import Warner
 from hpcpace.observe.hang_snapshot import Operations, operations, training_stack
@@ -37,7 +46,6 @@ from hpcpace.observe.node_local import place_on_node
 from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.settings import HangConfig, MetricsConfig, TraceConfig
-from hpcpace.observe.stderr_tail import StderrTail
 from hpcpace.observe.step_figures import MeasureParts, StepFigures
 from hpcpace.observe.steps import StepFinder, StepSource
 from hpcpace.observe.switching import NO_SIGNAL, OrderFile, OrderSignal, find_switching

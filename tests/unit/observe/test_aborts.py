@@ -9,15 +9,15 @@ from pathlib import Path
 
 from cases import each_case
 
-from hpcpace.observe import aborts
+from hpcpace.observe import ends
 
 PROGRAM = """
 import ctypes, faulthandler, os, sys, threading
 from pathlib import Path
-from hpcpace.observe import aborts
-from hpcpace.observe.aborts import AbortTrap
+from hpcpace.observe import ends
+from hpcpace.observe.ends import AbortTrap
 
-aborts._TIMEOUT_MS = 60_000  # a loaded machine
+ends._ABORT_TIMEOUT_MS = 60_000  # a loaded machine
 abort, saved = ctypes.CDLL(None).abort, Path(sys.argv[1])  # a call through CDLL is made without the GIL
 trap = AbortTrap(lambda: saved.write_text("saved"))
 {before}
@@ -36,7 +36,7 @@ def run(tmp_path: Path, *, before: str = "", after: str) -> tuple[int, str, bool
 
 
 def test_the_handler_is_built() -> None:
-    assert aborts._library() is not None, "it is not built: python setup.py build_ext --inplace"
+    assert ends._abort_library() is not None, "it is not built: python setup.py build_ext --inplace"
 
 
 @each_case(

@@ -11,8 +11,8 @@ import pytest
 
 import hpcpace
 from hpcpace.core.environment import process_redaction
-from hpcpace.observe import stderr_tail
-from hpcpace.observe.stderr_tail import StderrTail
+from hpcpace.observe import ends
+from hpcpace.observe.ends import StderrTail
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.tables import error_text, last_word
 
@@ -26,7 +26,7 @@ def stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     path = tmp_path / "stderr.txt"
     path.write_text("of an earlier program\n")
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-    monkeypatch.setattr(stderr_tail, "_STDERR", descriptor)
+    monkeypatch.setattr(ends, "_STDERR", descriptor)
     yield descriptor
     os.close(descriptor)
 
@@ -56,7 +56,7 @@ def _pipe() -> int:
 
 @pytest.mark.parametrize("opened", [_pipe, lambda: os.open("/dev/null", os.O_WRONLY), lambda: 987])
 def test_what_is_no_file_cannot_be_read_back(monkeypatch: pytest.MonkeyPatch, opened: Callable[[], int]) -> None:
-    monkeypatch.setattr(stderr_tail, "_STDERR", opened())
+    monkeypatch.setattr(ends, "_STDERR", opened())
     tail = StderrTail()
     assert (tail.name, tail.last_lines(process_redaction())) == ("", "")
 
