@@ -74,8 +74,7 @@ def command(
     """
     check_target(output, [run, topology], "--output")
 
-    from hpcpace.placement.files import placement_text, usage_line
-    from hpcpace.placement.of_run import place_run
+    from hpcpace.placement.of_run import place_run, placement_text, usage_line
 
     with opened_run(run, attempt_number, memory=memory, topology=topology) as opened:
         found = place_run(opened)
@@ -122,7 +121,7 @@ def _ranks_by_host(found: Placement) -> list[str]:
 
 
 def _as_json(found: Placement) -> dict[str, Any]:
-    from hpcpace.placement.files import local_ranks
+    from hpcpace.placement.of_run import local_ranks
 
     before, after = found.volumes_before, found.volumes_after
     places = zip(found.after.tolist(), local_ranks(found.after).tolist(), strict=True)

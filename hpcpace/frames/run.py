@@ -37,7 +37,6 @@ from hpcpace.frames import tables
 from hpcpace.frames.columns import TABLES, Columns, frame_of, joined
 from hpcpace.frames.extent import Extent
 from hpcpace.frames.files import Format, WrittenTable, write_tables
-from hpcpace.frames.operations import operations
 from hpcpace.trace.attempt_reader import read_attempt
 
 if TYPE_CHECKING:
@@ -325,7 +324,8 @@ class Run:
         Raises:
             UsageError: there is no such frame.
         """
-        return operations(self._extent) if _checked(table) == "collectives" else tables.blocks(self._extent, table)
+        known = _checked(table)  # before the run is read
+        return tables.blocks(self._extent, known)
 
     def to_parquet(self, folder: str | os.PathLike[str], *, only: Collection[str] = TABLES) -> list[WrittenTable]:
         """Write frames as FOLDER/TABLE.parquet, block by block, and return what was written.

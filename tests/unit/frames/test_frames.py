@@ -16,7 +16,7 @@ import hpcpace
 from experiments.synthetic_run import SyntheticRun, header_of
 from hpcpace.core.errors import CannotTell, TraceError, UsageError
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.frames import operations, tables
+from hpcpace.frames import tables
 from hpcpace.frames.columns import FRAMES, TABLES
 from hpcpace.frames.run import Run, RunWarning
 from hpcpace.trace.recorder import Recorder
@@ -133,7 +133,7 @@ def test_ranges_of_steps_change_no_row(tmp_path: Path, monkeypatch: pytest.Monke
     whole = hpcpace.load(path).collectives
     assert len(whole) == 1000 * 2 * 41 - 1  # the last message is received in a step that never ends
     assert whole.is_matched.mean() > 0.9999
-    monkeypatch.setattr(operations, "MAX_ROWS", 1000)
+    monkeypatch.setattr(tables, "MAX_ROWS", 1000)
     monkeypatch.setattr(tables, "_CELLS", 100)
     order = ["step", "rank", "op", "seq"]
     run = hpcpace.load(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcpace.planning.schedule import pipeline_s, walk_s
+from hpcpace.planning.steps import pipeline_s, walk_s
 
 
 def test_equal_stages_take_their_work_and_a_fill() -> None:
