@@ -30,7 +30,7 @@ from hpcpace.lab.settings import LabConfig
 from hpcpace.studies.figures import RunFigures, attempt_figures
 from hpcpace.studies.setups import Setup, parse_layout
 
-SEEDS = range(5)
+SEEDS = range(3)
 _BATCH, _SEQ_LEN, _STEPS, _EVAL_EVERY = 8, 128, 240, 12
 _LAYOUT = parse_layout("2x2")
 _COMPUTE_MS = 150.0
@@ -39,8 +39,8 @@ LINKS_MBIT = (25, 125, 625)
 _TIMED_STEPS, _WARMUP, _TIMEOUT_S = 16, 3, 400.0
 _BUDGET_STEPS = 48
 """Equal time is that of so many plain steps."""
-_T_95 = 2.776
-"""Student's t of five values, 95 % on both sides."""
+_T_95 = 4.303
+"""Student's t of three values, 95 % on both sides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def main() -> None:
             draw(args.folder, RESULTS / "techniques" / "loss_over_time.svg")
             write_page(
                 "techniques", command=command("experiments.techniques"), budget=_BUDGET_STEPS, steps=_STEPS,
-                compute_ms=_COMPUTE_MS, tables=tables, seeds=len(SEEDS),
+                compute_ms=_COMPUTE_MS, tables=tables, seeds=len(SEEDS), links=", ".join(map(str, LINKS_MBIT)),
             )  # fmt: skip
 
 
@@ -226,8 +226,6 @@ def _row(folder: Path, technique: Technique, mbit: int, plain: Curve, base: RunF
     all_tokens, budget = _STEPS * PLAIN.tokens_per_step, _BUDGET_STEPS * PLAIN.tokens_per_step
     by_tokens = own.at(all_tokens) - plain.at(all_tokens)
     by_time = own.at(speed * budget) - plain.at(budget)
-    low, high = _interval(by_time)
-    pays = "yes" if high < -_least_gain() else "no" if low > _least_gain() else "no difference"
     return (
         technique.name,
         f"{1e3 * technique.tokens_per_step / figures.samples_per_s:.0f} ms",
@@ -235,23 +233,28 @@ def _row(folder: Path, technique: Technique, mbit: int, plain: Curve, base: RunF
         f"{volume:.2f}",
         "same" if technique.same_loss else _difference(by_tokens),
         _difference(by_time),
-        "" if technique is PLAIN else pays,
+        "" if technique is PLAIN else pays(by_time),
     )
 
 
-def _least_gain() -> float:
-    """Return the difference in loss below which two runs count as equal."""
-    return 0.005
+_LEAST_GAIN = 0.005
+"""Difference in loss below which two runs count as equal."""
 
 
-def _interval(differences: Any) -> tuple[float, float]:
+def pays(differences: Any) -> str:
+    """Return whether losses after equal time are better, by their differences from the plain run, (num_seeds,)."""
+    low, high = interval(differences)
+    return "yes" if high < -_LEAST_GAIN else "no" if low > _LEAST_GAIN else "no difference"
+
+
+def interval(differences: Any) -> tuple[float, float]:
     """Return the 95 % interval of the mean of paired differences."""
     half = _T_95 * float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
     return float(np.mean(differences)) - half, float(np.mean(differences)) + half
 
 
 def _difference(differences: Any) -> str:
-    low, high = _interval(differences)
+    low, high = interval(differences)
     return f"{np.mean(differences):+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
