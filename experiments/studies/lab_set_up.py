@@ -35,7 +35,7 @@ HOSTS, RANKS_PER_HOST = 2, 2
 SHRINK, IMAGE_SHRINK, IMAGE_BATCH_DIVISOR = 16, 8, 8
 TEXT_DTYPE, IMAGE_DTYPE = "bfloat16", "float32"
 """Of the computation: the published GPT-2 sends activations in 2 bytes, and gradients in 4."""
-_MIN_STEPS, _MAX_STEPS, _LONG_STEP_S = 2, 20, 6.0
+_MIN_STEPS, _MAX_STEPS, _LONG_STEP_S = 5, 20, 3.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,10 @@ def _link_bytes_per_sample(setup: Setup) -> float:
 
 
 def steps_for(setup: Setup, link_bps: float, duration_s: float) -> int:
-    """Return the steps that take about a time, by the formula: 2 to 20, and a single one of more than 6 s."""
+    """Return the steps that take about a time, by the formula: 5 to 20, and fewer only of those of more than 3.5 s.
+
+    Counters of the network are read once a second, which is too seldom for fewer steps.
+    """
     step_s = expected_step_s(setup, link_bps)
     least = 1 if step_s > _LONG_STEP_S else _MIN_STEPS
     return max(least, min(_MAX_STEPS, round(duration_s / step_s)))
