@@ -211,7 +211,7 @@ def attempt_figures(attempt: Attempt, setup: Setup, result: Mapping[str, Any]) -
     traces = read_attempt(attempt, tables=(*TABLES_USED, "network")).traces
     measured = measure(traces, Selection())
     speed = throughput(measured.times_ns, measured.chosen.samples)
-    traffic = _traffic(traces, measured) if setup.layout.servers > 1 else None
+    traffic = traffic_of(traces, measured) if setup.layout.servers > 1 else None
     memory = result.get("peak_memory", [])
     device = [row["device_bytes"] for row in memory]
     return RunFigures(
@@ -247,11 +247,11 @@ def _forward_ms(measured: Measured, setup: Setup) -> float | None:
     return float(np.median(per_step)) / NS_PER_MS
 
 
-def _traffic(traces: Sequence[RankTrace], measured: Measured) -> tuple[float, float] | None:
+def traffic_of(traces: Sequence[RankTrace], measured: Measured) -> tuple[float, float] | None:
     """Return bits per second and bytes in the used steps of a server's busiest interface; None without counters.
 
-    A server's time is that from its first rank's begin to its last rank's end, by its own clock: the ranks of a
-    pipeline are not all at the same step.
+    A server is counted from its first rank's begin to its last rank's end, by its own clock. The ranks of a pipeline
+    are not all at the same step, so that this is longer than the steps; bytes are those of the mean rank's time.
     """
     rates: list[float] = []
     volumes: list[float] = []
@@ -263,7 +263,8 @@ def _traffic(traces: Sequence[RankTrace], measured: Measured) -> tuple[float, fl
         if counted:
             count, duration_s = max(counted)
             rates.append(_BITS * count / duration_s)
-            volumes.append(count * (end_ns - begin_ns) / NS_PER_S / duration_s)
+            own_ns = (measured.chosen.end_ns[rows, -1] - measured.chosen.begin_ns[rows, 0]).mean()
+            volumes.append(count * float(own_ns) / NS_PER_S / duration_s)
     return (float(np.mean(rates)), float(np.mean(volumes))) if rates else None
 
 
