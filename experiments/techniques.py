@@ -24,9 +24,8 @@ import numpy as np
 
 from experiments.lab_jobs import JobQueue
 from experiments.pages import RESULTS, command, table, write_page
+from experiments.studies.lab_set_up import study_lab
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.lab.lab import Lab
-from hpcpace.lab.settings import LabConfig
 from hpcpace.studies.figures import RunFigures, attempt_figures
 from hpcpace.studies.setups import Setup, parse_layout
 
@@ -156,8 +155,7 @@ def run_times(folder: Path) -> None:
     for mbit in LINKS_MBIT:
         left = [one for one in TECHNIQUES if not is_done(folder / f"{one.folder}-{mbit}")]
         if left:
-            config = LabConfig(name="techniques", hosts=2, leaves=1, cpus_per_host=2, link=f"{mbit}mbit")
-            with Lab.up(config) as lab:
+            with study_lab("techniques", link_bps=mbit * 1e6) as lab:
                 for technique in left:
                     _time(JobQueue(lab), folder, technique, mbit)
 

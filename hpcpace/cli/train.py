@@ -399,7 +399,7 @@ def _train(
     if info.rank == 0 and data.facts()["synthetic"]:
         click.echo(f"data: {data.facts()['source']}; use --data for real data")
     # Imported this late because torch takes more than a second and reads the variable above. It makes hundreds of
-    # thousands of objects that stay: to search them for garbage while it loads took a sixth of the start.
+    # thousands of objects that stay: to search them for garbage while it loads took a seventh of that time.
     gc.disable()
     from hpcpace.train.loop import TrainJob, train
 

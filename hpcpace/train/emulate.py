@@ -134,7 +134,7 @@ class Emulation:
 def _wide_product(linear: nn.Linear, hidden: Tensor) -> Tensor:
     """Compute a linear layer in float32 where autocast rounds what it takes and returns.
 
-    That is what hardware for such types does, and torch takes five times as long for it on CPUs without.
+    That is what hardware for such types does, and torch takes 2.5 times as long without this on CPUs that lack it.
     """
     kind = hidden.device.type
     if not torch.is_autocast_enabled(kind):
