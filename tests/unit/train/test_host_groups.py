@@ -1,4 +1,4 @@
-"""Which replicas are averaged host by host; the groups themselves are tested with ranks, in tests/mpi/test_losses.py."""
+"""Which replicas are averaged host by host; tests/mpi/test_losses.py has the groups themselves."""
 
 from __future__ import annotations
 
