@@ -49,6 +49,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.only and (args.write or args.scaling):
         parser.error("--only goes with neither --write, which is for both studies, nor --scaling")
+    if not args.sequence_ms > 0:
+        parser.error("--sequence-ms is a time above 0")
     stop_on_signals()
     if os.getloadavg()[0] > 1:
         print(f"warning: load average {os.getloadavg()[0]:.1f}: next to other work, ranks may compute for longer")
