@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.jobs import JobFailed, Tell, clean_environ, ended_in_time, mpiexec, started, verdict_of
-from experiments.pacing.paced_job import JobSpec
+from experiments.pacing.paced_job import JobSpec, specs_json
 from experiments.pages import ROOT, listed, machine, minutes, page, table, today
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.lab.lab import Lab
@@ -185,19 +185,20 @@ def run_job(
         JobFailed: it ended with an error, or not in time.
     """
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        command = mpiexec(num_ranks, "-m", "experiments.pacing.paced_job", spec.to_json(), run_dir)
+        command = mpiexec(num_ranks, "-m", "experiments.pacing.paced_job", specs_json([spec]), folder)
         (stdout,) = ended_in_time([started(command, env=clean_environ(**(environ or {})))], timeout_s=timeout_s)
-        ran = what_came(run_dir, stdout)
-        return replace(ran, verdict=verdict_of(run_dir)) if is_reported else ran
+        (ran,) = what_came(Path(folder), stdout)
+        return replace(ran, verdict=verdict_of(Path(folder) / "0")) if is_reported else ran
 
 
-def what_came(run_dir: Path, stdout: str) -> Ran:
-    """Return what a job measured, from its run directory and what rank 0 has printed."""
-    trial_json = RunDirectory(run_dir).attempt(0).trial_json
-    trial = json.loads(trial_json.read_text()) if trial_json.exists() else {}
-    measured = json.loads(stdout.strip().splitlines()[-1])
-    return Ran(step_ns=np.array(measured["step_ns"], np.int64), trial=trial)
+def what_came(folder: Path, stdout: str) -> list[Ran]:
+    """Return what jobs measured that ran one after the other, from their folder and what rank 0 has printed."""
+    found = []
+    for number, line in enumerate(line for line in stdout.splitlines() if line.startswith('{"step_ns"')):
+        trial_json = RunDirectory(folder / str(number)).attempt(0).trial_json
+        trial = json.loads(trial_json.read_text()) if trial_json.exists() else {}
+        found.append(Ran(step_ns=np.array(json.loads(line)["step_ns"], np.int64), trial=trial))
+    return found
 
 
 FOLDER = Path("/var/tmp")
@@ -207,11 +208,19 @@ _MAX_STARTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class LabJob:
-    """A job and where it runs."""
+    """Jobs that the same ranks do one after the other, and where.
 
-    spec: JobSpec
+    Attributes:
+        specs: the jobs.
+        hosts: where; ranks have their order.
+        ranks_per_host: how many.
+        environ: further environment variables.
+    """
+
+    specs: tuple[JobSpec, ...]
     hosts: tuple[str, ...]
     ranks_per_host: int = 1
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -225,7 +234,7 @@ def slow_lab(rate: str) -> Iterator[Lab]:
 
 
 def run_together(lab: Lab, jobs: Sequence[LabJob], *, timeout_s: float = 120) -> list[Ran]:
-    """Run jobs at the same time and return the result of each.
+    """Run jobs at the same time and return the result of each of their specs, in that order.
 
     Where one of them does not come through, all are started once more.
 
@@ -246,12 +255,17 @@ def _run_once(lab: Lab, jobs: Sequence[LabJob], folder: Path, timeout_s: float) 
     environ = {**lab.environ(), "OMP_NUM_THREADS": "1", "HPCPACE_WORLD_START_TIMEOUT_S": "40"}
     children = []
     for number, job in enumerate(jobs):
-        words = ["srun", "--nodelist", ",".join(job.hosts), "--ntasks", str(len(job.hosts) * job.ranks_per_host)]
-        words += ["--nodes", str(len(job.hosts)), "--ntasks-per-node", str(job.ranks_per_host), "--kill-on-bad-exit=1"]
-        program = [sys.executable, "-m", "experiments.pacing.paced_job", job.spec.to_json(), str(folder / str(number))]
-        children.append(started(lab.command([*words, *program], folder=ROOT), env=environ))
+        of_job = folder / str(number)
+        of_job.mkdir()
+        host_file = of_job / "hosts"
+        host_file.write_text("".join(f"{host}\n" * job.ranks_per_host for host in job.hosts))
+        words = ["srun", "--distribution=arbitrary", f"--ntasks={len(job.hosts) * job.ranks_per_host}"]
+        words += [f"--nodes={len(job.hosts)}", "--kill-on-bad-exit=1"]
+        program = [sys.executable, "-m", "experiments.pacing.paced_job", specs_json(job.specs), str(of_job)]
+        of_ranks = {**environ, **job.environ, "SLURM_HOSTFILE": str(host_file)}
+        children.append(started(lab.command([*words, *program], folder=ROOT), env=of_ranks))
     said = ended_in_time(children, timeout_s=timeout_s, with_signal=signal.SIGTERM)
-    return [what_came(folder / str(number), stdout) for number, stdout in enumerate(said)]
+    return [ran for number, stdout in enumerate(said) for ran in what_came(folder / str(number), stdout)]
 
 
 HEAD = ("scene", "policy", "jobs", "step, unpaced", "change of the step, paced", "CV, unpaced to paced", "trial")

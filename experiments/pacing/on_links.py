@@ -40,7 +40,7 @@ def turn_jobs(policy: str, steps: int, seed: int) -> list[experiment.LabJob]:
         pace = {**TURN_JOB.pace, **(turns if policy == "stagger" else {})}
         found.append(
             experiment.LabJob(
-                spec=replace(TURN_JOB, policy=policy, pace=pace, steps=steps, seed=seed + slot), hosts=hosts
+                specs=(replace(TURN_JOB, policy=policy, pace=pace, steps=steps, seed=seed + slot),), hosts=hosts
             )
         )
     return found
@@ -121,7 +121,7 @@ def run_links(effort: experiment.Effort, tell: Tell) -> experiment.Finding:
                     of_job = replace(
                         spec, policy=policy, seed=seed, steps=spec.steps if effort == experiment.Effort.FULL else 60
                     )
-                    job = experiment.LabJob(spec=of_job, hosts=LINK_HOSTS, ranks_per_host=per_host)
+                    job = experiment.LabJob(specs=(of_job,), hosts=LINK_HOSTS, ranks_per_host=per_host)
                     ran += experiment.run_together(lab, [job])
                     tell(f"{name}, {policy}, seed {seed}: {ran[-1].mean_ms():.1f} ms a step; {ran[-1].sentence}")
                 found.append(experiment.Series(scene=scene, policy=policy, ran=tuple(ran)))

@@ -10,7 +10,7 @@ from cases import each_case
 
 from experiments.pacing.experiment import Ran, Scene, Series, at_most, never_kept_in_vain, spelled
 from experiments.pacing.on_cores import COLLECTING, collecting_scenes, expected, late_change
-from experiments.pacing.paced_job import JobSpec
+from experiments.pacing.paced_job import JobSpec, specs_json
 from hpcpace.metrics.resampling import Estimate
 
 
@@ -69,6 +69,6 @@ def test_collections_are_tried_on_4_to_32_ranks():
     assert [scene.num_ranks for scene in collecting_scenes() if "coschedule" in scene.policies] == [4, 8, 16, 32]
 
 
-def test_a_job_is_passed_on_as_it_is():
-    spec = JobSpec(policy="slack", pace={"trial": False}, steps=7, collect_ms=3.0)
-    assert JobSpec(**json.loads(spec.to_json())) == spec
+def test_jobs_are_passed_on_as_they_are():
+    specs = [JobSpec(policy="slack", pace={"trial": False}, steps=7, collect_ms=3.0), JobSpec()]
+    assert [JobSpec(**spec) for spec in json.loads(specs_json(specs))] == specs
