@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import pytest
+
 Run = Callable[..., CompletedProcess[str]]
 SCRIPT = Path(__file__).with_name("own_script.py")
 TRACE = ("-m", "hpcpace", "trace")
@@ -32,6 +34,7 @@ def test_a_traced_job_ends_with_its_card_and_the_last_line(torchrun: Run, python
     assert "Verdict" not in off.stderr and "no summary" not in off.stderr
 
 
+@pytest.mark.nightly
 def test_a_session_ends_with_its_card_unless_the_script_fails(python: Run, tmp_path: Path) -> None:
     result = python(SCRIPT, 6, "--session", tmp_path / "run", **ON)
     assert (result.returncode, result.stdout.count("\n")) == (0, 1)

@@ -31,6 +31,7 @@ def check_one_true_clock(samples, n, capsys):
             print(f"\nrank {rank} of {n}: median half-width {np.median(halfwidth_ns) / 1000:.2f} us")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("n", only_nightly([4], [1, 2]))
 def test_the_true_offset_lies_within_the_halfwidth_over_mpi(mpiexec, capsys, n):
     check_one_true_clock(samples_by_rank(mpiexec(n, PROGRAM, "clock_samples")), n, capsys)

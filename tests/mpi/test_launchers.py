@@ -68,6 +68,7 @@ def test_a_process_group_that_a_mesh_makes_is_recorded(torchrun: Run, tmp_path: 
     assert len(_last_lines(result)) == 1
 
 
+@pytest.mark.nightly
 def test_a_session_of_the_script_leaves_the_recording_to_the_command(
     torchrun: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_torchrun_below_the_command_leaves_what_it_leaves_above_it(trace: Run, t
     assert _losses(result) == _losses(torchrun(2, SCRIPT, "mesh_only"))
 
 
+@pytest.mark.nightly
 def test_a_second_process_group_is_another_attempt_of_the_run(torchrun: Run, tmp_path: Path) -> None:
     result = torchrun(2, *TRACE, "--run-dir", tmp_path / "run", "--", SCRIPT, "twice")
     assert result.returncode == 0, result.stderr
@@ -256,6 +258,7 @@ def test_two_commands_of_a_shell_script_are_two_runs(trace: Run, tmp_path: Path)
     assert _ranks_and_steps(tmp_path / "run-2") == [(0, 1, 3)]
 
 
+@pytest.mark.nightly
 def test_ranks_of_mpi_that_torch_does_not_connect_are_not_worlds_of_one(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(2, *TRACE, "--run-dir", tmp_path / "run", "--", SCRIPT, "train")
     assert result.returncode == 0
@@ -264,6 +267,7 @@ def test_ranks_of_mpi_that_torch_does_not_connect_are_not_worlds_of_one(mpiexec:
     )
 
 
+@pytest.mark.nightly
 def test_steps_without_a_backward_pass_are_recorded(trace: Run, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -57,6 +57,7 @@ def test_other_types_train_on_a_mesh_of_all_kinds(mpiexec, tmp_path, dtype):
     assert found["dp=2,pp=2"][-1] < 0.9 * found["dp=2,pp=2"][0]
 
 
+@pytest.mark.nightly
 def test_both_copies_of_the_tied_weight_are_trained_and_stay_the_same(mpiexec):
     result = mpiexec(2, PROGRAM, "tied")
     assert result.returncode == 0, result.stderr

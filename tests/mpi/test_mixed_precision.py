@@ -58,6 +58,7 @@ def run(python, tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_a_run_records_the_type_of_its_computation(python, run):
     attempt = run / "attempt-0"
     record, outcome = (json.loads((attempt / name).read_text()) for name in ("run.json", "result.json"))

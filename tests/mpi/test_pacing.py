@@ -90,6 +90,7 @@ def test_the_early_rank_is_held_back(mpiexec: Run, tmp_path: Path) -> None:
     assert np.count_nonzero(delays[0]) > 10
 
 
+@pytest.mark.nightly
 def test_garbage_is_collected_on_the_same_steps_and_these_are_marked(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(2, PROGRAM, "torch", tmp_path / "run", "coschedule", "untried")
     assert result.returncode == 0, result.stderr

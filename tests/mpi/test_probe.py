@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from hpcpace.probe.operations import OPERATIONS
 from hpcpace.probe.record import probe_from, read_probe
 
@@ -28,6 +30,7 @@ def test_probes_saves_and_compares_on_two_ranks(mpiexec, tmp_path):
     assert refused.stderr.count("the probes are of different worlds (cluster elsewhere then, unknown now)") == 1
 
 
+@pytest.mark.nightly
 def test_a_training_is_probed_apart_from_its_own_groups(mpiexec, tmp_path):
     train = ("-m", "hpcpace", "train", "gpt2", "--mesh", "dp=2", "--steps", 4, "--warmup-steps", 1, "--seed", 1)
     losses = []

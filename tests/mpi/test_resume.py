@@ -104,6 +104,7 @@ def finished(tmp_path_factory):
     return tmp_path_factory.mktemp("finished") / "run"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("arguments", "seen"),
     only_nightly(

@@ -72,6 +72,7 @@ def test_survivors_and_the_killed_rank_are_read(mpiexec: Run, tmp_path: Path) ->
     assert not any(trace.closed_cleanly and trace.header.rank == 1 for trace in traces)
 
 
+@pytest.mark.nightly
 def test_a_removed_folder_costs_a_warning_and_the_job_goes_on(mpiexec: Run, tmp_path: Path) -> None:
     result = mpiexec(2, PROGRAM, tmp_path / "run", "remove folder")
     assert result.returncode == 0, result.stderr
@@ -155,6 +156,7 @@ def test_switched_off_a_session_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_wrong_rule_of_the_site_costs_one_warning_and_nothing_is_recorded(
     torchrun: Run, plain_losses: list[str], tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def test_one_file_a_host_has_all_of_its_ranks(mpiexec: Run, tmp_path: Path, num_
     assert _ranks(tmp_path / "run") == list(range(num_ranks))
 
 
+@pytest.mark.nightly
 def test_under_torchrun_too(torchrun: Run, tmp_path: Path) -> None:
     result = torchrun(2, OWN_SCRIPT, 5, "--session", tmp_path / "run")
     assert result.returncode == 0, result.stderr

@@ -75,6 +75,7 @@ def test_the_steps_of_the_setting_are_recorded_and_match(
     _assert_matched(traces)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_compiled", only_nightly(LAYERS[-1:], LAYERS[:-1]))
 def test_steps_that_are_found_are_switched_at_their_ends(mpiexec: Run, tmp_path: Path, is_compiled: bool) -> None:
     settings = {"HPCPACE_TRACE_DETAIL_STEPS": "20:25,30:33", "HPCPACE_TRACE_COMPILED": str(is_compiled).lower()}

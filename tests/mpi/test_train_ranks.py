@@ -46,6 +46,7 @@ def test_starts_its_own_ranks(python, tmp_path):
     _check_run(tmp_path / "run", result.stdout, num_steps=4)
 
 
+@pytest.mark.nightly
 def test_the_exit_code_of_its_own_ranks_is_passed_on(python, tmp_path):
     result = python(*TRAIN, "--ranks", 2, "--inject", "host=elsewhere,size=10%", "--run-dir", tmp_path / "run")
     assert result.returncode == 2

@@ -53,6 +53,7 @@ def test_a_trace_on_a_local_disk_leaves_nothing_open(hpcpace: Run, umask: str, t
     assert _open_to_others(tmp_path / "run", umask) + _open_to_others(local, umask) == []
 
 
+@pytest.mark.nightly
 def test_a_trace_that_still_grows_is_not_open(hpcpace: Run, umask: str, tmp_path: Path) -> None:
     look = tmp_path / "killed.py"
     look.write_text(
@@ -64,6 +65,7 @@ def test_a_trace_that_still_grows_is_not_open(hpcpace: Run, umask: str, tmp_path
     assert _open_to_others(tmp_path / "run", umask) == []
 
 
+@pytest.mark.nightly
 def test_a_training_and_its_checkpoints_leave_nothing_open(hpcpace: Run, umask: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = ["--steps", "4", "--warmup-steps", "1", "--checkpoint-every", "2"]

@@ -29,12 +29,12 @@ def _losses(result: CompletedProcess[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "phases", "num_forward"),
     only_nightly(
+        [pytest.param("accumulating", USUAL, 3 * STEPS, id="microbatches without synchronisation")],
         [
             pytest.param("gan", {*USUAL, Phase.DATA}, 2 * STEPS, id="two models in turn"),
-            pytest.param("accumulating", USUAL, 3 * STEPS, id="microbatches without synchronisation"),
+            # The thread is known from its first backward pass on.
+            pytest.param("in_a_thread", USUAL, STEPS - 1, id="in a thread"),
         ],
-        # The thread is known from its first backward pass on.
-        [pytest.param("in_a_thread", USUAL, STEPS - 1, id="in a thread")],
     ),
 )
 def test_an_unusual_loop_has_its_steps_phases_and_losses(

@@ -110,6 +110,7 @@ def test_a_rank_that_a_signal_has_stopped_is_named_and_woken_to_end(traced: Run,
     assert [rank for rank, notice in _notices(tmp_path).items() if notice.step == FAULTY_STEP] == [0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", only_nightly(["slow"], ["pause"]))  # by its own work, or by SIGSTOP until SIGCONT
 def test_a_job_that_goes_on_after_all_is_reported_once_and_loses_nothing(
     traced: Run, mpiexec: Run, tmp_path: Path, fault: str
@@ -131,6 +132,7 @@ def test_nothing_is_watched_where_that_is_switched_off(traced: Run, tmp_path: Pa
     assert "has lasted" not in result.stderr
 
 
+@pytest.mark.nightly
 def test_a_rank_that_does_not_come_to_the_process_group_is_missed(traced: Run, tmp_path: Path) -> None:
     result = traced("late", HPCPACE_HANG_FIRST_STEP_S="1", HPCPACE_HANG_LEAST_S="20")
     assert result.returncode == 0, result.stderr

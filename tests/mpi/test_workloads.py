@@ -157,6 +157,7 @@ def test_peak_memory_of_each_rank_is_recorded(mpiexec, tmp_path):
     assert all(100e6 < row["rss_bytes"] < 1.5e9 for row in memory)
 
 
+@pytest.mark.nightly
 def test_too_little_memory_is_an_outcome_with_a_line_that_says_what_to_lower(python, tmp_path):
     arguments = ("gpt2", "--preset", "large", "--steps", "2", "--warmup-steps", "0", "--no-trace")
     limit_bytes = 3_500_000_000

@@ -123,6 +123,7 @@ def test_a_second_rank_0_is_told_that_its_port_is_taken(place: Mapping[str, str]
     assert "this rank was started twice" in refused.stderr
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_there_twice_is_named_with_both_processes(place: Mapping[str, str]) -> None:
     first = start(0, size=3, **place)
     twins = after_one_of(*(start(1, size=3, **place) for _ in range(2)))
@@ -140,6 +141,7 @@ def test_a_rank_that_never_comes_is_named(place: Mapping[str, str]) -> None:
     assert results[1].stderr == ""
 
 
+@pytest.mark.nightly
 def test_a_host_that_cannot_resolve_the_first_one_says_so_once(place: Mapping[str, str]) -> None:
     unknown = {**place, "SLURM_STEP_NODELIST": "no-such-host.invalid"}
     spoken, silent = ended(start(1, **unknown, **FIRST_OF_HOST_2), start(1, **unknown))
