@@ -350,7 +350,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 # A study keeps its runs in STUDY/runs, and a folder of runs may sort them by topic.
 _MAX_NESTED = 3
-_MAX_ENTRIES, _MAX_ENTRIES_TO_NAME = 200_000, 20_000
+_MAX_ENTRIES, _MAX_ENTRIES_TO_NAME = 200_000, 2_000
 _MAX_NAMED = 6
 
 

@@ -256,9 +256,12 @@ class UnknownVariable:
 
 def unknown_variables(environ: Mapping[str, str]) -> list[UnknownVariable]:
     """Return the variables that begin with HPCPACE_ and that hpcpace does not know, sorted by name."""
-    others = (*_OF_SETTINGS, *_OWN, *_OF_JOBS, *_OF_TESTS, *_OF_MODULES)
-    known = setting_variables() | {f"{_PREFIX}{name}" for name in others}
-    return [_unknown(name, known) for name in sorted(environ) if name.startswith(_PREFIX) and name not in known]
+    others = {f"{_PREFIX}{name}" for name in (*_OF_SETTINGS, *_OWN, *_OF_JOBS, *_OF_TESTS, *_OF_MODULES)}
+    names = [name for name in sorted(environ) if name.startswith(_PREFIX) and name not in others]
+    if not names:  # else the settings of all features would load
+        return []
+    known = setting_variables() | others
+    return [_unknown(name, known) for name in names if name not in known]
 
 
 def unknown_sentence(unknown: list[UnknownVariable]) -> str:

@@ -134,7 +134,7 @@ class Panels:
     host_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     unmatched_ns: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     is_role_known: bool = True
-    transient_share: float | None = None
+    transient_share: Estimate | None = None
     data_variation: DataVariation | None = None
     parts_ns: Floats | None = None
     host_timed: tuple[int, ...] = ()

@@ -33,6 +33,7 @@ from hpcpace.metrics.operations import MESSAGE_NAMES
 from hpcpace.metrics.phase_cores import WorkThresholds
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part
 from hpcpace.metrics.plausibility import Alternation, CountThresholds, alternation
+from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.roles import VariationThresholds, same_work
 from hpcpace.metrics.segments import BlockingThresholds
 from hpcpace.metrics.steps import StepPanel, common_steps, is_plain, is_unphased, is_warmup, step_times, used_steps
@@ -389,7 +390,7 @@ def node_by_rank(ranks: Sequence[int], node: Ints) -> Ints:
     return found
 
 
-def _transient_share(measured: Measured) -> float | None:
+def _transient_share(measured: Measured) -> Estimate | None:
     """Return what changing work costs the rebuilt steps; None where they are not rebuilt, or work is not known.
 
     Ranks that meet many times in a step, as in tensor and expert parallelism and in pipelines, lose at each meeting
@@ -397,7 +398,8 @@ def _transient_share(measured: Measured) -> float | None:
     """
     if measured.host_timed or measured.close_up is None or measured.close_up.graph is None:
         return None
-    return transient_loss_ns(measured.close_up.graph) / max(float(measured.times_ns.mean()), 1.0)
+    mean_time_ns = max(float(measured.times_ns.mean()), 1.0)
+    return transient_loss_ns(measured.close_up.graph).through(lambda loss_ns: loss_ns / mean_time_ns)
 
 
 def own_excess_ns(panels: Panels) -> Floats | None:

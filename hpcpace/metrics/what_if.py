@@ -452,18 +452,19 @@ def _ordinals(graph: StepGraph, nodes: Ints) -> Ints:
     return ordinal
 
 
-def transient_loss_ns(graph: StepGraph) -> float:
+def transient_loss_ns(graph: StepGraph) -> Estimate:
     """Return what the mean step loses because work varies from step to step, nanoseconds; 0 without steps.
 
     This is the mean of the rebuilt steps, less the step rebuilt from mean local work, both with mean transfers
-    and starts: E[f(c)] - f(E[c]). For one synchronisation that is E[max c] - max E[c].
+    and starts: E[f(c)] - f(E[c]). For one synchronisation that is E[max c] - max E[c]. Steps that were rebuilt too long
+    count as measured.
 
     The mean over n steps is noisy itself, and the largest of noisy means is too large, by c / sqrt(n) where all ranks
     are alike and by nothing where one is always slowest. Two halves of the steps show by how much: f(E) = f(n) -
-    (f(n / 2) - f(n)) / (sqrt(2) - 1).
+    (f(n / 2) - f(n)) / (sqrt(2) - 1). The interval holds both, and the noise of a mean over steps.
     """
     if not graph.weight_ns.size:
-        return 0.0
+        return Estimate.around(0.0, 0.0)
     changing = graph.weight_ns.copy()
     starts = graph.kind == START
     changing[starts] -= changing[starts].max(axis=0)
@@ -477,5 +478,8 @@ def transient_loss_ns(graph: StepGraph) -> float:
         columns += [by_step[half].mean(axis=0) for half in halves]
     ends = replay(graph, np.ascontiguousarray(np.stack(columns, axis=1)))[graph.end].max(axis=0)
     bias = max(float(ends[1:].mean() - ends[0]), 0.0) / (np.sqrt(2.0) - 1) if len(columns) > 1 else 0.0
-    steady = max(float(ends[0]) - bias, 0.0)
-    return max(float(replay(graph, changing)[graph.end].max(axis=0).mean()) - steady, 0.0)
+    rebuilt = Estimate.of_mean(replay(graph, changing)[graph.end].max(axis=0))
+    mean_ns = min(rebuilt.value, max(float(graph.measured_ns.mean()), float(ends[0])))
+    value, most = mean_ns - float(ends[0]) + bias, rebuilt.high - float(ends[0]) + bias
+    least = mean_ns - float(ends[0]) - (rebuilt.value - rebuilt.low)
+    return Estimate(value=max(value, 0.0), low=max(least, 0.0), high=max(most, 0.0))

@@ -14,6 +14,7 @@ from hpcpace.diagnosis.finding import Case, DiagnosisFinding, Evidence, FindingW
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.diagnosis.topics.idle import InputEvidence
 from hpcpace.metrics import Floats
+from hpcpace.metrics.resampling import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +86,17 @@ def find(case: Case) -> list[DiagnosisFinding]:
     The loss of events and passing stragglers is not counted twice.
     """
     panels, settings = case.panels, case.settings
-    share = max(_share_of_roles(panels, case.work_ns), (panels.transient_share or 0.0)) - _explained(case.findings)
+    by_roles, explained = _share_of_roles(panels, case.work_ns), _explained(case.findings)
+    most = max(filter(None, (by_roles, panels.transient_share)), key=lambda loss: loss.value)
+    share = most.value - explained
     if share < settings.jitter_share:
         return []
     varies, least_spread = panels.data_variation, case.thresholds.of(JitterThresholds).least_data_spread
     found: Evidence = JitterEvidence(share=share)
     if varies is not None and varies.shared >= settings.data_share and varies.spread >= least_spread:
         found = DataEvidence(share=share, shared=varies.shared, spread=varies.spread)
-    return [DiagnosisFinding(evidence=found, loss_share=share, confidence=0.95)]
+    interval = (max(most.low - explained, 0.0), most.high - explained)
+    return [DiagnosisFinding(evidence=found, loss_share=share, loss_interval=interval, confidence=0.95)]
 
 
 def _explained(findings: Sequence[DiagnosisFinding]) -> float:
@@ -103,12 +107,15 @@ def _explained(findings: Sequence[DiagnosisFinding]) -> float:
     )
 
 
-def _share_of_roles(panels: Panels, work_ns: Floats) -> float:
+def _share_of_roles(panels: Panels, work_ns: Floats) -> Estimate:
     # A delay of any stage holds its whole pipeline up.
     reach = np.maximum(panels.reach_ns - (panels.work_ns - work_ns), 0.0)
-    shares = [0.0]
+    found = [Estimate.around(0.0, 0.0)]
     for value in np.unique(panels.role):
         of_role = reach[panels.role == value]
         if len(of_role) > 1 and panels.is_role_known:
-            shares.append(float(of_role.max(axis=0).mean() - of_role.mean(axis=1).max()) / panels.mean_time_ns)
-    return max(shares)
+            slowest_ns = float(of_role.mean(axis=1).max())
+            found.append(
+                Estimate.of_mean(of_role.max(axis=0) - slowest_ns).through(lambda ns: ns / panels.mean_time_ns)
+            )
+    return max(found, key=lambda loss: loss.value)
