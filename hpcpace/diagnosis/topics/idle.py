@@ -24,7 +24,7 @@ from hpcpace.diagnosis.finding import (
     rank_culprit,
 )
 from hpcpace.diagnosis.summary import Mode
-from hpcpace.metrics import Bools, Ints
+from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import Part
 
 
@@ -141,6 +141,7 @@ class HostEvidence(Evidence):
         ranks: the only ones whose devices wait; empty where many do.
         is_upper_bound: whether these are upper bounds of the idle time.
         is_open: whether the cost may be anything between its bounds.
+        bounds: of the cost, where idle time may hide in what looks like work; None elsewhere.
     """
 
     mode: ClassVar[str] = Mode.HOST
@@ -151,6 +152,7 @@ class HostEvidence(Evidence):
     ranks: tuple[int, ...] = ()
     is_upper_bound: bool = False
     is_open: bool = False
+    bounds: tuple[float, float] | None = None
 
     @property
     def makes_steps_differ(self) -> bool:
@@ -164,6 +166,8 @@ class HostEvidence(Evidence):
         where = listed([name for name in names if name != "other"] + ["outside of all phases"] * ("other" in names))
         shares = ", ".join(f"{name} {at_most}{percent(share)}" for name, share in self.phases)
         cost = f"which costs {at_most}{percent(said.finding.loss_share)} of the step time"
+        if self.bounds is not None:
+            cost = f"which costs between {percent(self.bounds[0])} and {percent(self.bounds[1])} of the step time"
         latest = first_ranks(self.ranks, said.hosts)
         who, end = f"of {latest} " if self.ranks else "", ";" if self.is_open else ","
         advice = [f"look at {latest} first: a slow host there may be all of it"] if self.ranks else []
@@ -182,6 +186,11 @@ class HostEvidence(Evidence):
             more.append("the rest of its cost is time in which ranks wait for those whose devices are idle")
         if self.ranks:
             more.append(f"all other devices wait for {latest}, not for their own hosts; {_HELD}")
+        if self.bounds is not None:
+            more.append(
+                "devices that wait for their hosts between two operations look as if they worked, and the ranks whose "
+                "devices are idle seem to work longer"
+            )
         if self.is_upper_bound:
             more.append(
                 "how long devices worked there is not known: no step shows these phases without waiting for the host. "
@@ -236,7 +245,10 @@ def find_host_everywhere(case: Case) -> list[DiagnosisFinding]:
     if common_ns.sum() < limits.common_part * panels.host_ns.sum():
         return []
     low, cost, high = _cost(case)
-    finding = _host_finding(case, panels, cost, (low, high))
+    is_hidden = _hides_in_work(case, of_rank)
+    if is_hidden:  # ranks may wait for each other's hosts as well
+        high = min(high + float(panels.wait_ns.mean()) / panels.mean_time_ns, 1.0)
+    finding = _host_finding(case, panels, cost, (low, high), is_hidden=is_hidden)
     parts_ns = panels.parts_ns
     if parts_ns is not None:
         parts_ns = parts_ns.copy()
@@ -286,6 +298,21 @@ def _cost(case: Case) -> tuple[float, float, float]:
     return 0.0 if is_bound else gain_share, high if is_bound else gain_share, high
 
 
+def _hides_in_work(case: Case, idle_of_rank: Floats) -> bool:
+    """Return whether there may be more idle time than is known.
+
+    Where a device waits for its host between two operations, that looks like work. If a rank whose device is known to
+    be idle also works longer than the others of its role, both may come from its host.
+    """
+    panels, least = case.panels, case.thresholds.of(HostThresholds).everywhere_share
+    own_ns, excess_ns = panels.work_ns - panels.host_ns, np.zeros_like(panels.work_ns)
+    for of in np.unique(panels.role):
+        rows = np.flatnonzero((panels.role == of) & (idle_of_rank >= least))
+        usual_ns = np.median(own_ns[panels.role == of], axis=0)
+        excess_ns[rows] = np.maximum(own_ns[rows] - usual_ns, 0.0)
+    return panels.is_role_known and case.gain_share(excess_ns) >= case.settings.host_share
+
+
 def _named(case: Case, panels: Panels) -> list[IdlePhase]:
     """Return the phases that hold most of the idle time."""
     least_ns = case.thresholds.of(HostThresholds).least_phase_share * sum(each.idle_ns for each in panels.idle)
@@ -296,7 +323,9 @@ def _is_bound(idle: Sequence[IdlePhase]) -> bool:
     return sum(each.bounded_ns for each in idle) > sum(each.idle_ns for each in idle) / 2
 
 
-def _host_finding(case: Case, panels: Panels, cost: float, interval: tuple[float, float] | None) -> DiagnosisFinding:
+def _host_finding(
+    case: Case, panels: Panels, cost: float, interval: tuple[float, float] | None, *, is_hidden: bool = False
+) -> DiagnosisFinding:
     share, idle = float(panels.host_ns.mean()) / panels.mean_time_ns, _named(case, panels)
     is_bound, limits = _is_bound(idle), case.thresholds.of(HostThresholds)
     low, high = interval or (0.0, cost)
@@ -308,6 +337,7 @@ def _host_finding(case: Case, panels: Panels, cost: float, interval: tuple[float
         ranks=tuple(panels.rank[few].tolist()),
         is_upper_bound=is_bound,
         is_open=is_bound and high - low > limits.widest_bounds,
+        bounds=(low, high) if is_hidden and not is_bound else None,
     )
     own = [(row, panels.host_ns[row : row + 1]) for row in few.tolist()]
     late = [
@@ -320,7 +350,7 @@ def _host_finding(case: Case, panels: Panels, cost: float, interval: tuple[float
     return DiagnosisFinding(
         evidence=evidence,
         loss_share=cost,
-        confidence=_BOUNDED_CONFIDENCE if is_bound else _CONFIDENCE,
+        confidence=_BOUNDED_CONFIDENCE if is_bound or is_hidden else _CONFIDENCE,
         counted_part=limits.bounded_part if is_bound else 1.0,
         culprits=(*late, *(phase_culprit(each.phase, share, of_phase) for each in idle[:1])),
         loss_interval=interval,

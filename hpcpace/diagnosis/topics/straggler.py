@@ -72,6 +72,7 @@ _PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_n
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 _CHECK_OFF_CORE = "find out what it waits for there, with py-spy dump: files, locks, other processes, sleep"
 _HOSTS_NEXT = "without it, the job waits for the hosts of the others: they issue a step little faster than it goes now"
+_NO_COST = 0.0005  # display: share of the step that is shown as 0.0 %
 _MIN_QUEUED = 0.05  # display: part of an excess from which its waiting for a core is mentioned
 _MIN_FEW = 3  # statistics: steps in which a rank may stand out although a finding takes more
 
@@ -214,6 +215,8 @@ class LatenessEvidence(RecurringEvidence):
             next_ = f"{self.place.advice}; or {next_}" if self.off_core_ns is None else next_
         costs = f"{'cost' if culprits[1:] else 'costs'} {said.lost}{by}"
         if self.later_share:
+            if said.finding.loss_share < _NO_COST:
+                costs = f"{'cost' if culprits[1:] else 'costs'} nothing while hosts are this slow{by}"
             costs += f", and at least {percent(self.later_share)} once hosts issue work faster"
             more.append(_HOSTS_NEXT)
             next_ = f"{next_}; and let hosts issue less: {ISSUE_LESS}"
