@@ -27,7 +27,7 @@ API = """# Python
 ::: hpcpace.observe.session.Session
 
 ## Runs as data
-[Runs in Python](python.md) has the columns of all frames.
+[Runs in Python](python.md) is the guide, [frames.md](frames.md) has all columns.
 
 ::: hpcpace.frames.run.load
 ::: hpcpace.frames.run.Run

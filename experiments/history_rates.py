@@ -121,7 +121,7 @@ def _of_hosts(num_runs: int, *, spread: float, slower: float, num_histories: int
 
 
 def main() -> None:
-    """Print the tables of docs/history.md."""
+    """Print the tables of docs/results/history.md."""
     head = ("series of one job, a spread of 1 % unless said", "lasting", "drift", "one-off", "recent")
     print(table(head, []))
     for name, make in _series().items():

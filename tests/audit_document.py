@@ -1,4 +1,4 @@
-"""The parts of docs/audit.md that follow from the code: the rules and the settings.
+"""The parts of docs/audit-rules.md that follow from the code: the rules and the settings.
 
 Run as a program, it writes them anew: read the diff.
 """
@@ -18,7 +18,7 @@ from hpcpace.audit.findings import Severity
 from hpcpace.audit.rulebook import BY_ID, Rule
 from hpcpace.audit.settings import AuditConfig
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "audit.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "audit-rules.md"
 _WIDTH = 120
 
 

@@ -1,9 +1,9 @@
 """The content of a snapshot: the facts of one host and its ranks as they were read, without any judgement.
 
 A fact that could not be read is None, and `Snapshot.unreadable` has the reason under the fact's name. Sets of CPUs are
-texts as the kernel writes them (`0-3,8`). docs/audit.md describes the JSON form. Why a GPU lowers its clock are NVML's
-bits (nvmlClocksEventReasons of nvml.h): an idle GPU, clocks that a user set, and clocks kept equal for a display are no
-faults; the reasons about heat and power are what the node should provide.
+texts as the kernel writes them (`0-3,8`). docs/audit-rules.md describes the JSON form. Why a GPU lowers its clock are
+NVML's bits (nvmlClocksEventReasons of nvml.h): an idle GPU, clocks that a user set, and clocks kept equal for a display
+are no faults; the reasons about heat and power are what the node should provide.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class AuditResult:
         return EXIT_OK
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values with findings grouped over hosts, as described in docs/audit.md."""
+        """Return plain values with findings grouped over hosts, as described in docs/audit-rules.md."""
         return {
             "schema": SCHEMA,
             "hpcpace_version": hpcpace.__version__,

@@ -9,7 +9,7 @@ from hpcpace.core.config import Section, number
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig(Section, section="audit"):
-    """Thresholds from which the audit reports a problem, and what every node must have; listed in docs/audit.md."""
+    """Thresholds from which the audit reports a problem, and what every node must have: docs/audit-rules.md."""
 
     ignore: tuple[str, ...] = ()
     """Rules that do not run."""

@@ -1,4 +1,4 @@
-"""The columns of each frame: their names, types and meanings, as docs/python.md lists them.
+"""The columns of each frame: their names, types and meanings, as docs/frames.md lists them.
 
 Times are nanoseconds on the common clock since the first of the loaded steps began on any rank. What cannot be known is
 NaN, so a column of times or durations that may lack some is float64, which is exact below 104 days.

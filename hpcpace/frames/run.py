@@ -5,7 +5,7 @@
     run.collectives.groupby("late_rank").exposed_wait_ns.sum()
 
 Frames have the steps and the ranks that the report uses, so their means are its figures. They are made when they are
-first asked for. docs/python.md lists their columns.
+first asked for. docs/frames.md lists their columns.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_help_finds_pages_sections_and_terms_by_name() -> None:
 
 def test_help_names_topics_like_one_that_it_does_not_have() -> None:
     assert _said("pacin").startswith("no topic 'pacin' in the guide: try pacing")
-    assert _said("frames").startswith("no topic 'frames' in the guide: try python")
+    assert _said("pandas").startswith("no topic 'pandas' in the guide: try python")
     assert _said("qqqq") == "no topic 'qqqq' in the guide: `hpcpace help` lists the pages"
 
 

@@ -1,4 +1,4 @@
-"""docs/audit.md has every rule and every setting as the code has them, and names every field of JSON.
+"""docs/audit-rules.md has every rule and every setting as the code has them, and names every field of JSON.
 
 `python tests/audit_document.py` writes the rules and the settings anew.
 """
@@ -17,7 +17,7 @@ from hpcpace.audit.findings import Severity
 from hpcpace.audit.rulebook import BY_ID, Rule
 from hpcpace.audit.settings import AuditConfig
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "audit.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "audit-rules.md").read_text()
 
 
 def _plain(text: str) -> str:
