@@ -49,13 +49,19 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return a page whose links to files of the repository lead to their pages; those without a page are text alone."""
-    return _LINK.sub(lambda link: _linked(page.file.src_uri, *link.groups()), markdown)
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Return a page whose links lead to pages, with their names in place of files' names; others are text alone."""
+    names = {
+        file: name for part in config["nav"] for pages in part.values() for one in pages for name, file in one.items()
+    }
+    return _LINK.sub(lambda link: _linked(page.file.src_uri, names, *link.groups()), markdown)
 
 
-def _linked(page: str, text: str, target: str, anchor: str | None) -> str:
+def _linked(page: str, names: dict[str, str], text: str, target: str, anchor: str | None) -> str:
     folder = posixpath.dirname(PAGES.get(page, f"docs/{page}"))
     path = posixpath.normpath(posixpath.join(folder, target))
     place = _PLACES.get(path, path.removeprefix("docs/") if path.startswith("docs/") else "")
-    return f"[{text}]({posixpath.relpath(place, posixpath.dirname(page))}{anchor or ''})" if place else text
+    if not place:
+        return text
+    shown = names.get(place, text) if text.endswith(".md") else text
+    return f"[{shown}]({posixpath.relpath(place, posixpath.dirname(page))}{anchor or ''})"
