@@ -16,18 +16,8 @@ from hpcpace.core.text import format_bytes, format_count, format_rate, plural
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title
+from hpcpace.studies import published as paper
 from hpcpace.studies.figures import SetupFigures, spelled, study_figures
-from hpcpace.studies.published import (
-    BATCH,
-    COLUMNS,
-    Published,
-    bases_of,
-    compute_spread,
-    orders,
-    published_of,
-    read_published,
-    values_of,
-)
 from hpcpace.studies.setups import DONE, StudyFolder
 
 if TYPE_CHECKING:
@@ -35,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "nano_cluster"
+Published = paper.Published
 PUBLISHED = Path(__file__).parents[1] / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
 COLORS = {"none": plots.GREY, "data": plots.BLUE, "tensor": plots.VERMILION, "pipeline": plots.GREEN}
 
@@ -49,7 +40,7 @@ def print_tables(rows: Sequence[SetupFigures], published: Published, remarks: Se
         columns = ["batch", *head, "peak\nmemory", "forward of a\nmicrobatch"]
         shown = files.rows_from_the_top(table("set-up", columns))
         for row in of_model:
-            setup, theirs = row.setup, published_of(row, published)
+            setup, theirs = row.setup, paper.published_of(row, published)
             scaling = spelled(row.spreads["scaling_factor"], lambda value: f"{value:.2f}", is_ranged=False)
             stands = f"\n(for {setup.stands_for})" if setup.stands_for not in (0, setup.batch) else ""
             shown.add_row(
@@ -70,9 +61,9 @@ def print_tables(rows: Sequence[SetupFigures], published: Published, remarks: Se
 def draw(rows: Sequence[SetupFigures], published: Published) -> Figure:
     figure = plots.new_figure(11.0, 8.0)
     scaling, volume, texts, images = figure.subplots(2, 2).ravel()
-    of_batch = [row for row in rows if row.setup.model == "gpt2" and row.setup.stands_for == BATCH]
-    draw_both(scaling, of_batch, published, "scaling_factor", f"GPT-2, batch {BATCH}: scaling factor", (1, 1))
-    name, bases = "network_bytes_per_sample", bases_of(of_batch, published)
+    of_batch = [row for row in rows if row.setup.model == "gpt2" and row.setup.stands_for == paper.BATCH]
+    draw_both(scaling, of_batch, published, "scaling_factor", f"GPT-2, batch {paper.BATCH}: scaling factor", (1, 1))
+    name, bases = "network_bytes_per_sample", paper.bases_of(of_batch, published)
     draw_both(volume, of_batch, published, name, "network volume, relative to data at 2x1", bases)
     draw_over_batch(texts, [row for row in rows if row.setup.model == "gpt2"], "tokens/s", "sequences of a replica")
     draw_over_batch(images, [row for row in rows if row.setup.model == "resnet18"], "images/s", "images of a replica")
@@ -90,7 +81,7 @@ def draw_both(
     colors = [COLORS[row.setup.parallelism] for row, _ in known]
     plots.draw_bars(axes, names, spreads[:, 0], spreads[:, 1:], colors, f"{label} (diamonds: published)")
     for height, (row, _) in enumerate(known):
-        value = getattr(published_of(row, published), name, None)
+        value = getattr(paper.published_of(row, published), name, None)
         if value is not None:
             axes.plot(value / bases[1], height, "D", color=plots.ORANGE, markeredgecolor=plots.BLACK)
 
@@ -115,11 +106,11 @@ def draw_over_batch(axes: Axes, rows: Sequence[SetupFigures], unit: str, across:
 def command(study: Path, out: Path) -> None:
     """Show a nano-cluster STUDY and the published values: tables, and NAME.csv, .png and .svg in a folder."""
     rows, problems = study_figures(StudyFolder(study))
-    published = {(row.layout, row.parallelism): row for row in read_published(PUBLISHED)}
-    values = [values_of(row, published) for row in rows]
-    written = files.write_files(out, NAME, columns=COLUMNS, rows=values, figure=draw(rows, published))
+    published = {(row.layout, row.parallelism): row for row in paper.read_published(PUBLISHED)}
+    values = [paper.values_of(row, published) for row in rows]
+    written = files.write_files(out, NAME, columns=paper.COLUMNS, rows=values, figure=draw(rows, published))
     unfinished = sum(count for row in rows for state, count in row.states.items() if state != DONE)
-    remarks = [*orders(rows, published.values()), *compute_spread(rows)]
+    remarks = [*paper.orders(rows, published.values()), *paper.compute_spread(rows)]
     remarks += [f"{plural(unfinished, 'run')} not finished"] if unfinished else []
     print_tables(rows, published, [*remarks, *problems])
     print(written)
