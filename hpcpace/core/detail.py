@@ -15,6 +15,8 @@ from hpcpace.core.text import shown
 
 MAX_STEPS = (1 << 31) - 1
 """Behind the last step that a trace can number."""
+MAX_RANKS = 1 << 20
+"""The most ranks of a run: sixty times the largest run ever reported, and few enough to list those missing."""
 
 
 class Detail(IntEnum):

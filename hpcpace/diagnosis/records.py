@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcpace.core.codec import Text, as_count, as_text, decoder, read_json
+from hpcpace.core.codec import Text, as_count, as_text, convert, decoder, read_json
 from hpcpace.core.errors import ProbeError
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import printable
-from hpcpace.diagnosis.run_state import model_dtype
+from hpcpace.diagnosis.run_state import ImportedContent, RunContent
 from hpcpace.diagnosis.summary import PacingFigures, RankMemory
 
 if TYPE_CHECKING:
@@ -55,32 +55,21 @@ def read_run_record(attempt: Attempt, problems: list[str]) -> RunRecord:
 
 
 def _run(content: Any) -> RunRecord:
+    found = convert(content, RunContent)
     return RunRecord(
-        hosts=dict(_host(entry) for entry in content.get("ranks", [])),
-        emulation=as_text(content.get("environment", {}).get("HPCPACE_LAB_EMULATION", "")),
-        versions=tuple((as_text(name), as_text(of)) for name, of in content.get("versions", {}).items() if of),
-        dtype=model_dtype(content),
-        is_lab="HPCPACE_LAB_NAME" in content.get("environment", {}),
-        shared_cores=content.get("config", {}).get("train", {}).get("shared_cores") is True,
-        imported=_imported(content.get("imported")),
+        hosts={one.rank: one.host for one in found.ranks},
+        emulation=as_text(found.environment.get("HPCPACE_LAB_EMULATION", "")),
+        versions=tuple((name, of) for name, of in found.versions.items() if of),
+        dtype=found.dtype,
+        is_lab="HPCPACE_LAB_NAME" in found.environment,
+        shared_cores=found.config.train.shared_cores is True,
+        imported="" if found.imported is None else _imported(found.imported),
     )
 
 
-def _imported(content: Any) -> str:
-    if not isinstance(content, dict):
-        return ""
-    unknown = [printable(as_text(phrase)) for phrase in content.get("unknown", [])][:_MAX_UNKNOWN]
-    tool = printable(as_text(content.get("tool", "")))
-    return f"recorded by {tool}" + (f"; not in its files: {', '.join(unknown)}" if unknown else "")
-
-
-def _host(entry: Any) -> tuple[int, str]:
-    from hpcpace.trace.schema import MAX_RANKS  # loads numpy, which a list of runs does without
-
-    rank = entry["rank"]
-    if not isinstance(rank, int) or not 0 <= rank < MAX_RANKS:
-        raise ValueError(f"a rank is {rank!r}")
-    return rank, as_text(entry["host"])
+def _imported(content: ImportedContent) -> str:
+    unknown = ", ".join(map(printable, content.unknown[:_MAX_UNKNOWN]))
+    return f"recorded by {printable(content.tool)}" + (f"; not in its files: {unknown}" if unknown else "")
 
 
 @dataclass(frozen=True, kw_only=True)

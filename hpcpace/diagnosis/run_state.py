@@ -14,13 +14,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from hpcpace.core.codec import MAX_BYTES, as_text, read_json
-from hpcpace.core.detail import MAX_STEPS
+from msgspec import UNSET, Meta, Struct
+
+from hpcpace.core.codec import MAX_BYTES, Text, Whole, as_text, convert, read_json
+from hpcpace.core.detail import MAX_RANKS, MAX_STEPS
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt, open_run
-from hpcpace.core.text import NS_PER_S, printable, shown
+from hpcpace.core.text import NS_PER_S, printable
 from hpcpace.diagnosis.settings import DiagnosisConfig
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ _USUAL_STEPS = 20  # timing: as `hpcpace.hang` takes an operation for a hang
 _MAX_LOOKED_AT = 4  # speed: traces that are opened for each run of a list
 _MAX_HEADLINE, _MAX_DTYPE = 200, 32  # display: letters
 # format: larger ones are damage, and what is computed from these stays a number
-_MAX_NS, _MAX_RANKS, _MAX_INTERVAL_S, _MAX_RATE = (1 << 63) - 1, (1 << 31) - 1, 1e9, 1e15
+_MAX_RANKS, _MAX_INTERVAL_S, _MAX_RATE = (1 << 31) - 1, 1e9, 1e15
 
 
 class State(StrEnum):
@@ -75,41 +77,67 @@ def read_start(attempt: Attempt, problems: list[str]) -> StartRecord:
     return read_json(attempt, attempt.run_json.name, _start, problems, most_bytes=MAX_BYTES) or StartRecord()
 
 
+class _Train(Struct, frozen=True):
+    steps: Annotated[int, Meta(ge=0, le=MAX_STEPS)] | None = None
+    shared_cores: Any = False
+
+
+class _Trace(Struct, frozen=True):
+    flush_interval_s: Annotated[float, Meta(ge=0, le=_MAX_INTERVAL_S)] = 1.0
+
+
+class _Config(Struct, frozen=True):
+    train: _Train = _Train()
+    trace: _Trace = _Trace()
+
+
+class _Rank(Struct):
+    rank: Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+    host: Text
+
+
+class ImportedContent(Struct):
+    """The tool that recorded an imported run, and what its files leave out."""
+
+    tool: Text = ""
+    unknown: tuple[Text, ...] = ()
+
+
+class RunContent(Struct):
+    """The fields of run.json that its readers use; a user's script may record model and parallelism in words."""
+
+    created_unix_ns: Whole = 0
+    ranks: tuple[_Rank, ...] = ()
+    environment: dict[str, Any] = {}
+    versions: dict[Text, Text | None] = {}
+    config: _Config = _Config()
+    model: Any = None
+    parallelism: Any = None
+    resumed: Any = UNSET
+    imported: ImportedContent | None = None
+
+    @property
+    def dtype(self) -> str:
+        """The type of the computation; empty if the model has none.
+
+        Raises:
+            WrongValue: it is no text.
+        """
+        dtype = self.model.get("dtype", "") if isinstance(self.model, dict) else ""
+        return printable(as_text(dtype))[:_MAX_DTYPE]
+
+
 def _start(content: Any) -> StartRecord:
-    is_workload = isinstance(content.get("parallelism"), dict) and "resumed" in content
-    config = content.get("config", {})
+    found = convert(content, RunContent)
+    is_workload = isinstance(found.parallelism, dict) and found.resumed is not UNSET
     return StartRecord(
-        created_unix_ns=min(max(int(content.get("created_unix_ns", 0)), 0), _MAX_NS),
-        num_ranks=len(list(content.get("ranks", []))),
+        created_unix_ns=max(found.created_unix_ns, 0),
+        num_ranks=len(found.ranks),
         is_workload=is_workload,
-        planned_steps=int(_within(config["train"]["steps"], MAX_STEPS)) if is_workload else None,
-        flush_interval_s=float(_within(config.get("trace", {}).get("flush_interval_s", 1.0), _MAX_INTERVAL_S)),
-        dtype=model_dtype(content),
+        planned_steps=found.config.train.steps if is_workload else None,
+        flush_interval_s=found.config.trace.flush_interval_s,
+        dtype=found.dtype,
     )
-
-
-def model_dtype(content: Any) -> str:
-    """Return the type that the content of a run.json names for the computation; empty where it names none.
-
-    Raises:
-        TypeError: it is no text.
-    """
-    model = content.get("model")
-    # A script may record a model in words of its own.
-    return printable(as_text(model.get("dtype", "")))[:_MAX_DTYPE] if isinstance(model, dict) else ""
-
-
-def _within(value: Any, most: float) -> float:
-    """Return a number from 0 to a most.
-
-    Raises:
-        ValueError: it is another one.
-        TypeError: it is none.
-    """
-    if not 0 <= value <= most:
-        raise ValueError(f"{shown(value)} is no number from 0 to {most:g}")
-    number: float = value
-    return number
 
 
 def attempt_state(

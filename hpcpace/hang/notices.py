@@ -17,11 +17,11 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from hpcpace.core.codec import Text, convert, json_object, read_json
+from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.core.text import shown
 from hpcpace.hang.views import Doing
-from hpcpace.trace.schema import MAX_RANKS
 
 SCHEMA = 1
 MAX_BYTES = 1 << 18

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hpcpace.core.codec import Text, convert, parse_json
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import NS_PER_S, format_duration, listed, plural, printable, rank_list
@@ -49,9 +50,9 @@ class HangWords:
         advice: what to do.
     """
 
-    headline: str
-    why: tuple[str, ...]
-    advice: str
+    headline: Text
+    why: tuple[Text, ...]
+    advice: Text
 
 
 def describe(hang: Hang, job: JobView) -> HangWords:
@@ -263,16 +264,11 @@ def ask_verdict(attempt: Attempt, timeout_s: float) -> HangWords | None:
         )
         if done.returncode:
             raise ValueError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:_MAX_TEXT])
-        content = json.loads(done.stdout)
-        words = HangWords(
-            headline=str(content["headline"])[:_MAX_TEXT],
-            why=tuple(str(line)[:_MAX_TEXT] for line in content["why"]),
-            advice=str(content["advice"])[:_MAX_TEXT],
-        )
+        words = convert(parse_json(done.stdout), HangWords)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"the records could not be read within {timeout_s:g} s") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RuntimeError(f"the records cannot be read: {error or type(error).__name__}") from error
+    except (OSError, ValueError) as error:
+        raise RuntimeError(f"the records cannot be read: {error}") from error
     return words if words.headline else None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import os
 import signal
@@ -23,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from hpcpace.core.codec import convert, parse_json
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.rundir import write_json
 from hpcpace.lab.fault_kinds import KINDS, InsideLab, KillHost, LabFault, Wait
@@ -69,7 +69,7 @@ class FaultRecord:
 
 def fault_records(files: LabFiles) -> list[FaultRecord]:
     """Return all faults of a lab, the oldest first."""
-    records = [FaultRecord(**json.loads(path.read_text())) for path in files.faults_dir.glob("f*.json")]
+    records = [convert(parse_json(path.read_text()), FaultRecord) for path in files.faults_dir.glob("f*.json")]
     found = [record if _is_held(record) else dataclasses.replace(record, state="lost") for record in records]
     return sorted(found, key=lambda record: int(record.fault_id[1:]))
 

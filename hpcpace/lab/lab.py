@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from hpcpace.core.codec import convert, parse_json
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import write_json
@@ -189,8 +190,8 @@ def labs() -> list[str]:
 def read_anchor(files: LabFiles) -> Anchor | None:
     """Return the recorded first process of a lab; None if there is no record."""
     try:
-        return Anchor(**json.loads(files.anchor_json.read_text()))
-    except (OSError, ValueError, TypeError):
+        return convert(parse_json(files.anchor_json.read_text()), Anchor)
+    except (OSError, ValueError):
         return None
 
 

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hpcpace.core.codec import convert, parse_json
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import closing_descriptor
 from hpcpace.core.redaction import Redaction
@@ -156,8 +157,7 @@ def write_config(files: LabFiles, config: LabConfig) -> None:
 
 def read_config(files: LabFiles) -> LabConfig:
     """Return the settings that a lab was started with."""
-    values = json.loads(files.config_json.read_text())
-    return LabConfig(**{**values, "share": tuple(values["share"])})
+    return convert(parse_json(files.config_json.read_text()), LabConfig)
 
 
 SPINE = "spine"

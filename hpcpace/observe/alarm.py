@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from hpcpace.core.codec import read_json
+from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.environment import RankInfo, host_identity
 from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.core.text import NS_PER_S, format_duration, rank_list, shell_word
@@ -31,7 +32,7 @@ from hpcpace.hang.verdict import HangWords, ask_verdict
 from hpcpace.hang.views import Doing
 from hpcpace.observe.hang_snapshot import thread_stacks
 from hpcpace.observe.settings import HangConfig
-from hpcpace.trace.schema import MAX_RANKS, NO_STEP
+from hpcpace.trace.schema import NO_STEP
 from hpcpace.world.deadline import in_time
 
 FILES_TIMEOUT_S = 10.0

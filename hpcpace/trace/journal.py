@@ -17,10 +17,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
+from hpcpace.core.codec import convert, parse_json
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import write_all, write_some
 from hpcpace.trace.schema import TABLES, TraceHeader, header_values, parse_header
@@ -150,6 +153,18 @@ def decode(content: bytes, place: str) -> JournalContent:
     return journal
 
 
+class _Table(Struct):
+    name: str
+    columns: tuple[tuple[str, str], ...]
+
+
+class _Description(Struct):
+    """The JSON text at the start of a journal."""
+
+    header: dict[str, Any]
+    tables: Any  # converted once the version in the header is known
+
+
 def decode_start(content: bytes, place: str) -> JournalStart:
     """Return what is before the first record of a journal.
 
@@ -167,17 +182,13 @@ def decode_start(content: bytes, place: str) -> JournalStart:
     if size > _MAX_HEADER_BYTES or len(text) < size or zlib.crc32(text) != check:
         raise TraceError(f"{place}: the journal's header is damaged or ends after {len(content)} bytes; leave it out")
     try:
-        description = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{place}: the journal's header is not JSON ({error}); leave the file out") from error
-    if not isinstance(description, dict) or not isinstance(description.get("header"), dict):
-        raise TraceError(f"{place}: the journal's header does not describe a trace; leave the file out")
-    header = parse_header(description["header"], place)
-    try:
-        tables = {str(table["name"]): _row_dtype(*map(tuple, table["columns"])) for table in description["tables"]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{place}: the journal's tables cannot be understood ({error}); leave the file out") from error
-    if len(tables) != len(description["tables"]):
+        found = convert(parse_json(text), _Description)
+        header = parse_header(found.header, place)
+        listed = convert(found.tables, list[_Table])
+        tables = {table.name: _row_dtype(*table.columns) for table in listed}
+    except ValueError as error:
+        raise TraceError(f"{place}: the journal's header does not describe a trace ({error}); leave it out") from error
+    if len(tables) != len(listed):
         raise TraceError(f"{place}: the journal names a table twice; leave the file out")
     return JournalStart(header=header, tables=tables, size_bytes=_PREAMBLE.size + size)
 

@@ -24,6 +24,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, left_out, no_rows, open_tables
@@ -36,7 +37,7 @@ from hpcpace.trace.opening import (
     is_marked_open,
     open_trace,
 )
-from hpcpace.trace.schema import MAX_RANKS, TABLES, OtherVersion, TableSchema, table_of
+from hpcpace.trace.schema import TABLES, OtherVersion, TableSchema, table_of
 from hpcpace.trace.stream import ChunkCache, PackedCollectives, Range, identity_of, read_rows
 from hpcpace.trace.tables import GroupTable, Table, join_tables
 

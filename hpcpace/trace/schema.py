@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import TraceError
 
 FORMAT = "hpcpace-trace"
@@ -279,9 +280,6 @@ class TraceHeader:
     format: str = FORMAT
     format_version: str = FORMAT_VERSION
 
-
-MAX_RANKS = 1 << 20
-"""The most ranks of a run: sixty times the largest run ever reported, and few enough to list those missing."""
 
 _VERSION = re.compile(r"([0-9]{1,6})\.[0-9]{1,6}")
 # Largest place or coordinate; a time of day is int64.

@@ -18,6 +18,7 @@ import numpy as np
 
 from hpcpace.audit.snapshot_files import file_name, snapshot_from
 from hpcpace.core.codec import read_json
+from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import SnapshotError, TraceError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, RunDirectory, rank_of
@@ -25,7 +26,7 @@ from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import StartRecord, read_start
 from hpcpace.trace.journal_tail import JournalTail
 from hpcpace.trace.reader import read_rank
-from hpcpace.trace.schema import MAX_RANKS, StepFlag
+from hpcpace.trace.schema import StepFlag
 from hpcpace.watch.live_rank import DETAIL, LIGHT, LiveRank
 
 _SPECIAL = StepFlag.WARMUP | StepFlag.CHECKPOINT | StepFlag.EVAL

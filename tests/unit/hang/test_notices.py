@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cases import each_case
 
+from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.hang.notices import (
     MAX_BYTES,
@@ -24,7 +25,6 @@ from hpcpace.hang.notices import (
     write,
 )
 from hpcpace.hang.views import Doing
-from hpcpace.trace.schema import MAX_RANKS
 
 NOTICE = Notice(
     rank=3,
