@@ -39,7 +39,8 @@ def call_bounded(function: Callable[[], _Result], *, max_bytes: int) -> _Result:
     Raises:
         MemoryError: it took more, or the process died.
     """
-    fork = multiprocessing.get_context("fork")  # what is imported here does not have to be again
+    # Forked, as in `hpcpace.core.pool`; one of `spawn` could not take `function`, which is a closure.
+    fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
     process = fork.Process(target=_answer, args=(function, sender, max_bytes), daemon=True)
     process.start()
