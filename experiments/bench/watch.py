@@ -25,6 +25,7 @@ from rich.console import Console
 
 from experiments.bench.pairs import header
 from hpcpace.core.rundir import RunDirectory, write_json
+from hpcpace.report.terminal import Shown
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import RecordKind, encode_header, encode_records
 from hpcpace.trace.schema import TABLES, Phase, TraceHeader
@@ -149,7 +150,7 @@ def watch(path: Path, seconds: float) -> dict[str, float]:
             continue
         after_s = seen.at_s
         console.file = io.StringIO()
-        console.print(page(seen.state, Choice(), width=200, height=50, has_keys=True))
+        console.print(Shown(page(seen.state, Choice(), width=200, height=50, has_keys=True)))
         if not start_s and time.monotonic() - begin_s >= _START_S:
             start_s, start_cpu_s = time.monotonic(), time.process_time()
         if start_s:

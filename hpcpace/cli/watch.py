@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -18,11 +17,12 @@ from rich.console import Console
 from rich.live import Live
 
 from hpcpace.cli.commands import Command
-from hpcpace.cli.options import PATH, Real, Whole, headed, option
+from hpcpace.cli.options import PATH, Real, Whole, headed, option, text_console
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, TraceError, UsageError
 from hpcpace.core.rundir import check_target, open_named_run
 from hpcpace.diagnosis.settings import DiagnosisConfig
+from hpcpace.report.terminal import Shown, print_document
 from hpcpace.watch.state import Doing, JobState
 from hpcpace.watch.view import Choice, Keyboard, after_key, keyboard, page
 from hpcpace.watch.watcher import Watcher
@@ -30,7 +30,7 @@ from hpcpace.watch.watcher import Watcher
 if TYPE_CHECKING:
     from hpcpace.watch.export import Exporter
 
-_PLAIN_WIDTH = 120
+_MAX_WIDTH = 120
 _REDRAW_S = 1.0
 _VERDICT_S = 60.0
 _OVER = frozenset({Doing.FINISHED, Doing.FAILED, Doing.ENDED, Doing.REMOVED})
@@ -189,11 +189,8 @@ def _show(state: JobState, *, as_json: bool, exporter: Exporter | None) -> None:
         content = process_redaction().content(state.to_json())
         click.echo(json.dumps(content))
     else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
-        console = Console(width=width, highlight=False, emoji=False, markup=False)
-        with console.capture() as capture:
-            console.print(page(state, Choice(), width=width, height=None))
-        click.echo("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+        console = text_console(log_width=_MAX_WIDTH, max_width=_MAX_WIDTH)
+        print_document(console, page(state, Choice(), width=console.width, height=None))
 
 
 def _show_live(watcher: Watcher) -> JobState | None:
@@ -208,7 +205,7 @@ def _show_live(watcher: Watcher) -> JobState | None:
                 state = seen.state
                 size = console.size
                 view = page(state, choice, width=size.width, height=size.height, age_s=watcher.age_s, has_keys=True)
-                live.update(view, refresh=True)
+                live.update(Shown(view), refresh=True)
             choice = _pressed(keys, choice, watcher, 0 if state is None else len(state.ranks))
     return state
 

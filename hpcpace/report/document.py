@@ -54,7 +54,7 @@ class Cell:
         text: on a page.
         short: on a terminal; the same if None. A name of a column breaks where it has a line break.
         below: a second line on a terminal.
-        style: `strong`, `bad` or `quiet` on a terminal; empty for neither.
+        style: `strong`, `good`, `warn`, `bad`, `quiet` or `marked` on a terminal; empty for none.
     """
 
     text: str
@@ -130,15 +130,15 @@ class Facts(Block):
         has_terms: whether terms in the values mean what the glossary of a report says.
     """
 
-    rows: Sequence[tuple[Text, str]]
+    rows: Sequence[tuple[Text, Text]]
     _: KW_ONLY
     is_tiles: bool = False
     has_terms: bool = False
 
     @property
-    def known(self) -> list[tuple[Cell, str]]:
+    def known(self) -> list[tuple[Cell, Cell]]:
         """The facts that have a value."""
-        return [(cell(name), value) for name, value in self.rows if value]
+        return [(cell(name), cell(value)) for name, value in self.rows if cell(value).text]
 
     def __bool__(self) -> bool:
         """Whether one has a value."""
@@ -176,6 +176,7 @@ class Table(Block):
         limits: the most rows on a terminal and on a page; 0 is no limit.
         which: which rows come first, as in `the busiest 8 of 300`.
         foot: a row below all others, such as a sum or a median.
+        is_cut: whether a terminal cuts cells that are too wide, instead of breaking them.
         details: if not empty, a page shows the table when the reader opens these words.
     """
 
@@ -188,6 +189,7 @@ class Table(Block):
     limits: tuple[int, int] = (0, 0)
     which: str = "first"
     foot: Sequence[Text] = ()
+    is_cut: bool = False
     details: str = ""
 
     def shown(self, medium: Medium) -> list[Row]:

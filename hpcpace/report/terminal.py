@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from textwrap import wrap
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -36,7 +37,8 @@ _BAR_WIDTH = 60
 _IN_FIGURES = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[kMGT]?B)(?!\w))")
 _FIRST_PRIVATE = 0xE000  # private characters are not printable, so no text that is shown has one
 _PLAIN = str.maketrans("▁▂▃▄▅▆▇█▓▒░├└│─", "_.-=+*%#=-.|`|-")
-_STYLES = {"strong": "bold", "bad": "bold red", "good": "bold green", "quiet": "dim", "": ""}
+_STYLES = {"strong": "bold", "bad": "bold red", "good": "bold green", "warn": "bold yellow", "": ""}
+_STYLES |= {"quiet": "dim", "marked": "reverse"}
 
 
 def print_document(console: Console, document: Document, *, is_verbose: bool = False) -> None:
@@ -59,6 +61,20 @@ def print_document(console: Console, document: Document, *, is_verbose: bool = F
         line(console, label, sentence, style="bold")
     for section in document.on(TERMINAL):
         print_section(console, section, rest=document.rest, is_verbose=is_verbose, has_title=not document.is_brief)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A document as rich shows it, such as in a view that changes."""
+
+    document: Document
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield its lines."""
+        own = Console(file=io.StringIO(), width=options.max_width, force_terminal=console.is_terminal)
+        with own.capture() as printed:
+            print_document(own, self.document)
+        yield Text.from_ansi(printed.get().rstrip("\n"))
 
 
 def num_lines(document: Document, width: int) -> int:
@@ -103,11 +119,12 @@ def _print_block(console: Console, block: Block, *, is_first: bool, rest: str, i
             console.print(f"  {block.label}: {printable(block.line)}", soft_wrap=True, markup=False)
         case Facts(is_tiles=True):
             (name, value), *others = block.known
-            more = ", ".join(f"{other.brief} {of_it}" for other, of_it in others)
-            line(console, name.brief, f"{value}; {more}" if more else value)
+            more = ", ".join(f"{other.brief} {of_it.brief}" for other, of_it in others)
+            line(console, name.brief, f"{value.brief}; {more}" if more else value.brief)
         case Facts():
             for name, value in block.known:
-                line(console, name.brief, value)
+                styles = _STYLES[value.style], _STYLES[name.style or "quiet"]
+                line(console, name.brief, value.brief, style=styles[0], label_style=styles[1])
         case Drawing():
             for drawn in block.lines:
                 console.print(Text(printable(drawn)), soft_wrap=True)
@@ -155,7 +172,9 @@ def _print_table(console: Console, table: Table, *, is_first: bool, rest: str) -
             name.brief if is_text else _broken(name.brief, widest),
             justify="left" if is_text else "right",
             vertical="bottom",
-            overflow="fold" if is_text else "ellipsis",  # names that differ at their ends alone stay apart
+            # Names that differ at their ends alone stay apart, unless each row is to take one line.
+            overflow="fold" if is_text and not table.is_cut else "ellipsis",
+            no_wrap=table.is_cut,
         )
     for row in rows:
         _add_row(console, made, row)
@@ -219,9 +238,9 @@ def _quietly(console: Console, content: str) -> None:
         console.print(Text(part, style="dim"), soft_wrap=True)
 
 
-def line(console: Console, label: str, content: str, *, style: str = "") -> None:
+def line(console: Console, label: str, content: str, *, style: str = "", label_style: str = "dim") -> None:
     """Print a label and its content, wrapped with a hanging indent."""
-    _hanging(console, Text(f"{label.ljust(_LABEL_WIDTH - 1)} ", style="dim"), content, style=style)
+    _hanging(console, Text(f"{label.ljust(_LABEL_WIDTH - 1)} ", style=label_style), content, style=style)
 
 
 def note(console: Console, content: str) -> None:
@@ -240,7 +259,7 @@ def notes(
 def _hanging(console: Console, label: Text, content: str, *, style: str = "") -> None:
     """Print text wrapped to the right of a label."""
     for index, part in enumerate(_wrapped(console, printable(content), max(console.width - len(label), 20))):
-        console.print((label if index == 0 else Text(" " * len(label))) + Text(part, style=style), soft_wrap=True)
+        console.print(Text.assemble(label if index == 0 else " " * len(label), (part, style)), soft_wrap=True)
 
 
 def _wrapped(console: Console, text: str, width: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import sys
@@ -13,10 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from hpcpace.core.text import (
     NS_PER_S,
     format_count,
@@ -27,20 +24,23 @@ from hpcpace.core.text import (
     rank_list,
     shell_word,
 )
+from hpcpace.report.document import Block, Cell, Document, Facts, Notes, Row, Section, Table
+from hpcpace.report.terminal import num_lines
 from hpcpace.watch.state import Doing, HangState, JobState, RankDoing, RankState
 
 _STYLES = {
-    Doing.RUNNING: "bold green",
-    Doing.FINISHED: "bold",
-    Doing.ENDED: "bold",
-    Doing.HANGS: "bold red",
-    Doing.FAILED: "bold red",
-    Doing.REMOVED: "bold red",
-    Doing.SILENT: "bold red",
+    Doing.RUNNING: "good",
+    Doing.FINISHED: "strong",
+    Doing.ENDED: "strong",
+    Doing.HANGS: "bad",
+    Doing.FAILED: "bad",
+    Doing.REMOVED: "bad",
+    Doing.SILENT: "bad",
 }
 _WIDE = 120
-_MAX_RANGES = 60
-_MIN_ROWS = 5
+_MAX_RANGES, _MAX_NAME = 60, 32
+_MIN_ROWS, _NUM_LINES_AROUND = 5, 4
+"""The fewest ranks that are shown, and the lines around them: an empty one, a title, the head, and how many more."""
 _STALE_S = 3.0
 _HELD_S, _HELD_STEPS = 2.0, 5
 _SLOW_CHANGE = 0.1
@@ -96,7 +96,7 @@ def ordered(state: JobState, sort: Sort) -> list[RankState]:
 
 def page(
     state: JobState, choice: Choice, *, width: int, height: int | None, age_s: float = 0.0, has_keys: bool = False
-) -> RenderableType:
+) -> Document:
     """Return the view.
 
     Args:
@@ -106,117 +106,104 @@ def page(
         age_s: seconds since the state was seen.
         has_keys: whether keys can be pressed.
     """
-    lines = [*_head(state, age_s), *_job(state, width)]
-    if state.hang is not None:
-        lines += _hang(state.hang)
-    lines += [Text(f"note: {note}", style="yellow", no_wrap=True, overflow="ellipsis") for note in state.notes]
-    foot = [_keys_line(choice)] if has_keys else []
+    head = Section("", [_head(state, age_s), _job(state), *_hang(state.hang), Notes(state.notes, title="note")])
+    foot = Section("", [Notes([_keys_line(choice)])] if has_keys else [])
     if choice.is_help:
-        return Group(*lines, Text(""), *_help())
+        return _document(head, _help())
     ranks = ordered(state, choice.sort)
     if choice.opened and ranks:
-        return Group(*lines, Text(""), *_rank_page(ranks[min(choice.cursor, len(ranks) - 1)]), *foot)
-    used = sum(_num_lines(line, width) for line in lines) + len(foot) + 3
-    num_hosts = min(len(state.hosts), 4 if height is not None else 16)
-    room = 16 if height is None else max(height - used - (num_hosts + 2 if num_hosts else 0), _MIN_ROWS)
-    parts: list[RenderableType] = list(lines)
-    if ranks:
-        parts += [Text(""), _ranks(ranks, choice, width=width, room=room, has_keys=has_keys, step_ns=state.step_ns)]
-    if num_hosts:
-        parts += [Text(""), _hosts(state, num_hosts)]
-    return Group(*parts, *foot)
+        return _document(head, _rank_page(ranks[min(choice.cursor, len(ranks) - 1)]), foot)
+    hosts = _hosts(state, 4 if height is not None else 16)
+    used = num_lines(_document(head, hosts, foot), width)
+    room = 16 if height is None else max(height - used - _NUM_LINES_AROUND, _MIN_ROWS)
+    table = _ranks(ranks, choice, is_wide=width >= _WIDE, room=room, has_keys=has_keys, step_ns=state.step_ns)
+    return _document(head, table, hosts, foot)
 
 
-def _num_lines(line: Text, width: int) -> int:
-    return 1 if line.no_wrap else max(-(-line.cell_len // width), 1)
+def _document(*sections: Section) -> Document:
+    return Document(heading="", title="hpcpace watch", sections=sections, rest="--json", has_glossary=False)
 
 
-def _head(state: JobState, age_s: float) -> Iterator[Text]:
+def _head(state: JobState, age_s: float) -> Facts:
     where = f", attempt {state.attempt}" if state.num_attempts > 1 else ""
-    head = Text(overflow="ellipsis", no_wrap=True)
-    head.append(state.doing.upper(), style=_STYLES.get(state.doing, "bold yellow"))
     job = f"  job {state.jobid}" if state.jobid else ""
-    head.append(f"  {state.path}{where}{job}")
-    yield head
+    style = _STYLES.get(state.doing, "warn")
+    rows = [(Cell(state.doing.upper(), style=style), Cell(f"{state.path}{where}{job}"))]
     if age_s > _STALE_S + state.look_s:
-        yield Text(f"no look at the files has ended for {age_s:.0f} s: the file system is slow", style="bold yellow")
+        slow = f"no look at the files has ended for {age_s:.0f} s: the file system is slow"
+        rows.append((Cell(""), Cell(slow, style="warn")))
+    return Facts([*rows, (Cell(""), _remark(state))])
+
+
+def _remark(state: JobState) -> Cell:
+    """Return what a run that is not under way is waiting for, or how it ended; empty where it is under way."""
     if state.doing == Doing.NOT_STARTED:
-        yield Text(f"no attempt in {state.path} yet: the job has not started, or its run is elsewhere", style="yellow")
-    elif state.doing == Doing.REMOVED:
-        yield Text("the run was removed; this is what was seen last", style="yellow")
-    elif state.doing == Doing.STARTING:
-        yield Text("no rank has begun to record yet", style="yellow")
-    elif state.doing == Doing.SILENT:
-        yield Text("no rank writes any more: its ranks were killed or stopped, or their hosts are gone", style="red")
-    elif not state.ranks:
-        yield Text(f"nothing is written any more: hpcpace report {shell_word(state.path)} says how it went")
+        waits_for = f"no attempt in {state.path} yet: the job has not started, or its run is elsewhere"
+        return Cell(waits_for, style="warn")
+    if state.doing == Doing.REMOVED:
+        return Cell("the run was removed; this is what was seen last", style="warn")
+    if state.doing == Doing.STARTING:
+        return Cell("no rank has begun to record yet", style="warn")
+    if state.doing == Doing.SILENT:
+        gone = "no rank writes any more: its ranks were killed or stopped, or their hosts are gone"
+        return Cell(gone, style="bad")
+    over = f"nothing is written any more: hpcpace report {shell_word(state.path)} says how it went"
+    return Cell("" if state.ranks else over)
 
 
-def _job(state: JobState, width: int) -> Iterator[Text]:
-    """Yield the lines on the whole job, each as many of its parts as fit."""
+def _job(state: JobState) -> Facts:
+    """Return the facts on the whole job; what is unusual about it has a line of its own below the others."""
     if not state.ranks and not state.num_steps:
-        return
+        return Facts([])
+    rows: list[tuple[str, Cell]] = []
     for label, parts in (("steps", _steps(state)), ("waits", _waits(state)), ("ranks", _ranks_line(state))):
-        line = Text(f"{label}  ", style="")
-        used = len(label) + 2
-        for number, (text, style) in enumerate(part for part in parts if part[0]):
-            if number and used + len(text) + 3 > width:
-                line.append("\n" + " " * (len(label) + 2))
-                used = len(label) + 2
-            elif number:
-                line.append(" | ")
-                used += 3
-            line.append(text, style=style)
-            used += len(text)
-        yield from line.split("\n")
-    if state.pacing:
-        yield Text(state.pacing)
+        cells = list(parts)
+        rows.append((label, Cell(" | ".join(one.text for one in cells if not one.style))))
+        rows += (("", one) for one in cells if one.style)
+    return Facts([*rows, ("pacing", state.pacing)])
 
 
-def _steps(state: JobState) -> Iterator[tuple[str, str]]:
+def _steps(state: JobState) -> Iterator[Cell]:
     planned = "" if state.planned_steps is None else f" of {state.planned_steps}"
     spread = state.most_steps - state.num_steps
-    yield f"{state.num_steps}{planned}" + (f" (some ranks {spread} ahead)" if spread > 1 else ""), "bold"
+    yield Cell(f"{state.num_steps}{planned}" + (f" (some ranks {spread} ahead)" if spread > 1 else ""))
     if state.step_ns is not None and state.rate is not None:
-        yield f"{format_duration(state.step_ns)} a step, {state.rate:.3g}/s", ""
+        yield Cell(f"{format_duration(state.step_ns)} a step, {state.rate:.3g}/s")
     if state.change is not None and state.past_ns is not None:
-        style = "bold yellow" if state.change >= _SLOW_CHANGE else ""
-        yield f"{100 * state.change:+.1f} % against its past {format_duration(state.past_ns)}", style
+        change = f"{100 * state.change:+.1f} % against its past {format_duration(state.past_ns)}"
+        yield Cell(change, style="warn" if state.change >= _SLOW_CHANGE else "")
     if state.sample_rate:
-        yield f"{format_count(state.sample_rate)} {state.samples_unit}/s", ""
+        yield Cell(f"{format_count(state.sample_rate)} {state.samples_unit}/s")
     if state.eta_s is not None:
-        yield f"done in {_duration(state.eta_s)}", ""
-    if (
-        state.step_age_s is not None
-        and state.step_ns is not None
-        and state.step_age_s > _HELD_STEPS * state.step_ns / NS_PER_S
-    ):
-        yield f"the present step has lasted {_duration(state.step_age_s)}", "bold yellow"
+        yield Cell(f"done in {_duration(state.eta_s)}")
+    held_s = _HELD_STEPS * (state.step_ns or math.inf) / NS_PER_S
+    if state.step_age_s is not None and state.step_age_s > held_s:
+        yield Cell(f"the present step has lasted {_duration(state.step_age_s)}", style="warn")
     if state.last_step_unix_s is not None and state.num_live == 0:
-        yield f"last step ended {_date(state.last_step_unix_s)}", ""
+        yield Cell(f"last step ended {_date(state.last_step_unix_s)}")
 
 
-def _waits(state: JobState) -> Iterator[tuple[str, str]]:
+def _waits(state: JobState) -> Iterator[Cell]:
     if state.wait_share is None or state.blocked_share is None:
-        yield "no step was looked at in detail yet", "dim"
+        yield Cell("no step was looked at in detail yet")
     else:
         age = f" (of the last {_duration(state.detail_s)})" if state.detail_s is not None and state.detail_s > 5 else ""
-        yield f"exposed wait {percent(state.wait_share)} of a step{age}", ""
-        yield f"blocked in communication {percent(state.blocked_share)}", ""
+        yield Cell(f"exposed wait {percent(state.wait_share)} of a step{age}")
+        yield Cell(f"blocked in communication {percent(state.blocked_share)}")
     if state.halfwidth_ns:
-        yield f"clock error at most {format_duration(state.halfwidth_ns)}", ""
+        yield Cell(f"clock error at most {format_duration(state.halfwidth_ns)}")
 
 
-def _ranks_line(state: JobState) -> Iterator[tuple[str, str]]:
+def _ranks_line(state: JobState) -> Iterator[Cell]:
     ended = f", {state.num_ended} ended" if state.num_ended else ""
-    yield f"{state.num_live} of {state.world_size} live{ended}", ""
+    yield Cell(f"{state.num_live} of {state.world_size} live{ended}")
     if state.silent:
-        yield f"silent: {_short(state.silent)}", "bold red"
+        yield Cell(f"silent: {_short(state.silent)}", style="bad")
     if state.missing:
-        yield f"no file: {_short(state.missing)}", "bold yellow"
-    yield f"{format_count(state.num_dropped)} rows dropped", "bold yellow" if state.num_dropped else ""
+        yield Cell(f"no file: {_short(state.missing)}", style="warn")
+    yield Cell(f"{format_count(state.num_dropped)} rows dropped", style="warn" if state.num_dropped else "")
     if state.looked_s > _STALE_S:
-        yield f"each looked at within {_duration(state.looked_s)}", ""
+        yield Cell(f"each looked at within {_duration(state.looked_s)}")
 
 
 def _short(ranks: tuple[int, ...]) -> str:
@@ -224,44 +211,34 @@ def _short(ranks: tuple[int, ...]) -> str:
     return names if len(names) <= _MAX_RANGES else plural(len(ranks), "rank")
 
 
-def _hang(hang: HangState) -> Iterator[Text]:
-    yield Text(hang.headline, style="bold red")
-    for line in hang.why:
-        yield Text(f"  {line}")
-    yield Text(f"  {hang.advice}", style="bold")
-    if hang.found_s > 2:
-        yield Text(f"  (found {_duration(hang.found_s)} ago)", style="dim")
+def _hang(hang: HangState | None) -> Iterator[Block]:
+    if hang is None:
+        return
+    found = f"(found {_duration(hang.found_s)} ago)" if hang.found_s > 2 else ""
+    lines = [("hang", Cell(hang.headline, style="bad")), *(("", Cell(why)) for why in hang.why)]
+    yield Facts([*lines, ("", Cell(hang.advice, style="strong")), ("", Cell(found, style="quiet"))])
 
 
 def _ranks(
-    ranks: list[RankState], choice: Choice, *, width: int, room: int, has_keys: bool, step_ns: float | None
-) -> Table:
+    ranks: list[RankState], choice: Choice, *, is_wide: bool, room: int, has_keys: bool, step_ns: float | None
+) -> Section:
     held_s = max(_HELD_S, _HELD_STEPS * (step_ns or 0.0) / NS_PER_S)
-    is_wide = width >= _WIDE
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", width=width)
-    table.add_column("rank", justify="right")
-    if is_wide:
-        table.add_column("host", no_wrap=True, overflow="ellipsis", max_width=32)
-    for name in ("step", "own", "excess", "wait"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if is_wide:
-        table.add_column("blocked", justify="right", no_wrap=True)
-        table.add_column("age", justify="right", no_wrap=True)
-    table.add_column("what", ratio=1, no_wrap=True, overflow="ellipsis")
     cursor = min(choice.cursor, len(ranks) - 1)
     first = max(0, min(cursor - room // 2, len(ranks) - room))
+    rows = []
     for place, one in list(enumerate(ranks))[first : first + room]:
-        cells = [str(one.rank)]
-        if is_wide:
-            cells.append(one.host)
-        cells += [str(one.step) if one.step >= 0 else "-", _time(one.own_ns), _signed(one.excess), _time(one.wait_ns)]
-        if is_wide:
-            cells += [_time(one.blocked_ns), "-" if one.detail_age_s is None else _duration(one.detail_age_s)]
-        style = "reverse" if has_keys and place == cursor else ""
-        table.add_row(*(Text(cell) for cell in cells), Text(_what(one, held_s), style=_what_style(one)), style=style)
-    if len(ranks) > room:
-        table.add_row(*[Text("")] * (len(table.columns) - 1), Text(f"{len(ranks) - room} more", style="dim"))
-    return table
+        age = "-" if one.detail_age_s is None else _duration(one.detail_age_s)
+        cells = [str(one.rank), *([one.host] if is_wide else []), str(one.step) if one.step >= 0 else "-"]
+        cells += [_time(one.own_ns), _signed(one.excess), _time(one.wait_ns)]
+        cells += [_time(one.blocked_ns), age] if is_wide else []
+        is_marked = has_keys and place == cursor
+        what = Cell(_what(one, held_s), style="" if is_marked else _what_style(one))
+        rows.append(Row([*cells, what], style="marked" if is_marked else ""))
+    head = ["rank", *(["host"] if is_wide else []), "step", "own", "excess", "wait"]
+    head += ["blocked", "age", "what"] if is_wide else ["what"]
+    text = (1, len(head) - 1) if is_wide else (len(head) - 1,)
+    more = Notes([f"{len(ranks) - room} more" if len(ranks) > room else ""])
+    return Section("Ranks", [Table(head, rows, text=text, is_cut=True), more])
 
 
 def _what(one: RankState, held_s: float) -> str:
@@ -278,72 +255,66 @@ def _what(one: RankState, held_s: float) -> str:
 
 def _what_style(one: RankState) -> str:
     if one.doing in (RankDoing.SILENT, RankDoing.DAMAGED, RankDoing.NO_FILE):
-        return "red"
-    return "yellow" if one.reason.startswith("own work") else ""
+        return "bad"
+    return "warn" if one.reason.startswith("own work") else ""
 
 
-def _hosts(state: JobState, num_hosts: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("host", "interface"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=32)
-    for name in ("sent", "received", "of line rate"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _hosts(state: JobState, most: int) -> Section:
     hosts = sorted(state.hosts, key=lambda one: (-(one.share or 0), -max(one.sent_bps, one.received_bps)))
-    for one in hosts[:num_hosts]:
+    rows = []
+    for one in hosts:
         share = "unknown" if one.share is None else percent(one.share)
-        cells = (one.host, one.interface, format_rate(one.sent_bps), format_rate(one.received_bps), share)
-        table.add_row(*map(Text, cells))
-    if len(hosts) > num_hosts:
-        table.add_row(Text(f"{len(hosts) - num_hosts} more", style="dim"))
-    return table
+        names = (one.host[:_MAX_NAME], one.interface[:_MAX_NAME])
+        rows.append((*names, format_rate(one.sent_bps), format_rate(one.received_bps), share))
+    head = ("host", "interface", "sent", "received", "of line rate")
+    table = Table(head, rows, text=(0, 1), limits=(most, 0), which="busiest", is_cut=True)
+    return Section("Hosts", [table])
 
 
-def _rank_page(one: RankState) -> Iterator[Text]:
-    yield Text(f"rank {one.rank} on {one.host or 'an unknown host'}: {one.doing}", style="bold")
-    if one.problem:
-        yield Text(one.problem, style="red")
+def _rank_page(one: RankState) -> Section:
     age = "" if one.step_age_s is None else f", which had lasted {_duration(one.step_age_s)} at the last flush"
-    yield Text(f"in step {one.step}{age}" if one.step >= 0 else f"before its first step{age}")
-    if one.silent_s:
-        yield Text(f"silent for {_duration(one.silent_s)}", style="red")
+    step = ""
     if one.own_ns is not None and one.detail_age_s is not None:
-        yield Text(
-            f"a step, seen {_duration(one.detail_age_s)} ago: own work {_time(one.own_ns)}"
+        step = (
+            f"seen {_duration(one.detail_age_s)} ago: own work {_time(one.own_ns)}"
             f" ({_signed(one.excess)} against its role), blocked {_time(one.blocked_ns)},"
             f" of that waiting for others {_time(one.wait_ns)}"
         )
-    for name, time_ns in sorted(one.phases_ns.items(), key=lambda item: -item[1]):
-        yield Text(f"  {name:<12}{_time(time_ns):>10}")
-    for call in one.open_calls:
-        yield Text(f"  open: {call}", no_wrap=True, overflow="ellipsis")
-    if one.num_dropped:
-        yield Text(f"{format_count(one.num_dropped)} rows dropped", style="yellow")
-    if one.reason:
-        yield Text(one.reason, style="bold")
+    dropped = f"{format_count(one.num_dropped)} rows dropped" if one.num_dropped else ""
+    facts = [
+        ("", Cell(one.problem, style="bad")),
+        ("now", Cell(f"in step {one.step}{age}" if one.step >= 0 else f"before its first step{age}")),
+        ("", Cell(f"silent for {_duration(one.silent_s)}" if one.silent_s else "", style="bad")),
+        ("a step", Cell(step)),
+        *((name, Cell(_time(time_ns))) for name, time_ns in sorted(one.phases_ns.items(), key=lambda item: -item[1])),
+        *(("", Cell(f"open: {call}")) for call in one.open_calls),
+        ("", Cell(dropped, style="warn")),
+        ("", Cell(one.reason, style="strong")),
+    ]
+    return Section(f"rank {one.rank} on {one.host or 'an unknown host'}: {one.doing}", [Facts(facts)])
 
 
-def _keys_line(choice: Choice) -> Text:
+def _keys_line(choice: Choice) -> str:
     back = "enter: all ranks" if choice.opened else "enter: open the rank"
-    return Text(
-        f"q: quit  s: sort ({choice.sort})  up/down: mark  {back}  ?: keys",
-        style="dim",
-        no_wrap=True,
-        overflow="ellipsis",
-    )
+    return f"q: quit  s: sort ({choice.sort})  up/down: mark  {back}  ?: keys"
 
 
-def _help() -> Iterator[Text]:
-    for key, what in (
+def _help() -> Section:
+    keys = (
         ("q", "quit"),
         ("s", "sort by the next of: " + ", ".join(Sort)),
         ("up, down, k, j", "mark another rank"),
         ("page up, page down", "mark one ten places away"),
         ("enter", "open the marked rank, or go back"),
         ("?", "show or leave this page"),
-    ):
-        yield Text(f"{key:<20}{what}")
-    yield Text("own: time of a step in which the rank was not blocked in communication; excess: own against its role;")
-    yield Text("wait: time blocked beyond that of the least blocked rank of its role; age: since it was looked at.")
+    )
+    columns = (
+        ("own", "time of a step in which the rank was not blocked in communication"),
+        ("excess", "own against its role"),
+        ("wait", "time blocked beyond that of the least blocked rank of its role"),
+        ("age", "time since the rank was looked at"),
+    )
+    return Section("Keys", [Table(("", ""), keys, text=(0, 1)), Facts(columns)])
 
 
 def _time(time_ns: float | None) -> str:

@@ -76,7 +76,7 @@ def _command(block: Command) -> Markup:
 
 def _facts(block: Facts) -> Markup:
     rows = "".join(
-        f"<div><dt>{with_terms(capital(name.text))}</dt><dd>{_text(value, block.has_terms)}</dd></div>\n"
+        f"<div><dt>{with_terms(capital(name.text))}</dt><dd>{_text(value.text, block.has_terms)}</dd></div>\n"
         for name, value in block.known
     )
     return Markup(f'<dl class="{"tiles" if block.is_tiles else "facts"}">\n{rows}</dl>\n')

@@ -15,6 +15,7 @@ from live_run import DTYPES, LiveRun
 from rich.console import Console
 
 from hpcpace.core.exposition import exposition
+from hpcpace.report.terminal import Shown
 from hpcpace.watch.export import families
 from hpcpace.watch.state import JobState
 from hpcpace.watch.view import Choice, page
@@ -26,7 +27,7 @@ def shown(state: JobState) -> str:
     """Return all that a look is turned into."""
     console = Console(file=io.StringIO(), width=120)
     with console.capture() as capture:
-        console.print(page(state, Choice(), width=120, height=40))
+        console.print(Shown(page(state, Choice(), width=120, height=40)))
     texts = [capture.get(), exposition(families(state)), json.dumps(state.to_json(), ensure_ascii=False)]
     assert all(letter.isprintable() or letter == "\n" for text in texts[:2] for letter in text)
     assert len("".join(texts)) < 100_000
