@@ -20,17 +20,20 @@ from hpcpace.plots import charts as plots
 from hpcpace.plots import files
 from hpcpace.report.terminal import note, table, title
 from hpcpace.studies.paced_jobs import Target
-from hpcpace.studies.pacing import PACING_COLUMNS as COLUMNS
 from hpcpace.studies.pacing import (
+    MODEL_COLUMNS,
     PacingRow,
+    draw_model,
     interval_text,
+    model_rows,
     pacing_rows,
     pacing_values,
+    print_model,
     read_paced_run,
     read_published_pacing,
     simulations,
 )
-from hpcpace.studies.pacing_model import MODEL_COLUMNS, draw_model, model_rows, print_model
+from hpcpace.studies.pacing import PACING_COLUMNS as COLUMNS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ from click_man.core import write_man_pages
 
 from hpcpace import __version__
 from hpcpace.cli import COMMANDS, cli
-from hpcpace.cli.examples import EXAMPLES
+from hpcpace.cli.commands import EXAMPLES
 
 
 def main(folder: Path) -> None:

@@ -21,11 +21,10 @@ from hpcpace.report.html import html_page
 from hpcpace.report.sections.causes import causes_section, jitter_section, named_ranks_of, pacing_section
 from hpcpace.report.sections.communication import communication_section, probed_section
 from hpcpace.report.sections.cores import cores_section
-from hpcpace.report.sections.hosts import audit_section, clocks_section, devices_section
+from hpcpace.report.sections.hosts import audit_section, clocks_section, could_also_be, devices_section, places_section
 from hpcpace.report.sections.network import network_section
 from hpcpace.report.sections.overview import attempts_section, run_section, time_section
 from hpcpace.report.sections.phases import phases_section, rows_shown
-from hpcpace.report.sections.places import could_also_be, places_section
 from hpcpace.report.sections.steps import own_delay_section, slowest_section, times_section
 
 MAY_CHANGE = "verdict and figures may change until it ends"

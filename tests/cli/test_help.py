@@ -10,7 +10,7 @@ from cases import each_case
 from click.testing import CliRunner
 
 from hpcpace.cli import COMMANDS, HEADINGS, cli
-from hpcpace.cli.examples import EXAMPLES
+from hpcpace.cli.commands import EXAMPLES
 from hpcpace.cli.help import topics
 from hpcpace.core.errors import UsageError
 

@@ -22,9 +22,8 @@ from hpcpace.report.glossary import GLOSSARY, terms_in
 from hpcpace.report.html import compressed, html_page, plot_library
 from hpcpace.report.run_report import page, write_html
 from hpcpace.report.sections.causes import growth
-from hpcpace.report.sections.hosts import clock_error
+from hpcpace.report.sections.hosts import clock_error, transfer_matrix
 from hpcpace.report.sections.phases import MAX_BARS, phase_shares
-from hpcpace.report.sections.places import transfer_matrix
 from hpcpace.report.sections.steps import own_delay, slow_step, step_distribution, step_times
 
 VERDICT = SampleVerdict()
