@@ -165,8 +165,8 @@ class Alternation:
 def alternation(parts_ns: Floats, length_ns: Floats, limits: CountThresholds = CountThresholds()) -> Alternation | None:
     """Return how steps alternate on all ranks; None if they do not.
 
-    What is compared is the computation of a step where phases show it, own work otherwise, as the median over ranks: so
-    neither an evaluation every few steps nor a single rank counts as a pattern.
+    What is compared is the computation of a step where phases show it, own work otherwise, as the lower median over
+    ranks: so neither an evaluation every few steps nor a single rank counts as a pattern, not even one of two.
 
     Args:
         parts_ns: the parts of each step, (num_ranks, num_steps, num_parts).
@@ -176,8 +176,10 @@ def alternation(parts_ns: Floats, length_ns: Floats, limits: CountThresholds = C
     num_steps = length_ns.shape[1]
     if num_steps < 2 * limits.min_cycles:
         return None
-    work_ns = np.median(parts_ns[:, :, list(OWN_WORK)].sum(axis=2), axis=0)
-    busy_ns = np.median(parts_ns[:, :, list(BUSY)].sum(axis=2), axis=0)
+    middle = (len(parts_ns) - 1) // 2
+    work_ns, busy_ns = (
+        np.partition(parts_ns[:, :, list(parts)].sum(axis=2), middle, axis=0)[middle] for parts in (OWN_WORK, BUSY)
+    )
     core_ns = busy_ns if busy_ns.sum() >= limits.min_busy_share * work_ns.sum() else work_ns
     low_ns, high_ns = np.quantile(core_ns, _ENDS)
     if high_ns < limits.min_length_ratio * max(low_ns, 1.0):

@@ -285,7 +285,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     passes through the stages of a pipeline, and may hide transfers. These are one mode, periodic ones are the control
     plane's, and lateness that goes round is amplification, for which no rank is to blame.
     """
-    panels, limits = case.panels, case.thresholds.of(StragglerThresholds)
+    panels, limits = replace(case.panels, role=_roles(case.panels)), case.thresholds.of(StragglerThresholds)
     case.search = search = search_stragglers(panels, case.settings, case.thresholds)
     hidden = None
     if not any(LatePattern(each.pattern).mode is Mode.STRAGGLER for each in search.found):
@@ -434,22 +434,22 @@ def search_stragglers(
 ) -> StragglerSearch:
     """Return who is late again and again; ranks are not compared if their roles are not known.
 
-    Where no two ranks do the same work, as in a pipeline without replicas, each is compared with itself in other steps:
-    stages may differ, but one that takes longer for a while, while the others do not, is late.
+    Where no two ranks are known to do the same work, as in a pipeline without replicas, each is compared with itself in
+    other steps: stages may differ, but one that takes longer for a while or every few steps, while the others do not,
+    is late.
     """
-    if not panels.is_role_known:
-        return StragglerSearch(found=(), obstacle=None, smallest_share=None, num_compared=0)
 
     def searched(work_ns: Floats, role: Ints) -> StragglerSearch:
         limits = thresholds.of(LatenessThresholds)
         share, level = settings.straggler_share, settings.level
         return find_stragglers(work_ns, role, panels.node, floor_share=share, level=level, limits=limits)
 
-    search = searched(panels.work_ns, panels.role)
+    search = searched(panels.work_ns, _roles(panels))
     if search.obstacle is SearchObstacle.NOBODY_COMPARED:
         usual_ns = np.maximum(np.median(panels.work_ns, axis=1, keepdims=True), 1.0)
         changes = searched(panels.work_ns / usual_ns * usual_ns.mean(), np.zeros_like(panels.role))
-        passing = tuple(each for each in changes.found if each.pattern == LatePattern.TRANSIENT)
+        of_changes = (LatePattern.TRANSIENT, LatePattern.PERIODIC)
+        passing = tuple(each for each in changes.found if each.pattern in of_changes)
         search = replace(search, found=passing)
     lasting = [each for each in search.found if LatePattern(each.pattern).mode is Mode.STRAGGLER]
     slow = sorted({rank for each in lasting for rank in each.ranks})
@@ -470,9 +470,12 @@ def work_excess(panels: Panels, slow: Sequence[int] | Ints, limits: ExcessThresh
         limits: when an excess is mentioned.
     """
     is_slow = np.isin(np.arange(len(panels.rank)), slow)
-    # Ranks whose roles are not known are compared with nobody.
-    role = panels.role if panels.is_role_known else np.arange(len(panels.rank))
-    return excess_over_role(panels.work_ns, role, is_slow, limits)
+    return excess_over_role(panels.work_ns, _roles(panels), is_slow, limits)
+
+
+def _roles(panels: Panels) -> Ints:
+    """Return the roles of ranks, (num_ranks,); those whose roles are not known are compared with nobody."""
+    return panels.role if panels.is_role_known else np.arange(len(panels.rank))
 
 
 def _matters(straggler: Straggler, usual_excess: float, num_steps: int, settings: DiagnosisConfig) -> bool:
@@ -582,9 +585,10 @@ def _late_steps(straggler: Straggler, panels: Panels) -> Bools:
     excess_ns = np.zeros(panels.work_ns.shape[1])
     for rank in late.tolist():
         others = np.flatnonzero((panels.role == panels.role[rank]) & (np.arange(len(panels.role)) != rank))
-        excess_ns += (panels.work_ns[rank] - np.median(panels.work_ns[others], axis=0)) / len(late)
-    usual_ns = float(np.median(panels.work_ns[late]))
-    return np.asarray(excess_ns > straggler.effect.value * usual_ns / 2)
+        work_ns = panels.work_ns[rank]
+        usual_ns = np.median(panels.work_ns[others], axis=0) if len(others) else np.median(work_ns)
+        excess_ns += (work_ns - usual_ns) / len(late)
+    return np.asarray(excess_ns > straggler.effect.value * float(np.median(panels.work_ns[late])) / 2)
 
 
 def _measured(straggler: Straggler, excess: WorkExcess) -> Straggler:

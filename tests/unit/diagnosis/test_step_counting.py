@@ -62,6 +62,7 @@ def test_a_straggler_is_found_in_steps_that_alternate(tmp_path):
         {"extras": tuple(Extra(rank=rank, length_ns=60 * MS, phase=Phase.EVAL, every=4) for rank in range(4))},
         {"extras": tuple(Extra(rank=rank, length_ns=60 * MS, phase=Phase.DATA, every=2) for rank in range(4))},
         {"extras": (Extra(rank=0, length_ns=60 * MS, every=2),)},
+        {"num_ranks": 2, "extras": (Extra(rank=0, length_ns=60 * MS, phase=Phase.FORWARD, every=4),)},
     ],
 )
 def test_what_is_no_pattern_of_computation_is_no_warning(tmp_path, truth):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,12 @@ from hpcpace.metrics.roles import Stage
 from hpcpace.trace.attempt_reader import read_attempt
 
 
-def _verdict(scenario: Scenario, folder: Path) -> Verdict:
-    """Return the verdict on a run whose headers do not say where ranks are in a mesh."""
+def _verdict(scenario: Scenario, folder: Path, **changes: Any) -> Verdict:
+    """Return the verdict on a run whose headers do not say where ranks are in a mesh, with other changes to these."""
     run = write_run(scenario, folder)
     found = read_attempt(run.attempt(0), most_rows=0)
-    traces = tuple(replace(trace, header=replace(trace.header, dp=-1, pp=-1, tp=-1)) for trace in found.traces)
+    changes |= {"dp": -1, "pp": -1, "tp": -1}
+    traces = tuple(replace(trace, header=replace(trace.header, **changes)) for trace in found.traces)
     return analyze_traces(run, run.attempt(0), replace(found, traces=traces), Selection()).summary.verdict
 
 
@@ -42,3 +44,13 @@ def test_stages_that_work_alike_are_healthy(tmp_path: Path) -> None:
     verdict = _verdict(Scenario(seed=3, num_ranks=4, num_stages=4, num_steps=60), tmp_path / "run")
     assert verdict.mode == "healthy"
     assert "stages were compared" in verdict.why[0]
+
+
+def test_a_rank_that_stalls_again_and_again_is_named_beside_stages_on_its_host(tmp_path: Path) -> None:
+    stalls = Scenario(
+        seed=1, num_ranks=4, ranks_per_node=1, num_stages=4, num_steps=120, fault="periodic_service", size=3.0, target=2
+    )
+    verdict = _verdict(stalls, tmp_path / "run", node=0, host="n0")
+    assert verdict.mode == "runtime and control plane"
+    assert [(culprit.kind, culprit.id) for culprit in verdict.culprits] == [("rank", "2")]
+    assert "recurs every" in verdict.headline
