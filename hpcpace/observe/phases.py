@@ -48,9 +48,10 @@ _PLACES = (
 )
 
 _SHORTEST_GC_NS = 50_000
-_FORWARD, _EVAL, _EVAL_LOOP = range(3)
-# Calls without gradients in so many steps one after the other are no evaluation, but a part of each step: a rollout of
-# reinforcement learning, sampling, a teacher.
+# Without gradients, a module in training mode is not evaluated but part of training: a rollout of reinforcement
+# learning, sampling, a momentum encoder.
+_FORWARD, _SAMPLING, _EVAL = range(3)
+# Nor is one in evaluation mode that is called in so many steps one after the other: a rollout, too, or a teacher.
 _STEPS_OF_A_HABIT = 3
 
 
@@ -176,7 +177,7 @@ class PhaseObserver:
     def source(self) -> str:
         """How phases were seen, in words."""
         counts = ", ".join(f"{phase.name.lower()} {self._num_rows[phase]}" for phase in self.seen)
-        habit = ", other those without that each step has" if self._num_rows[Phase.OTHER] else ""
+        habit = ", other those without in training mode or in each step" if self._num_rows[Phase.OTHER] else ""
         calls = f"forward and eval are outermost module calls with and without gradients{habit}"
         return f"{calls}; intervals: {counts or 'none'}"
 
@@ -204,7 +205,7 @@ class PhaseObserver:
             self._steps.rows_wait()
         if not torch.is_grad_enabled():
             self._evaluates_since_ns = self._evaluates_since_ns or time.monotonic_ns()
-            return _EVAL if module.training else _EVAL_LOOP
+            return _SAMPLING if module.training else _EVAL
         self._end_eval_loop()
         if self._steps is not None:
             self._work_begins()
@@ -222,27 +223,25 @@ class PhaseObserver:
             return
         self.samples.evaluated()
         self._num_evaluated += 1
+        if kind == _SAMPLING:
+            self._end_eval_loop()
+            self._add(Phase.OTHER, begin_ns)
+            return
         self._without_gradients = True
         if not self._is_habit:
             self._flags |= StepFlag.EVAL
-        if kind == _EVAL:
-            self._end_eval_loop()
-            self._add_evaluation(begin_ns, self._now())
-        else:  # an evaluation goes on between its calls: with loading, losses and averages
-            self._eval_loop = (begin_ns if self._eval_loop is None else self._eval_loop[0], self._now())
+        # An evaluation goes on between its calls: with loading, losses and averages.
+        self._eval_loop = (begin_ns if self._eval_loop is None else self._eval_loop[0], self._now())
 
     def _end_eval_loop(self) -> None:
         self._evaluates_since_ns = 0
         if self._eval_loop is not None:
             (begin_ns, end_ns), self._eval_loop = self._eval_loop, None
-            self._add_evaluation(begin_ns, end_ns)
+            self._add(Phase.OTHER if self._is_habit else Phase.EVAL, begin_ns, end_ns)
 
     @property
     def _is_habit(self) -> bool:
         return self._num_in_a_row >= _STEPS_OF_A_HABIT
-
-    def _add_evaluation(self, begin_ns: int, end_ns: int) -> None:
-        self._add(Phase.OTHER if self._is_habit else Phase.EVAL, begin_ns, end_ns)
 
     def _work_begins(self) -> None:
         if self._steps is not None and self._steps.follows_updates and not self._optimizers:

@@ -30,7 +30,7 @@ _CHECK = {
     Stage.DATA: "check data loading there: number of workers, file system, tokenising, size of the samples",
     Stage.COMPUTE: _CHECK_COMPUTE,
     Stage.COLLECTION: "call gc.freeze() after start-up there, and collect at the same step on all ranks",
-    Stage.NO_PHASE: "check what the script does there outside the phases: logging, metrics, saving, sleeping",
+    Stage.NO_PHASE: "check what the script does there outside the phases: a rollout, logging, metrics, saving, sleep",
     Stage.HOST: "check the host there, not its device: pinning, clock speeds and other processes on its cores",
 }
 _MOVE_LAYERS = "move layers from that stage to the others; if the partition is even, check the stage's host"
@@ -169,7 +169,7 @@ def advice_of_events(evidence: RecurringEvidence) -> str:
     script = f"find out what the script does every {evidence.period_steps} steps"
     if Stage.NO_PHASE in stages:
         script += ", which no phase accounts for"
-    advice = f"{script}: evaluation, checkpoints, logging"
+    advice = f"{script}: a rollout, evaluation, checkpoints, logging"
     # A few events may be at equal numbers of steps by chance.
     num_late = max((found.num_steps for found in evidence.stages if found is not None), default=0)
     return advice if num_late >= _MIN_SURE_EVENTS else f"{advice}; or what runs on the host at that interval"

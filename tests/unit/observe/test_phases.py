@@ -216,7 +216,7 @@ def test_the_traceback_of_a_model_that_fails_has_no_frame_of_ours(observer: Phas
     assert not any("hpcpace/observe" in str(entry.path) for entry in failure.traceback)
 
 
-def test_evaluation_is_one_interval_from_its_first_call_to_its_last(observer: PhaseObserver, rows: Any) -> None:
+def test_evaluation_is_one_interval_and_what_trains_is_not_evaluated(observer: PhaseObserver, rows: Any) -> None:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.eval()
@@ -227,7 +227,7 @@ def test_evaluation_is_one_interval_from_its_first_call_to_its_last(observer: Ph
     with torch.inference_mode():
         model(torch.ones(2, 3))
     _step(model, optimizer, torch.ones(2, 3))
-    assert _phases(rows) == [Phase.EVAL, Phase.EVAL, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
+    assert _phases(rows) == [Phase.EVAL, Phase.OTHER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
 
 
 def test_an_evaluation_is_under_way_from_its_first_call_to_the_next_training(observer: PhaseObserver) -> None:
