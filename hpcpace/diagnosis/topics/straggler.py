@@ -436,7 +436,8 @@ def search_stragglers(
 
     Where no two ranks are known to do the same work, as in a pipeline without replicas, each is compared with itself in
     other steps: stages may differ, but one that takes longer for a while or every few steps, while the others do not,
-    is late.
+    is late. Where the work of all changes too much from step to step, as with batches that grow, a lasting straggler is
+    sought in the work relative to that of its role in each step.
     """
 
     def searched(work_ns: Floats, role: Ints) -> StragglerSearch:
@@ -445,6 +446,10 @@ def search_stragglers(
         return find_stragglers(work_ns, role, panels.node, floor_share=share, level=level, limits=limits)
 
     search = searched(panels.work_ns, _roles(panels))
+    if search.obstacle is SearchObstacle.TOO_MUCH_NOISE:
+        shares = searched(_work_by_step(panels), _roles(panels))
+        slower = tuple(each for each in shares.found if each.pattern == LatePattern.FIXED)
+        search = replace(search, found=slower, obstacle=None) if slower else search
     if search.obstacle is SearchObstacle.NOBODY_COMPARED:
         usual_ns = np.maximum(np.median(panels.work_ns, axis=1, keepdims=True), 1.0)
         changes = searched(panels.work_ns / usual_ns * usual_ns.mean(), np.zeros_like(panels.role))
@@ -471,6 +476,20 @@ def work_excess(panels: Panels, slow: Sequence[int] | Ints, limits: ExcessThresh
     """
     is_slow = np.isin(np.arange(len(panels.rank)), slow)
     return excess_over_role(panels.work_ns, _roles(panels), is_slow, limits)
+
+
+def _work_by_step(panels: Panels) -> Floats:
+    """Return the work of ranks as if it were the same in all steps, float64, (num_ranks, num_steps).
+
+    That of a step is the lower median of the role: of two ranks, one may be late.
+    """
+    work_ns, roles = panels.work_ns.copy(), _roles(panels)
+    for value in np.unique(roles):
+        rows = np.flatnonzero(roles == value)
+        middle = (len(rows) - 1) // 2
+        usual_ns = np.maximum(np.partition(work_ns[rows], middle, axis=0)[middle], 1.0)
+        work_ns[rows] *= float(np.median(usual_ns)) / usual_ns
+    return work_ns
 
 
 def _roles(panels: Panels) -> Ints:

@@ -52,6 +52,14 @@ def test_a_straggler_is_found_in_steps_that_alternate(tmp_path):
     assert (verdict.mode, verdict.culprits[0].id) == ("persistent straggler", "2")
 
 
+def test_a_straggler_is_found_in_steps_that_grow_and_nobody_else_is_blamed(tmp_path):
+    growing = tuple(4.0 ** (3 * step // NUM_STEPS) for step in range(NUM_STEPS))
+    run = {"num_ranks": 2, "pattern": growing, "noise": 0.2}
+    verdict = analyzed(tmp_path / "slow", slow={1: 3.0}, **run).summary.verdict
+    assert (verdict.mode, verdict.culprits[0].id) == ("persistent straggler", "1")
+    assert not analyzed(tmp_path / "healthy", **run).summary.verdict.culprits
+
+
 @each_case(
     "truth",
     [
