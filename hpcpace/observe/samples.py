@@ -41,7 +41,8 @@ class ParameterProbe:
             return
         for owner in module.modules():
             for name, parameter in owner.named_parameters(recurse=False):
-                if parameter.requires_grad:
+                # What torch.func puts in its place lasts for one call.
+                if parameter.requires_grad and isinstance(parameter, torch.nn.Parameter):
                     self._parameter = parameter
                     self._last_of[id(module)] = (weakref.ref(owner), name)
         if len(self._last_of) > _MAX_MODULES:

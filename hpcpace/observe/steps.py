@@ -324,7 +324,7 @@ class StepFinder:
             if _repeat(updates, length):
                 if len(updates) < _UPDATES_FOR_IDLE and self.count_idle():
                     return None
-                return self._pattern_of(updates[:length])
+                return self._pattern_of(_common(updates[:length]))
         if len(updates) < (_MAX_UPDATES if self._ever_backward else _MAX_MARKS_WITHOUT_BACKWARD):
             return None
         self._is_blind = not self._ever_backward
@@ -408,6 +408,18 @@ class StepFinder:
             self._source = replace(self._source, kind=kind, evidence=evidence, num_irregular=self._num_irregular)
         if self.sink is not None:
             self.sink.tell_source(self.source)
+
+
+def _common(period: Sequence[tuple[Hashable, ...]]) -> Sequence[tuple[Hashable, ...]]:
+    """Return the updates of a step: the shortest one, if all others are that and further optimizers after it.
+
+    An outer optimizer, which averages what the inner ones of all ranks have done in some steps, ends no step.
+    """
+    least = min(period, key=len)
+    is_part_of_all = all(
+        update[: len(least)] == least and not set(least) & set(update[len(least) :]) for update in period
+    )
+    return [least] if is_part_of_all else period
 
 
 def _repeat(updates: Sequence[tuple[Hashable, ...]], length: int) -> bool:

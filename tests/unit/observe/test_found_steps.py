@@ -179,6 +179,35 @@ def manual_update_by_gradients() -> None:
                 parameter -= 0.1 * gradient
 
 
+def gradients_of_a_function() -> None:
+    """Keep parameters outside of the module, as torch.func wants it."""
+    model = _model()
+    parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def loss(own: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+        return (torch.func.functional_call(model, own, (batch,)) - batch.sum().sin()).square().mean()
+
+    for batch in _batches():
+        gradients = torch.func.grad(loss)(parameters, batch)
+        parameters = {name: own - 0.1 * gradients[name] for name, own in parameters.items()}
+
+
+def outer_optimizer_in_every_sixth_step() -> None:
+    """Average parameters now and then, as DiLoCo does, by an optimizer that no backward pass belongs to."""
+    model, outer = _model(), _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    slow = torch.optim.SGD(outer.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    for iteration, batch in enumerate(_batches()):
+        _loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if iteration % 6 == 5:
+            for far, near in zip(outer.parameters(), model.parameters(), strict=True):
+                far.grad = far.detach() - near.detach()
+            slow.step()
+            model.load_state_dict(outer.state_dict())
+
+
 def no_module() -> None:
     weight = torch.ones(3, requires_grad=True)
     for batch in _batches():
@@ -296,6 +325,8 @@ PROGRAMS: dict[Callable[[], None], str] = {
     accumulated_gradients: "SGD, after 4 backward passes",
     manual_update: "no torch optimizer steps",
     manual_update_of_data_with_accumulated_gradients: "no torch optimizer steps",
+    gradients_of_a_function: "each backward pass ends a step",
+    outer_optimizer_in_every_sixth_step: "AdamW, after each backward pass",
     manual_update_by_gradients: "no torch optimizer steps",
     no_module: "each backward pass ends a step",
     optimizer_that_is_none_of_torch: "no torch optimizer steps",
