@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.core.text import NS_PER_MS, plural, shell_word
+from hpcpace.core.text import NS_PER_MS, format_duration, milliseconds, plural, shell_word
 from hpcpace.diagnosis.plot_data import Lane, PlotData, SlowStep, Values
 from hpcpace.diagnosis.summary import Summary, Throughput
 from hpcpace.report.document import Link, Plot, Section, SideBySide
@@ -198,19 +198,23 @@ def _stretches(
             end_ms - begin_ms,
             marker(color, pattern, edge_px=0),
             hover,
-            data=[f"{value:.3g}" for value in end_ms - begin_ms],
+            data=[milliseconds(value * NS_PER_MS) for value in end_ms - begin_ms],
         ),
         "name": name,
         "base": [round(float(value), 4) for value in begin_ms],
     }
 
 
+def _shown(time_ms: float) -> str:
+    return format_duration(time_ms * NS_PER_MS)
+
+
 def _slow_caption(slow: SlowStep) -> str:
-    which = f"Step {slow.step} took {slow.time_ms:.3g} ms, the median of steps is {slow.median_ms:.3g} ms."
+    which = f"Step {slow.step} took {_shown(slow.time_ms)}, the median of steps is {_shown(slow.median_ms)}."
     if slow.slowest != slow.step:
         which = (
             f"{which[:-1]}. It is the slowest of those taken apart operation by operation; the slowest of all is step "
-            f"{slow.slowest} ({slow.slowest_ms:.3g} ms)."
+            f"{slow.slowest} ({_shown(slow.slowest_ms)})."
         )
     some = (
         f" {len(slow.lanes)} of {slow.num_ranks} ranks are shown: those that the verdict names, those with most work "
@@ -257,7 +261,7 @@ def own_delay(
         label=f"Own delay of {plural(len(labels), 'rank')} over {plural(len(step), 'step')}",
         caption=(
             "Work of a rank in a step beyond the median of the others of its role: orange is later, blue earlier. A "
-            f"line across is a slow rank, a line down a shared cause.{thinned} Colours end at {limit:.3g} ms; larger "
+            f"line across is a slow rank, a line down a shared cause.{thinned} Colours end at {_shown(limit)}; larger "
             f"values have the last colour.{remark}"
         ),
         height_px=110 + min(max(14 * len(values), 30 * min(len(values), 8)), 560),

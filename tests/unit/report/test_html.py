@@ -650,7 +650,7 @@ def test_lanes_have_every_stretch_of_every_rank():
     assert list(bars) == ["forward", "backward", "wait", "transfer"]
     assert bars["wait"] == [(name, 30, 9) for name in ("0 n0", "1 n0", "2 n1 ◀", "3 n1")]
     assert sum(map(len, bars.values())) == sum(len(lane.part) for lane in slow.lanes)
-    assert "Step 9 took 41 ms, the median of steps is 38 ms." in plot.caption
+    assert "Step 9 took 41.0 ms, the median of steps is 38.0 ms." in plot.caption
     assert "ranks are shown" not in plot.caption
 
 
