@@ -8,21 +8,21 @@ container, and its lines may be cut or run into each other (src/debug.cc of NCCL
 from __future__ import annotations
 
 import re
+import stat
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from hpcpace.audit.log_lines import MAX_LINE_BYTES, log_files, log_lines
 from hpcpace.audit.nccl_messages import TO_THE_END, Topic, facts_of
 from hpcpace.core.errors import UsageError, with_reasons
-from hpcpace.core.log_text import without_colours
+from hpcpace.core.log_text import MAX_LINE_BYTES, log_lines, without_colours
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.text import plural, printable
 
-_MAX_PROCESSES = 16_384
+_MAX_FILES, _MAX_PROCESSES = 16_384, 16_384
 _MAX_VALUES = 32  # memory: different values of one topic in one process
 _MAX_EDGES = 200_000
 _MAX_STRAY_LINES = 3
@@ -159,7 +159,7 @@ def read_nccl_log(*paths: Path) -> NcclLog:
         UsageError: none can be read, or none has lines of NCCL.
     """
     reader, problems = _Reader(), []
-    for path, is_named in log_files(paths):
+    for path, is_named in _log_files(paths):
         before, name = reader.num_lines, path.name
         try:
             for number, line in log_lines(path):
@@ -186,6 +186,27 @@ def read_nccl_log(*paths: Path) -> NcclLog:
 
 
 # host:pid:thread [device] [time] file:line NCCL INFO; since 2.24 a time may stand before the host of a warning.
+def _log_files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
+    """Return the files at some paths, and whether they are named themselves; those of a folder are sorted by name.
+
+    Raises:
+        UsageError: a path does not exist, or is neither a folder nor something to read.
+    """
+    found: dict[Path, bool] = {}
+    for path in paths:
+        try:
+            mode = path.stat().st_mode
+            if stat.S_ISDIR(mode):
+                entries = sorted(entry for entry in path.iterdir() if entry.is_file())[:_MAX_FILES]
+                found = dict.fromkeys(entries, False) | found
+                continue
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"cannot read the NCCL log {path}: {reason}") from error
+        found[path] = True
+    return list(found.items())
+
+
 _PREFIX = re.compile(
     rb"(?<![A-Za-z0-9_.\-])([A-Za-z0-9_.\-]{1,255}):(\d{1,10}):(\d{1,10}) \[(-?\d{1,4})\] "
     rb"(?:\S{1,200} ){0,2}?NCCL (INFO|WARN|TRACE) "

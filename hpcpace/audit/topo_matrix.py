@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcpace.audit import cpusets
-from hpcpace.audit.log_lines import log_lines
 from hpcpace.core.errors import UsageError
-from hpcpace.core.log_text import without_colours
+from hpcpace.core.log_text import log_lines, without_colours
 from hpcpace.core.text import printable
 
 _MAX_DEVICES = 512

@@ -1,4 +1,4 @@
-"""Text of logs and of terminals from bytes of any origin: UTF-16 and colours are undone, in constant memory.
+"""Text of logs and of terminals from bytes of any origin: UTF-16, gzip and colours are undone, in constant memory.
 
 Most of a log of gigabytes is passed over without being split into lines: a piece in which none of some words occurs has
 nothing to say.
@@ -7,11 +7,21 @@ nothing to say.
 from __future__ import annotations
 
 import codecs
+import gzip
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
+from io import BufferedReader, FileIO
+from pathlib import Path
 
+MAX_LINE_BYTES = 4096
+"""`log_lines` yields longer lines as several."""
+
+_CHUNK_BYTES = 1 << 18  # memory: of a log that is read in lines
+_PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 # memory: of a line without an end, such as a progress bar, so much is kept together
-_MAX_LINE_BYTES = 1 << 20
+_MAX_PIECE_BYTES = 1 << 20
 # format: what a message may take, so that one that is cut by the end of a kept line is found in the next piece
 _OVERLAP_BYTES = 4 << 10
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,32}[ -/]{0,4}[@-~]")
@@ -39,7 +49,7 @@ def pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
             held = block[end:]
         else:
             held += block
-        if len(held) > _MAX_LINE_BYTES:
+        if len(held) > _MAX_PIECE_BYTES:
             yield held
             held = held[-_OVERLAP_BYTES:]
     if held:
@@ -83,3 +93,49 @@ def lines_with(piece: bytes, words: Sequence[bytes]) -> Iterator[str]:
     for line in piece.split(b"\n"):
         if any(word in line for word in words):
             yield _plain(line)
+
+
+def log_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a log with their numbers, in UTF-8, without holding more than a chunk of it.
+
+    Raises:
+        OSError, EOFError: it cannot be read, or ends within its compressed data.
+        ValueError: it is no file, or is packed in another way than gzip.
+    """
+    # Opening a FIFO without a writer would wait forever; one with a writer is read to its end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    os.set_blocking(descriptor, True)
+    mode = os.fstat(descriptor).st_mode
+    with BufferedReader(FileIO(descriptor, "rb"), _CHUNK_BYTES) as stream:
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise ValueError("it is not a file")
+        head = stream.peek(8)[:8]
+        packed = next((name for magic, name in _PACKED.items() if head.startswith(magic)), "")
+        if packed:
+            raise ValueError(f"it is packed with {packed}: unpack it first")
+        if head.startswith(b"\x1f\x8b"):
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                yield from _lines(unpacked)
+        else:
+            yield from _lines(stream)
+
+
+def _lines(stream: BufferedReader[FileIO] | gzip.GzipFile) -> Iterator[tuple[int, bytes]]:
+    number, rest = 1, b""
+    for block in utf8_blocks(iter(lambda: stream.read1(_CHUNK_BYTES), b"")):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            if len(line) < MAX_LINE_BYTES:
+                yield number, line + b"\n"
+            else:
+                yield from ((number, part) for part in _parts(line + b"\n"))
+            number += 1
+        if len(rest) > MAX_LINE_BYTES:
+            *whole, rest = _parts(rest)
+            yield from ((number, part) for part in whole)
+    if rest:
+        yield number, rest
+
+
+def _parts(line: bytes) -> Iterator[bytes]:
+    return (line[begin : begin + MAX_LINE_BYTES] for begin in range(0, len(line), MAX_LINE_BYTES))

@@ -16,7 +16,7 @@ import numpy as np
 from hpcpace.core.text import listed
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.extrapolation import Algorithm, TransferTerm
-from hpcpace.metrics.least_squares import nonnegative_least_squares
+from hpcpace.metrics.special import nonnegative_least_squares
 from hpcpace.probe.record import MAX_PIECES, LatencyLaw, LawPiece
 
 _MAX_NAMED = 16

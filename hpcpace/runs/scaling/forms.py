@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import percent
-from hpcpace.metrics.least_squares import nonnegative_least_squares
+from hpcpace.metrics.special import nonnegative_least_squares
 from hpcpace.runs.scaling.sizes import Series, Size
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from hpcpace.metrics import special
-from hpcpace.metrics.least_squares import nonnegative_least_squares
+from hpcpace.metrics.special import nonnegative_least_squares
 
 _NUM = 2000
 _DIGITS = 2e-10
