@@ -148,8 +148,24 @@ class Measured:
         return alternation(self.parts, self.lengths_ns, self.thresholds.of(CountThresholds))
 
     @cached_property
+    def stage(self) -> Ints:
+        """The pipeline stage of each rank, from its coordinates or else from traffic, -1 without one, (num_ranks,)."""
+        return _stages(self)
+
+    @property
+    def _has_found_replicas(self) -> bool:
+        """Whether stages were found in traffic, and each has several ranks."""
+        return not self._is_labelled and 0 <= int(self.stage.max()) < len(self.stage) - 1
+
+    @property
+    def _is_labelled(self) -> bool:
+        return self.timed.traces[0].header.pp >= 0
+
+    @cached_property
     def role(self) -> Ints:
         """Which ranks do the same work, int64, (num_ranks,)."""
+        if self._has_found_replicas:
+            return self.stage
         headers = [trace.header for trace in self.timed.traces]
         return same_work(
             np.array([header.pp for header in headers], np.int64), np.array([header.tp for header in headers], np.int64)
@@ -159,9 +175,10 @@ class Measured:
     def is_role_known(self) -> bool:
         """Whether ranks of one role are known to do the same work.
 
-        Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work.
+        Without coordinates, ranks that send to each other may be stages of a pipeline, which do different work. Those
+        of a stage that was found in traffic have collectives together, and so do the same.
         """
-        return not (self.operations.has_messages and self.timed.traces[0].header.pp < 0)
+        return self._is_labelled or self._has_found_replicas or not self.operations.has_messages
 
     @cached_property
     def excess_ns(self) -> Floats | None:

@@ -192,16 +192,26 @@ def _rotating(
 
 
 def _periodic(late: Lateness, free: Bools, *, level: float, limits: LatenessThresholds) -> dict[int, Straggler]:
-    ranks = np.flatnonzero(free)
-    period, p_value = periods(late.is_outlier[ranks], num_compared=max(len(ranks), 1), limits=limits)
-    found = {}
-    for index in np.flatnonzero((period > 0) & (p_value <= level)).tolist():
-        rank, at = int(ranks[index]), late.is_outlier[ranks[index]]
-        effect = Estimate.of_mean(late.excess[rank][at])
-        if float(np.median(late.excess[rank][~at])) > limits.alike_part * effect.value:
-            continue  # late all the time: the period is in its noise
-        found[rank] = _straggler(late, [rank], "periodic", effect, p_value[index], period_steps=int(period[index]))
+    """Return the ranks whose late steps have a period, or else whose large ones have: noise may add small ones."""
+    found: dict[int, Straggler] = {}
+    for events, num_tried in ((late.is_outlier, 1), (_large(late), 2)):
+        ranks = np.array([rank for rank in np.flatnonzero(free).tolist() if rank not in found], np.int64)
+        period, p_value = periods(events[ranks], num_compared=max(int(free.sum()), 1), limits=limits)
+        for index in np.flatnonzero((period > 0) & (num_tried * p_value <= level)).tolist():
+            rank, at = int(ranks[index]), events[ranks[index]]
+            effect = Estimate.of_mean(late.excess[rank][at])
+            if float(np.median(late.excess[rank][~at])) > limits.alike_part * effect.value:
+                continue  # late all the time: the period is in its noise
+            chance, period_steps = num_tried * p_value[index], int(period[index])
+            found[rank] = _straggler(late, [rank], "periodic", effect, chance, period_steps=period_steps)
     return found
+
+
+def _large(late: Lateness) -> Bools:
+    """Return which late steps of each rank are at least half as late as the median of them."""
+    rows = zip(late.excess, late.is_outlier, strict=True)
+    usual = np.array([np.median(excess[is_late]) if is_late.any() else np.inf for excess, is_late in rows])
+    return np.asarray(late.is_outlier & (late.excess >= usual[:, None] / 2))
 
 
 def _steady(

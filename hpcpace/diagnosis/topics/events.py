@@ -61,6 +61,10 @@ class EventThresholds(Thresholds, topic="events"):
     """Level at which events of one node count as periodic: only the words depend on it."""
     sure_level: float = number(1e-3, "probability")
     """Level at which a struck node is believed: who is struck says more than that somebody is."""
+    least_ratio_of_rank: float = number(2.0, "times")
+    """Excess of a rank over that of the next one in each event from which the event may be its own."""
+    rank_level: float = number(0.02, "probability")
+    """Level at which events of one node that has all ranks are one rank's: by chance each has any rank."""
     alternation_share: float = number(0.1, "share")
     """Part of a cycle by which events may miss a multiple of the alternation of steps and still be it."""
     least_part_of_longest: float = number(0.25, "share")
@@ -266,7 +270,8 @@ def find(case: Case) -> list[DiagnosisFinding]:
             ),
             loss_share=share,
             confidence=confidence_of(found.p_value),
-            culprits=tuple(_node_culprit(panels, work_ns, found.is_event, unit) for unit in found.nodes),
+            culprits=tuple(_node_culprit(panels, work_ns, found.is_event, unit) for unit in found.nodes)
+            or _rank_culprits(panels, work_ns, is_event, limits),
         )
     ]
 
@@ -397,3 +402,23 @@ def _node_culprit(panels: Panels, work_ns: Floats, is_event: Bools, unit: int) -
     excess = (work[is_event[unit]] - np.median(work)) / max(float(np.median(work_ns)), 1.0)
     effect, half = float(excess.mean()), Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
     return place_culprit("node", panels.host[rows[0]], rows, effect, (effect - half, effect + half), panels)
+
+
+def _rank_culprits(panels: Panels, work_ns: Floats, is_event: Bools, limits: EventThresholds) -> tuple[Culprit, ...]:
+    """Return the rank whose own work is by far the longest in all large events of a job on one node; else nothing."""
+    num_ranks = len(work_ns)
+    if num_ranks < 2 or len(np.unique(panels.node)) > 1:
+        return ()
+    usual_ns = np.median(work_ns, axis=1, keepdims=True)
+    sizes_ns = np.where(is_event, (work_ns - usual_ns).max(axis=0), 0.0)
+    is_large = is_event & (sizes_ns >= np.median(sizes_ns[is_event]) / 2)
+    above_ns = (work_ns - usual_ns)[:, is_large]
+    latest = int(np.median(above_ns, axis=1).argmax())
+    others_ns = np.delete(above_ns, latest, axis=0).max(axis=0)
+    is_its_own = bool((above_ns[latest] >= limits.least_ratio_of_rank * others_ns).all())
+    num_events = int(_begins(is_large[None, :]).sum())
+    if not is_its_own or float(num_ranks) ** (1 - num_events) > limits.rank_level:
+        return ()
+    excess = above_ns[latest] / max(float(usual_ns[latest, 0]), 1.0)
+    effect, half = float(excess.mean()), Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
+    return (rank_culprit(int(panels.rank[latest]), effect, (effect - half, effect + half), panels),)

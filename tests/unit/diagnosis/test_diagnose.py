@@ -370,3 +370,13 @@ def test_the_effect_of_a_stage_is_the_truth_though_first_and_last_differ_for_goo
         found = diagnosed(panels(8, stages=8, noise=0.01, seed=seed, work_ns=change)).findings[0].culprits[0]
         misses += not found.interval[0] <= 0.1 <= found.interval[1]
     assert misses <= 6  # of 40 intervals of 95 %, by chance no more often than in 1 of 100 cases
+
+
+@each_case(("num_ranks", "num_events"), [(2, 7), (4, 5)])
+def test_a_rank_that_stalls_at_equal_times_is_named_where_all_share_a_node(num_ranks, num_events):
+    """Steps between two stalls vary by one, as where a script leaves an update out."""
+    at = np.cumsum([5, 7, 6, 7, 6, 7, 7])[:num_events]
+    steps = panels(num_ranks, at[-1] + 5, per_node=num_ranks, work_ns=slowed(1, 50, at))
+    first = diagnosed(steps).findings[0]
+    assert first.mode == Mode.RUNTIME
+    assert [(c.kind, c.id) for c in first.culprits] == [("rank", "1")]

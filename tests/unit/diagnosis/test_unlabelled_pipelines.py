@@ -54,3 +54,10 @@ def test_a_rank_that_stalls_again_and_again_is_named_beside_stages_on_its_host(t
     assert verdict.mode == "runtime and control plane"
     assert [(culprit.kind, culprit.id) for culprit in verdict.culprits] == [("rank", "2")]
     assert "recurs every" in verdict.headline
+
+
+def test_a_slow_replica_of_a_stage_is_named(tmp_path: Path) -> None:
+    slow = Scenario(seed=3, num_ranks=8, num_stages=4, num_steps=60, fault="slow_rank", size=0.5, target=5)
+    verdict = _verdict(slow, tmp_path / "run")
+    assert verdict.mode == "persistent straggler"
+    assert [(culprit.kind, culprit.id) for culprit in verdict.culprits] == [("rank", "5")]

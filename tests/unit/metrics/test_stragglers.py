@@ -136,6 +136,14 @@ def test_a_periodic_delay_has_its_period(period):
     assert found.late_share == pytest.approx(1 / period, abs=0.02)
 
 
+def test_a_period_of_few_long_delays_is_seen_beside_shorter_ones():
+    work_ns = healthy(2, num_steps=58)
+    work_ns[1, 6::8] *= 60
+    work_ns[1, [0, 3]] *= 2
+    found = only(work_ns)
+    assert (found.pattern, found.ids, found.period_steps) == ("periodic", (1,), 8)
+
+
 def test_a_period_may_miss_by_one_step():
     work_ns = healthy(num_steps=600)
     at = np.arange(10, 600, 30) + np.random.default_rng(0).integers(0, 2, 20)
