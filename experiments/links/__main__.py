@@ -12,10 +12,12 @@ import argparse
 import json
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,13 +48,15 @@ LAYOUTS = {
     # Messages of 1 MiB take 40 ms, as long as an acknowledgement may be delayed: shorter ones show nothing.
     "pp": ("--mesh", "pp={ranks}", "--seq-len", "128", "--batch-size", "64"),
 }
-SIZES = ((4, 2), (8, 4))
-"""Hosts and leaves."""
+SIZES = ((4, 2), (8, 4), (2, 1))
+"""Hosts and leaves; of two hosts every connection passes both links, so no fault can be told there."""
 MAX_STAGES = 4
 """The preset has as many layers."""
 _CASES: dict[str, dict[str, Any]] = {row["name"]: row for row in read_toml(__file__, "cases")["case"]}
 CASES = tuple(_CASES)
-NOTHING = ("healthy", "full")
+NOTHING = ("healthy", "busy machine", "full")
+HEALTHY = ("healthy", "busy machine")
+"""Run three times as often."""
 _MAX_REPETITIONS = 40
 _START_TIMEOUT_S = 120.0
 _SETTINGS = {"HPCPACE_AUDIT": "off", "HPCPACE_CLOCK_INTERVAL_S": "5"}
@@ -125,6 +129,11 @@ class LinkJob:
         return bool(_CASES[self.case].get("is_late"))
 
     @property
+    def num_busy(self) -> int:
+        """How many other processes keep the machine's cores busy while it runs."""
+        return int(_CASES[self.case].get("num_busy", 0))
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that it runs on: all, but for every second one if there is a neighbour."""
         return tuple(f"n{number}" for number in range(1, self.num_hosts + 1, 2 if self.case == "neighbour" else 1))
@@ -155,14 +164,14 @@ class LinkJob:
 
 
 def jobs(num_repetitions: int) -> Iterator[LinkJob]:
-    """Yield all jobs, every case and layout once before any a second time; healthy ones three times as often."""
+    """Yield all jobs, every case and layout once before any a second time; `HEALTHY` ones three times as often."""
     for repetition in range(num_repetitions):
         for num_hosts, num_leaves in SIZES:
             for layout in LAYOUTS:
-                if layout == "pp" and num_hosts > MAX_STAGES:
+                if (layout == "pp" and num_hosts > MAX_STAGES) or (layout == "dp x pp" and num_leaves == 1):
                     continue
-                for case in CASES:
-                    times = 3 if case == "healthy" else 1
+                for case in CASES if num_leaves > 1 else HEALTHY:
+                    times = 3 if case in HEALTHY else 1
                     for number in range(repetition * times, (repetition + 1) * times):
                         place = {"num_hosts": num_hosts, "num_leaves": num_leaves}
                         yield LinkJob(case=case, layout=layout, repetition=number, **place)
@@ -211,12 +220,13 @@ def run_job(lab: Lab, hosts: TrainingHosts, job: LinkJob, folder: Path) -> None:
     fault_ids = [] if job.is_late else [inject(lab, *words) for words in job.faults]
     others = tuple(host.name for host in lab.plan.hosts if host.name not in job.hosts)
     try:
-        hosts.start(folder, job.training(job.hosts), _SETTINGS, job.hosts)
-        if others:
-            hosts.start(folder / "neighbour", job.training(others), _SETTINGS, others)
-        if job.is_late and _is_traced(folder, job.num_hosts):
-            fault_ids = [inject(lab, *words) for words in job.faults]
-        codes = hosts.wait()
+        with _busy_processes(job.num_busy):
+            hosts.start(folder, job.training(job.hosts), _SETTINGS, job.hosts)
+            if others:
+                hosts.start(folder / "neighbour", job.training(others), _SETTINGS, others)
+            if job.is_late and _is_traced(folder, job.num_hosts):
+                fault_ids = [inject(lab, *words) for words in job.faults]
+            codes = hosts.wait()
     finally:
         for fault_id in fault_ids:
             with suppress(HpcpaceError):  # those with a duration may be over
@@ -225,6 +235,20 @@ def run_job(lab: Lab, hosts: TrainingHosts, job: LinkJob, folder: Path) -> None:
     truth = {"codes": codes, "seconds": round(took_s, 1), "load": os.getloadavg()[0], "time": time.time()}
     write_json(folder / "job.json", truth)
     print(f"{job.name}: {json.dumps(truth)}", flush=True)
+
+
+@contextmanager
+def _busy_processes(number: int) -> Iterator[None]:
+    """Keep the machine's cores busy by as many processes, outside of the lab, during the `with` statement."""
+    loop = [sys.executable, "-S", "-c", "while True: pass"]
+    running = [subprocess.Popen(loop) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+        for process in running:
+            process.wait()
 
 
 def _is_traced(folder: Path, num_ranks: int) -> bool:
@@ -242,7 +266,8 @@ class Judged:
     """What a report said of a job.
 
     Attributes:
-        is_right: it names the right link, or a set with it, and no other; of a job without a fault it names none.
+        is_right: it names the right link, or a set with it, and no other; of a job without a fault it names nobody: no
+            link, rank or host.
         is_alone: the right link alone.
         named: varieties and links that it names.
         headline: of its verdict.
@@ -289,7 +314,7 @@ def judged_job(job: LinkJob, folder: Path, load: float) -> Judged:
         (finding.variety or finding.mode, [alias.removeprefix("link ") for alias in culprit.aliases])
         for finding in verdict.findings
         for culprit in finding.culprits
-        if culprit.kind == "link"
+        if culprit.kind == "link" or job.case in NOTHING
     ]
     is_right = all(set(ids) & set(job.links) for _, ids in sets)
     is_right &= job.case == "neighbour" or bool(sets) == bool(job.links)
