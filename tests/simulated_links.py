@@ -43,12 +43,12 @@ class SimulatedLinks:
         num_hosts, num_leaves: one rank a host; hosts in blocks below the leaves.
         link_bps, uplink_bps: rates of the hosts' links and of the uplinks.
         is_shuffled: whether neighbours in the ring are random hosts, and not neighbours on a leaf.
-        fault: what is wrong: `none`, `slow`, `foreign`, `latency`, `flapping`, `lossy` or `small_mtu`. Foreign traffic
-            on an uplink comes from the first host of its leaf, and goes to it.
+        fault: what is wrong: `none`, `slow`, `foreign`, `latency`, `flapping`, `lossy`, `reordering` or `small_mtu`.
+            Foreign traffic on an uplink comes from the first host of its leaf, and goes to it.
         links: names of the links, as `n3` or `leaf2 uplink`.
         is_one_way: whether only the direction upwards is slow.
-        size: of the fault: the part of the rate that is left, that foreign traffic takes, or of the packets lost; of
-            latency, the seconds that a link adds to each round trip, and so to each step.
+        size: of the fault: the part of the rate that is left, that foreign traffic takes, or of the packets sent again;
+            of latency, the seconds that a link adds to each round trip, and so to each step.
         slow_s: when a slow link is slow, from second to second; none for always.
         compute_s: own work of a step.
         message_bytes: gradients of a step.
@@ -203,7 +203,7 @@ def _flows(
     for row in range(job.num_hosts):
         acked = np.diff(np.interp(seconds, at, np.arange(len(at)) * num_bytes))
         busy = np.diff(np.interp(seconds, at, np.concatenate([[0.0], np.cumsum(busy_s[row])])))
-        share = job.size if job.fault == "lossy" and is_hit[row] else 1e-5
+        share = job.size if job.fault in ("lossy", "reordering") and is_hit[row] else 1e-5
         again = random.binomial((acked / SEGMENT_BYTES).astype(np.int64), share) * SEGMENT_BYTES
         queue_s = FULL_QUEUE_S if is_queued[row] else QUEUE_S
         rtt_s = MIN_ROUND_TRIP_S + queue_s * (0.3 + 0.7 * float(is_limiting[row].mean()))
@@ -233,6 +233,9 @@ def _flows(
         acked_bytes=np.concatenate([acked, nothing]),
         received_bytes=np.concatenate([nothing, acked]),
         retransmitted_bytes=np.concatenate([again, nothing]),
+        duplicate_segments=np.concatenate(
+            [again // SEGMENT_BYTES // (1 if job.fault == "reordering" else 10), nothing]
+        ),
         busy_ns=np.concatenate([busy, nothing]),
         receiver_limited_ns=zero,
         sender_limited_ns=zero,
@@ -275,7 +278,14 @@ def _interfaces(
     )
 
 
-SIZES = {"slow": (0.1, 0.5), "foreign": (0.4, 0.6), "flapping": (0.0, 0.0), "lossy": (0.01, 0.03), "small_mtu": (0, 0)}
+SIZES = {
+    "slow": (0.1, 0.5),
+    "foreign": (0.4, 0.6),
+    "flapping": (0.0, 0.0),
+    "lossy": (0.01, 0.03),
+    "reordering": (0.01, 0.03),
+    "small_mtu": (0, 0),
+}
 
 
 def located(job: SimulatedLinks) -> FlowFindings:

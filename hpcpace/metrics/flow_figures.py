@@ -71,6 +71,7 @@ class FlowFigures:
         queue_s: median over intervals of the smoothed round trip minus the least one.
         least_rtt_s: the least round trip so far, at the end of the window; NaN unknown.
         packets, repeats: segments sent, and sent again.
+        duplicates: segments that arrived twice, 0 also where that is not known.
         usual_repeat_share: median over intervals of the share of the payload that was sent again.
         steady_repeat_share: share of the payload that was sent again away from stalls, which end in repetitions.
         segment_bytes: largest payload of a segment, 0 unknown.
@@ -96,6 +97,7 @@ class FlowFigures:
     least_rtt_s: Floats
     packets: Floats
     repeats: Floats
+    duplicates: Floats
     usual_repeat_share: Floats
     steady_repeat_share: Floats
     segment_bytes: Ints
@@ -187,7 +189,8 @@ _SUMS = {
     "is_limited": np.bool_,
     **dict.fromkeys(("num_intervals", "num_stalls", "segment_bytes"), np.int64),
     **dict.fromkeys(("num_bytes", "busy_s", "log_rate", "usual_log_rate", "error", "stall_s", "queue_s"), np.float64),
-    **dict.fromkeys(("least_rtt_s", "packets", "repeats", "usual_repeat_share", "steady_repeat_share"), np.float64),
+    **dict.fromkeys(("least_rtt_s", "packets", "repeats", "duplicates"), np.float64),
+    **dict.fromkeys(("usual_repeat_share", "steady_repeat_share"), np.float64),
 }
 """The figures of one connection, each with its type."""
 
@@ -211,6 +214,7 @@ def _sums_of(flows: Flows, rows: Ints, least: FigureThresholds) -> dict[str, flo
     is_near[1:] |= is_stalled[:-1]
     is_near[:-1] |= is_stalled[1:]
     sent, again = flows.sent_bytes[rows], flows.retransmitted_bytes[rows]
+    duplicates = flows.duplicate_segments[rows].sum() if flows.duplicate_segments is not None else 0
     sizes = flows.segment_bytes[rows] if flows.segment_bytes is not None else np.zeros(1, np.int64)
     segment = int(np.median(sizes[sizes > 0])) if (sizes > 0).any() else 0
     known_rtt_ns = flows.least_rtt_ns[rows][flows.least_rtt_ns[rows] > 0]
@@ -229,6 +233,7 @@ def _sums_of(flows: Flows, rows: Ints, least: FigureThresholds) -> dict[str, flo
         "least_rtt_s": float(known_rtt_ns.min()) / NS_PER_S if len(known_rtt_ns) else np.nan,
         "packets": float(sent.sum()) / (segment or _USUAL_SEGMENT),
         "repeats": float(again.sum()) / (segment or _USUAL_SEGMENT),
+        "duplicates": float(duplicates),
         "usual_repeat_share": float(np.median(again / np.maximum(sent, 1))),
         "steady_repeat_share": float(again[~is_near].sum()) / max(float(sent[~is_near].sum()), 1.0),
         "segment_bytes": segment,
@@ -286,6 +291,7 @@ class LinkCause(StrEnum):
     UPLINK = "slow or oversubscribed uplink"
     FLAPPING = "flapping link"
     LOSSY = "lossy link"
+    REORDERING = "reordering link"
     SMALL_MTU = "small MTU"
 
 
@@ -307,6 +313,7 @@ class LinkFault:
         foreign_bytes_per_s: foreign traffic on it, in the direction of these connections; 0 where none is known.
         repeat_share: share of segments that they sent again.
         others_repeat_share: the same of the other connections.
+        duplicate_share: part of the segments that they sent again which had arrived before; 0 also where not known.
         stall_share: share of the time for which they stood still.
         busy_share: share of the time for which the slowest of them was busy.
         direction: `up` or `down` where the fault is in that direction alone, as far as connections show; else empty.
@@ -330,6 +337,7 @@ class LinkFault:
     others_repeat_share: float
     stall_share: float
     busy_share: float
+    duplicate_share: float = 0.0
     is_one_enough: bool = True
     direction: str = ""
     other_way_bytes_per_s: float = 0.0

@@ -52,6 +52,8 @@ class FlowThresholds(Thresholds, topic="links"):
     """Segments sent again; fewer may be chance, whatever their share."""
     repeat_ratio: float = number(4.0, "times")
     """Share of repeated segments over the usual one; a healthy way may lose two or three times as much."""
+    duplicate_share: float = number(0.5, "share")
+    """Part of the segments sent again that had arrived, from which on packets overtake each other."""
     full_queue_ratio: float = number(2.0, "times")
     """Queue over that of connections that lose nothing; losses behind a longer one are its overflow."""
     min_queue_s: float = number(1e-4, "s")

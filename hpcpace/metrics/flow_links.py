@@ -270,7 +270,10 @@ def _slow_uplinks(job: FlowJob, is_left: Bools) -> list[LinkFault]:
 
 
 def _lossy(job: FlowJob, is_left: Bools) -> list[LinkFault]:
-    """Return the links whose connections send far more again than others, and not only after stalls."""
+    """Return the links whose connections send far more again than others, and not only after stalls.
+
+    What had arrived before it was sent again was overtaken on its way; the peer reports that.
+    """
     figures, least, least_share = job.figures, job.thresholds, job.limits.repeat_share
     shares = figures.repeats / np.maximum(figures.packets, 1.0)
     # A quartile: most may pass the same host, as in a short pipeline.
@@ -290,9 +293,15 @@ def _lossy(job: FlowJob, is_left: Bools) -> list[LinkFault]:
     if is_clean.any():
         # What overflows a queue, as in front of a slow link, fills it first; chance losses keep queues short.
         usual_queue_s = max(float(np.median(figures.queue_s[is_clean])), least.min_queue_s)
-        is_lossy &= figures.queue_s <= least.full_queue_ratio * usual_queue_s
+        has_arrived = figures.duplicates >= least.duplicate_share * figures.repeats
+        is_lossy &= has_arrived | (figures.queue_s <= least.full_queue_ratio * usual_queue_s)
     rows, suspects = _accused(job, is_lossy, is_clean)
-    return faults_of(job, rows, suspects, p_values, LinkCause.LOSSY, is_well=is_clean)
+    faults = faults_of(job, rows, suspects, p_values, LinkCause.LOSSY, is_well=is_clean)
+    is_late = (fault.duplicate_share >= least.duplicate_share for fault in faults)
+    return [
+        replace(fault, cause=LinkCause.REORDERING) if late else fault
+        for fault, late in zip(faults, is_late, strict=True)
+    ]
 
 
 def _stalled(job: FlowJob, is_left: Bools) -> list[LinkFault]:

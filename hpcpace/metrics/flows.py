@@ -67,6 +67,8 @@ class Flows:
         receiver_limited_ns, sender_limited_ns: parts of busy_ns limited by the receiver's window, by the send buffer.
         rtt_ns, least_rtt_ns: smoothed round trip at the end of the interval, and the least of the connection so far.
         unsent_bytes: waiting in the send buffer at the end of the interval.
+        duplicate_segments: segments that the peer reports to have got twice (D-SACK, RFC 2883), 0 also where the kernel
+            does not count them; None where they were not recorded.
         segment_bytes: the largest payload of a packet that the connection sends, at the end of the interval (TCP_INFO's
             tcpi_snd_mss), 0 unknown; None where it was not recorded.
     """
@@ -85,6 +87,7 @@ class Flows:
     rtt_ns: Ints
     least_rtt_ns: Ints
     unsent_bytes: Ints
+    duplicate_segments: Ints | None = None
     segment_bytes: Ints | None = None
 
 
@@ -405,7 +408,8 @@ def _line_rate_bps(table: Table, is_own: Bools) -> int:
 
 
 _FLOW_BYTES = ("sent_bytes", "acked_bytes", "received_bytes")
-_CUMULATIVE = (*_FLOW_BYTES, "retransmitted_bytes", "busy_ns", "receiver_limited_ns", "sender_limited_ns")
+_CUMULATIVE = (*_FLOW_BYTES, "retransmitted_bytes", "busy_ns", "receiver_limited_ns", "sender_limited_ns",
+               "duplicate_segments")  # fmt: skip
 _AT_THE_END = ("rtt_ns", "least_rtt_ns", "unsent_bytes", "segment_bytes")
 _MAX_BYTES_PER_NS = 1250
 """Format: 10 Tb/s, more than any host sends: larger differences are damage."""

@@ -249,6 +249,7 @@ def _fault(
         foreign_bytes_per_s=foreign,
         repeat_share=_repeat_share(figures, rows),
         others_repeat_share=_repeat_share(figures, others),
+        duplicate_share=min(float(figures.duplicates[rows].sum()) / max(float(figures.repeats[rows].sum()), 1.0), 1.0),
         stall_share=float(figures.stall_s[rows].max()) / figures.window_s,
         busy_share=float(figures.busy_s[worst]) / figures.window_s,
         segment_bytes=int(figures.segment_bytes[rows].min()),
@@ -308,6 +309,7 @@ def _with_slow_way(job: FlowJob, fault: LinkFault, rows: Ints, ways: Bools) -> L
     """Return the fault of a link that is slow with its direction: the one whose connections are slower, beyond chance.
 
     Those of the other one may be held up as well, because their acknowledgements wait in the queue of the slow one.
+    Connections that carry far less are left out: the rate of short messages is that of their acknowledgements.
 
     Args:
         job: the connections.
@@ -319,14 +321,16 @@ def _with_slow_way(job: FlowJob, fault: LinkFault, rows: Ints, ways: Bools) -> L
     if more:
         return fault
     rate, is_accused = figures.most_log_rate, np.isin(np.arange(len(figures)), rows)
-    passing = [np.flatnonzero(figures.paths[:, link, way]) for way in (UP, DOWN)]
+    is_alike = figures.num_bytes >= job.thresholds.alike_share * figures.num_bytes[rows].max(initial=0.0)
+    passing = [np.flatnonzero(figures.paths[:, link, way] & is_alike) for way in (UP, DOWN)]
     slowest = [of[np.argmin(rate[of])] if len(of) else None for of in passing]
     if slowest[UP] is None or slowest[DOWN] is None:
         return fault
     way = UP if rate[slowest[UP]] < rate[slowest[DOWN]] else DOWN
     slow, fast = slowest[way], slowest[1 - way]
-    ahead = np.full(len(figures), rate[fast] - rate[slow])
+    # What acknowledgements of messages may have been delayed counts for neither direction.
+    ahead = np.full(len(figures), figures.log_rate[fast] - rate[slow])
     p_value = p_above(figures, ahead, figures.error[fast], 0.0)[slow]
     if not is_accused[slow] or ahead[slow] < np.log1p(job.limits.rate_share / 2) or p_value > job.limits.level:
         return fault
-    return replace(fault, direction=_WAYS[way], other_way_bytes_per_s=float(np.exp(rate[fast])))
+    return replace(fault, direction=_WAYS[way], other_way_bytes_per_s=float(np.exp(figures.log_rate[fast])))

@@ -18,7 +18,7 @@ from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import TraceError
 
 FORMAT = "hpcpace-trace"
-FORMAT_VERSION = "1.6"
+FORMAT_VERSION = "1.7"
 CLOCK = "CLOCK_MONOTONIC"
 CHUNK_ROWS = 8192
 # For tables that get about one row per second: a chunk of 8,192 rows would leave them in the journal for hours.
@@ -207,6 +207,7 @@ _COLUMNS = {
     "unsent_bytes:i8 marked_packets:i8 segment_bytes:i4 flags:u1",
 }
 _OPTIONAL = {
+    "flows": "duplicate_segments:i8",
     "network": "errors:i8 drops:i8 pauses:i8 marks:i8 retransmits:i8 out_of_order:i8 link_downs:i8 rate_bps:i8 "
     "state:u1",
     "host": "cpu_time_ns:i8 run_wait_ns:i8 cpu_pressure_ns:i8 gpu_max_clock_mhz:i4 gpu_temperature_c:i4 "

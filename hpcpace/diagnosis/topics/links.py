@@ -66,6 +66,12 @@ _WORDS = {
         "{who} lose packets{when}, which costs",
         "check its cable and transceiver for errors (ethtool -S), and the switch for dropped packets",
     ),
+    LinkCause.REORDERING: (
+        "on {who} packets overtake each other{when}, which costs",
+        "on {who} packets overtake each other{when}, which costs",
+        "look for a bond or for equal paths that deal out the packets of one connection (cat /proc/net/bonding/*, the "
+        "hash of the switches)",
+    ),
     LinkCause.SMALL_MTU: (
         "{who} has a smaller MTU than the others, which costs",
         "{who} have a smaller MTU than the others, which costs",
@@ -73,13 +79,20 @@ _WORDS = {
     ),
 }
 """By cause, the headline of one link and of several, and what to do."""
-_OVERTAKING = "packets that overtake each other are sent again as well: nstat -az TcpExtTCPDSACKRecv counts those"
+_OVERTAKING = (
+    "packets that overtake each other are sent again as well, and here it is not known how many of them arrived twice: "
+    "nstat -az TcpExtTCPDSACKRecv counts those"
+)
 _USUAL = {
     Usual.OTHERS: "others {}",
     Usual.LINE: "at the line rate of other hosts it would be {}",
     Usual.REST: "{} in other steps",
 }
-_BROKEN = (LinkCause.LOSSY, LinkCause.SMALL_MTU)  # faults by themselves, however little they cost this job
+_BROKEN = (
+    LinkCause.LOSSY,
+    LinkCause.REORDERING,
+    LinkCause.SMALL_MTU,
+)  # faults by themselves, however little they cost this job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +135,7 @@ class FlowEvidence(Evidence):
             "foreign_bytes_per_s": fault.foreign_bytes_per_s,
             "repeats": fault.repeat_share,
             "others_repeats": fault.others_repeat_share,
+            "duplicates": fault.duplicate_share,
             "stalls": fault.stall_share,
             "segment_bytes": float(fault.segment_bytes),
             "usual_segment_bytes": float(fault.usual_segment_bytes),
@@ -161,13 +175,15 @@ class FlowEvidence(Evidence):
     def _more(self) -> tuple[str, ...]:
         """Return what else may look like the fault, and what cannot be known."""
         fault = self.fault
+        arrived = f"of these, {percent(fault.duplicate_share)} arrived twice: packets that overtake each other do"
+        doubt = arrived if fault.duplicate_share else _OVERTAKING
         if fault.cause is LinkCause.LOSSY:
-            return (_OVERTAKING,)
+            return (doubt,)
         if fault.cause is LinkCause.SLOW and fault.repeat_share >= _SHOWN_REPEATS * max(
             fault.others_repeat_share, _MIN_REPEATS
         ):
             again, others = percent(fault.repeat_share), percent(fault.others_repeat_share)
-            return (f"they send {again} again, others {others}: losses in a full queue, or on the link; {_OVERTAKING}",)
+            return (f"they send {again} again, others {others}: losses in a full queue, or on the link; {doubt}",)
         if fault.cause is not LinkCause.UPLINK:
             return ()
         missing = format_rate(round((fault.usual_bytes_per_s - fault.slow_bytes_per_s) * _BITS))
@@ -194,9 +210,12 @@ class FlowEvidence(Evidence):
         match fault.cause:
             case LinkCause.FLAPPING:
                 return f"{through} stand{s} still for {percent(fault.stall_share)} of the time, while others go on"
-            case LinkCause.LOSSY:
+            case LinkCause.LOSSY | LinkCause.REORDERING:
                 again, others = percent(fault.repeat_share), percent(fault.others_repeat_share)
-                return f"{through} send{s} {again} again, others {others}"
+                twice = f"; {percent(fault.duplicate_share)} of that had arrived, late"
+                return (
+                    f"{through} send{s} {again} again, others {others}{'' if fault.cause is LinkCause.LOSSY else twice}"
+                )
             case LinkCause.SMALL_MTU:
                 sizes = f"{fault.segment_bytes} bytes, others {fault.usual_segment_bytes}"
                 return f"{through} send{s} segments of {sizes}"

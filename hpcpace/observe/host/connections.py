@@ -33,10 +33,10 @@ from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import OTHER_CONNECTIONS
 
 _SO_DOMAIN, _SO_PROTOCOL = 39, 38
-# struct tcp_info of linux/tcp.h up to `tcpi_bytes_retrans` (4.19); older kernels return less of it, newer ones more.
+# struct tcp_info of linux/tcp.h up to `tcpi_dsack_dups` (4.19); older kernels return less of it, newer ones more.
 # state, delivery_rate_app_limited, snd_mss, rtt, bytes_acked, bytes_received, notsent_bytes, min_rtt, delivery_rate,
-# busy_time, rwnd_limited, sndbuf_limited, delivered_ce, bytes_sent, bytes_retrans
-_TCP_INFO = struct.Struct("=B6xB8xI48xI48xQQ8xII8xQQQQ4xIQQ")
+# busy_time, rwnd_limited, sndbuf_limited, delivered_ce, bytes_sent, bytes_retrans, dsack_dups
+_TCP_INFO = struct.Struct("=B6xB8xI48xI48xQQ8xII8xQQQQ4xIQQI")
 _MAX_BYTES = 128
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
 _UNKNOWN_US = 0xFFFFFFFF
@@ -69,6 +69,7 @@ class Counters(NamedTuple):
     marked_packets: int = 0
     segment_bytes: int = 0
     flags: int = 0
+    duplicate_segments: int = 0
 
 
 class Reading(NamedTuple):
@@ -91,7 +92,7 @@ def parse_tcp_info(content: Any) -> Counters | None:
     """Return what a buffer with a `struct tcp_info` says, padded with zeros; None if there is no connection."""
     (
         state, limited, segment_bytes, rtt_us, acked_bytes, received_bytes, unsent_bytes, least_rtt_us, rate, busy_us,
-        receiver_limited_us, sender_limited_us, marked_packets, sent_bytes, retransmitted_bytes,
+        receiver_limited_us, sender_limited_us, marked_packets, sent_bytes, retransmitted_bytes, duplicate_segments,
     ) = _TCP_INFO.unpack_from(content)  # fmt: skip
     if state not in (_ESTABLISHED, _CLOSE_WAIT):
         return None
@@ -110,6 +111,7 @@ def parse_tcp_info(content: Any) -> Counters | None:
         marked_packets,
         segment_bytes,
         limited & 1 if sys.byteorder == "little" else limited >> 7,
+        duplicate_segments,
     )
 
 
@@ -256,7 +258,7 @@ _MAX_NUMBERS = 4096
 """Connections that get rows in a run: a program that opens new ones all the time must not fill the trace."""
 _CUMULATIVE = slice(7)
 _ADDED = ("sent_bytes", "acked_bytes", "received_bytes", "retransmitted_bytes", "busy_ns", "receiver_limited_ns",
-          "sender_limited_ns", "marked_packets")  # fmt: skip
+          "sender_limited_ns", "marked_packets", "duplicate_segments")  # fmt: skip
 _UNKNOWN_RANK = -1
 _SIZE = attrgetter("size_bytes")
 _ZERO = Counters()

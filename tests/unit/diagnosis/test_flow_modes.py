@@ -20,7 +20,8 @@ from hpcpace.metrics.resampling import Estimate
 from tests.unit.diagnosis.test_diagnose import MS, panels
 
 HOSTS = {rank: f"n{rank // 4}" for rank in range(16)}
-OTHER_CAUSES = [cause for cause in LinkCause if cause not in (LinkCause.LOSSY, LinkCause.SMALL_MTU)]
+BROKEN = [LinkCause.LOSSY, LinkCause.REORDERING, LinkCause.SMALL_MTU]
+OTHER_CAUSES = [cause for cause in LinkCause if cause not in BROKEN]
 
 
 def words_of(finding):
@@ -41,6 +42,7 @@ def fault(cause=LinkCause.SLOW, ids=("n2",), **changed):
         "foreign_bytes_per_s": 40e6 / 8,
         "repeat_share": 0.011,
         "others_repeat_share": 0.0,
+        "duplicate_share": 0.8 if cause is LinkCause.REORDERING else 0.0,
         "stall_share": 0.15,
         "busy_share": 0.5,
         "segment_bytes": 548,
@@ -88,7 +90,7 @@ def test_a_link_that_costs_less_than_the_threshold_is_not_told(cause):
     )
 
 
-@pytest.mark.parametrize("cause", [LinkCause.LOSSY, LinkCause.SMALL_MTU])
+@pytest.mark.parametrize("cause", BROKEN)
 def test_what_is_broken_is_told_however_little_it_costs(cause):
     found = diagnosed(panels(), flows=flows(fault(cause, busy_share=0.001))).findings
     assert [each.variety for each in found] == [str(cause)]
@@ -160,6 +162,11 @@ def test_connections_of_one_rate_show_that_no_link_is_slow():
         (LinkCause.UPLINK, "link n2 is slow, oversubscribed or shared, and costs", "4.0 times as long as others"),
         (LinkCause.FLAPPING, "link n2 comes and goes, which costs", "stand still for 15.0 % of the time"),
         (LinkCause.LOSSY, "link n2 loses packets, which costs", "send 1.1 % again, others 0.0 %"),
+        (
+            LinkCause.REORDERING,
+            "on link n2 packets overtake each other",
+            "1.1 % again, others 0.0 %; 80.0 % of that had",
+        ),
         (LinkCause.SMALL_MTU, "link n2 has a smaller MTU than the others", "segments of 548 bytes, others 1448"),
     ],
 )

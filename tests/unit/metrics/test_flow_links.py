@@ -45,11 +45,22 @@ def locate(job: SimulatedLinks, figures: FlowFigures, limits: FlowLimits = LIMIT
         ("foreign", 0.45, LinkCause.FOREIGN),
         ("flapping", 0.0, LinkCause.FLAPPING),
         ("lossy", 0.01, LinkCause.LOSSY),
+        ("reordering", 0.01, LinkCause.REORDERING),
         ("small_mtu", 0.0, LinkCause.SMALL_MTU),
     ],
 )
 def test_names_the_link_of_a_host_and_what_is_wrong_with_it(job, fault, size, cause):
     assert named(located(replace(job, fault=fault, size=size))) == [(cause, ("n2",))]
+
+
+def test_packets_that_overtake_each_other_are_told_from_losses_though_they_are_held_up_as_in_a_queue():
+    job = replace(EIGHT, fault="reordering", size=0.01)
+    flows = simulate(job).flows
+    is_hit = flows.retransmitted_bytes > 0.005 * flows.sent_bytes
+    late = figures_of(job, rtt_ns=np.where(is_hit, flows.rtt_ns * 10, flows.rtt_ns))
+    assert named(locate(job, late)) == [(LinkCause.REORDERING, ("n2",))]
+    unknown = figures_of(job, duplicate_segments=None)
+    assert named(locate(job, unknown)) == [(LinkCause.LOSSY, ("n2",))]
 
 
 def test_names_a_slow_uplink_among_four():
@@ -287,7 +298,7 @@ def test_names_nothing_in_healthy_jobs_of_any_shape_and_noise(seed):
     assert located(replace(job, noise=(0.03, 0.1)[seed % 2])).faults == ()
 
 
-@each_case("fault", ["slow", "foreign", "flapping", "lossy", "small_mtu"])
+@each_case("fault", ["slow", "foreign", "flapping", "lossy", "reordering", "small_mtu"])
 def test_never_names_a_wrong_link_alone(fault):
     for seed in range(12):
         job = random_job(seed, fault, is_uplink=seed % 3 == 0)

@@ -168,3 +168,22 @@ def test_a_host_that_waits_for_cores_longer_than_its_link_holds_it_up_has_no_slo
     figures = flow_figures(flows, TOPOLOGY, begin_ns=0, end_ns=NUM_S * NS_PER_S, message_bytes=size, core_wait=waits)
     nothing = np.full((len(TOPOLOGY.links), 2), np.nan)
     assert bool(locate_by_flows(figures, TOPOLOGY, foreign_bytes_per_s=nothing).faults) == is_named
+
+
+@each_case("host", ["n1", "n2", "n3", "n4"])
+@each_case("way", ["up", "down"])
+def test_a_link_that_is_slow_in_one_direction_is_named_with_it(host: str, way: str) -> None:
+    size, stage = 1 << 20, int(host[1:]) - 1
+    hit = (SOURCE if way == "up" else DESTINATION) == stage
+    for seed in range(5):
+        found = located(pipeline(message_bytes=size, seed=seed, rate_factor=np.where(hit, 0.25, 1.0)), size)
+        assert [(fault.ids, fault.direction) for fault in found.faults] == [((host,), way)]
+
+
+@each_case("host", ["n1", "n2", "n3", "n4"])
+@each_case("factor", [0.25, 0.5])
+def test_delayed_acknowledgements_make_no_direction_of_a_slow_link(host: str, factor: float) -> None:
+    size = 1 << 20
+    for seed in range(10):
+        found = located(pipeline(message_bytes=size, seed=seed, rate_factor=np.where(through(host), factor, 1.0)), size)
+        assert {fault.direction for fault in found.faults} <= {""}

@@ -15,7 +15,7 @@ import pytest
 from hpcpace.observe.host import connections
 from hpcpace.observe.host.connections import Counters, OwnConnections, parse_address, parse_tcp_info
 
-INFO_BYTES = 216
+INFO_BYTES = 220
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +169,7 @@ def info(size: int = INFO_BYTES, **values: int) -> bytes:
         "state": ("B", 0), "limited": ("B", 7), "mss": ("I", 16), "rtt": ("I", 68), "acked": ("Q", 120),
         "received": ("Q", 128), "unsent": ("I", 144), "least_rtt": ("I", 148), "rate": ("Q", 160), "busy": ("Q", 168),
         "receiver": ("Q", 176), "buffer": ("Q", 184), "marked": ("I", 196), "sent": ("Q", 200), "again": ("Q", 208),
+        "twice": ("I", 216),
     }  # fmt: skip
     content = bytearray(max(size, INFO_BYTES))
     for name, value in {"state": 1, **values}.items():
@@ -184,12 +185,13 @@ def padded(content: bytes) -> bytes:
 def test_every_field_is_where_linux_has_it():
     content = info(
         limited=1, mss=1448, rtt=32_800, acked=3, received=4, unsent=5, least_rtt=210, rate=6, busy=7, receiver=8,
-        buffer=9, marked=10, sent=11, again=12,
+        buffer=9, marked=10, sent=11, again=12, twice=13,
     )  # fmt: skip
     expected = Counters(
         sent_bytes=11, acked_bytes=3, received_bytes=4, retransmitted_bytes=12, busy_ns=7_000,
         receiver_limited_ns=8_000, sender_limited_ns=9_000, rtt_ns=32_800_000, least_rtt_ns=210_000,
         delivery_bytes_per_s=6, unsent_bytes=5, marked_packets=10, segment_bytes=1448, flags=1,
+        duplicate_segments=13,
     )  # fmt: skip
     assert parse_tcp_info(padded(content)) == expected
     assert parse_tcp_info(padded(content + bytes(40))) == expected
@@ -198,13 +200,16 @@ def test_every_field_is_where_linux_has_it():
 @pytest.mark.parametrize(
     ("size", "lacks"),
     [
+        (216, {"duplicate_segments"}),
         (200, {"sent_bytes", "retransmitted_bytes"}),
         (160, {"sent_bytes", "busy_ns", "delivery_bytes_per_s"}),
         (104, {"sent_bytes", "busy_ns", "acked_bytes", "received_bytes", "unsent_bytes", "least_rtt_ns"}),
     ],
 )
 def test_a_shorter_structure_of_an_older_kernel_gives_what_it_has(size, lacks):
-    content = info(size, rtt=1, acked=3, received=4, unsent=5, least_rtt=6, rate=7, busy=8, sent=9, again=9, marked=1)
+    content = info(
+        size, rtt=1, acked=3, received=4, unsent=5, least_rtt=6, rate=7, busy=8, sent=9, again=9, marked=1, twice=2
+    )
     found = parse_tcp_info(padded(content))
     assert found is not None and found.rtt_ns == 1_000
     assert all(getattr(found, name) == 0 for name in lacks)

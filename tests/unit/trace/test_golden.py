@@ -64,6 +64,7 @@ def test_the_golden_file_reads_as_the_rows_that_its_script_recorded(script, monk
 _OF_1_5 = {"sampler_wakeups", "rss_file_bytes", "nice", "read_steps", "read_ns"} | {
     f"{phase.name.lower()}{end}_ns" for phase in PHASES_ON_CORES for end in ("", "_cpu", "_wait")
 }
+_OF_1_7 = {"duplicate_segments"}
 
 
 @each_case(
@@ -72,9 +73,10 @@ _OF_1_5 = {"sampler_wakeups", "rss_file_bytes", "nice", "read_steps", "read_ns"}
         ("1.0", {"events", "connections", "flows"}, {"host", "network"}),
         ("1.1", {"connections", "flows"}, {"network", *_OF_1_5}),
         ("1.2", {"connections", "flows"}, {"network", *_OF_1_5}),
-        ("1.3", set(), _OF_1_5),
-        ("1.4", set(), _OF_1_5),
-        ("1.5", set(), set()),
+        ("1.3", set(), {*_OF_1_5, *_OF_1_7}),
+        ("1.4", set(), {*_OF_1_5, *_OF_1_7}),
+        ("1.5", set(), _OF_1_7),
+        ("1.6", set(), _OF_1_7),
     ],
 )
 def test_a_file_of_an_earlier_version_reads_without_later_tables_and_with_zeros_in_later_columns(version, lacks, zeros):
