@@ -85,6 +85,7 @@ class SyntheticRun:
         noise: standard deviation of forward and backward, relative.
         missing: ranks without a file.
         clock_error_ns: what is wrong with the offsets that are recorded, by rank.
+        clock_jumps: by rank, the step in which its clock jumps, and by how many nanoseconds.
         halfwidth_ns: of the recorded offsets of all ranks but the reference.
         lost_steps: how many last steps a rank's trace lacks, because the rank was killed before it flushed them.
         hangs: whether all but rank 0 stay in a last all_reduce that rank 0 never enters, and no file is closed.
@@ -101,6 +102,7 @@ class SyntheticRun:
     noise: float = 0.0
     missing: tuple[int, ...] = ()
     clock_error_ns: Mapping[int, int] = field(default_factory=dict)
+    clock_jumps: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     halfwidth_ns: int = 1000
     lost_steps: Mapping[int, int] = field(default_factory=dict)
     hangs: bool = False
@@ -134,7 +136,7 @@ class SyntheticRun:
             for rank, recorder in recorders.items():
                 if step >= self.num_steps - self.lost_steps.get(rank, 0):
                     continue
-                offset = self.offsets_ns.get(rank, 0)
+                offset = self.offsets_ns.get(rank, 0) + self._jumped_ns(rank, step)
                 begin, enter, leave = int(begin_ns[rank]) + offset, int(enter_ns[rank]) + offset, exit_ns + offset
                 forward_begin = begin + DATA_NS
                 end = leave + OPTIMIZER_NS
@@ -159,6 +161,11 @@ class SyntheticRun:
         self._finish(attempt, recorders, int(begin_ns[0]))
         return run
 
+    def _jumped_ns(self, rank: int, step: int) -> int:
+        """Return by how much the clock of a rank has jumped until a step."""
+        first, size_ns = self.clock_jumps.get(rank, (0, 0))
+        return size_ns if step >= first else 0
+
     def _open(self, attempt: Attempt, rank: int) -> Recorder:
         node = rank * len(self.hosts) // self.num_ranks
         pipelines = {"mesh": f"dp={self.num_ranks // self.pipeline},pp={self.pipeline},tp=1", "tp": 0}
@@ -178,12 +185,16 @@ class SyntheticRun:
 
     def _finish(self, attempt: Attempt, recorders: Mapping[int, Recorder], end_ns: int) -> None:
         for rank, recorder in recorders.items():
-            offset = self.offsets_ns.get(rank, 0)
+            before = self.offsets_ns.get(rank, 0)
+            offset = before + self._jumped_ns(rank, self.num_steps)
             if self.has_clock:
                 halfwidth = 0 if rank == 0 else self.halfwidth_ns
-                found = offset + self.clock_error_ns.get(rank, 0)
-                for local_ns in (START_NS + offset, end_ns + offset):
-                    recorder.add_clock(0, local_ns, found, 2 * halfwidth, halfwidth, 20)
+                error = self.clock_error_ns.get(rank, 0)
+                for own, time_ns, of_reference in (
+                    (before, START_NS, 0),
+                    (offset, end_ns, self._jumped_ns(0, self.num_steps)),
+                ):
+                    recorder.add_clock(0, time_ns + own, own - of_reference + error, 2 * halfwidth, halfwidth, 20)
             if self.step_source:
                 recorder.add_event(end_ns, self.num_steps, EventKind.STEP_SOURCE, 0, self.step_source.encode())
             endings = [ending for ending in self.endings if ending.rank == rank]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces
-from hpcpace.diagnosis.summary import Clocks, ClockSuspect, HostPair
+from hpcpace.diagnosis.summary import ClockJump, Clocks, ClockSuspect, HostPair
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.clock_suspects import Contradictions, Suspect, contradictions, judge, pair_violations, proven_leads
 from hpcpace.metrics.common_clock import CommonClock, ReferenceTimes
@@ -35,6 +35,10 @@ class ClockThresholds(Thresholds, topic="clocks"):
     """Exits before the last enter beyond the half-widths, for each synchronising operation, up to which transfers are
     judged. In an all_to_all a rank may leave early because it hears from no other, so they prove no clock wrong; but
     whatever the reason, transfers that end before they begin are none.
+    """
+    max_rate_difference: float = number(0.0011, "share")
+    """Difference of the rates of two clocks, beyond which one has jumped: the kernel slews each by 500 ppm at most
+    (adjtimex), and crystals differ by up to 100.
     """
 
 
@@ -137,13 +141,59 @@ def rank_clock_figures(timed: TimedTraces, chosen: StepPanel) -> list[RankClock]
     return found
 
 
-def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality) -> Clocks:
+def clock_jumps(timed: TimedTraces, chosen: StepPanel, limits: ClockThresholds) -> tuple[ClockJump, ...]:
+    """Return the jumps of clocks between two synchronisations, in order of the steps.
+
+    If the reference jumps, all other clocks jump against it by as much. Of two hosts either may have jumped.
+
+    Args:
+        timed: the traces and their clocks.
+        chosen: the steps in which jumps are looked for, on each rank's own clock.
+        limits: the threshold.
+    """
+    is_reference = [clock.is_reference for clock in timed.clocks]
+    if not any(is_reference):
+        return ()
+    reference = is_reference.index(True)
+    own = timed.traces[reference].header
+    # Ranks of a host share its clock.
+    first = {trace.header.node: row for row, trace in reversed(list(enumerate(timed.traces)))}
+    others = [row for node, row in sorted(first.items()) if node != own.node]
+    found: dict[int, list[ClockJump]] = {}
+    for row in others:
+        clock, apart_ns = timed.clocks[row], chosen.end_ns[row] - chosen.end_ns[reference]
+        for at in clock.jumps(limits.max_rate_difference).tolist():
+            size_ns = int(clock.offset_ns[at + 1] - clock.offset_ns[at])
+            is_behind = (np.abs(apart_ns - clock.offset_ns[at]) > abs(size_ns) / 2) & (
+                chosen.end_ns[row] >= clock.local_ns[at]
+            )
+            step = int(chosen.step[np.argmax(is_behind)]) if is_behind.any() else -1
+            found.setdefault(step, []).append(
+                ClockJump(hosts=(timed.traces[row].header.host,), size_ns=size_ns, step=step)
+            )
+    return tuple(jump for _, jumps in sorted(found.items()) for jump in _of_reference(jumps, own.host, len(others)))
+
+
+def _of_reference(jumps: list[ClockJump], host: str, num_others: int) -> list[ClockJump]:
+    """Return the jumps of a step, as one of the reference's clock where all others have one in the same direction."""
+    sizes_ns = [jump.size_ns for jump in jumps]
+    if num_others == 1:
+        return [replace(jump, hosts=(*jump.hosts, host)) for jump in jumps]
+    if len(jumps) < num_others or min(sizes_ns) < 0 < max(sizes_ns):
+        return jumps
+    return [replace(jumps[0], hosts=(host,), size_ns=-int(np.median(sizes_ns)))]
+
+
+def clock_figures(
+    timed: TimedTraces, chosen: StepPanel, causality: Causality, limits: ClockThresholds | None = None
+) -> Clocks:
     """Return how well times of different ranks compare during the chosen steps.
 
     Args:
         timed: the traces and their clocks.
         chosen: the steps, on each rank's own clock.
         causality: what the operations say.
+        limits: when a clock has jumped.
     """
     traces, unknown = timed.traces, timed.unknown_clocks
     ranks = rank_clock_figures(timed, chosen)
@@ -173,6 +223,7 @@ def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality) -
         num_wrong=verdict.num_wrong,
         num_suspects=len(verdict.suspects),
         suspects=tuple(_named(suspect, hosts) for suspect in verdict.suspects[:_MAX_SUSPECTS]),
+        jumps=clock_jumps(timed, chosen, limits or ClockThresholds())[:_MAX_SUSPECTS],
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import format_duration, listed, named_ranks, plural, printable
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, rank_operations
-from hpcpace.diagnosis.summary import Clocks, ClockSuspect, Incomplete, IncompleteRank
+from hpcpace.diagnosis.summary import ClockJump, Clocks, ClockSuspect, Incomplete, IncompleteRank
 from hpcpace.metrics import Ints
 from hpcpace.metrics.lost_operations import (
     LostOperations,
@@ -75,6 +75,21 @@ def incomplete_rank_line(rank: IncompleteRank, hosts: Mapping[int, str]) -> str:
         parts.append(f"lost at least {count} that it had entered{ended}, as other ranks show")
     parts += [f"its recorder dropped {plural(rank.num_dropped, 'record')}"] if rank.num_dropped else []
     return f"{who}: {'; '.join(parts)}"
+
+
+def jump_line(jump: ClockJump) -> str:
+    """Return one sentence on a clock that jumped."""
+    host = " or ".join(printable(host) for host in jump.hosts)
+    way = "forward" if jump.size_ns > 0 else "back"
+    if len(jump.hosts) > 1:
+        way = f"({printable(jump.hosts[0])} {way}, or the other one the other way)"
+    when = f" in step {jump.step}" if jump.step >= 0 else ""
+    size = format_duration(abs(jump.size_ns))
+    return (
+        f"the clock of {host} jumped {way} by {size}{when}: from the comparison of clocks before to the one after it, "
+        "times of that host are wrong by up to as much; CLOCK_MONOTONIC jumps where a virtual machine is stopped or "
+        "moved (dmesg, the hypervisor's log)"
+    )
 
 
 def suspect_line(clocks: Clocks) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.pool import Team
 from hpcpace.core.thresholds import ThresholdValues
-from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, clock_figures
+from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, ClockThresholds, clock_figures
 from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
 from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
@@ -212,7 +212,8 @@ class Measured:
     @cached_property
     def clocks(self) -> Clocks:
         """How well times of different ranks compare."""
-        return clock_figures(self.timed, self.chosen, self.operations.causality)
+        limits = self.thresholds.of(ClockThresholds)
+        return clock_figures(self.timed, self.chosen, self.operations.causality, limits)
 
     @cached_property
     def stops(self) -> JudgedStops:

@@ -470,6 +470,21 @@ class ClockSuspect:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClockJump:
+    """A clock that jumped during the run: it was set, or its virtual machine stood still.
+
+    Attributes:
+        hosts: whose clock; one of these, where the traces do not show which.
+        size_ns: how far it jumped; negative backwards, of the first of the hosts.
+        step: in which step; -1 where that is not known.
+    """
+
+    hosts: tuple[str, ...]
+    size_ns: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Clocks:
     """How well times of different ranks compare.
 
@@ -488,6 +503,7 @@ class Clocks:
         num_wrong: the fewest wrong clocks that explain what half-widths do not; 0 where all is explained.
         num_suspects: hosts in the smallest sets that explain it: as many as num_wrong where there is one such set.
         suspects: the first of them.
+        jumps: clocks that jumped between two synchronisations, in order of the steps.
     """
 
     num_samples: int
@@ -504,6 +520,7 @@ class Clocks:
     num_wrong: int
     num_suspects: int
     suspects: tuple[ClockSuspect, ...]
+    jumps: tuple[ClockJump, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

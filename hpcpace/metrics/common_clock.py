@@ -117,6 +117,19 @@ class CommonClock:
         line_ns = self.offset_ns[:-2] + whole_ns(change_ns)
         return np.asarray(self.offset_ns[1:-1] - line_ns)
 
+    def jumps(self, max_rate: float) -> Ints:
+        """Return the samples after which the clock jumped: half-widths and a rate explain less than it changed by.
+
+        Args:
+            max_rate: the largest difference of the rates of two clocks.
+
+        Returns:
+            int64, (num_jumps,): the clock jumped between each of these samples and the next one.
+        """
+        change_ns = np.abs(np.diff(self.offset_ns)).astype(np.float64)
+        explained_ns = self.halfwidth_ns[:-1] + self.halfwidth_ns[1:] + max_rate * np.diff(self.local_ns)
+        return np.flatnonzero(change_ns > explained_ns)
+
     def residual_bounds_ns(self) -> Floats:
         """Return the largest residuals that the half-widths of three samples allow, where a clock's rate is constant.
 

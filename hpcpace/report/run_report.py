@@ -13,7 +13,7 @@ from hpcpace.core.files import write_file
 from hpcpace.core.rundir import json_text
 from hpcpace.core.text import named_ranks, percent, place_name, plural, rank_list
 from hpcpace.diagnosis import summary as diagnosed
-from hpcpace.diagnosis.incomplete import incomplete_rank_line, open_line, suspect_line
+from hpcpace.diagnosis.incomplete import incomplete_rank_line, jump_line, open_line, suspect_line
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.summary import Culprit, IncompleteRank, Summary
 from hpcpace.report.document import PAGE, Block, Document, Notes, Row, Section, Stack, Table, Verdict
@@ -99,6 +99,8 @@ def warnings_of(summary: Summary, progress: str) -> Iterator[tuple[str, str]]:
     """Yield what must not be missed, with a word for each; `progress` is how far a run is that still runs."""
     if progress:
         yield "state", f"{progress}: {MAY_CHANGE}"
+    for jump in summary.clocks.jumps:
+        yield "warning", jump_line(jump)
     if line := suspect_line(summary.clocks):
         yield "warning", line
     for sentence in (*summary.steps.warnings, *summary.switches.problems):

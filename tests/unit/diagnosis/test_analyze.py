@@ -97,6 +97,28 @@ def test_what_half_widths_and_rounding_explain_accuses_nobody(tmp_path, halfwidt
     assert (sum(pair.num_unexplained for pair in clocks.pairs) > 0) == bool(num_wrong)
 
 
+@each_case(
+    ("hosts", "jumps", "named"),
+    [
+        (4, {2: 50 * MS}, [(("n2",), 50 * MS)]),
+        (4, {2: -50 * MS}, [(("n2",), -50 * MS)]),
+        (4, {0: 50 * MS}, [(("n0",), 50 * MS)]),
+        (4, {1: 50 * MS, 2: -20 * MS}, [(("n1",), 50 * MS), (("n2",), -20 * MS)]),
+        (2, {2: 50 * MS, 3: 50 * MS}, [(("n1", "n0"), 50 * MS)]),
+        (2, {0: 50 * MS, 1: 50 * MS}, [(("n1", "n0"), -50 * MS)]),
+        (1, {}, []),
+        (4, {}, []),
+    ],
+)
+def test_a_clock_that_jumps_is_named_with_the_step_and_the_rest_is_judged(tmp_path, hosts, jumps, named):
+    names = tuple(f"n{number}" for number in range(hosts))
+    summary = summary_of(
+        tmp_path, hosts=names, slow={3: 1.5}, clock_jumps={rank: (20, size_ns) for rank, size_ns in jumps.items()}
+    )
+    assert [(jump.hosts, jump.size_ns, jump.step) for jump in summary.clocks.jumps] == [(*one, 20) for one in named]
+    assert summary.verdict.mode == "persistent straggler" and "rank 3" in summary.verdict.headline
+
+
 def test_a_clean_run_accuses_no_clock_and_lacks_no_record(tmp_path):
     summary = summary_of(tmp_path, num_ranks=8, hosts=("n0", "n1", "n2", "n3"), noise=0.1)
     assert (summary.clocks.num_wrong, summary.clocks.suspects, summary.clocks.pairs) == (0, (), ())

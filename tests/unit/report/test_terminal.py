@@ -11,9 +11,9 @@ from rich.console import Console
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.text import alias_name, milliseconds, named_ranks, printable, rank_list
 from hpcpace.diagnosis.analyze import analyze_traces
-from hpcpace.diagnosis.incomplete import suspect_line
+from hpcpace.diagnosis.incomplete import jump_line, suspect_line
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.summary import Clocks, ClockSuspect
+from hpcpace.diagnosis.summary import ClockJump, Clocks, ClockSuspect
 from hpcpace.report.terminal import line, note
 from hpcpace.trace.attempt_reader import read_attempt
 
@@ -110,6 +110,18 @@ def accused(names, num_wrong, **options):
     nothing = dict.fromkeys((field.name for field in dataclasses.fields(Clocks)), 0)
     num_suspects = options.get("num_suspects", len(names))
     return Clocks(**{**nothing, "num_wrong": num_wrong, "num_suspects": num_suspects, "suspects": tuple(suspects)})
+
+
+@each_case(
+    ("hosts", "size_ns", "step", "sentence"),
+    [
+        (("n1",), 50_000_000, 20, "the clock of n1 jumped forward by 50.0 ms in step 20: from the comparison"),
+        (("n1",), -50_000_000, -1, "the clock of n1 jumped back by 50.0 ms: from"),
+        (("n1", "n0"), 50_000_000, 2, "n1 or n0 jumped (n1 forward, or the other one the other way) by 50.0 ms in"),
+    ],
+)
+def test_a_clock_that_jumped_is_one_sentence(hosts, size_ns, step, sentence):
+    assert sentence in jump_line(ClockJump(hosts=hosts, size_ns=size_ns, step=step))
 
 
 @each_case(
