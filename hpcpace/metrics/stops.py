@@ -102,7 +102,11 @@ def rank_stops(host: Mapping[str, NDArray[Any]], rows_ns: Sequence[Ints], limits
 
 
 def _late_samples(host: Mapping[str, NDArray[Any]], time_ns: Ints, limits: StopThresholds) -> Ints:
-    """Return the samples after which the next one came late although the rank neither ran nor waited for a core."""
+    """Return the samples after which the next one came late although the rank neither ran nor waited for a core.
+
+    Threads of a rank that is stopped wait for no core. Where they waited for as long as the sample is late, a busy host
+    delayed it, even if they wait as long in other intervals.
+    """
     passed_ns = np.diff(time_ns)
     late_ns = passed_ns - int(np.median(passed_ns))
     is_late = late_ns >= limits.least_ns
@@ -110,6 +114,7 @@ def _late_samples(host: Mapping[str, NDArray[Any]], time_ns: Ints, limits: StopT
         grown = np.diff(np.asarray(host[name], np.float64))
         usual = float(np.quantile(grown[~is_late], _USUAL)) if (~is_late).any() else 0.0
         is_late &= (grown >= 0) & (grown <= max(usual, 0.0) + limits.busy_share * late_ns)
+    is_late &= np.diff(np.asarray(host["run_wait_ns"], np.float64)) < late_ns
     return np.flatnonzero(is_late)
 
 

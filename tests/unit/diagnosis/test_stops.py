@@ -10,6 +10,7 @@ from experiments.score.generator import clocks_of, traces_of
 from experiments.score.scenario import Scenario
 from hpcpace.diagnosis.analyze import examine
 from hpcpace.diagnosis.summary import Mode
+from hpcpace.metrics.stops import StopThresholds, rank_stops
 from hpcpace.trace.schema import TABLES
 from hpcpace.trace.tables import RankTrace, Table
 
@@ -143,3 +144,14 @@ def test_a_short_stop_of_a_long_run_is_no_finding_and_samples_of_ranks_that_end_
     assert examine(stopped((LAST,), 40.0)[:1]).mode != Mode.STOPPED
     traces = traces_of(SCENARIO)
     assert examine(traces).mode == Mode.HEALTHY
+
+
+def test_on_a_busy_host_a_rank_is_stopped_only_if_its_threads_did_not_wait_for_cores_for_as_long():
+    for late_s, num_stops in ((2, 0), (20, 1)):
+        rows = np.zeros(40, TABLES["host"].dtype)
+        rows["time_ns"] = np.arange(1, 41) * S + late_s * S * (np.arange(40) >= 20)
+        # Eight threads of this rank wait in every interval, for 8 s together, also in the one whose end comes late.
+        rows["run_wait_ns"] = np.arange(40) * 8 * S
+        rows["cpu_time_ns"] = np.arange(40) * S // 5
+        found = rank_stops(Table.from_rows(rows), [], StopThresholds())
+        assert len(found.begin_ns) == num_stops
