@@ -387,7 +387,7 @@ def _known(values: Ints, is_known: Bools) -> Floats:
 
 
 def _codes(values: Bytes, num_names: int) -> Ints:
-    return np.where(values < num_names, values, -1).astype(np.int64)
+    return np.where(values < num_names, values.astype(np.int64), -1)
 
 
 def _op_names(op: Ints) -> Texts:
