@@ -28,22 +28,33 @@ class JitterThresholds(Thresholds, topic="jitter"):
 
 @dataclass(frozen=True, kw_only=True)
 class JitterEvidence(Evidence):
-    """Jitter that synchronisation amplifies; `share` is the loss as a share of the step time."""
+    """Jitter that synchronisation amplifies.
+
+    Attributes:
+        share: the loss as a share of the step time.
+        later_share: the loss once no rank is late in every step; None where that is no more.
+    """
 
     mode: ClassVar[str] = Mode.AMPLIFICATION
     may_be_uneven_waiting: ClassVar[bool] = True
     makes_steps_differ: ClassVar[bool] = True
     share: float
+    later_share: float | None = None
 
     def words(self, said: Said) -> FindingWords:
         """Return the finding in words."""
-        return jitter_words(self.share, said)
+        return jitter_words(self.share, said, self.later_share)
 
 
-def jitter_words(share: float, said: Said) -> FindingWords:
-    """Return jitter in words; `share` is lost to whichever rank is last in a step."""
+_GROWS = 1.5  # display: loss without late ranks, relative to that with them, from which it is said
+
+
+def jitter_words(share: float, said: Said, later_share: float | None = None) -> FindingWords:
+    """Return jitter in words; `share` is lost to whichever rank is last in a step, `later_share` without late ranks."""
+    later = "" if later_share is None else f", and {percent(later_share)} once no rank is late all the time"
+    cost = f"{said.lost}{later}"
     return FindingWords(
-        headline=f"synchronisation amplification: every step waits for its slowest rank, which costs {said.lost}",
+        headline=f"synchronisation amplification: every step waits for its slowest rank, which costs {cost}",
         why=f"no rank stands out beyond chance: {percent(share)} is lost to whichever rank is last in a step",
         next="synchronise less often per step, keep cores free for the system, or align events to the same step",
     )
@@ -81,22 +92,25 @@ def find(case: Case) -> list[DiagnosisFinding]:
     """Return what steps lose to their slowest rank, where no rank is slow for long, and whether the data make it so.
 
     The transient part, mean_i(max_r x) - max_r(mean_i x), of the time x that ranks take to reach their collectives, in
-    the role where it is largest; a rank that is slow all the time is put back before. In a pipeline, where delays of
-    one stage add to those of others, what the rebuilt step loses against one in which all work is as in the mean.
+    the role where it is largest. Where a rank is slow all the time, most of it shows only once that is mended: that is
+    judged, too, and said. In a pipeline, where delays of one stage add to those of others, what the rebuilt step loses
+    against one in which all work is as in the mean.
     The loss of events and passing stragglers is not counted twice.
     """
     panels, settings = case.panels, case.settings
     by_roles, explained = _share_of_roles(panels, case.work_ns), _explained(case.findings)
-    most = max(filter(None, (by_roles, panels.transient_share)), key=lambda loss: loss.value)
-    share = most.value - explained
-    if share < settings.jitter_share:
+    now = max(
+        filter(None, (_share_of_roles(panels, panels.work_ns), panels.transient_share)), key=lambda loss: loss.value
+    )
+    share, later = now.value - explained, by_roles.value - explained
+    if max(share, later) < settings.jitter_share:
         return []
     varies, least_spread = panels.data_variation, case.thresholds.of(JitterThresholds).least_data_spread
-    found: Evidence = JitterEvidence(share=share)
+    found: Evidence = JitterEvidence(share=share, later_share=later if later > _GROWS * max(share, 0.0) else None)
     if varies is not None and varies.shared >= settings.data_share and varies.spread >= least_spread:
         found = DataEvidence(share=share, shared=varies.shared, spread=varies.spread)
-    interval = (max(most.low - explained, 0.0), most.high - explained)
-    return [DiagnosisFinding(evidence=found, loss_share=share, loss_interval=interval, confidence=0.95)]
+    interval = (max(now.low - explained, 0.0), max(now.high - explained, 0.0))
+    return [DiagnosisFinding(evidence=found, loss_share=max(share, 0.0), loss_interval=interval, confidence=0.95)]
 
 
 def _explained(findings: Sequence[DiagnosisFinding]) -> float:
