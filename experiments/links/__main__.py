@@ -188,10 +188,12 @@ def main() -> None:
     run.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="run only these cases")
     run.add_argument("--repetitions", type=int, default=10, help="of each case, layout and size")
     judging = commands.add_parser("judge", help="report all runs again and count what they name")
-    judging.add_argument("--write", action="store_true", help="write docs/results/diagnosis-links.md")
+    judging.add_argument("--healthy", action="store_true", help="judge the healthy jobs alone, for a page of their own")
+    judging.add_argument("--write", action="store_true", help="write docs/results/diagnosis-links.md, or -healthy.md")
     args = parser.parse_args()
     if args.command == "judge":
-        judge_all(args.folder, is_written=args.write)
+        page, cases = ("diagnosis-healthy", HEALTHY) if args.healthy else ("diagnosis-links", CASES)
+        judge_all(args.folder, cases, page=page if args.write else "")
         return
     chosen = [job for job in jobs(args.repetitions) if job.num_hosts == args.hosts]
     chosen = [job for job in chosen if job.layout in args.layouts and job.case in args.cases]
@@ -281,12 +283,12 @@ class Judged:
     headline: str
 
 
-def judge_all(folder: Path, *, is_written: bool) -> None:
-    """Judge all jobs that have run, print those that went wrong, and write the document."""
+def judge_all(folder: Path, cases: Sequence[str], *, page: str) -> None:
+    """Judge all jobs of some cases that have run, print those that went wrong, and write the page, if it has a name."""
     judged = []
     for job in jobs(_MAX_REPETITIONS):
         truth = folder / job.name / "job.json"
-        if not truth.exists():
+        if job.case not in cases or not truth.exists():
             continue
         facts = json.loads(truth.read_text())
         if any(facts["codes"]):
@@ -295,10 +297,11 @@ def judge_all(folder: Path, *, is_written: bool) -> None:
         judged.append(judged_job(job, folder / job.name, float(facts["load"])))
         if not judged[-1].is_right:
             print(f"wrong: {job.name} ({', '.join(job.links)}): {judged[-1].named} {judged[-1].headline}", flush=True)
-    print(counts_table(judged))
-    if is_written:
+    counts = counts_table(judged, cases)
+    print(counts)
+    if page:
         loads = sorted(one.load for one in judged) or [0.0]
-        write_page("diagnosis-links", judged=judged, loads=loads, counts=counts_table(judged))
+        write_page(page, judged=judged, loads=loads, counts=counts)
 
 
 def judged_job(job: LinkJob, folder: Path, load: float) -> Judged:
@@ -330,15 +333,15 @@ def judged_job(job: LinkJob, folder: Path, load: float) -> Judged:
     )
 
 
-def counts_table(judged: Sequence[Judged]) -> str:
-    """Return how many jobs of each case were right, by layout."""
+def counts_table(judged: Sequence[Judged], cases: Sequence[str]) -> str:
+    """Return how many jobs of each of some cases were right, by layout."""
     by_place: dict[tuple[str, str, int], list[Judged]] = defaultdict(list)
     for one in judged:
         by_place[one.job.case, one.job.layout, one.job.num_hosts].append(one)
     run = {place[1:] for place in by_place}
     columns = [(layout, size) for size, _ in SIZES for layout in LAYOUTS if (layout, size) in run]
     rows = []
-    for case in CASES:
+    for case in cases:
         cells = [by_place[case, layout, size] for layout, size in columns]
         every = [one for cell in cells for one in cell]
         right = share_of(sum(one.is_right for one in every), len(every)) if every else None
