@@ -28,6 +28,7 @@ from typing import Any, NoReturn, Protocol
 from hpcpace.core.text import parse_size
 
 TIME_LIMIT_S = 10.0
+"""Where cores are free; where other work takes its part of them, as many times longer."""
 MEMORY_LIMIT_BYTES = 1 << 30
 _BASE_BYTES, _MEMORY_FACTOR = 1280 << 20, 3
 _ADDRESSES_BYTES = 6 << 30
@@ -115,7 +116,7 @@ class Child:
         return Result(
             code=-1 if is_signalled else os.WEXITSTATUS(status),
             signal=os.WTERMSIG(status) if is_signalled and is_ended else 0,
-            is_late=not is_ended or wall_s > TIME_LIMIT_S,
+            is_late=not is_ended or wall_s > TIME_LIMIT_S * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))),
             wall_s=wall_s,
             cpu_s=cpu_s,
             memory_bytes=usage.ru_maxrss * 1024 - self._inherited_bytes,

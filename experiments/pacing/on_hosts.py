@@ -22,7 +22,7 @@ import numpy as np
 
 from experiments.jobs import Rows, Tell, teller
 from experiments.pacing import experiment
-from experiments.pacing.on_cores import YIELDING
+from experiments.pacing.on_cores import NUM_CORES, YIELDING
 from experiments.pacing.paced_job import JobSpec
 from experiments.pages import ROOT, counted
 from hpcpace.core.errors import HpcpaceError
@@ -31,9 +31,10 @@ from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 from hpcpace.metrics.resampling import Estimate, mean_of
 
-LANES = ((64, 8), (32, 16, 4))
-"""Numbers of hosts: each lane has a lab of its own, beside the other, for ranks that sleep leave the cores idle."""
-POLLING_HOSTS = (4, 8, 16)
+MAX_RANKS_PER_CORE = 8
+"""More ranks wait for cores in each collective, although their work is a sleep."""
+NUM_HOSTS = tuple(number for number in (4, 8, 16, 32, 64) if number <= MAX_RANKS_PER_CORE * NUM_CORES)
+MAX_POLLING = 16
 TRIED_HOSTS = (4,)
 JOBS, FEWER_JOBS = 5, 2
 LINK_MBIT, OVERSUBSCRIPTION, HOSTS_PER_LEAF = 100, 4, 8
@@ -202,9 +203,12 @@ def _queue(lab: Lab, shape: str) -> None:
 
 def run_hosts(effort: experiment.Effort, tell: Tell) -> experiment.Finding:
     is_full = effort == experiment.Effort.FULL
-    with ProcessPoolExecutor(len(LANES), mp_context=get_context("spawn")) as pool:
-        lanes = list(pool.map(run_sleeping, LANES if is_full else [TRIED_HOSTS], itertools.repeat(effort)))
-    found = [*itertools.chain(*lanes), *run_each(POLLING_HOSTS if is_full else TRIED_HOSTS, [POLLED], effort)]
+    # Each has a lab of its own: ranks that sleep leave the cores idle.
+    lanes = (NUM_HOSTS[-1:], NUM_HOSTS[:-1]) if is_full else (TRIED_HOSTS,)
+    with ProcessPoolExecutor(len(lanes), mp_context=get_context("spawn")) as pool:
+        sleeping = list(pool.map(run_sleeping, lanes, itertools.repeat(effort)))
+    polling = [number for number in NUM_HOSTS if number <= MAX_POLLING] if is_full else TRIED_HOSTS
+    found = [*itertools.chain(*sleeping), *run_each(polling, [POLLED], effort)]
     tell(f"{len(found)} rows")
     return finding(found)
 
@@ -364,6 +368,8 @@ def _values() -> dict[str, Any]:
         "tick": COUPLINGS[1].spec,
         "incast": COUPLINGS[2].spec,
         "burst": COUPLINGS[3].spec,
+        "most": NUM_HOSTS[-1],
+        "per_core": MAX_RANKS_PER_CORE,
         "link": LINK_MBIT,
         "queue": QUEUE_KB,
         "oversubscription": OVERSUBSCRIPTION,
