@@ -11,12 +11,11 @@ DEMO_OPTIONS := --ranks 4 --batch-size 32 --steps 50 --shared-cores
 install: $(STAMP)
 
 # Without a C++ compiler the last line is a warning: collectives are observed by the layer in Python, and reports take
-# numpy alone, and longer, and an abort costs the rows of the last second. Compiling all files of all packages would take
-# a minute; Python compiles those that are imported.
+# numpy alone, and longer, and an abort costs the rows of the last second.
 $(STAMP): pyproject.toml constraints.txt setup.py hpcpace/metrics/kernels.cpp hpcpace/observe/aborts.cpp hpcpace/observe/collectives/layer.cpp
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev]'
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
@@ -88,7 +87,7 @@ lint: $(STAMP)
 	$(BIN)/shellcheck sbatch/*.sh docs/health-checks/*.sh experiments/gpu/*.sh .ci/run
 
 $(BENCH_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev,bench]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev,bench]'
 	@touch $@
 
 # All benchmarks that docs/results/performance.md has: about half an hour. Timings never fail, a benchmark that does not run does.
@@ -124,7 +123,7 @@ pacing: $(STAMP)
 # The notebooks of the guide run on the demo.
 # `make docs VERSION=0.1` puts the site of that version on the branch `site` instead, next to those of earlier versions.
 docs: $(STAMP) | $(DEMO)/slow-rank-2/summary.json
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 ifdef VERSION
 	NO_MKDOCS_2_WARNING=1 PATH=$(CURDIR)/$(BIN):$$PATH mike deploy --branch site --update-aliases $(VERSION) latest
 	PATH=$(CURDIR)/$(BIN):$$PATH mike set-default --branch site latest
