@@ -1,23 +1,35 @@
-"""Jobs of a lab's Slurm, for tests and measurements: submit one, query it, wait for it, cancel all."""
+"""Labs for measurements, and jobs of their Slurm, also for tests: submit one, query it, wait for it, cancel all."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.core.errors import HpcpaceError
+from hpcpace.lab.hosts import weigh_hosts
 from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 
+_WEIGHT_OF_HOSTS = 256
 _POLL_INTERVAL_S = 0.25
 _MAX_QUERIES = 5
 _UNFINISHED = {
     "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING", "STAGE_OUT",
     "STOPPED",
 }  # fmt: skip
+
+
+@contextmanager
+def heavy_lab(config: LabConfig) -> Iterator[Lab]:
+    """Boot a lab with so much weight on its machine that other work takes only the time in which its ranks wait."""
+    with Lab.up(config) as lab:
+        weigh_hosts(config.name, _WEIGHT_OF_HOSTS)
+        yield lab
 
 
 @dataclass(frozen=True, kw_only=True)

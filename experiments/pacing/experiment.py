@@ -317,17 +317,26 @@ class Series:
         found = [(ran.trial.get("trial") or {}).get("step_off_ns") or 1e6 * ran.mean_ms() for ran in self.ran]
         return float(np.mean(found)) / 1e6
 
+    @property
+    def variations(self) -> str:
+        """Coefficient of variation of the step, means over the jobs: unpaced to paced; empty without paced blocks."""
+        found = [ran.variations for ran in self.ran if ran.variations is not None]
+        return "{:.2f} to {:.2f}".format(*np.mean(found, axis=0)) if found else ""
+
+    @property
+    def ends(self) -> str:
+        """How many trials ended in which way."""
+        return ", ".join(f"{name} {count}" for name, count in self.outcomes.items())
+
     def row(self) -> list[str]:
-        variations = [ran.variations for ran in self.ran if ran.variations is not None]
-        off, on = np.mean(variations, axis=0) if variations else (None, None)
         return [
             self.scene.name,
             self.policy,
             str(len(self.ran)),
             f"{self.unpaced_ms:.1f} ms",
             spelled(self.change, ""),
-            "" if off is None else f"{off:.2f} to {on:.2f}",
-            ", ".join(f"{name} {count}" for name, count in self.outcomes.items()),
+            self.variations,
+            self.ends,
         ]
 
 

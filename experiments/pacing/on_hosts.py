@@ -7,12 +7,12 @@ is the same in all of them: work, then a collective over sockets.
 
 from __future__ import annotations
 
-import csv
 import itertools
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,16 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from experiments.jobs import Rows, Tell, teller
+from experiments.jobs import Rows, Tell, commit, teller
+from experiments.lab_jobs import heavy_lab
 from experiments.pacing import experiment
 from experiments.pacing.on_cores import NUM_CORES, YIELDING
 from experiments.pacing.paced_job import JobSpec
 from experiments.pages import ROOT, counted
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.lab.hosts import weigh_hosts
+from hpcpace.lab.fabric import shape
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 from hpcpace.metrics.resampling import Estimate, mean_of
+from hpcpace.studies.paced_jobs import Target
+from hpcpace.studies.pacing import read_published_pacing
 
 MAX_RANKS_PER_CORE = 8
 """More ranks wait for cores in each collective, although their work is a sleep."""
@@ -44,7 +47,6 @@ PACE = {"block_steps": 10, "window_steps": 5, "dropped_steps": 2, "aa_pairs": 2,
 STEPS = {experiment.Effort.FULL: 210, experiment.Effort.TRY: 60}
 SLEEPING = JobSpec(pace=PACE, work_ms=80.0, is_emulated=True, transport="gloo")
 POLLING = JobSpec(pace=PACE, work_ms=3.0, straggle_ms=6.0)
-_WEIGHT_OF_HOSTS = 256
 _TIMEOUT_S = 900
 _KEPT = Path("/var/tmp/hpcpace-pacing/hosts.jsonl")
 PUBLISHED = ROOT / "tests" / "data" / "published" / "pacing_table.csv"
@@ -108,66 +110,22 @@ POLLED = Coupling(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """The jobs of one policy with one coupling on some hosts.
-
-    Attributes:
-        coupling: its name.
-        num_hosts: with a rank each.
-        policy: or what was done instead.
-        ran: the jobs.
-    """
-
-    coupling: str
-    num_hosts: int
-    policy: str
-    ran: tuple[experiment.Ran, ...]
-
-    @property
-    def unpaced_ms(self) -> float:
-        """Mean step without coordination, in milliseconds."""
-        off_ns = [(ran.trial.get("trial") or {}).get("step_off_ns") or 1e6 * ran.mean_ms() for ran in self.ran]
-        return float(np.mean(off_ns)) / 1e6
-
-    @property
-    def gain(self) -> Estimate | None:
-        """Change of the throughput in paced blocks, over the jobs that had any."""
-        found = [1 / (1 + ran.change) - 1 for ran in self.ran if ran.change is not None]
-        return mean_of(found) if found else None
-
-    @property
-    def variations(self) -> str:
-        """Coefficient of variation of the step, means over the jobs: unpaced to paced."""
-        found = [ran.variations for ran in self.ran if ran.variations is not None]
-        return "{:.2f} to {:.2f}".format(*np.mean(found, axis=0)) if found else ""
-
-    @property
-    def outcomes(self) -> str:
-        """How many trials ended in which way."""
-        names = [ran.outcome for ran in self.ran]
-        return ", ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names))
-
-
 def hosts_of(num_hosts: int, *, is_spread: bool) -> tuple[str, ...]:
     """Return the hosts in the order of ranks: leaf by leaf, or each rank on another leaf than its neighbours."""
     names = [f"n{number}" for number in range(1, num_hosts + 1)]
     leaves = num_leaves(num_hosts)
     per_leaf = num_hosts // leaves
-    return (
-        tuple(names[leaf * per_leaf + at] for at in range(per_leaf) for leaf in range(leaves))
-        if is_spread
-        else tuple(names)
-    )
+    if is_spread:
+        names = [names[leaf * per_leaf + at] for at in range(per_leaf) for leaf in range(leaves)]
+    return tuple(names)
 
 
 def num_leaves(num_hosts: int) -> int:
     return max(2, num_hosts // HOSTS_PER_LEAF)
 
 
-@contextmanager
-def lab_of(num_hosts: int) -> Iterator[Lab]:
-    """Boot a lab with oversubscribed uplinks; it has so much weight that other work takes only what its ranks leave."""
+def lab_of(num_hosts: int) -> AbstractContextManager[Lab]:
+    """Boot a lab with oversubscribed uplinks."""
     leaves = num_leaves(num_hosts)
     uplink = LINK_MBIT * num_hosts // leaves // OVERSUBSCRIPTION
     config = LabConfig(
@@ -179,24 +137,21 @@ def lab_of(num_hosts: int) -> Iterator[Lab]:
         cpus_per_host=1,
         clock_step_s=0,
     )
-    with Lab.up(config) as lab:
-        weigh_hosts(config.name, _WEIGHT_OF_HOSTS)
-        yield lab
+    return heavy_lab(config)
 
 
 @contextmanager
-def shallow_queue(lab: Lab, *, is_shallow: bool) -> Iterator[None]:
+def shallow_queue(lab: Lab) -> Iterator[None]:
     """Let the switch hold little for the first host, for a while."""
-    shape = f"tbf rate {LINK_MBIT}mbit burst {{}}kb limit {{}}kb"
+    _shape(lab, f"tbf rate {LINK_MBIT}mbit burst {BURST_KB}kb limit {QUEUE_KB}kb")
     try:
-        _queue(lab, shape.format(BURST_KB, QUEUE_KB) if is_shallow else shape.format(128, 700))
         yield
     finally:
-        _queue(lab, shape.format(128, 700))
+        _shape(lab, shape(LINK_MBIT * 1_000_000))
 
 
-def _queue(lab: Lab, shape: str) -> None:
-    done = lab.run("tc", "qdisc", "change", "dev", "n1", "root", *shape.split())
+def _shape(lab: Lab, words: str) -> None:
+    done = lab.run("tc", "qdisc", "change", "dev", "n1", "root", *words.split())
     if done.returncode:
         raise HpcpaceError(f"the queue of n1 cannot be changed: {done.stderr}")
 
@@ -213,41 +168,45 @@ def run_hosts(effort: experiment.Effort, tell: Tell) -> experiment.Finding:
     return finding(found)
 
 
-def run_sleeping(all_hosts: Sequence[int], effort: experiment.Effort) -> list[Case]:
+def run_sleeping(all_hosts: Sequence[int], effort: experiment.Effort) -> list[experiment.Series]:
     """Run the jobs whose work is a sleep."""
     return run_each(all_hosts, COUPLINGS, effort)
 
 
-def run_each(all_hosts: Sequence[int], couplings: Sequence[Coupling], effort: experiment.Effort) -> list[Case]:
-    """Run the jobs of some couplings, in a lab for each number of hosts, but for those that are kept."""
+def run_each(
+    all_hosts: Sequence[int], couplings: Sequence[Coupling], effort: experiment.Effort
+) -> list[experiment.Series]:
+    """Run the jobs of some couplings in a lab for each number of hosts, but for those that this commit has run."""
     tell = teller(name=f"{couplings[0].name}, {all_hosts}", file=sys.stderr)
-    kept = Rows(_KEPT if effort == experiment.Effort.FULL else _KEPT.with_name("tried.jsonl"))
-    cases = []
+    kept = Rows(_KEPT if effort == experiment.Effort.FULL else Path(os.devnull))
+    found = []
     for num_hosts in all_hosts:
-        done = {row["coupling"] for row in kept.read() if row["num_hosts"] == num_hosts}
-        is_done = done.issuperset(coupling.name for coupling in couplings)
-        with nullcontext() if is_done else lab_of(num_hosts) as lab:
-            for coupling in couplings:
-                cases += run_coupling(lab, coupling, num_hosts, kept, effort, tell)
-    return cases
+        rows = [row for row in kept.read() if (row["num_hosts"], row["commit"]) == (num_hosts, commit(ROOT))]
+        done = {row["coupling"] for row in rows}
+        left = [coupling for coupling in couplings if coupling.name not in done]
+        if left:
+            with lab_of(num_hosts) as lab:
+                for coupling in left:
+                    new = _measured(lab, coupling, num_hosts, effort)
+                    for row in new:
+                        kept.add(row)
+                    rows += new
+                    tell(f"{num_hosts} hosts, {coupling.name}: {new[0]['trial'].get('sentence', '')}")
+        found += [series for coupling in couplings for series in _series_of(coupling, num_hosts, rows)]
+    return found
 
 
-def run_coupling(
-    lab: Lab | None, coupling: Coupling, num_hosts: int, kept: Rows, effort: experiment.Effort, tell: Tell
-) -> list[Case]:
-    """Run all jobs of a coupling on some hosts, or take what an interrupted experiment has kept of them."""
-    rows = [row for row in kept.read() if (row["coupling"], row["num_hosts"]) == (coupling.name, num_hosts)]
-    if lab is not None and not rows:
-        rows = _measured(lab, coupling, num_hosts, effort)
-        for row in rows:
-            kept.add(row)
-    cases = []
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        of_policy = [row for row in rows if row["policy"] == policy]
-        ran = tuple(experiment.Ran(step_ns=np.array(row["step_ns"], np.int64), trial=row["trial"]) for row in of_policy)
-        cases.append(Case(coupling=coupling.name, num_hosts=num_hosts, policy=policy, ran=ran))
-        tell(f"{num_hosts} hosts, {coupling.name}, {policy}: {cases[-1].unpaced_ms:.1f} ms; {ran[0].sentence}")
-    return cases
+def _series_of(coupling: Coupling, num_hosts: int, rows: Sequence[Mapping[str, Any]]) -> Iterator[experiment.Series]:
+    """Yield the jobs of a coupling for each policy, and for what was done instead."""
+    scene = experiment.Scene(name=coupling.name, spec=coupling.spec, num_ranks=num_hosts, policies=coupling.policies)
+    own = [row for row in rows if row["coupling"] == coupling.name]
+    for policy in dict.fromkeys(row["policy"] for row in own):
+        ran = tuple(
+            experiment.Ran(step_ns=np.array(row["step_ns"], np.int64), trial=row["trial"])
+            for row in own
+            if row["policy"] == policy
+        )
+        yield experiment.Series(scene=scene, policy=policy, ran=ran)
 
 
 def _measured(lab: Lab, coupling: Coupling, num_hosts: int, effort: experiment.Effort) -> list[dict[str, Any]]:
@@ -267,33 +226,17 @@ def _measured(lab: Lab, coupling: Coupling, num_hosts: int, effort: experiment.E
         planned, instead = [*planned, *instead], []
     hosts = hosts_of(num_hosts, is_spread=coupling.is_spread)
     found = []
-    with shallow_queue(lab, is_shallow=coupling.is_shallow):
+    with shallow_queue(lab) if coupling.is_shallow else nullcontext():
         for jobs, environ in ((planned, {}), (instead, coupling.environ_instead)):
             if jobs:
                 job = experiment.LabJob(specs=tuple(spec for _, spec in jobs), hosts=hosts, environ=environ)
                 ran = experiment.run_together(lab, [job], timeout_s=_TIMEOUT_S)
                 found += [(name, spec, one) for (name, spec), one in zip(jobs, ran, strict=True)]
-    of_all = {"coupling": coupling.name, "num_hosts": num_hosts}
+    of_all = {"commit": commit(ROOT), "coupling": coupling.name, "num_hosts": num_hosts}
     return [
         {**of_all, "policy": name, "spec": asdict(spec), "step_ns": ran.step_ns.tolist(), "trial": ran.trial}
         for name, spec, ran in found
     ]
-
-
-def published() -> dict[int, tuple[float, str]]:
-    """Return the published gain of throughput and the change of the CV, by the number of nodes."""
-    with PUBLISHED.open(newline="") as file:
-        rows = {(int(row["nodes"]), row["metric"]): row for row in csv.DictReader(file)}
-    nodes = sorted({nodes for nodes, _ in rows})
-    speeds = {at: rows[at, "throughput_samples_per_s"] for at in nodes}
-    spreads = {at: rows[at, "cv_iteration_time"] for at in nodes}
-    return {
-        at: (
-            float(speeds[at]["coordination"]) / float(speeds[at]["baseline"]) - 1,
-            f"{spreads[at]['baseline']} to {spreads[at]['coordination']}",
-        )
-        for at in nodes
-    }
 
 
 NAMES = [coupling.name for coupling in (*COUPLINGS, POLLED)]
@@ -301,63 +244,54 @@ OURS = ("slack", "stagger")
 HEAD = ("coupling", "nodes", "policy", "jobs", "step, unpaced", "throughput", "CV", "published", "trial")
 
 
-def finding(cases: Sequence[Case]) -> experiment.Finding:
-    """Return the table of all cases beside the published one, and what it shows."""
-    known = published()
+def gain_of(series: experiment.Series) -> Estimate | None:
+    """Return the change of the throughput in paced blocks, over the jobs that had any."""
+    found = [1 / (1 + ran.change) - 1 for ran in series.ran if ran.change is not None]
+    return mean_of(found) if found else None
+
+
+def finding(found: Sequence[experiment.Series]) -> experiment.Finding:
+    """Return the table of all jobs beside the published one, and what it shows."""
+    published = {target.nodes: target for target in read_published_pacing(PUBLISHED)}
     table = [HEAD]
-    for case in sorted(cases, key=lambda case: (NAMES.index(case.coupling), case.num_hosts)):
-        gain, spread = known[case.num_hosts]
-        is_trial = case.policy in (*OURS, "published-window")
-        table.append(
-            (
-                case.coupling,
-                str(case.num_hosts),
-                case.policy,
-                str(len(case.ran)),
-                f"{case.unpaced_ms:.1f} ms",
-                experiment.spelled(case.gain) if is_trial else "",
-                case.variations,
-                f"{experiment.percent(gain)}, {spread}" if is_trial else "",
-                case.outcomes if is_trial else "",
-            )
-        )
-    return experiment.Finding(table=table, claims=claims_of(cases), notes=experiment.notes("hosts", **_values()))
+    for series in sorted(found, key=lambda one: (NAMES.index(one.scene.name), one.scene.num_ranks)):
+        target, is_trial = published[series.scene.num_ranks], series.policy in (*OURS, "published-window")
+        gain = f"{experiment.percent(target.gain)}, {target.variation:.2f} to {target.paced_variation:.2f}"
+        of_trial = (experiment.spelled(gain_of(series)), series.variations, gain, series.ends)
+        name, _, num_jobs, unpaced, *_ = series.row()
+        policy = (series.policy, num_jobs, unpaced)
+        table.append((name, str(series.scene.num_ranks), *policy, *(of_trial if is_trial else [""] * len(of_trial))))
+    claims = [claim for coupling in (*COUPLINGS, POLLED) for claim in _claims_of(coupling, found, published)]
+    return experiment.Finding(table=table, claims=claims, notes=experiment.notes("hosts", **_values()))
 
 
-def claims_of(cases: Sequence[Case]) -> list[experiment.Claim]:
-    """Return what the paper lets expect of each coupling, and of the trial where coordination gains nothing."""
-    claims = []
-    for coupling in (*COUPLINGS, POLLED):
-        of_it = sorted((case for case in cases if case.coupling == coupling.name), key=lambda case: case.num_hosts)
-        paced = [case for case in of_it if case.policy in OURS]
-        if not paced:
-            continue
-        gains = ", ".join(f"{case.num_hosts}: {experiment.spelled(case.gain)}" for case in paced)
-        text = f"{coupling.name}: the published gain of throughput is reached on all numbers of nodes: {gains}"
-        claims.append(experiment.Claim(text, all(_reaches(case) for case in paced)))
-        in_vain = [ran for case in paced if case.gain is None or case.gain.low <= 0 for ran in case.ran]
-        off = counted(not ran.trial.get("is_on") for ran in in_vain)
-        text = f"{coupling.name}: where the interval has no gain, trials end with coordination off: {off}"
-        if in_vain:
-            claims.append(experiment.Claim(text, not any(ran.trial.get("is_on") for ran in in_vain)))
-        if coupling.instead is not None:
-            claims.append(_instead(coupling, of_it, paced))
-    return claims
-
-
-def _reaches(case: Case) -> bool:
-    return case.gain is not None and case.gain.high >= published()[case.num_hosts][0]
-
-
-def _instead(coupling: Coupling, of_it: Sequence[Case], paced: Sequence[Case]) -> experiment.Claim:
-    assert coupling.instead is not None
-    name = coupling.instead[0]
-    usual_ms = {case.num_hosts: case.unpaced_ms for case in paced}
-    pairs = [(case.num_hosts, case.unpaced_ms, usual_ms[case.num_hosts]) for case in of_it if case.policy == name]
-    shown = ", ".join(f"{num_hosts}: {ms:.0f} instead of {usual:.0f} ms" for num_hosts, ms, usual in pairs)
-    return experiment.Claim(
-        f"{coupling.name}: {name} makes steps shorter: {shown}", all(ms < of for _, ms, of in pairs)
-    )
+def _claims_of(
+    coupling: Coupling, found: Sequence[experiment.Series], published: Mapping[int, Target]
+) -> Iterator[experiment.Claim]:
+    """Yield what the paper lets expect of a coupling, and of the trial where coordination gains nothing."""
+    of_it = sorted((one for one in found if one.scene.name == coupling.name), key=lambda one: one.scene.num_ranks)
+    paced = {one.scene.num_ranks: (one, gain_of(one)) for one in of_it if one.policy in OURS}
+    if not paced:
+        return
+    gains = ", ".join(f"{num_hosts}: {experiment.spelled(gain)}" for num_hosts, (_, gain) in paced.items())
+    is_reached = all(gain and gain.high >= published[num_hosts].gain for num_hosts, (_, gain) in paced.items())
+    text = f"{coupling.name}: the published gain of throughput is reached on all numbers of nodes: {gains}"
+    yield experiment.Claim(text, is_reached)
+    in_vain = [ran for series, gain in paced.values() if gain is None or gain.low <= 0 for ran in series.ran]
+    if in_vain:
+        off = [not ran.trial.get("is_on") for ran in in_vain]
+        text = f"{coupling.name}: where the interval has no gain, trials end with coordination off: {counted(off)}"
+        yield experiment.Claim(text, all(off))
+    if coupling.instead is not None:
+        name = coupling.instead[0]
+        pairs = [
+            (one.scene.num_ranks, one.unpaced_ms, paced[one.scene.num_ranks][0].unpaced_ms)
+            for one in of_it
+            if one.policy == name
+        ]
+        shown = ", ".join(f"{num_hosts}: {ms:.0f} instead of {usual:.0f} ms" for num_hosts, ms, usual in pairs)
+        text = f"{coupling.name}: {name} makes steps shorter: {shown}"
+        yield experiment.Claim(text, all(ms < usual for _, ms, usual in pairs))
 
 
 def _values() -> dict[str, Any]:

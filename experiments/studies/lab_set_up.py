@@ -7,13 +7,13 @@ ratio of communication to computation of its published set-up. Tensors, gradient
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.lab_jobs import heavy_lab
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.lab.hosts import weigh_hosts
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 from hpcpace.studies.published import (
@@ -36,7 +36,6 @@ HOSTS, RANKS_PER_HOST = 2, 2
 SHRINK, IMAGE_SHRINK, IMAGE_BATCH_DIVISOR = 16, 8, 8
 TEXT_DTYPE, IMAGE_DTYPE = "bfloat16", "float32"
 """Of the computation: the published GPT-2 sends activations in 2 bytes, and gradients in 4."""
-_WEIGHT_OF_HOSTS = 256
 _MIN_STEPS, _MAX_STEPS, _LONG_STEP_S = 5, 20, 3.5
 
 
@@ -193,11 +192,8 @@ def expected_step_s(setup: Setup, link_bps: float) -> float:
     return predicted_step_s(setup, plan, samples_per_s_of_one=one, link_bps=link_bps)
 
 
-@contextmanager
-def study_lab(name: str, *, link_bps: float, share: tuple[str, ...] = ()) -> Iterator[Lab]:
+def study_lab(name: str, *, link_bps: float, share: tuple[str, ...] = ()) -> AbstractContextManager[Lab]:
     """Boot the lab, and bring it down.
-
-    It has so much weight on its machine that other work takes only the time in which its ranks wait.
 
     Args:
         name: of the lab.
@@ -205,13 +201,11 @@ def study_lab(name: str, *, link_bps: float, share: tuple[str, ...] = ()) -> Ite
         share: folders below /tmp that hosts see.
     """
     link = f"{round(link_bps / 1000)}kbit"
-    with Lab.up(
+    return heavy_lab(
         LabConfig(
             name=name, hosts=HOSTS, leaves=1, link=link, uplink="10gbit", cpus_per_host=RANKS_PER_HOST, share=share
         )
-    ) as lab:
-        weigh_hosts(name, _WEIGHT_OF_HOSTS)
-        yield lab
+    )
 
 
 def run_study(lab: Lab, study: StudyFolder, *, timeout_s: float) -> None:
