@@ -185,7 +185,6 @@ def read_nccl_log(*paths: Path) -> NcclLog:
     )
 
 
-# host:pid:thread [device] [time] file:line NCCL INFO; since 2.24 a time may stand before the host of a warning.
 def _log_files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     """Return the files at some paths, and whether they are named themselves; those of a folder are sorted by name.
 
@@ -207,6 +206,7 @@ def _log_files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     return list(found.items())
 
 
+# host:pid:thread [device] [time] file:line NCCL INFO; since 2.24 a time may stand before the host of a warning.
 _PREFIX = re.compile(
     rb"(?<![A-Za-z0-9_.\-])([A-Za-z0-9_.\-]{1,255}):(\d{1,10}):(\d{1,10}) \[(-?\d{1,4})\] "
     rb"(?:\S{1,200} ){0,2}?NCCL (INFO|WARN|TRACE) "

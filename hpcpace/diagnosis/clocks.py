@@ -184,9 +184,7 @@ def _of_reference(jumps: list[ClockJump], host: str, num_others: int) -> list[Cl
     return [replace(jumps[0], hosts=(host,), size_ns=-int(np.median(sizes_ns)))]
 
 
-def clock_figures(
-    timed: TimedTraces, chosen: StepPanel, causality: Causality, limits: ClockThresholds | None = None
-) -> Clocks:
+def clock_figures(timed: TimedTraces, chosen: StepPanel, causality: Causality, limits: ClockThresholds) -> Clocks:
     """Return how well times of different ranks compare during the chosen steps.
 
     Args:
@@ -223,7 +221,7 @@ def clock_figures(
         num_wrong=verdict.num_wrong,
         num_suspects=len(verdict.suspects),
         suspects=tuple(_named(suspect, hosts) for suspect in verdict.suspects[:_MAX_SUSPECTS]),
-        jumps=clock_jumps(timed, chosen, limits or ClockThresholds())[:_MAX_SUSPECTS],
+        jumps=clock_jumps(timed, chosen, limits)[:_MAX_SUSPECTS],
     )
 
 

@@ -297,10 +297,9 @@ def _lossy(job: FlowJob, is_left: Bools) -> list[LinkFault]:
         is_lossy &= has_arrived | (figures.queue_s <= least.full_queue_ratio * usual_queue_s)
     rows, suspects = _accused(job, is_lossy, is_clean)
     faults = faults_of(job, rows, suspects, p_values, LinkCause.LOSSY, is_well=is_clean)
-    is_late = (fault.duplicate_share >= least.duplicate_share for fault in faults)
     return [
-        replace(fault, cause=LinkCause.REORDERING) if late else fault
-        for fault, late in zip(faults, is_late, strict=True)
+        replace(fault, cause=LinkCause.REORDERING) if fault.duplicate_share >= least.duplicate_share else fault
+        for fault in faults
     ]
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.phases import BUSY, OWN_WORK
+from hpcpace.metrics.special import lower_median
 from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN
 from hpcpace.trace.schema import ExitKind, Op, Phase
 
@@ -176,10 +177,7 @@ def alternation(parts_ns: Floats, length_ns: Floats, limits: CountThresholds = C
     num_steps = length_ns.shape[1]
     if num_steps < 2 * limits.min_cycles:
         return None
-    middle = (len(parts_ns) - 1) // 2
-    work_ns, busy_ns = (
-        np.partition(parts_ns[:, :, list(parts)].sum(axis=2), middle, axis=0)[middle] for parts in (OWN_WORK, BUSY)
-    )
+    work_ns, busy_ns = (lower_median(parts_ns[:, :, list(parts)].sum(axis=2)) for parts in (OWN_WORK, BUSY))
     core_ns = busy_ns if busy_ns.sum() >= limits.min_busy_share * work_ns.sum() else work_ns
     low_ns, high_ns = np.quantile(core_ns, _ENDS)
     if high_ns < limits.min_length_ratio * max(low_ns, 1.0):

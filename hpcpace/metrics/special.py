@@ -1,4 +1,4 @@
-"""Distributions that tests and intervals need, on arrays, least squares, and numbers that all statistics share.
+"""Distributions that tests and intervals need, on arrays, a median, least squares, and numbers of all statistics.
 
 Distributions have the names and arguments of `scipy.special`. They are here because scipy is larger than all else that
 hpcpace installs together, and takes longer to load than a small report to compute. Arguments broadcast; what is outside
@@ -269,6 +269,12 @@ def _near_quantile(freedom: Floats, q: Floats) -> Floats:
     z = w - np.polyval(_HASTINGS[0], w) / np.polyval(_HASTINGS[1], w)
     a = np.maximum(freedom - 0.5, 0.5)
     return np.asarray(np.sqrt(freedom * np.expm1(np.minimum(np.maximum(z, 0) ** 2 / a, _MAX_EXPONENT))))
+
+
+def lower_median(values: Floats) -> Floats:
+    """Return the lower median along the first axis, float64, values.shape[1:]: of two values the smaller one."""
+    middle = (len(values) - 1) // 2
+    return np.asarray(np.partition(values, middle, axis=0)[middle])
 
 
 _MAX_ROUNDS = 3  # statistics: for each term; more would mean that rounding lets one enter and leave again and again

@@ -23,6 +23,7 @@ from hpcpace.core.pool import map_threads
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import checked, library, ordinals, others_median
 from hpcpace.metrics.resampling import Estimate
+from hpcpace.metrics.special import UPPER_95, stdtrit
 
 START, WORK, GATE, TRANSFER, WAIT = range(5)  # format: kinds of nodes
 
@@ -206,7 +207,6 @@ def _replay_compiled(
 _LONG = 0.9  # statistics: the share of transfers that the longest ones exceed
 _MAX_BLOCKS = 20  # statistics: blocks of steps, from which intervals come
 _MIN_HALVED, _NUM_HALVES = 16, 16  # statistics: steps from which halves of them show a bias, and how many
-_WIDTHS = 2.13  # statistics: of a 95 % interval, in standard deviations of 16 values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -481,9 +481,9 @@ def transient_loss_ns(graph: StepGraph) -> Estimate:
     steady = replay(graph, np.ascontiguousarray(columns))[graph.end].max(axis=0)
     rebuilt = replay(graph, changing)[graph.end].max(axis=0)
     loss_ns = float(rebuilt.mean() - steady[0])
-    bias = half = 0.0
+    bias = width = 0.0
     if len(halves) > 1:
         bias = max(float(steady[1:].mean() - steady[0]), 0.0) / (np.sqrt(2.0) - 1)
-        half = _WIDTHS * float(steady[1:].std(ddof=1))
+        width = float(stdtrit(_NUM_HALVES - 1, UPPER_95)) * float(steady[1:].std(ddof=1))
     least = min(loss_ns, max(float(graph.measured_ns.mean() - steady[0]), 0.0))
-    return Estimate(value=max(least + bias, 0.0), low=max(least - half, 0.0), high=max(loss_ns + bias + half, 0.0))
+    return Estimate(value=max(least + bias, 0.0), low=max(least - width, 0.0), high=max(loss_ns + bias + width, 0.0))

@@ -37,8 +37,9 @@ from hpcpace.diagnosis.topics.stages import (
 from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.recurrence import Period, PeriodThresholds, find_period, run_begins, steps_between
+from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.roles import Stage, StageComparison, StageThresholds, compare_events
-from hpcpace.metrics.special import NORMAL_MAD, Z_95, bdtrc
+from hpcpace.metrics.special import NORMAL_MAD, Z_95, bdtrc, lower_median
 
 _MIN_P = 1e-300  # statistics: the logarithm of less is not finite
 
@@ -312,7 +313,8 @@ def recurrence(
     one? And do events strike one node more often than one in so many (binomial), at equal distances or not (both by
     Fisher's method), all events or the large ones?
     """
-    shared = _shared(work_ns)
+    # What all ranks share: of two nodes, one may be late.
+    shared = lower_median(work_ns)
     units = np.unique(panels.node)
     own = np.array([work_ns[panels.node == unit].mean(axis=0) - shared for unit in units])
     usual = max(float(np.median(shared)), 1.0)
@@ -326,12 +328,6 @@ def recurrence(
     ]
     # Who is struck says more than that somebody is.
     return min(found, key=lambda each: (each.p_value > limits.sure_level or not each.nodes, each.p_value), default=None)
-
-
-def _shared(work_ns: Floats) -> Floats:
-    """Return what all ranks share in each step, their lower median: of two nodes, one may be late."""
-    middle = (len(work_ns) - 1) // 2
-    return np.asarray(np.partition(work_ns, middle, axis=0)[middle])
 
 
 def _together(panels: Panels, is_event: Bools, limits: EventThresholds, min_events: int) -> list[Recurrence]:
@@ -398,10 +394,10 @@ def _large(rows_ns: Floats, is_event: Bools, min_events: int) -> Bools:
 
 def _node_culprit(panels: Panels, work_ns: Floats, is_event: Bools, unit: int) -> Culprit:
     rows = np.flatnonzero(panels.node == np.unique(panels.node)[unit])
-    work = work_ns[rows].mean(axis=0) - _shared(work_ns)
+    work = work_ns[rows].mean(axis=0) - lower_median(work_ns)
     excess = (work[is_event[unit]] - np.median(work)) / max(float(np.median(work_ns)), 1.0)
-    effect, half = float(excess.mean()), Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
-    return place_culprit("node", panels.host[rows[0]], rows, effect, (effect - half, effect + half), panels)
+    found = _mean_excess(excess)
+    return place_culprit("node", panels.host[rows[0]], rows, found.value, found.interval, panels)
 
 
 def _rank_culprits(panels: Panels, work_ns: Floats, is_event: Bools, limits: EventThresholds) -> tuple[Culprit, ...]:
@@ -420,5 +416,9 @@ def _rank_culprits(panels: Panels, work_ns: Floats, is_event: Bools, limits: Eve
     if not is_its_own or float(num_ranks) ** (1 - num_events) > limits.rank_level:
         return ()
     excess = above_ns[latest] / max(float(usual_ns[latest, 0]), 1.0)
-    effect, half = float(excess.mean()), Z_95 * float(excess.std()) / float(np.sqrt(len(excess)))
-    return (rank_culprit(int(panels.rank[latest]), effect, (effect - half, effect + half), panels),)
+    found = _mean_excess(excess)
+    return (rank_culprit(int(panels.rank[latest]), found.value, found.interval, panels),)
+
+
+def _mean_excess(excess: Floats) -> Estimate:
+    return Estimate.around(float(excess.mean()), Z_95 * float(excess.std()) / float(np.sqrt(len(excess))))

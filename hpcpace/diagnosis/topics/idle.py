@@ -23,6 +23,7 @@ from hpcpace.diagnosis.finding import (
     phase_culprit,
     rank_culprit,
 )
+from hpcpace.diagnosis.measure import beyond_role_ns
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import Part
@@ -305,11 +306,8 @@ def _hides_in_work(case: Case, idle_of_rank: Floats) -> bool:
     be idle also works longer than the others of its role, both may come from its host.
     """
     panels, least = case.panels, case.thresholds.of(HostThresholds).everywhere_share
-    own_ns, excess_ns = panels.work_ns - panels.host_ns, np.zeros_like(panels.work_ns)
-    for of in np.unique(panels.role):
-        rows = np.flatnonzero((panels.role == of) & (idle_of_rank >= least))
-        usual_ns = np.median(own_ns[panels.role == of], axis=0)
-        excess_ns[rows] = np.maximum(own_ns[rows] - usual_ns, 0.0)
+    excess_ns = np.maximum(beyond_role_ns(panels.work_ns - panels.host_ns, panels.role), 0.0)
+    excess_ns[idle_of_rank < least] = 0.0
     return panels.is_role_known and case.gain_share(excess_ns) >= case.settings.host_share
 
 

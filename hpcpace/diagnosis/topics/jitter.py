@@ -51,11 +51,15 @@ _GROWS = 1.5  # display: loss without late ranks, relative to that with them, fr
 
 def jitter_words(share: float, said: Said, later_share: float | None = None) -> FindingWords:
     """Return jitter in words; `share` is lost to whichever rank is last in a step, `later_share` without late ranks."""
-    later = "" if later_share is None else f", and {percent(later_share)} once no rank is late all the time"
-    cost = f"{said.lost}{later}"
+    cost, who = said.lost, "no rank stands out beyond chance"
+    if later_share is not None:
+        cost, who = (
+            f"{cost}, and {percent(later_share)} once no rank is late all the time",
+            "beside ranks that are late",
+        )
     return FindingWords(
         headline=f"synchronisation amplification: every step waits for its slowest rank, which costs {cost}",
-        why=f"no rank stands out beyond chance: {percent(share)} is lost to whichever rank is last in a step",
+        why=f"{who}: {percent(share)} is lost to whichever rank is last in a step",
         next="synchronise less often per step, keep cores free for the system, or align events to the same step",
     )
 
@@ -99,9 +103,9 @@ def find(case: Case) -> list[DiagnosisFinding]:
     """
     panels, settings = case.panels, case.settings
     by_roles, explained = _share_of_roles(panels, case.work_ns), _explained(case.findings)
-    now = max(
-        filter(None, (_share_of_roles(panels, panels.work_ns), panels.transient_share)), key=lambda loss: loss.value
-    )
+    now = _share_of_roles(panels, panels.work_ns)
+    if panels.transient_share is not None and panels.transient_share.value > now.value:
+        now = panels.transient_share
     share, later = now.value - explained, by_roles.value - explained
     if max(share, later) < settings.jitter_share:
         return []

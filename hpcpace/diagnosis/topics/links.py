@@ -80,8 +80,8 @@ _WORDS = {
 }
 """By cause, the headline of one link and of several, and what to do."""
 _OVERTAKING = (
-    "packets that overtake each other are sent again as well, and here it is not known how many of them arrived twice: "
-    "nstat -az TcpExtTCPDSACKRecv counts those"
+    "packets that overtake each other are sent again as well, but of none of these is it known that it arrived twice: "
+    "nstat -az TcpExtTCPDSACKRecv counts such ones"
 )
 _USUAL = {
     Usual.OTHERS: "others {}",
@@ -212,10 +212,9 @@ class FlowEvidence(Evidence):
                 return f"{through} stand{s} still for {percent(fault.stall_share)} of the time, while others go on"
             case LinkCause.LOSSY | LinkCause.REORDERING:
                 again, others = percent(fault.repeat_share), percent(fault.others_repeat_share)
-                twice = f"; {percent(fault.duplicate_share)} of that had arrived, late"
-                return (
-                    f"{through} send{s} {again} again, others {others}{'' if fault.cause is LinkCause.LOSSY else twice}"
-                )
+                late = f"; {percent(fault.duplicate_share)} of that had arrived, late"
+                had_arrived = late if fault.cause is LinkCause.REORDERING else ""
+                return f"{through} send{s} {again} again, others {others}{had_arrived}"
             case LinkCause.SMALL_MTU:
                 sizes = f"{fault.segment_bytes} bytes, others {fault.usual_segment_bytes}"
                 return f"{through} send{s} segments of {sizes}"

@@ -65,7 +65,7 @@ from hpcpace.metrics.roles import (
     compare_with_others,
     excess_over_role,
 )
-from hpcpace.metrics.special import ndtri, stdtrit
+from hpcpace.metrics.special import lower_median, ndtri, stdtrit
 from hpcpace.metrics.stragglers import SearchObstacle, Straggler, StragglerSearch, find_stragglers
 
 _PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
@@ -486,8 +486,7 @@ def _work_by_step(panels: Panels) -> Floats:
     work_ns, roles = panels.work_ns.copy(), _roles(panels)
     for value in np.unique(roles):
         rows = np.flatnonzero(roles == value)
-        middle = (len(rows) - 1) // 2
-        usual_ns = np.maximum(np.partition(work_ns[rows], middle, axis=0)[middle], 1.0)
+        usual_ns = np.maximum(lower_median(work_ns[rows]), 1.0)
         work_ns[rows] *= float(np.median(usual_ns)) / usual_ns
     return work_ns
 
