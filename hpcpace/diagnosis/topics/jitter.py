@@ -53,10 +53,8 @@ def jitter_words(share: float, said: Said, later_share: float | None = None) -> 
     """Return jitter in words; `share` is lost to whichever rank is last in a step, `later_share` without late ranks."""
     cost, who = said.lost, "no rank stands out beyond chance"
     if later_share is not None:
-        cost, who = (
-            f"{cost}, and {percent(later_share)} once no rank is late all the time",
-            "beside ranks that are late",
-        )
+        cost += f", and {percent(later_share)} once no rank is late all the time"
+        who = "next to ranks that are late all the time"
     return FindingWords(
         headline=f"synchronisation amplification: every step waits for its slowest rank, which costs {cost}",
         why=f"{who}: {percent(share)} is lost to whichever rank is last in a step",
