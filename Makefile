@@ -113,8 +113,8 @@ score: $(STAMP)
 nano-cluster: $(STAMP)
 	$(BIN)/python -m experiments.studies --write
 
-# Root and Slurm, under 40 minutes on a quiet machine: what pacing does where it was tried; writes
-# docs/results/pacing-experiments.md.
+# Root and Slurm, under 40 minutes on a quiet machine and, by estimate, as long again for `hosts`: what pacing does where
+# it was tried; writes docs/results/pacing-experiments.md.
 pacing: $(STAMP)
 	$(BIN)/python -m experiments.pacing --write
 
