@@ -87,7 +87,7 @@ lint: $(STAMP)
 	$(BIN)/shellcheck sbatch/*.sh docs/health-checks/*.sh experiments/gpu/*.sh .ci/run
 
 $(BENCH_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev,bench]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group bench
 	@touch $@
 
 # All benchmarks that docs/results/performance.md has: about half an hour. Timings never fail, a benchmark that does not run does.

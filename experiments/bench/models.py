@@ -222,7 +222,7 @@ class Peer:
 def transformers_peer(shape: GPT2Shape) -> Peer:
     """Return transformers' model, without dropout, with its own loss."""
     load_torchvision()
-    import transformers  # of the extra `bench`, and slow
+    import transformers  # of the group `bench`, and slow
 
     config = transformers.GPT2Config(
         vocab_size=shape.vocabulary,

@@ -273,7 +273,7 @@ def _speed(place: Place) -> None:
     """Tokens a second and the use of the peak (MFU) beside other GPT-2s."""
     missing = [name for name in ("transformers", "torchvision") if importlib.util.find_spec(name) is None]
     if missing:
-        words = f"left out: {' and '.join(missing)} not installed (the extra bench)"
+        words = f"left out: {' and '.join(missing)} not installed (the group bench)"
         place.note(tokens=words, mfu=words)
         return
     checkout = Path(os.environ.get("NANOGPT", "build/nanoGPT"))

@@ -17,7 +17,7 @@ def test_the_probe_names_the_slow_link_and_sweeps_all_hosts(lab: Lab, tmp_path: 
     assert begun.returncode == 0, begun.stderr
     file = tmp_path / "probe.json"
     try:
-        words = ("probe", "--only", "sweep", "--only", "pairs", "--time", "16", "--json", str(file))
+        words = ("probe", "--only", "sweep", "--only", "pairs", "--time", "60", "--json", str(file))
         done = lab.run("srun", "-N4", *HPCPACE, *words, cwd=tmp_path, timeout_s=240.0)
     finally:
         lab.run(*HPCPACE, "lab", "fault", "undo", begun.stdout.split()[0])
