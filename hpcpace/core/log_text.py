@@ -11,7 +11,7 @@ import gzip
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader, FileIO
 from pathlib import Path
 
@@ -24,6 +24,7 @@ _PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"PK
 _MAX_PIECE_BYTES = 1 << 20
 # format: what a message may take, so that one that is cut by the end of a kept line is found in the next piece
 _OVERLAP_BYTES = 4 << 10
+_MAX_WRAPPED = 8  # format: lines of one message, which has some 500 letters
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,32}[ -/]{0,4}[@-~]")
 _BYTE_ORDERS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
@@ -86,13 +87,27 @@ def without_colours(line: bytes) -> bytes:
     return _COLOURS.sub(b"", line) if b"\x1b" in line else line
 
 
-def lines_with(piece: bytes, words: Sequence[bytes]) -> Iterator[str]:
-    """Yield the lines of a piece in which one of some words occurs, without their ends."""
+def lines_with(piece: bytes, words: Sequence[bytes], goes_on: Callable[[str, str], bool]) -> Iterator[str]:
+    """Yield the lines of a piece in which one of some words occurs, without their ends.
+
+    Args:
+        piece: of a log, in UTF-8.
+        words: some of them.
+        goes_on: whether a line goes on in the following one: a terminal or a viewer may have wrapped it.
+    """
     if not any(word in piece for word in words):
         return
-    for line in piece.split(b"\n"):
-        if any(word in line for word in words):
-            yield _plain(line)
+    lines, begin = piece.split(b"\n"), 0
+    for number, line in enumerate(lines):
+        if number < begin or not any(word in line for word in words):
+            continue
+        text = _plain(line)
+        for following in lines[number + 1 : number + _MAX_WRAPPED]:
+            if not goes_on(text, more := _plain(following)):
+                break
+            text = text.rstrip("\r") + more
+            begin = max(begin, number + 1) + 1
+        yield text
 
 
 def log_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -17,7 +17,7 @@ from hpcpace.core.text import NS_PER_MS, first_few, format_duration, listed, plu
 from hpcpace.hang.views import Call, Channel, GroupView, Hang, HangKind, JobView, RankView, undecided
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
-from hpcpace.runs.imports.watchdog_lines import WORDS, LineReader
+from hpcpace.runs.imports.watchdog_lines import WORDS, LineReader, goes_on
 from hpcpace.runs.imports.watchdog_ranks import DEFAULT, UNNAMED, Attempt, GroupState, LogFile, Source, last_attempts
 
 _SOURCE = "logs"
@@ -50,6 +50,7 @@ class LogJob:
         notes: what was left out, guessed or is odd, a sentence each.
         doubt: why the logs do not show who holds up whom, where no rule finds it.
         has_all_ranks: whether it is known how many ranks the job has.
+        whole: the groups of which every member is known, by their names.
         guesses: members of groups that reported nothing, and which ranks these may be.
     """
 
@@ -58,6 +59,7 @@ class LogJob:
     notes: tuple[str, ...]
     doubt: str
     has_all_ranks: bool
+    whole: frozenset[str]
     guesses: tuple[str, ...]
 
 
@@ -73,7 +75,7 @@ def read_log(path: Path, progress: Callable[[int, int], None] = lambda *_: None)
     """
     found, reader = LogFile(path=path), LineReader()
     for piece in pieces(json_bytes(InputFile.at(path), progress)):
-        for line in lines_with(piece, WORDS):
+        for line in lines_with(piece, WORDS, goes_on):
             found.take(reader.facts(line))
     return found
 
@@ -118,12 +120,15 @@ def log_job(logs: Sequence[LogFile]) -> LogJob:
     job, unsure = _job(groups, attempts, size, notes)
     if any(log.has_two_ranks for log in logs):
         unsure = "Slurm's labels and the messages give processes different ranks: those of a smaller group, perhaps"
+    if mixed := [shortened(log.path.name) for log in logs if log.is_mixed]:
+        unsure = f"{listed(first_few(mixed, 3, noun='file'))} mixes messages of several jobs: name the log of one"
     return LogJob(
         job=job,
         ranks=tuple(rank for rank, view in job.ranks.items() if view.is_recorded),
         notes=tuple(notes),
         doubt=unsure,
         has_all_ranks=has_all,
+        whole=frozenset(group.name for group in groups.values() if group.is_whole),
         guesses=tuple(guess for group in groups.values() if (guess := _guess(group))),
     )
 
@@ -147,12 +152,15 @@ def settled(hang: Hang | None, found: LogJob) -> Hang | None:
         return None
     if found.doubt:
         return undecided(hang, found.doubt)
-    if hang.kind is HangKind.NETWORK and not found.has_all_ranks:
-        reason = (
-            f"the logs name {plural(len(found.ranks), 'rank')}, all in it, and do not say whether the job has more:"
-            " one of which they say nothing may not have come"
-        )
-        return undecided(hang, reason)
+    if hang.kind is HangKind.NETWORK and hang.call is not None:
+        group = found.job.groups[hang.call.channel.group]
+        is_of_all = len(group.members) == len(found.job.ranks)
+        if not (found.has_all_ranks if is_of_all else group.name in found.whole):
+            reason = (
+                f"the logs name {plural(len(group.members), 'rank')}, all in it, and do not say whether the"
+                f" {'job' if is_of_all else 'group'} has more: one of which they say nothing may not have come"
+            )
+            return undecided(hang, reason)
     if hang.kind is HangKind.UNKNOWN:
         silent = [rank for rank in hang.could_be or found.job.ranks if rank not in found.ranks]
         reason = f"the logs say nothing of {rank_list(silent)}" if silent else "the logs do not say how far they came"
@@ -173,7 +181,7 @@ def _source_notes(logs: Sequence[LogFile]) -> list[str]:
         )
     nameless = sum(log.num_nameless for log in logs)
     if nameless:
-        notes.append(f"{plural(nameless, 'message')} were left out: nothing says of which rank they are")
+        notes.append(f"{plural(nameless, 'message')} left out: nothing says of which rank")
     return notes
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from hpcpace.core.text import NS_PER_S
 
+_FILE = "ProcessGroupNCCL.cpp"
 WORDS = (
     b"Timeout(ms)=",
     b"ast enqueued",
@@ -29,6 +30,7 @@ WORDS = (
     b"worker group",
     b"Setting OMP_NUM_THREADS",
     b" from /",
+    _FILE.encode(),
 )
 """One of these is in every line that is read here."""
 
@@ -65,6 +67,11 @@ _GLOO = re.compile(r"Timed out waiting (\d{1,12})ms for (send|recv) operation|(C
 _PYTHON_OP = re.compile(r"distributed_c10d\.py\"?, line \d{1,6}, in (\w{1,40})")
 _FRAME = re.compile(r"#\d{1,3} (\S{1,120}) from (\S{1,400}):(\d{1,7})")
 _START = re.compile(r"Setting OMP_NUM_THREADS environment|(?:[Rr]es|S)tarting worker group|starting workers for")
+_CUT = re.compile(
+    r"(?:Watchdog caught(?!.{0,400}Timeout\(ms\)=\d{1,15}\))|(?:Exception \(either|failure detected|Timeout at NCCL|"
+    r"Received a .{0,20}signal)(?!.{0,400}ast completed(?: NCCL)? work: -?\d)).{0,400}$"
+)
+_BEGINS = ("Watchdog caught", "Exception (either", "failure detected", "Timeout at NCCL", "Received a dump signal")
 _SIZE = re.compile(r"nranks (\d{1,6})\b|MEMBER: \d{1,6}/(\d{1,6})")
 
 
@@ -172,8 +179,17 @@ class Frame:
 Fact = TimedOut | Progress | Desync | Gloo | WorldSize | Start | Frame
 
 
+def goes_on(text: str, following: str) -> bool:
+    """Return whether a message that ends with its line before its numbers goes on in the following line."""
+    if _FILE in following:
+        return False
+    end = text.rpartition("] ")[2].lstrip()
+    is_begun = _FILE in text and (end[:1] == "[" or any(begin.startswith(end) for begin in _BEGINS))
+    return is_begun or _CUT.search(text) is not None
+
+
 class LineReader:
-    """Turns lines into facts. A message may go on in the next line, which then has no label."""
+    """Turns lines into facts. Those of a report follow the line that has the label of the rank."""
 
     def __init__(self) -> None:
         self._last = Line(label=Label())
@@ -216,8 +232,7 @@ class LineReader:
         members = list(_MEMBER.finditer(window))
         group = GroupName(*(groups[-1][each] or "" for each in (1, 2, 3))) if groups else None
         if label.is_empty and not groups and not members:
-            # What was broken in two: `Last enqueued` on the line after its label.
-            return self._last
+            return Line(label=label)
         self._last = Line(
             label=label,
             member=int(members[-1][1]) if members else None,

@@ -109,6 +109,7 @@ class LogFile:
         world_size: the largest that is named; 0 for none.
         min_ranks: how many ranks the job has at least, by other files.
         num_nameless: messages of which it is not known whose they are.
+        is_mixed: whether a rank reports less at a time than at the same time before, as ranks of several jobs do.
     """
 
     path: Path
@@ -118,6 +119,7 @@ class LogFile:
     world_size: int = 0
     min_ranks: int = 0
     num_nameless: int = 0
+    is_mixed: bool = False
     _tasks: dict[int, set[int]] = field(default_factory=dict)
     _begun_ns: int = -1
     _num_starts: int = 0
@@ -184,7 +186,11 @@ class LogFile:
         if state is None or state.completed is None:
             return False
         number = fact.number if isinstance(fact, TimedOut) else fact.enqueued
-        return number is not None and 0 <= number < state.completed
+        is_back = number is not None and 0 <= number < state.completed
+        if is_back and at_ns is not None and last.reported_ns is not None and at_ns < last.reported_ns + _SLACK_NS:
+            self.is_mixed = True
+            return False
+        return is_back
 
     def _rank(self, line: Line) -> int | None:
         """Return the global rank of a process; None where nothing says it."""

@@ -89,7 +89,7 @@ def kind_of(path: Path) -> Kind | None:
         return Kind.RAS
     if begin == "[" and text.lstrip()[1:].lstrip()[:1] in ("{", "]"):
         return Kind.DUMP
-    num_control = sum(letter < " " and letter not in "\t\n\x1b\x08\x0c" for letter in text) + text.count("\ufffd")
+    num_control = sum(letter < " " and letter not in "\t\n\x1b\x08\x0c" for letter in text)
     if encoding_of(start) == "utf-8" and b"\0" in start:
         return None
     return Kind.LOG if num_control <= max(_MAX_CONTROL * len(text), 1) else None

@@ -104,6 +104,18 @@ CASES: dict[str, tuple[Files, HangKind, tuple[int, ...], tuple[int, ...]]] = {
         (),
         (2,),
     ),
+    "a group of which no more is known": (
+        {"a.out": [line for r in (0, 1) for line in (timed_out(r, 5, member=r), status(r, 5, 4, GROUP))]},
+        UNKNOWN,
+        (),
+        (),
+    ),
+    "two jobs at one time": (
+        {"a.out": [*waiting([0, 1, 3]), signal(2, 21, 21), *waiting([0, 1], 7), signal(2, 6, 6)]},
+        UNKNOWN,
+        (),
+        (),
+    ),
     "messages": (
         {"a.out": [line for r in (0, 1) for line in (timed_out(r, 5 + r, "SEND"), status(r, 9, 3, GROUP))]},
         UNKNOWN,
@@ -156,8 +168,9 @@ def test_ranks_within_a_group_are_told_from_those_of_the_job(tmp_path: Path) -> 
         lambda text: ("99%|####| 1/2 [00:01<00:01]" + text).replace("[rank1]", "\r 12%|#   | 3/9 [rank1]").encode(),
         lambda text: "".join(f"2026-11-28T21:11:49+09:00 node7 {line}\n" for line in text.split("\n")).encode(),
         lambda text: ("\u635f\u5931 " * 300_000 + "\n" + text).encode(),
+        lambda text: ("\u635f\u5931 1.5\n" * 300 + text).encode("gbk"),
     ],
-    ids=["UTF-16", "CRLF", "gzip", "colours", "cut", "progress bars", "timestamps", "long lines"],
+    ids=["UTF-16", "CRLF", "gzip", "colours", "cut", "progress bars", "timestamps", "long lines", "GBK"],
 )
 def test_the_form_of_a_log_does_not_matter(tmp_path: Path, encode: Callable[[str], bytes]) -> None:
     path = tmp_path / "a.out"
@@ -165,6 +178,21 @@ def test_the_form_of_a_log_does_not_matter(tmp_path: Path, encode: Callable[[str
     hang = evidence_of(read_witnesses([path])).hang
     assert hang is not None
     assert (hang.kind, hang.culprits) == (NEVER, (2,))
+
+
+@pytest.mark.parametrize("width", [100, 132, 165, 200])
+def test_lines_that_a_terminal_wrapped_are_those_of_their_rank(tmp_path: Path, width: int) -> None:
+    lines = [*waiting([0, 1]), signal(2, 21, 21), *waiting([3])]
+    wrapped = [line[begin : begin + width] for line in lines for begin in range(0, len(line), width)]
+    hang = judge(tmp_path, {"a.out": wrapped}).hang
+    assert hang is not None and (hang.kind, hang.culprits, hang.could_be) == (NEVER, (2,), ())
+
+
+def test_a_message_without_its_head_is_nobodys(tmp_path: Path) -> None:
+    tail = signal(2, 21, 21).partition("debug info. ")[2]
+    found = judge(tmp_path, {"a.out": [*waiting([0, 1, 3]), tail]})
+    assert found.hang is not None and (found.hang.kind, found.hang.could_be) == (UNKNOWN, (2,))
+    assert "1 message left out: nothing says of which rank" in found.notes
 
 
 def test_clocks_of_another_zone_and_new_year_are_of_one_attempt(tmp_path: Path) -> None:
