@@ -141,7 +141,7 @@ def with_witness(job: JobView, ras: RasReport) -> tuple[JobView, tuple[str, ...]
         *([f"{by} gets no answer of {rank_list(sorted(silent - dead))}"] if silent - dead else []),
         *list(dict.fromkeys(lines))[:_MAX_LINES],
     ]
-    if not told and not any(one.notes for one in ras.communicators):
+    if not told and not any(one.notes for one in ras.communicators) and next(unmapped(ras), None) is None:
         told = [f"{by}: all ranks answer, and have called equally many operations"]
     return replace(job, ranks=ranks), tuple(told)
 
@@ -226,7 +226,7 @@ def ras_job(ras: RasReport) -> tuple[JobView | None, str]:
         if communicator.size == world.size:
             of_rank = {rank: rank for rank in range(world.size)} | of_rank
         if len(of_rank) < communicator.size:
-            continue  # who is in it is not known
+            continue  # who is in it is not known: see `unmapped`
         members = tuple(rank for _, rank in sorted(of_rank.items()))
         groups.append(GroupView(name=communicator.hash.removeprefix("0x")[:16] or "world", members=members))
         _add(views, communicator, of_rank, Channel(len(groups) - 1))
@@ -238,6 +238,11 @@ def ras_job(ras: RasReport) -> tuple[JobView | None, str]:
         return job, ""
     if any(one.notes for one in ras.communicators):
         return job, _NOT_WHICH
+    if next(unmapped(ras), None) is not None:
+        return (
+            job,
+            "NCCL RAS names the ranks of a communicator that differs by host and process, not by their global rank",
+        )
     return job, "NCCL RAS reports the same counts for all ranks, so no rank is behind"
 
 
@@ -287,10 +292,11 @@ def notes_of(communicators: Sequence[RasCommunicator]) -> Iterator[str]:
 
 
 def unmapped(ras: RasReport) -> Iterator[str]:
-    """Yield who is behind, by process and host, in a report that does not show global ranks."""
-    if world_communicator(ras) is not None:
-        return
+    """Yield who is behind, by process and host, in communicators of which global ranks are not known."""
+    world = world_communicator(ras)
     for one in ras.communicators:
+        if world is not None and (one.size == world.size or len(_global_ranks(one, world)) == one.size):
+            continue
         counted = {each.rank: _ordered(each.collective_counts) for each in one.ranks}
         for op in sorted({op for counts in counted.values() for op in counts}):
             levels: dict[int, list[int]] = {}

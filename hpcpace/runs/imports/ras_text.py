@@ -45,6 +45,20 @@ class _Level:
     listed: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Communicators of one size: how many ranks each has, how many they are, and the errors in them."""
+
+    size: int
+    num: int
+    errors: str
+
+    @property
+    def notes(self) -> list[str]:
+        """What is said of a communicator of which the report does not show its errors, as one that is cut off."""
+        return [] if self.errors == "OK" else [f"{self.errors}; the report does not show it"]
+
+
 @dataclass(kw_only=True)
 class _Communicator:
     """What the sections of one communicator say."""
@@ -79,7 +93,7 @@ def read_ras_text(data: bytes) -> dict[str, Any]:
     reader = _Reader()
     for line in lines:
         reader.take(line.strip())
-    if not reader.sizes:
+    if not reader.groups:
         raise ValueError("it is cut off before its groups of communicators, or has none")
     version = _VERSION.search(text)
     return {
@@ -93,14 +107,14 @@ class _Reader:
     """Takes a report line by line."""
 
     def __init__(self) -> None:
-        self.sizes: dict[int, tuple[int, int]] = {}
+        self.groups: dict[int, _Group] = {}
         self.num_gpus = 0
         self._found: dict[tuple[int, int], _Communicator] = {}
         self._here: _Communicator | None = None
         self._levels: list[_Level] | None = None
         self._section = ""
         self._dead: set[tuple[str, int]] = set()
-        self._num_lost = 0
+        self._lost: set[tuple[str, int]] = set()
         self._is_after_totals = False
 
     def take(self, line: str) -> None:
@@ -114,9 +128,10 @@ class _Reader:
         elif self._here is not None:
             self._take_of(self._here, line)
         elif (group := _GROUP.match(line)) and self._section == "":
-            if len(self.sizes) >= _MAX_GROUPS:
+            if len(self.groups) >= _MAX_GROUPS:
                 raise ValueError(f"it has more than {_MAX_GROUPS} groups of communicators")
-            self.sizes[int(group[1])] = (min(int(group[5]), _MAX_SIZE), int(group[2]))
+            size = min(int(group[5]), _MAX_SIZE)
+            self.groups[int(group[1])] = _Group(size=size, num=int(group[2]), errors=group[8])
         elif lost := _LOST.match(line):
             self._take_lost((lost[2], int(lost[1])))
         elif self._is_after_totals and (gpus := _TOTALS.match(line)):
@@ -124,17 +139,14 @@ class _Reader:
         self._is_after_totals = line.startswith("(total)")
 
     def _take_lost(self, process: tuple[str, int]) -> None:
-        if self._section == "DEAD":
-            self._dead.add(process)
-        else:
-            self._num_lost += 1
+        (self._dead if self._section == "DEAD" else self._lost).add(process)
 
     def _begin(self, group: int, number: int, name: str, section: str) -> None:
         self._section, self._levels = section, None
         key = (group, number)
         if key not in self._found and len(self._found) >= _MAX_COMMUNICATORS:
             raise ValueError(f"it has more than {_MAX_COMMUNICATORS} communicators with errors")
-        size = self.sizes.get(group, (0, 0))[0]
+        size = self.groups[group].size if group in self.groups else 0
         self._here = self._found.setdefault(key, _Communicator(name=name, size=size))
 
     def _take_of(self, here: _Communicator, line: str) -> None:
@@ -167,13 +179,24 @@ class _Reader:
 
     def communicators(self) -> Iterator[dict[str, Any]]:
         """Yield the communicators, those of which all is well without ranks."""
-        for (group, _), found in self._found.items():
-            yield self._communicator(found, is_of_all=self.sizes.get(group, (0, 0))[1] == 1)
-        for group, (size, num) in self.sizes.items():
-            if num > sum(key[0] == group for key in self._found):
-                is_of_all = size == self.num_gpus and num == 1
-                ranks = [{**_NOBODY, "rank": rank} for rank in range(size if is_of_all else 0)]
-                yield {"size": size, "ranks": ranks, "missing_ranks": []}
+        for (number, _), found in self._found.items():
+            group = self.groups.get(number, _Group(size=0, num=0, errors="OK"))
+            if not (found.levels or found.missing or found.notes):
+                found.notes += group.notes
+            yield self._communicator(found, is_of_all=group.num == 1)
+        for number, group in self.groups.items():
+            num_found = sum(key[0] == number for key in self._found)
+            if group.num > num_found:
+                is_of_all = group.size == self.num_gpus and group.num == 1
+                ranks = [{**_NOBODY, "rank": rank} for rank in range(group.size if is_of_all else 0)]
+                notes = group.notes if num_found == 0 else []
+                yield {
+                    "size": group.size,
+                    "hash": f"#{number}",
+                    "ranks": ranks,
+                    "missing_ranks": [],
+                    "notes": notes,
+                }
 
     def _communicator(self, found: _Communicator, *, is_of_all: bool) -> dict[str, Any]:
         present = [rank for rank in range(found.size) if rank not in found.missing]
@@ -189,7 +212,7 @@ class _Reader:
             for rank, count in of_rank.items():
                 counts[rank][op] = count
         # Up to 2.25 the missing ranks have no process; they are the dead ones if nobody else is missing.
-        all_dead = is_of_all and not self._num_lost and len(self._dead) == len(found.missing)
+        all_dead = is_of_all and self._lost <= self._dead and len(self._dead) == len(found.missing)
         unknown = ("", -1)
         ranks = [
             {"rank": rank, "host": host, "pid": pid, "collective_counts": counted}

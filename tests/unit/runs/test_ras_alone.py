@@ -114,6 +114,11 @@ PAIRS = {
         as_json({rank: {AR: 7} for rank in (0, 1, 3)}, dead=[2]),
         (2,),
     ),
+    "dead, first missing": (
+        text(OLD_DEAD.partition("#0-0")[0].replace("DEAD", "INCOMPLETE") + OLD_DEAD, errors="INCOMPLETE"),
+        as_json({rank: {AR: 7} for rank in (0, 1, 3)}, dead=[2]),
+        (2,),
+    ),
     "dead, without processes": (
         text(OLD_DEAD, errors="INCOMPLETE"),
         as_json({rank: {AR: 7} for rank in (0, 1, 3)}, dead=[2]),
@@ -158,10 +163,22 @@ def test_what_a_report_does_not_show_is_not_said(tmp_path: Path) -> None:
     assert any("its rank 1 (process 103 on 10.0.0.1) launched AllReduce 6 times" in line for _, line in of_some.told)
 
 
+def test_a_smaller_communicator_that_differs_is_said_with_processes(tmp_path: Path) -> None:
+    groups = OF_ALL.format("OK") + "    1         2         1         2         2         4   RUNNING  MISMATCH\n"
+    of_two = [f"Rank {rank} has launched up to operation {7 - rank} -- {PROCESS.format(2 + rank)}" for rank in (0, 1)]
+    sections = mismatch(AR, of_two).replace("#0-0", "#1-1")
+    found = judge(tmp_path / "a.txt", text(sections, groups=groups))
+    assert found.hang is None
+    assert "not by their global rank" in found.doubt
+    assert any("its rank 1 (process 103 on 10.0.0.1) launched AllReduce 6 times" in line for _, line in found.told)
+
+
 def test_a_damaged_text_is_refused_or_says_less(tmp_path: Path) -> None:
     whole = text(mismatch(AR, TWO))
-    cut = judge(tmp_path / "a.txt", whole[: whole.index("Rank 3")])
-    assert cut.hang is None
+    for end in ("Rank 3", "#0-0", "  Communicator ranks"):
+        cut = judge(tmp_path / "a.txt", whole[: whole.index(end)])
+        assert cut.hang is None
+        assert "not which ranks differ" in cut.doubt
     with pytest.raises(TraceError, match="cut off before its groups"):
         judge(tmp_path / "b.txt", SUMMARY[: SUMMARY.index("Group")])
     for encoded in (whole.encode("utf-16"), whole.replace("\n", "\r\n").encode()):
