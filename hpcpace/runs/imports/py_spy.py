@@ -228,6 +228,8 @@ _DEVICE_NATIVE = (
     *(f"{library}{what}Synchronize" for library in ("cuda", "cu", "hip") for what in ("Stream", "Device", "Event")),
     "cuCtxSynchronize",
 )
+_BACKWARD = frozenset({"_engine_run_backward", "backward", "grad"})
+_OF_AUTOGRAD = ("pt_autograd", "Dummy-")  # threads that Python did not start have no name at first
 _DEVICE_FILES = ("torch/cuda/__init__.py", "torch/cuda/streams.py", "torch/accelerator/__init__.py")
 _OWN = {
     "torch/utils/data/": Doing.LOADING,
@@ -262,11 +264,11 @@ def stack_state(dump: StackDump) -> StackState | None:
     thread = dump.main
     if thread is None:
         return None
-    frames = thread.frames
+    frames = _of_backward(dump, thread) or thread.frames
     native = [frame.function for frame in frames if not frame.is_python]
     python = [frame for frame in frames if frame.is_python] or frames
     inner = _library_frames(python)
-    called = [frame for frame in inner if any(file in frame.file for file in _COLLECTIVE_FILES)]
+    called = _collectives(inner)
     is_native = any(name in function for function in native for name in _COLLECTIVE_NATIVE)
     op = called[-1].function if called else "collective" if is_native else ""
     on_device = any(name in function for function in native for name in _DEVICE_NATIVE) or any(
@@ -278,11 +280,31 @@ def stack_state(dump: StackDump) -> StackState | None:
     return StackState(
         op=op,
         waits_for_device=on_device and not op,
-        is_sure=is_own and not op and not on_device,
+        is_sure=is_own and not op and not on_device and not _waits_for_backward(python),
         doing=Doing.UNKNOWN if op else doing,
         where=user.where,
         frames=tuple(frame.where for frame in reversed(python[:_MAX_FRAMES_SHOWN])),
     )
+
+
+def _of_backward(dump: StackDump, main: Thread) -> list[Frame]:
+    """Return the stack of a thread of autograd that is in a collective for which the main one waits; empty for none.
+
+    Hooks of ZeRO and FSDP run in the thread of a device, and `backward` in the main one waits for that.
+    """
+    if not _waits_for_backward([frame for frame in main.frames if frame.is_python]):
+        return []
+    others = (thread.frames for thread in dump.threads if thread.name.startswith(_OF_AUTOGRAD) or not thread.name)
+    return next((frames for frames in others if _collectives(_library_frames(frames))), [])
+
+
+def _waits_for_backward(python: Sequence[Frame]) -> bool:
+    return any("torch/autograd/" in frame.file and frame.function in _BACKWARD for frame in python[:1])
+
+
+def _collectives(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the frames of functions that call a collective."""
+    return [frame for frame in frames if any(file in frame.file for file in _COLLECTIVE_FILES)]
 
 
 def _is_of_library(frame: Frame) -> bool:

@@ -36,6 +36,19 @@ LOADING = (
 OWN_LINE = ("log (train.py:60)", *MAIN)
 ON_GPU = ("cudaStreamSynchronize (libcudart.so.12)", "at::native::item(at::Tensor) (libtorch_cuda.so)", *OWN_LINE)
 IN_C = ("__futex_abstimed_wait_common (libc.so.6)", "0x7f12 (libhdf5.so)", *OWN_LINE)
+IN_BACKWARD = (
+    "torch::autograd::Engine::execute (libtorch_cpu.so)",
+    "_engine_run_backward (torch/autograd/graph.py:769)",
+    "backward (torch/_tensor.py:521)",
+    *MAIN,
+)
+OF_A_HOOK = f"""\
+Thread 8287 (active)
+    all_gather_into_tensor ({C10D}:2709)
+    wrapper (torch/distributed/c10d_logger.py:72)
+    all_gather_into_tensor (deepspeed/comm/torch.py:219)
+    _allgather_params (deepspeed/runtime/zero/partition_parameters.py:90)
+"""
 NATIVE = ("ncclGroupEndInternal (libnccl.so.2)", "c10d::ProcessGroupNCCL::collective (libtorch_cuda.so)", *MAIN)
 
 
@@ -156,6 +169,15 @@ def test_who_differs_by_stacks(tmp_path: Path) -> None:
         if said != (kind, culprits, could_be):
             wrong.append((name, said))
     assert wrong == []
+
+
+def test_a_hook_of_backward_calls_collectives_for_the_main_thread(tmp_path: Path) -> None:
+    waits = {name: stack + OF_A_HOOK for name, stack in of(*[IN_BACKWARD] * 3).items()}
+    found = judge(tmp_path / "hooks", waits | {"rank_3.txt": text(3, LOADING)})
+    assert found.hang is not None and (found.hang.kind, found.hang.culprits) == (HangKind.OWN_WORK, (3,))
+    assert "partition_parameters.py:90 in _allgather_params" in found.told[-2][1]
+    alone = judge(tmp_path / "alone", of(*[IN_ALL_REDUCE] * 3, IN_BACKWARD)).hang
+    assert alone is not None and (alone.kind, alone.could_be) == (HangKind.UNKNOWN, (3,))
 
 
 def test_a_stack_says_where_a_rank_is(tmp_path: Path) -> None:
