@@ -25,6 +25,7 @@ _FROM_ROOT = frozenset({"broadcast", "scatter"})
 MAX_MEMBERS = 1 << 21
 """Of all unfinished operations that are looked at, a hundred of a group of 16,384 ranks; the oldest ones come first."""
 
+_Called = tuple[str, int, int, int]  # what all members call alike: operation, root, size, and part of it
 Place = tuple[Channel, int]
 """An operation: its channel, and its number there."""
 
@@ -191,25 +192,25 @@ class Waits:
         """Return the members by what they called in one place, the largest part first; nothing where all agree."""
         if channel.source >= 0:
             return ()
-        called: dict[tuple[str, int, int], list[int]] = {}
+        called: dict[_Called, list[int]] = {}
         for rank in members:
             if call := self._calls.get((rank, channel, seq)):
                 size = max(call.size_bytes, call.num_elements) if call.op in _EQUAL_SIZES else -1
-                called.setdefault((call.op, call.root, size), []).append(rank)
+                called.setdefault((call.op, call.root, size, call.part_bytes), []).append(rank)
         parts = _joined(called)
         return tuple(sorted(map(tuple, parts), key=lambda part: (-len(part), part))) if len(parts) > 1 else ()
 
 
-def _joined(called: dict[tuple[str, int, int], list[int]]) -> list[list[int]]:
+def _joined(called: dict[_Called, list[int]]) -> list[list[int]]:
     """Join parts that differ only in what is not known of one of them."""
     parts: list[list[int]] = []
-    # The first part for each operation, root and size, and for what fits any root or size.
-    first: dict[tuple[str, int, int], int] = {}
-    for (op, root, size), ranks in sorted(called.items(), reverse=True):  # what is known comes before -1
-        if (place := first.get((op, root, size))) is not None:
+    # The first part for each operation, root and sizes, and for what fits any root or size.
+    first: dict[_Called, int] = {}
+    for (op, root, size, part), ranks in sorted(called.items(), reverse=True):  # what is known comes before -1
+        if (place := first.get((op, root, size, part))) is not None:
             parts[place].extend(ranks)
             continue
-        for key in product((-1, root), (-1, size)):
+        for key in product((-1, root), (-1, size), (-1, part)):
             first.setdefault((op, *key), len(parts))
         parts.append(list(ranks))
     return [sorted(ranks) for ranks in parts]

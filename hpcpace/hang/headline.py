@@ -61,7 +61,7 @@ def called_instead(hang: Hang, view: RankView) -> str:
     if hang.kind is not HangKind.MISMATCH or hang.call is None:
         return ""
     same = [call for call in view.calls if (call.channel, call.seq) == (hang.call.channel, hang.call.seq)]
-    return listed([f"{_with_size(call)}{f' ({call.where})' if call.where else ''}" for call in same])
+    return listed([f"{_with_size(call, hang.call)}{f' ({call.where})' if call.where else ''}" for call in same])
 
 
 def count_words(number: int | None) -> str:
@@ -190,7 +190,9 @@ def _own_size(hang: Hang, job: JobView) -> str:
     """Return the size of the operation that most called, if it differs from what the culprits called only in that."""
     if hang.call is None or not _instead(hang, job).startswith(f"{op_word(hang.call)} "):
         return ""
-    own = _with_size(hang.call).removeprefix(op_word(hang.call))
+    place = hang.call.channel, hang.call.seq
+    theirs = (call for rank in hang.culprits for call in job.ranks[rank].calls if (call.channel, call.seq) == place)
+    own = _with_size(hang.call, next(theirs)).removeprefix(op_word(hang.call))
     return f",{own}" if own else ""
 
 
@@ -199,9 +201,15 @@ def _own_word(call: Call | None) -> str:
     return {"send": "received", "recv": "sent"}.get(call.op if call is not None else "", "called")
 
 
-def _with_size(call: Call) -> str:
+def _with_size(call: Call, beside: Call) -> str:
+    """Return a call with its size, in bytes where that of another call would read the same."""
     size = f" of {plural(call.num_elements, 'element')}" if call.num_elements >= 0 else ""
-    size = f" of {format_bytes(call.size_bytes)}" if call.size_bytes > 0 else size
+    if call.size_bytes > 0:
+        size = format_bytes(call.size_bytes)
+        has_other_size = call.size_bytes != beside.size_bytes and size == format_bytes(max(beside.size_bytes, 0))
+        size = f" of {call.size_bytes:,} B" if has_other_size else f" of {size}"
+        if call.part_bytes != beside.part_bytes and min(call.part_bytes, beside.part_bytes) >= 0:
+            size += f" in parts of {call.part_bytes:,} B"
     return op_word(call) + size + (f" with root {call.root}" if call.root >= 0 else "")
 
 

@@ -75,6 +75,7 @@ class Call:
         op: its kind, in lower case as torch.distributed names it: all_reduce, reduce_scatter, send, ...
         size_bytes: of the message; -1 where unknown.
         num_elements: the same for a source that does not know how large an element is; -1 where unknown.
+        part_bytes: what the rank gives to an all_gather, or gets of a reduce_scatter; -1 where unknown.
         root: global rank of its root or peer; -1 where it has none.
         entered_ns: when the rank called it; None where unknown.
         is_open: whether it had not finished when the record ended.
@@ -90,6 +91,7 @@ class Call:
     op: str
     size_bytes: int = -1
     num_elements: int = -1
+    part_bytes: int = -1
     root: int = -1
     entered_ns: int | None = None
     is_open: bool

@@ -168,6 +168,7 @@ def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int], num_k
             seq=seq,
             op=entry.op,
             size_bytes=entry.size_bytes,
+            part_bytes=entry.part_bytes,
             entered_ns=entry.created_ns,
             is_open=entry.is_open,
             where=entry.where,
@@ -175,7 +176,7 @@ def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int], num_k
         )
         if (known := calls.get((channel, seq))) is not None:
             # Two calls that torch put together as one; of what it did with both, only the first is said.
-            call = replace(known, size_bytes=-1, is_open=known.is_open or call.is_open)
+            call = replace(known, size_bytes=-1, part_bytes=-1, is_open=known.is_open or call.is_open)
         calls[channel, seq] = call
         entered[channel] = max(entered.get(channel, 0), seq + 1)
     is_complete = _add_enqueued(dump, groups, places, entered)

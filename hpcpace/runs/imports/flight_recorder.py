@@ -77,6 +77,7 @@ class Entry:
         is_whole: whether it stands for all entries of its `seq`, which were put together.
         created_ns, started_ns, completed_ns: Unix times; None where unknown.
         size_bytes: the largest of what goes in and comes out; -1 where unknown.
+        part_bytes: what goes into an all_gather, and comes out of a reduce_scatter; -1 where unknown, and of others.
         frames: `file:line in function` of the code that called it without torch's own, the innermost first; empty where
             unknown.
     """
@@ -96,6 +97,7 @@ class Entry:
     started_ns: int | None
     completed_ns: int | None
     size_bytes: int
+    part_bytes: int
     frames: tuple[str, ...]
 
     @property
@@ -276,6 +278,9 @@ def _entry(content: _Operation, sites: _CallSites) -> Entry:
         first, second = int(message[2]), int(message[4])
         source, destination = (first, second) if message[3] == "->" else (second, first)
     is_p2p = bool(message) or content.is_p2p is True
+    op = message[1] if message else operation_name(called)
+    in_bytes = _size(content.input_sizes, content.input_dtypes)
+    out_bytes = _size(content.output_sizes, content.output_dtypes)
     seq = content.p2p_seq_id if is_p2p else content.collective_seq_id
     if seq is None:
         raise ValueError(f"an operation has no {'p2p_seq_id' if is_p2p else 'collective_seq_id'}")
@@ -284,7 +289,7 @@ def _entry(content: _Operation, sites: _CallSites) -> Entry:
         description=content.process_group[1],
         group_id=content.pg_id,
         backend=backend,
-        op=message[1] if message else operation_name(called),
+        op=op,
         source=source if message else -1,
         destination=destination if message else -1,
         seq=seq,
@@ -296,9 +301,8 @@ def _entry(content: _Operation, sites: _CallSites) -> Entry:
         # JSON writes 0 for a time that is not known.
         started_ns=content.time_discovered_started_ns or None,
         completed_ns=content.time_discovered_completed_ns or None,
-        size_bytes=max(
-            _size(content.input_sizes, content.input_dtypes), _size(content.output_sizes, content.output_dtypes)
-        ),
+        size_bytes=max(in_bytes, out_bytes),
+        part_bytes={"all_gather": in_bytes, "reduce_scatter": out_bytes}.get(op, -1),
         frames=sites.frames(content.frames),
     )
 

@@ -144,11 +144,27 @@ def test_nothing_hangs_where_all_has_finished(tmp_path: Path) -> None:
     assert find_hang(job_view(read_dumps([write(tmp_path, contents)]))) is None
 
 
-def test_another_size_in_one_place_is_a_mismatch(tmp_path: Path) -> None:
-    shapes = {rank: [[8 if rank == 3 else 9]] for rank in range(4)}
-    contents = {f"rank_{r}": dump([unfinished(0, input_sizes=s, output_sizes=s)]) for r, s in shapes.items()}
-    hang = verdict(write(tmp_path, contents))
+@pytest.mark.parametrize(
+    ("called", "usual", "odd", "words"),
+    [
+        ("all_reduce", (2000, 2000), (2001, 2001), "all_reduce of 8,004 B where"),
+        ("all_gather", (900, 3600), (880, 3600), "all_gather of 14.4 kB in parts of 3,520 B where"),
+        ("_reduce_scatter_base", (3600, 900), (3600, 880), "reduce_scatter of 14.4 kB in parts of 3,520 B where"),
+    ],
+)
+def test_another_size_in_one_place_is_a_mismatch(
+    tmp_path: Path, called: str, usual: tuple[int, int], odd: tuple[int, int], words: str
+) -> None:
+    sizes = {rank: odd if rank == 3 else usual for rank in range(4)}
+    contents = {
+        f"rank_{rank}": dump([unfinished(0, called, input_sizes=[[into]], output_sizes=[[out]])])
+        for rank, (into, out) in sizes.items()
+    }
+    job = job_view(read_dumps([write(tmp_path, contents)]))
+    hang = find_hang(job)
+    assert hang is not None
     assert (hang.kind, hang.culprits) == (HangKind.MISMATCH, (3,))
+    assert words in describe(hang, job).headline
 
 
 def test_a_message_that_nobody_sends_is_followed_to_its_sender(tmp_path: Path) -> None:
