@@ -94,7 +94,8 @@ _PATH = re.compile(rb"NET/[^ ]{1,20} \([0-9.]+/[0-9.]+/([A-Z0-9]{2,4})\)")
 _COLL_CHANNELS = re.compile(rb"(\d{1,4}) coll channels")
 _RETRY = re.compile(rb"((?:Call to \w+|\w+: connect to \S+|ncclSocket\w+).{0,160}?), retrying")
 _FAILED_CALL = re.compile(
-    rb"(Call to \w+ (?:from \S+ )?failed|\w*[cC]onnection closed by remote peer|(?:Net|Call).*timed? ?out)"
+    rb"(Call to (?:ibv_\w+ failed(?: with (?:error )?[^,]{1,60})?|\w+ (?:from \S+ )?failed)|"
+    rb"\w*[cC]onnection closed by remote peer|(?:Net|Call).*timed? ?out)"
 )
 _NEARNESS = (b"LOC", b"NVL", b"C2C", b"PIX", b"PXB", b"PXN", b"P2C", b"PHB", b"NODE", b"SYS")
 

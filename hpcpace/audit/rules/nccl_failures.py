@@ -165,6 +165,19 @@ _FAILURES = (
         fix="hpcpace hang RUN  # which rank did not come; or the stack of each rank (py-spy dump)",
     ),
     _Failure(
+        pattern="Call to ibv_(reg|create)",
+        text="memory for RDMA could not be pinned ({value})",
+        cost="the job stops",
+        fix="ulimit -l  # in the job: unlimited; slurm.conf: PropagateResourceLimitsExcept=MEMLOCK; container:"
+        " --ulimit memlock=-1",
+    ),
+    _Failure(
+        pattern="Call to ibv_modify_qp",
+        text="an RDMA connection could not be made ({value})",
+        cost=_NETWORK_COST,
+        fix=f"show_gids  # NCCL_IB_GID_INDEX, NCCL_IB_HCA; then {_LINK_FIX}",
+    ),
+    _Failure(
         pattern="Call to|.*[cC]onnection closed",
         text="a connection broke ({value})",
         cost="usually because the rank at the other end has ended",

@@ -174,6 +174,15 @@ FAULTS = {
         "n1:1:9 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-a to 9637892 bytes\n",
         "F C06",
     ),
+    "memory that cannot be pinned": (
+        "n1:1:9 [0] misc/ibvwrap.cc:198 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory\n",
+        "F C06",
+    ),
+    "a route that does not exist": (
+        "n1:1:9 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev"
+        " mlx5_0:1, curr state INIT, next state RTR, local GID index 3\n",
+        "F C06",
+    ),
     "versions": (
         "n1:1:9 [0] init.cc:571 NCCL WARN Mismatched NCCL version detected : rank 0 version 1 rank 1\n",
         "F C06",
