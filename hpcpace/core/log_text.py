@@ -41,10 +41,13 @@ def encoding_of(start: bytes) -> str:
 
 
 def pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield a log in UTF-8, in pieces about as large as its blocks that end with a line where lines have ends."""
+    """Yield a log in UTF-8, in pieces about as large as its blocks that end with a line where lines have ends.
+
+    The last lines are in one piece, so that those of one message are together where a log is cut.
+    """
     held = b""
     for block in utf8_blocks(blocks):
-        end = block.rfind(b"\n") + 1
+        end = block.rfind(b"\n", 0, max(len(block) - _OVERLAP_BYTES, 0)) + 1
         if end:
             yield held + block[:end]
             held = block[end:]

@@ -202,16 +202,18 @@ class Waits:
 
 
 def _joined(called: dict[_Called, list[int]]) -> list[list[int]]:
-    """Join parts that differ only in what is not known of one of them."""
+    """Join parts that differ only in what is not known of one of them; ranks that fit several parts are in none."""
     parts: list[list[int]] = []
-    # The first part for each operation, root and sizes, and for what fits any root or size.
-    first: dict[_Called, int] = {}
-    for (op, root, size, part), ranks in sorted(called.items(), reverse=True):  # what is known comes before -1
-        if (place := first.get((op, root, size, part))) is not None:
-            parts[place].extend(ranks)
+    # The parts for each operation, root and sizes, and for what fits any root or size.
+    fitting: dict[_Called, list[int]] = {}
+    known_first = sorted(called.items(), key=lambda item: (item[0].count(-1), item[0]))
+    for (op, root, size, part), ranks in known_first:
+        if places := fitting.get((op, root, size, part)):
+            if len(places) == 1:
+                parts[places[0]].extend(ranks)
             continue
-        for key in product((-1, root), (-1, size), (-1, part)):
-            first.setdefault((op, *key), len(parts))
+        for key in dict.fromkeys(product((op,), (-1, root), (-1, size), (-1, part))):
+            fitting.setdefault(key, []).append(len(parts))
         parts.append(list(ranks))
     return [sorted(ranks) for ranks in parts]
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import combinations
 
+from hpcpace.core.text import rank_list
 from hpcpace.hang.alignment import Shift, find_shifts
 from hpcpace.hang.graph import Graph, Meeting, Place, Waits, call_order, is_silent
 from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView, RankView
@@ -163,12 +164,12 @@ def _by_reason(graph: Graph, ranks: Iterable[int], call: Call | None) -> list[Ha
 def _not_entered(graph: Graph, kind: HangKind, ranks: tuple[int, ...], call: Call | None) -> Hang:
     """Return a hang in an operation that some ranks have not entered.
 
-    Where they are most of its members, those that have entered it may have called one too many.
+    Where they may be most of its members, those that have entered it may have called one too many.
     """
     is_known = kind is HangKind.GONE or any(not graph.waits.job.ranks[rank].is_guess for rank in ranks)
     if (kind is HangKind.NEVER_CALLED or not is_known) and call is not None and call.channel.source < 0:
         meeting = graph.waits.meeting(call)
-        if 2 * len(ranks) > len(meeting.members):
+        if 2 * (len(ranks) + len(meeting.unknown)) > len(meeting.members):
             ahead = tuple(rank for rank in meeting.members if rank in meeting.inside or rank in meeting.finished)
             return _apart(graph, kind, call, (tuple(sorted(ahead)), ranks))
     return _hang(graph, kind, culprits=ranks, call=call)
@@ -207,12 +208,15 @@ def _unrecorded(graph: Graph) -> Hang | None:
     suspects |= {rank for rank in _ranks(job) if rank not in graph.waits.open_calls and job.ranks[rank].is_recorded}
     suspects |= unknown | set(graph.odd) | graph.circles | _alone(graph)
     recorded = sum(view.is_recorded for view in job.ranks.values())
+    reason = f"of {len(_ranks(job))} ranks, {recorded} {'is' if recorded == 1 else 'are'} recorded"
+    if recorded == len(_ranks(job)):
+        reason = f"the records of {rank_list(sorted(unknown))} do not show all that they called"
     return _hang(
         graph,
         HangKind.UNKNOWN,
         could_be=tuple(sorted(suspects)) if len(suspects) < len(_ranks(job)) else (),
         call=graph.call_for(unknown),
-        reason=f"of {len(_ranks(job))} ranks, {recorded} {'is' if recorded == 1 else 'are'} recorded",
+        reason=reason,
     )
 
 

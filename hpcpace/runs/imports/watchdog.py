@@ -6,7 +6,8 @@ say how many ranks a job has, or who is in a group: where nobody is behind, that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from hpcpace.core.text import NS_PER_MS, first_few, format_duration, listed, plu
 from hpcpace.hang.views import Call, Channel, GroupView, Hang, HangKind, JobView, RankView, undecided
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
-from hpcpace.runs.imports.watchdog_lines import WORDS, LineReader, goes_on
+from hpcpace.runs.imports.watchdog_lines import WORDS, Label, Line, LineReader, TimedOut, goes_on
 from hpcpace.runs.imports.watchdog_ranks import DEFAULT, UNNAMED, Attempt, GroupState, LogFile, Source, last_attempts
 
 _SOURCE = "logs"
@@ -162,10 +163,17 @@ def settled(hang: Hang | None, found: LogJob) -> Hang | None:
             )
             return undecided(hang, reason)
     if hang.kind is HangKind.UNKNOWN:
+        hang = replace(hang, could_be=tuple(rank for rank in hang.could_be if not _is_waiting(found, rank)))
         silent = [rank for rank in hang.could_be or found.job.ranks if rank not in found.ranks]
         reason = f"the logs say nothing of {rank_list(silent)}" if silent else "the logs do not say how far they came"
         return replace(hang, reason=reason)
     return hang
+
+
+def _is_waiting(found: LogJob, rank: int) -> bool:
+    """Return whether a rank waits in a group of which not all members are known."""
+    groups = (found.job.groups[call.channel.group] for call in found.job.ranks[rank].calls if call.is_open)
+    return any(len(group.members) < len(found.job.ranks) and group.name not in found.whole for group in groups)
 
 
 def _source_notes(logs: Sequence[LogFile]) -> list[str]:
@@ -195,9 +203,23 @@ def _groups(attempts: Mapping[int, Attempt]) -> dict[str, _Group]:
             if member is not None:
                 group.members.setdefault(member, rank)
     for group in groups.values():
+        _add_failed(group)
         if group.name not in (DEFAULT, UNNAMED):
             _fill(group)
     return groups
+
+
+def _add_failed(group: _Group) -> None:
+    """Add operations that ran out of time by the counters of a rank alone; most others say what kind they are of."""
+    kinds: dict[int, Counter[str]] = {}
+    for number, fact in (item for state in group.states.values() for item in state.timed_out.items()):
+        kinds.setdefault(number, Counter())[fact.op] += 1
+    for state in group.states.values():
+        if state.failed is not None and not state.timed_out:
+            op = kinds[state.failed].most_common(1)[0][0] if state.failed in kinds else "COLLECTIVE"
+            state.timed_out[state.failed] = TimedOut(
+                line=Line(label=Label()), number=state.failed, op=op, num_elements=-1, timeout_ms=0, ran_ms=None
+            )
 
 
 def _fill(group: _Group) -> None:
@@ -333,10 +355,16 @@ def _with_state(view: RankView, group: _Group, rank: int, channel: Channel, atte
     )
 
 
-def _is_complete(rank: int, groups: Iterable[_Group]) -> bool:
-    """Return whether it is known of each group that waits how many operations a rank has called in it."""
+def _is_complete(rank: int, groups: Sequence[_Group]) -> bool:
+    """Return whether it is known of each group that waits how many operations a rank has called in it.
+
+    A rank that others told of their timeout reports the default group alone, and may itself wait in a smaller one.
+    """
+    smaller = [group for group in groups if group.name not in (DEFAULT, UNNAMED)]
+    if smaller and not any(rank in group.states for group in smaller):
+        return False
     for group in groups:
-        if group.name in (DEFAULT, UNNAMED) or rank in group.ranks:
+        if group not in smaller or rank in group.ranks:
             state = group.states.get(rank)
             if state is None or state.enqueued is None:
                 return False

@@ -56,6 +56,7 @@ _WORK = re.compile(
     r"(?: ran for (\d{1,15}) milliseconds)?"
 )
 _STATUS = re.compile(
+    r"(?:(?:watchdog at work(?: sequence id)?|Timeout at NCCL work): (\d{1,18})[^\[]{1,20})?"
     r"ast enqueued(?: NCCL)? work: (-?\d{1,20})(?: \(\w{0,40}\))?(?:, last started(?: NCCL)? work: -?\d{1,20}"
     r"(?: \(\w{0,40}\))?)?, last completed(?: NCCL)? work: (-?\d{1,20})"
 )
@@ -129,11 +130,12 @@ class TimedOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The last operations that a rank enqueued and completed; None for what torch had not counted."""
+    """The last operations that a rank enqueued and completed, and the one that ran out of time; None where not said."""
 
     line: Line
     enqueued: int | None
     completed: int | None
+    failed: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +206,8 @@ class LineReader:
             if found.re is _WORK:
                 yield _timed_out(line, found)
             else:
-                yield Progress(line=line, enqueued=_counter(found[1]), completed=_counter(found[2]))
+                failed = int(found[1]) if found[1] else None
+                yield Progress(line=line, enqueued=_counter(found[2]), completed=_counter(found[3]), failed=failed)
         text = text[: _BEFORE + _BEHIND]
         if any(word in text for word in _DESYNC_WORDS):
             yield from self._desync(text)

@@ -59,12 +59,14 @@ class GroupState:
         member: its rank within the group; None where not said.
         timed_out: the operations that ran out of time, by number.
         enqueued, completed: the last operations; None where unknown, -1 for none yet.
+        failed: the operation that ran out of time, as the line of these counters names it; None where not said.
     """
 
     member: int | None = None
     timed_out: dict[int, TimedOut] = field(default_factory=dict)
     enqueued: int | None = None
     completed: int | None = None
+    failed: int | None = None
 
     @property
     def first(self) -> TimedOut | None:
@@ -246,6 +248,7 @@ def _add(attempt: Attempt, fact: TimedOut | Progress | Gloo) -> None:
             state.enqueued = max(fact.enqueued, -1 if state.enqueued is None else state.enqueued)
         if fact.completed is not None:
             state.completed = max(fact.completed, -1 if state.completed is None else state.completed)
+        state.failed = fact.failed if state.failed is None else state.failed
         return
     number = 0 if fact.number is None else fact.number
     if len(state.timed_out) < _MAX_TIMED_OUT:
@@ -394,17 +397,18 @@ def _name_groups(attempt: Attempt) -> None:
 
 
 def _name_by_others(attempts: Mapping[int, Attempt]) -> None:
-    """Put operations that are in no group into the one in which other ranks report the same number and kind."""
-    places: dict[tuple[int, str], set[str]] = {}
+    """Put operations that are in no group into the one in which other ranks report the same number, kind and size."""
+    places: dict[tuple[int, str, int], set[str]] = {}
     for attempt in attempts.values():
         for name, state in attempt.groups.items():
             for number, fact in state.timed_out.items() if name != UNNAMED else ():
-                places.setdefault((number, fact.op), set()).add(name)
+                places.setdefault((number, fact.op, fact.num_elements), set()).add(name)
     for rank, attempt in attempts.items():
         unnamed = attempt.groups.get(UNNAMED)
         if unnamed is None or unnamed.first is None:
             continue
-        named = places.get((unnamed.first.number or 0, unnamed.first.op), set())
+        first = unnamed.first
+        named = places.get((first.number or 0, first.op, first.num_elements), set())
         (name,) = named if len(named) == 1 else ("",)
         if name and not (name == DEFAULT and unnamed.member not in (None, rank)) and name not in attempt.groups:
             attempt.groups[name] = attempt.groups.pop(UNNAMED)

@@ -139,6 +139,12 @@ def test_a_rank_without_a_dump_is_not_blamed(tmp_path: Path) -> None:
     assert (hang.kind, hang.culprits, hang.could_be) == (HangKind.UNKNOWN, (), (2,))
 
 
+def test_who_called_one_too_many_is_open_where_ranks_left_no_dump(tmp_path: Path) -> None:
+    finished = {f"rank_{rank}": dump([entry(0)]) for rank in (0, 3)}
+    hang = verdict(write(tmp_path, finished | {"rank_2": dump([entry(0), unfinished(1, "barrier")])}))
+    assert (hang.culprits, hang.could_be, hang.sides) == ((), (0, 2, 3), ((2,), (0, 3)))
+
+
 def test_nothing_hangs_where_all_has_finished(tmp_path: Path) -> None:
     contents = {f"rank_{rank}": dump([entry(0)]) for rank in range(4)}
     assert find_hang(job_view(read_dumps([write(tmp_path, contents)]))) is None

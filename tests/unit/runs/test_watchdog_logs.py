@@ -110,6 +110,38 @@ CASES: dict[str, tuple[Files, HangKind, tuple[int, ...], tuple[int, ...]]] = {
         (),
         (),
     ),
+    "in an operation by its counters alone": (
+        {"a.out": [*waiting([0, 1]), status(3, 22, 21), signal(2, 21, 21)]},
+        NEVER,
+        (2,),
+        (),
+    ),
+    "of unknown size": (
+        {"a.out": [*waiting([0, 1]), timed_out(3, 22, size=7), status(3, 22, 21), status(2, 22, 21)]},
+        MISMATCH,
+        (),
+        (0, 1, 3),
+    ),
+    "waits in a smaller group, perhaps": (
+        {
+            "a.out": [
+                *waiting([0, 1]),
+                signal(2, 21, 21),
+                signal(3, 21, 21),
+                timed_out(2, 5, member=0),
+                status(2, 5, 4, GROUP).replace("Rank 2]", "Rank 0]"),
+            ]
+        },
+        UNKNOWN,
+        (),
+        (3,),
+    ),
+    "an operation of a group that is not said": (
+        {"a.out": [*waiting([0, 1, 2]), timed_out(3, 22, "ALLREDUCE", size=7, member=1), signal(3, 21, 21)]},
+        UNKNOWN,
+        (),
+        (),
+    ),
     "two jobs at one time": (
         {"a.out": [*waiting([0, 1, 3]), signal(2, 21, 21), *waiting([0, 1], 7), signal(2, 6, 6)]},
         UNKNOWN,
