@@ -226,8 +226,16 @@ class FlowEvidence(Evidence):
                 return f"while busy, {through} get{s} {slow}, others {usual}: {least}"
             case LinkCause.SLOW | LinkCause.UPLINK:
                 than = _USUAL[fault.usual].format(usual)
-                back = f"; the other way it gives {other} or more" if fault.other_way_bytes_per_s else ""
+                back = f"; the other way it gives {other} or more" if fault.other_way_bytes_per_s else _both_ways(fault)
                 return f"while busy, {through} get{s} {slow}, {than}: their bytes take {longer}{back}"
+
+
+def _both_ways(fault: LinkFault) -> str:
+    """Return why the direction of a slow link is not known, where its connections send in both; empty otherwise."""
+    senders, receivers = ({flow[end] for flow in fault.flows} for end in (0, 1))
+    if fault.direction or len(fault.ids) > 1 or not senders & receivers:
+        return ""
+    return "; whether one way is slow or both is not known: acknowledgements of one pass the other"
 
 
 def _way_words(fault: LinkFault) -> str:

@@ -190,6 +190,15 @@ def test_what_is_not_told_apart_is_said(changed, words):
     assert words in words_of(found).headline
 
 
+@each_case(
+    ("changed", "is_said"),
+    [({}, True), ({"direction": "up"}, False), ({"flows": ((1, 0), (1, 2))}, False), ({"ids": ("n1", "n2")}, False)],
+)
+def test_a_direction_that_is_not_known_is_said(changed, is_said):
+    (found,) = diagnosed(busy(), flows=flows(fault(**changed))).findings[:1]
+    assert ("whether one way is slow or both is not known" in words_of(found).why) == is_said
+
+
 def test_foreign_traffic_that_explains_only_a_part_is_said_to_be_so():
     (found,) = diagnosed(busy(), flows=flows(fault(LinkCause.FOREIGN, is_certain=False))).findings[:1]
     assert "foreign traffic on link n2, which may also be slow, costs" in words_of(found).headline
