@@ -20,6 +20,7 @@ _MAX_LINES = 1 << 20
 _MAX_COMMUNICATORS = 1 << 12
 _MAX_GROUPS = 1 << 12
 _MAX_SIZE = 1 << 20
+_LABEL = re.compile(r" {0,6}\d{1,6}: ?")  # of `srun -l`
 _TITLE = re.compile(r"#(\d{1,6})-(\d{1,6}) \(([0-9a-f]{1,32})\) ([A-Z]+)")
 _GROUP = re.compile(r"(\d{1,6}) +(\d{1,7}) +(\d{1,7}) +([\d-]{1,15}) +(\d{1,7}) +([\d-]{1,15}) +([A-Z,]+) +([A-Z,]+)")
 _COUNTS = re.compile(r"Communicator ranks have different (\w{1,40}) operation counts")
@@ -88,6 +89,8 @@ def read_ras_text(data: bytes) -> dict[str, Any]:
     if not is_ras_text(text):
         raise ValueError("it has no summary of a job")
     lines = text.split("\n")
+    if all(_LABEL.match(line) for line in lines if line.strip()):
+        lines = [_LABEL.sub("", line) for line in lines]
     if len(lines) > _MAX_LINES:
         raise ValueError(f"it has {len(lines)} lines, more than {_MAX_LINES}")
     reader = _Reader()

@@ -181,7 +181,8 @@ def test_a_damaged_text_is_refused_or_says_less(tmp_path: Path) -> None:
         assert "not which ranks differ" in cut.doubt
     with pytest.raises(TraceError, match="cut off before its groups"):
         judge(tmp_path / "b.txt", SUMMARY[: SUMMARY.index("Group")])
-    for encoded in (whole.encode("utf-16"), whole.replace("\n", "\r\n").encode()):
+    labelled = "".join(f"0: {line}\n" for line in whole.split("\n"))
+    for encoded in (whole.encode("utf-16"), whole.replace("\n", "\r\n").encode(), labelled.encode()):
         found = judge(tmp_path / "c.txt", encoded)
         assert found.hang is not None
         assert found.hang.culprits == (2,)
