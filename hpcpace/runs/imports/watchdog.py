@@ -6,7 +6,6 @@ say how many ranks a job has, or who is in a group: where nobody is behind, that
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -210,15 +209,17 @@ def _groups(attempts: Mapping[int, Attempt]) -> dict[str, _Group]:
 
 
 def _add_failed(group: _Group) -> None:
-    """Add operations that ran out of time by the counters of a rank alone; most others say what kind they are of."""
-    kinds: dict[int, Counter[str]] = {}
+    """Add operations that ran out of time by the counters of a rank alone, of the kind on which all others agree."""
+    kinds: dict[int, set[str]] = {}
     for number, fact in (item for state in group.states.values() for item in state.timed_out.items()):
-        kinds.setdefault(number, Counter())[fact.op] += 1
+        kinds.setdefault(number, set()).add(fact.op)
     for state in group.states.values():
-        if state.failed is not None and not state.timed_out:
-            op = kinds[state.failed].most_common(1)[0][0] if state.failed in kinds else "COLLECTIVE"
-            state.timed_out[state.failed] = TimedOut(
-                line=Line(label=Label()), number=state.failed, op=op, num_elements=-1, timeout_ms=0, ran_ms=None
+        if (failed := state.failed) is None or state.timed_out:
+            continue
+        op, *others = kinds.get(failed, {"COLLECTIVE"})
+        if not others:
+            state.timed_out[failed] = TimedOut(
+                line=Line(label=Label()), number=failed, op=op, num_elements=-1, timeout_ms=0, ran_ms=None
             )
 
 

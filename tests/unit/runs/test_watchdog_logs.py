@@ -116,6 +116,12 @@ CASES: dict[str, tuple[Files, HangKind, tuple[int, ...], tuple[int, ...]]] = {
         (2,),
         (),
     ),
+    "of unknown kind": (
+        {"a.out": [*waiting([0]), timed_out(3, 22, "BROADCAST"), *(status(rank, 22, 21) for rank in (1, 2, 3))]},
+        MISMATCH,
+        (),
+        (0, 3),
+    ),
     "of unknown size": (
         {"a.out": [*waiting([0, 1]), timed_out(3, 22, size=7), status(3, 22, 21), status(2, 22, 21)]},
         MISMATCH,
