@@ -62,6 +62,7 @@ class Layout:
         clock_error_ns: by which the recorded offsets of some nodes are wrong.
         kept_steps: the steps that the traces of some ranks have.
         collected_ns: time that the host of a rank collects garbage in a step.
+        saved_ns: time that a rank saves a checkpoint at the end of a step.
         seed: of the noise.
         reads_loss: whether the host waits for its device at the end of each step.
         queue: kernels that a host may be ahead of its device before it is held; 0: any number.
@@ -86,6 +87,7 @@ class Layout:
     clock_error_ns: Mapping[int, int] = field(default_factory=dict)
     kept_steps: Mapping[int, int] = field(default_factory=dict)
     collected_ns: Callable[[int, int], int] = _nothing
+    saved_ns: Callable[[int, int], int] = _nothing
     seed: int = 1
     reads_loss: bool = False
     queue: int = 0
@@ -295,8 +297,11 @@ def _in_step(job: Layout, rank: int, step: int, body: Program) -> Program:
     yield ("host", 50 * US)
     yield ("kernel", 300 * US)
     yield ("end", Phase.OPTIMIZER)
-    if job.reads_loss:
+    saved_ns = job.saved_ns(rank, step)
+    if job.reads_loss or saved_ns:
         yield ("sync",)
+    if saved_ns:
+        yield ("busy", Phase.CHECKPOINT, saved_ns)
     yield ("done",)
 
 

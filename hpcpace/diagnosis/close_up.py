@@ -18,10 +18,10 @@ from hpcpace.core.pool import map_threads
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.devices import LEAST_COLUMN, SINCE_COLUMN, is_on_device
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
-from hpcpace.metrics import Bools, Bytes, Ints
+from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.operations import MESSAGES, is_one_of
-from hpcpace.metrics.pass_work import Passes, PassWork, idle_gain
+from hpcpace.metrics.pass_work import Passes, PassWork, stretches_gain, without_stretches
 from hpcpace.metrics.roles import DataVariation, data_variation
 from hpcpace.metrics.segments import BlockingThresholds, LocalWork, local_work
 from hpcpace.metrics.step_graph import GraphThresholds, step_graph
@@ -44,8 +44,8 @@ _OF_DATA = (Phase.FORWARD, Phase.BACKWARD)
 
 
 @dataclass(frozen=True)
-class IdleStretches:
-    """Stretches of the stream of each rank in which its device waited for its host.
+class PhaseStretches:
+    """Stretches of a phase on each rank, such as those in which its device waited for its host.
 
     Attributes:
         passes: when they were, on the common clock.
@@ -57,11 +57,18 @@ class IdleStretches:
     least_ns: Sequence[Ints]
 
     def gain(self, rebuilt: Rebuilt, rows: Bools | None = None, *, is_least: bool = False) -> Gain:
-        """Return what it would bring if devices, of some ranks or all, were not idle; at least if `is_least`."""
-        idle_ns = list(self.least_ns if is_least else self.most_ns)
+        """Return what it would bring without them, on some ranks or all; at least if `is_least`."""
+        removed_ns = list(self.least_ns if is_least else self.most_ns)
         for row in np.flatnonzero(~rows).tolist() if rows is not None else ():
-            idle_ns[row] = np.zeros_like(idle_ns[row])
-        return idle_gain(rebuilt, self.passes, idle_ns)
+            removed_ns[row] = np.zeros_like(removed_ns[row])
+        return stretches_gain(rebuilt, self.passes, removed_ns)
+
+    def inside_ns(self, graph: StepGraph) -> Floats:
+        """Return for how long each node of a graph is in them, float64, (num_nodes, num_steps)."""
+        found = np.zeros(graph.weight_ns.shape)
+        without = without_stretches(graph, self.passes, self.most_ns)
+        found[without.nodes] = graph.weight_ns[without.nodes] - without.weight_ns
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,23 +97,20 @@ class CloseUp:
             Passes(kind=kind.astype(np.int64), begin_ns=begin_ns, end_ns=end_ns) for kind, begin_ns, end_ns in found
         ]
 
-    @cached_property
-    def idle(self) -> IdleStretches | None:
-        """The stretches in which devices waited for their hosts; None where none did."""
+    def stretches(self, phase: Phase) -> PhaseStretches | None:
+        """Return the stretches of a phase; None where no rank has one."""
         passes, most_ns, least_ns = [], [], []
         for trace, clock in zip(self.evidence.traces, self.evidence.clocks, strict=True):
             rows = trace.tables["phases"]
-            if not is_on_device(trace):
-                begin = end = most = least = np.zeros(0, np.int64)
-            else:
-                is_used = columns_of(self.steps.step, np.asarray(rows["step"], np.int64)) >= 0
-                rows = rows.select((rows["phase"] == Phase.IDLE) & is_used)
-                begin, end = (reference_times(clock, rows[name]) for name in (SINCE_COLUMN, "end_ns"))
-                most, least = rows["end_ns"] - rows["begin_ns"], rows[LEAST_COLUMN]
+            is_used = columns_of(self.steps.step, np.asarray(rows["step"], np.int64)) >= 0
+            rows = rows.select((rows["phase"] == phase) & (rows["end_ns"] > rows["begin_ns"]) & is_used)
+            most = rows["end_ns"] - rows["begin_ns"]
+            since = SINCE_COLUMN if is_on_device(trace) else "begin_ns"
+            begin, end = (reference_times(clock, rows[name]) for name in (since, "end_ns"))
             passes.append(Passes(kind=np.zeros(len(begin), np.int64), begin_ns=begin, end_ns=end))
             most_ns.append(most)
-            least_ns.append(least)
-        return IdleStretches(passes, most_ns, least_ns) if any(len(one.kind) for one in passes) else None
+            least_ns.append(rows[LEAST_COLUMN] if is_on_device(trace) else most)
+        return PhaseStretches(passes, most_ns, least_ns) if any(len(one.kind) for one in passes) else None
 
     @cached_property
     def issued(self) -> IssuedNodes | None:
@@ -122,6 +126,13 @@ class CloseUp:
         lead_ns = np.zeros((len(tables), self.work.num_positions, len(self.graph.step)))
         lead_ns[rank, self.work.position[rows], column] = np.concatenate(enqueued)[rows]
         return IssuedNodes.of(self.graph, lead_ns)
+
+    @cached_property
+    def apart_ns(self) -> Floats | None:
+        """The time of each node of the graph in checkpoints and evaluations; None where there are none."""
+        found = [self.stretches(phase) for phase in (Phase.CHECKPOINT, Phase.EVAL)]
+        parts = [one.inside_ns(self.graph) for one in found if one is not None and self.graph is not None]
+        return np.sum(parts, axis=0) if parts else None
 
     @cached_property
     def pass_work(self) -> PassWork | None:

@@ -34,9 +34,10 @@ from hpcpace.metrics.roles import DataVariation, StageComparison
 from hpcpace.metrics.special import stdtrit
 from hpcpace.metrics.stragglers import StragglerSearch
 from hpcpace.metrics.what_if import Change, Gain, IssuedNodes, Rebuilt
+from hpcpace.trace.schema import Phase
 
 if TYPE_CHECKING:
-    from hpcpace.diagnosis.close_up import IdleStretches
+    from hpcpace.diagnosis.close_up import PhaseStretches
     from hpcpace.diagnosis.host_pace import HostPace
     from hpcpace.hang.views import FoundHang
 
@@ -205,7 +206,7 @@ class Case:
         rebuilt: steps of the panels, which show what stragglers and slow stages cost; None if they were not rebuilt.
         pace: returns the pace that hosts allow in some steps, some ranks among them; None where nobody asks.
         issued: returns what hosts issued to their devices in the rebuilt steps; None where that is not known.
-        idle: when devices of rebuilt steps waited for their hosts; None where none did.
+        stretches: returns when ranks were in a phase in the rebuilt steps; None where none was.
         pass_work: the work of their ranks in their passes; None where these are not known.
         absent: ranks with which those of the panels communicate, and of which nothing is known.
         stepless: those of them whose traces are complete and show no step.
@@ -234,7 +235,7 @@ class Case:
     pass_work: PassWork | None = None
     pace: Callable[[Ints, Sequence[int]], HostPace] | None = None
     issued: Callable[[], IssuedNodes | None] = lambda: None
-    idle: IdleStretches | None = None
+    stretches: Callable[[Phase], PhaseStretches | None] = lambda phase: None
     absent: Sequence[int] = ()
     stepless: Sequence[int] = ()
     end: RunEnd | None = None

@@ -174,7 +174,7 @@ class JudgedRun:
                     measured.timed.traces, self.limits(HostPaceThresholds), step=step, rows=rows
                 ),
                 issued=lambda: measured.close_up.issued if measured.close_up is not None else None,
-                idle=measured.close_up.idle if measured.close_up is not None else None,
+                stretches=lambda phase: measured.close_up.stretches(phase) if measured.close_up is not None else None,
                 pass_work=measured.close_up.pass_work if measured.close_up is not None else None,
                 absent=self.credible.absent,
                 stepless=self.credible.stepless,

@@ -202,11 +202,13 @@ class Measured:
         and own work alone tells what it costs.
         """
         is_known = not self.host_timed and (self.operations.has_messages or not self.clocks.num_wrong)
-        graph = self.close_up.graph if self.close_up is not None and is_known else None
+        close_up = self.close_up if is_known else None
         held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
-        if graph is None or (graph.has_free_senders and held_share > self.limits.max_held_share):
+        if close_up is None or close_up.graph is None:
             return None
-        rebuilt = rebuild(graph)
+        if close_up.graph.has_free_senders and held_share > self.limits.max_held_share:
+            return None
+        rebuilt = rebuild(close_up.graph, close_up.apart_ns)
         return rebuilt if rebuilt is not None and rebuilt.error_share <= self.limits.max_rebuild_error else None
 
     @cached_property
@@ -414,10 +416,12 @@ def _transient_share(measured: Measured) -> Estimate | None:
     Ranks that meet many times in a step, as in tensor and expert parallelism and in pipelines, lose at each meeting
     what the sum over the step hides.
     """
-    if measured.host_timed or measured.close_up is None or measured.close_up.graph is None:
+    close_up = measured.close_up
+    if measured.host_timed or close_up is None or close_up.graph is None:
         return None
     mean_time_ns = max(float(measured.times_ns.mean()), 1.0)
-    return transient_loss_ns(measured.close_up.graph).through(lambda loss_ns: loss_ns / mean_time_ns)
+    loss_ns = transient_loss_ns(close_up.graph, close_up.apart_ns)
+    return loss_ns.through(lambda ns: ns / mean_time_ns)
 
 
 def own_excess_ns(panels: Panels) -> Floats | None:

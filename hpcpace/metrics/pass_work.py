@@ -132,24 +132,28 @@ def stages_gain(
     return rebuilt.gain(change) if replaced is None else rebuilt.gain_of(change, replaced)
 
 
-def idle_gain(rebuilt: Rebuilt, stretches: Sequence[Passes], idle_ns: Sequence[Ints]) -> Gain:
-    """Return what it would bring if devices were idle less.
+def stretches_gain(rebuilt: Rebuilt, stretches: Sequence[Passes], spent_ns: Sequence[Ints]) -> Gain:
+    """Return what it would bring without some of the time in stretches, such as those in which devices were idle.
 
     Args:
         rebuilt: the steps.
-        stretches: those of each rank in which its device was idle, disjoint; some rank has one.
-        idle_ns: for how long in each, spread over its work, each int64, (num_stretches,).
+        stretches: those of each rank, disjoint; some rank has one.
+        spent_ns: the time to remove from each, spread over its work, each int64, (num_stretches,).
     """
-    graph, nodes, weight_ns = rebuilt.graph, [], []
+    return rebuilt.gain_of(Change(kind="stretches", id=0), without_stretches(rebuilt.graph, stretches, spent_ns))
+
+
+def without_stretches(graph: StepGraph, stretches: Sequence[Passes], spent_ns: Sequence[Ints]) -> Replaced:
+    """Return what nodes take without some of the time in stretches; arguments as of `stretches_gain`."""
+    nodes, weight_ns = [], []
     work = np.flatnonzero(graph.kind == WORK)
-    for rank, (one, removed_ns) in enumerate(zip(stretches, idle_ns, strict=True)):
+    for rank, (one, removed_ns) in enumerate(zip(stretches, spent_ns, strict=True)):
         if len(one.kind):
             own = np.flatnonzero(graph.rank[work] == rank)
             line = _Line.of(graph, work[own], graph.work_begin_ns[own], one)
             nodes.append(line.nodes)
             weight_ns.append(line.with_work(np.maximum(line.own_ns - removed_ns, 0.0)))
-    replaced = Replaced(nodes=np.concatenate(nodes), weight_ns=np.concatenate(weight_ns))
-    return rebuilt.gain_of(Change(kind="idle", id=0), replaced)
+    return Replaced(nodes=np.concatenate(nodes), weight_ns=np.concatenate(weight_ns))
 
 
 def even_gain(rebuilt: Rebuilt, work: PassWork) -> Gain:

@@ -21,7 +21,7 @@ import numpy as np
 
 from hpcpace.core.pool import map_threads
 from hpcpace.metrics import Bools, Floats, Ints
-from hpcpace.metrics.kernels import checked, library, ordinals, others_median
+from hpcpace.metrics.kernels import checked, library, ordinals
 from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.special import UPPER_95, stdtrit
 
@@ -300,7 +300,8 @@ class Rebuilt:
 
     Attributes:
         graph: the steps.
-        usual_ns: what each node's weight usually is, float64, (num_nodes, num_steps).
+        usual_ns: what transfers usually take, and other nodes as measured, float64, (num_nodes, num_steps).
+        apart_ns: part of local work that stays where a rank works like the others, likewise; None where there is none.
         base_ns: the rebuilt step times, float64, (num_steps,).
         when_ns: when each node is done, on average over steps, float64, (num_nodes,).
         measured_ns: their mean measured time, above 0.
@@ -311,6 +312,7 @@ class Rebuilt:
     base_ns: Floats
     when_ns: Floats
     measured_ns: float
+    apart_ns: Floats | None = None
 
     @cached_property
     def error_share(self) -> float:
@@ -358,12 +360,15 @@ class Rebuilt:
         return Gain(change=change, share=replace(share, low=share.value - below, high=share.value + above))
 
 
-def rebuild(graph: StepGraph) -> Rebuilt | None:
+def rebuild(graph: StepGraph, apart_ns: Floats | None = None) -> Rebuilt | None:
     """Rebuild the steps of a graph; return None if they take no time.
 
-    Usual local work is the median of the other ranks of the role, up to the same event of the same step; if nobody else
-    has the role, the rank's own median over steps. A usual transfer is the median of its position over the ranks of the
-    role and over steps.
+    A usual transfer is the median of its position over the ranks of the role and over steps.
+
+    Args:
+        graph: the steps.
+        apart_ns: part of local work that stays where a rank works like the others, such as checkpoints, float64,
+            (num_nodes, num_steps); None where there is none.
     """
     measured_ns = float(graph.measured_ns.mean()) if len(graph.measured_ns) else 0.0
     if measured_ns <= 0:
@@ -375,6 +380,7 @@ def rebuild(graph: StepGraph) -> Rebuilt | None:
         base_ns=rebuilt_ns(graph, values_ns),
         when_ns=values_ns.mean(axis=1),
         measured_ns=measured_ns,
+        apart_ns=apart_ns,
     )
 
 
@@ -417,8 +423,39 @@ def _replaced(rebuilt: Rebuilt, change: Change) -> Replaced:
         chosen &= np.isin(graph.position, change.positions)
     nodes = np.flatnonzero(chosen)
     weight_ns = graph.weight_ns[nodes]
-    weight_ns += change.share * (rebuilt.usual_ns[nodes] - weight_ns)
+    usual_ns = rebuilt.usual_ns[nodes] if change.is_transfer else _like_others(rebuilt, nodes)
+    weight_ns += change.share * (usual_ns - weight_ns)
     return Replaced(nodes=nodes, weight_ns=weight_ns)
+
+
+def _like_others(rebuilt: Rebuilt, nodes: Ints) -> Floats:
+    """Return what local work takes if its ranks work like the other ranks of their roles, (num_nodes, num_steps).
+
+    Up to the same event, it is as long as theirs and varies as much: in its i-th shortest step it takes the mean of the
+    i-th shortest of theirs, all with the median of their medians. A rank whose work is taken as the median of others
+    would have no noise either. If nobody else has the role, it is the rank's own median over steps.
+
+    Args:
+        rebuilt: the steps.
+        nodes: all local work of some ranks, or of some positions on them, int64, (num_nodes,).
+    """
+    graph, apart_ns = rebuilt.graph, rebuilt.apart_ns
+    work_ns = graph.weight_ns if apart_ns is None else graph.weight_ns - apart_ns
+    usual_ns = np.repeat(np.median(work_ns[nodes], axis=1), work_ns.shape[1]).reshape(len(nodes), -1)
+    cell = _cells(graph, np.flatnonzero(graph.kind == WORK))
+    own = cell[nodes]
+    others = np.flatnonzero((cell >= 0) & np.isin(cell, own) & ~np.isin(graph.rank, graph.rank[nodes]))
+    others = others[cell[others].argsort(kind="stable")]
+    first, stop = (np.searchsorted(cell[others], own, side) for side in ("left", "right"))
+    for count in np.unique(stop - first)[np.unique(stop - first) > 0].tolist():
+        rows = np.flatnonzero(stop - first == count)
+        theirs_ns = work_ns[others[first[rows, None] + np.arange(count)]]
+        middle_ns = np.median(theirs_ns, axis=2, keepdims=True)
+        theirs_ns += np.median(middle_ns, axis=1, keepdims=True) - middle_ns
+        sorted_ns = np.sort(theirs_ns.reshape(len(rows), -1), axis=1).reshape(len(rows), -1, count).mean(axis=2)
+        order = work_ns[nodes[rows]].argsort(axis=1, kind="stable").argsort(axis=1)
+        usual_ns[rows] = np.maximum(np.take_along_axis(sorted_ns, order, axis=1), 0.0)
+    return usual_ns if apart_ns is None else usual_ns + apart_ns[nodes]
 
 
 def _without(work_ns: Floats, removed_ns: Floats, *, is_at_begin: bool) -> Floats:
@@ -429,18 +466,22 @@ def _without(work_ns: Floats, removed_ns: Floats, *, is_at_begin: bool) -> Float
 
 
 def _usual(graph: StepGraph) -> Floats:
-    """Return what each node's weight usually is, float64, (num_nodes, num_steps)."""
+    """Return the weights of nodes with those of transfers as they usually are, float64, (num_nodes, num_steps)."""
     usual = graph.weight_ns.copy()
-    nodes = np.flatnonzero((graph.kind != START) & (graph.rank >= 0))
-    ordinal = _ordinals(graph, nodes)
-    keys = np.stack([graph.kind[nodes], graph.role[graph.rank[nodes]], graph.position[nodes], ordinal])
-    _, cell = np.unique(keys, axis=1, return_inverse=True)
-    order = nodes[np.argsort(cell.ravel(), kind="stable")]
-    for alike in np.split(order, np.cumsum(np.bincount(cell.ravel()))[:-1]):
-        weight = graph.weight_ns[alike]
-        is_of_all = graph.kind[alike[0]] == TRANSFER or len(alike) == 1
-        usual[alike] = np.median(weight) if is_of_all else others_median(weight)
+    nodes = np.flatnonzero((graph.kind == TRANSFER) & (graph.rank >= 0))
+    cell = _cells(graph, nodes)[nodes]
+    order = nodes[np.argsort(cell, kind="stable")]
+    for alike in np.split(order, np.cumsum(np.bincount(cell))[:-1]):
+        usual[alike] = np.median(graph.weight_ns[alike]) if len(alike) else 0.0
     return usual
+
+
+def _cells(graph: StepGraph, nodes: Ints) -> Ints:
+    """Number some nodes, all of one kind: those that do the same on ranks of a role have one; -1 for all others."""
+    cell = np.full(len(graph.kind), -1)
+    keys = np.stack([graph.role[graph.rank[nodes]], graph.position[nodes], _ordinals(graph, nodes)])
+    cell[nodes] = np.unique(keys, axis=1, return_inverse=True)[1].ravel()
+    return cell
 
 
 def _ordinals(graph: StepGraph, nodes: Ints) -> Ints:
@@ -453,7 +494,7 @@ def _ordinals(graph: StepGraph, nodes: Ints) -> Ints:
     return ordinal
 
 
-def transient_loss_ns(graph: StepGraph) -> Estimate:
+def transient_loss_ns(graph: StepGraph, apart_ns: Floats | None = None) -> Estimate:
     """Return what the mean step loses because work varies from step to step, nanoseconds; 0 without steps.
 
     This is the mean of the rebuilt steps, less the step rebuilt from mean local work, both with mean transfers
@@ -464,6 +505,10 @@ def transient_loss_ns(graph: StepGraph) -> Estimate:
     are alike and by nothing where one is always slowest. Two halves of the steps show by how much: f(E) = f(n) -
     (f(n / 2) - f(n)) / (sqrt(2) - 1). The interval holds both, and as much as f differs between random halves of the
     steps, which is as much as it would differ between runs.
+
+    Args:
+        graph: the steps.
+        apart_ns: part of local work without which it is judged, as of `rebuild`.
     """
     if not graph.weight_ns.size:
         return Estimate.around(0.0, 0.0)
@@ -472,6 +517,11 @@ def transient_loss_ns(graph: StepGraph) -> Estimate:
     changing[starts] -= changing[starts].max(axis=0)
     fixed = graph.kind != WORK
     changing[fixed] = changing[fixed].mean(axis=1, keepdims=True)
+    measured_ns = float(graph.measured_ns.mean())
+    if apart_ns is not None:
+        with_ns = replay(graph, changing)[graph.end].max(axis=0)
+        changing -= apart_ns
+        measured_ns -= float((with_ns - replay(graph, changing)[graph.end].max(axis=0)).mean())
     num_steps = changing.shape[1]
     random, halves = np.random.default_rng(0), [np.arange(num_steps)]
     if num_steps >= _MIN_HALVED:
@@ -485,5 +535,5 @@ def transient_loss_ns(graph: StepGraph) -> Estimate:
     if len(halves) > 1:
         bias = max(float(steady[1:].mean() - steady[0]), 0.0) / (np.sqrt(2.0) - 1)
         width = float(stdtrit(_NUM_HALVES - 1, UPPER_95)) * float(steady[1:].std(ddof=1))
-    least = min(loss_ns, max(float(graph.measured_ns.mean() - steady[0]), 0.0))
+    least = min(loss_ns, max(measured_ns - float(steady[0]), 0.0))
     return Estimate(value=max(least + bias, 0.0), low=max(least - width, 0.0), high=max(loss_ns + bias + width, 0.0))

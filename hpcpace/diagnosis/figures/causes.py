@@ -44,10 +44,9 @@ from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.segments import LocalWork, SegmentPanel, segment_panels
 from hpcpace.metrics.special import UPPER_95, ndtri
 from hpcpace.metrics.what_if import Change, StepGraph, what_if
-from hpcpace.trace.schema import Op
+from hpcpace.trace.schema import Op, Phase
 
 _MAX_ROWS, _MAX_PATH, _MAX_SENSITIVITY_ROWS = 3, 6, 4  # display: rows of each table
-_NEEDLESS = (Part.DATA, Part.GC)
 _EVEN = "all work, if it were even"
 _FACTORS = (1, 2, 4, 8, 16)  # display: multiples of the nodes for which a step is predicted
 _OP_BITS = 8  # format: of the number of an operation
@@ -93,8 +92,10 @@ def _gains(
     found = what_if(rebuilt, [change for _, change in named])
     gains = [(names[gain.change.kind, gain.change.id], gain) for gain in found.gains]
     for stage, share in excess.items():
-        gain = stages_gain(rebuilt, work, panels.work_ns, panels.stage, {stage: share})
+        gain = stages_gain(rebuilt, work, panels.work_ns - panels.gc_ns, panels.stage, {stage: share})
         gains.append((f"work of stage {stage}", gain))
+    if (collected := close_up.stretches(Phase.GC)) is not None:
+        gains.append(("phase gc", collected.gain(rebuilt)))
     if work is not None:
         gains.append((_EVEN, even_gain(rebuilt, work)))
     rows = [GainRow(name=name, gain_share=gain.share.value, interval=gain.share.interval) for name, gain in gains]
@@ -126,22 +127,20 @@ def _stages(panels: Panels, limits: PipelineThresholds) -> dict[int, float]:
     stages = np.unique(panels.stage[panels.stage >= 0]).tolist()
     if len(stages) < 2:
         return {}
-    found = {of: stage_excess(panels.work_ns, panels.stage, of, limits.alike_level)[0] for of in stages}
+    found = {of: stage_excess(panels.work_ns - panels.gc_ns, panels.stage, of, limits.alike_level)[0] for of in stages}
     return {of: share for of, share in found.items() if share > 0}
 
 
 def _phases(measured: Measured, graph: StepGraph) -> list[tuple[str, Change]]:
-    """Return the changes, with their names, that make phases usual: no wait for data, no garbage collection.
-
-    The others are as in the role.
-    """
+    """Return the changes, with their names, that make phases usual: no wait for data, the others as in the role."""
     columns = np.searchsorted(measured.chosen.step, graph.step)
     changes = []
     for part in OWN_WORK:
         spent_ns = measured.parts[:, columns, part]
-        removed_ns = spent_ns if part in _NEEDLESS else np.maximum(beyond_role_ns(spent_ns, measured.role), 0.0)
-        if removed_ns.any():
-            change = Change(kind="phase", id=int(part), removed_ns=removed_ns, is_at_begin=part == Part.DATA)
+        is_data = part == Part.DATA
+        removed_ns = spent_ns if is_data else np.maximum(beyond_role_ns(spent_ns, measured.role), 0.0)
+        if removed_ns.any() and part != Part.GC:
+            change = Change(kind="phase", id=int(part), removed_ns=removed_ns, is_at_begin=is_data)
             changes.append((f"phase {part.name.lower()}", change))
     return changes
 

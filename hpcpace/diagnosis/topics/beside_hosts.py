@@ -15,8 +15,11 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Case
 from hpcpace.diagnosis.host_pace import HostPace
 from hpcpace.diagnosis.summary import Mode
+from hpcpace.metrics.special import Z_95
 from hpcpace.metrics.stragglers import Straggler
 from hpcpace.metrics.what_if import Change
+
+_LEAST_EXCESS = 1e-3  # statistics: no division by zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ def _alone(
         return StragglerCost(found=found, share=max(by_work(found), 0.0))
     ranks = sorted({rank for each in found for rank in each.ranks})
     change = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
-    cost = case.cost(case.steps.gain(change))
+    cost = case.cost(case.steps.gain(change), _usual_error(case, found))
     share = max(cost.value, 0.0)
     alone = StragglerCost(found=found, share=share, interval=cost.interval, change=change)
     issued = case.issued() if pace is not None and _are_waiting(case, ranks, pace) else None
@@ -97,6 +100,25 @@ def _alone(
     # How much of the work before an operation is left when it is issued is not known: between none and all of it.
     middle, interval = (max(least.value, 0.0) + share) / 2, (max(least.low, 0.0), cost.high)
     return replace(alone, share=middle, interval=interval, later_share=share)
+
+
+def _usual_error(case: Case, found: Sequence[Straggler]) -> float:
+    """Return how wrong the usual work of stragglers may be, half of a 95 % interval as a part of their excess.
+
+    Without its fault, a rank differs from the others of its role by as much as these differ from each other. It is 0
+    where fewer than two others show that.
+    """
+    role, work_ns = case.panels.role, case.panels.work_ns.mean(axis=1)
+    is_late = np.isin(np.arange(len(role)), [rank for each in found for rank in each.ranks])
+    others = [work_ns[(role == of) & ~is_late] for of in np.unique(role[is_late]).tolist()]
+    apart = np.concatenate(
+        [of_role / of_role.mean() - 1 for of_role in others if len(of_role) and of_role.any()] or [[]]
+    )
+    freedom = len(apart) - len(others)
+    if freedom < 1:
+        return 0.0
+    excess = float(np.mean([each.effect.value for each in found]))
+    return Z_95 * float(np.sqrt((apart**2).sum() / freedom)) / max(excess, _LEAST_EXCESS)
 
 
 def _are_waiting(case: Case, late: Sequence[int], pace: HostPace) -> bool:

@@ -40,6 +40,7 @@ from hpcpace.metrics.recurrence import Period, PeriodThresholds, find_period, ru
 from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.roles import Stage, StageComparison, StageThresholds, compare_events
 from hpcpace.metrics.special import NORMAL_MAD, Z_95, bdtrc, lower_median
+from hpcpace.trace.schema import Phase
 
 _MIN_P = 1e-300  # statistics: the logarithm of less is not finite
 
@@ -145,7 +146,6 @@ class InterruptionEvidence(Evidence):
     mode: ClassVar[str] = Mode.RUNTIME
     needs_no_others: ClassVar[bool] = True
     has_own_cause: ClassVar[bool] = True
-    makes_steps_differ: ClassVar[bool] = True
     phase: str
     ranks: tuple[int, ...]
     events: int
@@ -174,52 +174,71 @@ class InterruptionEvidence(Evidence):
 
 
 def find_collection(case: Case) -> list[DiagnosisFinding]:
-    """Return whether garbage collection costs: per step the largest of all ranks, because the others wait for it."""
+    """Return whether garbage collection costs: what rebuilt steps gain without it.
+
+    Where steps are not rebuilt, per step the largest of all ranks, because the others wait for it.
+    """
     panels = case.rest
     share = float(panels.gc_ns.max(axis=0).mean()) / panels.mean_time_ns
     if share < case.settings.runtime_share:
         return []
+    cost, cost_interval = _cost(case, Phase.GC, np.asarray(panels.gc_ns.any(axis=1))) or (share, None)
+    if cost < case.settings.runtime_share:
+        return []
     interval = mean_share_interval(panels, panels.gc_ns.max(axis=0, keepdims=True))
     evidence, culprits = CollectionEvidence(share=share), (phase_culprit("gc", share, interval),)
-    return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=culprits)]
+    found = DiagnosisFinding(evidence=evidence, loss_share=cost, confidence=0.95, culprits=culprits)
+    return [replace(found, loss_interval=cost_interval)]
+
+
+def _cost(case: Case, phase: Phase, rows: Bools | None = None) -> tuple[float, tuple[float, float]] | None:
+    """Return what rebuilt steps gain without a phase, of some ranks or all, as a share of the step, with its interval.
+
+    None unless all steps that are judged were rebuilt: those left out may be those with the phase.
+    """
+    steps, stretches = case.steps, case.stretches(phase)
+    if steps is None or stretches is None or len(steps.graph.step) < len(case.panels.times_ns):
+        return None
+    cost = case.cost(stretches.gain(steps, rows))
+    return max(cost.value, 0.0), (max(cost.low, 0.0), max(cost.high, 0.0))
 
 
 def find_interruptions(case: Case) -> list[DiagnosisFinding]:
     """Return checkpoints and evaluations for which ranks wait that make none; none where all make them alike.
 
-    The loss is what the longest rank takes beyond the mean of those that make none.
+    The loss is what rebuilt steps gain without them, because others may have waited for these ranks less long; where
+    steps are not rebuilt, what the longest rank takes beyond the mean of those that make none.
     """
-    panels, limits, periods = case.panels, case.thresholds.of(EventThresholds), case.thresholds.of(PeriodThresholds)
-    if panels.parts_ns is None:
+    if case.panels.parts_ns is None:
         return []
-    parts = (Part.CHECKPOINT, Part.EVAL)
-    found = [_interruption(panels, panels.parts_ns[:, :, part], part, limits, periods) for part in parts]
+    parts = ((Part.CHECKPOINT, Phase.CHECKPOINT), (Part.EVAL, Phase.EVAL))
+    found = [_interruption(case, case.panels.parts_ns[:, :, part], phase) for part, phase in parts]
     return [finding for finding in found if finding is not None and finding.loss_share >= case.settings.runtime_share]
 
 
-def _interruption(
-    panels: Panels, spent_ns: Floats, part: Part, limits: EventThresholds, periods: PeriodThresholds
-) -> DiagnosisFinding | None:
+def _interruption(case: Case, spent_ns: Floats, phase: Phase) -> DiagnosisFinding | None:
+    panels, limits = case.panels, case.thresholds.of(EventThresholds)
     mean_ns = spent_ns.mean(axis=1)
     makes: Bools = mean_ns >= limits.least_part_of_longest * mean_ns.max()
     if not mean_ns.any() or makes.all():
         return None
     lost_ns = np.maximum(spent_ns[makes].max(axis=0) - spent_ns[~makes].mean(axis=0), 0.0)
     is_event: Bools = np.any(spent_ns[makes] > 0, axis=0)
-    share = float(lost_ns.mean()) / panels.mean_time_ns
-    phase = part.name.lower()
+    interval = mean_share_interval(panels, lost_ns[None, :])
+    share, interval = _cost(case, phase, makes) or (float(lost_ns.mean()) / panels.mean_time_ns, interval)
     evidence = InterruptionEvidence(
-        phase=phase,
+        phase=phase.name.lower(),
         ranks=tuple(panels.rank[makes].tolist()),
         events=int(is_event.sum()),
         mean_ns=float(spent_ns[makes].max(axis=0)[is_event].mean()),
         share=share,
-        period_steps=steps_between(run_begins(is_event), periods),
+        period_steps=steps_between(run_begins(is_event), case.thresholds.of(PeriodThresholds)),
     )
-    interval = mean_share_interval(panels, lost_ns[None, :])
     ranks = [rank_culprit(rank, share, interval, panels) for rank in evidence.ranks]
-    culprits = (*ranks, phase_culprit(phase, share, interval))
-    return DiagnosisFinding(evidence=evidence, loss_share=share, confidence=0.95, culprits=culprits)
+    culprits = (*ranks, phase_culprit(evidence.phase, share, interval))
+    return DiagnosisFinding(
+        evidence=evidence, loss_share=share, loss_interval=interval, confidence=0.95, culprits=culprits
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

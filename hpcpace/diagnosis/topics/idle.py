@@ -27,6 +27,7 @@ from hpcpace.diagnosis.measure import beyond_role_ns
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import Part
+from hpcpace.trace.schema import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,8 +291,9 @@ def _cost(case: Case) -> tuple[float, float, float]:
     without, and all exposed wait at most.
     """
     panels = case.panels
-    if case.steps is not None and case.idle is not None:
-        most, least = (case.cost(case.idle.gain(case.steps, is_least=is_least)) for is_least in (False, True))
+    idle = case.stretches(Phase.IDLE)
+    if case.steps is not None and idle is not None:
+        most, least = (case.cost(idle.gain(case.steps, is_least=is_least)) for is_least in (False, True))
         return max(min(least.low, most.low), 0.0), most.value, most.high
     gain_share = case.gain_share(panels.host_ns)
     is_bound = _is_bound(_named(case, panels))

@@ -28,6 +28,7 @@ from hpcpace.metrics.pass_work import stages_gain
 from hpcpace.metrics.resampling import Estimate, block_means
 from hpcpace.metrics.roles import Stage, StageComparison, StageThresholds, compare_with_others
 from hpcpace.metrics.special import stdtr
+from hpcpace.trace.schema import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +72,17 @@ def find(case: Case) -> list[DiagnosisFinding]:
     """Return the pipeline imbalance: the stages whose work exceeds that of the other stages.
 
     In each block of steps, a stage's work is the lower median over its ranks' means, so that one slow rank is not taken
-    for a slow stage; its excess is over the median of the other stages. With one rank a stage, stage and rank cannot be
-    distinguished. The loss is what the rebuilt steps gain where these stages have no more work than the others, all at
-    once, because half of the stages may be on slower nodes; where steps are not rebuilt, the slowest stage less the
-    mean one.
+    for a slow stage; garbage collection is not a stage's. Its excess is over the median of the other stages. With one
+    rank a stage, stage and rank cannot be distinguished. The loss is what rebuilt steps gain where these stages have no
+    more work than the others, all at once, because half of the stages may be on slower nodes; where steps are not
+    rebuilt, the slowest stage less the mean one.
     """
     panels, steps, limits = case.panels, case.steps, case.thresholds.of(PipelineThresholds)
     stages = np.unique(panels.stage[panels.stage >= 0])
     if len(stages) < 2:
         return []
-    blocks = block_means(case.work_ns)
+    work_ns = np.maximum(case.work_ns - case.rest.gc_ns, 0.0)
+    blocks = block_means(work_ns)
     # Of each stage the lower median of its ranks.
     work = np.array([np.sort(of, axis=0)[(len(of) - 1) // 2] for of in (blocks[panels.stage == s] for s in stages)])
     reference = others_median(work)
@@ -90,13 +92,15 @@ def find(case: Case) -> list[DiagnosisFinding]:
     if not len(slow):
         return []
     slow = slow[mean[slow].argsort()[::-1]]
-    found = {
-        int(stages[at]): stage_excess(case.work_ns, panels.stage, int(stages[at]), limits.alike_level) for at in slow
-    }
+    found = {int(stages[at]): stage_excess(work_ns, panels.stage, int(stages[at]), limits.alike_level) for at in slow}
     loss_share, interval = float((work.max(axis=0) - work.mean(axis=0)).mean()) / panels.mean_time_ns, None
     if steps is not None:
         gain = stages_gain(
-            steps, case.pass_work, panels.work_ns, panels.stage, {of: effect for of, (effect, _) in found.items()}
+            steps,
+            case.pass_work,
+            panels.work_ns - panels.gc_ns,
+            panels.stage,
+            {of: effect for of, (effect, _) in found.items()},
         )
         cost = case.cost(gain, max(_relative_error(*each) for each in found.values()))
         loss_share, interval = cost.value, cost.interval
@@ -108,8 +112,9 @@ def find(case: Case) -> list[DiagnosisFinding]:
     if evidence.stages and all(each is not None and each.stages == (Stage.HOST,) for each in evidence.stages):
         is_slow = np.isin(panels.stage, list(found))
         case.rest = replace(case.rest, host_ns=np.where(is_slow[:, None], 0.0, case.rest.host_ns))
-        if steps is not None and case.idle is not None:
-            cost = case.cost(case.idle.gain(steps, is_slow))
+        idle = case.stretches(Phase.IDLE)
+        if steps is not None and idle is not None:
+            cost = case.cost(idle.gain(steps, is_slow))
             loss_share, interval = cost.value, cost.interval
     return [
         DiagnosisFinding(

@@ -225,6 +225,26 @@ def test_garbage_collection_that_hits_other_ranks_in_other_steps_has_its_estimat
     assert low - 1e-9 <= collection.effect <= high + 1e-9
 
 
+@pytest.mark.parametrize("name", ["collected_ns", "saved_ns"])
+def test_what_one_rank_of_a_pipeline_does_now_and_then_costs_what_others_wait_for_it(tmp_path, name):
+    job = Layout(kind="pipeline", num_ranks=4, pp=4, num_layers=1, num_steps=28, reads_loss=True)
+    job = replace(job, **{name: lambda rank, step: 20 * MS * (rank == 1 and step % 4 == 0)})
+    verdict, cost = judged(job, tmp_path, **{name: lambda rank, step: 0})
+    (finding,) = verdict.findings
+    low, high = finding.loss_interval
+    assert verdict.mode == Mode.RUNTIME
+    assert finding.loss_share == pytest.approx(cost, abs=HALF_A_POINT) and low <= cost <= high
+
+
+def test_a_checkpoint_of_a_straggler_is_no_part_of_its_cost_and_no_jitter(tmp_path):
+    job = Layout(kind="experts", num_ranks=4, tp=4, num_layers=3, num_steps=28, slow={1: 1.2})
+    job = replace(job, saved_ns=lambda rank, step: 30 * MS * (step % 8 == rank == 1))
+    verdict, cost = judged(job, tmp_path, slow={})
+    late, event = sorted(verdict.findings, key=lambda finding: finding.mode)
+    assert (late.mode, event.mode) == (Mode.STRAGGLER, Mode.RUNTIME)
+    assert late.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
+
+
 def test_stretches_with_a_collection_say_nothing_about_the_pace_of_hosts(monkeypatch):
     rows = np.arange(40)
     collected = np.where(rows % 4 == 0, 60 * MS, 0)
