@@ -34,6 +34,7 @@ from hpcpace.diagnosis.topics.stages import (
     stage_sentences,
     subject_of_events,
 )
+from hpcpace.diagnosis.topics.straggler import LatenessEvidence, LatePattern
 from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.recurrence import Period, PeriodThresholds, find_period, run_begins, steps_between
@@ -176,9 +177,13 @@ class InterruptionEvidence(Evidence):
 def find_collection(case: Case) -> list[DiagnosisFinding]:
     """Return whether garbage collection costs: what rebuilt steps gain without it.
 
-    Where steps are not rebuilt, per step the largest of all ranks, because the others wait for it.
+    Where steps are not rebuilt, per step the largest of all ranks, because the others wait for it. Ranks that are late
+    by it at equal numbers of steps were found before, and keep their finding, with the cost of all collections.
     """
     panels = case.rest
+    for finding in case.findings:
+        if _is_of_collection(finding.evidence):
+            return _with_collections(case, finding)
     share = float(panels.gc_ns.max(axis=0).mean()) / panels.mean_time_ns
     if share < case.settings.runtime_share:
         return []
@@ -189,6 +194,28 @@ def find_collection(case: Case) -> list[DiagnosisFinding]:
     evidence, culprits = CollectionEvidence(share=share), (phase_culprit("gc", share, interval),)
     found = DiagnosisFinding(evidence=evidence, loss_share=cost, confidence=0.95, culprits=culprits)
     return [replace(found, loss_interval=cost_interval)]
+
+
+def _is_of_collection(evidence: Evidence) -> bool:
+    """Return whether a finding is of ranks that garbage collection makes late at equal numbers of steps."""
+    if not isinstance(evidence, LatenessEvidence) or evidence.pattern is not LatePattern.PERIODIC:
+        return False
+    return all(found is not None and found.stages == (Stage.COLLECTION,) for found in evidence.stages)
+
+
+def _with_collections(case: Case, found: DiagnosisFinding) -> list[DiagnosisFinding]:
+    """Put the cost of all collections into a finding on ranks that they make late; these are named if they are all."""
+    evidence, collects = found.evidence, np.asarray(case.rest.gc_ns.any(axis=1))
+    assert isinstance(evidence, LatenessEvidence)
+    is_late = np.isin(case.panels.rank, evidence.ranks)
+    cost = _cost(case, Phase.GC, collects | is_late)
+    if cost is None:
+        return []
+    case.findings = [each for each in case.findings if each is not found]
+    if cost[0] < case.settings.runtime_share:
+        return []
+    found = replace(found, evidence=replace(evidence, share=cost[0]), loss_share=cost[0], loss_interval=cost[1])
+    return [replace(found, culprits=()) if np.any(collects & ~is_late) else found]
 
 
 def _cost(case: Case, phase: Phase, rows: Bools | None = None) -> tuple[float, tuple[float, float]] | None:
@@ -261,8 +288,8 @@ class Recurrence:
 def find(case: Case) -> list[DiagnosisFinding]:
     """Return events that come back, with what they add to the slowest own work in their steps as loss.
 
-    Events that are garbage collection are not found a second time. Steps that alternate are no events: the report warns
-    that they may be parts of steps.
+    Events that are garbage collection are judged once. Steps that alternate are no events: the report warns that they
+    may be parts of steps.
     """
     panels, work_ns, limits = case.panels, case.work_ns, case.thresholds.of(EventThresholds)
     periods = case.thresholds.of(PeriodThresholds)
@@ -276,8 +303,9 @@ def find(case: Case) -> list[DiagnosisFinding]:
     if share < case.settings.runtime_share:
         return []
     stage = _stages(panels, work_ns, found, is_event, case.thresholds.of(StageThresholds))
-    is_collection_found = any(isinstance(finding.evidence, CollectionEvidence) for finding in case.findings)
-    if is_collection_found and stage is not None and stage.stages[:1] == (Stage.COLLECTION,):
+    is_of_collection = stage is not None and stage.stages[:1] == (Stage.COLLECTION,)
+    is_judged = any(isinstance(each.evidence, CollectionEvidence) for each in case.findings)
+    if is_of_collection and (is_judged or _cost(case, Phase.GC) is not None):
         return []
     return [
         DiagnosisFinding(

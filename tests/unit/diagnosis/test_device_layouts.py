@@ -236,6 +236,15 @@ def test_what_one_rank_of_a_pipeline_does_now_and_then_costs_what_others_wait_fo
     assert finding.loss_share == pytest.approx(cost, abs=HALF_A_POINT) and low <= cost <= high
 
 
+def test_ranks_that_collect_every_few_steps_are_named_with_what_all_collections_cost(tmp_path):
+    job = Layout(kind="tensor", num_ranks=4, tp=2, per_node=2, num_layers=2, num_steps=60, reads_loss=True)
+    job = replace(job, collected_ns=lambda rank, step: 8 * MS * (rank < 2 and step % 8 == 3 * rank))
+    verdict, cost = judged(job, tmp_path, collected_ns=lambda rank, step: 0)
+    (finding,) = verdict.findings
+    assert (finding.mode, finding.variety, culprits(verdict)) == (Mode.RUNTIME, "periodic", ["0", "1"])
+    assert finding.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
+
+
 def test_a_checkpoint_of_a_straggler_is_no_part_of_its_cost_and_no_jitter(tmp_path):
     job = Layout(kind="experts", num_ranks=4, tp=4, num_layers=3, num_steps=28, slow={1: 1.2})
     job = replace(job, saved_ns=lambda rank, step: 30 * MS * (step % 8 == rank == 1))
