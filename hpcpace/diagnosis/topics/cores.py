@@ -68,7 +68,8 @@ class CoreEvidence(Evidence):
         share: share of the time for which the rank that waits longest waits for a core.
         ranks: the ranks that wait.
         hosts: where they are, that of the rank that waits longest first.
-        of_host: how many ranks of the job are on the host of the one that waits longest.
+        of_host: how many ranks of the job are on the host of the one that waits longest, or on its CPUs where others of
+            that host have more.
         cpus: how many CPUs they may use; 0 where that is not known.
         running: how many of them they use, on average.
         ready: how many of their threads run or wait for a core, on average.
@@ -191,11 +192,13 @@ def find_shared(case: Case) -> DiagnosisFinding | None:
     rows = np.flatnonzero(waits)
     first = int(rows[use.waiting[rows].argmax()]) if quota is None else quota.rows[0]
     hosts = tuple(dict.fromkeys(panels.host[row] for row in (first, *rows)))
-    host = _host_cores(use, panels, int(panels.node[first]))
-    place = None if quota is not None or is_of_lab else _singled_out(use, panels, first, limits)
+    crammed = None if quota is not None or is_of_lab else _crammed(use, panels, first)
+    host = _host_cores(use, panels, int(panels.node[first])) if crammed is None else _cores_of(use, panels, crammed)
+    place = None if quota is not None or is_of_lab or crammed is not None else _singled_out(use, panels, first, limits)
     near = (panels.node == panels.node[first]) & (np.arange(len(panels.rank)) != first)
     own = host if place is None else _cores_of(use, panels, np.array([first]))
-    bindings = {panels.bindings.get(rank, ("", "")) for rank in panels.rank[rows].tolist()}
+    bound = rows if crammed is None else crammed
+    bindings = {panels.bindings.get(rank, ("", "")) for rank in panels.rank[bound].tolist()}
     binding, unbound = bindings.pop() if len(bindings) == 1 else ("", "")
     evidence = CoreEvidence(
         cause=CoreCause.QUOTA if quota is not None else _cause(own, limits),
@@ -219,8 +222,11 @@ def find_shared(case: Case) -> DiagnosisFinding | None:
         is_of_lab=is_of_lab and quota is None,
     )
     if place is not None:
-        culprit = rank_culprit(place.rank, evidence.share, _interval(use, first), panels)
+        culprit = _rank_culprit(use, panels, first)
         return DiagnosisFinding(evidence=evidence, loss_share=evidence.share, confidence=0.95, culprits=(culprit,))
+    if crammed is not None:
+        named = tuple(_rank_culprit(use, panels, row) for row in crammed.tolist())
+        return DiagnosisFinding(evidence=evidence, loss_share=evidence.share, confidence=0.95, culprits=named)
     is_everywhere = set(hosts) == set(panels.host)
     return DiagnosisFinding(
         evidence=evidence,
@@ -229,6 +235,17 @@ def find_shared(case: Case) -> DiagnosisFinding | None:
         culprits=() if is_everywhere else tuple(_culprit(use, panels, host, waits) for host in hosts),
         counted_part=limits.everywhere_part if is_everywhere else 1.0,
     )
+
+
+def _crammed(use: CoreUse, panels: Panels, row: int) -> Ints | None:
+    """Return the ranks that share CPUs with one, more ranks than CPUs, while others of their host have more CPUs.
+
+    None where there are none.
+    """
+    near = np.flatnonzero(panels.node == panels.node[row])
+    alike = np.array([other for other in near.tolist() if use.cpus[other] == use.cpus[row]])
+    has_more = any(use.cpus[row] < use.cpus[other] for other in near.tolist())
+    return alike if has_more and len(alike) > len(use.cpus[row]) > 0 and len(alike) > 1 else None
 
 
 def _singled_out(use: CoreUse, panels: Panels, row: int, limits: CoreThresholds) -> CorePlace | None:
@@ -298,6 +315,10 @@ def _culprit(use: CoreUse, panels: Panels, host: str, waits: Bools) -> Culprit:
     row = int(rows[use.waiting[rows].argmax()])
     own = [index for index, name in enumerate(panels.host) if name == host]
     return place_culprit("node", host, own, float(use.waiting[row]), _interval(use, row), panels)
+
+
+def _rank_culprit(use: CoreUse, panels: Panels, row: int) -> Culprit:
+    return rank_culprit(int(panels.rank[row]), float(use.waiting[row]), _interval(use, row), panels)
 
 
 def _interval(use: CoreUse, row: int) -> tuple[float, float]:
