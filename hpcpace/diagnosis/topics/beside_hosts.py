@@ -15,6 +15,7 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Case
 from hpcpace.diagnosis.host_pace import HostPace
 from hpcpace.diagnosis.summary import Mode
+from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.special import Z_95
 from hpcpace.metrics.stragglers import Straggler
 from hpcpace.metrics.what_if import Change
@@ -91,6 +92,9 @@ def _alone(
     ranks = sorted({rank for each in found for rank in each.ranks})
     change = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
     cost = case.cost(case.steps.gain(change), _usual_error(case, found))
+    if case.is_clock_wrong:  # so are the waits of rebuilt steps for messages, and own work needs no clock
+        whole = max(by_work(found), 0.0)
+        cost = Estimate(value=whole, low=min(cost.low, whole), high=max(cost.high, whole))
     share = max(cost.value, 0.0)
     alone = StragglerCost(found=found, share=share, interval=cost.interval, change=change)
     issued = case.issued() if pace is not None and _are_waiting(case, ranks, pace) else None

@@ -217,6 +217,14 @@ def test_what_a_straggler_costs_does_not_depend_on_a_wrong_clock(tmp_path, rank,
     assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
 
 
+def test_what_a_straggler_of_a_pipeline_costs_rests_on_its_work_where_a_clock_is_wrong(tmp_path):
+    job = Layout(kind="pipeline", num_ranks=8, per_node=1, pp=2, num_layers=1, num_steps=28, transfer_ns=100 * US)
+    verdict, cost = judged(replace(job, slow={1: 1.3}, clock_error_ns={3: 1_500 * US}), tmp_path, slow={})
+    low, high = verdict.findings[0].loss_interval
+    assert (verdict.mode, culprits(verdict)) == (Mode.STRAGGLER, ["1"])
+    assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT) and low <= cost <= high
+
+
 def test_garbage_collection_that_hits_other_ranks_in_other_steps_has_its_estimate_in_its_interval(tmp_path):
     job = Layout(kind="ddp", collected_ns=lambda rank, step: 20 * MS * (step % 8 == rank), reads_loss=True)
     verdict, _ = judged(job, tmp_path)
