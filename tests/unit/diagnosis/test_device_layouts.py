@@ -294,6 +294,14 @@ def test_a_rank_that_is_slowest_in_each_of_three_steps_is_a_preliminary_finding(
         assert "active=20" in verdict.next[0]
 
 
+def test_a_cost_has_in_its_interval_that_sound_ranks_are_not_equally_fast(tmp_path):
+    sound = {0: 1.008, 1: 1.01, 2: 0.994, 3: 1.003, 4: 0.997, 5: 1.006, 6: 0.992}
+    job = Layout(kind="ddp", num_layers=2, num_steps=24, transfer_ns=100 * US)
+    verdict, cost = judged(replace(job, slow={**sound, 1: 1.2}), tmp_path, slow=sound)
+    low, high = verdict.findings[0].loss_interval
+    assert low <= cost <= high and high - low < 0.03
+
+
 def test_a_cost_that_rests_on_waits_which_blocked_nobody_has_their_error_in_its_interval(tmp_path):
     job = Layout(kind="fsdp", num_layers=12, forward_ns=500 * US, transfer_ns=600 * US, slow={5: 1.1})
     verdict, cost = judged(job, tmp_path, slow={})
