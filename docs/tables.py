@@ -2,11 +2,11 @@
 
     python docs/tables.py
 
-A table is between `<!-- options COMMAND -->`, `<!-- settings SECTION -->`, `<!-- thresholds all -->`,
-`<!-- glossary report -->`, `<!-- frame NAME -->` or `<!-- modules all -->` and `<!-- end -->`. Options come from the
-commands and their help texts, settings from the dataclass of each section and the text below each field,
-thresholds from the dataclasses of the modules that decide, terms from the glossary of the report, columns of frames
-from `hpcpace.frames.columns`, modules from the first line of their docstrings.
+A table is between `<!-- options COMMAND -->` (or `COMMAND like OTHER`), `<!-- settings SECTION -->`,
+`<!-- thresholds all -->`, `<!-- glossary report -->`, `<!-- frame NAME -->` or `<!-- modules all -->` and
+`<!-- end -->`. Options come from the commands and their help texts, settings from the dataclass of each section and the
+text below each field, thresholds from the dataclasses of the modules that decide, terms from the glossary of the
+report, columns of frames from `hpcpace.frames.columns`, modules from the first line of their docstrings.
 tests/unit/test_documents.py fails while a table is not what this script would write.
 """
 
@@ -52,16 +52,26 @@ def with_tables(text: str) -> str:
     return _TABLE.sub(lambda found: f"{found[1]}{makers[found[2]](found[3])}\n{found[4]}", text)
 
 
-def options_table(path: str) -> str:
-    """Return the options of a command, such as `lab up`, as a table."""
+def options_table(wanted: str) -> str:
+    """Return the options of a command, such as `lab up`, as a table; of `A like B`, those of B are named below it."""
+    path, _, like = wanted.partition(" like ")
+    rows, known = _option_rows(path), _option_rows(like) if like else []
+    own = [row for row in rows if row not in known]
+    table = _table("option", own) if own else ""
+    if not like:
+        return table
+    alike = ", ".join(row[0].replace("\\|", "|") for row in rows if row in known)
+    return f"{table}\n\nAs of `hpcpace {like}`: {alike}.".lstrip()
+
+
+def _option_rows(path: str) -> list[tuple[str, str, str]]:
     command: click.Command = cli
     for name in path.split():
         assert isinstance(command, click.Group)
         found = command.get_command(click.Context(command), name)
         assert found is not None, f"there is no command {path}"
         command = found
-    options = [option for option in command.params if isinstance(option, click.Option)]
-    return _table("option", [_option_row(option) for option in options])
+    return [_option_row(option) for option in command.params if isinstance(option, click.Option)]
 
 
 def settings_table(section: str) -> str:
