@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+import hpcpace
 from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import CannotTell, UsageError
-from hpcpace.core.rundir import open_run
 from hpcpace.core.text import format_count, plural, printable
 from hpcpace.plots import charts as plots
 from hpcpace.plots import files
@@ -72,12 +72,8 @@ def draw(rows: Sequence[PacingRow], published: Sequence[Target]) -> Figure:
     for index, policy in enumerate(dict.fromkeys(row.policy for row in rows)):
         label = plots.plot_label("baseline" if policy == NO_POLICY else policy)
         for axes, name, factor in ((gains, "gain", 100.0), (variations, "variation", 1.0)):
-            found = [(row.nodes, getattr(row, name)) for row in rows if row.policy == policy]
-            points = [
-                (nodes, *(factor * part for part in (one.value, one.low, one.high)))
-                for nodes, one in found
-                if one is not None
-            ]
+            found = [(row.nodes, one) for row in rows if row.policy == policy and (one := getattr(row, name))]
+            points = [(nodes, *(factor * end for end in (one.value, one.low, one.high))) for nodes, one in found]
             plots.draw_points(axes, points, label, index)
     nodes = [target.nodes for target in published]
     for axes, values, style, label in (
@@ -103,7 +99,8 @@ def command(runs: tuple[Path, ...], simulate: bool, out: Path) -> None:
     if not runs and not simulate:
         raise UsageError("name runs, as sbatch/pacing_trial.sh makes them, or give --simulate")
     if runs:
-        rows = pacing_rows([read_paced_run(run) for run in [open_run(path) for path in runs]])
+        opened = [hpcpace.load(path, warns=False) for path in runs]
+        rows = pacing_rows([read_paced_run(run) for run in opened])
         if all(row.samples_per_s is None for row in rows):
             raise CannotTell("no run has credited samples to its steps: throughput is unknown")
         values = [pacing_values(row, published) for row in rows]

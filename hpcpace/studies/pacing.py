@@ -19,8 +19,7 @@ from hpcpace.core.codec import json_object, read_json
 from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import DataError
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.diagnosis.evidence import TABLES_USED
-from hpcpace.diagnosis.measure import Selection, measure
+from hpcpace.frames.run import Run
 from hpcpace.metrics.resampling import Estimate, mean_of, throughput_of_steps, variation_of_steps
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.plots import charts, files
@@ -36,7 +35,6 @@ from hpcpace.studies.paced_jobs import (
     fit,
     paced,
 )
-from hpcpace.trace.attempt_reader import read_attempt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -202,26 +200,26 @@ class PacingRow:
     sentences: tuple[str, ...]
 
 
-def read_paced_run(run: RunDirectory) -> PacedRun:
-    """Return the figures of a run.
+def read_paced_run(run: Run) -> PacedRun:
+    """Return the figures of the last attempt of a run.
 
     Raises:
         TraceError: no trace of it can be read.
         CannotTell: no step after the warm-up is common to all ranks.
+        UsageError: pandas is not installed.
     """
-    attempt = run.last_attempt()
-    traces = read_attempt(attempt, tables=TABLES_USED).traces
-    measured = measure(traces, Selection())
-    times_ns = measured.times_ns.astype(np.float64)
-    has_samples = bool(measured.chosen.samples.any()) and times_ns.sum() > 0
+    attempt = RunDirectory(run.path).attempt(run.attempt)
+    steps = run.steps.drop_duplicates("step")
+    times_ns, samples = steps.step_time_ns.to_numpy(np.float64), steps.samples.to_numpy()
+    has_samples = bool(samples.any()) and times_ns.sum() > 0
     trial = read_json(attempt, attempt.trial_json.name, json_object, []) or {}
     record = read_json(attempt, attempt.run_json.name, json_object, []) or {}
     return PacedRun(
         name=run.path.resolve().name,
-        nodes=len({trace.header.node for trace in traces}),
-        num_ranks=len(traces),
+        nodes=run.ranks.node.nunique(),
+        num_ranks=len(run.ranks),
         policy=_policy(record, trial),
-        samples_per_s=throughput_of_steps(times_ns, measured.chosen.samples) if has_samples else None,
+        samples_per_s=throughput_of_steps(times_ns, samples) if has_samples else None,
         variation=variation_of_steps(times_ns),
         sentence=str(trial.get("sentence", "")),
     )

@@ -203,7 +203,7 @@ def printed_by(script, run, capsys, **examined) -> str:
     elif script is bottleneck_timeline:
         script.print_table(script.find(ExaminedRun(name="run", run=load(run.path, warns=False))))
     else:
-        script.print_table(pacing_rows([read_paced_run(run)]), [])
+        script.print_table(pacing_rows([read_paced_run(load(run.path, warns=False))]), [])
     return " ".join(capsys.readouterr().out.split())
 
 

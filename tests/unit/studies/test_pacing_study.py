@@ -11,6 +11,7 @@ from cases import each_case
 
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.errors import DataError
+from hpcpace.frames.run import load
 from hpcpace.metrics.resampling import Estimate, mean_of, share_of, throughput_of_steps, variation_of_steps
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.studies.paced_jobs import CAUSES, Scene, Target, fit, paced
@@ -108,13 +109,14 @@ def test_a_run_is_read_with_its_policy_and_what_its_trial_says(tmp_path):
     attempt = run.attempts()[-1]
     attempt.run_json.write_text(json.dumps({"config": {"pace": {"policy": "slack"}}}))
     attempt.trial_json.write_text(json.dumps({"sentence": "pacing off: nothing"}))
-    found = read_paced_run(run)
+    found = read_paced_run(load(run.path, warns=False))
     assert (found.nodes, found.num_ranks, found.policy, found.sentence) == (2, 4, "slack", "pacing off: nothing")
     assert found.samples_per_s is not None and found.samples_per_s.low < found.samples_per_s.value
 
 
 def test_a_run_from_before_pacing_is_a_baseline(tmp_path):
-    assert read_paced_run(SyntheticRun(num_ranks=2).write(tmp_path / "run")).policy == "none"
+    run = SyntheticRun(num_ranks=2).write(tmp_path / "run")
+    assert read_paced_run(load(run.path)).policy == "none"
 
 
 @pytest.mark.parametrize("cause", CAUSES)
