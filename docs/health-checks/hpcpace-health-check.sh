@@ -5,6 +5,8 @@
 # which their reason shows; if hpcpace is missing, hangs or crashes, the node stays as it is.
 set -u
 
+# Slurm sets no PATH, and bash would then also look in the working folder.
+export PATH=${HEALTH_PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
 program=${HEALTH_PROGRAM:-/sw/hpcpace/bin/hpcpace}
 rules=${HEALTH_RULES:-H01,N05,P01,P02,P07,P08} # hardware and node settings only, never what users choose
 limit_s=${HEALTH_LIMIT_S:-40}

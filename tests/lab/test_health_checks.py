@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,18 +23,27 @@ FINDING = "hpcpace audit: H01 GPUs GPUs: 0, the site expects 8"
 Write = Callable[..., None]
 
 
+@contextmanager
+def configured(lab: Lab, lines: str) -> Iterator[None]:
+    """Add lines to slurm.conf for a while."""
+    before = lab.files.slurm_conf.read_text()
+    lab.files.slurm_conf.write_text(f"{before}{lines}")
+    assert lab.run("scontrol", "reconfigure").returncode == 0
+    try:
+        yield
+    finally:
+        lab.files.slurm_conf.write_text(before)
+        assert lab.run("scontrol", "reconfigure").returncode == 0
+
+
 @pytest.fixture(scope="module")
 def prolog(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A Slurm whose Prolog is a file that each test writes."""
     path = tmp_path_factory.mktemp("prolog") / "prolog"
     path.write_text("#!/bin/bash\n")
     path.chmod(0o755)
-    before = lab.files.slurm_conf.read_text()
-    lab.files.slurm_conf.write_text(f"{before}Prolog={path}\nSchedulerParameters=nohold_on_prolog_fail\n")
-    assert lab.run("scontrol", "reconfigure").returncode == 0
-    yield path
-    lab.files.slurm_conf.write_text(before)
-    assert lab.run("scontrol", "reconfigure").returncode == 0
+    with configured(lab, f"Prolog={path}\nSchedulerParameters=nohold_on_prolog_fail\n"):
+        yield path
 
 
 @pytest.fixture
@@ -48,12 +58,13 @@ def write(queue: JobQueue, tmp_path: Path) -> Iterator[Write]:
         rules: str = "H01",
         expected_gpus: int = 0,
         limit_s: int = 20,
+        variables: str = "",
     ) -> None:
         other = tmp_path / "hpcpace"
         other.write_text(program)
         other.chmod(0o755)
         path.write_text(
-            f"#!/bin/bash\nexport HEALTH_PROGRAM={other} HEALTH_RULES={rules} HEALTH_LIMIT_S={limit_s}\n"
+            f"#!/bin/bash\nexport HEALTH_PROGRAM={other} HEALTH_RULES={rules} HEALTH_LIMIT_S={limit_s} {variables}\n"
             f"[[ $SLURMD_NODENAME != {NODE} ]] || export HPCPACE_AUDIT_EXPECT_GPUS={expected_gpus}\n"
             f"exec {script}\n"
         )
@@ -132,6 +143,23 @@ def test_the_health_check_drains_a_node_and_resumes_it(lab: Lab, queue: JobQueue
     write(check, HEALTH_CHECK)
     run()
     assert reason(queue) == ""
+
+
+def test_slurm_calls_the_health_check_of_an_idle_node(lab: Lab, queue: JobQueue, write: Write, tmp_path: Path) -> None:
+    check = tmp_path / "check"
+
+    def wait_for(wanted: str) -> None:
+        until = time.monotonic() + 240
+        while reason(queue) != wanted:
+            assert time.monotonic() < until, f"the reason is {reason(queue)!r}, not {wanted!r}"
+            time.sleep(0.5)
+
+    variables = f"SLURM_CONF={lab.files.slurm_conf}"
+    write(check, HEALTH_CHECK, expected_gpus=8, variables=variables)
+    with configured(lab, f"HealthCheckProgram={check}\nHealthCheckInterval=5\nHealthCheckNodeState=IDLE\n"):
+        wait_for(FINDING)
+        write(check, HEALTH_CHECK, variables=variables)
+        wait_for("")
 
 
 def test_the_health_check_leaves_alone_what_somebody_else_has_drained(
