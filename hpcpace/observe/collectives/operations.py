@@ -34,6 +34,7 @@ _PAYLOADS: dict[str, tuple[Op, str]] = {
     "broadcast_": (Op.BROADCAST, "tensors"),
     "reduce_": (Op.REDUCE, "tensors"),
     "gather_": (Op.GATHER, "input_tensors"),
+    "gather_into_tensor_": (Op.GATHER, "input_tensor"),
     "scatter_": (Op.SCATTER, "output_tensors"),
     "alltoall_": (Op.ALL_TO_ALL, "input_tensors"),
     "alltoall_base_": (Op.ALL_TO_ALL, "input"),
