@@ -6,8 +6,8 @@
 #   bash sbatch/audit.sh                      (without Slurm: this machine)
 #
 # Use the sbatch options of the job that you want to run. Arguments are passed to `hpcpace audit`, which also determines
-# the exit status: 4 for a failure, 1 for a warning, 3 if something is unknown. docs/slurm.md lists the environment
-# variables. Snapshots are saved in runs/JOB-audit, for `hpcpace audit --from` and `hpcpace audit diff`.
+# the exit status: 4 for a failure, 1 for a warning, 3 if something is unknown. `hpcpace help slurm` lists the
+# environment variables. Snapshots are saved in runs/JOB-audit, for `hpcpace audit --from` and `hpcpace audit diff`.
 #SBATCH --job-name=audit
 #SBATCH --output=%x-%j.out
 #SBATCH --nodes=1

@@ -5,7 +5,7 @@
 #   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/gpt2_dp.sh --preset small --steps 200
 #   bash sbatch/gpt2_dp.sh                    (without Slurm: the same job on this machine)
 #
-# Arguments are passed to `hpcpace train gpt2`; docs/slurm.md lists the environment variables.
+# Arguments are passed to `hpcpace train gpt2`; `hpcpace help slurm` lists the environment variables.
 # Each task is a replica of the model. `--mesh` selects another layout.
 #SBATCH --job-name=gpt2_dp
 #SBATCH --output=%x-%j.out

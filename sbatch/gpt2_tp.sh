@@ -5,7 +5,7 @@
 #   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/gpt2_tp.sh --preset small --steps 200
 #   bash sbatch/gpt2_tp.sh                    (without Slurm: the same job on this machine)
 #
-# Arguments are passed to `hpcpace train gpt2`; docs/slurm.md lists the environment variables.
+# Arguments are passed to `hpcpace train gpt2`; `hpcpace help slurm` lists the environment variables.
 # Each replica of the model is split over four tasks if their number is divisible by four, over two if it is even, and
 # not at all otherwise. The number of attention heads must be divisible by that as well, as in all presets but xl, which
 # has 25 (--mesh dp=...,tp=5). `--mesh` selects another layout.

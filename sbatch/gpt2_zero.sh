@@ -6,7 +6,7 @@
 #   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/gpt2_zero.sh --preset large --steps 200
 #   bash sbatch/gpt2_zero.sh                    (without Slurm: the same job on this machine)
 #
-# Arguments are passed to `hpcpace train gpt2`; docs/slurm.md lists the environment variables.
+# Arguments are passed to `hpcpace train gpt2`; `hpcpace help slurm` lists the environment variables.
 # Each task trains its part of the batch and keeps its shard of the model. `--zero 1` shards only the optimizer state,
 # `--mesh` selects another layout.
 #SBATCH --job-name=gpt2_zero

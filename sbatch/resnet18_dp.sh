@@ -5,7 +5,7 @@
 #   sbatch -N 4 --ntasks-per-node 4 -c 8 --gpus-per-node 4 sbatch/resnet18_dp.sh --data cifar-10-batches-bin --steps 2000
 #   bash sbatch/resnet18_dp.sh                    (without Slurm: the same job on this machine)
 #
-# Arguments are passed to `hpcpace train resnet18`; docs/slurm.md lists the environment variables.
+# Arguments are passed to `hpcpace train resnet18`; `hpcpace help slurm` lists the environment variables.
 # Each task is a replica of the model with 32 images per step. Images are synthetic unless `--data` names the folder of
 # CIFAR-10's binary version.
 #SBATCH --job-name=resnet18_dp

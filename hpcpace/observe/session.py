@@ -41,6 +41,10 @@ from hpcpace.world.deadline import Deadline
 from hpcpace.world.messages import Messages, NoMessages, own_store
 
 START, END = "start", "end"
+_RECORDED_ALREADY = (
+    "this session records nothing, because `hpcpace trace` or another session does: to count the steps of this one, "
+    "start the job without `hpcpace trace`"
+)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -192,7 +196,7 @@ class Session(SessionSettings):
         if Session._recorded_pid == os.getpid():
             with suppress(WorldError):
                 self._warner.rank = find_rank(self).rank
-            self._warner.warn_once_for_all("this session records nothing: `hpcpace trace`, or a session, does already")
+            self._warner.warn_once_for_all(_RECORDED_ALREADY)
             return self
         try:
             self._start()

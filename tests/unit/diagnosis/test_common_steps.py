@@ -46,7 +46,7 @@ def test_a_rank_without_a_step_is_left_out_and_named_with_its_file():
     assert ranks(kept) == [0, 1, 3]
     assert len(said) == 1
     assert "rank-00002.h5: rank 2 shares none of its 0 steps" in said[0]
-    assert said[0].endswith("if it trains, call session.step() where a step ends (docs/attach.md)")
+    assert said[0].endswith("if it trains, call session.step() where a step ends (hpcpace help attach)")
     assert "session.step()" not in ranks_with_common_steps(traces({2: 10}, version=""), Selection())[1][0]
 
 
