@@ -132,6 +132,8 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
         yield from _wrapped(f"  {number} {verdict}", 4)
     if content["rollout"]:
         yield ""
+    if not any(content["settings"].values()):
+        yield "all settings have their defaults"
     for section, table in content["settings"].items():
         if table:
             yield f"[{section}]"

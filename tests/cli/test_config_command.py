@@ -75,6 +75,11 @@ def test_shows_chosen_sections_only(hpcpace):
     assert "[clock]" in shown and "[trace]" not in shown
 
 
+def test_says_that_nothing_is_changed(hpcpace):
+    code, out, _ = hpcpace("config", "--changed", "clock")
+    assert (code, out.splitlines()[-1]) == (0, "all settings have their defaults")
+
+
 def test_prints_the_same_for_programs(hpcpace, site):
     _, shown, _ = hpcpace("config", "--json", "trace")
     content = json.loads(shown)
