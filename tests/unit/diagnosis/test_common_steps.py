@@ -8,6 +8,7 @@ import pytest
 
 from hpcpace.core.errors import CannotTell
 from hpcpace.diagnosis.credible import ranks_with_common_steps
+from hpcpace.diagnosis.incomplete import MARK_STEPS
 from hpcpace.diagnosis.measure import Selection, measure
 from hpcpace.trace.schema import TABLES, StepFlag, TraceHeader
 from hpcpace.trace.tables import RankTrace, Table
@@ -46,7 +47,7 @@ def test_a_rank_without_a_step_is_left_out_and_named_with_its_file():
     assert ranks(kept) == [0, 1, 3]
     assert len(said) == 1
     assert "rank-00002.h5: rank 2 shares none of its 0 steps" in said[0]
-    assert said[0].endswith("if it trains, call session.step() where a step ends (hpcpace help attach)")
+    assert said[0].endswith(f"if it trains, {MARK_STEPS}")
     assert "session.step()" not in ranks_with_common_steps(traces({2: 10}, version=""), Selection())[1][0]
 
 
