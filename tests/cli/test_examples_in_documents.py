@@ -26,6 +26,7 @@ def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("page", "call"),
     [
+        ("audit.md", "audit --nccl-log tests/data/nccl-logs/no-libibverbs.log"),
         ("compare.md", "compare before after"),
         ("history.md", "history tests/data/history/megatron-lm.csv --runs 8"),
     ],
