@@ -162,7 +162,9 @@ def attempt_state(
     if verdict in ("hang", "ended early"):
         return State.HUNG if verdict == "hang" else State.FAILED, None
     ranks = list(attempt.trace_files())
-    if not ranks and not attempt.packs():
+    if not ranks and attempt.packs():
+        ranks = list(range(max(start.num_ranks, 1)))
+    if not ranks:
         return State.CANNOT_TELL, None
     if start.is_workload:  # it leaves result.json if it ends in order
         return State.FAILED, None
@@ -243,13 +245,13 @@ def _hangs(trace: RankTrace) -> bool:
 
 
 def _has_failed(trace: RankTrace) -> bool:
-    """Return whether an exception or an exit code other than 0 ended a rank, after all its steps."""
+    """Return whether a rank did not close its trace, or an exception or an exit code other than 0 ended it."""
     from hpcpace.trace.schema import EventKind
 
     events = trace.tables["events"]
     last_ns = int(trace.tables["steps"]["end_ns"].max(initial=0))
     is_error = (events["kind"] == EventKind.EXCEPTION) | ((events["kind"] == EventKind.EXIT) & (events["code"] != 0))
-    return bool((is_error & (events["time_ns"] >= last_ns)).any())
+    return not trace.closed_cleanly or bool((is_error & (events["time_ns"] >= last_ns)).any())
 
 
 @dataclass(frozen=True, kw_only=True)

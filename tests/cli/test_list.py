@@ -83,6 +83,21 @@ def test_tells_running_finished_hung_and_failed_from_each_other(hpcpace, tmp_pat
     assert states["killed"] == states["raised"] == "failed"
 
 
+def test_a_packed_run_has_the_state_that_it_had(hpcpace, tmp_path):
+    expected = {"finished": "finished", "killed": "failed", "raised": "failed"}
+    _write(tmp_path / "finished")
+    _write(tmp_path / "killed", endings=(Ending(rank=1, after_ns=MS),))
+    _write(tmp_path / "raised", endings=(Ending(rank=0, after_ns=MS, kind=EventKind.EXCEPTION, text=b"ValueError"),))
+    for name in expected:
+        _record(tmp_path / name, 5)
+        _age(tmp_path / name)
+    assert _states(hpcpace("list", tmp_path, "--json")[1]) == expected
+    for name in expected:
+        assert hpcpace("pack", tmp_path / name, "--ended")[0] == 0
+        assert not list((tmp_path / name).rglob("rank-*"))
+    assert _states(hpcpace("list", tmp_path, "--json")[1]) == expected
+
+
 def test_a_workload_that_left_no_result_has_failed(tmp_path):
     run = _write(tmp_path / "run")
     _record(run, 5, parallelism={}, resumed=None, config={"train": {"steps": 150}})
