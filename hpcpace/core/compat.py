@@ -62,11 +62,13 @@ def default_store() -> Any:
 def set_group_timeout(timeout: Any) -> None:
     """Give the collectives of torch's default group another timeout.
 
-    Tried with torch 2.11 and 2.13; without it `hpcpace train` ends at its start.
+    Tried with torch 2.11, 2.13 and 2.14; without it `hpcpace train` ends at its start.
     """
     import torch.distributed as dist
 
-    dist.distributed_c10d._set_pg_timeout(timeout)
+    # Public since torch 2.14, where the private one warns.
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_timeout(timeout)
 
 
 def host_backend(process_group: Any) -> Any:
