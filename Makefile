@@ -6,7 +6,7 @@ BENCH_STAMP := .venv/.installed-bench
 DEMO := runs/demo
 DEMO_OPTIONS := --ranks 4 --batch-size 32 --steps 50 --shared-cores
 
-.PHONY: install demo test test-compute test-full test-lab test-nightly sanitize gpu first-light-rehearsal lint bench bench-quick drills score nano-cluster pacing golden docs clean
+.PHONY: install demo test test-compute test-full test-lab test-nightly sanitize gpu first-light-rehearsal lint bench bench-quick drills score nano-cluster studies pacing golden docs clean
 
 install: $(STAMP)
 
@@ -112,6 +112,12 @@ score: $(STAMP)
 # Root and Slurm, about 70 minutes: both studies in the lab, resumable; writes docs/results/studies-lab.md.
 nano-cluster: $(STAMP)
 	$(BIN)/python -m experiments.studies --write
+
+# Root and Slurm: all studies, one after the other, each resumable and each a page of docs/results/; about three hours.
+studies: nano-cluster
+	$(BIN)/python -m experiments.studies --scaling --write
+	$(BIN)/python -m experiments.techniques --write
+	$(BIN)/python -m experiments.pacing hosts --write
 
 # Root and Slurm, under 40 minutes on a quiet machine and, by estimate, as long again for `hosts`: what pacing does where
 # it was tried; writes docs/results/pacing-experiments.md.

@@ -78,6 +78,7 @@ TECHNIQUES = (
     Technique(name="PowerSGD, rank 4", options=("--compress", "powersgd")),
     Technique(name="local SGD, every 4 steps", options=("--sync-every", "4")),
     Technique(name="local SGD, every 16 steps", options=("--sync-every", "16")),
+    Technique(name="DiLoCo, every 16 steps", options=("--sync-every", "16", "--outer-learning-rate", "0.7")),
     Technique(name="batch doubled", options=("--batch-size", str(2 * _BATCH)), batch=2 * _BATCH),
     Technique(name="hierarchical all-reduce", options=("--hierarchical",), same_loss=True),
     Technique(name="no overlap", options=("--no-overlap",), same_loss=True),

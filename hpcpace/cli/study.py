@@ -15,7 +15,7 @@ import click
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Whole, headed, numbers, option
 from hpcpace.core.errors import UsageError
-from hpcpace.core.text import format_count
+from hpcpace.core.text import format_count, format_duration, nanoseconds
 from hpcpace.studies.jobs import (
     DEFAULT_POLICIES,
     FAULTS,
@@ -136,7 +136,8 @@ def _write(path: Path, name: str, runs: list[Any]) -> None:
     study = StudyFolder(path)
     is_new = study.write_plan(name, runs)
     num_runs = len(study.runs())
-    click.echo(f"{study.plan_json}: {num_runs} runs{'' if is_new else ', as planned before'}", err=True)
+    when = "; `hpcpace study status` says how long they take once some are done" if is_new else ", as planned before"
+    click.echo(f"{study.plan_json}: {num_runs} runs{when}", err=True)
 
 
 @command.command()
@@ -162,13 +163,16 @@ def left(study: Path, layout: str | None) -> None:
 @command.command()
 @_STUDY
 def status(study: Path) -> None:
-    """Say in one line how many runs are done."""
+    """Say in one line how many runs are done, and about how long the others take.
+
+    The time of a run is the mean of those that are done, without the start of their jobs.
+    """
     folder = StudyFolder(study)
     states = [folder.state(run) for run in folder.runs()]
     parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states) if state != OPEN]
-    click.echo(
-        f"{len(states) - states.count(OPEN)} of {len(states)} runs done" + (f": {', '.join(parts)}" * bool(parts))
-    )
+    done = f"{len(states) - states.count(OPEN)} of {len(states)} runs done" + (f": {', '.join(parts)}" * bool(parts))
+    left_s = folder.left_s()
+    click.echo(done + (f"; about {format_duration(nanoseconds(left_s))} left" if left_s and left_s > 1 else ""))
 
 
 @command.command()

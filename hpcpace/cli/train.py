@@ -44,7 +44,7 @@ _MIN_TORCH = (2, 11)  # reads checkpoints of Hugging Face and has pipelines as `
 _SETTINGS = {
     "train": (
         "preset mesh batch_size microbatches seq_len dtype steps warmup_steps seed learning_rate data inject log_every "
-        "zero schedule compress sync_every bucket_mb overlap hierarchical compile compute_ms "
+        "zero schedule compress sync_every outer_learning_rate bucket_mb overlap hierarchical compile compute_ms "
         "model vocabulary eval_every eval_batches checkpoint_every resume shared_cores"
     ),
     "world": "device backend interface timeout_s",
@@ -85,6 +85,10 @@ _RANKS = headed(
     *settings(
         "train",
         sync_every="Average parameters every N steps instead of gradients every step (local SGD); 1: gradients.",
+        outer_learning_rate=(
+            "Take a step of X along the mean change of --sync-every steps, with momentum (DiLoCo).",
+            "the mean",
+        ),
         bucket_mb=("Use gradient buckets of this size in DDP, in MiB.", "the first 1, the others 25"),
         overlap="Send gradients while backward still runs, or all at once at its end (--no-overlap).",
         hierarchical="Average gradients within each host first, then between hosts, without overlap.",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -365,6 +366,15 @@ class StudyFolder(PlanFolder):
     def open_runs(self, layout: Layout | None = None) -> list[StudyRun]:
         """Return the runs that still have to be done, of one layout or of all."""
         return [run for run in self.runs() if layout in (None, run.setup.layout) and self.state(run) == OPEN]
+
+    def left_s(self) -> float | None:
+        """Return about how many seconds the open runs take: each the mean of those that are done; None before any is."""
+        took_s = []
+        for run in self.runs():
+            for attempt in self.run_dir(run).attempts()[-1:]:
+                if attempt.result_json.exists() and attempt.run_json.exists():
+                    took_s.append(attempt.result_json.stat().st_mtime - attempt.run_json.stat().st_mtime)
+        return statistics.fmean(took_s) * len(self.open_runs()) if took_s else None
 
     def result(self, attempt: Attempt) -> dict[str, Any]:
         """Return the content of an attempt's result.json; empty if it is missing or incomplete."""

@@ -46,6 +46,7 @@ from hpcpace.train.checkpoint_folder import (
     unreadable,
     write_history,
 )
+from hpcpace.train.data_parallel import OuterOptimizer
 from hpcpace.train.parallel import Replica
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.presets import Mesh
@@ -104,6 +105,7 @@ class Checkpoints:
         optimizer: its optimizer.
         group: all ranks, of backend gloo; None in a world of one.
         data_digest: identifies the data.
+        outer: the optimizer of the rounds of local SGD, if there is one.
     """
 
     def __init__(
@@ -116,12 +118,14 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         group: dist.ProcessGroup | None,
         data_digest: str,
+        outer: OuterOptimizer | None = None,
     ) -> None:
         self._folder = folder
         self._identity = identity_of(plan, data_digest)
         self._stages = list(zip(plan.stages_of(place), replica.stages, strict=True))
         # ZeroRedundancyOptimizer keeps the state of this rank's share in an optimizer of its own.
         self._optimizer: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+        self._outer = outer
         self._place, self._group = place, group
         self._replicas_differ = plan.settings.sync_every > 1
         self._is_writer = dist.get_rank() == 0
@@ -180,12 +184,14 @@ class Checkpoints:
         prefix = f"dp{self._place.dp}." if self._replicas_differ else ""
         prefix += f"tp{self._place.tp}."
         state: dict[str, Tensor] = {}
+        of_rounds = {} if self._outer is None else self._outer.state()
         for index, stage in self._stages:
             names = {parameter: name for name, parameter in stage.named_parameters()}
             for parameter, name in names.items():
                 key = f"{prefix}stage{index}.{name}"
                 state[key] = parameter.detach()
-                state |= {f"{key}.{what}": value for what, value in self._optimizer.state.get(parameter, {}).items()}
+                kept = {**self._optimizer.state.get(parameter, {}), **of_rounds.get(parameter, {})}
+                state |= {f"{key}.{what}": value for what, value in kept.items()}
             # Running statistics of replicas differ until DDP sends those of the first one around.
             if not is_saved or self._replicas_differ or self._place.dp == 0:
                 state |= {f"{prefix}stage{index}.{name}": buffer for name, buffer in stage.named_buffers()}

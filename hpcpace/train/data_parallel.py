@@ -1,4 +1,4 @@
-"""How replicas stay one model: DDP and its compression, fully_shard, local SGD, ZeRO's optimizer.
+"""How replicas stay one model: DDP and its compression, fully_shard, local SGD, DiLoCo, ZeRO's optimizer.
 
 torch's own 8-bit hooks fail on gloo, have one scale for a whole bucket, or loop over blocks in Python, and they gather
 all gradients on each rank, which is more than an all-reduce of float32 from 8 replicas on. The one here follows ZeRO++
@@ -27,6 +27,8 @@ from hpcpace.train.operations import POWERSGD_RANK, POWERSGD_START, SCALE_BYTES
 from hpcpace.train.settings import TrainConfig
 
 _LARGEST = 127
+OUTER_MOMENTUM = 0.9
+"""That of the paper."""
 
 
 def int8_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -246,6 +248,37 @@ def average_replicas(parameters: Iterable[nn.Parameter], group: dist.ProcessGrou
     Collective: every member of `group` calls this.
     """
     average_parameters(iter(parameters), group)
+
+
+class OuterOptimizer:
+    """The outer step of DiLoCo (Douillard et al. 2023, algorithm 1): SGD with Nesterov's momentum, once a round.
+
+    Its gradient is the change of the parameters during the round, averaged over the replicas, with the opposite sign.
+
+    Args:
+        parameters: on all replicas the same.
+        learning_rate: of the outer step.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> None:
+        self._parameters = list(parameters)
+        self._learning_rate = learning_rate
+        self._anchors = [parameter.detach().clone() for parameter in self._parameters]
+        self._momenta = [torch.zeros_like(anchor) for anchor in self._anchors]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step from the parameters before the round by their change; the parameters are the replicas' mean now."""
+        for parameter, anchor, momentum in zip(self._parameters, self._anchors, self._momenta, strict=True):
+            gradient = anchor - parameter
+            momentum.mul_(OUTER_MOMENTUM).add_(gradient)
+            anchor.sub_(gradient.add_(momentum, alpha=OUTER_MOMENTUM), alpha=self._learning_rate)
+            parameter.copy_(anchor)
+
+    def state(self) -> dict[nn.Parameter, dict[str, Tensor]]:
+        """Return the tensors that it keeps of each parameter."""
+        kept = zip(self._parameters, self._anchors, self._momenta, strict=True)
+        return {parameter: {"outer": anchor, "outer_momentum": momentum} for parameter, anchor, momentum in kept}
 
 
 def _communication(compress: str, group: dist.ProcessGroup) -> tuple[Any, Any]:

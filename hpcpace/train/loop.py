@@ -31,7 +31,7 @@ from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints, StartPoint, agree_on_start
 from hpcpace.train.checkpoint_folder import History
 from hpcpace.train.data import TrainingData
-from hpcpace.train.data_parallel import build_optimizer
+from hpcpace.train.data_parallel import OuterOptimizer, build_optimizer
 from hpcpace.train.emulate import Emulation
 from hpcpace.train.evaluation import Evaluator, LossLog, to_device
 from hpcpace.train.inject import Injector
@@ -225,6 +225,8 @@ def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.d
         learning_rate=settings.learning_rate,
         zero_group=replica.replicas if settings.zero == 1 else None,
     )
+    rate = settings.outer_learning_rate
+    outer = None if rate is None else OuterOptimizer(replica.parameters(), rate)
     group = side_group(job.config.of(WorldConfig).timeout_s)
     checkpoints = Checkpoints(
         start.run.checkpoint_dir,
@@ -232,6 +234,7 @@ def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.d
         place=place,
         replica=replica,
         optimizer=optimizer,
+        outer=outer,
         group=group,
         data_digest=job.data.digest(),
     )
@@ -252,7 +255,7 @@ def _train(job: TrainJob, start: StartPoint, early: EarlySignal, device: torch.d
     ) as observed:
         for watched in replica.watched:
             observed.watch(watched)
-        training = _Training(job, start, device, replica, optimizer, checkpoints, StopVote(group), observed)
+        training = _Training(job, start, device, replica, optimizer, outer, checkpoints, StopVote(group), observed)
         stopped_by = training.run(early)
         if stopped_by:  # it goes on in another attempt
             observed.summary = False
@@ -284,6 +287,7 @@ class _Training:
     device: torch.device
     replica: Replica
     optimizer: torch.optim.Optimizer
+    outer: OuterOptimizer | None
     checkpoints: Checkpoints
     vote: StopVote
     observed: Session
@@ -389,6 +393,8 @@ class _Training:
         if settings.sync_every > 1 and (step + 1) % settings.sync_every == 0:
             with observed.phase("grad_sync"):
                 replica.average()
+            if self.outer is not None:
+                self.outer.step()
 
     def _tensor_memory(self, meter: ActivationMeter) -> TensorMemory:
         """Return the memory of this rank's tensors, after a step whose gradients are still there."""

@@ -276,6 +276,7 @@ def parallelism_facts(plan: TrainPlan) -> dict[str, Any]:
         "zero": settings.zero,
         "compress": settings.compress if sends_gradients else None,
         "sync_every": settings.sync_every if has_replicas else None,
+        "outer_learning_rate": settings.outer_learning_rate,
         "bucket_mb": settings.bucket_mb,
         "overlap": settings.overlap and not settings.hierarchical if sends_gradients else None,
         "hierarchical": settings.hierarchical if sends_gradients else None,

@@ -77,6 +77,9 @@ class TrainConfig(Section, section="train"):
     """Compression of gradients on their way between replicas: none, fp16, bf16, int8 or powersgd."""
     sync_every: int = number(1, 1)
     """Steps between two averages of the replicas' parameters (local SGD); 1: average gradients in every step."""
+    outer_learning_rate: float | None = number(None, 0)
+    """Step size of an outer optimizer, which takes the mean change of a round of local SGD for a gradient (DiLoCo); by
+    default, the mean is taken as it is."""
     bucket_mb: float | None = number(None, 0.001)
     """Size of DDP's gradient buckets in MiB; by default 1 for the first and 25 for the others."""
     overlap: bool = True
@@ -98,6 +101,14 @@ class TrainConfig(Section, section="train"):
         yield from super().checks()
         yield self._check_zero
         yield self._check_warmup
+        yield self._check_outer
+
+    def _check_outer(self) -> None:
+        if self.outer_learning_rate is not None and self.sync_every == 1:
+            raise ConfigError(
+                "train.outer_learning_rate is for rounds of local SGD, but gradients are averaged in every step: add "
+                "--sync-every, or leave it out"
+            )
 
     def _check_zero(self) -> None:
         if self.zero not in ZERO_STAGES:

@@ -6,7 +6,7 @@ Everything is in float64, so that what is left between the two is far smaller th
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,8 @@ from hpcpace.train.settings import TrainConfig
 
 PROGRAM = Path(__file__).with_name("train_program.py")
 STEPS, SEQ_LEN, BATCH_SIZE, LEARNING_RATE = 8, 32, 8, 3e-4
-ALGORITHMS = ["compress=fp16", "compress=bf16", "compress=int8", "compress=powersgd", "sync_every=3"]
+OUTER = "sync_every=3 outer_learning_rate=0.7"
+ALGORITHMS = ["compress=fp16", "compress=bf16", "compress=int8", "compress=powersgd", "sync_every=3", OUTER]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,6 +49,7 @@ def test_two_replicas_have_the_losses_of_the_algorithm(mpiexec, tmp_path, plain)
         "compress=int8": losses_of(eight_bits),
         "compress=powersgd": losses_of(PowerSGD()),
         "sync_every=3": losses_of_local_sgd(3),
+        OUTER: losses_of_local_sgd(3, outer=partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)),
     }
     assert {a: found[case] for a, case in cases.items()} == {a: pytest.approx(expected[a], rel=1e-9) for a in cases}
     # None of them passes for training without it.
@@ -82,9 +84,11 @@ def losses_of(average):
     return losses
 
 
-def losses_of_local_sgd(every):
+def losses_of_local_sgd(every, outer=None):
     models = [build_gpt2(GPT2_PRESETS["tiny"], seed=0, dtype=torch.float64) for _ in range(2)]
     optimizers, losses = [adamw(model) for model in models], []
+    kept = [p.detach().clone() for p in models[0].parameters()]
+    outer = outer and outer(kept)
     for step in range(STEPS):
         step_losses = []
         for replica, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
@@ -98,6 +102,13 @@ def losses_of_local_sgd(every):
             with torch.no_grad():
                 for one, other in zip(*(model.parameters() for model in models), strict=True):
                     one.copy_((one + other) / 2)
+                if outer:
+                    for start, one in zip(kept, models[0].parameters(), strict=True):
+                        start.grad = start - one
+                    outer.step()
+                    for start, one in zip(kept, models[0].parameters(), strict=True):
+                        one.copy_(start)
+                for one, other in zip(*(model.parameters() for model in models), strict=True):
                     other.copy_(one)
     return losses
 

@@ -27,6 +27,7 @@ EXACT = {
         "zero1": {"zero": 1, **SMALL},
         "zero3": {"zero": 3, **SMALL},
         "local": {"sync_every": 3, **SMALL},
+        "outer": {"sync_every": 3, "outer_learning_rate": 0.7, **SMALL},
         "interleaved": {"mesh": "pp=2", "schedule": "interleaved", **SMALL},
         "resnet18": IMAGES,
         "mixed": {"dtype": "bf16", **SMALL},

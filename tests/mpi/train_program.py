@@ -44,7 +44,7 @@ def losses_of_case(info, comm, folder, case, dtype):
     """Train a case like `dp=2 zero=1`: a mesh, then further settings."""
     mesh, *options = case.split()
     settings = dict(option.split("=") for option in options)
-    numbers = {name: int(value) for name, value in settings.items() if value.isdigit()}
+    numbers = {name: json.loads(value) for name, value in settings.items() if value[0].isdigit()}
     return losses(info, comm, folder, mesh, dtype=dtype, **{**settings, **numbers})
 
 

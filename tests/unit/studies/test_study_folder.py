@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,17 @@ def test_a_run_that_ended_twice_without_a_result_has_failed(study: StudyFolder) 
     end(study, run, "stopped")
     assert study.state(run) == "failed"
     assert run not in study.open_runs()
+
+
+def test_what_is_left_takes_as_long_as_what_is_done(study: StudyFolder) -> None:
+    assert study.left_s() is None
+    for run, took_s in zip(study.runs(), (30, 50), strict=False):
+        end(study, run, "finished")
+        attempt = study.run_dir(run).last_attempt()
+        attempt.run_json.write_text("{}")
+        os.utime(attempt.run_json, (1e9, 1e9))
+        os.utime(attempt.result_json, (1e9 + took_s, 1e9 + took_s))
+    assert study.left_s() == pytest.approx(40 * (len(study.runs()) - 2))
 
 
 def test_half_a_result_is_none(study: StudyFolder) -> None:

@@ -127,6 +127,7 @@ def test_refuses_stages_that_cannot_be_interleaved(settings: dict[str, object], 
         ({"schedule": "zb"}, "train.schedule"),
         ({"compress": "zip"}, "none, fp16, bf16, int8, powersgd"),
         ({"sync_every": 0}, "train.sync_every"),
+        ({"outer_learning_rate": 0.7}, "train.outer_learning_rate"),
         ({"bucket_mb": 0.0}, "train.bucket_mb"),
     ],
 )
@@ -148,7 +149,17 @@ def test_a_run_records_nothing_of_what_its_mesh_does_not_have() -> None:
     facts = parallelism_facts(plan_training(TrainConfig(mesh="tp=2"), 2))
     without_meaning = {name for name, value in facts.items() if value is None}
     assert without_meaning == {
-        *("schedule", "num_stages", "microbatches", "compress", "sync_every", "bucket_mb", "overlap", "hierarchical")
+        *(
+            "schedule",
+            "num_stages",
+            "microbatches",
+            "compress",
+            "sync_every",
+            "outer_learning_rate",
+            "bucket_mb",
+            "overlap",
+        ),
+        "hierarchical",
     }
 
 
