@@ -368,7 +368,7 @@ class StudyFolder(PlanFolder):
         return [run for run in self.runs() if layout in (None, run.setup.layout) and self.state(run) == OPEN]
 
     def left_s(self) -> float | None:
-        """Return about how many seconds the open runs take: each the mean of those that are done; None before any is."""
+        """Return about how many seconds the open runs take, each the mean of those done; None before any is."""
         took_s = []
         for run in self.runs():
             for attempt in self.run_dir(run).attempts()[-1:]:
