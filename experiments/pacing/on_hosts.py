@@ -274,9 +274,9 @@ def _claims_of(
     if not paced:
         return
     gains = ", ".join(f"{num_hosts}: {experiment.spelled(gain)}" for num_hosts, (_, gain) in paced.items())
-    is_reached = all(gain and gain.high >= published[num_hosts].gain for num_hosts, (_, gain) in paced.items())
-    text = f"{coupling.name}: the published gain of throughput is reached on all numbers of nodes: {gains}"
-    yield experiment.Claim(text, is_reached)
+    is_shown = all(gain and gain.low > 0 for num_hosts, (_, gain) in paced.items() if published[num_hosts].gain > 0)
+    text = f"{coupling.name}: wherever the paper has a gain of throughput, the interval is above zero: {gains}"
+    yield experiment.Claim(text, is_shown)
     in_vain = [ran for series, gain in paced.values() if gain is None or gain.low <= 0 for ran in series.ran]
     if in_vain:
         off = [not ran.trial.get("is_on") for ran in in_vain]
