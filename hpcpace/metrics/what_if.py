@@ -443,18 +443,20 @@ def _like_others(rebuilt: Rebuilt, nodes: Ints) -> Floats:
     work_ns = graph.weight_ns if apart_ns is None else graph.weight_ns - apart_ns
     usual_ns = np.repeat(np.median(work_ns[nodes], axis=1), work_ns.shape[1]).reshape(len(nodes), -1)
     cell = _cells(graph, np.flatnonzero(graph.kind == WORK))
-    own = cell[nodes]
+    own, own_cell = np.unique(cell[nodes], return_inverse=True)
     others = np.flatnonzero((cell >= 0) & np.isin(cell, own) & ~np.isin(graph.rank, graph.rank[nodes]))
     others = others[cell[others].argsort(kind="stable")]
     first, stop = (np.searchsorted(cell[others], own, side) for side in ("left", "right"))
+    sorted_ns = np.zeros((len(own), work_ns.shape[1]))
     for count in np.unique(stop - first)[np.unique(stop - first) > 0].tolist():
         rows = np.flatnonzero(stop - first == count)
         theirs_ns = work_ns[others[first[rows, None] + np.arange(count)]]
         middle_ns = np.median(theirs_ns, axis=2, keepdims=True)
         theirs_ns += np.median(middle_ns, axis=1, keepdims=True) - middle_ns
-        sorted_ns = np.sort(theirs_ns.reshape(len(rows), -1), axis=1).reshape(len(rows), -1, count).mean(axis=2)
-        order = work_ns[nodes[rows]].argsort(axis=1, kind="stable").argsort(axis=1)
-        usual_ns[rows] = np.maximum(np.take_along_axis(sorted_ns, order, axis=1), 0.0)
+        sorted_ns[rows] = np.sort(theirs_ns.reshape(len(rows), -1), axis=1).reshape(len(rows), -1, count).mean(axis=2)
+    has_others = (stop > first)[own_cell]
+    order = work_ns[nodes[has_others]].argsort(axis=1, kind="stable").argsort(axis=1)
+    usual_ns[has_others] = np.maximum(np.take_along_axis(sorted_ns[own_cell[has_others]], order, axis=1), 0.0)
     return usual_ns if apart_ns is None else usual_ns + apart_ns[nodes]
 
 
