@@ -163,7 +163,7 @@ def left(study: Path, layout: str | None) -> None:
 @command.command()
 @_STUDY
 def status(study: Path) -> None:
-    """Say in one line how many runs are done, and about how long the others take.
+    """Say how many runs are done, and how long the others take.
 
     The time of a run is the mean of those that are done, without the start of their jobs.
     """
