@@ -151,9 +151,15 @@ class JobRecords:
                 moments += [*([min(stirred_ns) - 1] if stirred_ns else []), at_ns]
         return moments
 
-    def view(self, at_ns: int | None = None) -> JobView:
-        """Return what is known of the job as of a time on the common clock, by default that of the last record."""
+    def view(self, at_ns: int | None = None, *, later_ns: Mapping[int, int] | None = None) -> JobView:
+        """Return what is known of the job as of a time on the common clock, by default that of the last record.
+
+        Args:
+            at_ns: that time.
+            later_ns: by rank, a later time at which to look at that rank.
+        """
         at_ns = self.last_ns if at_ns is None else at_ns
+        later_ns = later_ns or {}
         unfinished: set[tuple[Channel, int]] = set()
         for rank in self.ranks:
             unfinished |= rank.calls_of(rank.is_open(at_ns if rank.is_timed else ALWAYS_NS))
@@ -163,11 +169,22 @@ class JobRecords:
         }
         return JobView(
             groups=tuple(GroupView(name=group.name, members=group.ranks) for group in self.groups),
-            ranks=ranks | {rank.rank: self._rank_view(rank, at_ns, unfinished) for rank in self.ranks},
+            ranks=ranks
+            | {rank.rank: self._rank_view(rank, later_ns.get(rank.rank, at_ns), unfinished) for rank in self.ranks},
             now_ns=at_ns,
             usual_step_ns=self.usual_step_ns(at_ns),
             usual_ns=self.usual_ns(at_ns),
         )
+
+    def calls_after(self, at_ns: int, channel: Channel, seq: int) -> dict[int, int]:
+        """Return when ranks called an operation that they call only after a time, on the common clock, by rank."""
+        found: dict[int, int] = {}
+        for rank in self.ranks:
+            if rank.is_timed and channel in rank.channels:
+                is_it = (rank.channel == rank.channels.index(channel)) & (rank.seq == seq) & (rank.enter_ns > at_ns)
+                if is_it.any():
+                    found[rank.rank] = int(rank.enter_ns[is_it][0])
+        return found
 
     def _rank_view(self, rank: RankRecord, at_ns: int, unfinished: Set[tuple[Channel, int]]) -> RankView:
         view, notice = rank_view(rank, at_ns, unfinished), self.notices.get(rank.rank)
@@ -281,19 +298,28 @@ def hang_in(records: JobRecords, *, hang_s: float) -> FoundHang | None:
     """
     for at_ns in records.moments_ns():
         job = records.view(at_ns)
-        if (hang := hang_now(job, hang_s=hang_s) or _broken_off(job, records)) is not None:
+        if (hang := hang_now(job, hang_s=hang_s)) is not None:
             return FoundHang(hang=hang, job=job)
+        if (broken_off := _broken_off(job, records)) is not None:
+            return broken_off
     return None
 
 
-def _broken_off(job: JobView, records: JobRecords) -> Hang | None:
-    """Return wrong calls for which a rank ended at once, as gloo aborts it; they are wrong however short it lasted."""
+def _broken_off(job: JobView, records: JobRecords) -> FoundHang | None:
+    """Return wrong calls for which a rank ended at once, as gloo aborts it; they are wrong however short it lasted.
+
+    Where ranks called the same operation only after that, what they called tells as well which call is the odd one.
+    """
     hang = find_hang(job)
     if hang is None or hang.kind not in _WRONG_CALLS or hang.call is None:
         return None
     aborted = [job.ranks[rank.rank] for rank in records.ranks if rank.end == _ABORTED]
-    is_inside = any(call.channel == hang.call.channel and call.is_open for view in aborted for call in view.calls)
-    return hang if is_inside else None
+    if not any(call.channel == hang.call.channel and call.is_open for view in aborted for call in view.calls):
+        return None
+    if not hang.culprits:
+        job = records.view(job.now_ns, later_ns=records.calls_after(job.now_ns, hang.call.channel, hang.call.seq))
+        hang = find_hang(job) or hang
+    return FoundHang(hang=hang, job=job)
 
 
 def hang_now(job: JobView, *, hang_s: float) -> Hang | None:

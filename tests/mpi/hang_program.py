@@ -29,6 +29,7 @@ def main(way: str, run_dir: str) -> None:
             if step == 6 and dist.get_rank() == 2 and way == "operation":
                 dist.broadcast(torch.ones(4), 0)
             if step == 6 and dist.get_rank() == 2 and way == "size":
+                threading.Event().wait(TIMEOUT_S / 3)  # until the others have called, on a busy machine as well
                 dist.all_reduce(torch.ones(1024))  # more than the others expect: gloo aborts one of them
             if step == 6 and dist.get_rank() == 3 and way == "chain":
                 dist.recv(torch.ones(4), 2, group=pair)

@@ -254,14 +254,24 @@ def test_garbage_collection_at_any_place_of_a_step_changes_nothing_about_what_co
     assert read_records(job.write(tmp_path / "run")).view().ranks[0].doing is Doing.COMPUTING
 
 
-def broken_job(end: tuple[EventKind, int] = (EventKind.SIGNAL, 6), op: Op = Op.BARRIER) -> WrittenJob:
-    """Return a job of which rank 2 calls another operation than the others, which ends it, and with it the job."""
+def broken_job(
+    end: tuple[EventKind, int] = (EventKind.SIGNAL, 6),
+    op: Op = Op.BARRIER,
+    *,
+    called_s: tuple[float, float] = (2.0, 2.0),
+) -> WrittenJob:
+    """Return a job of which rank 2 calls another operation than the others, which ends it, and with it the job.
+
+    Args:
+        end: how rank 2 ends, at second 2.4.
+        op: what it calls.
+        called_s: when ranks 0 and 1 call.
+    """
     job = WrittenJob(num_ranks=3)
     job.all_steps(20)
-    for rank in job.ranks:
-        if rank.rank != 2:
-            rank.call(Op.ALL_REDUCE, 2.0, 2.5, step=20, has_failed=True)
-            rank.ends(2.6, EventKind.EXCEPTION, 0, b"RuntimeError", step=20)
+    for rank, at_s in zip(job.ranks, called_s, strict=False):
+        rank.call(Op.ALL_REDUCE, at_s, 2.5, step=20, has_failed=True)
+        rank.ends(2.6, EventKind.EXCEPTION, 0, b"RuntimeError", step=20)
     job.ranks[2].call(op, 2.0, step=20)
     job.ranks[2].ends(2.4, *end, step=20)
     job.ranks[2].is_closed = False
@@ -271,8 +281,11 @@ def broken_job(end: tuple[EventKind, int] = (EventKind.SIGNAL, 6), op: Op = Op.B
     return job
 
 
-def test_what_gloo_aborts_a_rank_for_is_named_however_short_it_lasted(tmp_path: Path) -> None:
-    found = hang_in(read_records(broken_job().write(tmp_path / "run")), hang_s=5.0)
+@each_case("called_s", [(2.0, 2.0), (2.0, 2.45)])  # the other rank calls only after the abort
+def test_what_gloo_aborts_a_rank_for_is_named_however_short_it_lasted(
+    tmp_path: Path, called_s: tuple[float, float]
+) -> None:
+    found = hang_in(read_records(broken_job(called_s=called_s).write(tmp_path / "run")), hang_s=5.0)
     assert found is not None
     assert (found.hang.kind, found.hang.culprits, found.hang.waiting) == (HangKind.MISMATCH, (2,), (0, 1))
     assert found.job.ranks[2].calls[-1].where == "train.py:12 in save"
