@@ -15,8 +15,8 @@ from hpcpace.core.errors import CannotTell
 from hpcpace.core.text import percent, printable
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.summary import Jitter
-from hpcpace.plots import charts as plots
 from hpcpace.plots import files
+from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import note, table, title
 
 if TYPE_CHECKING:

@@ -13,13 +13,12 @@ import click
 import numpy as np
 
 from hpcpace.core.text import format_bytes, format_count
-from hpcpace.plots import charts as plots
 from hpcpace.plots import files
+from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import note, table, title
 from hpcpace.studies.figures import study_figures
-from hpcpace.studies.published import PEAK_MEMORY_GBYTE, published_volume_gbyte
+from hpcpace.studies.published import PEAK_MEMORY_GBYTE, Size, growth_sentences, published_volume_gbyte, sizes_of
 from hpcpace.studies.setups import OUT_OF_MEMORY, StudyFolder
-from hpcpace.studies.sizes import Size, growth_sentences, sizes_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,8 +13,8 @@ import click
 import numpy as np
 
 from hpcpace.core.text import format_bytes, format_count, format_rate, plural
-from hpcpace.plots import charts as plots
 from hpcpace.plots import files
+from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import note, table, title
 from hpcpace.studies import published as paper
 from hpcpace.studies.figures import SetupFigures, spelled, study_figures

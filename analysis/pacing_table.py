@@ -16,8 +16,8 @@ import hpcpace
 from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.text import format_count, plural, printable
-from hpcpace.plots import charts as plots
 from hpcpace.plots import files
+from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import note, table, title
 from hpcpace.studies.paced_jobs import Target
 from hpcpace.studies.pacing import (

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcpace.core.errors import EXIT_WARNING
-from hpcpace.plots import charts as plots
 from hpcpace.plots import files
+from hpcpace.plots import runs as plots
 from hpcpace.report.sections.scaling import scaling_document
 from hpcpace.report.terminal import notes, print_document
+from hpcpace.runs.load import Per
 from hpcpace.runs.scaling.result import COLUMNS, Scaling, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, read_samples
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.runs.throughput_columns import Per
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcpace.core.errors import EXIT_WARNING
-from hpcpace.plots import charts as plots
 from hpcpace.plots import files
+from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import notes, table, title
+from hpcpace.runs.load import Per
 from hpcpace.runs.scaling.result import COLUMNS, IDEAL, Scaling, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import read_samples
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.runs.throughput_columns import Per
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,8 @@ import numpy as np
 
 from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, place_name, printable
 from hpcpace.diagnosis.figures.hotspots import COLUMNS, HotspotFigures, Row, hotspot_figures, rows_of
-from hpcpace.plots import charts as plots
 from hpcpace.plots import files
+from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import note, table, title
 
 if TYPE_CHECKING:

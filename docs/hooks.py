@@ -31,7 +31,7 @@ API = """# Python
 
 ::: hpcpace.frames.run.load
 ::: hpcpace.frames.run.Run
-::: hpcpace.frames.many.load_many
+::: hpcpace.frames.run.load_many
 
 ## Callbacks
 ::: hpcpace.callbacks.lightning

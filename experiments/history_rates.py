@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from experiments.pages import row, share, table
 from hpcpace.metrics.run_difference import Duration, level_changes
 from hpcpace.runs.history import MIN_CHANGE, history
-from hpcpace.runs.history_index import IndexedRuns
-from hpcpace.runs.history_row import HistoryRow
+from hpcpace.runs.history_row import HistoryRow, IndexedRuns
 
 Series = NDArray[np.float64]
 Random = np.random.Generator

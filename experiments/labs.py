@@ -23,8 +23,8 @@ from experiments.lab_jobs import JobQueue, SlurmJob
 from hpcpace.core.errors import HpcpaceError, TraceError
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.core.text import NS_PER_S
+from hpcpace.lab.fabric import NAME_VARIABLE
 from hpcpace.lab.lab import Lab
-from hpcpace.lab.namespaces import NAME_VARIABLE
 from hpcpace.trace.reader import read_trace
 
 SCRIPT = Path(__file__).parents[1] / "sbatch" / "gpt2_pp.sh"

@@ -20,8 +20,7 @@ from experiments.machine import memory_folder
 from experiments.pages import table
 from hpcpace.audit import cpusets
 from hpcpace.audit.collect_hardware import collect_hardware
-from hpcpace.audit.facts import Hardware, PciDevice
-from hpcpace.audit.hardware import HardwareView
+from hpcpace.audit.facts import Hardware, HardwareView, PciDevice
 from hpcpace.audit.tree import Tree, Unreadable
 
 KINDS = ("packages", "NUMA nodes", "cores", "CPUs", "GPUs", "NICs")

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hpcpace import plots
-    from hpcpace.frames.many import load_many
-    from hpcpace.frames.run import Run, load
+    from hpcpace.frames.run import Run, load, load_many
     from hpcpace.observe.session import Session
 
     session = Session
@@ -35,7 +34,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(run, name)
     if name == "load_many":
-        from hpcpace.frames.many import load_many
+        from hpcpace.frames.run import load_many
 
         return load_many
     if name == "plots":

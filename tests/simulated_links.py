@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
-from hpcpace.diagnosis.flow_evidence import flow_limits
+from hpcpace.diagnosis.judged import flow_limits
 from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.metrics import flow_links
 from hpcpace.metrics.flow_figures import FlowFindings, flow_figures, flow_paths, foreign_on_links

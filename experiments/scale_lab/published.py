@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcpace.core.csv_text import csv_bytes
+from hpcpace.core.exposition import csv_bytes
 from hpcpace.runs.scaling.law import obstacle, predict
 from hpcpace.runs.scaling.samples import Sample
 from hpcpace.runs.scaling.sizes import series_of

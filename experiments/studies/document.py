@@ -29,6 +29,7 @@ from hpcpace.studies.published import (
     BATCH,
     PublishedRow,
     compute_spread,
+    expected_tensor_bytes,
     image_facts,
     orders,
     published_of,
@@ -36,7 +37,6 @@ from hpcpace.studies.published import (
     verdict,
 )
 from hpcpace.studies.setups import StudyFolder, planned
-from hpcpace.studies.sizes import expected_tensor_bytes
 
 SCALING_HEADING = "## The scaling study"
 _TITLE = "# The studies in the lab"

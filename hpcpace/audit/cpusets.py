@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from hpcpace.core.ranges import format_ranges
+from hpcpace.core.text import format_ranges
 
 _MAX_CPUS = 65_536
 """CPU numbers must be below this; the kernel's own limit is 8,192."""

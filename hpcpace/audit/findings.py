@@ -15,8 +15,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from hpcpace.audit import cpusets
-from hpcpace.audit.facts import RankFacts, Snapshot
-from hpcpace.audit.hardware import HardwareView, parsed, sum_of
+from hpcpace.audit.facts import HardwareView, RankFacts, Snapshot, parsed, sum_of
 from hpcpace.audit.job import AuditedHost
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.hostlist import short_list

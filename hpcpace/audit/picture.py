@@ -15,8 +15,7 @@ from itertools import combinations, groupby
 from typing import TypeVar
 
 from hpcpace.audit import cpusets
-from hpcpace.audit.facts import Cache, PciDevice
-from hpcpace.audit.hardware import HardwareView, parsed, sum_of
+from hpcpace.audit.facts import Cache, HardwareView, PciDevice, parsed, sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.hostlist import short_list

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, product
 
 from hpcpace.audit import cpusets
+from hpcpace.audit.facts import parsed
 from hpcpace.audit.findings import CANNOT_DETERMINE, hosts_text
-from hpcpace.audit.hardware import parsed
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.picture import DrawnCores, DrawnDevice, DrawnNode, DrawnPackage, Picture, links_of, ranks_text
 from hpcpace.audit.result import PathMatrix

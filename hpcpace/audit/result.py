@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import hpcpace
+from hpcpace.audit.facts import class_of_nccl
 from hpcpace.audit.findings import AuditFinding, Severity, bind_masks, bind_option, gpu_nodes, grouped, with_masks
-from hpcpace.audit.hardware import class_of_nccl
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
 from hpcpace.audit.tree import Unreadable

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcpace.audit.findings import AuditFinding, Severity, Skip, unknown
 from hpcpace.audit.job import AuditedHost, AuditedJob, device_place, rank_place
-from hpcpace.audit.rules import affinity, devices, hosts, load, nccl, nccl_failures, network, topo
+from hpcpace.audit.rules import affinity, devices, hosts, nccl, network
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.errors import UsageError
 
@@ -48,7 +48,7 @@ class Rule:
     @property
     def reads_nodes(self) -> bool:
         """Whether it needs facts of nodes, and not only a log or a file."""
-        return self.check.__module__ not in (nccl.__name__, nccl_failures.__name__, topo.__name__)
+        return self.check.__module__ not in (nccl.__name__, nccl.__name__, devices.__name__)
 
 
 _CHECKS: dict[str, Callable[..., Iterator[AuditFinding]]] = {
@@ -80,23 +80,23 @@ _CHECKS: dict[str, Callable[..., Iterator[AuditFinding]]] = {
     "P06": devices.p06_hidden_numa,
     "P07": devices.p07_nvlink,
     "P08": devices.p08_state,
-    "P09": topo.p09_topology,
+    "P09": devices.p09_topology,
     "S01": hosts.s01_governor,
     "S02": hosts.s02_numa_balancing,
     "S03": hosts.s03_huge_pages,
     "S04": hosts.s04_threads,
     "S05": affinity.s05_siblings,
     "S06": hosts.s06_limits,
-    "S07": load.s07_load,
-    "S08": load.s08_strays,
-    "S09": load.s09_memory,
-    "S10": load.s10_clock,
+    "S07": hosts.s07_load,
+    "S08": hosts.s08_strays,
+    "S09": hosts.s09_memory,
+    "S10": hosts.s10_clock,
     "C01": hosts.c01_debug_variables,
     "C02": nccl.c02_transports,
     "C03": nccl.c03_network,
     "C04": nccl.c04_affinity,
     "C05": nccl.c05_gpudirect,
-    "C06": nccl_failures.c06_failures,
+    "C06": nccl.c06_failures,
     "C07": nccl.c07_topology,
     "H02": hosts.h02_placement,
 }

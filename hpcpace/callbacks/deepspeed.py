@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from hpcpace.callbacks import TracedLoop, traced
-from hpcpace.callbacks.verdicts import log_words, numbers_of, words_of
+from hpcpace.callbacks import TracedLoop, log_words, numbers_of, traced, words_of
 from hpcpace.observe.card import CardVerdict
 
 

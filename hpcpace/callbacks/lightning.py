@@ -6,8 +6,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from hpcpace.callbacks import TracedLoop, count_samples, needs
-from hpcpace.callbacks.verdicts import log_words, numbers_of, words_of
+from hpcpace.callbacks import TracedLoop, count_samples, log_words, needs, numbers_of, words_of
 from hpcpace.observe.card import CardVerdict
 
 # Lightning has two packages with the same classes; a Trainer of the one takes no callbacks of the other.

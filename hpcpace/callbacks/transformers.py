@@ -6,8 +6,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from hpcpace.callbacks import TracedLoop, needs
-from hpcpace.callbacks.verdicts import log_words, numbers_of, words_of
+from hpcpace.callbacks import TracedLoop, log_words, needs, numbers_of, words_of
 from hpcpace.observe.card import CardVerdict
 
 with needs("Transformers", "transformers"):

@@ -8,8 +8,7 @@ import sys
 
 import click
 
-from hpcpace.cli import memory_limit
-from hpcpace.cli.commands import Group
+from hpcpace.cli.commands import Group, go_on_in_child, leave_child, limit_bytes
 from hpcpace.core.environment import process_environ, process_redaction, rank_info
 from hpcpace.core.errors import EXIT_USAGE, HpcpaceError, NotEnoughMemory, UsageError, WorldError
 from hpcpace.core.settings import unknown_sentence, unknown_variables
@@ -79,6 +78,7 @@ _MODULES = {
     "pack": "trace_files",
     "sbatch": "batch",
     "completion": "config",
+    "help": "config",
 }
 
 # They read traces by libraries that crash for want of memory.
@@ -181,17 +181,17 @@ def main() -> None:
     """Run the command line; an error of hpcpace becomes a few lines on stderr and its exit code."""
     # torch.distributed.launch gives this to the module that it starts; it is for the script that `trace` runs.
     local_rank = [sys.argv.pop(1)] if re.match(r"--local[-_]rank=", "".join(sys.argv[1:2])) else []
-    is_limited = any(name in _READERS for name in sys.argv[1:2]) and memory_limit.limit_bytes() is not None
+    is_limited = any(name in _READERS for name in sys.argv[1:2]) and limit_bytes() is not None
     try:
         if is_limited:
-            memory_limit.go_on_in_child()
+            go_on_in_child()
         cli.main(prog_name="hpcpace", obj=local_rank)
     except HpcpaceError as error:
         message = process_redaction().text(str(error))
         rest = "" if error.is_verbose is None else "--verbose"
         print(f"hpcpace: {folded_message(message, rest=rest, is_verbose=bool(error.is_verbose))}", file=sys.stderr)
         if is_limited and isinstance(error, NotEnoughMemory):
-            memory_limit.leave()
+            leave_child()
         sys.exit(error.exit_code)
     except MemoryError as error:
         reason = f" ({error})" if str(error) else ""
@@ -200,5 +200,5 @@ def main() -> None:
             file=sys.stderr,
         )
         if is_limited:
-            memory_limit.leave()
+            leave_child()
         sys.exit(EXIT_USAGE)

@@ -24,14 +24,13 @@ from hpcpace.audit.gather import (
     own_part,
     snapshot_folder,
 )
-from hpcpace.audit.job import AuditedJob
+from hpcpace.audit.job import AuditedJob, read_topo
 from hpcpace.audit.nccl_log import read_nccl_log
 from hpcpace.audit.result import AuditResult, audit, exposition
 from hpcpace.audit.rulebook import BY_ID, check_ids
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import differences, load_snapshots, save_snapshots
-from hpcpace.audit.topo_matrix import read_topo
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, text_console, verbose, warn
 from hpcpace.core.environment import RankInfo, process_environ, process_redaction, rank_info

@@ -189,7 +189,7 @@ def history_command(
     from hpcpace.report.html import html_page
     from hpcpace.report.sections.history import history_document, passed_over_words
     from hpcpace.runs.history import history, rows_of_csv
-    from hpcpace.runs.history_index import IndexedRuns, indexed_runs
+    from hpcpace.runs.history_row import IndexedRuns, indexed_runs
 
     check_target(html, [folder], "--html")
     settings = load_config(file=config_file, environ=process_environ(), options={"report": {"memory": memory}})
@@ -262,13 +262,13 @@ def scale_command(
     or a throughput that may be that of one GPU.
     """
     collect_less_garbage()
-    from hpcpace.core.csv_text import csv_bytes
+    from hpcpace.core.exposition import csv_bytes
     from hpcpace.probe.record import read_probe
     from hpcpace.report.sections.scaling import scaling_document
+    from hpcpace.runs.load import Per
     from hpcpace.runs.scaling.result import COLUMNS, rows_of, scaling_of
     from hpcpace.runs.scaling.samples import read_samples
     from hpcpace.runs.scaling.sizes import Kind
-    from hpcpace.runs.throughput_columns import Per
 
     check_target(target, [*runs, probe], "--csv")
     with shown_progress() as begin_stage:

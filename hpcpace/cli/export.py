@@ -88,8 +88,7 @@ def command(
 
     Exit codes: 0 fine; 1 the run lacks something, such as ranks without a trace; 2 bad input; 3 there is no step.
     """
-    from hpcpace.frames.columns import TABLES
-    from hpcpace.frames.files import Format
+    from hpcpace.frames.columns import TABLES, Format
 
     check_package("pyarrow", extra="frames")
     with opened_run(run, attempt_number, memory=memory, include_warmup=include_warmup) as opened:

@@ -39,14 +39,12 @@ from hpcpace.diagnosis.run_state import is_running, newest_run, read_start
 from hpcpace.diagnosis.settings import DiagnosisConfig, ReportConfig
 from hpcpace.hang.activity import with_activity
 from hpcpace.hang.from_traces import JobRecords, hang_in, hang_limit_ns, read_records, with_answers
-from hpcpace.hang.headline import call_name, parts_of
-from hpcpace.hang.verdict import describe
+from hpcpace.hang.verdict import call_name, describe, parts_of
 from hpcpace.hang.views import Call, Hang, HangKind, JobView
 from hpcpace.report.document import Document
 from hpcpace.report.hang_report import problems_of, run_document, witness_document
 from hpcpace.runs.imports.dump_view import chrome_trace, first_ns, last_ns, last_of_ranks
-from hpcpace.runs.imports.witness_files import Witnesses, read_witnesses, taken_for
-from hpcpace.runs.imports.witnesses import LABELS, Evidence, evidence_of
+from hpcpace.runs.imports.witnesses import LABELS, Evidence, Witnesses, evidence_of, read_witnesses, taken_for
 
 _MAX_SPAN_S = 86_400
 _MAX_WIDTH = 120

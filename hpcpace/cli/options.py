@@ -27,8 +27,7 @@ from hpcpace.core.config import MAX, section_class
 from hpcpace.core.detail import parse_steps
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import write_file
-from hpcpace.core.ranges import parse_range
-from hpcpace.core.text import folded, printable
+from hpcpace.core.text import folded, parse_range, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -348,7 +347,7 @@ def warn_of_old_hdf5(path: Path) -> None:
     """Warn if traces of another user are about to be read by an HDF5 with known vulnerabilities."""
     import h5py
 
-    from hpcpace.trace.opening import MIN_HDF5
+    from hpcpace.trace.hdf5_files import MIN_HDF5
 
     try:
         owner = path.stat().st_uid

@@ -37,10 +37,9 @@ from hpcpace.probe.world import PART_NAMES, Part, ProbeWorld, measure_parts
 from hpcpace.report.html import html_page
 from hpcpace.report.sections.probe import probe_document
 from hpcpace.report.terminal import print_document
-from hpcpace.world.connection import Connection, connect
+from hpcpace.world.connection import Connection, check_torch, connect
 from hpcpace.world.mpi import abort_guard
 from hpcpace.world.settings import BACKENDS, DEVICES, WorldConfig
-from hpcpace.world.torch_release import check_torch
 
 _MIN_TORCH = (2, 4)  # the oldest that it was tried with
 DEFAULT_TIME_S = 60.0

@@ -147,7 +147,7 @@ def timeline_command(
     Exit codes: 0 fine; 1 the file lacks something, such as ranks without a trace; 2 bad input; 3 there is no step.
     """
     from hpcpace.runs.timeline.run_file import write_timeline
-    from hpcpace.runs.timeline.steps import MAX_SLICES, Wanted
+    from hpcpace.runs.timeline.tracks import MAX_SLICES, Wanted
 
     check_target(target, [run], "-o")
     first, stop = steps or (None, None)
@@ -438,7 +438,7 @@ def _timeline(
 ) -> Path | None:
     """Write the steps around the slowest one for Perfetto; None, and a warning, where they cannot be shown."""
     from hpcpace.runs.timeline.run_file import write_timeline
-    from hpcpace.runs.timeline.steps import Wanted
+    from hpcpace.runs.timeline.tracks import Wanted
 
     slow = analysis.plots.slow_step
     wanted = Wanted(around=slow.step if slow is not None else None)

@@ -160,7 +160,7 @@ def _card(attempt: Attempt, run: str, *, has_colors: bool) -> str:
     from hpcpace.core.settings import load_config
     from hpcpace.diagnosis.analyze import analyze
     from hpcpace.diagnosis.measure import Selection
-    from hpcpace.report.card import card_text
+    from hpcpace.report.run_report import card_text
 
     config = load_config(environ=process_environ())
     directory = RunDirectory(attempt.path.parent)

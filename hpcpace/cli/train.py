@@ -33,10 +33,9 @@ from hpcpace.train.plan import (
 )
 from hpcpace.train.result import STYLES
 from hpcpace.train.settings import COMPRESSIONS, DTYPES, PRESETS, SCHEDULES, SHORT_DTYPES, ZERO_STAGES, TrainConfig
-from hpcpace.world.connection import Connection, connect
+from hpcpace.world.connection import Connection, check_torch, connect
 from hpcpace.world.mpi import abort_guard, locate_ranks
 from hpcpace.world.settings import BACKENDS, DEVICES, WorldConfig
-from hpcpace.world.torch_release import check_torch
 
 _MIN_TORCH = (2, 11)  # reads checkpoints of Hugging Face and has pipelines as `hpcpace train` uses them
 

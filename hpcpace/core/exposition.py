@@ -1,15 +1,19 @@
-"""Metrics as text for Prometheus: its text format 0.0.4, as files of node_exporter have it, and OpenMetrics 1.0.
+"""Tables as CSV for spreadsheets, and metrics as text for Prometheus: its text format 0.0.4 and OpenMetrics 1.0.
 
-Written here, because node_exporter takes no OpenMetrics, prometheus_client keeps a registry of its own, and a base
-install should need neither.
+Names that others chose, of hosts and runs, are text in a CSV and no formulas. The metrics are written here, because
+node_exporter takes no OpenMetrics, prometheus_client keeps a registry of its own, and neither should be needed.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from hpcpace.core.text import printable
 
@@ -77,3 +81,35 @@ def _number(value: float) -> str:
 
 def _escaped(text: str) -> str:
     return printable(text)[:_MAX_LABEL].replace("\\", "\\\\").replace('"', '\\"')
+
+
+# What spreadsheets take for the beginning of a formula (OWASP, CSV Injection).
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+
+
+def csv_bytes(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """Return a table as CSV in UTF-8, with numbers to six digits.
+
+    A cell that a spreadsheet could take for a formula has a `'` in front. What is not printable is escaped: Python's
+    csv leaves a carriage return as it is, behind which a reader begins a new row.
+
+    Args:
+        columns: names of the columns.
+        rows: of the table; None becomes an empty cell.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([_cell(value) for value in row] for row in (columns, *rows))
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return text_cell(f"{value:.6g}" if isinstance(value, float) else str(value))
+
+
+def text_cell(text: str) -> str:
+    """Return a text as it stands in a cell: no formula, and printable."""
+    return printable(f"'{text}" if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text)

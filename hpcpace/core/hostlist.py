@@ -6,8 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Set
 
 from hpcpace.core.errors import TraceError
-from hpcpace.core.ranges import parse_range
-from hpcpace.core.text import printable, shell_word, shown
+from hpcpace.core.text import parse_range, printable, shell_word, shown
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")

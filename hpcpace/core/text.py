@@ -1,4 +1,4 @@
-"""Quantities, names and problems as text for people: units, safe quotes, lists, and folding of many lines.
+"""Quantities, names and problems as text for people: units, quotes, lists, ranges, folding of many lines.
 
 Time is int64 nanoseconds everywhere else. Others chose the names of devices and hosts, paths, and contents of files,
 so these are made printable before they reach a terminal or a shell. A run of 1,000 ranks with one fault has 1,000
@@ -13,8 +13,6 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-
-from hpcpace.core.ranges import range_names, runs_of
 
 _Item = TypeVar("_Item")
 NS_PER_S = 1_000_000_000
@@ -452,3 +450,64 @@ _WORDS: dict[str, Callable[[Sequence[str]], str]] = {
     "column": _columns,
 }
 """How a line names what its problems differ in."""
+
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
+
+
+def own_frame(frames: Sequence[str]) -> str:
+    """Return the innermost frame of the job's own code, or of all if none is; empty without frames.
+
+    Args:
+        frames: the innermost last.
+    """
+    own = [frame for frame in frames if not is_of_library(frame)]
+    return (own or frames or [""])[-1]
+
+
+def is_of_library(frame: str) -> bool:
+    """Return whether a frame is of Python, of an installed package, or of code without a file."""
+    return frame.startswith("<") or any(part in frame for part in _LIBRARIES)
+
+
+def short_frame(frame: str) -> str:
+    """Return a frame without the folder of its file."""
+    place, found, function = frame.partition(" in ")
+    return place.rpartition("/")[2] + found + function
+
+
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of ascending numbers that has no gap."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return runs
+
+
+def range_names(runs: Iterable[tuple[int, int]]) -> list[str]:
+    """Return runs as `4-7`, those of a single number as `8`."""
+    return [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Return ascending numbers as `0-3,8`; an empty text for none."""
+    return ",".join(range_names(runs_of(numbers)))
+
+
+def parse_range(text: str) -> range:
+    """Return the numbers of `8` or `4-7`; how many there may be is for the caller to bound before it lists them.
+
+    Raises:
+        ValueError: the text has another form, or the range goes backwards.
+    """
+    found = _RANGE.fullmatch(text)
+    numbers = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+    if not numbers:
+        raise ValueError(f"{text[:80]!r} is not a number or a range like 4-7")
+    return numbers

@@ -16,7 +16,6 @@ from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import one_line
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.credible import CredibleRun, measure_credible_run
-from hpcpace.diagnosis.diagnose import Diagnosis, Obstacle
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures import causes, network, overview, probed
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
@@ -31,7 +30,7 @@ from hpcpace.diagnosis.topics.core_waiting import CoreThresholds
 from hpcpace.diagnosis.topics.cores import core_figures, rank_figures
 from hpcpace.diagnosis.topics.gpus import device_figures
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds
-from hpcpace.diagnosis.verdict import audit_remarks, near_misses, remarks_of, verdict_of
+from hpcpace.diagnosis.verdict import Diagnosis, Obstacle, audit_remarks, near_misses, remarks_of, verdict_of
 from hpcpace.metrics.steps import throughput
 from hpcpace.topology.switch_tree import place_traces
 from hpcpace.trace.attempt_reader import AttemptTraces, of_one_run, read_attempt, world_size_of
@@ -167,7 +166,7 @@ def _notices(attempt: Attempt) -> dict[int, Notice]:
 def _switches(topology: str) -> Sequence[SwitchTree]:
     if not topology:
         return []
-    from hpcpace.topology.read import read_topology
+    from hpcpace.topology.switch_tree import read_topology
 
     return read_topology(Path(topology))
 

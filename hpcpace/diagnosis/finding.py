@@ -16,9 +16,8 @@ import numpy as np
 from hpcpace.core.hostlist import exclusion, node_name
 from hpcpace.core.text import alias_name, first_few, listed, named_ranks, percent, printable
 from hpcpace.core.thresholds import ThresholdValues
-from hpcpace.diagnosis.memory import GrowingMemory
 from hpcpace.diagnosis.settings import DiagnosisConfig
-from hpcpace.diagnosis.stops import JudgedStops
+from hpcpace.diagnosis.stops import GrowingMemory, JudgedStops
 from hpcpace.diagnosis.summary import Culprit, RunEnd
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.arrivals import LateArrival

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hpcpace.core.frames import own_frame, short_frame
 from hpcpace.core.rundir import Attempt
-from hpcpace.core.text import NS_PER_S
-from hpcpace.hang.asking import MAX_ASKED, ask_ranks
-from hpcpace.hang.notices import Notice, read_notices
+from hpcpace.core.text import NS_PER_S, own_frame, short_frame
+from hpcpace.hang.notices import MAX_ASKED, Notice, ask_ranks, read_notices
 from hpcpace.hang.rank_record import (
     ALWAYS_NS,
     TOGETHER_NS,

@@ -1,14 +1,23 @@
-"""What a rank writes when a step lasts too long: open operations, stacks, what it does.
+"""What a rank writes when a step lasts too long, or answers when asked: open operations, stacks, what it does.
 
 One file per rank, RUN/attempt-k/hang/rank-00003.json, replaced at each further look; RUN/hang/rank-00003.json where
 torch's process group is not made, before there is an attempt. A reader takes nothing in it for granted: the run may
 belong to somebody else. The ranks of a job believe files of their own user alone, which nobody else can write to.
+
+Each rank listens on a socket in Linux's abstract namespace, named after the folder of its attempt, and answers with
+what its notice of a hang would have; see `hpcpace.observe.answers`. Both sides let the kernel say who is at the other
+end: whoever asks and whoever answers must be the same user. A job without such a socket is not disturbed.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+import socket
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +25,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from hpcpace.core.codec import Text, convert, json_object, read_json
+from hpcpace.core.codec import FOREIGN_ERRORS, Text, convert, json_object, parse_json, read_json
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, json_text
@@ -308,3 +317,63 @@ def _range(first: int, last: int, distance: int) -> str:
     if first == last:
         return str(first)
     return f"{first}-{last}" if distance == 1 else f"{first}-{last}:{distance}"
+
+
+MAX_ASKED = 9
+"""display: as many ranks as a verdict has words for, and one of those that wait."""
+TIMEOUT_S = 3.0
+"""timing: a rank whose Python lock is held in C does not answer; all are waited for together."""
+_CREDENTIALS = struct.Struct("3i")
+_PIECE = 1 << 16
+
+
+def address(attempt: Attempt, rank: int) -> str:
+    """Return the name of the socket on which a rank answers.
+
+    Raises:
+        OSError: the folder of the attempt cannot be looked at.
+    """
+    status = attempt.path.stat()
+    return f"\0hpcpace-asked-{status.st_dev:x}-{status.st_ino:x}-{rank}"
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Return whether the process at the other end of a Unix socket is of this user."""
+    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(content)
+    return bool(user == os.geteuid())
+
+
+def ask_ranks(attempt: Attempt, ranks: Iterable[int], *, timeout_s: float = TIMEOUT_S) -> dict[int, Notice]:
+    """Return what ranks on this host say of themselves; those that do not answer in time, or at all, are left out."""
+    until_s = time.monotonic() + timeout_s
+    answers: dict[int, Notice] = {}
+    with ExitStack() as opened:
+        asked: dict[int, socket.socket] = {}
+        for rank in ranks:
+            connection = opened.enter_context(socket.socket(socket.AF_UNIX))
+            connection.settimeout(timeout_s)
+            with suppress(OSError):
+                connection.connect(address(attempt, rank))
+                if is_own_user(connection):
+                    asked[rank] = connection
+        for rank, connection in asked.items():
+            with suppress(OSError, *FOREIGN_ERRORS):
+                answers[rank] = notice_of(parse_json(_read(connection, until_s)), rank)
+    return answers
+
+
+def _read(connection: socket.socket, until_s: float) -> bytes:
+    """Return all that the other end sends.
+
+    Raises:
+        OSError: it takes too long, or sends too much.
+    """
+    content = b""
+    while len(content) <= MAX_BYTES:
+        connection.settimeout(max(until_s - time.monotonic(), 1e-3))
+        piece = connection.recv(_PIECE)
+        if not piece:
+            return content
+        content += piece
+    raise OSError("the answer is too long")

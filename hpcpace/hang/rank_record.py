@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.detail import Detail
 from hpcpace.core.errors import TraceError
-from hpcpace.core.frames import short_frame
+from hpcpace.core.text import short_frame
 from hpcpace.hang.activity import Finished, UnderWay, finished, under_way
 from hpcpace.hang.views import Call, Channel, Doing, RankView
 from hpcpace.metrics.common_clock import CommonClock, reference_times

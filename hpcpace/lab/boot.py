@@ -17,9 +17,8 @@ from pathlib import Path
 
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.files import Folder
-from hpcpace.lab.fabric import build_switches
+from hpcpace.lab.fabric import build_switches, lab_environ
 from hpcpace.lab.hosts import host_pid, start_hosts
-from hpcpace.lab.namespaces import lab_environ
 from hpcpace.lab.plan import (
     CGROUP_CONF,
     CONTROLLER,

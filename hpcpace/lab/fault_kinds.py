@@ -19,17 +19,18 @@ from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab.fabric import (
     WAYS,
     Way,
+    check_programs,
     cut_packets,
     detour,
     detour_devices,
     end_detour,
+    lab_environ,
     lose_packets,
     set_mtu,
     set_rate,
     set_up,
 )
 from hpcpace.lab.hosts import HostCgroup, Load, host_pid, kill_host, living_pid, load_command, running_on, start_hosts
-from hpcpace.lab.namespaces import check_programs, lab_environ
 from hpcpace.lab.packet_hold import Holding, hold_packets
 from hpcpace.lab.plan import LabFiles, LabPlan
 

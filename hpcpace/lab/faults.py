@@ -25,8 +25,8 @@ import psutil
 from hpcpace.core.codec import convert, parse_json
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.rundir import write_json
+from hpcpace.lab.fabric import lab_environ
 from hpcpace.lab.fault_kinds import KINDS, InsideLab, KillHost, LabFault, Wait
-from hpcpace.lab.namespaces import lab_environ
 from hpcpace.lab.plan import LabFiles, LabPlan, TruthLog, read_config, writable_to_owner_only
 
 UNFINISHED = ("scheduled", "active")

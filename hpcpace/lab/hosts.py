@@ -19,8 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from hpcpace.core.errors import HpcpaceError
-from hpcpace.lab.fabric import connect, set_up, shape, unplug
-from hpcpace.lab.namespaces import host_command, lab_environ
+from hpcpace.lab.fabric import connect, host_command, lab_environ, set_up, shape, unplug
 from hpcpace.lab.plan import (
     CONTROLLER_ADDRESS,
     PREFIX_LENGTH,

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.core.ranges import parse_range
-from hpcpace.core.text import NS_PER_S
+from hpcpace.core.text import NS_PER_S, parse_range
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import ordinals

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from hpcpace.core.rundir import Attempt
-from hpcpace.hang.asking import TIMEOUT_S, address, is_own_user
-from hpcpace.hang.notices import Notice, notice_text
+from hpcpace.hang.notices import TIMEOUT_S, Notice, address, is_own_user, notice_text
 
 _MAX_WAITING = 4
 

@@ -31,9 +31,9 @@ from typing import Any
 
 from hpcpace.core.compiled import load_compiled
 from hpcpace.core.environment import process_redaction
-from hpcpace.core.frames import own_frame
 from hpcpace.core.log_text import plain_text
 from hpcpace.core.redaction import Redaction
+from hpcpace.core.text import own_frame
 from hpcpace.trace.schema import TABLES, ErrorCode, ErrorPart, EventKind
 from hpcpace.world.deadline import in_time
 

@@ -16,8 +16,7 @@ from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.rundir import Attempt
 from hpcpace.pace.choice import RankProfile, core_names
-from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.record import PacingRecord
+from hpcpace.pace.pacer import Pacer, PacingRecord
 from hpcpace.pace.rounds import PacingTrace
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.world.messages import GlooMessages, Messages, MpiMessages

@@ -17,10 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.text import NS_PER_S
-from hpcpace.pace.choice import PacingChoice
-from hpcpace.pace.controller import Measurement
-from hpcpace.pace.coschedule import CollectionCount, CollectionPlan, CollectionSchedule, CollectionWatch
-from hpcpace.pace.policies import make_policy
+from hpcpace.pace.choice import CollectionCount, CollectionPlan, CollectionSchedule, CollectionWatch, PacingChoice
+from hpcpace.pace.controller import Measurement, make_policy
 from hpcpace.pace.trial import Trial, TrialOutcome, TrialResult
 from hpcpace.trace.schema import PaceArm, PacePolicy, StepFlag
 

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from hpcpace.core.codec import WrongValue, convert
+from hpcpace.core.codec import WrongValue, convert, parse_yaml
 from hpcpace.core.errors import ConfigError, check_package
 from hpcpace.core.files import read_file
-from hpcpace.core.plain_yaml import parse_yaml
 from hpcpace.core.text import listed, printable
 from hpcpace.planning.machine import KnownMachine, Machine
 from hpcpace.planning.model import PRESETS, Transformer, preset

@@ -16,17 +16,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hpcpace.core.csv_text import csv_bytes
 from hpcpace.core.errors import CannotTell, HpcpaceError, UsageError, check_package
+from hpcpace.core.exposition import csv_bytes
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import check_target
 from hpcpace.core.text import folded_message, plural, printable
 from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.frames.run import Run, load
+from hpcpace.runs.load import Per
 from hpcpace.runs.scaling.sizes import Kind
-from hpcpace.runs.throughput_columns import Per
-from hpcpace.topology.read import read_topology
+from hpcpace.topology.switch_tree import read_topology
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

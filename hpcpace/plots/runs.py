@@ -1,4 +1,7 @@
-"""Plots of runs, each on axes of its own or on those that it is given; no figure is shown, and no state is kept."""
+"""Plots of runs and for analysis/, each on axes of its own or on given ones; no figure is shown, no state is kept.
+
+Each draws onto given axes, in colours that people with any common colour blindness can distinguish.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,229 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell, check_package
-from hpcpace.core.text import NS_PER_MS, format_duration
+from hpcpace.core.text import NS_PER_MS, format_duration, printable
 from hpcpace.diagnosis.plot_source import StepDetail, step_detail
 from hpcpace.frames.run import Run
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, Part
-from hpcpace.plots import charts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
     from pandas import DataFrame
 
+
+# Okabe and Ito (2008), Color Universal Design.
+BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#F0E442"
+ORANGE, VERMILION, PURPLE, BLACK, GREY = "#E69F00", "#D55E00", "#CC79A7", "#222222", "#9A9A9A"
+PLUM, BROWN, LIGHT = "#6A3D80", "#7F6A4F", "#D0D0D0"
+
+_CURVES = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+_MARKERS = "osD^vPX*"
+_DASHED = (0, (4, 2))
+_NOWHERE = "#B8B8B8"
+_MAX_LABEL, _MAX_TICKS, _MIN_BARS = 28, 16, 4
+_EQUAL = 0.02  # of the logarithm to base 2
+
+Stretch = tuple[str, float, float]
+"""Colour, begin and end."""
+
+
+def plot_label(text: str) -> str:
+    """Return a name as a plot can show it: short, and without what matplotlib takes for a formula or leaves out."""
+    shown = printable(text).lstrip("_") or "?"
+    return (shown if len(shown) <= _MAX_LABEL else shown[: _MAX_LABEL - 1] + "…").replace("$", r"\$")
+
+
+def new_figure(width_in: float, height_in: float) -> Figure:
+    """Return an empty figure of a size in inches; it needs no display, and no state is left behind."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_in, height_in), layout="constrained")
+
+
+def plain(axes: Axes) -> None:
+    """Take the frame's upper and right lines away."""
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_bars(
+    axes: Axes,
+    names: Sequence[str],
+    values: NDArray[np.float64],
+    intervals: NDArray[np.float64],
+    colors: Sequence[str],
+    label: str,
+    *,
+    empty: str = "none beyond noise",
+) -> None:
+    """Draw horizontal bars with their intervals, the first on top.
+
+    Args:
+        axes: empty axes.
+        names: of the bars, (num_bars,).
+        values: their lengths, (num_bars,).
+        intervals: low and high ends, (num_bars, 2).
+        colors: of the bars, (num_bars,).
+        label: what the lengths are, with their unit.
+        empty: the text in place of bars if there are none.
+    """
+    heights = np.arange(len(names))
+    if len(names):
+        axes.barh(heights, values, color=colors, height=0.6)
+        axes.hlines(heights, intervals[:, 0], intervals[:, 1], color=BLACK, linewidth=1.5)
+        axes.plot(intervals, np.column_stack([heights, heights]), "|", color=BLACK, markersize=9)
+        axes.grid(axis="x", alpha=0.25)
+    else:
+        axes.set_xticks([])
+        axes.text(0.5, 0.5, empty, transform=axes.transAxes, ha="center", color=GREY)
+    axes.set_yticks(heights.tolist(), [plot_label(name) for name in names], fontsize=9)
+    axes.set_ylim(max(len(names), _MIN_BARS) - 0.5, -0.5)
+    axes.set_xlabel(label, fontsize=9)
+    plain(axes)
+
+
+def draw_matrix(figure: Figure | SubFigure, axes: Axes, names: Sequence[str], ratio: NDArray[np.float64]) -> None:
+    """Draw ratios to what is usual: orange is more, purple less, grey is where there is none.
+
+    Args:
+        figure: what the axes belong to.
+        axes: empty axes.
+        names: of the units, (num_units,).
+        ratio: NaN where there is none, (num_units, num_units).
+    """
+    factor = np.log2(np.maximum(ratio, 1e-3))
+    largest = float(np.abs(factor[np.isfinite(factor)]).max(initial=0.0))
+    limit = max(largest, 1.0)
+    image = axes.imshow(factor, cmap="PuOr_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    axes.set_facecolor(_NOWHERE)
+    ticks = list(range(0, len(names), -(-len(names) // _MAX_TICKS)))
+    shown = [plot_label(names[tick]) for tick in ticks]
+    axes.set_xticks(ticks, shown, rotation=90 if len("".join(shown)) > 24 else 0, fontsize=8)
+    axes.set_yticks(ticks, shown, fontsize=8)
+    if largest < _EQUAL:
+        said = axes.text(0.5, 0.5, "no pair differs", transform=axes.transAxes, ha="center", va="center", fontsize=9)
+        said.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.9})
+    marks = np.linspace(-limit, limit, 5).tolist()
+    bar = figure.colorbar(image, ax=axes, shrink=0.75, label="times the usual")
+    bar.set_ticks(marks, labels=[f"{2.0**mark:.2g}" for mark in marks])
+
+
+def draw_lanes(axes: Axes, names: Sequence[str], lanes: Sequence[Sequence[Stretch]], *, marked: int) -> None:
+    """Draw lanes of coloured stretches of time, the first on top.
+
+    Args:
+        axes: empty axes.
+        names: of the lanes, (num_lanes,).
+        lanes: the stretches of each.
+        marked: the lane whose name is printed bold.
+    """
+    for height, stretches in enumerate(lanes):
+        spans = [(begin, end - begin) for _, begin, end in stretches]
+        # Without an outline, a stretch narrower than a pixel is drawn or not as rounding has it.
+        colors = [color for color, *_ in stretches]
+        axes.broken_barh(spans, (height - 0.4, 0.8), facecolors=colors, edgecolors=colors, linewidth=0.3, snap=False)
+    axes.set_yticks(range(len(names)), [plot_label(name) for name in names], fontsize=8)
+    axes.get_yticklabels()[marked].set_fontweight("bold")
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(0, max((end for stretches in lanes for *_, end in stretches), default=1.0))
+    plain(axes)
+
+
+def legend_above(figure: Figure, axes: Axes, names: Sequence[str], colors: Sequence[str]) -> None:
+    """Draw a legend of colours above all of a figure; `axes` are any of its axes, with fixed limits."""
+    handles = [axes.bar([0], [0], color=color).patches[0] for color in colors]
+    figure.legend(handles, names, loc="outside upper center", ncols=10, frameon=False, fontsize=9)
+
+
+def draw_curve(
+    axes: Axes,
+    x: NDArray[np.generic],
+    values: NDArray[np.float64],
+    interval: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
+    null: NDArray[np.float64] | None,
+    label: str,
+    index: int,
+) -> None:
+    """Draw one of several curves, with its interval, and what it is held against as a dashed line.
+
+    Args:
+        axes: for all curves.
+        x: ascending, (num_points,).
+        values: (num_points,).
+        interval: low and high ends, each (num_points,).
+        null: what it is held against, (num_points,).
+        label: for the legend.
+        index: which curve: each has its own colour and marker.
+    """
+    color = _CURVES[index % len(_CURVES)]
+    if interval is not None:
+        axes.fill_between(x, *interval, color=color, alpha=0.2, linewidth=0)
+    if null is not None:
+        axes.plot(x, null, color=color, linestyle=_DASHED, linewidth=1.3)
+    marker = _MARKERS[index % len(_MARKERS)]
+    axes.plot(x, values, color=color, marker=marker, markersize=4, linewidth=1.8, label=label)
+
+
+def explain_curves(axes: Axes, null: str) -> None:
+    """Draw the legend of curves; `null` says what the dashed lines are."""
+    axes.plot([], [], color=GREY, linestyle=_DASHED, label=null)
+    axes.fill_between([], [], color=GREY, alpha=0.3, linewidth=0, label="95 % interval")
+    axes.grid(alpha=0.25)
+    plain(axes)
+    axes.legend(frameon=False, fontsize=9)
+
+
+def draw_points(axes: Axes, points: Sequence[tuple[float, ...]], label: str, index: int) -> None:
+    """Draw one of several curves from points of x, value, low and high, in any order; nothing without a point.
+
+    The interval is left out where an end of it is not known.
+
+    Args:
+        axes: for all curves.
+        points: each of four numbers.
+        label: for the legend.
+        index: which curve, as of `draw_curve`.
+    """
+    if points:
+        x, value, low, high = np.array(sorted(points)).T
+        is_known = bool(np.isfinite([low, high]).all())
+        draw_curve(axes, x, value, (low, high) if is_known else None, None, label, index)
+
+
+def label_curves(axes: Axes, across: str, label: str, ticks: Sequence[float] = ()) -> None:
+    """Name both axes of curves, and draw the legend; with ticks, x is logarithmic and has these.
+
+    Args:
+        axes: with all curves.
+        across: what x is.
+        label: what the values are, with their unit.
+        ticks: of x.
+    """
+    if ticks:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
+    axes.set_xlabel(across, fontsize=9)
+    axes.set_ylabel(label, fontsize=9)
+    axes.grid(alpha=0.25)
+    plain(axes)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize=8)
+
+
 KINDS: Mapping[str, tuple[tuple[Part, ...], str]] = {
-    "data": ((Part.DATA,), charts.YELLOW),
-    "forward": ((Part.FORWARD,), charts.SKY),
-    "backward": ((Part.BACKWARD,), charts.BLUE),
-    "optimizer": ((Part.OPTIMIZER,), charts.GREEN),
-    "gc": ((Part.GC,), charts.PURPLE),
-    "pace": ((Part.PACE,), charts.PLUM),
-    "ckpt, eval": ((Part.CHECKPOINT, Part.EVAL), charts.BROWN),
-    "wait": (EXPOSED_WAIT, charts.VERMILION),
-    "transfer": (EXPOSED_TRANSFER, charts.ORANGE),
-    "other": ((Part.OTHER, Part.HOST), charts.LIGHT),
+    "data": ((Part.DATA,), YELLOW),
+    "forward": ((Part.FORWARD,), SKY),
+    "backward": ((Part.BACKWARD,), BLUE),
+    "optimizer": ((Part.OPTIMIZER,), GREEN),
+    "gc": ((Part.GC,), PURPLE),
+    "pace": ((Part.PACE,), PLUM),
+    "ckpt, eval": ((Part.CHECKPOINT, Part.EVAL), BROWN),
+    "wait": (EXPOSED_WAIT, VERMILION),
+    "transfer": (EXPOSED_TRANSFER, ORANGE),
+    "other": ((Part.OTHER, Part.HOST), LIGHT),
 }
 """The parts of a step as plots show them, with their colours."""
 _HUES = {part: color for parts, color in KINDS.values() for part in parts}
@@ -41,7 +244,7 @@ def _axes(axes: Axes | None, width_in: float, height_in: float) -> Axes:
     if axes is not None:
         return axes
     check_package("matplotlib", extra="analysis")
-    return charts.new_figure(width_in, height_in).subplots()
+    return new_figure(width_in, height_in).subplots()
 
 
 def _of_steps(frame: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -83,7 +286,7 @@ def lateness(run: Run, axes: Axes | None = None) -> Axes:
     axes.set_yticks(list(shown), [str(ranks[row]) for row in shown], fontsize=8)
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel("rank", fontsize=9)
-    axes.set_title(charts.plot_label(run.path.name), loc="left", fontsize=10)
+    axes.set_title(plot_label(run.path.name), loc="left", fontsize=10)
     return axes
 
 
@@ -114,7 +317,7 @@ def parts(run: Run, axes: Axes | None = None) -> Axes:
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel("mean over ranks, ms", fontsize=9)
     axes.legend(frameon=False, fontsize=8, ncols=len(drawn), loc="lower left", bbox_to_anchor=(0, 1))
-    charts.plain(axes)
+    plain(axes)
     return axes
 
 
@@ -137,7 +340,7 @@ def timeline(run: Run, step: int | None = None, axes: Axes | None = None) -> Axe
     axes = _axes(axes, 10.0, 1.1 + 0.27 * len(detail.rows))
     labels = [f"rank {panels.rank[row]} {panels.host[row]}" for row in detail.rows.tolist()]
     drawn = draw_step(axes, detail, labels)
-    title = f"{charts.plot_label(run.path.name)}: step {detail.step} ({format_duration(detail.time_ns)})"
+    title = f"{plot_label(run.path.name)}: step {detail.step} ({format_duration(detail.time_ns)})"
     axes.set_xlabel(f"ms since the first rank began the step; {title}", fontsize=9)
     handles = [axes.bar([0], [0], color=KINDS[name][1]).patches[0] for name in drawn]
     axes.legend(handles, drawn, frameon=False, fontsize=8, ncols=len(drawn), loc="lower left", bbox_to_anchor=(0, 1))
@@ -147,7 +350,7 @@ def timeline(run: Run, step: int | None = None, axes: Axes | None = None) -> Axe
 def draw_step(axes: Axes, detail: StepDetail, labels: Sequence[str]) -> list[str]:
     """Draw the lanes of a step, each with a label, and return the names of the kinds of parts in it."""
     lanes = [[(_HUES[part], begin / NS_PER_MS, end / NS_PER_MS) for part, begin, end in lane] for lane in detail.lanes]
-    charts.draw_lanes(axes, labels, lanes, marked=int(np.argmax(detail.excess_ns[detail.rows])))
+    draw_lanes(axes, labels, lanes, marked=int(np.argmax(detail.excess_ns[detail.rows])))
     axes.set_xlabel("ms since the first rank began the step", fontsize=9)
     used = {color for lane in lanes for color, *_ in lane}
     return [name for name, (_, color) in KINDS.items() if color in used]
@@ -170,9 +373,9 @@ def scaling(runs: DataFrame, axes: Axes | None = None) -> Axes:
     axes = _axes(axes, 6.0, 4.0)
     by_size = known.groupby("num_nodes").samples_per_s.median()
     ideal = by_size.iloc[0] / by_size.index[0] * by_size.index.to_numpy()
-    axes.plot(by_size.index, ideal, color=charts.GREY, linestyle="--", label="ideal")
-    axes.plot(by_size.index, by_size, color=charts.BLUE, linewidth=1.8, label="median")
-    axes.plot(known.num_nodes, known.samples_per_s, "o", color=charts.BLUE, alpha=0.6, label="runs")
+    axes.plot(by_size.index, ideal, color=GREY, linestyle="--", label="ideal")
+    axes.plot(by_size.index, by_size, color=BLUE, linewidth=1.8, label="median")
+    axes.plot(known.num_nodes, known.samples_per_s, "o", color=BLUE, alpha=0.6, label="runs")
     axes.set_xscale("log", base=2)
     axes.set_xticks(by_size.index.tolist(), [str(int(count)) for count in by_size.index])
     axes.set_xlabel("nodes", fontsize=9)
@@ -180,5 +383,5 @@ def scaling(runs: DataFrame, axes: Axes | None = None) -> Axes:
     axes.set_ylabel(f"{units[0] if len(units) == 1 else 'samples'} per second", fontsize=9)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=9)
-    charts.plain(axes)
+    plain(axes)
     return axes

@@ -20,13 +20,13 @@ from hpcpace.probe.pair_network import (
     PairResult,
     PairResults,
     Round,
+    SlowLinks,
     loaded_rounds,
     rounds_across_leaves,
     rounds_one_by_one,
     rounds_within_leaves,
     some_rounds,
 )
-from hpcpace.probe.pair_solver import SlowLinks
 
 MIN_TESTS = 2
 """So many transfers must accuse one link alone: a single one may have been disturbed."""

@@ -12,8 +12,7 @@ from hpcpace.hang.views import Hang, JobView
 from hpcpace.report.document import Document, Notes, Row, Section, Table, Verdict
 from hpcpace.runs.imports.dump_view import LastOfRank, first_ns, last_ns, last_of_ranks
 from hpcpace.runs.imports.dumps import Dumps
-from hpcpace.runs.imports.witness_files import Witnesses, ignored_line, taken_for
-from hpcpace.runs.imports.witnesses import LABELS, Evidence
+from hpcpace.runs.imports.witnesses import LABELS, Evidence, Witnesses, ignored_line, taken_for
 
 _MAX_LETTERS = 480
 """Of a sentence: only those with names that somebody chose to fill the screen are longer."""

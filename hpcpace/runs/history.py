@@ -31,8 +31,7 @@ from hpcpace.metrics.run_difference import (
     level_changes,
     run_spread,
 )
-from hpcpace.runs.history_index import IndexedRuns, ReadRuns
-from hpcpace.runs.history_row import Group, HistoryRow, grouped, without_a_place
+from hpcpace.runs.history_row import Group, HistoryRow, IndexedRuns, ReadRuns, grouped, without_a_place
 from hpcpace.runs.load import CsvRun, read_csv
 
 

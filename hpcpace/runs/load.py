@@ -27,7 +27,6 @@ from hpcpace.core.rundir import Attempt, RunDirectory, open_named_run
 from hpcpace.core.text import NS_PER_S, first_few, one_line, printable
 from hpcpace.diagnosis.run_state import is_running, journals_of, read_start
 from hpcpace.runs.measured import Conditions, MeasuredRun, from_summary, is_to_come, read_conditions, stored_run
-from hpcpace.runs.throughput_columns import Per, per_of_column
 
 COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")
 _REQUIRED = ("run",)
@@ -432,3 +431,47 @@ def _analysed(run: RunDirectory, attempt: Attempt, config: Config, problems: lis
         return from_summary(analysis.summary.to_json(), run, read_conditions(attempt, problems), is_from_summary=False)
     except (ValueError, TypeError) as error:
         raise CannotTell(f"{attempt.path}: its steps cannot be compared ({error})") from error
+
+
+class Per(StrEnum):
+    """What a throughput is of."""
+
+    TOTAL = "total"
+    GPU = "gpu"
+    NODE = "node"
+
+
+_GPU = frozenset(("gpu", "gpus", "rank", "device", "card", "accelerator", "worker", "process", "gcd", "tpu", "npu"))
+_NODE = frozenset(("node", "host", "server"))
+_RATE = frozenset(
+    (
+        *(
+            "throughput",
+            "speed",
+            "rate",
+            "samples",
+            "sample",
+            "tokens",
+            "token",
+            "tok",
+            "toks",
+            "images",
+            "image",
+            "img",
+        ),
+        *("imgs", "sequences", "seqs", "seq", "sentences", "frames", "items", "examples", "records", "tps", "ips"),
+    )
+)
+_TIME = frozenset(("s", "sec", "secs", "second", "seconds", "per", "in", "k"))
+
+
+def per_of_column(name: str) -> Per | None:
+    """Return what a column like `samples/s/GPU` or `throughput_per_gpu` is of; None if it is no throughput.
+
+    A name that says neither GPU nor node is no throughput that this can recognise, because it may be of either.
+    """
+    words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
+    found = {Per.GPU if word in _GPU else Per.NODE for word in words if word in _GPU | _NODE}
+    if len(found) != 1 or not set(words) <= _GPU | _NODE | _RATE | _TIME:
+        return None
+    return found.pop() if _RATE & set(words) or "per" in words else None

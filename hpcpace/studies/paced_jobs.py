@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.pace.controller import Measurement
-from hpcpace.pace.policies import Policy, make_policy
+from hpcpace.pace.controller import Measurement, Policy, make_policy
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.simulation import Incast, ParametricNoise, PollStealing, PowerShare, SimulatedJob, simulate
 from hpcpace.trace.schema import PaceArm

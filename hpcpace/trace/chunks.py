@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from zlib_ng import zlib_ng
 
 from hpcpace.trace.encoding import row_dtype
-from hpcpace.trace.opening import FOREIGN_ERRORS, filters_of, open_column, open_group, stored_dtype
+from hpcpace.trace.hdf5_files import FOREIGN_ERRORS, filters_of, open_column, open_group, stored_dtype
 from hpcpace.trace.schema import TableSchema
 from hpcpace.trace.tables import Table
 

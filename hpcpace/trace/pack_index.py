@@ -29,7 +29,7 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, left_out, no_rows, open_tables
 from hpcpace.trace.encoding import row_dtype
-from hpcpace.trace.opening import (
+from hpcpace.trace.hdf5_files import (
     FOREIGN_ERRORS,
     HDF5_LOCK,
     attribute_values,

@@ -22,9 +22,20 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder, write_all
 from hpcpace.core.pool import map_threads
 from hpcpace.trace.chunks import DamagedColumn
-from hpcpace.trace.container import INDEX_BYTES, LIBRARY_VERSIONS, METADATA_BYTES, file_image, reserve
 from hpcpace.trace.encoding import RESOLUTION_NS, compress_chunk, has_device_columns
-from hpcpace.trace.opening import FOREIGN_ERRORS, HDF5_LOCK, attribute_values, open_column, open_group, open_trace
+from hpcpace.trace.hdf5_files import (
+    FOREIGN_ERRORS,
+    HDF5_LOCK,
+    INDEX_BYTES,
+    LIBRARY_VERSIONS,
+    METADATA_BYTES,
+    attribute_values,
+    file_image,
+    open_column,
+    open_group,
+    open_trace,
+    reserve,
+)
 from hpcpace.trace.pack_index import (
     BLOCK_ROWS,
     OF_RANKS,

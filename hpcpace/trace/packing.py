@@ -26,7 +26,7 @@ from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import map_processes
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, rank_list
-from hpcpace.trace.opening import is_marked_open
+from hpcpace.trace.hdf5_files import is_marked_open
 from hpcpace.trace.pack_index import (
     COUNTED,
     MAX_PACKED_RANKS,

@@ -32,7 +32,7 @@ from hpcpace.trace.chunks import (
     split_chunks,
 )
 from hpcpace.trace.encoding import has_device_columns, row_dtype
-from hpcpace.trace.opening import (
+from hpcpace.trace.hdf5_files import (
     FOREIGN_ERRORS,
     HDF5_LOCK,
     attribute_values,

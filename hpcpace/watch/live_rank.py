@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.trace.journal_tail import JournalTail, Tail
+from hpcpace.trace.journal import JournalTail, Tail
 from hpcpace.trace.schema import Op, PaceArm, Phase, StepFlag, TraceHeader
 
 LIGHT = ("steps", "account", "clock", "network", "pacing", "groups")

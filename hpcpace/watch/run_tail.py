@@ -24,7 +24,7 @@ from hpcpace.core.files import Folder
 from hpcpace.core.rundir import Attempt, RunDirectory, rank_of
 from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import StartRecord, read_start
-from hpcpace.trace.journal_tail import JournalTail
+from hpcpace.trace.journal import JournalTail
 from hpcpace.trace.reader import read_rank
 from hpcpace.trace.schema import StepFlag
 from hpcpace.watch.live_rank import DETAIL, LIGHT, LiveRank

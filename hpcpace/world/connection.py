@@ -1,10 +1,4 @@
-"""Whether MPI or torch connects the ranks of a job, and why, in one line for the log; and where they meet without MPI.
-
-MPI connects them where its library understands whoever started the ranks. Elsewhere each rank would be a world of one,
-or abort; then torch connects them at the first host of their Slurm step, on a port that follows from job and step. All
-ranks derive that place from their environment. The first rank of the first host opens torch's store there; the others
-wait until it listens, and say which host did not answer if it never does.
-"""
+"""Whether MPI or torch connects the ranks of a job, and why; and which release of torch a command needs."""
 
 from __future__ import annotations
 
@@ -15,6 +9,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 from hpcpace.core.environment import RankInfo, mark_rank
@@ -344,3 +340,28 @@ def _launcher(info: RankInfo, environ: Mapping[str, str]) -> str:
         if not kind and any(name in environ for name in names):
             kind = plugin
     return f"srun --mpi={kind or 'none'}"
+
+
+def check_torch(command: str, least: tuple[int, int]) -> None:
+    """Raise unless this Python has a torch that is new enough; a torch without a known release passes.
+
+    Args:
+        command: what needs it, such as "hpcpace train".
+        least: the first release that will do.
+
+    Raises:
+        WorldError: it has none, or an older one.
+    """
+    needed = f"{command} needs torch {least[0]}.{least[1]} or newer"
+    if find_spec("torch") is None:
+        raise WorldError(f"{needed}, and this Python has none: pip install 'hpcpace[train]'")
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers and (int(numbers[1]), int(numbers[2])) < least:
+        raise WorldError(
+            f"{needed}, and this Python has {found}: pip install --upgrade 'torch>={least[0]}.{least[1]}' in an "
+            "environment of its own; hpcpace trace records with torch 2.4 and newer"
+        )

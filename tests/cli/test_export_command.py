@@ -12,7 +12,7 @@ import pytest
 
 import hpcpace as package
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.frames import files
+from hpcpace.frames import columns
 from hpcpace.frames.columns import FRAMES, TABLES, Columns
 
 pd = pytest.importorskip("pandas")
@@ -106,16 +106,16 @@ def test_a_run_without_steps_makes_no_file(hpcpace, tmp_path: Path) -> None:
 
 def test_a_file_is_complete_or_as_it_was(hpcpace, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "steps.parquet").write_text("before")
-    make, calls = files._table, []
+    make, calls = columns._table, []
 
-    def fails(name: str, kind: files.Format, columns: Columns, schema: Any) -> Any:
+    def fails(name: str, kind: columns.Format, columns: Columns, schema: Any) -> Any:
         calls.append(name)
         if len(calls) > 1:
             raise OSError(28, "No space left on device")
         return make(name, kind, columns, schema)
 
     monkeypatch.setattr("hpcpace.frames.tables._CELLS", 16)
-    monkeypatch.setattr(files, "_table", fails)
+    monkeypatch.setattr(columns, "_table", fails)
     code, _, err = hpcpace("export", run, "-o", tmp_path, "--only", "steps")
     assert code == 2 and f"cannot write to {tmp_path} (No space left on device)" in err
     assert ((tmp_path / "steps.parquet").read_text(), len(list(tmp_path.iterdir()))) == ("before", 1)

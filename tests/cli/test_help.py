@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hpcpace.cli import COMMANDS, HEADINGS, cli
 from hpcpace.cli.commands import EXAMPLES
-from hpcpace.cli.help import topics
+from hpcpace.cli.config import topics
 from hpcpace.core.errors import UsageError
 
 _INDENT, _WIDTH = 2, 80

@@ -17,7 +17,7 @@ from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import write_json
 from hpcpace.lab import lab as lab_module
 from hpcpace.lab import plan as files_module
-from hpcpace.lab.namespaces import NAME_VARIABLE, Anchor
+from hpcpace.lab.fabric import NAME_VARIABLE, Anchor
 from hpcpace.lab.plan import LabFiles, TruthLog, write_config
 from hpcpace.lab.settings import LabConfig
 

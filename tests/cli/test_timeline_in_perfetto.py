@@ -10,7 +10,7 @@ import pytest
 from experiments.chromium import Browser
 from experiments.synthetic_run import MS, SyntheticRun
 from hpcpace.runs.timeline.run_file import write_timeline
-from hpcpace.runs.timeline.steps import Wanted
+from hpcpace.runs.timeline.tracks import Wanted
 from tests.perfetto_page import PerfettoPage, opened, page_folder
 
 pytest.importorskip("perfetto")

@@ -10,8 +10,8 @@ import pytest
 
 from experiments.lab_jobs import JobQueue
 from hpcpace.core.errors import UsageError
+from hpcpace.lab.fabric import check_requirements
 from hpcpace.lab.lab import Lab
-from hpcpace.lab.namespaces import check_requirements
 from hpcpace.lab.settings import LabConfig
 
 HERE = Path(__file__).parent

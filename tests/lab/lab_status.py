@@ -8,8 +8,7 @@ import sys
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.faults import FaultRecord
-from hpcpace.lab.lab import Lab
-from hpcpace.lab.status import HostStatus, LabStatus
+from hpcpace.lab.lab import HostStatus, Lab, LabStatus
 
 
 def status_of(lab: Lab) -> LabStatus:

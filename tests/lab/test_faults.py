@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from lab_status import status_of
 
-from hpcpace.lab.lab import Lab
+from hpcpace.lab.lab import Lab, LabStatus
 from hpcpace.lab.plan import TruthLog
-from hpcpace.lab.status import LabStatus
 
 Inject = Callable[..., str]
 WAIT_S = 90

@@ -27,10 +27,10 @@ from experiments.machine import (
     threaded,
 )
 from hpcpace.audit.facts import Counters, Load, Memory, Nvml, OtherProcesses, Snapshot, TimeSync
+from hpcpace.audit.job import TopoMatrix, read_topo
 from hpcpace.audit.nccl_log import NcclLog, read_nccl_log
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
-from hpcpace.audit.topo_matrix import TopoMatrix, read_topo
 from tests.machines.real import dgx_spark, magny_cours_sparse, raptor_lake, xeon_e7_4870
 
 LOGS = Path(__file__).parents[1] / "data" / "nccl-logs"

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from hpcpace.probe.operations import OPERATIONS
 from hpcpace.probe.record import probe_from, read_probe
+from hpcpace.probe.sweep import OPERATIONS
 
 PROBE = ("-m", "hpcpace", "probe", "--only", "sweep", "--time", 4)
 

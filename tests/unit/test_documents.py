@@ -21,10 +21,10 @@ from hpcpace import __version__
 from hpcpace.cli import cli
 from hpcpace.core.config import DECLARED_BY, section_class
 from hpcpace.diagnosis import summary
-from hpcpace.diagnosis.diagnose import TOPICS
 from hpcpace.diagnosis.finding import Evidence
 from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Mode, Summary
+from hpcpace.diagnosis.verdict import TOPICS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md")), ROOT / "analysis" / "README.md"]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from cases import each_case
 
-from hpcpace.core import pickles
-from hpcpace.core.pickles import read_pickle
+from hpcpace.core import codec
+from hpcpace.core.codec import read_pickle
 
 PLAIN = {"version": "2.10", "a": [1, -1, 2.5, None, True, "é", ("x", 2**40), {}], "empty": []}
 
@@ -110,13 +110,13 @@ def test_a_name_that_is_no_text_is_not_written_out() -> None:
 
 @each_case("opcode", [b"\x94", b"(", b"r\x00\x00\x00\x00"], ids=["MEMOIZE", "MARK", "LONG_BINPUT"])
 def test_what_a_pickle_remembers_is_counted(monkeypatch: pytest.MonkeyPatch, opcode: bytes) -> None:
-    monkeypatch.setattr(pickles, "MAX_VALUES", 1000)
+    monkeypatch.setattr(codec, "MAX_VALUES", 1000)
     with pytest.raises(ValueError, match="more than 1000 lists"):
         read_pickle(b"\x80\x04N" + opcode * 1001 + b".")
 
 
 def test_a_pickle_of_nothing_but_lists_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickles, "MAX_VALUES", 1000)
+    monkeypatch.setattr(codec, "MAX_VALUES", 1000)
     with pytest.raises(ValueError, match="more than 1000 lists"):
         read_pickle(b"\x80\x02" + b"]" * 1001 + b".")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cases import each_case
 
-from hpcpace.core.frames import own_frame, short_frame
+from hpcpace.core.text import own_frame, short_frame
 
 OWN = "/home/me/train.py:12 in validate"
 TORCH = "/opt/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:3252 in all_reduce"

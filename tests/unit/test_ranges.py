@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpcpace.core.ranges import format_ranges, parse_range
-from hpcpace.core.text import few, first_few
+from hpcpace.core.text import few, first_few, format_ranges, parse_range
 
 
 def test_numbers_become_ranges_and_come_back() -> None:

@@ -18,7 +18,7 @@ from hpcpace.diagnosis import summary
 from hpcpace.hang.notices import Notice
 from hpcpace.observe import joined
 from hpcpace.observe.node_local import NodeLocalTrace
-from hpcpace.pace.record import PacingRecord
+from hpcpace.pace.pacer import PacingRecord
 from hpcpace.studies.setups import StudyFolder
 from hpcpace.trace.schema import TABLES, TraceHeader
 from hpcpace.train.checkpoint_folder import CHECKPOINT_SCHEMA, History, write_history

@@ -23,7 +23,7 @@ from experiments.synthetic_run import SyntheticRun
 from hpcpace.cli import cli
 from hpcpace.core.errors import UsageError
 from hpcpace.observe.settings import ClockConfig, TraceConfig
-from hpcpace.trace.opening import MIN_HDF5
+from hpcpace.trace.hdf5_files import MIN_HDF5
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "SECURITY.md").read_text()
@@ -414,7 +414,7 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
         },  # the kernel's own socket for traffic shaping, on this host
         "hpcpace/observe/launch/last_line.py": {"bind", "listen", "connect"},  # a Unix socket, see below
         "hpcpace/observe/answers.py": {"bind", "listen"},  # likewise
-        "hpcpace/hang/asking.py": {"connect"},  # likewise
+        "hpcpace/hang/notices.py": {"connect"},  # likewise
         "hpcpace/world/connection.py": {"connect"},  # asks whether torch's store answers
         "hpcpace/callbacks/__init__.py": {"bind"},  # arguments of a signature
         "hpcpace/cli/train.py": {"connect"},  # the ranks of a training: hpcpace.world.connection
@@ -426,7 +426,7 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
     assert unknown == []
 
 
-@pytest.mark.parametrize("module", ["observe/launch/last_line.py", "observe/answers.py", "hang/asking.py"])
+@pytest.mark.parametrize("module", ["observe/launch/last_line.py", "observe/answers.py", "hang/notices.py"])
 def test_what_stays_on_a_host_uses_unix_sockets_alone(module: str) -> None:
     tree = ast.parse((ROOT / "hpcpace" / module).read_text())
     made = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]

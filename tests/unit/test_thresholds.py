@@ -17,7 +17,7 @@ from hpcpace.core.config import Config
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.settings import resolve
 from hpcpace.core.thresholds import UNITS, ThresholdValues, declared, threshold_fields
-from hpcpace.diagnosis.flow_evidence import CoreWaitThresholds
+from hpcpace.diagnosis.judged import CoreWaitThresholds
 
 PACKAGE = Path(__file__).parents[2] / "hpcpace"
 TRIVIAL = {0, 1, 2, -1, 100, 0.5}

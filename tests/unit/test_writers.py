@@ -12,7 +12,7 @@ from cases import each_case
 ROOT = Path(__file__).parents[2]
 WRITERS = re.compile(r"hpcpace/(core/files\.py|trace/.*|train/checkpoint\w*\.py|lab/.*|observe/node_local\.py)")
 KERNEL_FILES = {
-    ("hpcpace/studies/series.py", "_CLEAR_REFS.write_text"),
+    ("hpcpace/studies/jobs.py", "_CLEAR_REFS.write_text"),
     ("hpcpace/cli/run_card.py", "_OOM_SCORE.write_text"),
 }
 """Files of /proc take what is written in place only."""
@@ -161,5 +161,5 @@ def test_all_files_are_written_by_the_one_writer() -> None:
 
 def test_all_tables_are_written_as_csv_in_one_module() -> None:
     assert [name for name, source in _modules() if re.search(r"\bcsv\.(writer|DictWriter)\b", source)] == [
-        "hpcpace/core/csv_text.py"
+        "hpcpace/core/exposition.py"
     ]

@@ -31,7 +31,7 @@ from hpcpace.diagnosis.analyze import Selection, analyze_traces
 from hpcpace.hang.notices import Notice, write
 from hpcpace.probe.record import CopiesRecord, LatencyLaw, NoiseRecord, PairsRecord, ProbedHost, ProbeRecord, RankSkew
 from hpcpace.probe.record import SweepRow as Row
-from hpcpace.runs.history_index import indexed_runs, sealed
+from hpcpace.runs.history_row import indexed_runs, sealed
 from hpcpace.trace.attempt_reader import read_attempt
 
 Place = Callable[[Path, bytes, Random], engine.Call]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 
 from hpcpace.audit import cpusets
-from hpcpace.audit.facts import RankFacts
+from hpcpace.audit.facts import RankFacts, parsed, sum_of
 from hpcpace.audit.findings import (
     AuditFinding,
     Certainty,
@@ -18,7 +18,6 @@ from hpcpace.audit.findings import (
     more_cpus_fix,
     near_gpu_fix,
 )
-from hpcpace.audit.hardware import parsed, sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from hpcpace.audit.collect_network import LINK_ERRORS
-from hpcpace.audit.facts import NetDevice, PciDevice, RankFacts, RdmaDevice, RdmaPort
+from hpcpace.audit.facts import ORDER, NetDevice, PciDevice, RankFacts, RdmaDevice, RdmaPort
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown, unset_fix
-from hpcpace.audit.hardware import ORDER
 from hpcpace.audit.job import AuditedHost, AuditedJob, FabricPort, has_peermem
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable, shell_word

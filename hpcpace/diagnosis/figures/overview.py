@@ -401,7 +401,7 @@ def hang_figures(run: JudgedAttempt) -> HangFigures | None:
     found = run.hang
     if found is None:
         return None
-    from hpcpace.hang.headline import call_name
+    from hpcpace.hang.verdict import call_name
 
     hang, job, call = found.hang, found.job, found.hang.call
     views = [job.ranks[rank] for rank in hang.culprits or hang.could_be]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hpcpace.core.text import plural, printable
 from hpcpace.diagnosis.finding import Case, DiagnosisFinding, Evidence, FindingWords, Said, first_ranks, rank_culprit
-from hpcpace.diagnosis.memory import GrowingMemory
+from hpcpace.diagnosis.stops import GrowingMemory
 from hpcpace.diagnosis.summary import Mode
 
 _MAX_SHOWN = 4  # display: ranks that have a sentence

@@ -17,9 +17,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from hpcpace.core.codec import convert
+from hpcpace.core.codec import convert, read_pickle
 from hpcpace.core.files import read_file
-from hpcpace.core.pickles import read_pickle
 from hpcpace.core.text import shown
 from hpcpace.runs.imports.input_files import MAX_LETTERS, MAX_NUMBER, Name, WholeNumber, is_whole, json_value
 

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import plural, printable
-from hpcpace.runs.imports.chrome_events import ChromeEvents
-from hpcpace.runs.imports.input_files import InputFile, json_bytes
+from hpcpace.runs.imports.input_files import ChromeEvents, InputFile, json_bytes
 from hpcpace.trace.schema import Op, Phase
 
 if TYPE_CHECKING:

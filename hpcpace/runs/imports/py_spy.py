@@ -24,7 +24,7 @@ from msgspec import Meta
 from hpcpace.core.codec import convert
 from hpcpace.core.log_text import plain_text
 from hpcpace.core.text import listed, plural, rank_list
-from hpcpace.hang.headline import is_or_are
+from hpcpace.hang.verdict import is_or_are
 from hpcpace.hang.views import Call, Channel, Doing, GroupView, Hang, HangKind, JobView, RankView, undecided
 from hpcpace.runs.imports.input_files import json_value
 

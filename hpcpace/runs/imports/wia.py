@@ -30,8 +30,7 @@ from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import TraceError, check_package
 from hpcpace.core.files import read_file
 from hpcpace.core.text import NS_PER_S, format_duration, printable, shown
-from hpcpace.runs.imports.chrome_events import ChromeEvents
-from hpcpace.runs.imports.input_files import InputFile, call_bounded, json_bytes
+from hpcpace.runs.imports.input_files import ChromeEvents, InputFile, call_bounded, json_bytes
 
 
 class WiaArgs(msgspec.Struct, gc=False, frozen=True):

@@ -17,8 +17,20 @@ from hpcpace.metrics.extrapolation import extrapolated_transfer
 from hpcpace.metrics.special import ENDS_95
 from hpcpace.probe.laws import no_law_of, transfer_term
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.runs.scaling.forms import NUM_DRAWS, TINY, FloatArray, drawn, parts_at, parts_of_all, sums, waiting
-from hpcpace.runs.scaling.overlap import exposed, phases_of, rest_of, words_of
+from hpcpace.runs.scaling.forms import (
+    NUM_DRAWS,
+    TINY,
+    FloatArray,
+    drawn,
+    exposed,
+    parts_at,
+    parts_of_all,
+    phases_of,
+    rest_of,
+    sums,
+    waiting,
+    words_of,
+)
 from hpcpace.runs.scaling.sizes import Kind, Series
 
 MAX_MISFIT = 0.25

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import CannotTell, with_reasons
 from hpcpace.core.text import NS_PER_MS, plural
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.runs.scaling.forms import parts_of_all
+from hpcpace.runs.scaling.forms import parts_of_all, phases_of
 from hpcpace.runs.scaling.law import MAX_FACTOR, MAX_MISFIT, Knee, Predicted, knee_of, obstacle, predict
-from hpcpace.runs.scaling.overlap import phases_of
 from hpcpace.runs.scaling.samples import PARTS, Sample
 from hpcpace.runs.scaling.sizes import Kind, Series, series_of
 

@@ -17,9 +17,8 @@ from hpcpace.diagnosis.summary import Overlap
 from hpcpace.metrics.growth import maximum_weights
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK
 from hpcpace.metrics.special import ndtri
-from hpcpace.runs.load import CsvRun, load_runs, read_csv
+from hpcpace.runs.load import CsvRun, Per, load_runs, read_csv
 from hpcpace.runs.measured import MeasuredRun
-from hpcpace.runs.throughput_columns import Per
 
 FloatArray = NDArray[np.float64]
 

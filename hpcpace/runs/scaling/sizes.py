@@ -23,7 +23,7 @@ from hpcpace.metrics.run_difference import (
     spread_beyond_prior,
     spread_of_repeats,
 )
-from hpcpace.runs.changes import is_same_batch, usual_batches
+from hpcpace.runs.compare import is_same_batch, usual_batches
 from hpcpace.runs.scaling.samples import PARTS, Sample
 
 _PRIOR = RunSpread(value=PRIOR_CV, freedom=math.inf)

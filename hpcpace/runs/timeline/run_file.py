@@ -23,15 +23,18 @@ from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.flows import Flows, InterfaceUse, flows_of, interface_use
 from hpcpace.metrics.operations import UNKNOWN_GROUP, completed, op_name
 from hpcpace.metrics.topology import Topology, topology_of
-from hpcpace.runs.timeline.steps import Progress, ShownSteps, Wanted, read_steps
 from hpcpace.runs.timeline.tracks import (
     Argument,
     Counter,
     Process,
+    Progress,
+    ShownSteps,
     Slice,
     Track,
+    Wanted,
     Written,
     check_perfetto,
+    read_steps,
     shown_name,
     write_processes,
 )

@@ -10,7 +10,7 @@ from cases import each_case
 from experiments.machine import GPU, NVIDIA, Machine, dgx_h100, threaded
 from hpcpace.audit import cpusets
 from hpcpace.audit.collect_hardware import collect_hardware
-from hpcpace.audit.hardware import hardware_view
+from hpcpace.audit.facts import hardware_view
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.result import Binding, audit
 from hpcpace.audit.rulebook import run_rules

@@ -13,12 +13,11 @@ from cases import each_case
 
 from experiments.machine import CX7, GPU, H100, IB_NIC, MELLANOX, NVIDIA, Machine, dgx_h100, memory_folder, threaded
 from hpcpace.audit.findings import AuditFinding, Severity
-from hpcpace.audit.job import AuditedJob
+from hpcpace.audit.job import AuditedJob, read_topo
 from hpcpace.audit.nccl_log import NcclLog
 from hpcpace.audit.rulebook import BY_ID, RuleRun, run_rules
 from hpcpace.audit.rules.network import hca_selects
 from hpcpace.audit.settings import AuditConfig
-from hpcpace.audit.topo_matrix import read_topo
 from hpcpace.core.errors import UsageError
 from tests.machines.cases import CASES, HEALTHY, LOGS, QUIET_LOAD, Case, cgroup_cut, siblings_shared, small_node
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcpace.audit.findings import AuditFinding
-from hpcpace.audit.job import AuditedJob
+from hpcpace.audit.job import AuditedJob, read_topo
 from hpcpace.audit.rulebook import run_rules
-from hpcpace.audit.topo_matrix import read_topo
 from hpcpace.core.errors import UsageError
 from tests.machines.cases import LOGS
 

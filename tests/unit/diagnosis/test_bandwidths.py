@@ -9,8 +9,7 @@ import pytest
 
 import hpcpace
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.diagnosis.bandwidths import bandwidths, clock_errors_ns
-from hpcpace.diagnosis.plot_source import plot_data
+from hpcpace.diagnosis.plot_source import bandwidths, clock_errors_ns, plot_data
 
 
 @pytest.fixture(scope="module")

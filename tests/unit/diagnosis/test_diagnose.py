@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.diagnosis.diagnose import NOTHING_COMPARED, WRONG_CLOCK, diagnose, too_few_steps
 from hpcpace.diagnosis.finding import Case, Panels
 from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Mode
+from hpcpace.diagnosis.verdict import NOTHING_COMPARED, WRONG_CLOCK, diagnose, too_few_steps
 from hpcpace.hang.from_traces import hang_now
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, JobView, RankView
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from hpcpace.core.text import NS_PER_S
 from hpcpace.core.thresholds import ThresholdValues
-from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.figures.network import KnownInterfaces, NetworkEvidence, NetworkThresholds, StepWindow
 from hpcpace.diagnosis.finding import Case, Said
-from hpcpace.diagnosis.flow_evidence import flow_findings
+from hpcpace.diagnosis.judged import flow_findings
 from hpcpace.diagnosis.settings import DiagnosisConfig
+from hpcpace.diagnosis.verdict import diagnose
 from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, Usual
 from tests.simulated_links import SimulatedLinks, SimulatedRun, simulate
 from tests.unit.diagnosis.test_diagnose import panels

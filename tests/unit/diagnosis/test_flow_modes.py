@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.finding import Case, Said
 from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.diagnosis.topics.communication import TransferEvidence
 from hpcpace.diagnosis.topics.links import FlowEvidence
+from hpcpace.diagnosis.verdict import diagnose
 from hpcpace.metrics.flow_figures import FlowFindings, LinkCause, LinkFault
 from hpcpace.metrics.links import LinkCulprit, LinkFindings, Locality
 from hpcpace.metrics.resampling import Estimate

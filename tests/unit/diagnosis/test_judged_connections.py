@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.diagnosis.flow_evidence import _core_wait, _message_bytes
+from hpcpace.diagnosis.judged import _core_wait, _message_bytes
 from hpcpace.metrics.topology import topology_of
 
 PLACES = topology_of(ranks=range(4), nodes=[0, 0, 1, 2], hosts=["n1", "n1", "n2", "n3"], addresses=[""] * 4)

@@ -8,12 +8,11 @@ import numpy as np
 
 from experiments.score.generator import traces_of
 from experiments.score.scenario import Scenario
-from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.finding import Case
 from hpcpace.diagnosis.measure import Selection, measure, panels_of
-from hpcpace.diagnosis.memory import GrowingMemory, GrowthThresholds, growing_memory, memory_limits, steady_growth
+from hpcpace.diagnosis.stops import GrowingMemory, GrowthThresholds, growing_memory, memory_limits, steady_growth
 from hpcpace.diagnosis.summary import Mode
-from hpcpace.diagnosis.verdict import verdict_of
+from hpcpace.diagnosis.verdict import diagnose, verdict_of
 from hpcpace.trace.tables import Table
 from tests.machines.cases import CASES
 

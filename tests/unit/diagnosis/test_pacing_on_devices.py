@@ -13,7 +13,7 @@ from hpcpace.core.rundir import write_json
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.pace.record import PacingRecord
+from hpcpace.pace.pacer import PacingRecord
 from hpcpace.trace.attempt_reader import read_attempt
 from tests.device_run import MS, DeviceRun
 

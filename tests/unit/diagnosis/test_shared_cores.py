@@ -18,7 +18,6 @@ from hpcpace.core.config import Config
 from hpcpace.core.rundir import write_json
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.analyze import analyze_traces
-from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.finding import Case, CpuQuota, DiagnosisFinding, Panels
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.settings import DiagnosisConfig, ReportConfig
@@ -27,14 +26,14 @@ from hpcpace.diagnosis.topics.core_waiting import CoreThresholds
 from hpcpace.diagnosis.topics.cores import core_figures, find, rank_figures
 from hpcpace.diagnosis.topics.links import SlowLinkEvidence
 from hpcpace.diagnosis.topics.straggler import search_stragglers
-from hpcpace.diagnosis.verdict import verdict_of
+from hpcpace.diagnosis.verdict import diagnose, verdict_of
 from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.host_waits import CoreUse, held_up
 from hpcpace.metrics.phase_cores import PARTS, WorkUse
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.stragglers import SearchObstacle
 from hpcpace.report.run_report import page
-from hpcpace.report.sections.cores import core_cells
+from hpcpace.report.sections.hosts import core_cells
 from hpcpace.trace.attempt_reader import read_attempt
 
 MS = 1e6

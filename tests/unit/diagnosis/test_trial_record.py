@@ -12,7 +12,7 @@ from cases import each_case
 from hpcpace.core.rundir import Attempt, write_json
 from hpcpace.diagnosis.records import read_trial_record
 from hpcpace.pace.choice import PacingPoint
-from hpcpace.pace.record import PacingRecord
+from hpcpace.pace.pacer import PacingRecord
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import Trial
 from hpcpace.report.sections.causes import pacing_lines

@@ -6,16 +6,6 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.thresholds import ThresholdValues
-from hpcpace.diagnosis.diagnose import (
-    ABSENT_RANKS,
-    NOTHING_COMPARED,
-    WRONG_CLOCK,
-    Diagnosis,
-    Obstacle,
-    too_few_steps,
-    too_much_noise,
-    unmatched_operations,
-)
 from hpcpace.diagnosis.finding import DiagnosisFinding, culprit_name
 from hpcpace.diagnosis.summary import Causes, Culprit, PipelineBubble
 from hpcpace.diagnosis.topics.communication import BurstEvidence, TransferEvidence
@@ -26,7 +16,18 @@ from hpcpace.diagnosis.topics.links import LocalityEvidence, SlowLinkEvidence
 from hpcpace.diagnosis.topics.pipeline import ImbalanceEvidence
 from hpcpace.diagnosis.topics.run_end import HangEvidence
 from hpcpace.diagnosis.topics.straggler import LatenessEvidence, LatePattern
-from hpcpace.diagnosis.verdict import remarks_of, verdict_of
+from hpcpace.diagnosis.verdict import (
+    ABSENT_RANKS,
+    NOTHING_COMPARED,
+    WRONG_CLOCK,
+    Diagnosis,
+    Obstacle,
+    remarks_of,
+    too_few_steps,
+    too_much_noise,
+    unmatched_operations,
+    verdict_of,
+)
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, Hang, HangKind, JobView, RankView
 from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpcpace.core.rundir import write_json
-from hpcpace.lab import namespaces
+from hpcpace.lab import fabric
+from hpcpace.lab.fabric import Anchor, host_command, lab_command
 from hpcpace.lab.lab import read_anchor
-from hpcpace.lab.namespaces import Anchor, host_command, lab_command
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_a_process_that_loses_its_words_while_it_is_looked_at_is_no_error(monkey
         def cmdline(self):
             return self.words.pop(0)
 
-    monkeypatch.setattr(namespaces.psutil, "process_iter", lambda: iter([Ending()]))
-    monkeypatch.setattr(namespaces.os, "readlink", lambda path: "pid:[1]")
-    found = namespaces._first_process("token")
+    monkeypatch.setattr(fabric.psutil, "process_iter", lambda: iter([Ending()]))
+    monkeypatch.setattr(fabric.os, "readlink", lambda path: "pid:[1]")
+    found = fabric._first_process("token")
     assert found is not None
     assert found.pid == 17

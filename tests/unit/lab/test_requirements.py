@@ -11,7 +11,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.errors import UsageError
-from hpcpace.lab.namespaces import (
+from hpcpace.lab.fabric import (
     EMULATION_VARIABLE,
     NAME_VARIABLE,
     check_programs,

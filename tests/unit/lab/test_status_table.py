@@ -13,9 +13,9 @@ from rich.console import Console
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.fault_kinds import KINDS
 from hpcpace.lab.faults import FaultRecord
+from hpcpace.lab.lab import HostStatus, LabStatus, fault_words, print_status, table_console
 from hpcpace.lab.plan import LabPlan
 from hpcpace.lab.settings import LabConfig
-from hpcpace.lab.status import HostStatus, LabStatus, fault_words, print_status, table_console
 
 _LARGEST = (1 << 62) - 1
 _SETTINGS = {

@@ -11,11 +11,11 @@ from cases import each_case
 from experiments.score.generator import traces_of
 from experiments.score.scenario import Scenario
 from experiments.score.truth import truth_of
-from hpcpace.diagnosis.diagnose import diagnose
 from hpcpace.diagnosis.figures.causes import cause_figures
 from hpcpace.diagnosis.finding import Case
 from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.diagnosis.summary import Mode
+from hpcpace.diagnosis.verdict import diagnose
 from hpcpace.metrics.what_if import TRANSFER, Change, rebuild
 
 PIPELINES = Scenario(

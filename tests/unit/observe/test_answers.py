@@ -14,9 +14,8 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.hang import asking
-from hpcpace.hang.asking import address, ask_ranks
-from hpcpace.hang.notices import Notice, NoticedCall, ThreadStack
+from hpcpace.hang import notices
+from hpcpace.hang.notices import Notice, NoticedCall, ThreadStack, address, ask_ranks
 from hpcpace.observe import answers as answers_module
 from hpcpace.observe.answers import Answers
 
@@ -67,7 +66,7 @@ def test_a_session_that_is_over_answers_nobody(answers: Answers, attempt: Attemp
     assert ask_ranks(attempt, [3]) == {}
 
 
-@each_case("side", [asking, answers_module])
+@each_case("side", [notices, answers_module])
 def test_only_processes_of_one_user_talk(
     answers: Answers, attempt: Attempt, side: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,9 +77,9 @@ def test_only_processes_of_one_user_talk(
 def test_the_kernel_says_whose_process_is_at_the_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair()
     with one, other:
-        assert asking.is_own_user(one)
+        assert notices.is_own_user(one)
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        assert not asking.is_own_user(one)
+        assert not notices.is_own_user(one)
 
 
 def test_what_fails_here_costs_the_answer_alone(attempt: Attempt, warned: list[str]) -> None:
@@ -96,7 +95,7 @@ def test_a_name_that_is_taken_is_a_warning(answers: Answers, attempt: Attempt, w
     assert warned == ["`hpcpace hang` cannot ask this rank for its stack: Address already in use"]
 
 
-@each_case("content", [b"", b"{", b'{"rank": 3}', b"x" * (asking.MAX_BYTES + 1)])
+@each_case("content", [b"", b"{", b'{"rank": 3}', b"x" * (notices.MAX_BYTES + 1)])
 def test_an_answer_that_is_none_is_left_out(attempt: Attempt, content: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address(attempt, 3))

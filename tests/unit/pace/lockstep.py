@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.pace.controller import Measurement
-from hpcpace.pace.policies import Policy
+from hpcpace.pace.controller import Measurement, Policy
 from hpcpace.trace.schema import PaceArm
 
 WINDOW = 10

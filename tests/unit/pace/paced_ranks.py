@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcpace.pace.choice import RankProfile
-from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.record import PacingRecord
+from hpcpace.pace.pacer import Pacer, PacingRecord
 from hpcpace.pace.rounds import PacerClocks, PreciseSleep
 from hpcpace.pace.settings import PaceSettings
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcpace.pace.coschedule import CollectionCount, CollectionPlan, CollectionSchedule, CollectionWatch
+from hpcpace.pace.choice import CollectionCount, CollectionPlan, CollectionSchedule, CollectionWatch
 
 
 @pytest.fixture(autouse=True)

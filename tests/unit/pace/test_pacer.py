@@ -12,10 +12,8 @@ import paced_ranks
 import pytest
 from paced_ranks import STEP_NS, PacedRank, run_job
 
-from hpcpace.pace.choice import RankProfile
-from hpcpace.pace.coschedule import CollectionSchedule
-from hpcpace.pace.pacer import Pacer
-from hpcpace.pace.record import PacingRecord
+from hpcpace.pace.choice import CollectionSchedule, RankProfile
+from hpcpace.pace.pacer import Pacer, PacingRecord
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import TrialOutcome
 from hpcpace.trace.schema import PaceArm, PacePolicy, StepFlag

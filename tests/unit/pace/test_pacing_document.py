@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cases import each_case
 
-from hpcpace.pace.record import PacingRecord
+from hpcpace.pace.pacer import PacingRecord
 from hpcpace.pace.settings import POLICIES, PaceSettings
 
 TEXT = (Path(__file__).parents[3] / "docs" / "pacing.md").read_text()

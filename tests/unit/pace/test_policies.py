@@ -11,8 +11,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.errors import ConfigError
-from hpcpace.pace.controller import Measurement
-from hpcpace.pace.policies import StaggeredJobs, make_policy
+from hpcpace.pace.controller import Measurement, StaggeredJobs, make_policy
 from hpcpace.pace.settings import POLICIES, PaceSettings
 from hpcpace.trace.schema import PaceArm, PacePolicy
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.pace.coschedule import CollectionCount
+from hpcpace.pace.choice import CollectionCount
 from hpcpace.pace.rounds import Status, WindowMessage, pack, unpack
 
 NAN = math.nan

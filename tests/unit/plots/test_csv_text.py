@@ -8,7 +8,7 @@ import io
 import numpy as np
 from cases import each_case
 
-from hpcpace.core.csv_text import csv_bytes
+from hpcpace.core.exposition import csv_bytes
 
 
 def _cells(*values: object) -> list[str]:

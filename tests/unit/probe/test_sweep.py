@@ -12,9 +12,8 @@ import torch
 from cases import each_case, only_nightly
 from torch.distributed import HashStore
 
-from hpcpace.probe.operations import OPERATIONS
 from hpcpace.probe.record import ProbeRecord
-from hpcpace.probe.sweep import Sweep, node_counts
+from hpcpace.probe.sweep import OPERATIONS, Sweep, node_counts
 from hpcpace.probe.world import Board, ProbeWorld, RankZeroLost, measure_parts
 from hpcpace.world.deadline import Deadline
 from tests.unit.probe.empty_record import empty_record
@@ -64,7 +63,7 @@ def test_every_operation_is_measured_on_every_number_of_hosts_with_the_right_sum
 
 
 def test_wrong_data_is_named(record: ProbeRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.probe.operations.Operation.is_right", lambda *_: False)
+    monkeypatch.setattr("hpcpace.probe.sweep.Operation.is_right", lambda *_: False)
     ranks = worlds((0, 1))
     sweep = [Sweep(sizes_bytes=(64,), operations=OPERATIONS[:1]) for _ in ranks]
     found, _ = together(ranks, lambda world: measure_parts(world, [sweep[world.rank]], record))

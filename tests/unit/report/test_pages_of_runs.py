@@ -15,8 +15,7 @@ from hpcpace.report.sections.history import history_document
 from hpcpace.report.terminal import print_document
 from hpcpace.runs.compare import compare
 from hpcpace.runs.history import History, history
-from hpcpace.runs.history_index import IndexedRuns
-from hpcpace.runs.history_row import HistoryRow
+from hpcpace.runs.history_row import HistoryRow, IndexedRuns
 from hpcpace.runs.measured import Conditions
 
 NASTY = "<script>alert(1)</script>"

@@ -13,7 +13,7 @@ from hpcpace.metrics.phases import Part
 from hpcpace.report.document import PAGE, TERMINAL
 from hpcpace.report.run_report import run_document
 from hpcpace.report.sections.communication import bandwidth_plot, bandwidth_table
-from hpcpace.report.sections.cores import times_by_phase, waiting_by_rank
+from hpcpace.report.sections.hosts import times_by_phase, waiting_by_rank
 from hpcpace.report.sections.steps import phases_over_steps, times_section
 
 NEW = {"phases-over-steps", "core-phases", "core-ranks", "bandwidths"}

@@ -12,7 +12,7 @@ from report_sample import print_report, sample_summary
 from rich.console import Console
 
 from hpcpace.diagnosis.summary import Summary
-from hpcpace.report.card import card_text
+from hpcpace.report.run_report import card_text
 
 RUNS: dict[str, dict[str, Any]] = {
     "healthy": {},

@@ -11,9 +11,8 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.errors import TraceError
-from hpcpace.runs.imports import chrome_events, input_files
-from hpcpace.runs.imports.chrome_events import ChromeEvents
-from hpcpace.runs.imports.input_files import InputFile, json_bytes
+from hpcpace.runs.imports import input_files
+from hpcpace.runs.imports.input_files import ChromeEvents, InputFile, json_bytes
 from hpcpace.runs.imports.kineto_profile import KinetoEvent
 
 TRICKY = [
@@ -35,7 +34,7 @@ def read(path: Path) -> tuple[list[Any], ChromeEvents]:
 def test_events_are_the_same_however_the_file_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, indent: int | None, is_list: bool
 ) -> None:
-    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(input_files, "_PIECE_BYTES", piece)
     monkeypatch.setattr(input_files, "BLOCK_BYTES", 97)
     facts = {"schemaVersion": 1, "deviceProperties": [{"id": 0}, {"id": 1}], "distributedInfo": {"rank": 3}}
     whole = TRICKY if is_list else {**facts, "traceEvents": TRICKY, "traceName": "x", "more": [{"a": 1}, {"b": 2}]}
@@ -79,7 +78,7 @@ def test_a_file_that_is_cut_off_keeps_its_whole_events(tmp_path: Path) -> None:
 
 
 def test_gzip_that_is_cut_off_keeps_its_whole_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(input_files, "_PIECE_BYTES", 1 << 12)
     monkeypatch.setattr(input_files, "BLOCK_BYTES", 1 << 12)
     many = [{"ph": "X", "name": f"{number * 7919 % 10007}", "ts": number, "dur": 1} for number in range(20_000)]
     packed = gzip.compress(json.dumps({"traceEvents": many}).encode())
@@ -120,7 +119,7 @@ def test_a_quotient_by_zero_is_no_reason_to_lose_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, piece: int
 ) -> None:
     """Profilers divide by numbers of processors that they do not know: `"blocks per SM": inf`."""
-    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(input_files, "_PIECE_BYTES", piece)
     monkeypatch.setattr(input_files, "BLOCK_BYTES", 97)
     kernel = '{"ph": "X", "name": "gemm", "ts": 1, "dur": 2, "args": {"blocks per SM": VALUE, "correlation": 7}}'
     path = tmp_path / "trace.json"
@@ -141,7 +140,7 @@ def test_the_last_events_are_not_lost_without_a_word(tmp_path: Path) -> None:
 
 
 def test_a_text_of_brackets_is_not_searched_for_every_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(input_files, "_PIECE_BYTES", 1 << 12)
     monkeypatch.setattr(input_files, "BLOCK_BYTES", 1 << 12)
     path = tmp_path / "trace.json"
     path.write_text(json.dumps([{"ph": "X", "name": "a"}, {"ph": "X", "name": "},{" * (1 << 16)}]))
@@ -158,8 +157,8 @@ def test_a_text_of_brackets_is_not_searched_for_every_block(tmp_path: Path, monk
 
 
 def test_endless_text_without_events_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_events, "_MAX_EVENT_BYTES", 1 << 16)
-    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(input_files, "_MAX_EVENT_BYTES", 1 << 16)
+    monkeypatch.setattr(input_files, "_PIECE_BYTES", 1 << 12)
     monkeypatch.setattr(input_files, "BLOCK_BYTES", 1 << 12)
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"name": "' + "x" * (1 << 18))
@@ -173,7 +172,7 @@ def test_endless_text_without_events_is_refused(tmp_path: Path, monkeypatch: pyt
 def test_events_of_another_form_are_left_out_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str, where: int, piece: int
 ) -> None:
-    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(input_files, "_PIECE_BYTES", piece)
     monkeypatch.setattr(input_files, "BLOCK_BYTES", 97)
     rows = ['{"ph": "X", "name": "gemm", "ts": 1, "dur": 2}'] * 20
     rows.insert(where, odd)
@@ -187,7 +186,7 @@ def test_events_of_another_form_are_left_out_and_counted(
 def test_a_cut_is_not_believed_because_an_event_before_it_is_odd(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chrome_events, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(input_files, "_PIECE_BYTES", 64)
     monkeypatch.setattr(input_files, "BLOCK_BYTES", 97)
     rows = ['{"ph": 7}', *['{"ph": "X", "name": "}, {", "ts": 1, "dur": 2}'] * 20]
     path = tmp_path / "trace.json"

@@ -27,8 +27,7 @@ from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.settings import ReportConfig
 from hpcpace.report.sections.history import counts_sentence, event_sentence, headline
 from hpcpace.runs.history import Event, History, history, rows_of_csv
-from hpcpace.runs.history_index import IndexedRuns, indexed_runs, sealed
-from hpcpace.runs.history_row import HistoryRow, row_of
+from hpcpace.runs.history_row import HistoryRow, IndexedRuns, indexed_runs, row_of, sealed
 from hpcpace.runs.measured import Conditions
 
 DATA = Path(__file__).parents[2] / "data" / "history"
@@ -501,7 +500,7 @@ def test_broken_runs_are_tried_again_when_something_may_have_healed_them(
     indexed_runs(folder)
     more_memory = Config(ReportConfig(memory="1GiB"))
     assert [indexed_runs(folder, more_memory).num_read for _ in range(2)] == [3, 1]  # with the run that still records
-    monkeypatch.setattr("hpcpace.runs.history_index.__version__", "999")
+    monkeypatch.setattr("hpcpace.runs.history_row.__version__", "999")
     assert indexed_runs(folder, more_memory).num_read == 3
     (folder / "broken" / "attempt-0").chmod(0o700)
     assert indexed_runs(folder, more_memory).num_read == 2

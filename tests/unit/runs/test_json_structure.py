@@ -6,7 +6,7 @@ import json
 
 from cases import each_case
 
-from hpcpace.runs.imports.chrome_events import JsonStructure
+from hpcpace.runs.imports.input_files import JsonStructure
 
 
 @each_case(

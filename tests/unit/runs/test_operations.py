@@ -9,8 +9,7 @@ from cases import each_case
 from sample_runs import MS, sample_run
 
 from hpcpace.report.sections.comparison import reason_sentence
-from hpcpace.runs.changes import operation_names, operation_of
-from hpcpace.runs.compare import compare
+from hpcpace.runs.compare import compare, operation_names, operation_of
 from hpcpace.runs.measured import MeasuredRun, Transfers
 
 

@@ -12,8 +12,7 @@ from known_logs import signal, waiting
 from hpcpace.core.errors import TraceError
 from hpcpace.hang.views import Doing, HangKind
 from hpcpace.runs.imports.py_spy import read_stacks
-from hpcpace.runs.imports.witness_files import read_witnesses
-from hpcpace.runs.imports.witnesses import Evidence, evidence_of
+from hpcpace.runs.imports.witnesses import Evidence, evidence_of, read_witnesses
 
 MAIN = ("main (train.py:90)", "<module> (train.py:101)")
 C10D = "torch/distributed/distributed_c10d.py"

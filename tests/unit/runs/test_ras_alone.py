@@ -12,8 +12,7 @@ from known_dumps import hung_job, write
 
 from hpcpace.core.errors import TraceError
 from hpcpace.runs.imports.ras import read_ras
-from hpcpace.runs.imports.witness_files import read_witnesses, taken_for
-from hpcpace.runs.imports.witnesses import Evidence, evidence_of
+from hpcpace.runs.imports.witnesses import Evidence, evidence_of, read_witnesses, taken_for
 
 DATA = Path(__file__).parents[2] / "data" / "hang" / "ras"
 SUMMARY = """\

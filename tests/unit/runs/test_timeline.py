@@ -16,8 +16,7 @@ from experiments.synthetic_run import BACKWARD_NS, FORWARD_NS, MS, TRANSFER_NS, 
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.runs.timeline.run_file import WrittenTimeline, write_timeline
-from hpcpace.runs.timeline.steps import Wanted
-from hpcpace.runs.timeline.tracks import Slice, nested_rows
+from hpcpace.runs.timeline.tracks import Slice, Wanted, nested_rows
 from tests.device_run import DeviceRun
 
 pytest.importorskip("perfetto")

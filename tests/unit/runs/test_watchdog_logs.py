@@ -25,8 +25,7 @@ from known_logs import (
 
 from hpcpace.core.errors import TraceError
 from hpcpace.hang.views import HangKind
-from hpcpace.runs.imports.witness_files import read_witnesses
-from hpcpace.runs.imports.witnesses import Evidence, evidence_of
+from hpcpace.runs.imports.witnesses import Evidence, evidence_of, read_witnesses
 
 NEVER, MISMATCH, UNKNOWN = HangKind.NEVER_CALLED, HangKind.MISMATCH, HangKind.UNKNOWN
 Files = dict[str, Sequence[str]]

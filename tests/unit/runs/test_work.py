@@ -8,8 +8,7 @@ from sample_runs import sample_run
 
 from hpcpace.core.change import Outcome
 from hpcpace.core.errors import UsageError
-from hpcpace.runs.changes import is_same_batch, usual_batches
-from hpcpace.runs.compare import compare
+from hpcpace.runs.compare import compare, is_same_batch, usual_batches
 
 
 @each_case(

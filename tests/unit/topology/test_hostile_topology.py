@@ -11,8 +11,7 @@ from cases import each_case
 
 from hpcpace.core.errors import TopologyError
 from hpcpace.core.hostlist import expand
-from hpcpace.topology.read import read_topology
-from hpcpace.topology.switch_tree import SwitchTree
+from hpcpace.topology.switch_tree import SwitchTree, read_topology
 
 MAX_CPU_S = 4.0
 """Each of these takes less than one second; where a step is done for each pair of lines, most take minutes."""

@@ -9,8 +9,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.metrics.topology import topology_of
-from hpcpace.topology.read import parse_host_table
-from hpcpace.topology.switch_tree import PlacedTraces, place_traces
+from hpcpace.topology.switch_tree import PlacedTraces, parse_host_table, place_traces
 from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.trace.tables import RankTrace, Table

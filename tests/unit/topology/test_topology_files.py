@@ -9,8 +9,7 @@ from cases import each_case
 
 from hpcpace.core.errors import TopologyError
 from hpcpace.core.hostlist import expand
-from hpcpace.topology.read import read_topology
-from hpcpace.topology.switch_tree import SwitchTree
+from hpcpace.topology.switch_tree import SwitchTree, read_topology
 
 CONF = """
 # two leaves below a spine

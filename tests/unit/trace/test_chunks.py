@@ -13,7 +13,7 @@ import pytest
 from rows import ADDERS, header, random_rows
 
 from hpcpace.trace.chunks import DamagedColumn, index_table, read_chunks, select_chunks, split_chunks
-from hpcpace.trace.opening import open_column
+from hpcpace.trace.hdf5_files import open_column
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import CHUNK_ROWS, DEVICE_TABLES, TABLES
 from hpcpace.trace.writer import TraceWriter

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from hpcpace.core.errors import WorldError
-from hpcpace.world import torch_release
-from hpcpace.world.torch_release import check_torch
+from hpcpace.world import connection
+from hpcpace.world.connection import check_torch
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from hpcpace.world.torch_release import check_torch
     ],
 )
 def test_an_older_torch_is_refused_in_words(found: str, words: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_release, "version", lambda _: found)
+    monkeypatch.setattr(connection, "version", lambda _: found)
     if words is None:
         check_torch("hpcpace train", (2, 11))
         return
@@ -29,6 +29,6 @@ def test_an_older_torch_is_refused_in_words(found: str, words: str | None, monke
 
 
 def test_no_torch_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_release, "find_spec", lambda _: None)
+    monkeypatch.setattr(connection, "find_spec", lambda _: None)
     with pytest.raises(WorldError, match=r"has none: pip install 'hpcpace\[train\]'"):
         check_torch("hpcpace probe", (2, 4))
